@@ -18,14 +18,14 @@ from machines import nvlinks, plan, rings, settings
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.forest.model import Forest, tree_depth
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.undirected import strength, undirected_widths
 from support.planned import asked
 
 MACHINES = {"dgx-1v": (46, 53), "dgx-1p": (14, 17)}
 
 
-def network(machine: str, gpus: tuple[int, ...]) -> Network:
+def network(machine: str, gpus: tuple[int, ...]) -> FlowNetwork:
     request = asked(machine, "allreduce", gpus)
     return rank_network_of(request.network, request.ranks).network
 

@@ -14,7 +14,7 @@ from blinkccl.packing.columns import pack_columns
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import out_tree_oracle, paths_oracle
 from blinkccl.packing.undirected import crossing, pack_trees, strength, undirected_widths
 from support.examples import examples
@@ -36,17 +36,17 @@ most_capacity = st.sampled_from([1, 4, 10**6])
 density = st.floats(0, 1)
 
 
-def digraphs(most: int = 6) -> st.SearchStrategy[Network]:
+def digraphs(most: int = 6) -> st.SearchStrategy[FlowNetwork]:
     """Strongly connected and switchless."""
     return st.builds(random_digraph, dice, st.integers(2, most), most=most_capacity, density=density)
 
 
-def graphs(most: int = 6) -> st.SearchStrategy[Network]:
+def graphs(most: int = 6) -> st.SearchStrategy[FlowNetwork]:
     """Connected, switchless and symmetric."""
     return st.builds(random_graph, dice, st.integers(2, most), most=most_capacity, density=density)
 
 
-def switched() -> st.SearchStrategy[Network]:
+def switched() -> st.SearchStrategy[FlowNetwork]:
     """Terminals on one or two switches, balanced or as they come."""
     size = st.integers(2, 4), st.integers(1, 2)
     return st.builds(random_switched, dice, *size, balanced=st.booleans(), most=st.just(5))
@@ -54,7 +54,7 @@ def switched() -> st.SearchStrategy[Network]:
 
 @ordinary
 @given(digraphs() | graphs(), st.data())
-def test_a_minimum_cut_is_filled_with_whole_trees(network: Network, data: st.DataObject) -> None:
+def test_a_minimum_cut_is_filled_with_whole_trees(network: FlowNetwork, data: st.DataObject) -> None:
     root = data.draw(st.integers(0, network.n - 1))
     rate, side = broadcast_rate(network, root)
     assert rate == network.leaving(side)
@@ -67,7 +67,7 @@ def test_a_minimum_cut_is_filled_with_whole_trees(network: Network, data: st.Dat
 
 @ordinary
 @given(digraphs(most=5) | graphs(most=5))
-def test_the_bottleneck_is_filled_from_every_root(network: Network) -> None:
+def test_the_bottleneck_is_filled_from_every_root(network: FlowNetwork) -> None:
     rate, side = allgather_rate(network)
     assert rate == Fraction(network.leaving(side), len(side))
     scaled = network.scaled(rate.denominator)
@@ -80,7 +80,7 @@ def test_the_bottleneck_is_filled_from_every_root(network: Network) -> None:
 
 @ordinary
 @given(graphs())
-def test_a_partition_is_filled_with_undirected_trees(network: Network) -> None:
+def test_a_partition_is_filled_with_undirected_trees(network: FlowNetwork) -> None:
     packing = pack_trees(network)
     widths = undirected_widths(network)
     assert packing.rate == Fraction(crossing(widths, packing.blocks), len(packing.blocks) - 1)
@@ -93,7 +93,7 @@ def test_a_partition_is_filled_with_undirected_trees(network: Network) -> None:
 
 @ordinary
 @given(digraphs() | graphs() | switched(), st.integers(2, 9))
-def test_rates_scale_with_the_capacities(network: Network, factor: int) -> None:
+def test_rates_scale_with_the_capacities(network: FlowNetwork, factor: int) -> None:
     scaled = network.scaled(factor)
     assert broadcast_rate(scaled, 0)[0] == factor * broadcast_rate(network, 0)[0]
     assert allgather_rate(scaled)[0] == factor * allgather_rate(network)[0]
@@ -102,10 +102,10 @@ def test_rates_scale_with_the_capacities(network: Network, factor: int) -> None:
 
 @ordinary
 @given(digraphs() | graphs() | switched(), st.data())
-def test_rates_do_not_depend_on_numbers(network: Network, data: st.DataObject) -> None:
+def test_rates_do_not_depend_on_numbers(network: FlowNetwork, data: st.DataObject) -> None:
     new = data.draw(st.permutations(range(network.terminals)))
     new = [*new, *range(network.terminals, network.n)]
-    moved = Network(network.n, network.terminals, tuple((new[u], new[v], c) for u, v, c in network.arcs))
+    moved = FlowNetwork(network.n, network.terminals, tuple((new[u], new[v], c) for u, v, c in network.arcs))
     assert broadcast_rate(moved, new[0])[0] == broadcast_rate(network, 0)[0]
     assert allgather_rate(moved)[0] == allgather_rate(network)[0]
     assert gather_rate(moved, new[0])[0] == gather_rate(network, 0)[0]
@@ -115,7 +115,7 @@ def test_rates_do_not_depend_on_numbers(network: Network, data: st.DataObject) -
 
 @examples(60)
 @given(digraphs() | switched())
-def test_columns_reach_what_prices_prove_and_no_cut_is_below(network: Network) -> None:
+def test_columns_reach_what_prices_prove_and_no_cut_is_below(network: FlowNetwork) -> None:
     roots = list(range(network.terminals))
     packing = pack_columns(network.capacity, ONE * len(roots), out_tree_oracle(network, roots))
     assert_exact(packing, network, ONE * len(roots))

@@ -9,7 +9,7 @@ from random import Random
 
 from blinkccl.packing.columns import ExactPacking, check_loads
 from blinkccl.packing.integral import Arborescence
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.undirected import TreePacking, undirected_widths
 
 #: Undirected widths of a DGX-1V; a DGX-1P has the same pairs, all of width 1.
@@ -19,25 +19,25 @@ DGX_1V = {
 }  # fmt: skip
 
 
-def both_ways(n: int, widths: Mapping[Arc, int]) -> Network:
+def both_ways(n: int, widths: Mapping[Arc, int]) -> FlowNetwork:
     """Every undirected edge as two arcs."""
     arcs = [(u, v, w) for (u, v), w in widths.items()] + [(v, u, w) for (u, v), w in widths.items()]
-    return Network(n, n, tuple(sorted(arcs)))
+    return FlowNetwork(n, n, tuple(sorted(arcs)))
 
 
-def dgx_1v() -> Network:
+def dgx_1v() -> FlowNetwork:
     return both_ways(8, DGX_1V)
 
 
-def dgx_1p() -> Network:
+def dgx_1p() -> FlowNetwork:
     return both_ways(8, dict.fromkeys(DGX_1V, 1))
 
 
-def one_way_ring(n: int) -> Network:
-    return Network(n, n, tuple((i, (i + 1) % n, 1) for i in range(n)))
+def one_way_ring(n: int) -> FlowNetwork:
+    return FlowNetwork(n, n, tuple((i, (i + 1) % n, 1) for i in range(n)))
 
 
-def random_digraph(dice: Random, n: int, *, most: int = 3, density: float = 0.4, connected: bool = True) -> Network:
+def random_digraph(dice: Random, n: int, *, most: int = 3, density: float = 0.4, connected: bool = True) -> FlowNetwork:
     """A switchless digraph; strongly connected by a random cycle unless ``connected`` is false."""
     arcs: dict[Arc, int] = {}
     if connected and n > 1:
@@ -46,10 +46,10 @@ def random_digraph(dice: Random, n: int, *, most: int = 3, density: float = 0.4,
     for u, v in itertools.permutations(range(n), 2):
         if (u, v) not in arcs and dice.random() < density:
             arcs[u, v] = dice.randint(1, most)
-    return Network(n, n, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
+    return FlowNetwork(n, n, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
 
 
-def random_graph(dice: Random, n: int, *, most: int = 3, density: float = 0.4) -> Network:
+def random_graph(dice: Random, n: int, *, most: int = 3, density: float = 0.4) -> FlowNetwork:
     """A connected switchless network with symmetric links."""
     order = dice.sample(range(n), n)
     widths: dict[Arc, int] = {}
@@ -62,7 +62,7 @@ def random_graph(dice: Random, n: int, *, most: int = 3, density: float = 0.4) -
     return both_ways(n, widths)
 
 
-def random_switched(dice: Random, terminals: int, switches: int, *, balanced: bool, most: int = 3) -> Network:
+def random_switched(dice: Random, terminals: int, switches: int, *, balanced: bool, most: int = 3) -> FlowNetwork:
     """Terminals around switches, a few direct links, the switches in a row."""
     arcs: dict[Arc, int] = {}
 
@@ -79,10 +79,10 @@ def random_switched(dice: Random, terminals: int, switches: int, *, balanced: bo
     for u, v in itertools.combinations(range(terminals), 2):
         if dice.random() < 0.2:
             join(u, v)
-    return Network(terminals + switches, terminals, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
+    return FlowNetwork(terminals + switches, terminals, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
 
 
-def random_network(seed: int, most: int) -> Network:
+def random_network(seed: int, most: int) -> FlowNetwork:
     """One of any kind, with at most so many vertices."""
     dice = Random(seed)
     kind = seed % 4
@@ -132,7 +132,7 @@ def loads(trees: Sequence[Arborescence]) -> dict[Arc, int]:
     return used
 
 
-def assert_packing(network: Network, trees: Sequence[Arborescence], demand: Mapping[int, int]) -> None:
+def assert_packing(network: FlowNetwork, trees: Sequence[Arborescence], demand: Mapping[int, int]) -> None:
     """Spanning trees within the capacities, as many per root as wanted, each shape once."""
     for tree in trees:
         assert_tree(network.n, tree)
@@ -144,7 +144,7 @@ def assert_packing(network: Network, trees: Sequence[Arborescence], demand: Mapp
     assert len({(tree.root, tree.arcs) for tree in trees}) == len(trees)
 
 
-def assert_undirected_packing(network: Network, packing: TreePacking) -> None:
+def assert_undirected_packing(network: FlowNetwork, packing: TreePacking) -> None:
     """Spanning trees from their centres that use each edge, both ways together, within its width."""
     for tree in packing.trees:
         assert_tree(network.n, tree)
@@ -155,7 +155,7 @@ def assert_undirected_packing(network: Network, packing: TreePacking) -> None:
     assert Fraction(sum(tree.multiplicity for tree in packing.trees), packing.scale) == packing.rate
 
 
-def assert_exact(packing: ExactPacking, network: Network, demand: list[Fraction]) -> None:
+def assert_exact(packing: ExactPacking, network: FlowNetwork, demand: list[Fraction]) -> None:
     """Weights that fit, groups that get their demand, and prices that prove that no more is possible."""
     check_loads(packing.columns, network.capacity, demand, packing.rate)
     assert packing.rate == packing.bound
@@ -170,7 +170,7 @@ def depth_of(tree: Arborescence) -> int:
     return max(depth.values())
 
 
-def least_ratio(network: Network, *, to: int | None = None) -> Fraction:
+def least_ratio(network: FlowNetwork, *, to: int | None = None) -> Fraction:
     """min of cap⁺(S) / |S ∩ terminals| over sets S that hold a terminal and miss one (``to``, if given)."""
     ratios = []
     for side in subsets(network.n):

@@ -26,7 +26,7 @@ from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column, Oracle, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.mwu import minimize_trees, pack_multiplicative
-from blinkccl.packing.network import Network, breadth_first
+from blinkccl.packing.network import FlowNetwork, breadth_first
 from blinkccl.packing.oracles import Hops, out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import most_central, strength, undirected_widths
 
@@ -52,7 +52,7 @@ def plan(request: Request) -> Forest:
     return forest_of(request, view, "blink", DRAFTS[name](request, view.network), certificate)
 
 
-def tree_gen(request: Request, network: Network, oracle: Oracle, optimum: Fraction | None) -> Parts:
+def tree_gen(request: Request, network: FlowNetwork, oracle: Oracle, optimum: Fraction | None) -> Parts:
     """TreeGen: many columns by multiplicative weights, then few by the integer program where it gets there.
 
     ``optimum`` is what these columns can reach at most, where that is known; else the weights' own prices bound it.
@@ -71,7 +71,7 @@ EXACT_UP_TO = 16
 
 
 @lru_cache(maxsize=64)
-def one_root_optimum(network: Network, root: int) -> Fraction:
+def one_root_optimum(network: FlowNetwork, root: int) -> Fraction:
     """The rate per rank of an AllGather that goes through ``root``: what ``blink`` can reach at most."""
     return pack_columns(network.capacity, [Fraction(1)], relay_oracle(network, root)).rate
 
@@ -81,14 +81,14 @@ def _root(request: Request) -> int:
     return request.collective.root
 
 
-def _broadcast(request: Request, network: Network) -> list[Draft]:
+def _broadcast(request: Request, network: FlowNetwork) -> list[Draft]:
     root = _root(request)
     optimum = broadcast_rate(network, root)[0] if network.switchless else tree_packing(network, (root,)).rate
     parts = tree_gen(request, network, out_tree_oracle(network, [root]), Fraction(optimum))
     return [Draft(None, part, root, None, breadth_first(root, column.payload)) for column, part in parts]
 
 
-def _reduce(request: Request, network: Network) -> list[Draft]:
+def _reduce(request: Request, network: FlowNetwork) -> list[Draft]:
     return [_mirrored(draft) for draft in _broadcast(request, reverse_of(network))]
 
 
@@ -99,7 +99,7 @@ def _mirrored(draft: Draft) -> Draft:
     return Draft(draft.block, draft.weight, draft.root, up, down)
 
 
-def _allreduce(request: Request, network: Network) -> list[Draft]:
+def _allreduce(request: Request, network: FlowNetwork) -> list[Draft]:
     if not network.symmetric:
         raise UnsupportedError(
             "blink uses each tree up and down, so every link needs its reverse with the same "
@@ -115,7 +115,7 @@ def _allreduce(request: Request, network: Network) -> list[Draft]:
     return drafts
 
 
-def _gather(request: Request, network: Network) -> list[Draft]:
+def _gather(request: Request, network: FlowNetwork) -> list[Draft]:
     root, size = _root(request), network.terminals
     parts = tree_gen(request, network, paths_oracle(network, root), gather_rate(network, root)[0])
     own = [Draft(root, Fraction(1, size), root, None, ())]
@@ -127,13 +127,13 @@ def _gather(request: Request, network: Network) -> list[Draft]:
     return sorted([*own, *paths], key=_by_block)
 
 
-def _scatter(request: Request, network: Network) -> list[Draft]:
+def _scatter(request: Request, network: FlowNetwork) -> list[Draft]:
     root = _root(request)
     drafts = _gather(request, reverse_of(network))
     return [Draft(d.block, d.weight, root, None, backward(d.down[::-1] if d.down else ())) for d in drafts]
 
 
-def _allgather(request: Request, network: Network) -> list[Draft]:
+def _allgather(request: Request, network: FlowNetwork) -> list[Draft]:
     root, size = most_central(network), network.terminals
     optimum = one_root_optimum(network, root) if size <= EXACT_UP_TO else None
     parts = tree_gen(request, network, relay_oracle(network, root), optimum)
@@ -147,7 +147,7 @@ def _allgather(request: Request, network: Network) -> list[Draft]:
     return sorted(drafts, key=_by_block)
 
 
-def _reduce_scatter(request: Request, network: Network) -> list[Draft]:
+def _reduce_scatter(request: Request, network: FlowNetwork) -> list[Draft]:
     return [_mirrored(draft) for draft in _allgather(request, reverse_of(network))]
 
 
@@ -156,7 +156,7 @@ def _by_block(draft: Draft) -> tuple[int, Fraction]:
     return draft.block, -draft.weight
 
 
-DRAFTS: dict[str, Callable[[Request, Network], list[Draft]]] = {
+DRAFTS: dict[str, Callable[[Request, FlowNetwork], list[Draft]]] = {
     "broadcast": _broadcast,
     "reduce": _reduce,
     "allreduce": _allreduce,

@@ -20,7 +20,7 @@ from blinkccl.packing.bottleneck import allgather_rate, gather_rate, joined
 from blinkccl.packing.columns import ExactPacking, dual_bound, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate, min_cut
 from blinkccl.packing.multiflow import all_to_all
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.model import Topology
@@ -41,7 +41,7 @@ def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: To
     return cut_certificate(collective, view, _side(collective, view.network))
 
 
-def _side(collective: Collective, network: Network) -> tuple[int, ...]:
+def _side(collective: Collective, network: FlowNetwork) -> tuple[int, ...]:
     """The side of the cut that limits ``collective``; reduce, reduce_scatter and scatter mirror three others."""
     name, root = collective.name, collective.root
     if name == "sendrecv":
@@ -77,7 +77,7 @@ def cut_certificate(collective: Collective, view: RankNetwork, side: tuple[int, 
     return Cut(real, Fraction(capacity), demand)
 
 
-def rest(network: Network, side: tuple[int, ...]) -> tuple[int, ...]:
+def rest(network: FlowNetwork, side: tuple[int, ...]) -> tuple[int, ...]:
     """The vertices outside ``side``."""
     held = frozenset(side)
     return tuple(v for v in range(network.n) if v not in held)
@@ -117,7 +117,7 @@ def partition_certificate(view: RankNetwork, blocks: tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=256)
-def reverse_of(network: Network) -> Network:
+def reverse_of(network: FlowNetwork) -> FlowNetwork:
     """The reversed network, or the network itself where it is symmetric: then both directions share results."""
     return network if network.symmetric else network.reversed()
 
@@ -128,7 +128,7 @@ all_pairs_flow = lru_cache(maxsize=64)(all_to_all)
 
 
 @lru_cache(maxsize=64)
-def reduce_broadcast_packing(network: Network) -> ExactPacking:
+def reduce_broadcast_packing(network: FlowNetwork) -> ExactPacking:
     """The exact optimum of AllReduce by column generation over pairs of in- and out-trees."""
     return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
 
@@ -141,13 +141,13 @@ class PriceProof:
     bound: Fraction
 
 
-def half_of_allgather(network: Network) -> Fraction:
+def half_of_allgather(network: FlowNetwork) -> Fraction:
     """The rate of an AllReduce that uses the AllGather's trees up and down."""
     return allgather_bottleneck(network)[0] * network.terminals / 2
 
 
 @lru_cache(maxsize=64)
-def halves_proof(network: Network) -> PriceProof | None:
+def halves_proof(network: FlowNetwork) -> PriceProof | None:
     """A proof by an AllGather's tight cuts that no AllReduce is faster than half of it; None where there is none.
 
     On clusters of equal servers they do, in a fraction of the time that column generation takes.
@@ -161,7 +161,7 @@ def halves_proof(network: Network) -> PriceProof | None:
     return PriceProof(prices, goal)
 
 
-def _tight_prices(network: Network) -> dict[Arc, int]:
+def _tight_prices(network: FlowNetwork) -> dict[Arc, int]:
     """How many terminals' tight AllGather cuts each arc crosses, both ways round.
 
     A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions, are what
@@ -182,6 +182,6 @@ def _tight_prices(network: Network) -> dict[Arc, int]:
 
 
 @lru_cache(maxsize=64)
-def tree_packing(network: Network, roots: tuple[int, ...]) -> ExactPacking:
+def tree_packing(network: FlowNetwork, roots: tuple[int, ...]) -> ExactPacking:
     """The exact optimum of equal out-tree packings from ``roots`` by column generation."""
     return pack_columns(network.capacity, [Fraction(1)] * len(roots), out_tree_oracle(network, roots))

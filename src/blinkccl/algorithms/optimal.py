@@ -47,7 +47,7 @@ from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded, whole_weights
-from blinkccl.packing.network import Arc, Network, breadth_first
+from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
 from blinkccl.packing.oracles import Hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, tree_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
@@ -67,14 +67,14 @@ def plan(request: Request) -> Forest:
     return PLANS[name](request, rank_network_of(request.network, request.ranks))
 
 
-def hops_of(network: Network, path: tuple[int, ...]) -> Hops:
+def hops_of(network: FlowNetwork, path: tuple[int, ...]) -> Hops:
     """A path as hops from terminal to terminal."""
     stops = [i for i, v in enumerate(path) if v < network.terminals]
     return tuple(path[a : b + 1] for a, b in itertools.pairwise(stops))
 
 
 def _path_drafts(
-    network: Network, block: int | tuple[int, int] | None, weight: Fraction, ways: list[UnitPath]
+    network: FlowNetwork, block: int | tuple[int, int] | None, weight: Fraction, ways: list[UnitPath]
 ) -> list[Draft]:
     total = sum(units for _, units in ways)
     return [Draft(block, weight * Fraction(units, total), way[0], None, hops_of(network, way)) for way, units in ways]
@@ -147,7 +147,7 @@ def allreduce(request: Request, view: RankNetwork) -> Forest:
 
 
 def _through_transit(
-    network: Network, group: tuple[Permutation, ...] | None
+    network: FlowNetwork, group: tuple[Permutation, ...] | None
 ) -> tuple[list[Draft], Mapping[Arc, Fraction | int], Fraction]:
     """Drafts, prices, and the bound that these prove."""
     proof = halves_proof(network)
@@ -165,7 +165,7 @@ def _through_transit(
     return drafts, pairs.prices, pairs.bound
 
 
-def _class_pairs(network: Network) -> list[Column]:
+def _class_pairs(network: FlowNetwork) -> list[Column]:
     """Pairs of an in- and an out-tree of each link class at its own optimum; none where there are no two."""
     classes = link_classes(network)
     if classes is None or not classes[0].symmetric:
@@ -179,14 +179,14 @@ def _class_pairs(network: Network) -> list[Column]:
     ]
 
 
-def _two_halves(network: Network, group: tuple[Permutation, ...] | None) -> list[Draft]:
+def _two_halves(network: FlowNetwork, group: tuple[Permutation, ...] | None) -> list[Draft]:
     """The AllGather's trees, each used up and down: half of the AllGather's rate on symmetric links."""
     packed = every_root(network, "shallow", group)
     return [Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees]
 
 
 @lru_cache(maxsize=64)
-def undirected_packing(network: Network, objective: str) -> TreePacking:
+def undirected_packing(network: FlowNetwork, objective: str) -> TreePacking:
     """A maximum packing of undirected trees: shallow, shallowest or fewest."""
     if objective == "fewest-trees":
         return pack_trees(network, few=True)
@@ -198,7 +198,7 @@ def undirected_packing(network: Network, objective: str) -> TreePacking:
 
 
 def _shallower(
-    network: Network, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
+    network: FlowNetwork, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
 ) -> list[Arborescence]:
     radius = min(map(network.eccentricity, range(network.n)))
     demand = {0: sum(tree.multiplicity for tree in trees)}

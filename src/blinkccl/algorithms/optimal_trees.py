@@ -31,7 +31,7 @@ from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import rounded, whole_weights
-from blinkccl.packing.network import Arc, Network, breadth_first
+from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
 from blinkccl.packing.oracles import Hops, cheapest_hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
 from blinkccl.packing.two_trees import two_trees
@@ -85,7 +85,7 @@ def _proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> 
 
 
 @lru_cache(maxsize=512)
-def one_root(network: Network, root: int, objective: str, groups: Groups) -> Packed:
+def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) -> Packed:
     """Out-trees from ``root`` at the optimal rate; ``groups`` are the terminals by server."""
     rate, side = broadcast_rate(network, root)
     if network.switchless:
@@ -106,7 +106,7 @@ def one_root(network: Network, root: int, objective: str, groups: Groups) -> Pac
     return Packed(out, side) if packing.rate == rate else Packed(out, None, packing.prices, packing.bound)
 
 
-def link_classes(network: Network) -> tuple[Network, Network] | None:
+def link_classes(network: FlowNetwork) -> tuple[FlowNetwork, FlowNetwork] | None:
     """The direct links between terminals and those through transit, each alone; None unless both join all terminals.
 
     Where the optima of the two add up to that of all links, the trees of each are far fewer than the basis of one
@@ -116,11 +116,14 @@ def link_classes(network: Network) -> tuple[Network, Network] | None:
     others = tuple(arc for arc in network.arcs if max(arc[:2]) >= network.terminals)
     if not direct or not others:
         return None
-    inner, outer = Network(network.terminals, network.terminals, direct), Network(network.n, network.terminals, others)
+    inner, outer = (
+        FlowNetwork(network.terminals, network.terminals, direct),
+        FlowNetwork(network.n, network.terminals, others),
+    )
     return (inner, outer) if broadcast_rate(inner, 0)[0] and broadcast_rate(outer, 0)[0] else None
 
 
-def _class_trees(network: Network, root: int) -> list[Column]:
+def _class_trees(network: FlowNetwork, root: int) -> list[Column]:
     """The out-trees of each link class at its own optimum; none where there are no two."""
     classes = link_classes(network)
     if classes is None or not all(broadcast_rate(one, root)[0] for one in classes):
@@ -148,7 +151,7 @@ def _weighted(root: int, weights: list[tuple[Column, Fraction]], rate: Fraction)
 
 
 @lru_cache(maxsize=64)
-def every_root(network: Network, objective: str, group: tuple[Permutation, ...] | None) -> Packed:
+def every_root(network: FlowNetwork, objective: str, group: tuple[Permutation, ...] | None) -> Packed:
     """Out-trees from every terminal at the optimal equal rate."""
     rate, side = allgather_bottleneck(network)
     if not network.switchless:
@@ -162,7 +165,7 @@ def every_root(network: Network, objective: str, group: tuple[Permutation, ...] 
 
 
 def _every_with_transit(
-    network: Network, rate: Fraction, side: tuple[int, ...], group: tuple[Permutation, ...] | None
+    network: FlowNetwork, rate: Fraction, side: tuple[int, ...], group: tuple[Permutation, ...] | None
 ) -> Packed:
     roots = tuple(range(network.terminals))
     if group is not None:
@@ -188,7 +191,7 @@ def _every_with_transit(
     return Packed(out, None, packing.prices, packing.bound * len(roots))
 
 
-def _chosen(network: Network, demand: dict[int, int], objective: str) -> list[Arborescence]:
+def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> list[Arborescence]:
     """The packing that the objective asks for, all of the same rate."""
     if objective == "fewest-trees":
         few = pack_arborescences(network, demand, few=True)
@@ -200,7 +203,7 @@ def _chosen(network: Network, demand: dict[int, int], objective: str) -> list[Ar
     return _least_deep(network, demand, flat) if objective == "least-depth" else flat
 
 
-def _least_deep(network: Network, demand: dict[int, int], flat: list[Arborescence]) -> list[Arborescence]:
+def _least_deep(network: FlowNetwork, demand: dict[int, int], flat: list[Arborescence]) -> list[Arborescence]:
     """The least depth at which whole multiplicities exist (or were found), fewest trees among equals."""
     known = max(depth_of(tree) for tree in flat)
     for levels in range(max(map(network.eccentricity, demand)), known):
@@ -243,7 +246,7 @@ SEARCHED = 16
 Groups = tuple[tuple[int, ...], ...]
 
 
-def familiar_trees(network: Network, root: int, groups: Groups, *, fewest: bool = False) -> Iterator[list[Column]]:
+def familiar_trees(network: FlowNetwork, root: int, groups: Groups, *, fewest: bool = False) -> Iterator[list[Column]]:
     """Lists of out-trees from ``root`` whose mix may fill the cut, shallow ones first (or single trees first).
 
     Left out are shapes that need a hop which is not there, and the chain where a search may find something shallower.
@@ -273,7 +276,7 @@ def _chain(order: Sequence[int]) -> tuple[Arc, ...]:
     return tuple(pairwise(order))
 
 
-def _over_servers(network: Network, root: int, groups: Groups) -> list[list[tuple[Arc, ...]]]:
+def _over_servers(network: FlowNetwork, root: int, groups: Groups) -> list[list[tuple[Arc, ...]]]:
     """Per way of crossing between servers: one tree for every rank at which a share may enter."""
     cost, _ = cheapest_hops(_inside(network, groups), {})
     home = next(group for group in groups if root in group)
@@ -289,7 +292,7 @@ def _over_servers(network: Network, root: int, groups: Groups) -> list[list[tupl
     return result
 
 
-def _inside(network: Network, groups: Groups) -> Network:
+def _inside(network: FlowNetwork, groups: Groups) -> FlowNetwork:
     """The network without transit that leads from one server to another."""
     server = {v: i for i, group in enumerate(groups) for v in group}
     near = beside(network.capacity)
@@ -300,7 +303,7 @@ def _inside(network: Network, groups: Groups) -> Network:
         if len({server[v] for v in ends}) > 1:
             shared.add(start)
     kept = [arc for arc in network.arcs if not shared & set(arc[:2])]
-    return Network(network.n, network.terminals, tuple(kept))
+    return FlowNetwork(network.n, network.terminals, tuple(kept))
 
 
 def _entering(

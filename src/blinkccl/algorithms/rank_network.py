@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from blinkccl.forest.model import Path
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.topology.model import Topology
 
 
@@ -24,7 +24,7 @@ class RankNetwork:
     """``network`` vertex i is ``ids[i]``; terminals are the ranks in order; ``chain[arc]`` is its real path."""
 
     topology: Topology
-    network: Network
+    network: FlowNetwork
     ids: tuple[int, ...]
     chain: dict[Arc, Path]
 
@@ -116,7 +116,7 @@ def _rank_network_of(key: _Key) -> RankNetwork:
     ids = (*ranks, *sorted(kept))
     index = {vertex: i for i, vertex in enumerate(ids)}
     arcs = tuple(sorted((index[u], index[v], c) for (u, v), c in capacity.items()))
-    network = Network(len(ids), len(ranks), arcs)
+    network = FlowNetwork(len(ids), len(ranks), arcs)
     return RankNetwork(topology, network, ids, {(index[u], index[v]): path for (u, v), path in chains.items()})
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import Hops, cheapest_tree_from, column_of, loads_of
 
 #: A permutation of the network's vertices.
@@ -33,7 +33,7 @@ def rotations(view: RankNetwork) -> tuple[Permutation, ...] | None:
 
 
 @lru_cache(maxsize=64)
-def _rotations(network: Network, group: int) -> tuple[Permutation, ...] | None:
+def _rotations(network: FlowNetwork, group: int) -> tuple[Permutation, ...] | None:
     count = network.terminals // group
     generators = []
     for step, along in ((1, 0), (0, 1)):
@@ -55,7 +55,7 @@ def _powers(generator: Permutation, count: int) -> list[Permutation]:
     return powers
 
 
-def _extended(network: Network, image: list[int]) -> Permutation | None:
+def _extended(network: FlowNetwork, image: list[int]) -> Permutation | None:
     """The automorphism that moves the terminals so, transit following its neighbours; None if there is none."""
     mapped: dict[int, int] = dict(enumerate(image))
     waiting = list(range(network.terminals, network.n))
@@ -69,7 +69,7 @@ def _extended(network: Network, image: list[int]) -> Permutation | None:
     return permutation if same and sorted(permutation) == list(range(network.n)) else None
 
 
-def _place(network: Network, mapped: dict[int, int], v: int) -> bool:
+def _place(network: FlowNetwork, mapped: dict[int, int], v: int) -> bool:
     """Map transit vertex ``v`` to the one free vertex that has the images of its mapped neighbours."""
     wanted = [
         (mapped[u], network.capacity.get((u, v)), network.capacity.get((v, u)))
@@ -89,7 +89,7 @@ def _place(network: Network, mapped: dict[int, int], v: int) -> bool:
     return len(fits) == 1
 
 
-def _near(network: Network, v: int) -> list[int]:
+def _near(network: FlowNetwork, v: int) -> list[int]:
     return sorted({u for u, w, _ in network.arcs if w == v} | {w for u, w, _ in network.arcs if u == v})
 
 
@@ -99,7 +99,7 @@ def _near(network: Network, v: int) -> list[int]:
 # orbit and one root, whatever the number of terminals.
 
 
-def arc_orbits(network: Network, group: Sequence[Sequence[int]]) -> dict[Arc, Arc]:
+def arc_orbits(network: FlowNetwork, group: Sequence[Sequence[int]]) -> dict[Arc, Arc]:
     """Each arc's orbit, named by its least member."""
     orbit: dict[Arc, Arc] = {}
     for u, v, _ in sorted(network.arcs):
@@ -122,7 +122,7 @@ class TemplatePacking:
     bound: Fraction
 
 
-def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fraction | None) -> TemplatePacking:
+def pack_templates(network: FlowNetwork, group: Sequence[Sequence[int]], target: Fraction | None) -> TemplatePacking:
     """The best mix of templates rooted at terminal 0, as :func:`~blinkccl.packing.columns.pack_columns` finds it.
 
     The i-th of ``group``, automorphisms, moves terminal 0 to i. ``target`` is a proved upper bound per root.
@@ -142,7 +142,7 @@ def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fra
     return TemplatePacking(packing.rate / count, templates, prices, packing.bound / count)
 
 
-def _template_oracle(network: Network, orbit: dict[Arc, Arc]) -> Oracle:
+def _template_oracle(network: FlowNetwork, orbit: dict[Arc, Arc]) -> Oracle:
     def oracle(prices: Prices) -> list[Column]:
         tree = cheapest_tree_from(network, {arc: prices.get(name, 0) for arc, name in orbit.items()}, 0)
         loads: Counter[Arc] = Counter()

@@ -13,10 +13,10 @@ from fractions import Fraction
 
 from blinkccl.errors import PackingError
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 
 
-def allgather_rate(network: Network) -> tuple[Fraction, tuple[int, ...]]:
+def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
     """x*, the rate per root at which all terminals can send to all, and the set S that limits it.
 
     It is cap⁺(S) / |S ∩ terminals|. For ReduceScatter use the reversed network (and S there is what the data must
@@ -44,7 +44,7 @@ def allgather_rate(network: Network) -> tuple[Fraction, tuple[int, ...]]:
     return rate, side
 
 
-def _first_cut(network: Network) -> tuple[Fraction, tuple[int, ...]]:
+def _first_cut(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
     """The tightest of the cuts "everything but one terminal"."""
     entering = [0] * network.n
     for _, v, c in network.arcs:
@@ -56,7 +56,7 @@ def _first_cut(network: Network) -> tuple[Fraction, tuple[int, ...]]:
     return Fraction(entering[least], network.terminals - 1), side
 
 
-def joined(network: Network, rate: Fraction) -> tuple[FlowGraph, list[int]]:
+def joined(network: FlowNetwork, rate: Fraction) -> tuple[FlowGraph, list[int]]:
     """The network × rate's denominator, and a source (vertex n) joined to each terminal by its numerator."""
     graph = FlowGraph.of(network, extra=1)
     joins = [graph.add(network.n, v, 0) for v in range(network.terminals)]
@@ -64,18 +64,18 @@ def joined(network: Network, rate: Fraction) -> tuple[FlowGraph, list[int]]:
     return graph, joins
 
 
-def _rescale(network: Network, graph: FlowGraph, joins: list[int], rate: Fraction) -> None:
+def _rescale(network: FlowNetwork, graph: FlowGraph, joins: list[int], rate: Fraction) -> None:
     for i, (_, _, c) in enumerate(network.arcs):
         graph.set_capacity(2 * i, c * rate.denominator)
     for edge in joins:
         graph.set_capacity(edge, rate.numerator)
 
 
-def _named(network: Network, side: tuple[int, ...]) -> str:
+def _named(network: FlowNetwork, side: tuple[int, ...]) -> str:
     return ", ".join(str(v) for v in side if v < network.terminals)
 
 
-def gather_rate(network: Network, root: int) -> tuple[Fraction, tuple[int, ...], dict[Arc, int]]:
+def gather_rate(network: FlowNetwork, root: int) -> tuple[Fraction, tuple[int, ...], dict[Arc, int]]:
     """The rate at which every terminal can send to ``root`` at once, its cut S, and a flow that does it.
 
     The rate is cap⁺(S) / |S ∩ terminals| = p/q in lowest terms; the flow on the network scaled by q brings p units from

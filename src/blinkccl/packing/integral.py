@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
-from blinkccl.packing.network import Arc, Network, breadth_first
+from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Group:
         return _Group(self.root, multiplicity, {**self.depth, v: self.depth[u] + 1}, (*self.arcs, arc))
 
 
-def pack_arborescences(network: Network, demand: Mapping[int, int], *, few: bool = False) -> list[Arborescence]:
+def pack_arborescences(network: FlowNetwork, demand: Mapping[int, int], *, few: bool = False) -> list[Arborescence]:
     """``demand[r]`` arborescences rooted at each ``r`` of a switchless network, shallow arcs first.
 
     ``few`` grows the largest group by the arc that takes most of it, however deep: fewer different trees. PackingError
@@ -73,7 +73,7 @@ def _largest(groups: list[_Group]) -> int:
 
 
 def _best_arc(
-    network: Network, residual: dict[Arc, int], group: _Group, others: Iterable[_Group], *, anywhere: bool
+    network: FlowNetwork, residual: dict[Arc, int], group: _Group, others: Iterable[_Group], *, anywhere: bool
 ) -> tuple[Arc, int]:
     """The arc that takes most of the group, of those nearest the root (or of all); the whole group is enough."""
     best: tuple[Arc, int] | None = None
@@ -97,7 +97,7 @@ def _best_arc(
     return best
 
 
-def _allowed(network: Network, residual: dict[Arc, int], arc: Arc, wanted: int, others: Iterable[_Group]) -> int:
+def _allowed(network: FlowNetwork, residual: dict[Arc, int], arc: Arc, wanted: int, others: Iterable[_Group]) -> int:
     """μ: how many of the group's trees may take ``arc`` so that all other trees still fit."""
     open_others: dict[frozenset[int], int] = {}
     for other in others:

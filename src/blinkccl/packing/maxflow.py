@@ -5,7 +5,7 @@ Every rate in this package rests on these integers; no float and no solver comes
 
 from __future__ import annotations
 
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 
 #: More than any sum of capacities: those of measured links may have 15 digits, and rates scale them further.
 INFINITE = 1 << 256
@@ -24,7 +24,7 @@ class FlowGraph:
         self._level: list[int] = []
 
     @classmethod
-    def of(cls, network: Network, extra: int = 0) -> FlowGraph:
+    def of(cls, network: FlowNetwork, extra: int = 0) -> FlowGraph:
         """The arcs of ``network`` (arc i of it is edge 2i here), plus ``extra`` vertices without arcs."""
         graph = cls(network.n + extra)
         for u, v, c in network.arcs:
@@ -127,7 +127,7 @@ class FlowGraph:
         return pushed
 
 
-def max_flow(network: Network, source: int, sink: int) -> tuple[int, dict[Arc, int]]:
+def max_flow(network: FlowNetwork, source: int, sink: int) -> tuple[int, dict[Arc, int]]:
     """The value of a maximum flow, and the flow on each arc that has any."""
     graph = FlowGraph.of(network)
     value = graph.max_flow(source, sink)
@@ -135,13 +135,13 @@ def max_flow(network: Network, source: int, sink: int) -> tuple[int, dict[Arc, i
     return value, {(u, v): f for u, v, f in flows if f}
 
 
-def min_cut(network: Network, source: int, sink: int) -> tuple[int, tuple[int, ...]]:
+def min_cut(network: FlowNetwork, source: int, sink: int) -> tuple[int, tuple[int, ...]]:
     """The value of a minimum cut, and its side that holds ``source`` (the least one)."""
     graph = FlowGraph.of(network)
     return graph.max_flow(source, sink), tuple(graph.source_side(source))
 
 
-def broadcast_rate(network: Network, root: int) -> tuple[int, tuple[int, ...]]:
+def broadcast_rate(network: FlowNetwork, root: int) -> tuple[int, tuple[int, ...]]:
     """λ(root) = min over terminals t of maxflow(root → t), and the side of a cut that attains it.
 
     The optimum of one-to-all (Edmonds 1973) when every vertex is a terminal; an upper bound with transit. Where some

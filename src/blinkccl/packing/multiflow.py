@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.errors import InternalError, PackingError
-from blinkccl.packing.network import Arc, Network, followed
+from blinkccl.packing.network import Arc, FlowNetwork, followed
 from blinkccl.packing.oracles import cheapest_ways
 from blinkccl.packing.solver import Entries, Model, solve_with_duals
 
@@ -30,7 +30,7 @@ class Multiflow:
     paths: dict[Arc, list[UnitPath]]
 
 
-def all_to_all(network: Network) -> Multiflow:
+def all_to_all(network: FlowNetwork) -> Multiflow:
     """The maximum concurrent flow of equal demands between all terminals; PackingError if they are not connected."""
     rate, flows, raw_prices = _solved(network)
     if rate < 1e-9:
@@ -51,7 +51,7 @@ def all_to_all(network: Network) -> Multiflow:
     return Multiflow(bound, scale, prices, paths)
 
 
-def price_bound(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
+def price_bound(network: FlowNetwork, prices: Mapping[Arc, Fraction]) -> Fraction:
     """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster."""
     value = sum((network.capacity[arc] * y for arc, y in prices.items()), Fraction(0))
     cost = _service_cost(network, prices)
@@ -60,14 +60,14 @@ def price_bound(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
     return value / cost
 
 
-def _service_cost(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
+def _service_cost(network: FlowNetwork, prices: Mapping[Arc, Fraction]) -> Fraction:
     """What it costs under ``prices`` to send one unit between every ordered pair of terminals."""
     terminals = range(network.terminals)
     distances = [cheapest_ways(network, prices, source)[0] for source in terminals]
     return sum((distances[s][t][0] for s in terminals for t in terminals), Fraction(0))
 
 
-def _solved(network: Network) -> tuple[float, list[dict[Arc, float]], dict[Arc, float]]:
+def _solved(network: FlowNetwork) -> tuple[float, list[dict[Arc, float]], dict[Arc, float]]:
     """The LP: columns are the flow of each source on each arc, then the rate; rows conservation, then capacity."""
     arcs = [(u, v) for u, v, _ in network.arcs]
     count, sources = len(arcs), network.terminals
@@ -94,7 +94,7 @@ def _solved(network: Network) -> tuple[float, list[dict[Arc, float]], dict[Arc, 
     return values[-1], flows, prices
 
 
-def _exact_prices(network: Network, raw: Mapping[Arc, float], rate: float) -> dict[Arc, Fraction]:
+def _exact_prices(network: FlowNetwork, raw: Mapping[Arc, float], rate: float) -> dict[Arc, Fraction]:
     """The rounding of the duals, normalised to the largest, that proves the least bound."""
     top = max(raw.values())
     best: tuple[Fraction, dict[Arc, Fraction]] | None = None
@@ -113,7 +113,7 @@ def _exact_prices(network: Network, raw: Mapping[Arc, float], rate: float) -> di
 
 
 def _exact_flows(
-    network: Network, flows: list[dict[Arc, float]], rate: Fraction
+    network: FlowNetwork, flows: list[dict[Arc, float]], rate: Fraction
 ) -> tuple[int, list[dict[Arc, int]]] | None:
     """The least scale at which the rounded flows are whole and right."""
     for multiple in range(1, 1 + LARGEST_DENOMINATOR // rate.denominator):
@@ -125,7 +125,7 @@ def _exact_flows(
     return None
 
 
-def _right(network: Network, flows: list[dict[Arc, int]], units: int, scale: int) -> bool:
+def _right(network: FlowNetwork, flows: list[dict[Arc, int]], units: int, scale: int) -> bool:
     load: dict[Arc, int] = {}
     for source, flow in enumerate(flows):
         excess = [0] * network.n

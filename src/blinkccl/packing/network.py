@@ -44,7 +44,7 @@ def breadth_first(root: int, hops: Sequence[Way]) -> tuple[Way, ...]:
 
 
 @dataclass(frozen=True)
-class Network:
+class FlowNetwork:
     """A directed graph; ``arcs`` are ``(u, v, capacity)`` with positive integers, at most one per pair."""
 
     n: int
@@ -98,13 +98,13 @@ class Network:
                     queue.append(v)
         return max(distance.values()) if len(distance) == self.n else self.n
 
-    def reversed(self) -> Network:
+    def reversed(self) -> FlowNetwork:
         """Every arc turned round."""
-        return Network(self.n, self.terminals, tuple((v, u, c) for u, v, c in self.arcs))
+        return FlowNetwork(self.n, self.terminals, tuple((v, u, c) for u, v, c in self.arcs))
 
-    def scaled(self, factor: int) -> Network:
+    def scaled(self, factor: int) -> FlowNetwork:
         """Every capacity multiplied by ``factor``."""
-        return Network(self.n, self.terminals, tuple((u, v, c * factor) for u, v, c in self.arcs))
+        return FlowNetwork(self.n, self.terminals, tuple((u, v, c * factor) for u, v, c in self.arcs))
 
     def leaving(self, side: Iterable[int]) -> int:
         """Total capacity of the arcs from ``side`` to the rest."""

@@ -15,7 +15,7 @@ from typing import Any
 from blinkccl.errors import PackingError
 from blinkccl.packing.arborescence import minimum_arborescence, shallow_minimum_tree
 from blinkccl.packing.columns import Column, Oracle, Prices
-from blinkccl.packing.network import Arc, Network, followed
+from blinkccl.packing.network import Arc, FlowNetwork, followed
 
 #: A hop: vertices (u, transit …, v).
 Hop = tuple[int, ...]
@@ -23,7 +23,7 @@ Hop = tuple[int, ...]
 Hops = tuple[Hop, ...]
 
 
-def cheapest_hops(network: Network, prices: Prices) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
+def cheapest_hops(network: FlowNetwork, prices: Prices) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
     """Cost of the cheapest hop between every two terminals, and a function that gives the hop itself.
 
     Ties go to fewer links. Cost: one Dijkstra per terminal over the transit part.
@@ -42,7 +42,7 @@ def cheapest_hops(network: Network, prices: Prices) -> tuple[list[list[Any]], Ca
 
 
 def cheapest_ways(
-    network: Network, prices: Prices, source: int, *, past_terminals: bool = True
+    network: FlowNetwork, prices: Prices, source: int, *, past_terminals: bool = True
 ) -> tuple[dict[int, tuple[Any, int]], dict[int, int]]:
     """Price and links of the cheapest way from ``source`` to every vertex, and the vertex before each on it.
 
@@ -73,12 +73,12 @@ def column_of(group: int, loads: Mapping[Arc, int], payload: Any) -> Column:
     return Column(group, tuple(sorted(loads.items())), payload)
 
 
-def cheapest_tree_from(network: Network, prices: Prices, root: int) -> Hops:
+def cheapest_tree_from(network: FlowNetwork, prices: Prices, root: int) -> Hops:
     """The cheapest out-tree over all terminals from ``root``, shallow where prices leave a choice."""
     return _tree(network, *cheapest_hops(network, prices), root)
 
 
-def _tree(network: Network, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
+def _tree(network: FlowNetwork, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
     size = network.terminals
     if all(cost[u][v] == cost[v][u] for u in range(size) for v in range(u)):
         parent = shallow_minimum_tree(size, root, cost)
@@ -89,7 +89,7 @@ def _tree(network: Network, cost: list[list[Any]], hop: Callable[[int, int], Hop
     return tuple(hop(u, v) for v, u in enumerate(parent) if u >= 0)
 
 
-def out_tree_oracle(network: Network, roots: Sequence[int]) -> Oracle:
+def out_tree_oracle(network: FlowNetwork, roots: Sequence[int]) -> Oracle:
     """One group per root; its columns are out-trees over all terminals. The payload is the hops."""
 
     def oracle(prices: Prices) -> list[Column]:
@@ -100,7 +100,7 @@ def out_tree_oracle(network: Network, roots: Sequence[int]) -> Oracle:
     return oracle
 
 
-def in_and_out_oracle(network: Network) -> Oracle:
+def in_and_out_oracle(network: FlowNetwork) -> Oracle:
     """One group; for each root a column of AllReduce, whose payload is (root, hops of the in-tree, of the out-tree)."""
     backward = network.reversed()
 
@@ -117,7 +117,7 @@ def in_and_out_oracle(network: Network) -> Oracle:
     return oracle
 
 
-def up_and_down_oracle(network: Network, root: int) -> Oracle:
+def up_and_down_oracle(network: FlowNetwork, root: int) -> Oracle:
     """One group; a column is one tree used both up to ``root`` and down from it (Blink's AllReduce, §3.3).
 
     The payload is the hops of the down-tree; the up-tree is its reverse, so links must be symmetric.
@@ -131,14 +131,14 @@ def up_and_down_oracle(network: Network, root: int) -> Oracle:
     return oracle
 
 
-def shortest_paths_to(network: Network, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
+def shortest_paths_to(network: FlowNetwork, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
     """The cheapest path from every other terminal to ``root``; terminals on the way pass it on."""
     turned = network if network.symmetric else network.reversed()
     _, parent = cheapest_ways(turned, {(v, u): y for (u, v), y in prices.items()}, root)
     return {v: tuple(followed(parent, v, root)) for v in range(network.terminals) if v != root}
 
 
-def paths_oracle(network: Network, root: int) -> Oracle:
+def paths_oracle(network: FlowNetwork, root: int) -> Oracle:
     """One group; a column is one path from every other terminal to ``root`` (a gather). The payload: the paths."""
 
     def oracle(prices: Prices) -> list[Column]:
@@ -148,7 +148,7 @@ def paths_oracle(network: Network, root: int) -> Oracle:
     return oracle
 
 
-def relay_oracle(network: Network, root: int) -> Oracle:
+def relay_oracle(network: FlowNetwork, root: int) -> Oracle:
     """One group; a column gathers one unit from every terminal at ``root`` and sends all N of them down a tree.
 
     An AllGather through one root, as the paper does it. The payload is (paths, hops of the tree).

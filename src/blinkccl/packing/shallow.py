@@ -15,7 +15,7 @@ from blinkccl.packing.columns import Column
 from blinkccl.packing.integral import Arborescence, canonical_arcs
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.multiplicities import whole_units
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 
 #: More columns than this are not enumerated.
 MOST_COLUMNS = 6000
@@ -42,12 +42,12 @@ class Effort:
             raise EffortSpentError
 
 
-def out_trees(network: Network, root: int, depth: int, effort: Effort | None = None) -> Iterator[tuple[Arc, ...]]:
+def out_trees(network: FlowNetwork, root: int, depth: int, effort: Effort | None = None) -> Iterator[tuple[Arc, ...]]:
     """Every spanning out-tree of a switchless network from ``root`` with at most ``depth`` levels, each once."""
     yield from _extended(network, effort or Effort(sys.maxsize), depth, [root], frozenset([root]), ())
 
 
-def _can_finish(network: Network, levels: int, last: list[int], reached: frozenset[int]) -> bool:
+def _can_finish(network: FlowNetwork, levels: int, last: list[int], reached: frozenset[int]) -> bool:
     """Whether every vertex that is not reached lies within ``levels`` of the last level."""
     seen, level = set(reached), last
     for _ in range(levels):
@@ -62,7 +62,7 @@ def _can_finish(network: Network, levels: int, last: list[int], reached: frozens
 
 
 def _extended(
-    network: Network, effort: Effort, levels: int, last: list[int], reached: frozenset[int], arcs: tuple[Arc, ...]
+    network: FlowNetwork, effort: Effort, levels: int, last: list[int], reached: frozenset[int], arcs: tuple[Arc, ...]
 ) -> Iterator[tuple[Arc, ...]]:
     if len(reached) == network.n:
         yield arcs
@@ -85,7 +85,7 @@ def _extended(
 
 
 def tree_columns(
-    network: Network, roots: Iterable[int], depth: int, *, undirected: bool = False
+    network: FlowNetwork, roots: Iterable[int], depth: int, *, undirected: bool = False
 ) -> list[tuple[int, tuple[Arc, ...]]] | None:
     """(root, arcs) of every out-tree of this depth from every root; None if there are too many.
 
@@ -171,7 +171,7 @@ class _Search:
 
     def _trees(self, capacity: dict[Arc, int], multiplicity: int) -> Iterator[frozenset[Arc]]:
         wide = tuple((u, v, c) for (u, v), c in sorted(capacity.items()) if c >= multiplicity)
-        for arcs in out_trees(Network(self.n, self.n, wide), self.root, self.n - 1, self._steps):
+        for arcs in out_trees(FlowNetwork(self.n, self.n, wide), self.root, self.n - 1, self._steps):
             self._budget.spend()
             yield frozenset(arcs)
 
@@ -211,7 +211,7 @@ def _needed(widths: list[int], demand: int) -> int:
 
 
 def fewest_arborescences(
-    network: Network, root: int, demand: int, known: list[Arborescence], budget: int | None = None
+    network: FlowNetwork, root: int, demand: int, known: list[Arborescence], budget: int | None = None
 ) -> tuple[list[Arborescence], bool]:
     """As few arborescences as the search finds, and whether fewer are proved impossible in whole multiplicities.
 

@@ -20,13 +20,13 @@ from fractions import Fraction
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
-from blinkccl.packing.network import Arc, Network, followed
+from blinkccl.packing.network import Arc, FlowNetwork, followed
 
 #: Undirected edges (u < v) with their width.
 Widths = dict[Arc, int]
 
 
-def undirected_widths(network: Network) -> Widths:
+def undirected_widths(network: FlowNetwork) -> Widths:
     """Width of each undirected edge of a switchless symmetric network; other networks are a PackingError."""
     if not network.switchless or not network.symmetric:
         raise PackingError("undirected packing needs symmetric links and no transit vertices")
@@ -122,7 +122,7 @@ class TreePacking:
     trees: tuple[Arborescence, ...]
 
 
-def pack_trees(network: Network, *, few: bool = False) -> TreePacking:
+def pack_trees(network: FlowNetwork, *, few: bool = False) -> TreePacking:
     """A maximum packing of undirected spanning trees, each rooted at its centre, with its certificate.
 
     ``few`` tries every vertex as the root that the links are directed from, and keeps the packing of fewest trees.
@@ -139,12 +139,12 @@ def pack_trees(network: Network, *, few: bool = False) -> TreePacking:
     return TreePacking(rate, q, blocks, tuple(fewest))
 
 
-def most_central(network: Network) -> int:
+def most_central(network: FlowNetwork) -> int:
     """The terminal with the least eccentricity in hops, the lowest one among equals."""
     return min(range(network.terminals), key=lambda v: (network.eccentricity(v), v))
 
 
-def direct(n: int, widths: Mapping[Arc, int], root: int, demand: int) -> Network:
+def direct(n: int, widths: Mapping[Arc, int], root: int, demand: int) -> FlowNetwork:
     """Split every width into two directions so that ``demand`` ≤ τ can flow from ``root`` to each vertex.
 
     Only the in-degrees m matter: an orientation is good iff m(X) ≥ i(X) + demand for every nonempty set X
@@ -186,7 +186,7 @@ def _slack(n: int, widths: Mapping[Arc, int], degree: list[int], entering: list[
     return doubled // 2
 
 
-def _realised(n: int, widths: Mapping[Arc, int], entering: list[int]) -> Network:
+def _realised(n: int, widths: Mapping[Arc, int], entering: list[int]) -> FlowNetwork:
     source, sink = n, n + 1
     graph = FlowGraph(n + 2 + len(widths))
     heads: list[tuple[int, int, int]] = []
@@ -197,7 +197,7 @@ def _realised(n: int, widths: Mapping[Arc, int], entering: list[int]) -> Network
         graph.add(v, sink, units)
     if graph.max_flow(source, sink) != sum(widths.values()):
         raise InternalError("no orientation has these in-degrees")
-    return Network(n, n, tuple(sorted((u, v, graph.flow(edge)) for u, v, edge in heads if graph.flow(edge))))
+    return FlowNetwork(n, n, tuple(sorted((u, v, graph.flow(edge)) for u, v, edge in heads if graph.flow(edge))))
 
 
 def recentred(tree: Arborescence) -> Arborescence:

@@ -13,7 +13,7 @@ from blinkccl.collectives.ops import OPS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.registry import ENGINES
 from blinkccl.packing.arborescence import minimum_arborescence
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.undirected import most_central
 from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings
 from blinkccl.paper.blink_microbenchmarks import COSTS, throughput
@@ -82,7 +82,7 @@ def _strictly_below(_: Context) -> tuple[Value, ...]:
     """
     found = network("dgx-1v", EIGHT)
     # With weights of 0 or 1, "<" leaves a lane of each link empty.
-    left = Network(found.n, found.terminals, tuple((u, v, c - 1) for u, v, c in found.arcs if c > 1))
+    left = FlowNetwork(found.n, found.terminals, tuple((u, v, c - 1) for u, v, c in found.arcs if c > 1))
     basis = "minimum cut of what Eq 5 as printed leaves"
     return (Value("trees on 8 GPUs of a DGX-1V", 6, broadcast_optimum(left), "lanes", basis=basis),)
 

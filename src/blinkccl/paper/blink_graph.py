@@ -20,7 +20,7 @@ from blinkccl.errors import TopologyError
 from blinkccl.forest.model import link_use
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.paper import drawing
@@ -37,7 +37,7 @@ PCIE_LANES = Fraction(1, 2)
 EPSILONS = (Fraction(1, 10), Fraction(1, 20), Fraction(1, 50))
 
 
-def network(name: str, gpus: Gpus) -> Network:
+def network(name: str, gpus: Gpus) -> FlowNetwork:
     """The NVLinks between these GPUs, in lanes."""
     asked = request(name, "allreduce", gpus)
     return rank_network_of(asked.network, asked.ranks).network
@@ -48,7 +48,7 @@ def rings(name: str, gpus: Gpus) -> int:
     return ring_count(request(name, "allreduce", gpus))
 
 
-def broadcast_optimum(found: Network, root: int = 0) -> int:
+def broadcast_optimum(found: FlowNetwork, root: int = 0) -> int:
     """The least cut between ``root`` and any other rank, in lanes."""
     return broadcast_rate(found, root)[0]
 

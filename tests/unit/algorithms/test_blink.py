@@ -13,7 +13,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
 from blinkccl.packing.bottleneck import allgather_rate
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.undirected import most_central
 from support.planned import asked, planned
 
@@ -21,7 +21,7 @@ from support.planned import asked, planned
 SPREAD = [*IN_LANES, ("dgx-1v", "1,4,5,6"), ("dgx-1v", "2,3,6,7"), ("dgx-1v", "0,1,2,3,4,5,6"), ("dgx-1p", "0,1,4")]
 
 
-def network_of(request: Request) -> Network:
+def network_of(request: Request) -> FlowNetwork:
     return rank_network_of(request.network, request.ranks).network
 
 

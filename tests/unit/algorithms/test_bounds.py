@@ -12,7 +12,7 @@ from blinkccl.algorithms.bounds import certificate_for, cut_certificate, price_c
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.testing.forests import random_collective, random_topology
 from blinkccl.topology.model import Topology
 from support.planned import asked, digraph
@@ -88,7 +88,7 @@ def test_a_cut_over_a_contracted_chain_counts_its_narrowest_link() -> None:
     """0 → switch 2 carries 5, switch 2 → 1 carries 3: the switch is on the side of 0."""
     topology = digraph({(0, 2): 5, (2, 1): 3, (1, 2): 4, (2, 0): 4}, 2, 1)
     view = rank_network_of(topology, (0, 1))
-    assert view.network == Network(2, 2, ((0, 1, 3), (1, 0, 4)))
+    assert view.network == FlowNetwork(2, 2, ((0, 1, 3), (1, 0, 4)))
     certificate = cut_certificate(Collective("broadcast", 2, root=0), view, (0,))
     assert certificate == Cut((0, 2), Fraction(3), Fraction(1))
     back = cut_certificate(Collective("broadcast", 2, root=1), view, (1,))
@@ -110,6 +110,6 @@ def test_prices_are_paid_on_real_links_once_per_chain() -> None:
 
 
 def test_a_symmetric_network_is_its_own_reverse() -> None:
-    both, one = Network(2, 2, ((0, 1, 1), (1, 0, 1))), Network(2, 2, ((0, 1, 2), (1, 0, 1)))
+    both, one = FlowNetwork(2, 2, ((0, 1, 1), (1, 0, 1))), FlowNetwork(2, 2, ((0, 1, 2), (1, 0, 1)))
     assert reverse_of(both) == both
-    assert reverse_of(one) == Network(2, 2, ((1, 0, 2), (0, 1, 1)))
+    assert reverse_of(one) == FlowNetwork(2, 2, ((1, 0, 2), (0, 1, 1)))

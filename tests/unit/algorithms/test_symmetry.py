@@ -10,7 +10,7 @@ import pytest
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.symmetry import arc_orbits, pack_templates, rotated, rotations
 from blinkccl.packing.bottleneck import allgather_rate
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from support.planned import asked
 from support.small_networks import both_ways
 
@@ -57,11 +57,11 @@ def test_equal_parts_of_servers_rotate_too() -> None:
     assert len(group) == 6
 
 
-def switched_ring(n: int) -> tuple[Network, list[list[int]]]:
+def switched_ring(n: int) -> tuple[FlowNetwork, list[list[int]]]:
     """n terminals in a ring, each also on the one switch; and its rotations."""
     arcs = [(i, (i + 1) % n, 2) for i in range(n)] + [((i + 1) % n, i, 1) for i in range(n)]
     arcs += [(i, n, 3) for i in range(n)] + [(n, i, 3) for i in range(n)]
-    return Network(n + 1, n, tuple(sorted(arcs))), [[(i + k) % n for i in range(n)] + [n] for k in range(n)]
+    return FlowNetwork(n + 1, n, tuple(sorted(arcs))), [[(i + k) % n for i in range(n)] + [n] for k in range(n)]
 
 
 def test_orbits_are_the_classes_of_links() -> None:

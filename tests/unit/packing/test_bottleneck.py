@@ -10,11 +10,11 @@ import pytest
 
 from blinkccl.errors import PackingError
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from support.small_networks import least_ratio, random_network
 
 
-def attained(network: Network, side: tuple[int, ...]) -> Fraction:
+def attained(network: FlowNetwork, side: tuple[int, ...]) -> Fraction:
     return Fraction(network.leaving(side), sum(v < network.terminals for v in side))
 
 
@@ -41,15 +41,15 @@ def test_gather_is_the_least_ratio_over_sets(seed: int) -> None:
 
 
 @pytest.mark.parametrize("rate_of", [allgather_rate, lambda network: gather_rate(network, 2)])
-def test_terminals_that_cannot_be_reached_are_named(rate_of: Callable[[Network], object]) -> None:
+def test_terminals_that_cannot_be_reached_are_named(rate_of: Callable[[FlowNetwork], object]) -> None:
     with pytest.raises(PackingError, match=r"terminals 0, 1 cannot reach|no capacity enters"):
-        rate_of(Network(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1))))
+        rate_of(FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1))))
     with pytest.raises(PackingError, match=r"cannot reach the others|no capacity enters|cannot reach 2"):
-        rate_of(Network(4, 4, ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1))))
+        rate_of(FlowNetwork(4, 4, ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1))))
 
 
 def test_one_terminal_is_no_bottleneck() -> None:
     with pytest.raises(PackingError, match="at least two"):
-        allgather_rate(Network(1, 1, ()))
+        allgather_rate(FlowNetwork(1, 1, ()))
     with pytest.raises(PackingError, match="at least two"):
-        gather_rate(Network(2, 1, ((0, 1, 1),)), 0)
+        gather_rate(FlowNetwork(2, 1, ((0, 1, 1),)), 0)

@@ -9,12 +9,12 @@ import pytest
 
 from blinkccl.packing.integral import pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.shallow import fewest_arborescences, fewest_bound, out_trees
 from support.small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, random_digraph
 
 
-def least_by_exhaustion(network: Network, root: int, demand: int) -> int:
+def least_by_exhaustion(network: FlowNetwork, root: int, demand: int) -> int:
     """How many different trees any integral packing of ``demand`` needs."""
     trees = [frozenset(tree) for tree in out_trees(network, root, network.n - 1)]
     for count in range(1, demand + 1):

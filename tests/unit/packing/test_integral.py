@@ -8,7 +8,7 @@ import pytest
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.integral import Arborescence, canonical_arcs, merged, pack_arborescences
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from support.small_networks import (
     assert_packing,
     dgx_1v,
@@ -61,7 +61,7 @@ def test_transit_is_refused() -> None:
 
 def test_a_vertex_that_nothing_enters_is_a_packing_error() -> None:
     with pytest.raises(PackingError, match="do not fit"):
-        pack_arborescences(Network(3, 3, ((0, 1, 1), (1, 0, 1))), {0: 1})
+        pack_arborescences(FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1))), {0: 1})
 
 
 def test_arcs_in_another_order_pack_alike() -> None:
@@ -69,7 +69,7 @@ def test_arcs_in_another_order_pack_alike() -> None:
     shuffled = list(network.arcs)
     Random(5).shuffle(shuffled)
     demand = {2: 6}
-    assert pack_arborescences(network, demand) == pack_arborescences(Network(8, 8, tuple(shuffled)), demand)
+    assert pack_arborescences(network, demand) == pack_arborescences(FlowNetwork(8, 8, tuple(shuffled)), demand)
 
 
 def test_canonical_arcs_are_breadth_first() -> None:

@@ -9,20 +9,20 @@ import networkx as nx
 import pytest
 
 from blinkccl.packing.maxflow import FlowGraph, broadcast_rate, max_flow, min_cut
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from support.small_networks import dgx_1v, random_digraph, random_graph, subsets
 
 DRAWS = 60
 
 
-def as_networkx(network: Network) -> nx.DiGraph:
+def as_networkx(network: FlowNetwork) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(network.n))
     graph.add_edges_from((u, v, {"capacity": c}) for u, v, c in network.arcs)
     return graph
 
 
-def drawn(seed: int) -> Network:
+def drawn(seed: int) -> FlowNetwork:
     dice = Random(seed)
     n = dice.randint(2, 9)
     if seed % 3 == 0:
@@ -70,7 +70,7 @@ def test_the_broadcast_rate_is_the_least_flow(seed: int) -> None:
 
 
 def test_only_terminals_count_in_a_broadcast() -> None:
-    dead_end = Network(3, 2, ((0, 1, 5), (1, 2, 1)))
+    dead_end = FlowNetwork(3, 2, ((0, 1, 5), (1, 2, 1)))
     assert broadcast_rate(dead_end, 0) == (5, (0,))
     assert broadcast_rate(dead_end, 1) == (0, (1, 2))
 
@@ -96,6 +96,6 @@ def test_a_capacity_changes_at_the_next_reset() -> None:
 
 def test_capacities_far_above_64_bits_stay_exact() -> None:
     huge = 10**30
-    network = Network(4, 4, tuple((u, v, huge + u + v) for u, v in itertools.permutations(range(4), 2)))
+    network = FlowNetwork(4, 4, tuple((u, v, huge + u + v) for u, v in itertools.permutations(range(4), 2)))
     value, side = min_cut(network, 0, 3)
     assert value == network.leaving(side) == 3 * huge + 6

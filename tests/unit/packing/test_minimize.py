@@ -13,7 +13,7 @@ from blinkccl.packing.columns import Column, check_loads, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import MULTIPLES, whole_weights
 from blinkccl.packing.mwu import minimize_trees, pack_multiplicative
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import out_tree_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
 from support.small_networks import dgx_1v, random_digraph, random_graph, random_switched
@@ -21,7 +21,7 @@ from support.small_networks import dgx_1v, random_digraph, random_graph, random_
 PAPERS = Fraction(1, 20)
 
 
-def candidates(network: Network, *, undirected: bool) -> list[Column]:
+def candidates(network: FlowNetwork, *, undirected: bool) -> list[Column]:
     oracle = up_and_down_oracle(network, 0) if undirected else out_tree_oracle(network, [0])
     packing = pack_multiplicative(network.capacity, oracle, Fraction(1, 20))
     return [column for column, _ in sorted(packing.columns, key=lambda part: -part[1])]

@@ -15,11 +15,11 @@ from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import Multiflow, UnitPath, all_to_all, decompose, price_bound
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_network
 
 
-def concurrent_flow(network: Network) -> float:
+def concurrent_flow(network: FlowNetwork) -> float:
     """max x such that x flows between every ordered pair of terminals, each pair a commodity of its own."""
     pairs = list(itertools.permutations(range(network.terminals), 2))
     arcs, n = network.arcs, network.n
@@ -50,7 +50,7 @@ def assert_paths(
             used[arc] = used.get(arc, 0) + units
 
 
-def assert_multiflow(network: Network, flow: Multiflow) -> None:
+def assert_multiflow(network: FlowNetwork, flow: Multiflow) -> None:
     """Whole units over existing paths, as many per pair, within the capacities; prices that allow no more."""
     used: dict[Arc, int] = {}
     assert sorted(flow.paths) == list(itertools.permutations(range(network.terminals), 2))
@@ -84,7 +84,7 @@ def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
 
 def test_one_way_streets_are_a_packing_error() -> None:
     with pytest.raises(PackingError, match="cannot reach another"):
-        all_to_all(Network(2, 2, ((0, 1, 1),)))
+        all_to_all(FlowNetwork(2, 2, ((0, 1, 1),)))
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -12,7 +12,7 @@ from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Oracle, check_loads, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
 from support.small_networks import dgx_1v, random_digraph, random_graph, random_switched
@@ -21,22 +21,22 @@ EPSILONS = (Fraction(1, 2), Fraction(1, 5), Fraction(1, 10), Fraction(1, 20))
 ROUNDING = 1e-9
 
 
-def broadcast(dice: Random) -> tuple[Network, Oracle, Fraction]:
+def broadcast(dice: Random) -> tuple[FlowNetwork, Oracle, Fraction]:
     network = random_digraph(dice, dice.randint(2, 7), most=dice.choice([1, 4, 1000]))
     return network, out_tree_oracle(network, [0]), Fraction(broadcast_rate(network, 0)[0])
 
 
-def allreduce(dice: Random) -> tuple[Network, Oracle, Fraction]:
+def allreduce(dice: Random) -> tuple[FlowNetwork, Oracle, Fraction]:
     network = random_graph(dice, dice.randint(2, 7), most=dice.choice([1, 4, 1000]))
     return network, up_and_down_oracle(network, 0), strength(network.n, undirected_widths(network))[0]
 
 
-def gather(dice: Random) -> tuple[Network, Oracle, Fraction]:
+def gather(dice: Random) -> tuple[FlowNetwork, Oracle, Fraction]:
     network = random_switched(dice, dice.randint(2, 5), 2, balanced=False)
     return network, paths_oracle(network, 0), gather_rate(network, 0)[0]
 
 
-def relay(dice: Random) -> tuple[Network, Oracle, Fraction]:
+def relay(dice: Random) -> tuple[FlowNetwork, Oracle, Fraction]:
     network = random_graph(dice, dice.randint(2, 5))
     oracle = relay_oracle(network, 0)
     return network, oracle, pack_columns(network.capacity, [Fraction(1)], oracle).rate
@@ -46,7 +46,7 @@ def relay(dice: Random) -> tuple[Network, Oracle, Fraction]:
 PROBLEMS = {make.__name__: make for make in (broadcast, allreduce, gather, relay)}
 
 
-def assert_guarantee(network: Network, packing: ApproximatePacking, optimum: Fraction, epsilon: Fraction) -> None:
+def assert_guarantee(network: FlowNetwork, packing: ApproximatePacking, optimum: Fraction, epsilon: Fraction) -> None:
     check_loads(packing.columns, network.capacity, [Fraction(1)], packing.rate)
     assert packing.rate <= optimum <= packing.bound * (1 + ROUNDING)
     assert packing.rate >= (1 - epsilon) * packing.bound * (1 - ROUNDING)
@@ -77,4 +77,4 @@ def test_the_same_input_gives_the_same_packing() -> None:
 @pytest.mark.parametrize("epsilon", [Fraction(0), Fraction(1), Fraction(-1, 2), Fraction(2)])
 def test_an_epsilon_out_of_range_is_refused(epsilon: Fraction) -> None:
     with pytest.raises(UsageError, match="between 0 and 1"):
-        pack_multiplicative({(0, 1): 1}, out_tree_oracle(Network(2, 2, ((0, 1, 1),)), [0]), epsilon)
+        pack_multiplicative({(0, 1): 1}, out_tree_oracle(FlowNetwork(2, 2, ((0, 1, 1),)), [0]), epsilon)

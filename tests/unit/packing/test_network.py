@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from blinkccl.errors import PackingError
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from support.small_networks import dgx_1v, one_way_ring, random_digraph
 
 
@@ -28,7 +28,7 @@ from support.small_networks import dgx_1v, one_way_ring, random_digraph
 )
 def test_nonsense_is_refused(n: int, terminals: int, arcs: tuple[tuple[int, int, int], ...], reason: str) -> None:
     with pytest.raises(PackingError, match=reason):
-        Network(n, terminals, arcs)
+        FlowNetwork(n, terminals, arcs)
 
 
 def test_what_a_network_says_about_itself() -> None:
@@ -37,14 +37,14 @@ def test_what_a_network_says_about_itself() -> None:
     assert ring.switchless
     assert ring.successors == ((1,), (2,), (3,), (0,))
     assert dgx_1v().symmetric
-    star = Network(3, 2, ((0, 2, 1), (2, 1, 1)))
+    star = FlowNetwork(3, 2, ((0, 2, 1), (2, 1, 1)))
     assert not star.switchless
 
 
 def test_eccentricity() -> None:
     assert [one_way_ring(5).eccentricity(v) for v in range(5)] == [4] * 5
     assert dgx_1v().eccentricity(0) == 2
-    assert Network(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1))).eccentricity(0) == 3
+    assert FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1))).eccentricity(0) == 3
 
 
 def test_reversing_twice_is_nothing_and_scaling_scales_every_cut() -> None:

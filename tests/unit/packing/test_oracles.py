@@ -11,7 +11,7 @@ import pytest
 
 from blinkccl.errors import PackingError
 from blinkccl.packing.integral import Arborescence, canonical_arcs
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import (
     Hops,
     cheapest_hops,
@@ -27,11 +27,11 @@ from blinkccl.packing.shallow import out_trees
 from support.small_networks import depth_of, dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 
-def priced(dice: Random, network: Network) -> dict[Arc, Fraction]:
+def priced(dice: Random, network: FlowNetwork) -> dict[Arc, Fraction]:
     return {arc: Fraction(dice.randint(0, 6), dice.randint(1, 4)) for arc in network.capacity}
 
 
-def assert_hops(network: Network, root: int, hops: Hops) -> None:
+def assert_hops(network: FlowNetwork, root: int, hops: Hops) -> None:
     """Hops over existing arcs, transit inside only, that make an out-tree over all terminals."""
     parent = {}
     for hop in hops:
@@ -134,7 +134,7 @@ def test_free_prices_give_the_fewest_links_and_a_shallow_tree() -> None:
 
 
 def test_what_cannot_be_reached_is_a_packing_error() -> None:
-    network = Network(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1)))
+    network = FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1)))
     with pytest.raises(PackingError, match="cannot be reached from 0"):
         cheapest_tree_from(network, {}, 0)
     assert len(cheapest_tree_from(one_way_ring(4), {}, 2)) == 3

@@ -9,7 +9,7 @@ import networkx as nx
 import pytest
 
 from blinkccl.packing.integral import Arborescence
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.shallow import (
     Effort,
     EffortSpentError,
@@ -20,13 +20,13 @@ from blinkccl.packing.shallow import (
 from support.small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, one_way_ring, random_digraph, random_graph
 
 
-def kirchhoff(network: Network, root: int) -> int:
+def kirchhoff(network: FlowNetwork, root: int) -> int:
     """The number of spanning out-trees from ``root`` (Tutte's matrix-tree theorem)."""
     return round(nx.number_of_spanning_trees(nx.DiGraph([*network.capacity]), root=root))
 
 
 @pytest.mark.parametrize("network", [dgx_1v(), dgx_1p()], ids=["V", "P"])
-def test_a_dgx_1_has_3456_arborescences_per_root(network: Network) -> None:
+def test_a_dgx_1_has_3456_arborescences_per_root(network: FlowNetwork) -> None:
     assert kirchhoff(network, 0) == 3456
     assert sum(1 for _ in out_trees(network, 0, 7)) == 3456
 
@@ -60,7 +60,7 @@ def test_undirected_trees_are_counted_once_each(seed: int) -> None:
 
 
 def test_too_many_columns_are_none() -> None:
-    clique = Network(8, 8, tuple((u, v, 1) for u, v in itertools.permutations(range(8), 2)))
+    clique = FlowNetwork(8, 8, tuple((u, v, 1) for u, v in itertools.permutations(range(8), 2)))
     assert tree_columns(clique, {0: 1}, 7) is None
     assert tree_columns(clique, range(clique.n), 7, undirected=True) is None
     few = tree_columns(clique, {0: 1, 3: 1, 5: 0}, 1)
@@ -79,7 +79,7 @@ def test_depth_2_serves_the_allgather_of_a_dgx_1v_at_its_optimum() -> None:
 
 
 @pytest.mark.parametrize("network", [dgx_1v(), one_way_ring(6)], ids=["V", "ring"])
-def test_effort_is_counted_in_steps_and_then_ends_the_search(network: Network) -> None:
+def test_effort_is_counted_in_steps_and_then_ends_the_search(network: FlowNetwork) -> None:
     effort = Effort(4)
     with pytest.raises(EffortSpentError):
         list(out_trees(network, 0, network.n - 1, effort))
@@ -90,7 +90,7 @@ def test_effort_is_counted_in_steps_and_then_ends_the_search(network: Network) -
 def test_dead_ends_are_left_at_once() -> None:
     """No arc enters the last of 30 vertices, so there is no tree; without looking ahead there are 3^28 tries."""
     arcs = [(u, v, 1) for u in range(29) for v in range(max(0, u - 3), min(29, u + 4)) if u != v]
-    network = Network(30, 30, (*arcs, (29, 0, 1)))
+    network = FlowNetwork(30, 30, (*arcs, (29, 0, 1)))
     assert list(out_trees(network, 0, 29, Effort(1))) == []
 
 

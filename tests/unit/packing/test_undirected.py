@@ -12,7 +12,7 @@ import pytest
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.integral import Arborescence, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.undirected import (
     crossing,
     direct,
@@ -40,7 +40,7 @@ def least_of_all_partitions(n: int, widths: dict[tuple[int, int], int]) -> Fract
     )
 
 
-def drawn(seed: int) -> Network:
+def drawn(seed: int) -> FlowNetwork:
     dice = Random(seed)
     return random_graph(dice, dice.randint(2, 6), most=dice.choice([1, 3, 100]), density=dice.random())
 
