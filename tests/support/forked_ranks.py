@@ -38,6 +38,8 @@ class RankServer:
     def failure(self, case: str, size: int, **settings: str) -> str | None:
         """Runs a case on ``size`` ranks with these environment variables; None, or what failed."""
         start = self._said.stat().st_size
+        if self._process.poll() is not None:
+            return f"the program has ended with {self._process.returncode}:\n{self._said.read_text()[-8000:]}"
         print(
             case, size, *(f"{name}={value}" for name, value in settings.items()), file=self._process.stdin, flush=True
         )
