@@ -99,6 +99,17 @@ def test_relays_work_where_their_messages_are_taken(name):
         assert (queue.src == queue.dst) == (program.queues[number].src >= ranks)
 
 
+@pytest.mark.parametrize("goes_on", ["nowhere", "in a circle"])
+def test_a_relay_that_nobody_takes_from_works_at_rank_0(goes_on):
+    """Programs that no verifier has seen may have one: it must not come to work at a rank that there is not."""
+    program = _relayed(2)
+    relay = next(role for role in program.roles if role.rank == len(program.ranks))
+    others = [role for role in program.roles if role is not relay and not role.receives]
+    broken = replace(relay, sends=() if goes_on == "nowhere" else relay.receives)
+    hosted = relays_at_ranks(replace(program, roles=(broken, *others)))
+    assert [role.rank for role in hosted.roles] == [0, *(role.rank for role in others)]
+
+
 def _with_relays(program: Program, random: Random) -> Program:
     """Some queues lead through one or two relays of their own, which work just before the receiver does."""
     roles, queues, relays = list(program.roles), list(program.queues), list(program.relays)
