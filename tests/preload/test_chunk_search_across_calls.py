@@ -9,7 +9,7 @@ from preloaded import Preloaded
 
 USED = re.compile(r"TRACE row (\d+) of the plan uses chunks of (\d+) B from call (\d+) on")
 SAID = re.compile(r"TRACE row (\d+) of the plan will use chunks of (\d+) B from call (\d+) on")
-CALLS = 60
+CALLS = 80
 
 
 @pytest.mark.parametrize("protocol", ["simple", "copies"])

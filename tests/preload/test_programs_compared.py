@@ -7,7 +7,7 @@ import re
 import pytest
 from preloaded import Outcome, Preloaded
 
-USED = re.compile(r"TRACE row (\d+) of the plan uses chunks of \d+ B from call (\d+) on, by program (\d+)")
+USED = re.compile(r"TRACE row (\d+) of the plan uses chunks of (\d+) B from call (\d+) on, by program (\d+)")
 KEPT = re.compile(
     r"INFO row (\d+) of the plan: program (\d+) reached .* GB/s, program (\d+) .* GB/s in the first calls; "
     r"program (\d+) is kept"
@@ -17,17 +17,18 @@ CALL = {"count": 300_000, "BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "hybrid", "BLINK
 CALLS = 24
 
 
-def compared(outcome: Outcome) -> tuple[list[int], int, int]:
-    """The programs that every rank used, in turn; NVLink alone's number, and that of the split."""
+def compared(outcome: Outcome) -> tuple[list[tuple[int, int]], int, int]:
+    """The programs that every rank used in turn, with chunks; NVLink alone's number, and that of the split."""
     used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
     assert used[0] == used[1] == used[2]
     (said,) = [found for found in map(KEPT.match, outcome.blink) if found]
     row, alone, split, kept = map(int, said.groups())
     assert {one[0] for one in used[0]} == {row}
-    assert used[0][0] == (row, 0, alone), "what nothing is known of goes over NVLink alone"
-    assert used[0][-1][1] < CALLS - 4, "it is found out in the first calls"
-    assert used[0][-1][2] == kept
-    return [one[2] for one in used[0]], alone, split
+    programs = [one[3] for one in used[0]]
+    assert (used[0][0][2], programs[0]) == (0, alone), "what nothing is known of goes over NVLink alone"
+    assert used[0][2][2] < CALLS - 4, "it is found out in the first calls"
+    assert programs[-1] == kept
+    return [(one[3], one[1]) for one in used[0]], alone, split
 
 
 @pytest.mark.parametrize("slow", ["hybrid", "optimal"])
@@ -36,8 +37,19 @@ def test_the_faster_one_is_kept(preloaded: Preloaded, slow: str) -> None:
     slower = {"BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:100000"}
     outcome = preloaded.scene("many_calls", 3, calls=CALLS, **CALL, **slower).right()
     used, alone, split = compared(outcome)
-    assert used == [alone, split, alone if slow == "hybrid" else split]
+    assert [program for program, _ in used] == [alone, split, alone if slow == "hybrid" else split]
     assert outcome.calls("blink") == {"allreduce": 3 * CALLS}
+
+
+@pytest.mark.parametrize("slow", ["hybrid", "optimal"])
+def test_the_chunk_of_the_one_that_is_kept_is_searched_for(preloaded: Preloaded, slow: str) -> None:
+    large = {**CALL, "count": 1_050_000, "BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:200000"}
+    used, alone, split = compared(preloaded.scene("many_calls", 3, calls=60, **large).right())
+    (_, own), (_, other), *later = used
+    kept, first = (alone, own) if slow == "hybrid" else (split, other)
+    assert [program for program, _ in used] == [alone, split, *[kept] * len(later)]
+    assert len(later) >= 2
+    assert first < later[0][1] <= 2 * first, "it begins by doubling, as far as a message holds it"
 
 
 @pytest.mark.parametrize("slow", ["hybrid", "optimal"])
@@ -47,12 +59,12 @@ def test_the_slowest_rank_counts(preloaded: Preloaded, slow: str) -> None:
     settings = ((other, 20_000), (other, 20_000), (slow, 250_000))
     each = [{"BLINK_DOUBLE_SLOW_KERNEL": f"{name}_simple:{us}"} for name, us in settings]
     used, alone, split = compared(preloaded.scene("calls_in_step", 3, calls=CALLS, each=each, **CALL).right())
-    assert used == [alone, split, alone if slow == "hybrid" else split]
+    assert [program for program, _ in used] == [alone, split, alone if slow == "hybrid" else split]
 
 
 def test_captured_calls_measure_nothing(preloaded: Preloaded) -> None:
     """A program that captures all its calls stays with NVLink alone."""
     outcome = preloaded.scene("leaves_after_graph", 3, odd=1, **CALL).right()
     assert not any(KEPT.match(line) for line in outcome.blink)
-    used = {found[3] for found in map(USED.match, outcome.blink) if found}
+    used = {found[4] for found in map(USED.match, outcome.blink) if found}
     assert len(used) == 1
