@@ -5,6 +5,7 @@ The program ends with :func:`serve`. A test starts it as a :class:`RankServer`; 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -62,6 +63,7 @@ def _inherited() -> list[str]:
 
 def serve(run: Rank, limit_s: float) -> None:
     """Runs ``CASE SIZE [NAME=VALUE ...]`` of each line of standard input; answers ``right`` or ``wrong``."""
+    gc.freeze()  # what was imported is no garbage, and no rank need look through it
     for line in sys.stdin:
         case, size, *settings = line.split()
         variables = dict(each.split("=", 1) for each in settings)
