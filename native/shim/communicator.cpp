@@ -193,7 +193,7 @@ CUresult Communicator::launch(const Operation& operation, const ChunkSearches::U
 ncclResult_t Communicator::trouble() {
   const Status status = resources_->engine->status();
   if (status.code == kRunning) {
-    if (*resources_->page->abort_word() == 0) return ncclSuccess;
+    if (__atomic_load_n(resources_->page->abort_word(), __ATOMIC_RELAXED) == 0) return ncclSuccess;
     // No call of this communicator comes to an end any more.
     if (!told_) warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": another rank has given up");
     told_ = true;

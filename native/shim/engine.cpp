@@ -478,6 +478,20 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
                         arguments, nullptr);
 }
 
+Status Engine::status() const {
+  if (copies_ != nullptr) {
+    const Status of_copies = copies_->status();
+    if (of_copies.code != kRunning) return of_copies;
+  }
+  // The kernel that gives up stores code and connection as one word, after the rest; other blocks try to claim that word
+  // before and after it (state.h).
+  typedef Word __attribute__((may_alias)) AnyWord;
+  const Word first = __atomic_load_n(reinterpret_cast<const AnyWord*>(status_), __ATOMIC_ACQUIRE);
+  const auto code = static_cast<std::uint32_t>(first);
+  if (code == kRunning) return {};
+  return {code, static_cast<std::uint32_t>(first >> 32), status_->sending, status_->channel, status_->position};
+}
+
 bool Engine::drain(double seconds) {
   InContext context(driver_, context_);
   const Deadline deadline(seconds);

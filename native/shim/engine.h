@@ -52,7 +52,7 @@ class Engine {
                   CUevent before, CUevent after);
 
   // What a launch that ended early has said; code 0: none did.
-  Status status() const { return copies_ != nullptr && copies_->status().code != 0 ? copies_->status() : *status_; }
+  Status status() const;
   // Whether there may be a graph whose replays drain() does not see.
   bool has_unseen_replays() const { return unseen_; }
   // All that was launched has ended, here and by replays so far; false if that takes longer than the deadline.
