@@ -11,6 +11,7 @@ from blinkccl.forest.document import to_document as plan_document
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.json_format import parse, to_document, write
+from blinkccl.topology.memories import by_operation, staged
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
@@ -48,6 +49,21 @@ def test_links_are_written_or_read_as_is_faster(written: int, read: int, by: str
     said = violations(replace(program, queues=tuple(wrong)), forest.topology)
     crossed = f"is crossed by a {'write' if by == 'read' else 'read'}, but the plan counts on its capacity for a {by}"
     assert any(crossed in text for text in said) if by else not said
+
+
+def test_between_gpus_a_link_of_their_own_is_read_where_that_is_faster() -> None:
+    """A GPU is no memory on the way, whatever the kind of its links."""
+    ends = [Vertex(0, "gpu"), Vertex(1, "gpu")]
+    links = [Link(a, b, 20, "nvlink", 20.0, "declared", 50) for a, b in ((0, 1), (1, 0))]
+    assert {(link.by, link.capacity) for link in by_operation(ends, links, relays=False)} == {("read", 50)}
+
+
+def test_pcie_is_staged_once_and_where_that_is_asked() -> None:
+    machine = parse_spec("dgx-1v")
+    vertices, links = staged(machine.vertices, machine.links, {0})
+    assert len(vertices) > len(machine.vertices)
+    assert staged(vertices, links, {0}) == (vertices, links)
+    assert staged(machine.vertices, machine.links, {1}) == (list(machine.vertices), list(machine.links))
 
 
 def test_a_plan_cannot_count_on_reads_that_are_slower() -> None:
