@@ -54,7 +54,7 @@ def run_small(
     try:
         return host.run(replace(program, channels=channels), inputs, call, **arguments)
     except UnsupportedError as refusal:
-        if "too many for protocol" not in refusal.reason or call.count < 10_000:
+        if "too many for protocol" not in refusal.reason or call.elements < 10_000:
             raise
         return host.run(program, inputs, call, **arguments)
 
