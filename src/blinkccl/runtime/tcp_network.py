@@ -1,8 +1,8 @@
 """Messages between hosts over TCP connections of our own, moved by the thread that waits for one.
 
-Gloo's loop has a thread of its own, which is woken for every message, asks whether its receiver is ready, and tries
-again without pause while another thread holds a connection's lock: 64 KiB each way between two idle hosts cost it
-0.7 ms of processor time, and half of that in waiting; here it is a tenth.
+Gloo's loop has a thread of its own, which is woken for every message, asks whether the receiver is ready, and tries
+again without pause while another thread holds the connection's lock. On a host with fewer cores than ranks that is
+time of the thread that it waits for.
 """
 
 from __future__ import annotations
