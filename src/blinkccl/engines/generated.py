@@ -135,7 +135,13 @@ def run(
 
 
 def prepare(programs: Iterable[Program]) -> None:
-    """Compiles those of ``programs`` that are new here, all in one go: a compiler takes longest to start."""
+    """Compiles those of ``programs`` that are new here, all in one go: a compiler takes longest to start.
+
+    UnsupportedError, before any is compiled, where one has roles that this engine does not run.
+    """
+    programs = list(programs)
+    for program in programs:
+        check_roles(program)
     _compile((Kernel(_name(program), program, slots=_slots(program)), ProgramGroup([program])) for program in programs)
 
 

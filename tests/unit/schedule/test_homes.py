@@ -14,7 +14,7 @@ import pytest
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
-from blinkccl.engines import reference, sockets
+from blinkccl.engines import generated, reference, sockets
 from blinkccl.engines.registry import ENGINES, engine
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
@@ -167,6 +167,11 @@ def test_engines_without_relays_refuse_them_by_name(name) -> None:
     inputs = [np.zeros(4, np.int32), None]
     with pytest.raises(UnsupportedError, match=r"roles at vertices \[2\] outside the job, which this engine does not"):
         engine(name).run(program, inputs, CollectiveCall.of(program.collective, "int32", 4))
+
+
+def test_generated_code_is_not_prepared_for_relays() -> None:
+    with pytest.raises(UnsupportedError, match=r"roles at vertices \[2\] outside the job"):
+        generated.prepare([lower(relayed(2))])
 
 
 @pytest.mark.parametrize("between", [0, 1, 2, 3, 4])
