@@ -284,7 +284,13 @@ def row(
 
 
 def stop(candidate: Candidate) -> None:
+    for rank in candidate.ranks:
+        if rank is not None:
+            rank.close()  # its worker ends, and Open MPI's removes its shared memory
+    end = time.monotonic() + 5
     for process in candidate.processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
