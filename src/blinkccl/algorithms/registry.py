@@ -127,6 +127,11 @@ ALGORITHMS: dict[str, Algorithm] = {
         "NVLink trees and PCIe trees, the data split between them",
         "Blink, MLSys 2020, §3.4, Eq 8",
     ),
+    "multi_path": Algorithm(
+        "blinkccl.algorithms.multi_path",
+        "one message over all paths at once: directly, through the host's memory and through other GPUs",
+        "multi-path UCX, multi-path copy; maximum flow",
+    ),
 }
 ALIASES = {"auto": "optimal"}
 
