@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil
 from typing import Protocol
 
+from blinkccl.algorithms.path_table import PathTable
 from blinkccl.algorithms.registry import Request
 from blinkccl.forest.model import Forest, split_shares
+from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
@@ -27,7 +31,8 @@ class Conditions:
     """How a job is timed; without ``chunk_bytes`` a plan's chunk for a size is what ``chunk_choice`` says.
 
     ``calibration`` is for the algorithms, and for baselines that bring none of their own, which they find by ``named``.
-    ``channels``: for each tree of an algorithm, each with streams of its own.
+    ``channels``: for each tree of an algorithm, each with streams of its own. ``paths``: how ``multi_path`` splits
+    messages; None, or a pair that it does not have: as the simulator finds best.
     """
 
     calibration: Calibration
@@ -36,6 +41,7 @@ class Conditions:
     chunk_choice: str = "model"
     channels: int = 1
     named: Callable[[str], Calibration] = calibrations.calibration
+    paths: PathTable | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,36 @@ class TimedPlan:
             simulation.chunk_bytes,
             simulation,
         )
+
+
+@dataclass(frozen=True)
+class ChunkedPlan(TimedPlan):
+    """A plan whose longest slice has ``chunks`` chunks whatever the size; ``window`` messages of it under way at once.
+
+    They go one behind another, as in OMB's bandwidth test.
+    """
+
+    chunks: int = 1
+    window: int = 1
+
+    def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
+        """All messages of the window together; raises as :func:`~blinkccl.simulate.run.simulate`."""
+        longest = max((part.stop - part.start for part in self.program.slices), default=Fraction(1))
+        return simulate(
+            self.program,
+            self.forest.topology,
+            self.conditions.calibration,
+            size_bytes * self.window,
+            # Slices begin on whole groups of bytes, so the last may be that much longer.
+            chunk_bytes=ceil(longest * size_bytes / self.chunks / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES,
+            settings=self.conditions.settings,
+            traced=traced,
+        )
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What a message of the window takes."""
+        found = super().at(size_bytes)
+        return replace(found, seconds=found.seconds / self.window)
 
 
 def modelled(name: str, request: Request, size_bytes: int, seconds: float, detail: str) -> Estimate:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from blinkccl.algorithms.bounds import certificate_for
+from blinkccl.algorithms.path_table import Pair
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.baselines import hybrid
+from blinkccl.baselines import hybrid, multi_path
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, planned
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_24_as_written, prepare_nccl_230
-from blinkccl.baselines.staged import multi_path, prepare_host_staged, prepare_plain_ring
+from blinkccl.baselines.staged import prepare_host_staged, prepare_plain_ring
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.topology.assembly import exact_unit
 
@@ -40,19 +41,18 @@ BASELINES: dict[str, Baseline] = {
         "multi-path GPU-to-GPU copies with UCX",
         prepare_host_staged,
     ),
-    "multi-path": Baseline(
-        "sendrecv over the direct links and through host memory, striped and pipelined",
-        "multi-path GPU-to-GPU copies with UCX",
-        multi_path,
-    ),
 }
 
 
 def candidates() -> dict[str, Baseline]:
     """All there are, algorithms first."""
     found = {name: Baseline(row.about, row.source, _of_algorithm(name)) for name, row in ALGORITHMS.items()}
-    # How much goes over PCIe depends on the size, which the algorithm's forest does not know.
-    split = {"hybrid": replace(found["hybrid"], prepare=hybrid.prepare)}
+    # How much goes which way depends on the size, which these algorithms' forests do not know.
+    by_size: dict[str, Callable[[Request, Conditions], Prepared]] = {
+        "hybrid": hybrid.prepare,
+        "multi_path": multi_path.prepare,
+    }
+    split = {name: replace(found[name], prepare=prepare) for name, prepare in by_size.items()}
     return found | split | BASELINES
 
 
@@ -75,6 +75,11 @@ class JobCandidates:
     absent: dict[str, str]
     named: bool = False
     of_plan: bool = False
+
+    @cached_property
+    def path_row(self) -> Pair | None:
+        """How ``multi_path`` splits the message, where it is one of these."""
+        return next((one.row for one in self.prepared if isinstance(one, multi_path.MultiPath)), None)
 
     @cached_property
     def bound_gb_per_s(self) -> float:

@@ -1,11 +1,9 @@
 """Transfers that stop on the way: in the host's memory, or after each step of a script.
 
-Three baselines of the documents, none of which is NCCL or Blink:
+Two baselines of the documents, neither of which is NCCL or Blink:
 
 - ``mpi-host-staged``: AllReduce as MPI libraries do it that reduce on the processor even what lies in GPUs (the
   multi-path UCX article on Open MPI + UCX, Spectrum MPI and MVAPICH2): copy down, reduce, copy up. A formula.
-- ``multi-path``: that article's copy, part of it directly and part through the memory of the socket's host, in chunks
-  on streams of their own, so that one chunk goes down while the one before it goes up. A plan, timed by the kernel.
 - ``plain-ring``: one ring whose every step is a batch of a send and a receive that the script waits for ("NCCL ring vs
   tree"). A plan, timed by the kernel.
 """
@@ -13,14 +11,14 @@ Three baselines of the documents, none of which is NCCL or Blink:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil, fsum
+from math import fsum
 
 import msgspec
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import (
     by_server,
     chain_down,
@@ -30,14 +28,10 @@ from blinkccl.algorithms.shapes import (
     require_collective,
     transit_paths,
 )
-from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
-from blinkccl.collectives.spec import Collective
+from blinkccl.baselines.candidate import ChunkedPlan, Conditions, Formula, Prepared, planned
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
-from blinkccl.schedule.chunking import ALIGNMENT_BYTES
+from blinkccl.forest.model import Forest, Path, Share
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, link_cost
-from blinkccl.simulate.run import Simulation, simulate
-from blinkccl.topology.memories import memories_on
 from blinkccl.topology.model import RANK_KINDS, Link, Topology
 from blinkccl.units import GB
 
@@ -48,40 +42,11 @@ HOST_COPY_GB_PER_S = Number(10.0, "measured: 10 to 16 GB/s on a Xeon host (bench
 #: Adding one float32 message into another, by one core. Nobody published what MPI reaches on Mist or Cedar.
 HOST_COMBINE_GB_PER_S = Number(8.0, "assumed: a third of the 24 GB/s at which a core moves its own memory there")
 
-#: Chunks of the part through the host, each on a stream of its own.
-STREAMS = 8
-
 #: One step of the script: a batch of a send and a receive, the wait for it, and the kernel that adds or copies.
 HOST_STEP_US = Number(1.0, "assumed: a hand-over between two processes of a host, ours takes 0.3 to 1 us")
 PLAIN_STEP_US = Number(60.3, "fitted: NCCL ring vs tree, 4 KB: 1.81 ms, and the code's 2 * 15 steps")
 #: What a step moves to the next rank on another server, at most.
 PLAIN_NET_GB_PER_S = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 512 MiB in 806 ms")
-
-
-@dataclass(frozen=True)
-class WholeShares(TimedPlan):
-    """A plan whose shares are a chunk each. ``window`` messages are under way one behind another, as in OMB's test."""
-
-    window: int = 1
-
-    def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
-        """All messages of the window together; raises as :func:`~blinkccl.simulate.run.simulate`."""
-        largest = max((part.stop - part.start for part in self.program.slices), default=Fraction(1))
-        return simulate(
-            self.program,
-            self.forest.topology,
-            self.conditions.calibration,
-            size_bytes * self.window,
-            # Slices begin on whole groups of bytes, so the last may be that much longer.
-            chunk_bytes=ceil(largest * size_bytes / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES,
-            settings=self.conditions.settings,
-            traced=traced,
-        )
-
-    def at(self, size_bytes: int) -> Estimate:
-        """What a message of the window takes."""
-        found = super().at(size_bytes)
-        return replace(found, seconds=found.seconds / self.window)
 
 
 def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
@@ -143,86 +108,12 @@ def _way_to_host(topology: Topology, rank: int) -> Path:
     raise UnsupportedError(f"no links lead from GPU {rank} of {topology.name} to a host: nothing can be staged there")
 
 
-def multi_path(
-    request: Request,
-    conditions: Conditions,
-    host_part: Fraction | None = None,
-    streams: int = STREAMS,
-    window: int = 1,
-) -> WholeShares:
-    """A copy from one GPU to another, part of it directly and part through the host's memory.
-
-    ``host_part`` of it, 0 ≤ part < 1 (None: what makes both parts take equally long), goes in as many chunks as there
-    are ``streams``: one goes up while the next comes down. ``window`` messages are under way at once.
-
-    Multi-path UCX article, "The Multi-Path Communication"; the links are those of a maximum flow. Where we differ: the
-    article looks up split and streams in tables that it does not print.
-    """
-    require_collective(request, "multi-path", ("sendrecv",), "use --algo optimal --links all")
-    try:
-        flow = ALGORITHMS["optimal"].plan(replace(_of_two(request), links="all"))
-    except TopologyError as error:
-        raise UnsupportedError(f"multi-path needs a path between its two ends: {error}") from None
-    drawn = [(share.weight, share.broadcast.edges[0]) for share in flow.shares if share.broadcast is not None]
-    direct = [(weight, path) for weight, path in drawn if not memories_on(flow.topology, path)]
-    staged = [(weight, path) for weight, path in drawn if memories_on(flow.topology, path)]
-    if not direct or not staged:
-        missing = "around the host" if staged else "through a host"
-        raise UnsupportedError(
-            f"multi-path needs a path through a host and one around it, but {flow.topology.name} has none {missing} "
-            f"from {flow.ranks[0]} to {flow.ranks[1]}"
-        )
-    around, through = (_together(flow.topology, conditions.calibration, paths) for paths in (direct, staged))
-    # The last chunk goes up alone, so the host's part takes longer than its rate says by one chunk.
-    even = Fraction(1 / (1 + (1 + 1 / (streams * window)) * around / through)).limit_denominator(1000)
-    part = even if host_part is None else host_part
-    # A window's direct copies are issued while others run; a single one starts by itself.
-    parts = [(1 - part, direct, streams if window > 1 else 1), (part, staged, streams)]
-    forest = _striped(flow, [row for row in parts if row[0] > 0])
-    if conditions.settings.start_s:
-        collective, given = request.collective, conditions.settings.start_s
-        assert collective.src is not None
-        assert collective.dst is not None
-        if len(given) != len(request.ranks):
-            raise UnsupportedError(f"{len(given)} start times for {len(request.ranks)} ranks; give one per rank")
-        settings = replace(conditions.settings, start_s=(given[collective.src], given[collective.dst]))
-        conditions = replace(conditions, settings=settings)
-    found = planned("multi-path", forest, conditions)
-    detail = f"{float(part):.1%} through the host on {streams} streams".replace("%", " %")
-    return WholeShares(found.name, forest, found.program, conditions, detail, window)
-
-
-def _of_two(request: Request) -> Request:
-    """The same copy as a job of its two ends: other GPUs are no path."""
-    collective = request.collective
-    assert collective.src is not None
-    assert collective.dst is not None
-    ends = request.ranks[collective.src], request.ranks[collective.dst]
-    return replace(request, ranks=ends, collective=Collective("sendrecv", 2, src=0, dst=1))
-
-
-def _together(topology: Topology, calibration: Calibration, paths: Sequence[tuple[Fraction, Path]]) -> float:
-    """Bytes per second of several paths, each at the rate of its slowest link."""
-    return fsum(min(_rate(calibration, topology.link[pair]) for pair in pairwise(path)) for _, path in paths)
-
-
 def _rate(calibration: Calibration, link: Link) -> float:
     """Bytes per second of a link; a calibration that does not know it only rules this baseline out."""
     try:
         return link_cost(calibration, link).rate
     except TopologyError as error:
         raise UnsupportedError(str(error)) from None
-
-
-def _striped(flow: Forest, parts: Sequence[tuple[Fraction, Sequence[tuple[Fraction, Path]], int]]) -> Forest:
-    """Shares for (part of the data, paths with weights, streams)."""
-    shares: list[Share] = []
-    for part, paths, streams in parts:
-        total = sum((weight for weight, _ in paths), Fraction(0))
-        for weight, path in paths:
-            each, tree = part * weight / total / streams, Tree(path[0], (path,))
-            shares += [Share(each, len(shares) + i, None, path[0], None, tree) for i in range(streams)]
-    return replace(flow, algorithm="multi-path", shares=tuple(shares), rate=attained_rate(flow.topology, shares))
 
 
 def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:
@@ -240,7 +131,7 @@ def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:
     own = replace(conditions, calibration=step_by_step(conditions.calibration, forest.topology))
     found = planned("plain-ring", forest, own)
     detail = f"{2 * len(request.ranks) - 2} steps of {PLAIN_STEP_US.value:g} µs, one channel"
-    return WholeShares(found.name, forest, found.program, own, detail)
+    return ChunkedPlan(found.name, forest, found.program, own, detail)
 
 
 def plain_ring(request: Request) -> Forest:

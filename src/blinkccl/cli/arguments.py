@@ -17,6 +17,7 @@ from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from blinkccl.advice.audit import Audit
+    from blinkccl.algorithms.path_table import Pair, PathTable
     from blinkccl.algorithms.registry import Request
     from blinkccl.collectives.spec import Collective
     from blinkccl.topology.model import Topology
@@ -63,8 +64,8 @@ Destination = Annotated[
 ]
 #: By hand: help is shown before any registry is loaded.
 _NAMES = (
-    "optimal, blink, ring, double_binary_tree, one_hop, one_shot, internal_broadcast, flat, three_stage, three_phase "
-    "or hybrid"
+    "optimal, blink, ring, double_binary_tree, one_hop, one_shot, internal_broadcast, flat, three_stage, three_phase, "
+    "hybrid or multi_path"
 )
 Algorithm = Annotated[
     str,
@@ -223,3 +224,27 @@ def part(option: str, text: str) -> Fraction:
     if not least <= part < 1:
         raise UsageError(f"{option} {text}: expected a number of at least {least} and below 1")
     return part
+
+
+def path_table(path: Path, topology: Topology) -> PathTable | None:
+    """The table of paths in a file; None, and a line that says why, where it is none for this machine."""
+    from blinkccl.algorithms import path_table as tables
+
+    content = console.read_file(path, tables.MAX_FILE_BYTES)
+    try:
+        return tables.from_json(content, tables.machine_key(topology), console.source_name(path))
+    except TopologyError as error:
+        console.note(f"{error}; it is ignored")
+        return None
+
+
+def write_path_row(path: Path, topology: Topology, row: Pair, source: str) -> None:
+    """Puts a row into the table in ``path``: into that of this machine, or in the place of another."""
+    from blinkccl.algorithms import path_table as tables
+
+    there = path_table(path, topology) if path.is_file() and path.stat().st_size else None
+    table = there or tables.PathTable(tables.machine_key(topology), topology.name, source)
+    if table.source != source:
+        table = tables.PathTable(table.machine, table.name, f"{table.source}; {source}"[:200], table.pairs)
+    with console.written(path):
+        tables.write(path, table.merged(row))

@@ -37,6 +37,7 @@ Examples:
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
   blink sim --plan plan.json --size 64M --sharing fair
+  blink sim sendrecv --topo mist --algo multi_path,one_hop --sweep -o paths.json
 
 Time plans on calibrated links: the program that engines run, event by event, beside NCCL as a model.
 
@@ -149,10 +150,29 @@ def sim(
     plot: Annotated[
         Path | None, Option("--plot", metavar="FILE", help="Draw bandwidth over size (png, svg, pdf).")
     ] = None,
+    paths: Annotated[
+        Path | None,
+        Option(
+            "--paths",
+            metavar="FILE",
+            help="How multi_path splits messages: a table that -o wrote, here or in blink lab. One that is for another "
+            "machine or cannot be read is ignored, with a line.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write multi_path's table for these two ends: which paths at which size, how much on each, streams "
+            "and chunks. What the file has for other ends of this machine stays.",
+        ),
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
-    console.check_files(timeline, plot=plot)
+    console.check_files(timeline, output, plot=plot)
     if model is None and not overlap:
         raise UsageError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
@@ -186,7 +206,8 @@ def sim(
             request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
         gpu = None if model is None else _gpu(request.topology)
         costs = calibrations.calibration(calibration) if calibration else calibrations.calibration_for(request.topology)
-        conditions = Conditions(costs, settings, *_chunk(chunk), channels)
+        table = None if paths is None else arguments.path_table(paths, request.topology)
+        conditions = Conditions(costs, settings, *_chunk(chunk), channels, paths=table)
         if plan is not None:
             field = JobCandidates(
                 request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True
@@ -195,9 +216,14 @@ def sim(
             field = enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
         if timeline is not None and all(one.forest is None for one in field.prepared):
             raise UsageError(_NO_TIMELINE)
+        row = field.path_row
+        if output is not None and row is None:
+            raise UsageError("-o writes the table of multi_path, which is none of these: blink sim sendrecv")
         field, rows = time_all(field, sizes, progress)
         steps = None if model is None or gpu is None else training_steps(field, model, gpu, overlap)
     _report(field, conditions, rows, swept, json, steps)
+    if output is not None and row is not None:
+        arguments.write_path_row(output, request.topology, row, f"simulated on calibration {costs.name}")
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
     if plot is not None:
@@ -301,6 +327,8 @@ def _report(
         text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)
     if steps is not None:
         text += steps.text(paint)
+    if field.named and field.path_row is not None:
+        text += sim_text.path_text(field.path_row)
     console.emit(text + fit(sim_text.absent_text(field), width))
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-from blinkccl.baselines.candidate import Prepared
+from blinkccl.algorithms import optimal
+from blinkccl.algorithms.multi_path import ways
+from blinkccl.algorithms.path_table import Part, Split
+from blinkccl.baselines.candidate import ChunkedPlan, Prepared
+from blinkccl.baselines.multi_path import timed_split
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_230
-from blinkccl.baselines.staged import STREAMS, WholeShares, multi_path, prepare_host_staged
+from blinkccl.baselines.staged import prepare_host_staged
 from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import MIB, conditions, plan, request, seconds
@@ -20,6 +26,8 @@ PAGE = Page("C")
 
 #: Two GPUs of one socket.
 PAIR = (0, 1)
+#: Chunks of the part through the host, each on a stream of its own.
+STREAMS = 8
 #: Where the article's curves are flat.
 LARGE_BYTES = 512 * MIB
 #: What a peak read off a curve and then rounded is worth.
@@ -41,9 +49,25 @@ CEDAR_TRAINING = {
 
 def copy_of(
     context: Context, machine: str, host_part: Fraction | None, streams: int = STREAMS, window: int = 1
-) -> WholeShares:
-    """The article's copy between two GPUs of a socket, on the machine's calibration."""
-    return multi_path(request(machine, "sendrecv", PAIR), conditions(context, machine), host_part, streams, window)
+) -> ChunkedPlan:
+    """The article's copy between two GPUs of a socket, on the machine's calibration: other GPUs are no path.
+
+    ``host_part`` of it, 0 ≤ part < 1 (None: what makes both parts take equally long), goes in as many chunks as there
+    are ``streams``: one goes up while the next comes down. ``window`` messages are under way at once.
+    """
+    job = conditions(context, machine)
+    flow = optimal.plan(replace(request(machine, "sendrecv", PAIR), links="all"))
+    around, through = ways(flow)
+    one, other = (
+        min(link_cost(job.calibration, flow.topology.link[pair]).rate for pair in pairwise(way.path))
+        for way in (around, through)
+    )
+    # The last chunk goes up alone, so the host's part takes longer than its rate says by one chunk.
+    even = Fraction(1 / (1 + (1 + 1 / (streams * window)) * one / other)).limit_denominator(1000)
+    part = even if host_part is None else host_part
+    # A window's direct copies are issued while others run; a single one starts by itself.
+    parts = [Part(around.path, 1 - part, streams if window > 1 else 1), Part(through.path, part, streams)]
+    return timed_split(flow, job, Split(parts=tuple(row for row in parts if row.weight)), window)
 
 
 def copy_gb_per_s(context: Context, machine: str, host_part: Fraction | None, window: int = 1) -> float:

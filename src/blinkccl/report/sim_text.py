@@ -7,6 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from blinkccl.algorithms.path_table import Pair
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.errors import UsageError
@@ -96,6 +99,19 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
     return f"\n{name}: fullest links  {full}\ncritical path   {parts}\ndecided by      {hops}\n"
 
 
+def path_text(row: Pair) -> str:
+    """How messages between two ends are split, by size."""
+    table = []
+    for before, split in zip((None, *row.splits), row.splits, strict=False):
+        end = split.up_to_bytes
+        size = f"up to {bytes_text(end)}" if end else f"from {bytes_text((before and before.up_to_bytes) or 0)}"
+        table.append([size, f"{split.gb_per_s:.2f}", f"{split.direct_gb_per_s:.2f}", split.text()])
+    lines = columns(("size", "GB/s", "direct", "paths"), table, left=(0, 3))
+    return (
+        f"\nmulti_path from {row.src} to {row.dst}, at the longest message of each row:\n\n" + "\n".join(lines) + "\n"
+    )
+
+
 def absent_text(field: JobCandidates) -> str:
     """Who is not in the table, and why."""
     if not field.absent:
@@ -129,6 +145,8 @@ def sim_document(
         "wins": [{"algorithm": w.name, "first_bytes": w.first_bytes, "last_bytes": w.last_bytes} for w in wins(rows)],
         "absent": dict(field.absent),
     }
+    if field.path_row is not None:
+        document["paths"] = msgspec.to_builtins(field.path_row, enc_hook=str)
     if steps:
         document["steps"] = list(steps)
     if best is not None and summary is not None:

@@ -128,21 +128,6 @@ def test_a_plan_is_timed_the_same_alone_and_with_a_trace() -> None:
     assert one.simulate(5_000_000).seconds == one.simulate(5_000_000, traced=True).seconds
 
 
-@pytest.mark.parametrize("spec", ["mist", "cedar"])
-def test_multi_path_takes_the_two_ends_only(spec: str) -> None:
-    request = asked(spec, "sendrecv", links="all")
-    conditions = Conditions(calibration(spec))
-    both = BASELINES["multi-path"].prepare(request, conditions)
-    assert both.forest is not None
-    assert {v for share in both.forest.shares for tree in share.trees() for path in tree.edges for v in path} <= {
-        0,
-        1,
-        *(v.id for v in request.topology.vertices if v.kind in ("host", "switch")),
-    }
-    direct = candidates()["one_hop"].prepare(request, conditions).at(256 * MIB).seconds
-    assert both.at(256 * MIB).seconds < direct
-
-
 def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
     """A calibration of NVLink alone: what falls back to PCIe or goes to the host has no class."""
     mine = Conditions(calibration_of(link_class("nvlink", 25.0, 25.0)))

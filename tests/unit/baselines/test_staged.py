@@ -1,9 +1,6 @@
-"""Staged transfers: through the host, over two paths, and step by step; against formulas worked out by hand."""
+"""Staged transfers: through the host, and step by step; against formulas worked out by hand."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 
@@ -15,16 +12,14 @@ from blinkccl.baselines.staged import (
     PAGEABLE_GB_PER_S,
     PLAIN_NET_GB_PER_S,
     PLAIN_STEP_US,
-    multi_path,
     plain_ring,
     prepare_host_staged,
     prepare_plain_ring,
 )
 from blinkccl.errors import UnsupportedError
-from blinkccl.schedule.lower import lower
 from blinkccl.simulate.calibration import LinkClass
 from support.planned import asked
-from support.timed import calibration_of, link_class, with_links
+from support.timed import calibration_of, link_class
 
 MIB = 2**20
 
@@ -59,46 +54,6 @@ def test_a_slow_link_to_the_host_is_shared_by_its_gpus() -> None:
     # On a DGX-1 two GPUs share the link from their switch to the host; one alone has it to itself.
     pair, apart = (prepare_host_staged(asked("dgx-1v", gpus=gpus), slow).at(MIB) for gpus in ("0,1", "0,2"))
     assert pair.seconds - apart.seconds == pytest.approx(2 * MIB / 1e9 / 2.0)
-
-
-def test_copies_down_and_up_overlap_with_several_chunks() -> None:
-    """A part h of S through the host, k chunks: h·S/b for the way down and one chunk more for the way up."""
-    size, part = 64 * MIB, Fraction(1, 2)
-    for streams in (1, 2, 8):
-        at = multi_path(asked("mist", "sendrecv", "0,1"), MIST, part, streams).at(size)
-        assert at.seconds == pytest.approx(size / 2 / 75e9 * (1 + 1 / streams), rel=1e-5)
-
-
-def test_without_a_part_for_the_host_a_copy_is_direct() -> None:
-    at = multi_path(asked("mist", "sendrecv", "0,1"), MIST, Fraction(0)).at(64 * MIB)
-    assert at.algbw_gb_per_s == pytest.approx(75, rel=1e-6)
-
-
-@pytest.mark.parametrize(("machine", "conditions"), [("mist", MIST), ("cedar", CEDAR)])
-@pytest.mark.parametrize("streams", [1, 8])
-def test_the_split_chosen_is_faster_than_those_beside_it(machine: str, conditions: Conditions, streams: int) -> None:
-    job = asked(machine, "sendrecv", "0,1")
-    chosen = multi_path(job, conditions, None, streams)
-    host = chosen.forest.shares[-1].weight * streams
-    best = chosen.at(512 * MIB).seconds
-    for other in (host * Fraction(9, 10), host * Fraction(11, 10)):
-        assert multi_path(job, conditions, other, streams).at(512 * MIB).seconds > best
-
-
-def test_a_window_fills_both_paths() -> None:
-    job = asked("cedar", "sendrecv", "0,1")
-    rates = [multi_path(job, CEDAR, None, window=window).at(64 * MIB).algbw_gb_per_s for window in (1, 4, 64)]
-    assert rates == sorted(rates)
-    assert rates[-1] == pytest.approx(60, rel=0.01)
-    assert rates[-1] <= 60
-
-
-def test_what_goes_through_the_host_is_stored_there() -> None:
-    found = multi_path(asked("mist", "sendrecv", "0,1"), MIST)
-    assert found.forest is not None
-    assert sum(share.weight for share in found.forest.shares) == 1
-    assert {share.broadcast.edges for share in found.forest.shares if share.broadcast} == {((0, 1),), ((0, 4, 1),)}
-    assert {(queue.path, queue.home) for queue in lower(found.forest).queues} == {((0, 1), 1), ((0, 4, 1), 4)}
 
 
 @pytest.mark.parametrize("size", [4096, 64 * MIB])
@@ -139,10 +94,6 @@ def test_a_plain_ring_is_one_ring_in_the_order_of_the_ranks() -> None:
         (prepare_host_staged, asked("2x hgx-h100"), H100, "several"),
         (prepare_host_staged, asked("clique:4"), MIST, "no links lead from GPU 0"),
         (prepare_host_staged, asked("dgx-1v"), MIST, "no link class for pcie"),
-        (multi_path, asked("cedar", "sendrecv", "0,1"), MIST, "no link class for pcie"),
-        (multi_path, asked("mist"), MIST, "does not serve allreduce"),
-        (multi_path, asked("mist", "sendrecv", "0,2"), MIST, "none around the host"),
-        (multi_path, asked("clique:4", "sendrecv", "0,1"), MIST, "none through a host"),
         (prepare_plain_ring, asked("mist", "reduce"), MIST, "does not serve reduce"),
         (prepare_plain_ring, asked("dgx-1v", gpus="0,1,2,4"), MIST, "a hop from 2 to 4"),
     ],
@@ -150,10 +101,3 @@ def test_a_plain_ring_is_one_ring_in_the_order_of_the_ranks() -> None:
 def test_what_cannot_be_served_is_refused_with_the_reason(prepare, job, conditions, says) -> None:
     with pytest.raises(UnsupportedError, match=says):
         prepare(job, conditions)
-
-
-def test_a_slower_calibration_slows_what_it_is_used_for() -> None:
-    half = with_links(MIST.calibration, 0.5, "nvlink")
-    job = asked("mist", "sendrecv", "0,1")
-    before, after = (multi_path(job, one).at(64 * MIB) for one in (MIST, replace(MIST, calibration=half)))
-    assert after.seconds == pytest.approx(2 * before.seconds, rel=1e-6)

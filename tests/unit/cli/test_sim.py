@@ -206,3 +206,34 @@ def test_a_training_step_with_each_allreduce(blink) -> None:
     serial = {one["algorithm"]: one for one in json.loads(blink(*asked, "--no-overlap", "--json").out)["steps"]}
     assert serial["optimal"]["step_s"] > steps["optimal"]["step_s"]
     assert "a step of alexnet on V100s" in blink(*asked).out
+
+
+def test_the_table_of_paths_is_written_shown_and_read(blink, tmp_path: Path) -> None:
+    file = tmp_path / "paths.json"
+    asked = ["sim", "sendrecv", "--topo", "mist", "--gpus", "0,1", "--algo", "multi_path"]
+    ended = blink(*asked, "-s", "64M", "-o", str(file))
+    assert (ended.code, f"wrote {file}" in ended.err) == (0, True)
+    assert "up to 1M" in ended.out
+    assert "48.2 % on 0-4-1 in 8 streams" in ended.out
+    written = file.read_text()
+    found = json.loads(blink(*asked, "--json", "--paths", str(file)).out)
+    assert [found["paths"]] == json.loads(written)["pairs"]
+    # Another pair is added, in the place of none; the same one changes nothing.
+    assert blink(*asked, "--src", "1", "--dst", "0", "-o", str(file)).code == 0
+    assert [(row["src"], row["dst"]) for row in json.loads(file.read_text())["pairs"]] == [(0, 1), (1, 0)]
+
+
+def test_a_table_that_is_not_for_this_machine_is_ignored_with_a_line(blink, tmp_path: Path) -> None:
+    file = tmp_path / "paths.json"
+    blink("sim", "sendrecv", "--topo", "cedar", "--gpus", "0,1", "--algo", "multi_path", "-o", str(file))
+    asked = ["sim", "sendrecv", "--topo", "mist", "--gpus", "0,1", "--algo", "multi_path", "--paths", str(file)]
+    ended = blink(*asked)
+    assert ended.code == 0
+    assert "it is for machine" in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert ended.out == blink(*asked[:-2]).out
+    file.write_bytes(file.read_bytes()[:300])
+    assert "not a table of paths" in blink(*asked).err
+    blink(*asked[:-2], "--paths", str(tmp_path / "none")).assert_refused("cannot be read")
+    blink("sim", "allreduce", "--topo", "mist", "-o", str(file)).assert_refused("-o writes the table of multi_path")
+    blink(*asked[:-2], "-o", str(tmp_path / "no" / "where")).assert_refused("cannot be written")

@@ -1,0 +1,69 @@
+"""``multi_path`` on calibrated links: as fast as its paths together, and at no size slower than one of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from blinkccl.algorithms.multi_path import on_one_path, ways
+from blinkccl.algorithms.path_table import Pair, PathTable
+from blinkccl.baselines.candidate import Conditions
+from blinkccl.baselines.multi_path import MultiPath, prepare, timed_split
+from blinkccl.baselines.registry import candidates
+from blinkccl.errors import UnsupportedError
+from blinkccl.simulate.calibration import calibration, calibration_for
+from support.examples import ALL_TESTS
+from support.planned import asked
+from support.timed import calibration_of, link_class
+
+MIB = 2**20
+#: Not only the sizes that tables are filled with.
+SIZES = tuple(round(64 * 1.7**power) for power in range(0, 34, 1 if ALL_TESTS else 3))
+
+
+def multi_path(spec: str, gpus: str | None = "0,1") -> MultiPath:
+    request = asked(spec, "sendrecv", gpus)
+    return prepare(request, Conditions(calibration_for(request.topology)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus"),
+    [("mist", "0,1"), ("mist", "0,2"), ("cedar", None), ("dgx-1p", "0,1"), ("dgx-a100", "0,1"), ("pcie-8gpu", "0,2")],
+)
+def test_never_slower_than_any_of_its_paths_alone(spec: str, gpus: str | None) -> None:
+    found = multi_path(spec, gpus)
+    alone = [timed_split(found.flow, found.conditions, on_one_path(way.path)) for way in ways(found.flow)]
+    one_hop = candidates()["one_hop"].prepare(asked(spec, "sendrecv", gpus), found.conditions)
+    for size in SIZES:
+        least = min(one.at(size).seconds for one in (alone[0], one_hop))
+        assert found.at(size).seconds <= least * (1 + 1e-9), size
+
+
+@pytest.mark.parametrize(("spec", "sum_gb_per_s"), [("mist", 2 * 71.85), ("cedar", 3 * 45.8 + 4.1)])
+def test_large_messages_reach_the_sum_of_the_paths(spec: str, sum_gb_per_s: float) -> None:
+    assert 0.95 * sum_gb_per_s < multi_path(spec).at(512 * MIB).algbw_gb_per_s
+
+
+@pytest.mark.parametrize("spec", ["mist", "cedar"])
+def test_a_small_message_takes_the_direct_path_alone(spec: str) -> None:
+    """A copy of 1 MiB on Cedar in eight streams was slower than a direct one."""
+    found = multi_path(spec)
+    assert "all on 0-1" in found.at(64 * 1024).detail
+    assert "all on 0-1" in found.at(MIB).detail
+    assert "8 streams" in found.at(64 * MIB).detail
+
+
+def test_what_a_table_says_is_done() -> None:
+    request = asked("mist", "sendrecv", "0,1")
+    table = PathTable("", "", "").merged(Pair(0, 1, (on_one_path((0, 4, 1)),)))
+    found = prepare(request, Conditions(calibration("mist"), paths=table))
+    assert found.at(MIB).detail == "all on 0-4-1"
+    other = PathTable("", "", "").merged(Pair(1, 0, (on_one_path((1, 0)),)))
+    assert prepare(request, Conditions(calibration("mist"), paths=other)).row == multi_path("mist").row
+    wrong = PathTable("", "", "").merged(Pair(0, 1, (on_one_path((0, 5, 1)),)))
+    with pytest.raises(UnsupportedError, match="not there"):
+        prepare(request, Conditions(calibration("mist"), paths=wrong))
+
+
+def test_links_that_the_calibration_does_not_know_rule_it_out() -> None:
+    with pytest.raises(UnsupportedError, match="no link class for pcie"):
+        prepare(asked("cedar", "sendrecv", "0,1"), Conditions(calibration_of(link_class("nvlink", 25.0, 25.0))))
