@@ -63,7 +63,7 @@ def measure(path: Path, size: int, rounds: int, seconds: float) -> None:
                     print(f"{len(missing) - number} of {machine} are left: call it again")
                     return
                 lab.reshape(built / field.slower)
-                (row,) = experiment.measure(field, lab, [size], rounds, 120.0)
+                (row,) = experiment.measure(field.ready(lab, 120.0), lab, [size], rounds, 120.0)
                 done[name] = recorded(field, row)
                 lines = ",\n".join(f"{json.dumps(one)}: {json.dumps(entry)}" for one, entry in done.items())
                 path.write_text(f"{{\n{lines}\n}}\n")

@@ -61,6 +61,19 @@ def test_plans_of_all_kinds_give_the_right_sums(spec, name, gpus, options) -> No
     assert one.part < 1.1
 
 
+def test_one_message_over_two_paths_is_split_by_first_calls() -> None:
+    """Directly and through the processor's memory: more than either link alone can carry."""
+    field = field_of("mist", "sendrecv", "0,1", "multi_path,one_hop")
+    with field.laboratory() as lab:
+        field = field.ready(lab, 20)
+        ((both, direct),) = experiment.measure(field, lab, [4 * MIB], 2, 20)
+    assert (both.wrong, direct.wrong) == (0, 0)
+    assert both.candidate.forest.rate > 1
+    assert both.part < 1.1
+    assert field.path_row is not None
+    assert {part.path for split in field.path_row.splits for part in split.parts} == {(0, 1), (0, 4, 1)}
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="gloo comes with PyTorch")
 def test_gloo_runs_beside_plans() -> None:
     field = field_of("dgx-1v", "allreduce", "0,1,4", "gloo_ranks,optimal")

@@ -26,6 +26,7 @@ Examples:
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.png
   blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
   blink lab allreduce --topo dgx-1v --fail 0-3                      a link is cut: who says so, and what then?
+  blink lab sendrecv --topo mist --gpus 0,1 --algo multi_path,one_hop -b 64K -e 32M
   blink lab --clean
 
 Build the machine from network namespaces, a shaped pair of devices per link, and run plans on it.
@@ -48,8 +49,8 @@ def lab(
         Option(
             "--algo",
             metavar="NAMES",
-            help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links, gloo_ranks, openmpi: theirs. "
-            "all: optimal,blink,ring,one_ring.",
+            help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links, gloo_ranks, openmpi: theirs; "
+            "path:0-4-1: a message on one path. all: optimal,blink,ring,one_ring.",
         ),
     ] = "all",
     links: arguments.Links = "fast",
@@ -85,6 +86,15 @@ def lab(
         bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
     ] = False,
     plot: Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted.")] = None,
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write multi_path's table, as blink sim -o does, by what was measured.",
+        ),
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Build, run, print; exit with 1 if a result was wrong."""
@@ -100,7 +110,7 @@ def lab(
     for option, value in (("--lane", lane), ("--timeout", timeout_s)):
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{option} must be a positive number, got {value}")
-    console.check_files(plot=plot)
+    console.check_files(output, plot=plot)
     _check_machine()
     from blinkccl.lab import experiment
 
@@ -109,7 +119,13 @@ def lab(
     if fail is not None:
         _fail(request, names[0], lane, fail, sizes[0], rounds, timeout_s, json)
         return
-    _compare(experiment.prepare(request, names, lane), sizes, chunk_bytes, rounds, timeout_s, plot, json)
+    field = _compare(experiment.prepare(request, names, lane), sizes, chunk_bytes, rounds, timeout_s, plot, json)
+    if output is None:
+        return
+    if field.path_row is None:
+        raise UsageError("-o writes the table of multi_path, which is none of these: blink lab sendrecv")
+    source = f"measured in a laboratory, {field.slower:.0f} times slower"
+    arguments.write_path_row(output, request.topology, field.path_row, source)
 
 
 def _compare(
@@ -120,11 +136,12 @@ def _compare(
     timeout_s: float,
     plot: Path | None,
     json: bool,
-) -> None:
-    """Measure all candidates, and report; exit with 1 if a result was wrong."""
+) -> Field:
+    """Measure all candidates, and report; exit with 1 if a result was wrong. The field as it was measured."""
     from blinkccl.lab import experiment, output
 
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
+        field = field.ready(laboratory, timeout_s)
         rows = list(experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunk_bytes, progress))
         layout = laboratory.layout
     if json:
@@ -139,6 +156,7 @@ def _compare(
     if wrong:
         console.error(f"{wrong} elements were wrong: see #wrong")
         raise typer.Exit(CHECK_FAILED)
+    return field
 
 
 def _fail(

@@ -4,8 +4,8 @@ Plans are run by engine ``sockets``: so only the trees differ. ``ring`` is all r
 PCIe where fast links close none; ``one_ring`` is the first of them alone. ``gloo_links`` and ``gloo_ranks`` are gloo's
 own ring in the order of such a ring, and in that of the ranks, ``openmpi`` is Open MPI; where it is not fast links that
 join two ranks these take PCIe, and a plan of such a ring stands for what can be expected. ``hybrid`` splits each size
-by Eq 8, with what its first calls took. Beside what is measured are the plan's rate, and what the simulator finds for
-these chunks, which fill a pipeline, on links without latency.
+by Eq 8, ``multi_path`` by water filling, with what their first calls took. Beside what is measured are the plan's rate,
+and what the simulator finds for these chunks, which fill a pipeline, on links without latency.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from functools import cached_property
 from importlib.util import find_spec
 from statistics import median
 
-from blinkccl.algorithms import hybrid, ring
+from blinkccl.algorithms import hybrid, multi_path, ring
 from blinkccl.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
+from blinkccl.algorithms.multi_path import PathCost, forest_of, on_one_path, water_filling, ways
+from blinkccl.algorithms.path_table import Pair, Part, Split, fill
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
 from blinkccl.engines.sites import Sites
-from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, Share, attained_rate, link_use
 from blinkccl.lab.laboratory import Laboratory, Run
 from blinkccl.lab.layout import lay_out
@@ -43,9 +45,13 @@ from blinkccl.topology.select import network_for
 FIRST_SIZES, _FIRST_CALLS, _FINEST = (64 << 10, 4 << 20), 10, 256
 #: What part of NVLink's time both must save.
 _LEAST_GAIN = 0.01
+#: What part of a direct copy's time several paths must save by what a few calls took, for calls to be no slower.
+_SURE_GAIN = 0.05
 #: What ``all`` means, and whose programs are not ours.
 FOREIGN = ("gloo_links", "gloo_ranks", "openmpi")
 ALL = ("optimal", "blink", "ring", "one_ring")
+#: What names one path of a message begin with.
+_ONE_PATH = "path:"
 #: What all links together may carry, per processor: a third of what a processor moves through shaped links.
 _BYTES_PER_S = 150e6
 #: No link is faster than this, whatever the job leaves: its packets would follow each other too closely.
@@ -119,7 +125,68 @@ _FirstCalls = tuple[tuple[_Timed, _Timed], ...]
 
 
 @dataclass(frozen=True)
-class Hybrid(Candidate):
+class BySize(Candidate):
+    """A candidate whose plan follows the size: ``forest`` uses all of ``classes``, each of which can go alone.
+
+    ``first``: what the first small and large calls of each class took, and those of all together.
+    """
+
+    classes: tuple[Candidate, ...] = field(kw_only=True)
+    first: _FirstCalls = field(kw_only=True, default=())
+
+    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> Candidate:
+        return replace(self, first=_first_calls((*self.classes, self), lab, slower, deadline_s))
+
+
+@dataclass(frozen=True)
+class MultiPath(BySize):
+    """One message over all paths; ``forest`` is the plan of large ones, ``classes`` are its paths.
+
+    Their first calls say what each path costs before it moves, and its rate; those of all together how much later and
+    slower they are side by side, as every split is then taken to be. By that a row of a path table is filled.
+    """
+
+    def at(self, size_bytes: int) -> Candidate:
+        return _lowered(self.name, forest_of(self.forest, self.row.at(size_bytes)))
+
+    @cached_property
+    def row(self) -> Pair:
+        """How messages are split in this laboratory."""
+        found = ways(self.forest)
+        *alone, both = self.first
+        costs = {way.path: _cost(calls) for way, calls in zip(found, alone, strict=True)}
+
+        def ends_s(split: Split, size_bytes: int) -> float:
+            parts = [(costs[part.path], float(part.weight)) for part in split.parts]
+            return max(cost.start_s + weight * size_bytes / cost.bytes_per_s for cost, weight in parts)
+
+        together = Split(tuple(Part(way.path, way.weight) for way in found))
+        few, many = ((seconds, ends_s(together, size)) for size, seconds in both)
+        times = max(1.0, (many[0] - few[0]) / (many[1] - few[1]))
+        later_s = max(0.0, few[0] - times * few[1])
+
+        def timer(split: Split, size_bytes: int) -> float:
+            seconds = ends_s(split, size_bytes)
+            return seconds if len(split.parts) == 1 else later_s + times * seconds
+
+        def options(size_bytes: int) -> list[Split]:
+            weights = zip(found, water_filling(size_bytes, [costs[way.path] for way in found]), strict=True)
+            filled = Split(tuple(Part(way.path, weight) for way, weight in weights if weight))
+            return [*(on_one_path(way.path) for way in found[1:]), filled]
+
+        direct = on_one_path(found[0].path)
+        return fill(direct.parts[0].path[0], direct.parts[0].path[-1], direct, options, timer, _SURE_GAIN)
+
+
+def _cost(calls: tuple[_Timed, _Timed]) -> PathCost:
+    """A path's start and rate by a small and a large call."""
+    (few, soon), _ = calls
+    bytes_per_s = float(measured_gb_per_s(*calls)) * 1e9
+    return PathCost(max(0.0, soon - few / bytes_per_s), bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Hybrid(BySize):
     """Eq 8 (Blink, §3.4): the plan of a size sends over PCIe what this does while NVLink does the rest.
 
     ``classes`` are NVLink and PCIe alone, ``forest`` and ``program`` both at the rates of their links. The first calls
@@ -130,11 +197,6 @@ class Hybrid(Candidate):
     """
 
     request: Request = field(kw_only=True)
-    classes: tuple[Candidate, Candidate] = field(kw_only=True)
-    first: _FirstCalls = field(kw_only=True, default=())
-
-    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> Hybrid:
-        return replace(self, first=_first_calls((*self.classes, self), lab, slower, deadline_s))
 
     def at(self, size_bytes: int) -> Candidate:
         nvlink, pcie, both = self.first
@@ -236,6 +298,15 @@ class Field:
     def lane_mbit_per_s(self) -> float:
         return self.lane_gb_per_s * 8e3 / self.slower
 
+    def ready(self, lab: Laboratory, deadline_s: float) -> Field:
+        """The same, once all that has to be measured first has been."""
+        return replace(self, candidates=tuple(one.ready(lab, self.slower, deadline_s) for one in self.candidates))
+
+    @property
+    def path_row(self) -> Pair | None:
+        """How ``multi_path`` splits messages, where it is one of these and is ready."""
+        return next((one.row for one in self.candidates if isinstance(one, MultiPath)), None)
+
     def laboratory(self) -> Laboratory:
         """One for all candidates, not yet entered."""
         return laboratory(self.candidates, self.slower)
@@ -263,6 +334,7 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
     """Plans, lowers and verifies; an algorithm that refuses is told with its reason.
 
     A name may say which links it plans on: ``optimal@fast``, ``optimal@all``; others plan on the request's.
+    ``path:0-4-1`` is one of multi_path's paths alone.
     Without ``lane_mbit_per_s`` links are as fast as this machine's processors hold for these plans.
     """
     found, absent = [], []
@@ -277,7 +349,10 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
             one = replace(one, order=tuple(share.root for share in forest.shares))
         if name.partition("@")[0] == hybrid.ALGORITHM:
             classes = tuple(_lowered(name, class_plan(request, links), slots) for links in ("fast", "staged"))
-            one = Hybrid(name, forest, one.program, request=request, classes=(classes[0], classes[1]))
+            one = Hybrid(name, forest, one.program, request=request, classes=classes)
+        if name == multi_path.ALGORITHM:
+            alone = tuple(_lowered(name, forest_of(forest, on_one_path(way.path)), slots) for way in ways(forest))
+            one = MultiPath(name, forest, one.program, classes=alone)
         found.append(one)
     if not found:
         raise UnsupportedError(f"there is nothing to run: {'; '.join(reason for _, reason in absent)}")
@@ -324,9 +399,19 @@ def foreign_ring(request: Request, name: str) -> Forest:
 
 
 def _forest(name: str, request: Request) -> Forest:
+    if name.startswith(_ONE_PATH):
+        return _one_path(name, request)
     how, _, links = name.partition("@")
     wanted = replace(request, links=links) if links else request
     return one_ring(wanted) if how == "one_ring" else algorithm(how).plan(wanted)
+
+
+def _one_path(name: str, request: Request) -> Forest:
+    try:
+        path = tuple(int(vertex) for vertex in name.removeprefix(_ONE_PATH).split("-"))
+    except ValueError:
+        raise UsageError(f"{name}: expected a path of vertices, as in {_ONE_PATH}0-4-1") from None
+    return forest_of(multi_path.plan(request), on_one_path(path))
 
 
 def held_mbit_per_s(request: Request, candidates: Sequence[Candidate]) -> float:
@@ -357,8 +442,8 @@ def measure(
     chunk_bytes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[Measured]]:
-    """Per size, all candidates, ``rounds`` times in turns, every result checked."""
-    ready = [one.ready(lab, field.slower, deadline_s) for one in field.candidates]
+    """Per size, all candidates of a field that is ready, ``rounds`` times in turns, every result checked."""
+    ready = field.candidates
     numbers: dict[Candidate, int] = {}
     total, done = len(sizes) * rounds * len(ready), 0
     for size in sizes:

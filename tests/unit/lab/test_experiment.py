@@ -9,7 +9,7 @@ import pytest
 
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.lab import experiment, output
 from blinkccl.lab.experiment import ALL, Measured
 from blinkccl.lab.laboratory import Run
@@ -81,6 +81,48 @@ def test_pcie_gets_no_more_than_by_the_rates_of_its_links(pcie: float, most: flo
     found = one.ready(Slow(0.0, pcie=pcie), 1.0, 60.0).at(1 << 28).forest
     staged = [share for share in found.shares if len(share.broadcast.edges[0]) > 2]
     assert most - 1 / 128 < sum(share.weight for share in staged) <= most
+
+
+class TwoPaths(Slow):
+    """A call takes 1 ms directly and 3 through the host, each then 100 MB/s; both together ``longer`` times as long."""
+
+    def __init__(self, longer: float) -> None:
+        self.longer, self.programs = longer, []
+
+    def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
+        program = self.programs[number]
+        ends = [
+            (0.003 if queue.is_staged else 0.001) + float(part.stop - part.start) * pattern.size / 100e6
+            for queue, part in zip(program.queues, program.slices, strict=True)
+        ]
+        return Run(max(ends) * (self.longer if len(ends) > 1 else 1), 0, 0.0)
+
+
+def test_multi_path_splits_by_what_its_first_calls_took() -> None:
+    """So that both paths end together, and not where a direct copy is about as fast."""
+    request = asked("mist", "sendrecv", "0,1")
+    (one,) = experiment.prepare(request, ("multi_path",), 100).candidates
+    found = one.ready(TwoPaths(1.0), 1.0, 60.0)
+    for size in (1 << 16, 1 << 18):
+        assert [share.weight for share in found.at(size).forest.shares] == [1]
+    for size in (1 << 21, 1 << 24, 1 << 28):
+        direct, staged = found.at(size).forest.shares
+        assert 0.001 + float(direct.weight) * size / 100e6 == pytest.approx(
+            0.003 + float(staged.weight) * size / 100e6, rel=1e-3
+        )
+    assert len(one.ready(TwoPaths(1.99), 1.0, 60.0).at(1 << 28).forest.shares) == 1
+    assert found.at(1 << 20).name == "multi_path"
+
+
+def test_a_path_alone_is_a_candidate() -> None:
+    request = asked("mist", "sendrecv", "0,1")
+    (one,) = experiment.prepare(request, ("path:0-4-1",), 100).candidates
+    assert {queue.path for queue in one.program.queues} == {(0, 4, 1)}
+    with pytest.raises(UsageError, match="expected a path of vertices"):
+        experiment.prepare(request, ("path:0-x",), 100)
+    field = experiment.prepare(request, ("path:0-1", "path:0-9-1"), 100)
+    assert "not there" in dict(field.absent)["path:0-9-1"]
+    assert field.path_row is None
 
 
 def test_a_lane_is_of_the_fast_links_whatever_is_planned_on() -> None:
