@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from test_programs import SENSITIVE, perturbed, places, unlike, wild, wild_scales
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DTYPES, element_type, operation
+from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.engines import host, reference
 from blinkccl.engines.buffers import RankBuffers, filled
@@ -29,7 +29,7 @@ from blinkccl.engines.host import HostOptions
 from blinkccl.engines.host_plan import INLINE, Area, HostPlan
 from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.errors import UnsupportedError
-from blinkccl.schedule.chunking import Bound
+from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference
@@ -138,13 +138,13 @@ def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
         assert unlike(got, wanted) is None, (op, way, in_place)
 
 
-def prepared(random: Random, ranks: int, seed: int) -> tuple[HostPlan, Bound, RankBuffers, list[Array | None]]:
-    """A random program for one call: laid out, with its buffers, and what these must hold afterwards."""
+def prepared(random: Random, ranks: int, seed: int) -> tuple[HostPlan, int, int, RankBuffers, list[Array | None]]:
+    """A random program for one call: laid out, with elements, chunk, buffers, and what these must hold afterwards."""
     program, _ = random_program(random, random_collective(random, ranks))
     plan, count = HostPlan(program), random.choice([1, 60, 300])
     inputs = make_inputs(program.collective, count, "int32", seed)
     buffers, _ = filled(program.collective, inputs, count, "int32", random.choice(places(program)))
-    return plan, plan.bind(count, 4, random.choice([16, 64, 400])), buffers, oracle(program.collective, inputs)
+    return plan, count, random.choice([16, 64, 400]), buffers, oracle(program.collective, inputs)
 
 
 @SOME
@@ -154,11 +154,13 @@ def test_calls_in_a_row_do_not_disturb_each_other(seed: int) -> None:
     random = Random(seed)
     ranks = random.randint(2, 5)
     jobs = [prepared(random, ranks, number) for number in range(6)]
-    dtype, chosen = element_type("int32"), operation("sum")
 
     def all_calls(end: host.Endpoint) -> None:
-        ops = [host.NativeOp(end, plan, bound, dtype, chosen) for plan, bound, _, _ in jobs]
-        for op, (_, _, buffers, _) in zip(ops, jobs, strict=True):
+        ops = [
+            host.NativeOp(end, plan, CollectiveCall.of(plan.program.collective, "int32", count), chunk_bytes)
+            for plan, count, chunk_bytes, _, _ in jobs
+        ]
+        for op, (*_, buffers, _) in zip(ops, jobs, strict=True):
             memory = (side[end.rank] for side in (buffers.inputs, buffers.outputs))
             op.run(*(None if array is None else array.ctypes.data for array in memory), 20_000_000)
         for op in ops:
@@ -167,7 +169,7 @@ def test_calls_in_a_row_do_not_disturb_each_other(seed: int) -> None:
     with host.local_endpoints(ranks, Area()) as ends, ThreadPoolExecutor(ranks) as pool:
         for _ in pool.map(all_calls, ends):
             pass
-    for number, (_, _, buffers, wanted) in enumerate(jobs):
+    for number, (*_, buffers, wanted) in enumerate(jobs):
         assert mismatch(buffers.outputs, wanted, 1) is None, f"call {number}"
 
 
@@ -193,7 +195,7 @@ def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) ->
         options=HostOptions(**way, stats=stats),
         deadline_s=20,
     )
-    bound = HostPlan(program).bind(size["count"], 4, size["chunk_bytes"])
+    bound = bind(program, size["count"], 4, size["chunk_bytes"])
     sums = {name: sum(rank[name] for rank in stats) for name in stats[0]}
     assert [rank["calls"] for rank in stats] == [1] * len(program.ranks)
     assert sums["messages"] == total(program, lambda part: bound.extents[part].chunks)

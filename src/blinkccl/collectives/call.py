@@ -54,12 +54,8 @@ class CollectiveCall(NamedTuple):
 
     def number(self) -> int:
         """Everything but the elements and ``dst``, in 64 bits: native code shows it to other ranks."""
-        kind, dtype, op = (
-            list(COLLECTIVES).index(self.collective) + 1,
-            list(DTYPE_CODES).index(self.dtype),
-            list(OPS).index(self.op),
-        )
-        return kind | dtype << 8 | op << 16 | (self.root & 0xFFFFFFFF) << 24
+        kind = list(COLLECTIVES).index(self.collective) + 1
+        return kind | DTYPE_CODES[self.dtype] << 8 | OPS[self.op].code << 16 | (self.root & 0xFFFFFFFF) << 24
 
     @classmethod
     def from_number(cls, number: int, elements: int) -> CollectiveCall:
@@ -72,6 +68,6 @@ class CollectiveCall(NamedTuple):
             name(["nothing yet", *COLLECTIVES], number & 0xFF),
             name(list(DTYPE_CODES), number >> 8 & 0xFF),
             elements,
-            name(list(OPS), number >> 16 & 0xFF),
+            next((row.name for row in OPS.values() if row.code == number >> 16 & 0xFF), "?"),
             number >> 24 & 0xFFFFFFFF,
         )

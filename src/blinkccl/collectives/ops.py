@@ -47,6 +47,11 @@ class Operation:
     averages: bool = False
     scales: bool = False
 
+    @property
+    def code(self) -> int:
+        """Its number in native code."""
+        return OP_CODES[self.base] | self.averages * _AVERAGES | self.scales * _SCALES
+
 
 @dataclass(frozen=True)
 class DType:
@@ -257,6 +262,7 @@ DTYPES: dict[str, DType] = {
 #: Numbers of the element types and of the base operations in native code, from ``native/include/blink/types.h``.
 DTYPE_CODES = header("types.h").numbers("blink_dtype")
 OP_CODES = header("types.h").numbers("blink_operation")
+_AVERAGES, _SCALES = (header("types.h").constants[f"BLINK_{name}"] for name in ("AVERAGES", "SCALES"))
 
 
 def operation(name: str) -> Operation:

@@ -4,14 +4,13 @@ Ranks are processes of one machine (:mod:`blinkccl.runtime` makes and joins the 
 has one :class:`Endpoint`. For tests and for the conformance suite :func:`run` plays all ranks in this
 process, a thread each: the same native code on the same segment, only that nobody can die.
 
-The native library executes rows of numbers that :mod:`blinkccl.engines.host_plan` makes; this file passes
-them on, and turns codes into errors.
+The native library binds what :mod:`blinkccl.engines.host_plan` laid out to a size, and executes it; this file passes
+that on, and turns codes into errors.
 """
 
 from __future__ import annotations
 
 import ctypes as c
-import hashlib
 import mmap
 import os
 import secrets
@@ -29,9 +28,6 @@ from numpy.typing import NDArray
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import (
     DTYPE_CODES,
-    OP_CODES,
-    DType,
-    Operation,
     Scale,
     element_type,
     operation,
@@ -49,14 +45,16 @@ from blinkccl.errors import (
     PlanMismatchError,
     ScheduleError,
     UnsupportedError,
+    UsageError,
 )
-from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 
 Array = NDArray[Any]
 
 #: Per ordered pair of ranks, for point to point.
 STREAM_BYTES = 64 * 1024
+_MOST_CHUNK_BYTES = 1 << 62
 
 
 def shape_of(ranks: int, area: Area, stream_bytes: int = STREAM_BYTES) -> native.Shape:
@@ -231,53 +229,57 @@ def awaited(error: native.Error | native.RankStatus) -> str:
             return f"for rank {error.peer} to make the same call"
 
 
+class _NativePlan:
+    """A plan as the native library holds it, which has checked it."""
+
+    def __init__(self, plan: HostPlan) -> None:
+        library, error = native.load(), native.Error()
+        self.handle: int | None = library.blink_plan_read(plan.rows, len(plan.rows), c.byref(error))
+        if not self.handle:
+            raise ScheduleError(f"the native library refuses the program's plan: {error.text.decode()}")
+        weakref.finalize(self, library.blink_plan_free, self.handle).atexit = False
+
+
+_native_plans: weakref.WeakKeyDictionary[HostPlan, _NativePlan] = weakref.WeakKeyDictionary()
+_reading = threading.Lock()
+
+
+def _native_plan(plan: HostPlan) -> _NativePlan:
+    """The same one for as long as ``plan`` lives."""
+    with _reading:
+        found = _native_plans.get(plan)
+        if found is None:
+            found = _native_plans[plan] = _NativePlan(plan)
+        return found
+
+
 class NativeOp:
-    """A Program that ``plan.bind`` bound, of one rank; all ranks must be able to ``cross_memory``, and say the same."""
+    """A plan bound to ``call``, of one rank; all ranks must be able to ``cross_memory``, and say the same.
+
+    An UnsupportedError if the segment has no room for it, however small the chunks; a UsageError for no chunks.
+    """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        plan: HostPlan,
-        bound: Bound,
-        dtype: DType,
-        chosen: Operation,
-        cross_memory: bool = False,
+        self, endpoint: Endpoint, plan: HostPlan, call: CollectiveCall, chunk_bytes: int, cross_memory: bool = False
     ) -> None:
-        tables = plan.tables(bound, endpoint.rank, chosen.averages)
-        collective = bound.program.collective
-        self.call = CollectiveCall.of(collective, dtype.name, bound.count, chosen.name)
+        dtype, chosen = element_type(call.dtype), operation(call.op)
         dtype.combine(chosen)
-        self.scales = chosen.scales and collective.reduces
+        if chunk_bytes < 1:
+            raise UsageError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
+        self.call = call
+        self.scales = chosen.scales and plan.program.collective.reduces
         self.endpoint = endpoint
         self._library = native.load()
-        rows: dict[str, Any] = {}
-        arrays = []
-        for name in ("roles", "receives", "sends", "rings", "readers"):
-            table = np.ascontiguousarray(getattr(tables, name))
-            arrays.append(table)
-            rows[name], rows[f"{name[:-1]}_count"] = table.ctypes.data, len(table)
-        shift_bytes, shifts = plan.shifts(bound)
-        native_tables = native.Tables(
-            signature=_signature(plan, bound, self.call, cross_memory),
-            what=self.call.number(),
-            count=bound.count,
-            dtype=DTYPE_CODES[dtype.name],
-            op=OP_CODES[chosen.base],
-            chunk_elements=bound.chunk_elements,
-            shift_bytes=shift_bytes,
-            shifts=shifts,
-            inline_messages=int(plan.inline),
-            direct_read_in_place=int(tables.direct_read_in_place),
-            direct_write_in_place=int(tables.direct_write_in_place),
-            cross_memory=int(cross_memory),
-            input_bytes=collective.input_blocks(endpoint.rank) * bound.count * bound.itemsize,
-            output_bytes=collective.output_blocks(endpoint.rank) * bound.count * bound.itemsize,
-            queue_count=tables.queues,
-            **rows,
+        held, error = _native_plan(plan), native.Error()
+        binding = native.Binding(
+            call.elements, DTYPE_CODES[dtype.name], chosen.code, min(chunk_bytes, _MOST_CHUNK_BYTES), int(cross_memory)
         )
-        self._op: int | None = self._library.blink_op_create(endpoint.handle, c.byref(native_tables))
+        self._op: int | None = self._library.blink_op_bind(
+            endpoint.handle, held.handle, c.byref(binding), c.byref(error)
+        )
         if not self._op:
-            raise ScheduleError(f"{self.call}: the native library refuses the program's tables on rank {endpoint.rank}")
+            kind = UnsupportedError if error.code == native.UNSUPPORTED else ScheduleError
+            raise kind(f"{call}: {error.text.decode()}")
         # Also what nobody closes goes with its last user: a call that was forgotten may still be under way.
         self._destroy = weakref.finalize(self, self._library.blink_op_destroy, self._op)
         self._destroy.atexit = False
@@ -313,12 +315,6 @@ class NativeOp:
         """Gives the native memory back."""
         self._op = None
         self._destroy()
-
-
-def _signature(plan: HostPlan, bound: Bound, call: CollectiveCall, cross_memory: bool) -> int:
-    """Equal on all ranks that do the same, different otherwise; its low half goes into small messages."""
-    whole = f"{plan.digest} {call} {bound.itemsize} {bound.chunk_elements} {plan.area} {cross_memory}"
-    return int.from_bytes(hashlib.blake2b(whole.encode(), digest_size=8).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +355,7 @@ def run(
     zeros = np.zeros if heap is None else _in_heap(heap)
     buffers, _ = filled(program.collective, inputs, call.elements, call.dtype, in_place, zeros)
     with local_endpoints(len(program.ranks), plan.area, heap) as endpoints:
-        bound = plan.bind(call.elements, row.itemsize, chunk_bytes)
-        ops = [NativeOp(endpoint, plan, bound, row, chosen, ways.cross_memory) for endpoint in endpoints]
+        ops = [NativeOp(endpoint, plan, call, chunk_bytes, ways.cross_memory) for endpoint in endpoints]
         try:
             _go(ops, buffers, int(deadline_s * 1e6), factors)
             if ways.stats is not None:

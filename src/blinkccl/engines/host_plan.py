@@ -33,8 +33,9 @@ answer out.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -44,14 +45,18 @@ from blinkccl.engines.buffers import check_roles
 from blinkccl.engines.relays import relays_at_ranks
 from blinkccl.errors import UnsupportedError
 from blinkccl.native.headers import header
-from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
+from blinkccl.schedule.chunking import Placement, placements
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.text import to_json
 
 _HEADER = header("host.h")
-NOWHERE, PAYLOAD_BYTES, BLOCK_BYTES, _SMALL_CALLS_BYTES = (
-    _HEADER.constants[f"BLINK_{name}"] for name in ("NOWHERE", "PAYLOAD_BYTES", "BLOCK_BYTES", "SMALL_CALLS_BYTES")
+NOWHERE, PAYLOAD_BYTES, BLOCK_BYTES = (
+    _HEADER.constants[f"BLINK_{name}"] for name in ("NOWHERE", "PAYLOAD_BYTES", "BLOCK_BYTES")
 )
+_PLAN_HEADER = _HEADER.structs["blink_plan_header"].names
+_COLLECTIVE_CODES = header("types.h").numbers("blink_collective")
+#: What the native library multiplies sizes by.
+_FINEST = 1 << 61
 _READ_NONE, _READ_INPUT, _READ_OUTPUT = (
     _HEADER.constants[f"BLINK_READ_{where}"] for where in ("NONE", "INPUT", "OUTPUT")
 )
@@ -76,7 +81,7 @@ class _Actor:
 
     index: int
     role: Role
-    rings: list[int]
+    rings: list[_Ring]
 
 
 @dataclass(slots=True, eq=False)
@@ -94,26 +99,13 @@ class _Ring:
     answers: _Ring | None = None  # whose slots these replies reuse
 
 
-@dataclass(frozen=True)
-class RankTables:
-    """The rows of one rank, by the structs of ``host.h``; and which buffers may be shared in place."""
-
-    roles: NDArray[np.void]
-    receives: NDArray[np.void]
-    sends: NDArray[np.int64]
-    rings: NDArray[np.void]
-    readers: NDArray[np.void]
-    queues: int
-    direct_read_in_place: bool
-    direct_write_in_place: bool
-
-
 class HostPlan:
     """A Program laid out for the host engine, for any size; UnsupportedError if a segment has too few control lines."""
 
     def __init__(self, program: Program, area: Area | None = None) -> None:
         check_roles(program, relays=True)
         self.program = program
+        self._placements = placements(program.collective)
         self._stored = {
             number
             for number, queue in enumerate(program.queues)
@@ -133,15 +125,18 @@ class HostPlan:
         self._ring_of: dict[int, tuple[_Ring, int]] = {}
         self._lay_rings()
         self._place_replies()
+        self.rings.sort(key=lambda ring: ring.rank)
+        for place, ring in enumerate(self.rings):
+            ring.index = place
         self._check_lines()
         takers = {actor.role.rank for queue in self._receiver.values() for actor in queue}
         # One gives and one takes: through a ring both work, the one a chunk ahead; directly, one would do it all.
         self._one_way = len({ring.rank for ring in self.rings}) == len(takers) == 1
         self._reach = self._reachable()
-        self._safe: dict[int, tuple[bool, bool]] = {}
         self._of_rank: list[list[_Actor]] = [[] for _ in program.ranks]
         for actor in self.actors:
             self._of_rank[actor.role.rank].append(actor)
+        self._own = [sum(1 << actor.index for actor in actors) for actors in self._of_rank]  # bit sets
 
     @cached_property
     def digest(self) -> int:
@@ -187,7 +182,7 @@ class HostPlan:
                     ring = self._ring_of[queue][0]
                     if not ring.exclusive:
                         ring.senders.append(actor)
-                        actor.rings.append(ring.index)
+                        actor.rings.append(ring)
                 else:
                     self._add_ring(actor, [queue], lines, exclusive=False)
         for ring in self.rings:
@@ -200,7 +195,7 @@ class HostPlan:
         readers = [(queue, first + 1 + place) for place, queue in enumerate(queues)]
         lines[rank] += 1 + len(queues)
         ring = _Ring(len(self.rings), rank, slots, first, queues, [actor], readers, exclusive)
-        actor.rings.append(ring.index)
+        actor.rings.append(ring)
         self.rings.append(ring)
         for place, queue in enumerate(queues):
             self._ring_of[queue] = (ring, place)
@@ -309,209 +304,203 @@ class HostPlan:
     def _readers(self, ring: _Ring) -> list[_Actor]:
         return [self._receiver[queue][0] for queue in ring.queues]
 
+    @cached_property
+    def _lent(self) -> dict[tuple[int, int], list[tuple[_Actor, _Actor]]]:
+        """Per rank and slice that is read in the rank's own input: who sends it, and who reads it."""
+        lent: dict[tuple[int, int], list[tuple[_Actor, _Actor]]] = defaultdict(list)
+        for ring in self.rings:
+            if self._direct_read(ring) == _READ_INPUT:
+                sender = ring.senders[0]
+                lent[ring.rank, sender.role.slice] += [(sender, reader) for reader in self._readers(ring)]
+        return lent
+
+    @cached_property
+    def _writers(self) -> dict[int, list[_Actor]]:
+        """Per rank, who writes directly into its output."""
+        writers: dict[int, list[_Actor]] = defaultdict(list)
+        for ring in self.rings:
+            for queue in ring.queues:
+                if self._direct_write(ring, queue):
+                    writers[self._receiver[queue][0].role.rank].append(ring.senders[0])
+        return writers
+
     def _direct_read_in_place(self, rank: int) -> bool:
         """No slice is kept at ``rank`` before all who read it there as input have done so."""
-        keepers = [actor for actor in self._of_rank[rank] if actor.role.keeps]
         return all(
-            self._precedes(reader, keeper)
-            for ring in self.rings
-            if ring.rank == rank and self._direct_read(ring) == _READ_INPUT
-            for keeper in keepers
-            if keeper.role.slice == ring.senders[0].role.slice and keeper is not ring.senders[0]
-            for reader in self._readers(ring)
+            sender is keeper or self._precedes(reader, keeper)
+            for keeper in self._of_rank[rank]
+            if keeper.role.keeps
+            for sender, reader in self._lent.get((rank, keeper.role.slice), ())
         )
 
     def _direct_write_in_place(self, rank: int) -> bool:
         """No slice is written into ``rank``'s output before all who read it there as input have done so."""
-        mine = self._of_rank[rank]
-        for ring in self.rings:
-            for queue in ring.queues:
-                if not self._direct_write(ring, queue) or self._receiver[queue][0].role.rank != rank:
-                    continue
-                writer, part = ring.senders[0], ring.senders[0].role.slice
-                before = [f for f in mine if f.role.contributes and f.role.slice == part]
-                before += [
-                    reader
-                    for other in self.rings
-                    if other.rank == rank
-                    and self._direct_read(other) == _READ_INPUT
-                    and other.senders[0].role.slice == part
-                    for reader in self._readers(other)
-                ]
-                if not all(self._precedes(actor, writer) for actor in before):
-                    return False
+        for writer in self._writers.get(rank, ()):
+            part = writer.role.slice
+            before = [actor for actor in self._of_rank[rank] if actor.role.contributes and actor.role.slice == part]
+            before += [reader for _, reader in self._lent.get((rank, part), ())]
+            if not all(self._precedes(actor, writer) for actor in before):
+                return False
         return True
 
     def _drains(self, ring: _Ring) -> bool:
         """Whether only acknowledgements can tell that all readers have finished."""
-        own = sum(1 << actor.index for actor in self._of_rank[ring.rank])
-        return any(not self._reach[reader.index] & own for reader in self._readers(ring))
+        return any(not self._reach[reader.index] & self._own[ring.rank] for reader in self._readers(ring))
 
-    # ---- for one size
+    # ---- as numbers
 
-    def bind(self, count: int, itemsize: int, chunk_bytes: int) -> Bound:
-        """The Program for ``count`` elements per block; UnsupportedError if no chunk is so small that messages fit."""
-        if self.inline:
-            if not all(ring.exclusive for ring in self.rings):
-                raise UnsupportedError(
-                    f"protocol {INLINE!r} carries one message per queue; here several roles share one"
-                )
-            bound = bind(
-                self.program, count, itemsize, count * itemsize + ALIGNMENT_BYTES
-            )  # one chunk, whatever the group
-            needed = max(self._staging(bound).values(), default=0)
-            if needed > self.area.inline_bytes:
-                raise UnsupportedError(
-                    f"{count} elements of {itemsize} bytes are too many for protocol {INLINE!r}: a rank's messages "
-                    f"need {needed} bytes, there are {self.area.inline_bytes}; use protocol 'simple'"
-                )
-            return bound
-        while True:
-            bound = bind(self.program, count, itemsize, chunk_bytes)
-            needed = max(self._staging(bound).values(), default=0)
-            if needed <= self.area.staging_bytes:
-                return bound
-            if chunk_bytes <= max(16, itemsize):
-                raise UnsupportedError(
-                    f"the program's rings need {needed} bytes on one rank even in the smallest chunks; "
-                    f"there are {self.area.staging_bytes}: use a plan with fewer trees"
-                )
-            chunk_bytes = max(16, itemsize, min(chunk_bytes * self.area.staging_bytes // needed, chunk_bytes - 16))
+    @cached_property
+    def rows(self) -> bytes:
+        """All of it as the native library reads it, which binds it to sizes: ``blink_plan_header`` and its tables.
 
-    def _stride(self, ring: _Ring, bound: Bound) -> int:
-        length = max(bound.extents[actor.role.slice].length for actor in ring.senders)
-        if self.inline:
-            return -(-length * bound.itemsize // PAYLOAD_BYTES) * BLOCK_BYTES
-        return -(-min(length, bound.chunk_elements) * bound.itemsize // 64) * 64
-
-    def _slots(self, ring: _Ring, bound: Bound) -> int:
-        messages = sum(bound.extents[actor.role.slice].chunks for actor in ring.senders)
-        return max(1, min(ring.slots, messages))
-
-    def _staging(self, bound: Bound) -> dict[int, int]:
-        needed: dict[int, int] = defaultdict(int)
+        UnsupportedError for small messages in a queue that several roles share.
+        """
+        if self.inline and not all(ring.exclusive for ring in self.rings):
+            raise UnsupportedError(f"protocol {INLINE!r} carries one message per queue; here several roles share one")
+        numbers = {block: number for number, block in enumerate(self._placements)}
+        tables = {
+            "slice": [
+                {"block": numbers[part.block], **_share("start", part.start), **_share("stop", part.stop)}
+                for part in self.program.slices
+            ],
+            "ring": [],
+            "reader": [],
+        }
+        sources: list[int] = []
+        first_reader: list[int] = []
         for ring in self.rings:
-            if ring.answers is None:
-                needed[ring.rank] += self._stride(ring, bound) * self._slots(ring, bound)
-        return needed
+            first_reader.append(len(tables["reader"]))
+            tables["ring"].append(
+                self._ring_row(ring)
+                | {"first_source": len(sources), "sources": len(ring.senders)}
+                | {"first_reader": len(tables["reader"]), "readers": len(ring.readers)}
+            )
+            sources += [actor.role.slice for actor in ring.senders]
+            tables["reader"] += [self._reader_row(ring, queue, line) for queue, line in ring.readers]
+        sends = self._add_roles(tables, first_reader)
+        parts = [*(_table(f"blink_plan_{name}", tables[name]) for name in ("rank", "slice", "role", "receive"))]
+        parts += [np.array(sends, np.int64), _table("blink_plan_ring", tables["ring"])]
+        parts += [np.array(sources, np.int64), _table("blink_plan_reader", tables["reader"])]
+        return self._with_header([part.view(np.int64) for part in parts])
 
-    def shifts(self, bound: Bound) -> tuple[int, int]:
-        """By how many bytes successive calls move their rings on, and how many times before they begin again."""
-        unit = BLOCK_BYTES if self.inline else 64
-        needed = max(unit, -(-max(self._staging(bound).values(), default=0) // unit) * unit)
-        area = self.area.inline_bytes if self.inline else self.area.staging_bytes
-        return needed, max(1, min(_SMALL_CALLS_BYTES, area) // needed)
-
-    def tables(self, bound: Bound, rank: int, averages: bool) -> RankTables:
-        """The rows of ``rank``, for a Program that :meth:`bind` has bound; ``averages``: completed sums are divided."""
-        places: list[tuple[int, int, int]] = []  # per ring: offset, stride, slots
-        used: dict[int, int] = defaultdict(int)
-        for ring in self.rings:
-            stride, slots = self._stride(ring, bound), self._slots(ring, bound)
-            places.append((used[ring.rank], stride, slots))
-            used[ring.rank] += stride * slots if ring.answers is None else 0
-        answered = (ring.answers for ring in self.rings)
-        places = [place if at is None else places[at.index] for at, place in zip(answered, places, strict=True)]
-        return self._rank_tables(bound, rank, places, averages)
-
-    def _rank_tables(self, bound: Bound, rank: int, places: list[tuple[int, int, int]], averages: bool) -> RankTables:
-        roles: list[dict[str, int]] = []
-        receives: list[dict[str, int]] = []
+    def _add_roles(self, tables: dict[str, list[dict[str, int]]], first_reader: list[int]) -> list[int]:
+        """Adds the rows of ranks, roles and receives; the rings that roles send into, in the order of roles."""
+        tables |= {"rank": [], "role": [], "receive": []}
         sends: list[int] = []
-        queues: dict[int, int] = {}
-        local = {index: place for place, index in enumerate(i for i, r in enumerate(self.rings) if r.rank == rank)}
-        for actor in self._of_rank[rank]:
-            role = actor.role
-            roles.append(
-                _role(bound, role, averages)
-                | {"first_receive": len(receives), "receives": len(role.receives)}
-                | {"first_send": len(sends), "sends": len(actor.rings)}
+        first_ring, of_rank = 0, Counter(ring.rank for ring in self.rings)
+        for rank, actors in enumerate(self._of_rank):
+            queues: dict[int, int] = {}
+            first_role = len(tables["role"])
+            for actor in actors:
+                tables["role"].append(
+                    self._role_row(actor.role)
+                    | {"first_receive": len(tables["receive"]), "receives": len(actor.role.receives)}
+                    | {"first_send": len(sends), "sends": len(actor.rings)}
+                )
+                for queue in actor.role.receives:
+                    ring, place = self._ring_of[queue]
+                    number = queues.setdefault(queue, len(queues))
+                    reader = first_reader[ring.index] + place
+                    tables["receive"].append({"ring": ring.index, "reader": reader, "queue": number})
+                sends += [ring.index for ring in actor.rings]
+            tables["rank"].append(
+                self._rank_row(rank)
+                | {"first_role": first_role, "roles": len(actors)}
+                | {"first_ring": first_ring, "rings": of_rank[rank], "queues": len(queues)}
             )
-            receives += [self._receive(bound, queue, places, queues) for queue in role.receives]
-            sends += [local[ring] for ring in actor.rings]
-        rings: list[dict[str, int]] = []
-        readers: list[dict[str, int]] = []
-        for index in local:
-            ring = self.rings[index]
-            direct = self._direct_read(ring)
-            rings.append(
-                self._place(ring, places)
-                | {"first_reader": len(readers), "readers": len(ring.readers)}
-                | {"direct_read": direct, "drain": int(direct != _READ_NONE and self._drains(ring))}
-            )
-            readers += [self._reader(bound, ring, queue, line) for queue, line in ring.readers]
-        return RankTables(
-            _table("blink_role", roles),
-            _table("blink_receive", receives),
-            np.array(sends, np.int64),
-            _table("blink_ring", rings),
-            _table("blink_reader", readers),
-            len(queues),
-            *self._in_place(rank),
-        )
+            first_ring += of_rank[rank]
+        return sends
 
-    def _in_place(self, rank: int) -> tuple[bool, bool]:
-        if rank not in self._safe:
-            self._safe[rank] = self._direct_read_in_place(rank), self._direct_write_in_place(rank)
-        return self._safe[rank]
+    def _with_header(self, tables: list[NDArray[np.int64]]) -> bytes:
+        coll = self.program.collective
+        root = coll.src if coll.root is None else coll.root
+        counts = ("rank", "slice", "role", "receive", "send", "ring", "source", "reader")
+        names = [f"blink_plan_{name}" for name in counts]
+        widths = [len(_HEADER.structs[name].names) if name in _HEADER.structs else 1 for name in names]
+        header = {
+            "magic": _HEADER.constants["BLINK_PLAN_MAGIC"],
+            "version": _HEADER.constants["BLINK_PLAN_VERSION"],
+            "digest": self.digest,
+            "collective": _COLLECTIVE_CODES[coll.name],
+            "root": root or 0,
+            "dst": coll.dst or 0,
+            "inline_messages": int(self.inline),
+            "words": len(_PLAN_HEADER) + sum(map(len, tables)),
+            "checksum": 0,
+        } | {f"{name}_count": len(table) // width for name, width, table in zip(counts, widths, tables, strict=True)}
+        words = np.concatenate([np.array([header[name] for name in _PLAN_HEADER], np.int64), *tables])
+        summed = _PLAN_HEADER.index("checksum")
+        words.view(np.uint64)[summed] = checksum(words[summed + 1 :])
+        return words.tobytes()
 
-    def _place(self, ring: _Ring, places: list[tuple[int, int, int]]) -> dict[str, int]:
-        """What both ends of a ring are told of it."""
-        staging, stride, slots = places[ring.index]
+    def _rank_row(self, rank: int) -> dict[str, int]:
         return {
-            "line": ring.line,
-            "staging": staging,
-            "stride": stride,
-            "slots": slots,
-            "reply_to": 0 if ring.answers is None else ring.answers.rank + 1,
-            "split": int(self._splits(ring)),
+            "input_blocks": self.program.collective.input_blocks(rank),
+            "output_blocks": self.program.collective.output_blocks(rank),
+            "direct_read_in_place": int(self._direct_read_in_place(rank)),
+            "direct_write_in_place": int(self._direct_write_in_place(rank)),
         }
 
-    def _receive(
-        self, bound: Bound, queue: int, places: list[tuple[int, int, int]], queues: dict[int, int]
-    ) -> dict[str, int]:
-        ring, place = self._ring_of[queue]
-        sender = ring.senders[0].role
+    def _ring_row(self, ring: _Ring) -> dict[str, int]:
         direct = self._direct_read(ring)
-        at = None
-        if direct == _READ_INPUT:
-            at = bound.source(ring.rank, sender.slice)
-        elif direct == _READ_OUTPUT:
-            at = bound.target(ring.rank, sender.slice)
-        return self._place(ring, places) | {
+        role = ring.senders[0].role
+        return {
             "rank": ring.rank,
-            "ack_line": ring.readers[place][1],
+            "line": ring.line,
+            "slots": ring.slots,
             "direct_read": direct,
-            "direct_offset": 0 if at is None else at * bound.itemsize,
-            "direct_write": int(self._direct_write(ring, queue)),
-            "queue": queues.setdefault(queue, len(queues)),
+            "direct_block": NOWHERE
+            if direct == _READ_NONE
+            else self._source(role)
+            if direct == _READ_INPUT
+            else self._target(role),
+            "drain": int(direct != _READ_NONE and self._drains(ring)),
+            "split": int(self._splits(ring)),
+            "answers": NOWHERE if ring.answers is None else ring.answers.index,
         }
 
-    def _reader(self, bound: Bound, ring: _Ring, queue: int, line: int) -> dict[str, int]:
-        receiver = self._receiver[queue][0].role
-        at = bound.target(receiver.rank, receiver.slice) if self._direct_write(ring, queue) else None
-        return {"rank": receiver.rank, "ack_line": line, "write_offset": _bytes(at, bound)}
+    def _reader_row(self, ring: _Ring, queue: int, line: int) -> dict[str, int]:
+        role = self._receiver[queue][0].role
+        write = self._target(role) if self._direct_write(ring, queue) else NOWHERE
+        return {"rank": role.rank, "ack_line": line, "write_block": write}
+
+    def _role_row(self, role: Role) -> dict[str, int]:
+        """The numbers of a role but for its messages."""
+        return {
+            "slice": role.slice,
+            "offset": role.offset,
+            "source_block": self._source(role) if role.contributes else NOWHERE,
+            "target_block": self._target(role) if role.keeps else NOWHERE,
+            "contributions": len(self._placement(role).sources) if role.completes else 1,
+            "own_operand_index": role.own_operand_index if role.contributes else 0,
+            "channel": role.channel,
+            "share": role.share,
+            "stage": _STAGES.get(role.stage, len(_STAGES)),
+        }
+
+    def _placement(self, role: Role) -> Placement:
+        return self._placements[self.program.slices[role.slice].block]
+
+    def _source(self, role: Role) -> int:
+        return self._placement(role).sources.get(role.rank, NOWHERE)
+
+    def _target(self, role: Role) -> int:
+        return self._placement(role).targets.get(role.rank, NOWHERE)
 
 
-def _role(bound: Bound, role: Role, averages: bool) -> dict[str, int]:
-    """The numbers of a role but for its messages."""
-    extent = bound.extents[role.slice]
-    return {
-        "offset": role.offset,
-        "chunks": extent.chunks,
-        "length": extent.length,
-        "source": _bytes(bound.source(role.rank, role.slice) if role.contributes else None, bound),
-        "target": _bytes(bound.target(role.rank, role.slice) if role.keeps else None, bound),
-        "divisor": bound.contributions(role.slice) if role.completes and averages else 1,
-        "own_operand_index": role.own_operand_index if role.contributes else 0,
-        "channel": role.channel,
-        "share": role.share,
-        "stage": _STAGES.get(role.stage, len(_STAGES)),
-    }
+def checksum(words: NDArray[np.int64]) -> int:
+    """The sum that plans and bundles carry of their words; ``native/src/plan.cpp`` makes the same."""
+    places = np.arange(1, len(words) + 1, dtype=np.uint64)
+    mixed = words.view(np.uint64) + places * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ mixed >> np.uint64(32)) * np.uint64(0xD6E8FEB86659FD93)
+    return int((mixed ^ mixed >> np.uint64(32)).sum(dtype=np.uint64))
 
 
-def _bytes(elements: int | None, bound: Bound) -> int:
-    return NOWHERE if elements is None else elements * bound.itemsize
+def _share(name: str, share: Fraction) -> dict[str, int]:
+    """A fraction in two numbers; one that is finer than 2^-61 is rounded down, alike in all slices that meet there."""
+    if share.denominator > _FINEST:
+        share = Fraction(share.numerator * _FINEST // share.denominator, _FINEST)
+    return {name: share.numerator, f"{name}_parts": share.denominator}
 
 
 def _same_source(first: Role, then: Role) -> bool:

@@ -19,6 +19,7 @@ HEADER = header("host.h")
 _CODES = HEADER.numbers("blink_code")
 OK, DEADLINE, PEER_LOST, MISMATCH = (_CODES[name] for name in ("ok", "deadline", "peer_lost", "mismatch"))
 ABORTED, INVALID, SYSTEM, INTERRUPTED = (_CODES[name] for name in ("aborted", "invalid", "system", "interrupted"))
+UNSUPPORTED = _CODES["unsupported"]
 #: What a rank waits for, by number.
 WAITS = tuple(HEADER.numbers("blink_waits", "BLINK_WAITS_"))
 
@@ -45,9 +46,9 @@ class Stats(c.Structure):
     """``blink_stats``: what a rank has done."""
 
 
-@HEADER.layout("blink_tables")
-class Tables(c.Structure):
-    """``blink_tables``: a rank's part of a Program."""
+@HEADER.layout("blink_binding")
+class Binding(c.Structure):
+    """``blink_binding``: what a plan is bound to."""
 
 
 @HEADER.layout("blink_python")

@@ -129,8 +129,7 @@ class HostGroup(Group):
         crosses = self._crosses and not chosen.scales  # scaled contributions are not what lies in a buffer
         choice = choose(call.collective, nbytes, self.size, crosses)
         plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
-        bound = plan.bind(call.elements, row.itemsize, choice.chunk_bytes)
-        return NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)
+        return NativeOp(self._endpoint, plan, call, choice.chunk_bytes, choice.cross_memory)
 
     def expect_long_waits(self) -> None:
         """Calls of this group wait for more than its ranks, such as a network: waits sleep soon."""
@@ -148,9 +147,8 @@ class HostGroup(Group):
         self._check_open()
         if len(plan.program.ranks) != self.size:
             raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
-        row = element_type(dtype)
-        bound = plan.bind(count, row.itemsize, chunk_bytes)
-        return NativeOp(self._endpoint, plan, bound, row, operation(op), cross_memory)
+        call = CollectiveCall.of(plan.program.collective, dtype, count, op)
+        return NativeOp(self._endpoint, plan, call, chunk_bytes, cross_memory)
 
     # ---- point to point
 

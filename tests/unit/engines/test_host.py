@@ -22,11 +22,10 @@ from programs_by_hand import one_message_held_back
 
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import host, native_library
 from blinkccl.engines.host import Endpoint, HostOptions, NativeOp, local_endpoints, to_exception
-from blinkccl.engines.host_plan import Area, HostPlan
+from blinkccl.engines.host_plan import Area, HostPlan, checksum
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import (
     BlinkError,
@@ -89,7 +88,7 @@ def test_integer_scales_that_a_double_does_not_hold_are_refused() -> None:
 
 def op_on(endpoint: Endpoint, count: int = 100, op: str = "sum") -> NativeOp:
     plan = HostPlan(allreduce(2))
-    return NativeOp(endpoint, plan, plan.bind(count, 4, 1 << 16), element_type("float32"), operation(op))
+    return NativeOp(endpoint, plan, CollectiveCall("allreduce", "float32", count, op), 1 << 16)
 
 
 def at_once(*calls: partial[object]) -> list[BaseException | None]:
@@ -241,11 +240,19 @@ def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp
         native_library.load.__wrapped__()
 
 
-def test_tables_that_make_no_sense_are_an_error_of_ours(ends: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = HostPlan(allreduce(2))
-    bound = plan.bind(100, 4, 64)
-    tables = plan.tables(bound, 0, False)
-    tables.receives["rank"][0] = 0  # a message from itself
-    monkeypatch.setattr(HostPlan, "tables", lambda *_: tables)
-    with pytest.raises(ScheduleError, match=r"refuses .* tables on rank 0"):
-        NativeOp(ends[0], plan, bound, element_type("float32"), operation("sum"))
+def test_plans_that_make_no_sense_are_an_error_of_ours(ends: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, of_three = HostPlan(allreduce(2)).rows, HostPlan(allreduce(3)).rows
+    call = CollectiveCall("allreduce", "float32", 100)
+    words = np.frombuffer(rows, np.int64).copy()
+    for wrong, message in ((rows[:-8], "words"), (rows[:100], "no plan"), (rows[:80] + b"x" + rows[81:], "checksum")):
+        monkeypatch.setattr(HostPlan, "rows", wrong)
+        with pytest.raises(ScheduleError, match=f"refuses the program's plan: .*{message}"):
+            NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
+    words[len(words) - 1] = 7  # the block in which a reader's output is written
+    words[4 - 1] = np.array([checksum(words[4:])], np.uint64).view(np.int64)[0]
+    monkeypatch.setattr(HostPlan, "rows", words.tobytes())
+    with pytest.raises(ScheduleError, match="makes no sense: a reader is wrong"):
+        NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
+    monkeypatch.setattr(HostPlan, "rows", of_three)
+    with pytest.raises(ScheduleError, match="allreduce of 100 × float32, sum: the plan is for 3 ranks, the segment"):
+        NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)

@@ -4,52 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
 from random import Random
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
+from hypothesis import example, given
+from hypothesis import strategies as st
 from programs_by_hand import one_message_held_back
 
 from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host_plan import BLOCK_BYTES, INLINE, NOWHERE, PAYLOAD_BYTES, Area, HostPlan
+from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import UnsupportedError
-from blinkccl.schedule.chunking import Bound
+from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
-from blinkccl.schedule.program import Channel, Program
+from blinkccl.schedule.program import Channel, Program, Slice
 from blinkccl.testing.programs import random_program
+from support import host_rows
+from support.host_rows import BoundRank
 from support.planned import asked
 
-
-def rows_of(table: NDArray[np.void]) -> list[SimpleNamespace]:
-    return [SimpleNamespace(**dict(zip(table.dtype.names or (), row, strict=True))) for row in table.tolist()]
-
-
-class Rank:
-    """One rank's tables with names."""
-
-    def __init__(self, plan: HostPlan, bound: Bound, rank: int, averages: bool = False) -> None:
-        tables = plan.tables(bound, rank, averages)
-        self.rank = rank
-        self.roles = rows_of(tables.roles)
-        self.receives = rows_of(tables.receives)
-        self.sends = tables.sends.tolist()
-        self.rings = rows_of(tables.rings)
-        self.readers = rows_of(tables.readers)
-        self.queues = tables.queues
-        self.in_place = tables.direct_read_in_place, tables.direct_write_in_place
-
-    def readers_of(self, ring: SimpleNamespace) -> list[SimpleNamespace]:
-        return self.readers[ring.first_reader : ring.first_reader + ring.readers]
+pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 
 
 def all_ranks(
-    program: Program, count: int = 1000, chunk_bytes: int = 64, area: Area | None = None, averages: bool = False
-) -> list[Rank]:
-    plan = HostPlan(program, area)
-    bound = plan.bind(count, 4, chunk_bytes)
-    return [Rank(plan, bound, rank, averages) for rank in range(len(program.ranks))]
+    program: Program, count: int = 1000, chunk_bytes: int = 64, area: Area | None = None, op: str = "sum"
+) -> list[BoundRank]:
+    return host_rows.all_ranks(HostPlan(program, area), count, chunk_bytes, op=op)
 
 
 def planned(algorithm: str, name: str = "allreduce", spec: str = "clique:4", slots: int = 2) -> Program:
@@ -85,7 +69,7 @@ def test_both_ends_of_every_message_name_the_same_place(block: int) -> None:
             assert taken == list(range(len(rank.receives)))
             assert given == list(range(len(rank.sends)))
             assert set(rank.sends) == set(range(len(rank.rings)))
-            assert {row.queue for row in rank.receives} == set(range(rank.queues))
+            assert {row.queue for row in rank.receives} == set(range(rank.numbers.queue_count))
         assert sum(read.values()) == sum(len(rank.readers) for rank in ranks)
 
 
@@ -207,7 +191,7 @@ def test_only_readers_of_whom_nothing_more_comes_are_waited_for() -> None:
 
 
 def test_an_average_ends_where_the_sum_is_complete() -> None:
-    for rank in all_ranks(planned("one_hop"), averages=True):
+    for rank in all_ranks(planned("one_hop"), op="avg"):
         assert sorted(row.divisor for row in rank.roles) == [1] * (len(rank.roles) - 1) + [4]
     for rank in all_ranks(planned("one_hop")):
         assert {row.divisor for row in rank.roles} == {1}
@@ -215,19 +199,19 @@ def test_an_average_ends_where_the_sum_is_complete() -> None:
 
 def test_chunks_shrink_until_the_rings_fit() -> None:
     program, area = planned("ring"), Area(staging_bytes=8192)
-    plan = HostPlan(program, area)
-    bound = plan.bind(100_000, 4, 1 << 20)
-    assert 16 <= bound.chunk_elements * 4 < 8192
-    assert bound.chunk_elements % 4 == 0
-    used = [sum(ring.stride * ring.slots for ring in Rank(plan, bound, r).rings if not ring.reply_to) for r in range(4)]
+    ranks = all_ranks(program, 100_000, 1 << 20, area)
+    (elements,) = {rank.numbers.chunk_elements for rank in ranks}
+    assert 16 <= elements * 4 < 8192
+    assert elements % 4 == 0
+    used = [sum(ring.stride * ring.slots for ring in rank.rings if not ring.reply_to) for rank in ranks]
     assert max(used) <= 8192
     assert max(used) > 4096, "smaller than needed"
-    assert HostPlan(program).bind(1000, 4, 1 << 60).extents[0].chunks == 1
+    assert {row.chunks for rank in all_ranks(program, 1000, 1 << 60) for row in rank.roles} == {1}
 
 
 def test_rings_that_never_fit_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"rings need \d+ bytes .* there are 64: use a plan with fewer trees"):
-        HostPlan(planned("ring"), Area(staging_bytes=64)).bind(1000, 4, 64)
+        all_ranks(planned("ring"), area=Area(staging_bytes=64))
 
 
 def test_too_many_lines_are_refused() -> None:
@@ -249,11 +233,11 @@ def test_small_messages_are_one_chunk_of_whole_blocks() -> None:
 
 
 def test_small_messages_have_a_limit() -> None:
-    plan = HostPlan(small(planned("one_shot")), Area(inline_bytes=2 * BLOCK_BYTES))
+    program, area = small(planned("one_shot")), Area(inline_bytes=2 * BLOCK_BYTES)
     most = 2 * PAYLOAD_BYTES // 4
-    plan.bind(most, 4, 64)
+    all_ranks(program, most, area=area)
     with pytest.raises(UnsupportedError, match=f"{most + 1} elements of 4 bytes are too many for protocol 'll'"):
-        plan.bind(most + 1, 4, 64)
+        all_ranks(program, most + 1, area=area)
 
 
 # ---- successive calls
@@ -262,15 +246,73 @@ def test_small_messages_have_a_limit() -> None:
 @pytest.mark.parametrize("program", [planned("one_hop"), small(planned("one_hop"))])
 def test_successive_calls_lie_side_by_side(program: Program) -> None:
     plan = HostPlan(program)
-    bound = plan.bind(256, 4, 1 << 16)
-    step, times = plan.shifts(bound)
-    area = plan.area.inline_bytes if plan.inline else plan.area.staging_bytes
-    for rank in range(4):
-        ends = [ring.staging + ring.stride * ring.slots for ring in Rank(plan, bound, rank).rings if not ring.reply_to]
+    unit, area = (BLOCK_BYTES, plan.area.inline_bytes) if plan.inline else (64, plan.area.staging_bytes)
+    for rank in host_rows.all_ranks(plan, 256, 1 << 16):
+        step, times = rank.numbers.shift_bytes, rank.numbers.shifts
+        ends = [ring.staging + ring.stride * ring.slots for ring in rank.rings if not ring.reply_to]
         assert max(ends) <= step
-    assert times > 1
-    assert step * times <= area
-    assert step % (BLOCK_BYTES if plan.inline else 64) == 0
+        assert times > 1
+        assert step * times <= area
+        assert step % unit == 0
+
+
+# ---- the same everywhere
+
+
+@given(
+    cuts=st.lists(st.fractions(0, 1, max_denominator=40), max_size=3),
+    count=st.integers(0, 5000),
+    dtype=st.sampled_from(["uint8", "float16", "float32", "float64"]),
+    chunk_bytes=st.integers(1, 1 << 14),
+)
+@example([Fraction(1234567890123456789012, 3**45)], 3000, "float32", 64)  # more than the library's numbers hold
+def test_slices_are_cut_as_for_every_other_engine(
+    cuts: list[Fraction], count: int, dtype: str, chunk_bytes: int
+) -> None:
+    program, ends = planned("one_hop", "scatter", "clique:3"), [Fraction(0), *sorted(cuts), Fraction(1)]
+    slices = tuple(Slice(part.block, *pair) for part in program.slices for pair in pairwise(ends))
+    roles = tuple(
+        replace(role, slice=role.slice * (len(ends) - 1) + part)
+        for role in program.roles
+        for part in range(len(ends) - 1)
+    )
+    program = replace(program, slices=slices, roles=roles)
+    itemsize = element_type(dtype).itemsize
+    wanted = bind(program, count, itemsize, chunk_bytes)
+    for rank, rows in enumerate(host_rows.all_ranks(HostPlan(program), count, chunk_bytes, dtype)):
+        mine = [role for role in program.roles if role.rank == rank]
+        assert len(rows.roles) == len(mine)
+        for row, role in zip(rows.roles, mine, strict=True):
+            extent = wanted.extents[role.slice]
+            assert (row.length, row.chunks) == (extent.length, extent.chunks)
+            for place, expected in (
+                (row.source, wanted.source(rank, role.slice) if role.contributes else None),
+                (row.target, wanted.target(rank, role.slice) if role.keeps else None),
+            ):
+                assert place == (NOWHERE if expected is None else expected * itemsize)
+
+
+def test_calls_are_told_apart_and_ranks_agree() -> None:
+    def signature(program: Program, area: Area | None = None, **changed: Any) -> int:
+        ranks = host_rows.all_ranks(HostPlan(program, area), **{"count": 1000, "chunk_bytes": 64} | changed)
+        (signature,) = {rank.numbers.signature for rank in ranks}
+        return signature
+
+    one_hop = planned("one_hop")
+    made = [
+        signature(one_hop),
+        signature(one_hop, count=1001),
+        signature(one_hop, chunk_bytes=128),
+        signature(one_hop, dtype="int32"),
+        *(signature(one_hop, op=op) for op in ("avg", "premul_sum", "max")),
+        signature(one_hop, area=Area(staging_bytes=1 << 20)),
+        signature(planned("one_shot")),
+        signature(small(one_hop)),
+        *(signature(lower(ALGORITHMS["one_hop"].plan(asked("clique:4", "broadcast", root=root)))) for root in (0, 1)),
+    ]
+    low = {each & 0xFFFFFF for each in made}
+    assert len(low) == len(made), "what small messages carry of it is the same"
+    assert signature(one_hop) == made[0]
 
 
 def test_programs_are_told_apart() -> None:

@@ -6,13 +6,16 @@ import pytest
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.host_plan import Area
+from blinkccl.engines.registry import ENGINES
 from blinkccl.runtime.plans import choose, host_plan
+from support.host_rows import all_ranks
 from support.planned import asked
 
 #: S in bytes: powers of two, and one element beside each.
 SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]
 
 
+@pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_choice_can_be_bound(name: str, ranks: int) -> None:
@@ -23,12 +26,10 @@ def test_every_choice_can_be_bound(name: str, ranks: int) -> None:
             count = nbytes // (blocks * itemsize)
             choice = choose(name, count * itemsize * blocks, ranks, crosses=ranks == 2 and count % 2 == 0)
             plan = host_plan(wanted, choice.algorithm, choice.inline, Area())
-            bound = plan.bind(count, itemsize, choice.chunk_bytes)
-            assert bound.count == count
-            if choice.inline:
-                assert bound.chunk_elements * itemsize >= max(extent.length for extent in bound.extents) * itemsize
-            for rank in range(ranks):
-                plan.tables(bound, rank, False)
+            dtype = "uint8" if itemsize == 1 else "float64"
+            for rank in all_ranks(plan, count, choice.chunk_bytes, dtype):
+                assert rank.numbers.count == count
+                assert not choice.inline or all(row.chunks <= 1 for row in rank.roles)
 
 
 def test_chunks_are_whole_cache_lines() -> None:

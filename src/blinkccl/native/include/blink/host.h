@@ -1,8 +1,9 @@
 // The host engine's C ABI: ranks are processes (or threads) of one machine that share one memory segment.
 //
-// Plain C, loaded with ctypes. All decisions (which Program, who reads whose ring, where a ring lies) are made in
-// Python by code that every rank runs on the same agreed numbers (blinkccl/engines/host_plan.py); this library
-// only executes the tables it is given. Functions return 0 or one of blink_code; blink_last_error tells more.
+// Plain C, loaded with ctypes. What does not depend on a size (which Program, who reads whose ring) is decided in Python
+// by code that every rank runs on the same agreed numbers (blinkccl/engines/host_plan.py), and is a plan here. What does
+// (where a ring lies, in which chunks) is bound to it in this library, which also runs programs without Python. Functions
+// return 0 or one of blink_code; blink_last_error tells more.
 //
 // Python reads this file too (blinkccl/native/headers.py).
 #ifndef BLINK_HOST_H
@@ -29,6 +30,8 @@ extern "C" {
 
 typedef struct blink_comm blink_comm;
 typedef struct blink_op blink_op;
+typedef struct blink_plan blink_plan;
+typedef struct blink_bound blink_bound;
 
 enum blink_code {
   BLINK_OK = 0,
@@ -39,6 +42,7 @@ enum blink_code {
   BLINK_INVALID = 5,    // the arguments, tables or segment make no sense
   BLINK_SYSTEM = 6,     // a system call failed
   BLINK_INTERRUPTED = 7, // a signal handler raised; the communicator is aborted
+  BLINK_UNSUPPORTED = 8, // a plan has no room in the segment for such a call
 };
 
 // What a rank waits for; also what blink_status reports of a rank that goes on.
@@ -228,6 +232,89 @@ int blink_op_run(blink_op* op, const void* input, void* output, int scaled, doub
 // `iterations` times: barrier, clock, op, clock. `seconds` has room for as many.
 int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
                   int64_t timeout_us, double* seconds);
+
+// ---- plans, for any size
+
+// A plan is a Program laid out for all ranks of a host: one block of int64s, in which this header is followed by the
+// tables in the order of their counts. A row's indexes are those of rows of all ranks, the ranks' own rows in a row.
+// Nothing of it is trusted: who reads it checks every number, and once bound the tables are checked as any others.
+#define BLINK_PLAN_MAGIC 0x424c4b504c414e31
+#define BLINK_PLAN_VERSION 1
+
+typedef struct {
+  int64_t magic, version;
+  int64_t words;       // int64s of the plan, header included
+  uint64_t checksum;   // of all words after this one
+  int64_t digest;      // of the Program
+  int64_t collective;  // of blink_collective
+  int64_t root, dst;   // 0 where it has none; of sendrecv the root is who sends
+  int64_t inline_messages;
+  int64_t rank_count, slice_count, role_count, receive_count, send_count, ring_count, source_count, reader_count;
+} blink_plan_header;
+
+typedef struct {
+  int64_t input_blocks, output_blocks;  // of `count` elements
+  int64_t first_role, roles, first_ring, rings;
+  int64_t queues;
+  int64_t direct_read_in_place, direct_write_in_place;  // as in blink_tables
+} blink_plan_rank;
+
+// From start / start_parts to stop / stop_parts of a block.
+typedef struct {
+  int64_t block;  // number of the item that it is cut from
+  int64_t start, start_parts, stop, stop_parts;
+} blink_plan_slice;
+
+// As blink_role, with the blocks of the input and of the output in which its slice lies, or BLINK_NOWHERE.
+typedef struct {
+  int64_t slice, offset;
+  int64_t source_block, target_block;
+  int64_t contributions;  // > 1: it completes the sum of so many
+  int64_t own_operand_index;
+  int64_t first_receive, receives, first_send, sends;
+  int64_t channel, share, stage;
+} blink_plan_role;
+
+typedef struct {
+  int64_t ring, reader;  // and which of the ring's readers this is
+  int64_t queue;         // counts messages; from 0 on every rank
+} blink_plan_receive;
+
+typedef struct {
+  int64_t rank, line, slots;
+  int64_t first_source, sources;  // rows of slice numbers: of those who send into it
+  int64_t first_reader, readers;
+  int64_t direct_read, direct_block;  // of blink_direct_read, and which block of that buffer
+  int64_t drain, split;               // as in blink_ring
+  int64_t answers;                    // the ring whose messages these are replies to, and whose slots they reuse; or -1
+} blink_plan_ring;
+
+typedef struct {
+  int64_t rank, ack_line;
+  int64_t write_block;  // of the reader's output; BLINK_NOWHERE: not to be written by others
+} blink_plan_reader;
+
+// Reads and checks a plan, which is copied. nullptr and an error (BLINK_INVALID) that says what is wrong.
+blink_plan* blink_plan_read(const void* bytes, uint64_t size, blink_error* error);
+void blink_plan_free(blink_plan* plan);
+
+// What a plan is bound to. All ranks must say the same.
+typedef struct {
+  int64_t count;        // elements per block
+  uint32_t dtype;       // of blink_dtype
+  uint32_t op;          // of blink_operation, and perhaps BLINK_AVERAGES or BLINK_SCALES
+  int64_t chunk_bytes;  // wanted; they shrink until all messages fit into the segment
+  int64_t cross_memory; // as in blink_tables; all ranks must be able to
+} blink_binding;
+
+// The rows of `rank` for one size, in a segment of this shape; they live as long as the blink_bound. nullptr and an
+// error: BLINK_UNSUPPORTED where no chunk is so small that all fit, else BLINK_INVALID.
+blink_bound* blink_bind(const blink_plan* plan, const blink_shape* shape, int32_t rank, const blink_binding* binding,
+                        blink_error* error);
+const blink_tables* blink_bound_tables(const blink_bound* bound);
+void blink_bound_free(blink_bound* bound);
+// The same as an operation of `comm`, which needs the plan no longer.
+blink_op* blink_op_bind(blink_comm* comm, const blink_plan* plan, const blink_binding* binding, blink_error* error);
 
 // Point to point: a byte stream per ordered pair of ranks. They move what can be moved now, or after a wait of at most
 // `wait_us`, and return its bytes (0: nothing), or −blink_code. One thread at a time per peer and direction, beside the

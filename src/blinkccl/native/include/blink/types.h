@@ -15,6 +15,9 @@ enum blink_dtype {
 
 // Operations that combine two elements.
 enum blink_operation { BLINK_SUM, BLINK_PROD, BLINK_MIN, BLINK_MAX, BLINK_BAND, BLINK_BOR, BLINK_BXOR };
+// Beside an operation: its result is divided by the number of contributions; or each is scaled before it is combined.
+#define BLINK_AVERAGES 16
+#define BLINK_SCALES 32
 
 // What NCCL calls them (nccl.h), as far as it has them.
 enum blink_nccl_dtype {

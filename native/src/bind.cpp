@@ -1,0 +1,280 @@
+// Binds a plan to a size, a type and an operation: the only place where the host engine's sizes come from. All ranks get
+// the same extents, chunks and places, for these are a function of numbers that all agree on.
+//
+// No element is ever cut: a slice's boundary is rounded down to a multiple of 16 bytes (of one element where that is
+// larger), the end of the block stays where it is. Slices are cut as schedule/chunking.py says for all engines.
+#include <algorithm>
+#include <utility>
+
+#include "comm.h"
+#include "kernels.h"
+#include "op.h"
+#include "plan.h"
+
+namespace blink {
+namespace {
+
+constexpr std::int64_t kAlignment = 16;  // vector loads and stores are so wide on every CPU that we know
+constexpr std::int64_t kMostElements = std::int64_t{1} << 40;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // of a rank's messages: sums stay there
+
+std::int64_t divided_up(std::int64_t number, std::int64_t by) { return (number + by - 1) / by; }
+std::int64_t rounded_up(std::int64_t number, std::int64_t to) { return divided_up(number, to) * to; }
+
+std::int64_t scaled(std::int64_t number, std::int64_t times, std::int64_t by) {
+  std::int64_t product;
+  if (!__builtin_mul_overflow(number, times, &product)) return product / by;
+  return static_cast<std::int64_t>(static_cast<__int128>(number) * times / by);
+}
+
+// part / parts · count, rounded down to whole groups where it is neither 0 nor all.
+std::int64_t boundary(std::int64_t part, std::int64_t parts, std::int64_t count, std::int64_t group) {
+  if (part >= parts) return count;
+  return part <= 0 ? 0 : scaled(part, count, parts) / group * group;
+}
+
+struct Extent {
+  std::int64_t offset, length;
+};
+
+struct Place {
+  std::int64_t staging, stride, slots;
+};
+
+class Binder {
+ public:
+  Binder(const blink_plan& plan, const blink_shape& shape, const blink_binding& binding, std::int64_t item)
+      : plan_(plan), shape_(shape), binding_(binding), item_(item), inline_(plan.header.inline_messages != 0) {
+    const std::int64_t group = std::max<std::int64_t>(1, kAlignment / item);
+    for (const blink_plan_slice& s : plan.slices) {
+      const std::int64_t offset = boundary(s.start, s.start_parts, binding.count, group);
+      const std::int64_t stop = boundary(s.stop, s.stop_parts, binding.count, group);
+      extents_.push_back({offset, std::max<std::int64_t>(0, stop - offset)});
+    }
+    places_.resize(plan.rings.size());
+    // More than a block holds, whatever the group: all of a slice is one chunk.
+    const std::int64_t whole = binding.count * item + kAlignment;
+    place(inline_ ? whole : std::min(binding.chunk_bytes, whole));
+  }
+
+  // Smaller chunks until everything fits; false and `why` where it never does.
+  bool fit(blink_error& why) {
+    std::int64_t chunk_bytes = chunk_bytes_;
+    while (needed_ > area()) {
+      if (inline_) {
+        refuse(why, BLINK_UNSUPPORTED,
+               "%lld elements of %lld bytes are too many for protocol 'll': a rank's messages need %lld bytes, there are "
+               "%lld; use protocol 'simple'",
+               static_cast<long long>(binding_.count), static_cast<long long>(item_), static_cast<long long>(needed_),
+               static_cast<long long>(area()));
+        return false;
+      }
+      const std::int64_t least = std::max(kAlignment, item_);
+      if (chunk_bytes <= least) {
+        refuse(why, BLINK_UNSUPPORTED,
+               "the program's rings need %lld bytes on one rank even in the smallest chunks; there are %lld: use a plan "
+               "with fewer trees",
+               static_cast<long long>(needed_), static_cast<long long>(area()));
+        return false;
+      }
+      chunk_bytes = std::max(least, std::min(scaled(chunk_bytes, area(), needed_), chunk_bytes - kAlignment));
+      place(chunk_bytes);
+    }
+    return true;
+  }
+
+  std::unique_ptr<const blink_bound> rows(int rank) const {
+    const blink_plan_rank& own = plan_.ranks[static_cast<std::size_t>(rank)];
+    auto made = std::make_unique<blink_bound>();
+    for (std::int64_t i = own.first_role; i < own.first_role + own.roles; ++i) add(*made, own, at(plan_.roles, i));
+    for (std::int64_t i = own.first_ring; i < own.first_ring + own.rings; ++i) add(*made, i);
+    describe(*made, own);
+    return made;
+  }
+
+ private:
+  template <class Row>
+  static const Row& at(const std::vector<Row>& rows, std::int64_t number) {
+    return rows[static_cast<std::size_t>(number)];
+  }
+
+  std::int64_t area() const { return inline_ ? shape_.inline_bytes : shape_.staging_bytes; }
+  std::int64_t unit() const { return inline_ ? BLINK_BLOCK_BYTES : static_cast<std::int64_t>(kLineBytes); }
+  std::int64_t chunks(std::int64_t slice) const { return divided_up(at(extents_, slice).length, chunk_elements_); }
+  std::int64_t bytes(std::int64_t block, std::int64_t slice) const {
+    return block == BLINK_NOWHERE ? BLINK_NOWHERE : (block * binding_.count + at(extents_, slice).offset) * item_;
+  }
+
+  // Where every ring lies in its rank's area with chunks of so many bytes, and what the fullest rank needs.
+  void place(std::int64_t chunk_bytes) {
+    const std::int64_t group = std::max<std::int64_t>(1, kAlignment / item_);
+    chunk_bytes_ = chunk_bytes;
+    chunk_elements_ = std::max<std::int64_t>(1, chunk_bytes / item_);
+    if (chunk_elements_ >= group) chunk_elements_ -= chunk_elements_ % group;
+    needed_ = 0;
+    for (const blink_plan_rank& rank : plan_.ranks) {
+      std::int64_t used = 0;
+      for (std::int64_t i = rank.first_ring; i < rank.first_ring + rank.rings; ++i) {
+        const blink_plan_ring& ring = at(plan_.rings, i);
+        Place& placed = places_[static_cast<std::size_t>(i)];
+        placed = {used, 0, 0};
+        measure(ring, placed);
+        if (ring.answers != BLINK_NOWHERE) continue;
+        std::int64_t size;
+        if (__builtin_mul_overflow(placed.stride, placed.slots, &size)) size = kMostBytes;
+        used = std::min(kMostBytes, used + std::min(kMostBytes, size));
+      }
+      needed_ = std::max(needed_, used);
+    }
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (plan_.rings[i].answers != BLINK_NOWHERE) places_[i] = at(places_, plan_.rings[i].answers);
+    }
+  }
+
+  void measure(const blink_plan_ring& ring, Place& placed) const {
+    std::int64_t longest = 0, messages = 0;
+    for (std::int64_t i = ring.first_source; i < ring.first_source + ring.sources; ++i) {
+      const std::int64_t slice = at(plan_.sources, i);
+      longest = std::max(longest, at(extents_, slice).length);
+      messages = std::min(ring.slots, messages + chunks(slice));
+    }
+    placed.stride = inline_ ? divided_up(longest * item_, BLINK_PAYLOAD_BYTES) * BLINK_BLOCK_BYTES
+                            : rounded_up(std::min(longest, chunk_elements_) * item_, unit());
+    placed.slots = std::max<std::int64_t>(1, messages);
+  }
+
+  void add(blink_bound& made, const blink_plan_rank& own, const blink_plan_role& role) const {
+    const bool averages = (binding_.op & BLINK_AVERAGES) != 0;
+    made.roles.push_back({role.offset, chunks(role.slice), at(extents_, role.slice).length,
+                          bytes(role.source_block, role.slice), bytes(role.target_block, role.slice),
+                          averages ? role.contributions : 1, role.own_operand_index,
+                          static_cast<std::int64_t>(made.receives.size()), role.receives,
+                          static_cast<std::int64_t>(made.sends.size()), role.sends, role.channel, role.share, role.stage});
+    for (std::int64_t i = 0; i < role.receives; ++i) {
+      made.receives.push_back(receive(at(plan_.receives, role.first_receive + i)));
+    }
+    for (std::int64_t i = 0; i < role.sends; ++i) {
+      made.sends.push_back(at(plan_.sends, role.first_send + i) - own.first_ring);
+    }
+  }
+
+  std::int64_t reply_to(const blink_plan_ring& ring) const {
+    return ring.answers == BLINK_NOWHERE ? 0 : at(plan_.rings, ring.answers).rank + 1;
+  }
+
+  blink_receive receive(const blink_plan_receive& row) const {
+    const blink_plan_ring& ring = at(plan_.rings, row.ring);
+    const blink_plan_reader& reader = at(plan_.readers, row.reader);
+    const Place& placed = at(places_, row.ring);
+    const std::int64_t direct = ring.direct_read == BLINK_READ_NONE ? 0 : bytes(ring.direct_block, first_slice(ring));
+    return {ring.rank, ring.line, reader.ack_line, placed.staging, placed.stride, placed.slots, ring.direct_read, direct,
+            reader.write_block != BLINK_NOWHERE, row.queue, reply_to(ring), ring.split};
+  }
+
+  // Adds a ring and its readers.
+  void add(blink_bound& made, std::int64_t number) const {
+    const blink_plan_ring& ring = at(plan_.rings, number);
+    const Place& placed = at(places_, number);
+    made.rings.push_back({ring.line, placed.staging, placed.stride, placed.slots,
+                          static_cast<std::int64_t>(made.readers.size()), ring.readers, ring.direct_read, ring.drain,
+                          reply_to(ring), ring.split});
+    for (std::int64_t i = ring.first_reader; i < ring.first_reader + ring.readers; ++i) {
+      const blink_plan_reader& reader = at(plan_.readers, i);
+      made.readers.push_back({reader.rank, reader.ack_line, bytes(reader.write_block, first_slice(ring))});
+    }
+  }
+
+  // What goes directly is of one sender, and so of one slice.
+  std::int64_t first_slice(const blink_plan_ring& ring) const { return at(plan_.sources, ring.first_source); }
+
+  void describe(blink_bound& made, const blink_plan_rank& own) const {
+    blink_tables& t = made.tables;
+    const blink_plan_header& h = plan_.header;
+    t.what = static_cast<std::uint64_t>(h.collective + 1) | std::uint64_t{binding_.dtype} << 8 |
+             std::uint64_t{binding_.op} << 16 | static_cast<std::uint64_t>(h.root) << 24;
+    t.count = binding_.count;
+    t.dtype = binding_.dtype;
+    t.op = binding_.op & ~std::uint32_t{BLINK_AVERAGES | BLINK_SCALES};
+    t.chunk_elements = chunk_elements_;
+    t.shift_bytes = std::max(unit(), rounded_up(needed_, unit()));
+    t.shifts = std::max<std::int64_t>(1, std::min<std::int64_t>(BLINK_SMALL_CALLS_BYTES, area()) / t.shift_bytes);
+    t.signature = signature(t.what);
+    t.inline_messages = h.inline_messages;
+    t.direct_read_in_place = own.direct_read_in_place;
+    t.direct_write_in_place = own.direct_write_in_place;
+    t.cross_memory = binding_.cross_memory != 0;
+    t.input_bytes = own.input_blocks * binding_.count * item_;
+    t.output_bytes = own.output_blocks * binding_.count * item_;
+    t.queue_count = own.queues;
+    const auto size = [](const auto& rows) { return static_cast<std::int64_t>(rows.size()); };
+    t.roles = made.roles.data(), t.role_count = size(made.roles);
+    t.receives = made.receives.data(), t.receive_count = size(made.receives);
+    t.sends = made.sends.data(), t.send_count = size(made.sends);
+    t.rings = made.rings.data(), t.ring_count = size(made.rings);
+    t.readers = made.readers.data(), t.reader_count = size(made.readers);
+  }
+
+  // Equal on all ranks that do the same, different otherwise; its low bits go into small messages.
+  std::uint64_t signature(std::uint64_t what) const {
+    const std::int64_t words[] = {BLINK_PLAN_VERSION,    plan_.header.digest,          static_cast<std::int64_t>(what),
+                                  plan_.header.dst,      binding_.count,               chunk_elements_,
+                                  shape_.staging_bytes,  shape_.inline_bytes,          shape_.lines,
+                                  binding_.cross_memory != 0};
+    return checksum(reinterpret_cast<const unsigned char*>(words), sizeof words / sizeof words[0]);
+  }
+
+  const blink_plan& plan_;
+  const blink_shape& shape_;
+  const blink_binding& binding_;
+  const std::int64_t item_;
+  const bool inline_;
+  std::vector<Extent> extents_;  // of slices, in elements
+  std::vector<Place> places_;    // of rings
+  std::int64_t chunk_bytes_ = 0, chunk_elements_ = 0, needed_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<const blink_bound> bind(const blink_plan& plan, const blink_shape& shape, int rank,
+                                        const blink_binding& binding, blink_error& why) {
+  constexpr std::uint32_t kBeside = BLINK_AVERAGES | BLINK_SCALES;
+  const Kernel* kernel = find_kernel(binding.dtype, binding.op & ~kBeside);
+  if (kernel == nullptr) {
+    return refuse(why, BLINK_INVALID, "type %u has no operation %u", binding.dtype, binding.op & ~kBeside);
+  }
+  if (plan.header.rank_count != shape.ranks || rank < 0 || rank >= shape.ranks) {
+    return refuse(why, BLINK_INVALID, "the plan is for %lld ranks, the segment of rank %d has %lld",
+                  static_cast<long long>(plan.header.rank_count), rank, static_cast<long long>(shape.ranks));
+  }
+  if (binding.count < 0 || binding.count > kMostElements || binding.chunk_bytes < 1) {
+    return refuse(why, BLINK_INVALID, "blocks of %lld elements in chunks of %lld bytes: expected 0 to 2^40, and 1 or more",
+                  static_cast<long long>(binding.count), static_cast<long long>(binding.chunk_bytes));
+  }
+  Binder binder(plan, shape, binding, static_cast<std::int64_t>(kernel->itemsize));
+  return binder.fit(why) ? binder.rows(rank) : nullptr;
+}
+
+}  // namespace blink
+
+extern "C" {
+
+blink_bound* blink_bind(const blink_plan* plan, const blink_shape* shape, int32_t rank, const blink_binding* binding,
+                        blink_error* error) {
+  return const_cast<blink_bound*>(blink::bind(*plan, *shape, rank, *binding, *error).release());
+}
+
+const blink_tables* blink_bound_tables(const blink_bound* bound) { return &bound->tables; }
+
+void blink_bound_free(blink_bound* bound) { delete bound; }
+
+blink_op* blink_op_bind(blink_comm* comm, const blink_plan* plan, const blink_binding* binding, blink_error* error) {
+  const auto bound = blink::bind(*plan, comm->segment().shape(), comm->rank(), *binding, *error);
+  if (bound == nullptr) return nullptr;
+  blink_op* op = blink_op_create(comm, &bound->tables);
+  if (op == nullptr) {
+    blink::refuse(*error, BLINK_INVALID, "the library refuses the program's tables on rank %d", comm->rank());
+  }
+  return op;
+}
+
+}  // extern "C"

@@ -1,0 +1,153 @@
+// Plans for any size: right ones are bound and run, cut off or altered ones are refused with a reason, and whatever is
+// accepted is bound without touching memory that is not its own.
+// Sanitizers: address.
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "check.h"
+#include "plans.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace blink_test;
+
+constexpr int kRanks = 3;
+constexpr Kind kSums[] = {Kind::kOneHop, Kind::kOneShot, Kind::kTwoRoots, Kind::kRing};
+constexpr std::int64_t kCounts[] = {0, 1, 2, 15, 16, 17, 300, 1001, 30'000};
+
+blink_shape shape() { return {kRanks, 60, 8 << 10, 6 * 4160, 64}; }
+
+struct Free {
+  void operator()(blink_plan* plan) const { blink_plan_free(plan); }
+  void operator()(blink_bound* bound) const { blink_bound_free(bound); }
+  void operator()(blink_op* op) const { blink_op_destroy(op); }
+};
+using PlanHeld = std::unique_ptr<blink_plan, Free>;
+
+PlanHeld read(const Words& words, blink_error& error) {
+  error = blink_error{};
+  return PlanHeld(blink_plan_read(words.data(), words.size() * sizeof(std::int64_t), &error));
+}
+
+// Sums of counts from none to more than fit at once, in every kind of plan.
+void sums() {
+  for (const Kind kind : kSums) {
+    for (const bool small : {false, true}) {
+      blink_error error;
+      const PlanHeld plan = read(plan_words(kind, kRanks, small, 2), error);
+      if (!expect(plan != nullptr, "a right plan is refused: %s", error.text)) continue;
+      const Room room(shape(), 4096, 64);
+      as_threads(room, [&](blink_comm* comm, int rank) {
+        for (const std::int64_t count : kCounts) {
+          const blink_binding binding{count, BLINK_UINT32, BLINK_SUM, 1 << 12, 0};
+          blink_error why{};
+          const std::unique_ptr<blink_op, Free> op(blink_op_bind(comm, plan.get(), &binding, &why));
+          if (op == nullptr) {
+            expect(small && count > 1001 && why.code == BLINK_UNSUPPORTED, "%ld elements: %s",
+                   static_cast<long>(count), why.text);
+            continue;
+          }
+          std::vector<std::uint32_t> data(static_cast<std::size_t>(count));
+          for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::uint32_t>(i * (rank + 1u));
+          const int code = blink_op_run(op.get(), data.data(), data.data(), 0, 1, kPatience);
+          expect(code == BLINK_OK, "code %d", code);
+          for (std::size_t i = 0; i < data.size(); ++i) {
+            if (!expect(data[i] == i * 6, "kind %d, %ld elements: element %zu", static_cast<int>(kind),
+                        static_cast<long>(count), i)) {
+              break;
+            }
+          }
+        }
+      });
+    }
+  }
+}
+
+void cut_off() {
+  const Words words = plan_words(Kind::kOneHop, kRanks, false, 2);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(words.data());
+  for (std::size_t size = 0; size < words.size() * 8; ++size) {
+    const std::unique_ptr<unsigned char[]> part(new unsigned char[size]);  // exactly so large, for the sanitizer
+    std::memcpy(part.get(), bytes, size);
+    blink_error error{};
+    const PlanHeld plan(blink_plan_read(part.get(), size, &error));
+    if (!expect(plan == nullptr && error.code == BLINK_INVALID && error.text[0] != 0, "%zu bytes are a plan", size)) return;
+  }
+  blink_error error{};
+  expect(blink_plan_read(nullptr, 0, &error) == nullptr, "nothing is a plan");
+}
+
+// Any bit that is another one.
+void altered() {
+  Words words = plan_words(Kind::kOneHop, kRanks, false, 2);
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    for (int bit = 0; bit < 64; bit += 7) {
+      words[i] ^= std::int64_t{1} << bit;
+      blink_error error;
+      expect(read(words, error) == nullptr && error.text[0] != 0, "word %zu is another, and nobody sees it", i);
+      words[i] ^= std::int64_t{1} << bit;
+    }
+  }
+}
+
+std::int64_t odd_value(std::mt19937_64& random, std::int64_t was) {
+  const auto near = [was](std::uint64_t more) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(was) + more);  // wraps around
+  };
+  const std::int64_t choices[] = {-2, -1, 0, 1, 2, 3, 63, near(1), near(~0ull), near(8), std::int64_t{1} << 24,
+                                  std::int64_t{1} << 40, std::int64_t{1} << 62, INT64_MAX, INT64_MIN,
+                                  static_cast<std::int64_t>(random())};
+  return choices[random() % (sizeof choices / sizeof choices[0])];
+}
+
+// Plans with wrong numbers and a right sum.
+void forged() {
+  std::mt19937_64 random(5);
+  const Room room(shape(), 4096, 64);
+  blink_comm* comm = room.attach(0, false);
+  long refused = 0, accepted = 0, created = 0;
+  for (int i = 0; i < 10'000 * kEffort; ++i) {
+    const Kind kind = kKinds[random() % kKindCount];
+    Words words = plan_words(kind == Kind::kReduceScatter ? Kind::kRing : kind, kRanks, random() % 3 == 0,
+                             1 + static_cast<std::int64_t>(random() % 3));
+    for (bool more = true; more; more = random() % 4 == 0) {
+      std::int64_t& word = words[kSummed + random() % (words.size() - kSummed)];
+      word = odd_value(random, word);
+    }
+    sum_up(words);
+    blink_error error;
+    const PlanHeld plan = read(words, error);
+    ++(plan == nullptr ? refused : accepted);
+    if (plan == nullptr) {
+      expect(error.code == BLINK_INVALID && error.text[0] != 0, "refused without a reason");
+      continue;
+    }
+    const auto count = random() % 3 == 0 ? odd_value(random, 1000) : static_cast<std::int64_t>(random() % 10'000);
+    const auto chunk = random() % 3 == 0 ? odd_value(random, 64) : static_cast<std::int64_t>(1 + random() % 5000);
+    const blink_binding binding{count, static_cast<std::uint32_t>(random() % 18),
+                                static_cast<std::uint32_t>(random() % 64), chunk, static_cast<std::int64_t>(random() % 2)};
+    const blink_shape around = shape();
+    for (int rank = -1; rank <= kRanks; ++rank) {
+      const std::unique_ptr<blink_bound, Free> bound(blink_bind(plan.get(), &around, rank, &binding, &error));
+      expect(bound != nullptr || error.text[0] != 0, "not bound, without a reason");
+    }
+    const std::unique_ptr<blink_op, Free> op(blink_op_bind(comm, plan.get(), &binding, &error));
+    created += op != nullptr;
+  }
+  expect(refused > 1000 && accepted > 1000 && created > 300, "%ld refused, %ld accepted, of which %ld are operations",
+         refused, accepted, created);
+  blink_detach(comm);
+}
+
+}  // namespace
+
+int main() {
+  limit_seconds(290);
+  sums();
+  cut_off();
+  altered();
+  forged();
+  return verdict();
+}
