@@ -3,10 +3,11 @@
     torchrun --nproc-per-node 2 examples/train.py --backend gloo
     torchrun --nproc-per-node 2 examples/train.py --backend blink
     torchrun --nproc-per-node 2 examples/train.py --backend blink --mode fsdp2
+    torchrun --nproc-per-node 2 examples/train.py --backend blink --shared-buckets
 
-Plain PyTorch: nothing here knows blink but by its name. The last line says what was learned, and nothing about time
-or backend: at 2 ranks it is the same for gloo and blink, since a + b = b + a to the last bit. More ranks are summed
-in an order of each backend's own, so there the last digits differ.
+Plain PyTorch: nothing here knows blink but by its name, except --shared-buckets, which is one line. The last line of
+output says what was learned, and nothing about time or backend: at 2 ranks it is the same for gloo and blink, since
+a + b = b + a to the last bit. More ranks are summed in an order of each backend's own, so there the last digits differ.
 """
 
 from __future__ import annotations
@@ -77,10 +78,15 @@ def batch_of_texts(generator: torch.Generator, batch: int) -> Tensor:
     return text
 
 
-def distributed(model: Transformer, mode: str) -> nn.Module:
+def distributed(model: Transformer, options: argparse.Namespace) -> nn.Module:
     """``model`` for all ranks: a copy on each (ddp), or each with a part of every parameter (fsdp2)."""
-    if mode == "ddp":
-        return DistributedDataParallel(model)
+    if options.mode == "ddp":
+        replica = DistributedDataParallel(model)
+        if options.shared_buckets:
+            import blinkccl
+
+            blinkccl.torch.shared_buckets(replica)
+        return replica
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -140,6 +146,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a small transformer on generated text.")
     parser.add_argument("--backend", default="blink", help="gloo, blink, or another that serves CPU tensors")
     parser.add_argument("--mode", choices=["ddp", "fsdp2"], default="ddp")
+    parser.add_argument(
+        "--shared-buckets", action="store_true", help="DDP's gradients in memory that ranks share: blink"
+    )
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=8, help="texts per rank and step")
     parser.add_argument("--seed", type=int, default=0)
@@ -147,13 +156,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < 1 or options.batch < 1:
         parser.error(f"--steps and --batch must be at least 1, got {options.steps} and {options.batch}")
+    if options.shared_buckets and (options.backend, options.mode) != ("blink", "ddp"):
+        parser.error(f"--shared-buckets is for --backend blink --mode ddp, got {options.backend} and {options.mode}")
 
     # One thread: more would sum in another order from run to run on some machines, and fight for the ranks' cores.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group(options.backend, timeout=TIMEOUT)
     torch.manual_seed(options.seed)  # all ranks begin with the same parameters
-    model = distributed(Transformer(), options.mode)
+    model = distributed(Transformer(), options)
     losses, seconds = train(model, options)
     parameters = digest(model)
     if dist.get_rank() == 0:

@@ -1,7 +1,8 @@
 """Blink: collective communication planned from the links a job really has.
 
 ``blinkccl.init()`` joins this process to its job; ``blinkccl.empty()`` makes arrays in memory that all ranks of a
-host share. Everything else is imported from the rooms (docs/design.md). Importing this loads none of them.
+host share; ``blinkccl.torch`` is for programs on PyTorch. Everything else is imported from the rooms (docs/design.md).
+Importing this loads none of them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "torch":
+        return import_module("blinkccl.torch")
+    if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,6 +47,7 @@ from blinkccl.errors import (
     UsageError,
 )
 from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.heap import process_heap
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.spanning_group import SpanningGroup
 from blinkccl.runtime.store import FileStore
@@ -635,6 +636,65 @@ def data_parallel(rank: int, size: int) -> None:
     with model.join():
         for _ in range(rank + 1):
             model(torch.ones(2, 3)).sum().backward()
+
+
+def shared_buckets(rank: int, size: int) -> None:
+    """DDP with its buckets in shared memory: the same losses, all gradients go directly, and nothing is left."""
+    heap = process_heap()
+    before = heap.used
+
+    def counted(shared: bool, **options: Any) -> tuple[list[float], dict[str, int]]:
+        torch.manual_seed(1)
+        hidden = [nn.Sequential(nn.Linear(192, 192), nn.ReLU()) for _ in range(3)]
+        group = dist.new_group(backend="blink", timeout=TIMEOUT)
+        model = DistributedDataParallel(
+            nn.Sequential(nn.Linear(10, 192), *hidden, nn.Linear(192, 5)), process_group=group, **options
+        )
+        if shared:
+            blinkccl.torch.shared_buckets(model)
+        optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+        for step in range(5):
+            if step == 2:  # DDP has made its buckets anew, and these have moved
+                settled = group.stats()
+            generator = torch.Generator().manual_seed(100 * step + rank)
+            inputs, targets = torch.randn(8, 10, generator=generator), torch.randn(8, 5, generator=generator)
+            with model.no_sync() if step == 3 else contextlib.nullcontext():
+                loss = ((model(inputs) - targets) ** 2).mean()
+                loss.backward()
+            if step != 3:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+            found.append(loss.item())
+        return found, {name: count - settled[name] for name, count in group.stats().items()}
+
+    for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
+        plain, by_plain = counted(False, bucket_cap_mb=0.2, **options)
+        shared, by_shared = counted(True, bucket_cap_mb=0.2, **options)
+        assert (shared == plain) or size & (size - 1), (shared, plain)
+        torch.testing.assert_close(torch.tensor(shared), torch.tensor(plain), rtol=1e-4, atol=1e-4)
+        assert by_plain["direct_read_bytes"] + by_plain["direct_write_bytes"] == 0 < by_plain["staged_bytes"]
+        assert by_shared["direct_read_bytes"] + by_shared["direct_write_bytes"] == by_plain["staged_bytes"]
+        assert by_shared["staged_bytes"] == 0
+    gc.collect()
+    assert heap.used == before, "buckets go with their models"
+    model = DistributedDataParallel(nn.EmbeddingBag(20, 3, mode="sum", sparse=True))
+    blinkccl.torch.shared_buckets(model)  # sparse gradients have no bucket to share
+    model(torch.arange(rank, rank + 10).view(2, 5)).sum().backward()
+    assert float(model.module.weight.grad.to_dense()[size].sum()) == 3.0
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    blinkccl.torch.shared_buckets(model)
+    with model.join():
+        for _ in range(rank + 1):
+            model(torch.ones(2, 3)).sum().backward()
+    with raises(UsageError, "takes a DistributedDataParallel model, got Linear", torchs=False):
+        blinkccl.torch.shared_buckets(nn.Linear(3, 3))
+    on_gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    model = DistributedDataParallel(Small(), process_group=on_gloo)
+    with raises(UsageError, "not of backend blink", torchs=False):
+        blinkccl.torch.shared_buckets(model)
+    blinkccl.torch.shared_buckets(model, blinkccl.torch.group(timeout=TIMEOUT))
+    reference = torch.tensor(losses(DistributedDataParallel(Small()), rank))
+    torch.testing.assert_close(torch.tensor(losses(model, rank)), reference, rtol=1e-4, atol=1e-4)
 
 
 def fully_sharded(mesh: DeviceMesh) -> Small:

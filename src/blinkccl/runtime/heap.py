@@ -76,6 +76,10 @@ class Heap:
             "drop arrays that are not needed"
         )
 
+    def holds(self, address: int) -> bool:
+        """Whether this address is in it."""
+        return self.address <= address < self.address + self.size
+
     def release(self, offset: int, nbytes: int) -> None:
         """Gives a block's pages back at once; takes no lock, as the garbage collector calls it at any time."""
         if os.getpid() != self._pid:

@@ -1,0 +1,8 @@
+"""What programs on PyTorch call by name; the backend itself needs no import (:mod:`blinkccl.torch_backend`)."""
+
+from __future__ import annotations
+
+from blinkccl.torch_backend import stats
+from blinkccl.torch_backend.hooks import group, shared_buckets
+
+__all__ = ["group", "shared_buckets", "stats"]
