@@ -32,6 +32,7 @@ typedef struct blink_comm blink_comm;
 typedef struct blink_op blink_op;
 typedef struct blink_plan blink_plan;
 typedef struct blink_bound blink_bound;
+typedef struct blink_bundle blink_bundle;
 
 enum blink_code {
   BLINK_OK = 0,
@@ -315,6 +316,58 @@ const blink_tables* blink_bound_tables(const blink_bound* bound);
 void blink_bound_free(blink_bound* bound);
 // The same as an operation of `comm`, which needs the plan no longer.
 blink_op* blink_op_bind(blink_comm* comm, const blink_plan* plan, const blink_binding* binding, blink_error* error);
+
+// ---- bundles: all plans of a host, and which of them serves a call
+
+// A bundle is a file of int64s: this header, the rows of its choices and of its plans, and the plans as above.
+#define BLINK_BUNDLE_MAGIC 0x424c4b42554e4431
+#define BLINK_BUNDLE_VERSION 1
+
+typedef struct {
+  int64_t magic, version;
+  int64_t words;          // int64s of the file
+  uint64_t checksum;      // of the words from here to the first plan; plans have their own
+  int64_t abi;            // blink_abi_version() of who wrote it
+  int64_t package[4];     // blink_host_version(), filled up with zeros
+  int64_t ranks, lines, staging_bytes, inline_bytes, stream_bytes;  // blink_shape
+  int64_t choice_count, plan_count;
+} blink_bundle_header;
+
+// Of the rows with a call's collective, the first whose limit is above S = count · itemsize · blocks serves it.
+typedef struct {
+  int64_t collective;
+  int64_t blocks;
+  int64_t below;           // bytes of S
+  int64_t cross_memory;    // 1: for calls that cross, with cross-memory copies
+  int64_t algorithm, inline_messages;  // of the plan; algorithms are numbered by the bundle
+  int64_t chunk_bytes;     // wanted; or of so many equal parts of S, in whole cache lines, where these are smaller:
+  int64_t parts;           // 0: whatever S is
+} blink_bundle_choice;
+
+typedef struct {
+  int64_t collective, root, algorithm, inline_messages;
+  int64_t first, words;    // where it lies, in int64s of the file
+} blink_bundle_plan;
+
+// Opens what `python -m blinkccl.runtime.host_bundle RANKS` wrote, at the path that it prints. nullptr and an error
+// (BLINK_INVALID: damaged or of another version; BLINK_SYSTEM: not there, or not this user's).
+blink_bundle* blink_bundle_open(const char* path, int32_t ranks, blink_error* error);
+void blink_bundle_close(blink_bundle* bundle);
+// Reads all of its plans. 0, or the code of the error.
+int blink_bundle_check(blink_bundle* bundle, blink_error* error);
+// The segment that its plans are for.
+void blink_bundle_shape(const blink_bundle* bundle, blink_shape* shape);
+
+typedef struct {
+  int32_t collective, root;  // of blink_collective; 0 where it has none
+  int64_t count;             // elements per block
+  uint32_t dtype, op;        // as in blink_binding
+  int64_t crosses;           // 1: all ranks can copy by the system, and found that it pays
+} blink_request;
+
+// The operation that serves the request, as the choice table of the bundle has it; all ranks choose alike. May be called
+// by several threads. nullptr and an error: see blink_bind.
+blink_op* blink_bundle_op(blink_bundle* bundle, blink_comm* comm, const blink_request* request, blink_error* error);
 
 // Point to point: a byte stream per ordered pair of ranks. They move what can be moved now, or after a wait of at most
 // `wait_us`, and return its bytes (0: nothing), or −blink_code. One thread at a time per peer and direction, beside the

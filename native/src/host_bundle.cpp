@@ -1,0 +1,213 @@
+// A bundle: the file with all plans of a host, of which only those that are used are read.
+//
+// It is never mapped: who made it shorter meanwhile would end this process. A plan that is read is checked as any other.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+#include "comm.h"
+#include "kernels.h"
+#include "plan.h"
+
+namespace {
+
+using blink::refuse;
+
+constexpr std::int64_t kMostRows = 1 << 20;
+constexpr std::int64_t kMostBlocks = 1 << 12, kMostElements = std::int64_t{1} << 40;  // so that no product overflows
+constexpr std::int64_t kMostWords = std::int64_t{1} << 27;  // 1 GiB
+constexpr std::int64_t kWord = sizeof(std::int64_t);
+constexpr std::int64_t kLine = blink::kLineBytes;
+
+bool read_all(int file, void* into, std::size_t bytes, std::int64_t at) {
+  auto* to = static_cast<unsigned char*>(into);
+  while (bytes > 0) {
+    const ssize_t got = pread(file, to, bytes, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    to += got;
+    at += got;
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
+bool is_this_version(const blink_bundle_header& h) {
+  char package[sizeof h.package] = {};
+  std::strncpy(package, blink_host_version(), sizeof package - 1);
+  return h.magic == BLINK_BUNDLE_MAGIC && h.version == BLINK_BUNDLE_VERSION && h.abi == blink_abi_version() &&
+         std::memcmp(package, h.package, sizeof package) == 0;
+}
+
+}  // namespace
+
+struct blink_bundle {
+ public:
+  explicit blink_bundle(int file) : file_(file) {}
+  ~blink_bundle() { close(file_); }
+  blink_bundle(const blink_bundle&) = delete;
+  blink_bundle& operator=(const blink_bundle&) = delete;
+
+  bool read(std::int64_t bytes, std::int32_t ranks, blink_error& why);
+  blink_op* op(blink_comm& comm, const blink_request& request, blink_error& why);
+  int check(blink_error& why);
+  const blink_bundle_header& header() const { return header_; }
+
+ private:
+  const blink_bundle_choice* choice(const blink_request& request, std::int64_t item, std::int64_t& size) const;
+  const blink_plan* plan(std::size_t number, blink_error& why);
+  bool rows_are_right() const;
+
+  int file_;
+  blink_bundle_header header_{};
+  std::vector<blink_bundle_choice> choices_;
+  std::vector<blink_bundle_plan> rows_;
+  std::vector<std::unique_ptr<const blink_plan>> plans_;  // of those that were asked for
+  std::mutex mutex_;                                      // of plans_
+};
+
+bool blink_bundle::read(std::int64_t bytes, std::int32_t ranks, blink_error& why) {
+  blink_bundle_header& h = header_;
+  const auto wrong = [&why](const char* what) {
+    refuse(why, BLINK_INVALID, "%s; have it made anew", what);
+    return false;
+  };
+  if (bytes < static_cast<std::int64_t>(sizeof h) || bytes % kWord != 0 || !read_all(file_, &h, sizeof h, 0)) {
+    return wrong("the file is no bundle, or cut off");
+  }
+  if (!is_this_version(h)) return wrong("the bundle is of another version of blink-ccl");
+  if (h.words != bytes / kWord || h.words > kMostWords) return wrong("the bundle is cut off");
+  if (h.choice_count < 0 || h.choice_count > kMostRows || h.plan_count < 0 || h.plan_count > kMostRows) {
+    return wrong("the bundle is damaged: its header");
+  }
+  choices_.resize(static_cast<std::size_t>(h.choice_count));
+  rows_.resize(static_cast<std::size_t>(h.plan_count));
+  const std::size_t choice_bytes = choices_.size() * sizeof choices_[0], row_bytes = rows_.size() * sizeof rows_[0];
+  constexpr std::size_t kSummed = offsetof(blink_bundle_header, checksum) + kWord;
+  std::vector<unsigned char> summed(sizeof h - kSummed + choice_bytes + row_bytes);
+  if (!read_all(file_, summed.data(), summed.size(), kSummed)) return wrong("the bundle is cut off");
+  if (blink::checksum(summed.data(), summed.size() / kWord) != h.checksum) {
+    return wrong("the bundle is damaged: its checksum is another");
+  }
+  const unsigned char* rows = summed.data() + sizeof h - kSummed;
+  if (choice_bytes > 0) std::memcpy(choices_.data(), rows, choice_bytes);
+  if (row_bytes > 0) std::memcpy(rows_.data(), rows + choice_bytes, row_bytes);
+  if (!rows_are_right()) return wrong("the bundle makes no sense: its rows");
+  blink_shape shape;
+  blink_bundle_shape(this, &shape);
+  if (h.ranks != ranks || blink_segment_bytes(&shape) == 0) return wrong("the bundle is for another number of ranks");
+  plans_.resize(rows_.size());
+  return true;
+}
+
+bool blink_bundle::rows_are_right() const {
+  const auto places = [this](const blink_bundle_plan& row) {
+    return row.first >= 0 && row.words >= 0 && row.words <= header_.words && row.first <= header_.words - row.words;
+  };
+  const auto numbers = [](const blink_bundle_choice& row) {
+    return row.blocks >= 1 && row.blocks <= kMostBlocks && row.chunk_bytes >= 1 && row.parts >= 0 && row.parts <= kMostRows;
+  };
+  return std::all_of(rows_.begin(), rows_.end(), places) && std::all_of(choices_.begin(), choices_.end(), numbers);
+}
+
+// The row that serves a request, and its S; nullptr: there is none.
+const blink_bundle_choice* blink_bundle::choice(const blink_request& request, std::int64_t item,
+                                                std::int64_t& size) const {
+  const bool crosses = request.crosses != 0 && (request.op & BLINK_SCALES) == 0;  // what is scaled is not in a buffer
+  for (const blink_bundle_choice& row : choices_) {
+    if (row.collective != request.collective || (row.cross_memory != 0 && !crosses)) continue;
+    size = request.count * item * row.blocks;
+    if (size < row.below) return &row;
+  }
+  return nullptr;
+}
+
+const blink_plan* blink_bundle::plan(std::size_t number, blink_error& why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (plans_[number] == nullptr) {
+    const blink_bundle_plan& row = rows_[number];
+    std::vector<std::int64_t> words(static_cast<std::size_t>(row.words));
+    if (!read_all(file_, words.data(), words.size() * kWord, row.first * kWord)) {
+      return refuse(why, BLINK_INVALID, "the bundle is cut off; have it made anew");
+    }
+    auto read = blink::read_plan(words.data(), words.size() * kWord, why);
+    if (read == nullptr) return nullptr;
+    const blink_plan_header& h = read->header;
+    if (h.collective != row.collective || h.root != row.root || h.rank_count != header_.ranks) {
+      return refuse(why, BLINK_INVALID, "the bundle makes no sense: plan %zu is another", number);
+    }
+    plans_[number] = std::move(read);
+  }
+  return plans_[number].get();
+}
+
+blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, blink_error& why) {
+  const blink::Kernel* kernel = blink::find_kernel(request.dtype, request.op & ~std::uint32_t{BLINK_AVERAGES | BLINK_SCALES});
+  if (kernel == nullptr || request.count < 0 || request.count > kMostElements) {
+    return refuse(why, BLINK_INVALID, "type %u, operation %u, %lld elements: there is no such call", request.dtype,
+                  request.op, static_cast<long long>(request.count));
+  }
+  std::int64_t size = 0;
+  const blink_bundle_choice* row = choice(request, static_cast<std::int64_t>(kernel->itemsize), size);
+  if (row == nullptr) {
+    return refuse(why, BLINK_UNSUPPORTED, "nothing in the bundle serves collective %d", request.collective);
+  }
+  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const blink_bundle_plan& p) {
+    return p.collective == request.collective && p.root == request.root && p.algorithm == row->algorithm &&
+           p.inline_messages == row->inline_messages;
+  });
+  if (found == rows_.end()) {
+    return refuse(why, BLINK_UNSUPPORTED, "the bundle has no plan of collective %d with root %d", request.collective,
+                  request.root);
+  }
+  const blink_plan* chosen = plan(static_cast<std::size_t>(found - rows_.begin()), why);
+  if (chosen == nullptr) return nullptr;
+  std::int64_t chunk = row->chunk_bytes;
+  if (row->parts > 0) {
+    const std::int64_t lines = (size + kLine * row->parts - 1) / (kLine * row->parts);
+    chunk = std::max<std::int64_t>(1, std::min(chunk, lines * kLine));
+  }
+  const blink_binding binding{request.count, request.dtype, request.op, chunk, row->cross_memory};
+  return blink_op_bind(&comm, chosen, &binding, &why);
+}
+
+int blink_bundle::check(blink_error& why) {
+  for (std::size_t number = 0; number < rows_.size(); ++number) {
+    if (plan(number, why) == nullptr) return why.code;
+  }
+  return BLINK_OK;
+}
+
+extern "C" {
+
+blink_bundle* blink_bundle_open(const char* path, int32_t ranks, blink_error* error) {
+  const int file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return refuse(*error, BLINK_SYSTEM, "the bundle cannot be opened: %s", std::strerror(errno));
+  auto made = std::make_unique<blink_bundle>(file);
+  struct stat about {};
+  if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode) || (about.st_uid != geteuid() && about.st_uid != 0) ||
+      (about.st_mode & 022) != 0) {
+    return refuse(*error, BLINK_SYSTEM, "the bundle is no file of this user alone");
+  }
+  return made->read(about.st_size, ranks, *error) ? made.release() : nullptr;
+}
+
+void blink_bundle_close(blink_bundle* bundle) { delete bundle; }
+
+int blink_bundle_check(blink_bundle* bundle, blink_error* error) { return bundle->check(*error); }
+
+void blink_bundle_shape(const blink_bundle* bundle, blink_shape* shape) {
+  const blink_bundle_header& h = bundle->header();
+  *shape = {h.ranks, h.lines, h.staging_bytes, h.inline_bytes, h.stream_bytes};
+}
+
+blink_op* blink_bundle_op(blink_bundle* bundle, blink_comm* comm, const blink_request* request, blink_error* error) {
+  return bundle->op(*comm, *request, *error);
+}
+
+}  // extern "C"

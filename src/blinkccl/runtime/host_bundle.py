@@ -1,0 +1,224 @@
+"""``python -m blinkccl.runtime.host_bundle RANKS``: all plans of a host in one file, for programs without Python.
+
+The file has, for every collective and root, the plans that :func:`blinkccl.runtime.plans.choose` can name among so many
+ranks, and the rows of that choice: native code (``native/src/host_bundle.cpp``) binds and runs what Python would. It
+lies in the directory of the plan cache, under a name of all that it depends on; it is written at once, and made anew
+where it is damaged. Of processes that come at the same time one plans, and the others wait for it.
+
+On standard output comes one line: the path, or ``refused`` and why.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import fcntl
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines import native_library as native
+from blinkccl.engines.host import shape_of
+from blinkccl.engines.host_plan import Area, checksum
+from blinkccl.errors import BlinkError, LaunchError, UsageError
+from blinkccl.native.headers import abi, header
+from blinkccl.private_files import cache_directory, private_directory, throw_out, write_at_once
+from blinkccl.runtime.peer_info import package_version
+from blinkccl.runtime.plans import HostChoice, choices, laid_out, planned_anew
+from blinkccl.topology.spec import parse_spec
+
+#: Planning takes 15 s for so many, and the file 20 MB.
+MOST_RANKS = 64
+#: Of all bundles together.
+MAX_BYTES = 256 << 20
+#: How long one process waits for another one's plans before it makes them itself.
+PATIENCE_S = 30.0
+_SUFFIX = ".bundle"
+_NAMES = tuple(name for name in COLLECTIVES if name != "sendrecv")
+
+_log = logging.getLogger(__name__)
+
+
+@native.HEADER.layout("blink_bundle_header")
+class _Header(c.Structure):
+    """``blink_bundle_header``."""
+
+
+@native.HEADER.layout("blink_bundle_choice")
+class _Choice(c.Structure):
+    """``blink_bundle_choice``."""
+
+
+@native.HEADER.layout("blink_bundle_plan")
+class _Plan(c.Structure):
+    """``blink_bundle_plan``."""
+
+
+def ensure(ranks: int, directory: Path | None = None) -> Path:
+    """The bundle for ``ranks``, made now if it is not there or cannot be used; ``directory`` None: the plan cache's.
+
+    UsageError for a number of ranks that is not served; LaunchError if there is no place for it.
+    """
+    if not 2 <= ranks <= MOST_RANKS:
+        raise UsageError(f"a bundle is for 2 to {MOST_RANKS} ranks of a host, got {ranks}")
+    chosen = directory or cache_directory(os.environ, "plans")
+    if chosen is None:
+        raise LaunchError("plans of a host need a directory: set BLINK_CACHE to one, or HOME")
+    path = chosen / f"host-{ranks}-{_digest(ranks)}{_SUFFIX}"
+    if is_usable(path, ranks):
+        return path
+    private_directory(chosen)
+    with _turn(chosen):
+        if not is_usable(path, ranks):
+            try:
+                write_at_once(path, contents(ranks, _progress()))
+            except OSError as error:
+                raise LaunchError(f"{path} cannot be written ({error}): set BLINK_CACHE elsewhere") from error
+            throw_out(chosen, MAX_BYTES, lambda other: other.suffix == _SUFFIX)
+    return path
+
+
+def is_usable(path: Path, ranks: int) -> bool:
+    """Whether all of it can be read; if it is there and cannot, a line says why."""
+    library, error = native.load(), native.Error()
+    bundle = library.blink_bundle_open(os.fsencode(path), ranks, c.byref(error))
+    wrong = not bundle or library.blink_bundle_check(bundle, c.byref(error)) != native.OK
+    if bundle:
+        library.blink_bundle_close(bundle)
+    if wrong and path.exists():
+        _log.warning("%s: %s", path, error.text.decode(errors="replace"))
+    return not wrong
+
+
+def contents(ranks: int, told: Callable[[int, int], None] = lambda done, of: None) -> bytes:
+    """A bundle's bytes; ``told`` hears how many of its plans are made, and of how many."""
+    codes = header("types.h").numbers("blink_collective")
+    rows = {name: choices(name, ranks) for name in _NAMES}
+    algorithms = sorted({row.algorithm for table in rows.values() for row in table})
+    numbers = {name: number for number, name in enumerate(algorithms)}
+    wanted = [(coll, name) for coll in _collectives(ranks) for name in algorithms if _variants(rows[coll.name], name)]
+    placed: list[tuple[dict[str, int], bytes]] = []
+    topology = parse_spec(f"clique:{ranks}")
+    for done, (coll, name) in enumerate(wanted):
+        told(done, len(wanted))
+        program = planned_anew(topology, coll, topology.ranks, name)
+        for inline in _variants(rows[coll.name], name):
+            row = {"collective": codes[coll.name], "root": coll.root or 0, "algorithm": numbers[name]}
+            placed.append((row | {"inline_messages": int(inline)}, laid_out(program, inline, Area()).rows))
+    made = [_choice_row(name, row, ranks, numbers) for name, table in rows.items() for row in table]
+    return _assembled(ranks, made, placed)
+
+
+def _collectives(ranks: int) -> Iterator[Collective]:
+    for name in _NAMES:
+        rooted = "root" in COLLECTIVES[name].parameters
+        yield from (Collective(name, ranks, root) for root in (range(ranks) if rooted else (None,)))
+
+
+def _variants(table: tuple[HostChoice, ...], algorithm: str) -> list[bool]:
+    """Whether ``inline`` or not, as far as the table has it."""
+    return sorted({row.inline for row in table if row.algorithm == algorithm})
+
+
+def _choice_row(name: str, row: HostChoice, ranks: int, numbers: dict[str, int]) -> _Choice:
+    return _Choice(
+        collective=header("types.h").numbers("blink_collective")[name],
+        blocks=Collective(name, ranks, 0 if "root" in COLLECTIVES[name].parameters else None).total_blocks(),
+        below=row.below,
+        cross_memory=row.cross_memory,
+        algorithm=numbers[row.algorithm],
+        inline_messages=row.inline,
+        chunk_bytes=row.chunk_bytes,
+        parts=row.parts,
+    )
+
+
+def _assembled(ranks: int, made: list[_Choice], placed: list[tuple[dict[str, int], bytes]]) -> bytes:
+    shape = shape_of(ranks, Area())
+    head = _Header(
+        magic=native.HEADER.constants["BLINK_BUNDLE_MAGIC"],
+        version=native.HEADER.constants["BLINK_BUNDLE_VERSION"],
+        abi=abi(),
+        choice_count=len(made),
+        plan_count=len(placed),
+        **{name: getattr(shape, name) for name in native.HEADER.structs["blink_shape"].names},
+    )
+    package = package_version().encode()[: c.sizeof(head.package) - 1]
+    c.memmove(c.addressof(head) + _Header.package.offset, package, len(package))
+    first = (c.sizeof(head) + len(made) * c.sizeof(_Choice) + len(placed) * c.sizeof(_Plan)) // 8
+    plans = []
+    for row, words in placed:
+        plans.append(_Plan(**row, first=first, words=len(words) // 8))
+        first += len(words) // 8
+    head.words = first
+    rows = b"".join(bytes(row) for row in [*made, *plans])
+    summed = _Header.checksum.offset + _Header.checksum.size
+    head.checksum = checksum(np.frombuffer(bytes(head)[summed:] + rows, np.int64))
+    return b"".join([bytes(head), rows, *(words for _, words in placed)])
+
+
+def _digest(ranks: int) -> str:
+    """Of all that a bundle's content depends on but planners' own code, which a version stands for."""
+    tables = [choices(name, ranks) for name in _NAMES]
+    return sha256(repr((package_version(), abi(), Area(), tables)).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _turn(directory: Path) -> Iterator[None]:
+    """Alone in ``directory``, or after a while with others: what is done twice does no harm."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not _locked(fd):
+            if time.monotonic() > deadline:
+                _log.warning("%s: another process plans for longer than %.0f s; planning here", directory, PATIENCE_S)
+                break
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Says on standard error how far it is, once in a while after two seconds."""
+    said = time.monotonic() + 1
+
+    def told(done: int, of: int) -> None:
+        nonlocal said
+        if time.monotonic() > said + 1:
+            said = time.monotonic()
+            _log.warning("%d of %d plans are made", done, of)
+
+    return told
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the path of the bundle, or ``refused`` and why; the exit code."""
+    logging.basicConfig(format="blink: %(message)s", stream=sys.stderr)
+    try:
+        if len(arguments) != 1 or not arguments[0].isdecimal():
+            raise UsageError("usage: python -m blinkccl.runtime.host_bundle RANKS")
+        print(ensure(int(arguments[0])))
+    except BlinkError as error:
+        print(f"refused {' '.join(str(error).split())}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,274 @@
+"""A bundle serves what Python serves, alike on both sides of one call; and whatever lies in its place is no danger."""
+
+from __future__ import annotations
+
+import ctypes as c
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DTYPE_CODES, element_type, operation
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.engines import native_library as native
+from blinkccl.engines.buffers import filled
+from blinkccl.engines.host import Endpoint, NativeOp, local_endpoints, shape_of
+from blinkccl.engines.host_plan import Area
+from blinkccl.engines.registry import ENGINES
+from blinkccl.errors import LaunchError, UsageError
+from blinkccl.native.headers import header
+from blinkccl.runtime import host_bundle
+from blinkccl.runtime.plans import choices, choose, host_plan
+from support.planned import with_ends
+
+pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
+
+ROOTED = [name for name, row in COLLECTIVES.items() if "root" in row.parameters]
+CODES = header("types.h").numbers("blink_collective")
+
+
+@native.HEADER.layout("blink_request")
+class Request(c.Structure):
+    """``blink_request``."""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bundles") / "cache"
+
+
+@pytest.fixture
+def opened(directory: Path) -> Iterator[Callable[[int], int]]:
+    """Opens the bundle for so many ranks."""
+    library, handles = native.load(), []
+
+    def open_it(ranks: int) -> int:
+        error = native.Error()
+        path = os.fsencode(host_bundle.ensure(ranks, directory))
+        handles.append(library.blink_bundle_open(path, ranks, c.byref(error)))
+        assert handles[-1], error.text
+        return handles[-1]
+
+    yield open_it
+    for handle in handles:
+        library.blink_bundle_close(handle)
+
+
+def run_by_bundle(
+    bundle: int, end: Endpoint, call: CollectiveCall, crosses: bool, send: int | None, receive: int | None
+) -> None:
+    """What a program without Python does."""
+    library, error = native.load(), native.Error()
+    row, op = element_type(call.dtype), operation(call.op)
+    request = Request(CODES[call.collective], call.root, call.elements, DTYPE_CODES[row.name], op.code, int(crosses))
+    made = library.blink_bundle_op(bundle, end.handle, c.byref(request), c.byref(error))
+    assert made, error.text
+    code = library.blink_op_run(made, send, receive, 0, 1.0, 20_000_000)
+    library.blink_op_destroy(made)
+    if code:
+        raise end.failure(code)
+
+
+def run_by_python(
+    end: Endpoint, call: CollectiveCall, world: int, crosses: bool, send: int | None, receive: int | None
+) -> None:
+    """What a group of Python does."""
+    coll = call.among(world)
+    nbytes = call.elements * element_type(call.dtype).itemsize * coll.total_blocks()
+    choice = choose(call.collective, nbytes, world, crosses)
+    plan = host_plan(coll, choice.algorithm, choice.inline, Area())
+    op = NativeOp(end, plan, call, choice.chunk_bytes, choice.cross_memory)
+    op.run(send, receive, 20_000_000)
+    op.close()
+
+
+def sizes(name: str, world: int) -> list[int]:
+    """Elements of float32 per block on both sides of every limit of the table, and a few in chunks."""
+    blocks = with_ends(name, world).total_blocks()
+    limits = [row.below // (4 * blocks) for row in choices(name, world) if row.below <= 4 << 20]
+    return [0, 1, *(limit + beside for limit in limits for beside in (-1, 0, 1)), 200_000 // blocks]
+
+
+def differs(bundle: int, ends: list[Endpoint], call: CollectiveCall, crosses: bool) -> str | None:
+    """Every other rank makes the call by the bundle, the others as Python does."""
+    world = len(ends)
+    coll = call.among(world)
+    inputs = make_inputs(coll, call.elements, call.dtype, op=call.op)
+    buffers, _ = filled(coll, inputs, call.elements, call.dtype, False)
+
+    def run(rank: int) -> None:
+        at = [None if side[rank] is None else side[rank].ctypes.data for side in (buffers.inputs, buffers.outputs)]
+        if rank % 2:
+            run_by_bundle(bundle, ends[rank], call, crosses, *at)
+        else:
+            run_by_python(ends[rank], call, world, crosses, *at)
+
+    with ThreadPoolExecutor(world) as pool:
+        for _ in pool.map(run, range(world)):
+            pass
+    return mismatch(buffers.outputs, oracle(coll, inputs, call.op), call.elements)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "sendrecv"])
+def test_a_bundle_serves_as_python_does(name: str, world: int, opened: Callable[[int], int]) -> None:
+    bundle = opened(world)
+    with local_endpoints(world, Area()) as ends:
+        for root in range(world) if name in ROOTED else (0,):
+            for count in sizes(name, world) if root == 0 else (100,):
+                for crosses in {False, world == 2}:
+                    call = CollectiveCall(name, "float32", count, root=root)
+                    assert differs(bundle, ends, call, crosses) is None, (call, crosses)
+        if name == "allreduce":
+            for dtype, op in (("float16", "avg"), ("int8", "max"), ("bool", "bor")):
+                assert differs(bundle, ends, CollectiveCall(name, dtype, 100, op), False) is None
+
+
+def test_a_bundle_knows_its_segment_and_what_it_lacks(opened: Callable[[int], int]) -> None:
+    library, shape, error, bundle = native.load(), native.Shape(), native.Error(), opened(2)
+    library.blink_bundle_shape(bundle, c.byref(shape))
+    assert bytes(shape) == bytes(shape_of(2, Area()))
+    with local_endpoints(2, Area()) as ends:
+        for request, message in (
+            (Request(CODES["sendrecv"], 0, 1, 0, 0, 0), b"nothing in the bundle serves collective 8"),
+            (Request(CODES["broadcast"], 2, 1, 0, 0, 0), b"no plan of collective 0 with root 2"),
+            (Request(CODES["broadcast"], 0, -1, 0, 0, 0), b"-1 elements: there is no such call"),
+            (Request(CODES["broadcast"], 0, 1 << 50, 0, 0, 0), b"there is no such call"),
+            (Request(CODES["allreduce"], 0, 1, DTYPE_CODES["float32"], 6, 0), b"there is no such call"),
+        ):
+            assert not library.blink_bundle_op(bundle, ends[0].handle, c.byref(request), c.byref(error))
+            assert message in error.text
+
+
+# ---- the file
+
+
+def test_it_is_written_once_for_this_user(directory: Path) -> None:
+    path = host_bundle.ensure(3, directory)
+    row = path.stat()
+    assert stat.S_IMODE(row.st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert host_bundle.ensure(3, directory) == path
+    assert path.stat().st_ino == row.st_ino
+    assert path.read_bytes() == host_bundle.contents(3)
+    assert {file.suffix for file in directory.iterdir()} == {".bundle"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda whole: b"", "no bundle, or cut off"),
+        (lambda whole: whole[:-8], "cut off"),
+        (lambda whole: whole[:333], "no bundle, or cut off"),
+        (lambda whole: whole[:160] + b"x" + whole[161:], "damaged: its checksum"),
+        (lambda whole: whole[:-16] + b"x" + whole[-15:], "the plan is damaged: its checksum"),
+        (lambda whole: whole[:8] + b"\x07" + whole[9:], "another version"),
+        (lambda whole: whole[:40] + b"0.0.0" + whole[45:], "another version"),
+    ],
+)
+def test_what_is_damaged_is_made_anew(
+    damage: Callable[[bytes], bytes], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = host_bundle.ensure(2, tmp_path / "cache")
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert host_bundle.ensure(2, tmp_path / "cache") == path
+    assert path.read_bytes() == whole
+    assert said in caplog.text
+    assert len({record.message for record in caplog.records}) == 1
+
+
+def test_what_others_could_write_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = host_bundle.ensure(2, tmp_path / "cache")
+    whole = path.read_bytes()
+    path.chmod(0o666)
+    host_bundle.ensure(2, tmp_path / "cache")
+    assert "no file of this user alone" in caplog.text
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    host_bundle.ensure(2, tmp_path / "cache")
+    assert not path.is_symlink()
+    assert path.read_bytes() == elsewhere.read_bytes() == whole
+
+
+def test_of_those_who_come_together_one_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, whole = [], host_bundle.contents(2)
+
+    def contents(ranks: int, told: object) -> bytes:
+        planned.append(ranks)
+        time.sleep(0.1)
+        return whole
+
+    monkeypatch.setattr(host_bundle, "contents", contents)
+    with ThreadPoolExecutor(6) as pool:
+        paths = set(pool.map(partial(host_bundle.ensure, directory=tmp_path / "cache"), [2] * 6))
+    assert planned == [2]
+    assert [path.read_bytes() for path in paths] == [whole]
+
+
+def test_nobody_waits_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_bundle, "PATIENCE_S", 0.05)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    fd = os.open(tmp_path / "cache", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    assert host_bundle.ensure(2, tmp_path / "cache").exists()
+    os.close(fd)
+    assert "another process plans for longer" in caplog.text
+
+
+def test_another_table_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = host_bundle.ensure(2, tmp_path / "cache")
+    rows = {name: choices(name, 2) for name in COLLECTIVES}
+    monkeypatch.setattr(host_bundle, "choices", lambda name, ranks: rows[name][-1:])
+    assert host_bundle.ensure(2, tmp_path / "cache") != before
+
+
+def test_long_work_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr(host_bundle.time, "monotonic", lambda: next(now))
+    told = host_bundle._progress()
+    for done in range(6):
+        told(done, 6)
+    assert "4 of 6 plans are made" in caplog.text
+
+
+def test_there_must_be_a_place_and_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ranks in (0, 1, 65):
+        with pytest.raises(UsageError, match=f"2 to 64 ranks of a host, got {ranks}"):
+            host_bundle.ensure(ranks)
+    monkeypatch.setenv("BLINK_CACHE", "")
+    with pytest.raises(LaunchError, match="set BLINK_CACHE"):
+        host_bundle.ensure(2)
+    (tmp_path / "plans").mkdir(mode=0o755)
+    monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
+    with pytest.raises(LaunchError, match="expected mode 0700"):
+        host_bundle.ensure(2)
+
+
+def test_its_command_prints_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, line in (
+        (["1"], "refused a bundle is for 2 to 64 ranks"),
+        ([], "refused usage: python -m blinkccl.runtime.host_bundle RANKS"),
+        (["two"], "refused usage:"),
+    ):
+        assert host_bundle.main(arguments) == 1
+        out, err = capsys.readouterr()
+        assert (out.startswith(line), out.count("\n"), err) == (True, 1, "")
+    command = [sys.executable, "-m", "blinkccl.runtime.host_bundle", "2"]
+    environ = {**os.environ, "BLINK_CACHE": str(tmp_path)}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert Path(ended.stdout.removesuffix("\n")).parent == tmp_path / "plans"
+    assert Path(ended.stdout.removesuffix("\n")).is_file()
+    assert ended.stderr == ""
