@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blinkccl.runtime.communicator import Communicator, init
     from blinkccl.runtime.heap import empty
+    from blinkccl.runtime.shared_arrays import get, put
 
-__all__ = ["Communicator", "empty", "init"]
+__all__ = ["Communicator", "empty", "get", "init", "put"]
 
 _HOMES = {
     "Communicator": "blinkccl.runtime.communicator",
     "init": "blinkccl.runtime.communicator",
     "empty": "blinkccl.runtime.heap",
+    "get": "blinkccl.runtime.shared_arrays",
+    "put": "blinkccl.runtime.shared_arrays",
 }
 
 

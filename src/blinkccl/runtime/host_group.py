@@ -84,6 +84,7 @@ class HostGroup(Group):
         super().__init__(store, rank, size, prefix, default_timeout_s() if deadline_s is None else deadline_s)
         self._area = Area()
         self._crosses = False
+        self.shared_arrays: set[object] = set()  # what peers may write to stays in memory
         deadline = time.monotonic() + self.timeout_s
         with bootstrap or meet(store, prefix, rank, size, deadline, look) as met:
             self._make(met, deadline, cross_memory.wish())
@@ -164,6 +165,12 @@ class HostGroup(Group):
         self._check_open()
         return self._streams.receive(address, nbytes, src, tag, deadline_s)
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """This rank's end of the shared memory; CommunicationError if the group is closed."""
+        self._check_open()
+        return self._endpoint
+
     # ---- the group itself
 
     def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
@@ -214,6 +221,7 @@ class HostGroup(Group):
 
     def _leave(self) -> None:
         self._memory.close()
+        self.shared_arrays.clear()
 
 
 def meet(

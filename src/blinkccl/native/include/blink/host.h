@@ -374,6 +374,14 @@ blink_op* blink_bundle_op(blink_bundle* bundle, blink_comm* comm, const blink_re
 // collectives.
 int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us);
 int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us);
+// One-sided: where `bytes` at `offset` of `rank`'s heap are in this process, as long as the communicator lives; NULL if
+// they are not wholly in it.
+void* blink_heap_at(blink_comm* comm, int32_t rank, int64_t offset, int64_t bytes);
+// Adds 1 to a word in shared memory on which `peer` waits; who sees it sees all that this thread has stored before.
+// 0 or a code.
+int blink_signal(blink_comm* comm, int32_t peer, uint64_t* word);
+// Waits at most `wait_us` until `peer` has brought `word` to `value`: 1, or 0 if the time is up, or −blink_code.
+int blink_await_signal(blink_comm* comm, int32_t peer, const uint64_t* word, uint64_t value, int64_t wait_us);
 // For people: the message that this rank has waited for longest, with its tag, from or to `peer` (-1: any), since
 // `since_us` of CLOCK_MONOTONIC; 0: for none.
 void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us);
