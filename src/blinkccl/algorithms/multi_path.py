@@ -13,15 +13,17 @@ the host, and tables of splits that it does not print.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from blinkccl.algorithms import optimal
 from blinkccl.algorithms.path_table import Part, Split
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.shapes import require_collective
+from blinkccl.algorithms.three_stage import sockets
+from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate, link_use
 from blinkccl.topology.memories import memories_on
@@ -158,3 +160,43 @@ def _rounded(exact: Sequence[Fraction]) -> tuple[Fraction, ...]:
     units = [int(part * FINEST) for part in exact]
     units[max(range(len(units)), key=lambda place: exact[place])] += FINEST - sum(units)
     return tuple(Fraction(unit, FINEST) for unit in units)
+
+
+def inside_sockets(request: Request, algorithm: str, host_part: Fraction | None = None) -> Forest:
+    """Multi-path copies in an AllReduce, inside sockets and not between them, as the article has it for ``three_stage``
+    and ``flat``: each share in two, one that goes as planned, one that goes by the host wherever it joins two GPUs.
+
+    ``host_part`` of the data does, 0 < part < 1; None: as much as the rates of the direct and the staged path say, for
+    the pair for which that is least. UnsupportedError where no host joins two GPUs of a socket that a link joins.
+    """
+    request = replace(request, links="all")
+    forest = ALGORITHMS[algorithm].plan(request)
+    staged: dict[tuple[int, int], Path] = {}
+    parts: list[Fraction] = []
+    for src, dst in (pair for group in sockets(request.topology, request.ranks) for pair in permutations(group, 2)):
+        ends = Collective("sendrecv", len(request.ranks), src=request.ranks.index(src), dst=request.ranks.index(dst))
+        found = ways(optimal.plan(replace(request, collective=ends)))
+        through = [way for way in found[1:] if not set(way.path[1:-1]) & set(request.ranks)]
+        if through and found[0].legs == 1:
+            staged[src, dst] = through[0].path
+            parts.append(through[0].weight / (found[0].weight + through[0].weight))
+    if not staged:
+        raise UnsupportedError(
+            f"multi-path copies inside {algorithm} need two GPUs of a socket that both a link and their host join, but "
+            f"{request.topology.name} has none among {','.join(map(str, request.ranks))}; use --algo {algorithm}"
+        )
+    part = min(parts) if host_part is None else host_part
+    split = [
+        one for x in forest.shares for one in (replace(x, weight=x.weight * (1 - part)), _through(x, part, staged))
+    ]
+    shares = tuple(replace(share, slice=number) for number, share in enumerate(split))
+    rate = attained_rate(forest.topology, shares)
+    return replace(forest, algorithm=f"{algorithm}_multi_path", shares=shares, rate=rate)
+
+
+def _through(share: Share, part: Fraction, staged: Mapping[tuple[int, int], Path]) -> Share:
+    up, down = (
+        None if tree is None else replace(tree, edges=tuple(staged.get((p[0], p[-1]), p) for p in tree.edges))
+        for tree in (share.reduce, share.broadcast)
+    )
+    return replace(share, weight=share.weight * part, reduce=up, broadcast=down)

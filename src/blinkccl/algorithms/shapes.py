@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.cycles import hamiltonian_path
@@ -18,6 +19,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
 from blinkccl.topology.model import Topology
 
+T = TypeVar("T")
 #: Paths between ranks, as :func:`transit_paths` gives them.
 Paths = Mapping[tuple[int, int], Path]
 
@@ -69,7 +71,7 @@ def missing_pairs(paths: Mapping[tuple[int, int], Path], ranks: Sequence[int]) -
     return [(u, v) for u in ranks for v in ranks if u != v and (u, v) not in paths]
 
 
-def cyclic(order: Sequence[int], start: int) -> tuple[int, ...]:
+def cyclic(order: Sequence[T], start: T) -> tuple[T, ...]:
     """``order`` turned so that it begins with ``start``."""
     at = order.index(start)
     return (*order[at:], *order[:at])

@@ -6,34 +6,41 @@
 
 In tree form the exchange among L leaders is L shares of 1/L, one rooted at each leader; for two sockets that
 puts the same load on each link as sending the whole sum both ways.
+
+On several servers ("The Hierarchical Multi-Node GPU-based MPI Allreduce") the leaders of a server reduce-scatter, each
+part is reduced among the leaders that have it, one per server, and what follows is the same way back. In tree form a
+part is a share for each of these, so that the AllReduce between servers is one of one-hop trees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, product
 
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import (
     Paths,
+    by_server,
     cyclic,
     flipped,
     forest_on,
     require_collective,
-    require_one_server,
     transit_paths,
 )
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, attained_rate
 from blinkccl.topology.model import Topology
 
+#: A server's ranks by socket.
+Groups = Sequence[Sequence[int]]
 #: How many choices of leaders are compared; two sockets of eight GPUs have 64.
 LEADER_LIMIT = 512
 
 
 def plan(request: Request) -> Forest:
-    """One share per socket, rooted at its leader.
+    """One share per leader, rooted there.
 
     The article takes GPUs 1 and 2 of Mist as leaders "without loss of generality". On other machines the
     choice matters, so the leaders of the highest rate are taken, then those of the first ranks. On Mist the rate is
@@ -42,25 +49,35 @@ def plan(request: Request) -> Forest:
     Raises
     ------
     UnsupportedError
-        If the collective is not AllReduce, the ranks are on several servers or on one socket, or no leaders
-        are one hop from each other and from their sockets.
+        If the collective is not AllReduce, a server's ranks are on one socket, servers have different numbers of
+        sockets, or no leaders are one hop from each other and from their sockets.
 
     Notes
     -----
-    Cost: depth 2 up and 2 down, so 4 steps; a leader of m GPUs sends m·S. Where we differ: the exchange reduces each
-    half at one leader, not both at both; and a hop is one path, not the article's multi-path copy.
+    Cost: depth 2 up and 2 down, so 4 steps, 6 between servers; a leader of m GPUs sends m·S. Where we differ: the
+    exchange reduces each half at one leader, not both at both; all stages are one pipeline, where the article's do not
+    overlap between servers; and a hop is one path: for its copies see ``multi_path.inside_sockets``.
     """
     require_collective(request, "three_stage", ("allreduce",), "use --algo optimal")
-    require_one_server(request, "three_stage")
-    groups = sockets(request.topology, request.ranks)
-    if len(groups) < 2 or sum(map(len, groups)) < len(request.ranks):
+    servers = [sockets(request.topology, ranks) for ranks in by_server(request.topology, request.ranks)]
+    placed = sum(len(group) for groups in servers for group in groups)
+    if min(map(len, servers)) < 2 or placed < len(request.ranks):
         raise UnsupportedError(
             "three_stage needs every rank on a socket, and at least two sockets, but "
-            f"{_where(request, groups)}; use --algo flat or --algo optimal"
+            f"{_where(request, [group for groups in servers for group in groups])}; use --algo flat or --algo optimal"
+        )
+    if len({len(groups) for groups in servers}) > 1:
+        raise UnsupportedError(
+            "three_stage needs as many sockets on each server, but the ranks are on "
+            f"{', '.join(str(len(groups)) for groups in servers)}; use --algo three_phase or --algo optimal"
         )
     network = request.network
-    paths = transit_paths(network, request.ranks)
-    choices = [list(_shares(paths, groups, leaders)) for leaders in islice(product(*groups), LEADER_LIMIT)]
+    # Inside a server no hop goes through a NIC, be it the shortest way.
+    inside = replace(network, links=tuple(link for link in network.links if link.kind != "net"))
+    paths = transit_paths(network, request.ranks) | transit_paths(inside, request.ranks)
+    # Servers choose alike: the article's are equal.
+    places = product(*(range(max(map(len, sides))) for sides in zip(*servers, strict=True)))
+    choices = [list(_shares(paths, servers, _leaders(servers, place))) for place in islice(places, LEADER_LIMIT)]
     served = [shares for shares in choices if shares]
     if not served:
         raise UnsupportedError(
@@ -69,6 +86,14 @@ def plan(request: Request) -> Forest:
         )
     best = max(served, key=lambda shares: attained_rate(network, shares))
     return forest_on(request, "three_stage", network, best)
+
+
+def _leaders(servers: Sequence[Groups], places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Of each server the rank at ``places[i]`` of socket i, the last where there are fewer."""
+    return tuple(
+        tuple(group[min(place, len(group) - 1)] for group, place in zip(groups, places, strict=True))
+        for groups in servers
+    )
 
 
 def sockets(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -107,21 +132,29 @@ def _where(request: Request, groups: Sequence[Sequence[int]]) -> str:
     homeless = [rank for rank in request.ranks if rank not in placed]
     if homeless:
         return f"no link of {name} joins {','.join(map(str, homeless))} to a host processor"
-    return f"all ranks of this job hang on one host processor of {name}"
+    whose = "this job" if len(by_server(request.topology, request.ranks)) == 1 else "a server"
+    return f"all ranks of {whose} hang on one host processor of {name}"
 
 
-def _shares(paths: Paths, groups: Sequence[Sequence[int]], leaders: Sequence[int]) -> Iterator[Share]:
+def _shares(paths: Paths, servers: Sequence[Groups], leaders: Sequence[Sequence[int]]) -> Iterator[Share]:
     """One share per leader; none at all where a hop is missing."""
-    hops = [(leader, other) for leader in leaders for other in leaders if other != leader]
-    hops += [
-        (leader, member) for leader, group in zip(leaders, groups, strict=True) for member in group if member != leader
-    ]
-    if not all((u, v) in paths and (v, u) in paths for u, v in hops):
-        return
-    own = {leader: cyclic(group, leader)[1:] for leader, group in zip(leaders, groups, strict=True)}
-    for i, root in enumerate(leaders):
-        others = cyclic(leaders, root)[1:]
-        edges = [paths[root, leader] for leader in others]
-        edges += [paths[leader, member] for leader in (root, *others) for member in own[leader]]
-        down = Tree(root, tuple(edges))
-        yield Share(Fraction(1, len(leaders)), i, None, root, flipped(paths, down), down)
+    own = {
+        leader: cyclic(group, leader)[1:]
+        for groups, chosen in zip(servers, leaders, strict=True)
+        for group, leader in zip(groups, chosen, strict=True)
+    }
+    drawn: list[Share] = []
+    for number, (place, socket) in enumerate(product(range(len(leaders)), range(len(leaders[0])))):
+        root = leaders[place][socket]
+        # To the leader of the part on every server, from there to the other leaders, from these to their sockets.
+        across = [chosen[socket] for chosen in cyclic(leaders, leaders[place])[1:]]
+        hops = [(root, leader) for leader in across]
+        sides = [cyclic(chosen, chosen[socket]) for chosen in cyclic(leaders, leaders[place])]
+        hops += [(side[0], leader) for side in sides for leader in side[1:]]
+        hops += [(leader, member) for side in sides for leader in side for member in own[leader]]
+        if not all((u, v) in paths and (v, u) in paths for u, v in hops):
+            return
+        down = Tree(root, tuple(paths[hop] for hop in hops))
+        weight = Fraction(1, len(leaders) * len(leaders[0]))
+        drawn.append(Share(weight, number, None, root, flipped(paths, down), down))
+    yield from drawn

@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.multi_path import FINEST, PathCost, forest_of, on_one_path, plan, portions, water_filling, ways
+from blinkccl.algorithms.multi_path import (
+    FINEST,
+    PathCost,
+    forest_of,
+    inside_sockets,
+    on_one_path,
+    plan,
+    portions,
+    water_filling,
+    ways,
+)
 from blinkccl.algorithms.path_table import Part, Split
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
+from blinkccl.paper.jobs import wrong_elements
 from blinkccl.topology.catalog import CATALOG
 from support.examples import examples
 from support.planned import asked, assert_sound, planned
@@ -136,3 +147,46 @@ def test_a_path_that_could_not_pay_for_its_start_gets_nothing() -> None:
     for size, paths in ((-1, costs), (1, []), (1, [PathCost(0.0, 0.0)]), (1, [PathCost(-1.0, 1.0)])):
         with pytest.raises(UsageError):
             water_filling(size, paths)
+
+
+@pytest.mark.parametrize(("spec", "host_part"), [("mist", Fraction(1, 2)), ("cedar", Fraction(12, 62))])
+@pytest.mark.parametrize("algorithm", ["three_stage", "flat"])
+def test_copies_inside_sockets_go_over_both_paths(spec: str, host_part: Fraction, algorithm: str) -> None:
+    """Between GPUs of a socket directly and by the host; between sockets as planned; and no slower by the links."""
+    alone, forest = planned(algorithm, asked(spec)), inside_sockets(asked(spec), algorithm)
+    assert_sound(forest)
+    assert wrong_elements(forest, 1000) == 0
+    assert forest.rate * forest.topology.unit_gb_per_s == alone.rate * alone.topology.unit_gb_per_s
+    assert len(forest.shares) == 2 * len(alone.shares)
+    for direct, staged in zip(forest.shares[::2], forest.shares[1::2], strict=True):
+        assert staged.weight == host_part * (direct.weight + staged.weight)
+        for one, other in zip(direct.trees(), staged.trees(), strict=True):
+            for path, by_host in zip(one.edges, other.edges, strict=True):
+                inside = path[0] // 2 == path[-1] // 2
+                assert by_host == ((path[0], 4 + path[0] // 2, path[-1]) if inside else path)
+
+
+def test_how_much_goes_by_the_host_may_be_told() -> None:
+    forest = inside_sockets(asked("cedar"), "flat", Fraction(1, 10))
+    assert_sound(forest)
+    assert forest.shares[1].weight == Fraction(1, 40)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "spec", "says"),
+    [
+        ("flat", "pcie-8gpu", "need two GPUs of a socket"),
+        ("flat", "clique:4", "use --algo flat"),
+        ("three_stage", "clique:4", "says nothing of host processors"),
+    ],
+)
+def test_where_no_host_joins_gpus_that_a_link_joins(algorithm: str, spec: str, says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        inside_sockets(asked(spec), algorithm)
+
+
+def test_copies_inside_sockets_of_several_servers() -> None:
+    forest = inside_sockets(asked("2x mist @ 100Gbps"), "three_stage")
+    assert_sound(forest)
+    assert forest.algbw_gb_per_s == pytest.approx(12.5)
+    assert len(forest.shares) == 8

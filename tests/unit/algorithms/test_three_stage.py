@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from blinkccl.algorithms import three_stage
 from blinkccl.algorithms.three_stage import sockets
 from blinkccl.errors import UnsupportedError
 from support.planned import asked, plan
@@ -51,15 +52,45 @@ def test_leaders_are_chosen_where_the_sockets_are_joined() -> None:
     assert [share.root for share in forest.shares] == [1, 5]
 
 
+def test_between_servers_each_part_is_reduced_among_the_leaders_that_have_it() -> None:
+    """Two nodes: S leaves and enters each once; four: 1.5 S."""
+    for nodes, gb_per_s in ((2, 12.5), (4, 12.5 / 1.5)):
+        forest = plan("three_stage", f"{nodes}x mist @ 100Gbps", None, "allreduce")
+        assert forest.algbw_gb_per_s == pytest.approx(gb_per_s)
+        assert [share.weight for share in forest.shares] == [Fraction(1, 2 * nodes)] * (2 * nodes)
+        across = {
+            (path[0], path[-1])
+            for share in forest.shares
+            for tree in share.trees()
+            for path in tree.edges
+            if path[0] // 4 != path[-1] // 4
+        }
+        leaders = {0: range(0, 4 * nodes, 4), 1: range(2, 4 * nodes, 4)}
+        assert across == {(a, b) for side in leaders.values() for a in side for b in side if a != b}
+
+
+def test_servers_of_different_allocations_have_leaders_of_their_own() -> None:
+    forest = plan("three_stage", "2x mist @ 100Gbps", "0,2,4,5,6,7", "allreduce")
+    assert {share.root for share in forest.shares} == {0, 2, 4, 6}
+
+
 @pytest.mark.parametrize(
     ("spec", "gpus", "reason"),
     [
         ("clique:4", None, "clique:4 says nothing of host processors"),
         ("dgx-1p", "0-3", "all ranks of this job hang on one host processor"),
-        ("2x cedar @ 100Gbps", None, "works inside one server"),
+        ("2x cedar @ 100Gbps", "0,1,4-7", "all ranks of a server hang on one host processor"),
         ("mi250", None, "no choice of one leader per socket is one hop from each other"),
     ],
 )
 def test_reasons(spec: str, gpus: str | None, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         plan("three_stage", spec, gpus, "allreduce")
+
+
+def test_servers_must_have_as_many_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine of the catalog has more than two."""
+    apart = {(0, 1, 2, 3): ((0, 1), (2, 3)), (4, 5, 6, 7): ((4,), (5,), (6, 7))}
+    monkeypatch.setattr(three_stage, "sockets", lambda _, ranks: apart[ranks])
+    with pytest.raises(UnsupportedError, match="as many sockets on each server, but the ranks are on 2, 3"):
+        plan("three_stage", "2x mist @ 100Gbps", None, "allreduce")
