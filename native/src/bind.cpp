@@ -43,17 +43,17 @@ struct Place {
 
 class Binder {
  public:
-  Binder(const blink_plan& plan, const blink_shape& shape, const blink_binding& binding, std::int64_t item)
-      : plan_(plan), shape_(shape), binding_(binding), item_(item), inline_(plan.header.inline_messages != 0) {
-    const std::int64_t group = std::max<std::int64_t>(1, kAlignment / item);
-    for (const blink_plan_slice& s : plan.slices) {
-      const std::int64_t offset = boundary(s.start, s.start_parts, binding.count, group);
-      const std::int64_t stop = boundary(s.stop, s.stop_parts, binding.count, group);
-      extents_.push_back({offset, std::max<std::int64_t>(0, stop - offset)});
-    }
+  // With `blocks` places are those of the longest blocks that there may be: all ranks get the same ones, whatever they
+  // know.
+  Binder(const blink_plan& plan, const blink_shape& shape, const blink_binding& binding, const blink_blocks* blocks,
+         std::int64_t item)
+      : plan_(plan), shape_(shape), binding_(binding), blocks_(blocks), item_(item),
+        inline_(plan.header.inline_messages != 0) {
+    const std::int64_t count = blocks == nullptr ? binding.count : kMostElements;
+    for (const blink_plan_slice& slice : plan.slices) extents_.push_back(extent(slice, count));
     places_.resize(plan.rings.size());
     // More than a block holds, whatever the group: all of a slice is one chunk.
-    const std::int64_t whole = binding.count * item + kAlignment;
+    const std::int64_t whole = count * item + kAlignment;
     place(inline_ ? whole : std::min(binding.chunk_bytes, whole));
   }
 
@@ -100,17 +100,38 @@ class Binder {
 
   std::int64_t area() const { return inline_ ? shape_.inline_bytes : shape_.staging_bytes; }
   std::int64_t unit() const { return inline_ ? BLINK_BLOCK_BYTES : static_cast<std::int64_t>(kLineBytes); }
-  std::int64_t chunks(std::int64_t slice) const { return divided_up(at(extents_, slice).length, chunk_elements_); }
-  std::int64_t bytes(std::int64_t block, std::int64_t slice) const {
-    return block == BLINK_NOWHERE ? BLINK_NOWHERE : (block * binding_.count + at(extents_, slice).offset) * item_;
+  std::int64_t group() const { return std::max<std::int64_t>(1, kAlignment / item_); }
+  std::int64_t chunks(std::int64_t length) const { return divided_up(length, chunk_elements_); }
+
+  Extent extent(const blink_plan_slice& slice, std::int64_t count) const {
+    const std::int64_t offset = boundary(slice.start, slice.start_parts, count, group());
+    const std::int64_t stop = boundary(slice.stop, slice.stop_parts, count, group());
+    return {offset, std::max<std::int64_t>(0, stop - offset)};
+  }
+
+  // Of a role's slice. A role that has blocks contributes one or keeps one.
+  Extent extent(const blink_plan_role& role) const {
+    if (blocks_ == nullptr) return at(extents_, role.slice);
+    return extent(at(plan_.slices, role.slice), role.source_block != BLINK_NOWHERE
+                                                    ? blocks_->source_lengths[role.source_block]
+                                                    : blocks_->target_lengths[role.target_block]);
+  }
+
+  // Where an element of a block is in a buffer, in bytes.
+  std::int64_t bytes(std::int64_t block, std::int64_t offset) const {
+    return block == BLINK_NOWHERE ? BLINK_NOWHERE : (block * binding_.count + offset) * item_;
+  }
+  // Of a role's own data. Where nothing is, the place may be anywhere.
+  std::int64_t bytes(std::int64_t block, const Extent& slice, const std::int64_t* blink_blocks::*places) const {
+    if (blocks_ == nullptr || block == BLINK_NOWHERE) return bytes(block, slice.offset);
+    return slice.length == 0 ? 0 : ((blocks_->*places)[block] + slice.offset) * item_;
   }
 
   // Where every ring lies in its rank's area with chunks of so many bytes, and what the fullest rank needs.
   void place(std::int64_t chunk_bytes) {
-    const std::int64_t group = std::max<std::int64_t>(1, kAlignment / item_);
     chunk_bytes_ = chunk_bytes;
     chunk_elements_ = std::max<std::int64_t>(1, chunk_bytes / item_);
-    if (chunk_elements_ >= group) chunk_elements_ -= chunk_elements_ % group;
+    if (chunk_elements_ >= group()) chunk_elements_ -= chunk_elements_ % group();
     needed_ = 0;
     for (const blink_plan_rank& rank : plan_.ranks) {
       std::int64_t used = 0;
@@ -134,9 +155,9 @@ class Binder {
   void measure(const blink_plan_ring& ring, Place& placed) const {
     std::int64_t longest = 0, messages = 0;
     for (std::int64_t i = ring.first_source; i < ring.first_source + ring.sources; ++i) {
-      const std::int64_t slice = at(plan_.sources, i);
-      longest = std::max(longest, at(extents_, slice).length);
-      messages = std::min(ring.slots, messages + chunks(slice));
+      const std::int64_t length = at(extents_, at(plan_.sources, i)).length;
+      longest = std::max(longest, length);
+      messages = std::min(ring.slots, messages + chunks(length));
     }
     placed.stride = inline_ ? divided_up(longest * item_, BLINK_PAYLOAD_BYTES) * BLINK_BLOCK_BYTES
                             : rounded_up(std::min(longest, chunk_elements_) * item_, unit());
@@ -145,8 +166,10 @@ class Binder {
 
   void add(blink_bound& made, const blink_plan_rank& own, const blink_plan_role& role) const {
     const bool averages = (binding_.op & BLINK_AVERAGES) != 0;
-    made.roles.push_back({role.offset, chunks(role.slice), at(extents_, role.slice).length,
-                          bytes(role.source_block, role.slice), bytes(role.target_block, role.slice),
+    const Extent own_slice = extent(role);
+    made.roles.push_back({role.offset, chunks(own_slice.length), own_slice.length,
+                          bytes(role.source_block, own_slice, &blink_blocks::sources),
+                          bytes(role.target_block, own_slice, &blink_blocks::targets),
                           averages ? role.contributions : 1, role.own_operand_index,
                           static_cast<std::int64_t>(made.receives.size()), role.receives,
                           static_cast<std::int64_t>(made.sends.size()), role.sends, role.channel, role.share, role.stage});
@@ -166,9 +189,9 @@ class Binder {
     const blink_plan_ring& ring = at(plan_.rings, row.ring);
     const blink_plan_reader& reader = at(plan_.readers, row.reader);
     const Place& placed = at(places_, row.ring);
-    const std::int64_t direct = ring.direct_read == BLINK_READ_NONE ? 0 : bytes(ring.direct_block, first_slice(ring));
-    return {ring.rank, ring.line, reader.ack_line, placed.staging, placed.stride, placed.slots, ring.direct_read, direct,
-            reader.write_block != BLINK_NOWHERE, row.queue, reply_to(ring), ring.split};
+    const std::int64_t at_sender = direct_read(ring) == BLINK_READ_NONE ? 0 : bytes(ring.direct_block, offset_in(ring));
+    return {ring.rank, ring.line, reader.ack_line, placed.staging, placed.stride, placed.slots, direct_read(ring),
+            at_sender, write_block(reader) != BLINK_NOWHERE, row.queue, reply_to(ring), splits(ring)};
   }
 
   // Adds a ring and its readers.
@@ -176,16 +199,24 @@ class Binder {
     const blink_plan_ring& ring = at(plan_.rings, number);
     const Place& placed = at(places_, number);
     made.rings.push_back({ring.line, placed.staging, placed.stride, placed.slots,
-                          static_cast<std::int64_t>(made.readers.size()), ring.readers, ring.direct_read, ring.drain,
-                          reply_to(ring), ring.split});
+                          static_cast<std::int64_t>(made.readers.size()), ring.readers, direct_read(ring),
+                          direct_read(ring) == BLINK_READ_NONE ? 0 : ring.drain, reply_to(ring), splits(ring)});
     for (std::int64_t i = ring.first_reader; i < ring.first_reader + ring.readers; ++i) {
       const blink_plan_reader& reader = at(plan_.readers, i);
-      made.readers.push_back({reader.rank, reader.ack_line, bytes(reader.write_block, first_slice(ring))});
+      made.readers.push_back({reader.rank, reader.ack_line, bytes(write_block(reader), offset_in(ring))});
     }
   }
 
   // What goes directly is of one sender, and so of one slice.
-  std::int64_t first_slice(const blink_plan_ring& ring) const { return at(plan_.sources, ring.first_source); }
+  std::int64_t offset_in(const blink_plan_ring& ring) const {
+    return at(extents_, at(plan_.sources, ring.first_source)).offset;
+  }
+  // Where others' blocks lie is not known: nothing goes directly.
+  std::int64_t direct_read(const blink_plan_ring& ring) const { return blocks_ == nullptr ? ring.direct_read : 0; }
+  std::int64_t splits(const blink_plan_ring& ring) const { return blocks_ == nullptr ? ring.split : 0; }
+  std::int64_t write_block(const blink_plan_reader& reader) const {
+    return blocks_ == nullptr ? reader.write_block : BLINK_NOWHERE;
+  }
 
   void describe(blink_bound& made, const blink_plan_rank& own) const {
     blink_tables& t = made.tables;
@@ -202,9 +233,13 @@ class Binder {
     t.inline_messages = h.inline_messages;
     t.direct_read_in_place = own.direct_read_in_place;
     t.direct_write_in_place = own.direct_write_in_place;
-    t.cross_memory = binding_.cross_memory != 0;
+    t.cross_memory = blocks_ == nullptr && binding_.cross_memory != 0;
     t.input_bytes = own.input_blocks * binding_.count * item_;
     t.output_bytes = own.output_blocks * binding_.count * item_;
+    if (blocks_ != nullptr) {
+      t.input_bytes = item_ * end_of(blocks_->source_lengths, blocks_->sources, own.input_blocks);
+      t.output_bytes = item_ * end_of(blocks_->target_lengths, blocks_->targets, own.output_blocks);
+    }
     t.queue_count = own.queues;
     const auto size = [](const auto& rows) { return static_cast<std::int64_t>(rows.size()); };
     t.roles = made.roles.data(), t.role_count = size(made.roles);
@@ -214,18 +249,25 @@ class Binder {
     t.readers = made.readers.data(), t.reader_count = size(made.readers);
   }
 
+  static std::int64_t end_of(const std::int64_t* lengths, const std::int64_t* places, std::int64_t blocks) {
+    std::int64_t end = 0;
+    for (std::int64_t i = 0; i < blocks; ++i) end = std::max(end, lengths[i] == 0 ? 0 : places[i] + lengths[i]);
+    return end;
+  }
+
   // Equal on all ranks that do the same, different otherwise; its low bits go into small messages.
   std::uint64_t signature(std::uint64_t what) const {
     const std::int64_t words[] = {BLINK_PLAN_VERSION,    plan_.header.digest,          static_cast<std::int64_t>(what),
-                                  plan_.header.dst,      binding_.count,               chunk_elements_,
+                                  plan_.header.dst,      blocks_ == nullptr ? binding_.count : -1, chunk_elements_,
                                   shape_.staging_bytes,  shape_.inline_bytes,          shape_.lines,
-                                  binding_.cross_memory != 0};
+                                  blocks_ == nullptr && binding_.cross_memory != 0};
     return checksum(reinterpret_cast<const unsigned char*>(words), sizeof words / sizeof words[0]);
   }
 
   const blink_plan& plan_;
   const blink_shape& shape_;
   const blink_binding& binding_;
+  const blink_blocks* const blocks_;
   const std::int64_t item_;
   const bool inline_;
   std::vector<Extent> extents_;  // of slices, in elements
@@ -233,10 +275,31 @@ class Binder {
   std::int64_t chunk_bytes_ = 0, chunk_elements_ = 0, needed_ = 0;
 };
 
+// What is wrong with a rank's blocks; nullptr: nothing.
+const char* fault_of(const blink_plan& plan, const blink_plan_rank& own, const blink_blocks& blocks) {
+  const auto is_far = [](const std::int64_t* numbers, std::int64_t count) {
+    return std::any_of(numbers, numbers + count, [](std::int64_t n) { return n < 0 || n > kMostElements; });
+  };
+  if (is_far(blocks.source_lengths, own.input_blocks) || is_far(blocks.sources, own.input_blocks) ||
+      is_far(blocks.target_lengths, own.output_blocks) || is_far(blocks.targets, own.output_blocks)) {
+    return "a length or place is outside 0 to 2^40";
+  }
+  if (plan.header.inline_messages != 0) return "messages with flags inside are for blocks of one length";
+  for (std::int64_t i = own.first_role; i < own.first_role + own.roles; ++i) {
+    const blink_plan_role& role = plan.roles[static_cast<std::size_t>(i)];
+    const bool gives = role.source_block != BLINK_NOWHERE, keeps = role.target_block != BLINK_NOWHERE;
+    if (!gives && !keeps) return "the plan passes on blocks whose lengths this rank does not know";
+    if (gives && keeps && blocks.source_lengths[role.source_block] != blocks.target_lengths[role.target_block]) {
+      return "this rank's own block is not as long where it goes to";
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::unique_ptr<const blink_bound> bind(const blink_plan& plan, const blink_shape& shape, int rank,
-                                        const blink_binding& binding, blink_error& why) {
+                                        const blink_binding& binding, const blink_blocks* blocks, blink_error& why) {
   constexpr std::uint32_t kBeside = BLINK_AVERAGES | BLINK_SCALES;
   const Kernel* kernel = find_kernel(binding.dtype, binding.op & ~kBeside);
   if (kernel == nullptr) {
@@ -250,8 +313,19 @@ std::unique_ptr<const blink_bound> bind(const blink_plan& plan, const blink_shap
     return refuse(why, BLINK_INVALID, "blocks of %lld elements in chunks of %lld bytes: expected 0 to 2^40, and 1 or more",
                   static_cast<long long>(binding.count), static_cast<long long>(binding.chunk_bytes));
   }
-  Binder binder(plan, shape, binding, static_cast<std::int64_t>(kernel->itemsize));
+  const char* fault = blocks == nullptr ? nullptr : fault_of(plan, plan.ranks[static_cast<std::size_t>(rank)], *blocks);
+  if (fault != nullptr) return refuse(why, BLINK_INVALID, "blocks of several lengths: %s", fault);
+  Binder binder(plan, shape, binding, blocks, static_cast<std::int64_t>(kernel->itemsize));
   return binder.fit(why) ? binder.rows(rank) : nullptr;
+}
+
+blink_op* bind_op(blink_comm& comm, const blink_plan& plan, const blink_binding& binding, const blink_blocks* blocks,
+                  blink_error& why) {
+  const auto bound = bind(plan, comm.segment().shape(), comm.rank(), binding, blocks, why);
+  if (bound == nullptr) return nullptr;
+  blink_op* op = blink_op_create(&comm, &bound->tables);
+  if (op == nullptr) refuse(why, BLINK_INVALID, "the library refuses the program's tables on rank %d", comm.rank());
+  return op;
 }
 
 }  // namespace blink
@@ -260,7 +334,7 @@ extern "C" {
 
 blink_bound* blink_bind(const blink_plan* plan, const blink_shape* shape, int32_t rank, const blink_binding* binding,
                         blink_error* error) {
-  return const_cast<blink_bound*>(blink::bind(*plan, *shape, rank, *binding, *error).release());
+  return const_cast<blink_bound*>(blink::bind(*plan, *shape, rank, *binding, nullptr, *error).release());
 }
 
 const blink_tables* blink_bound_tables(const blink_bound* bound) { return &bound->tables; }
@@ -268,13 +342,7 @@ const blink_tables* blink_bound_tables(const blink_bound* bound) { return &bound
 void blink_bound_free(blink_bound* bound) { delete bound; }
 
 blink_op* blink_op_bind(blink_comm* comm, const blink_plan* plan, const blink_binding* binding, blink_error* error) {
-  const auto bound = blink::bind(*plan, comm->segment().shape(), comm->rank(), *binding, *error);
-  if (bound == nullptr) return nullptr;
-  blink_op* op = blink_op_create(comm, &bound->tables);
-  if (op == nullptr) {
-    blink::refuse(*error, BLINK_INVALID, "the library refuses the program's tables on rank %d", comm->rank());
-  }
-  return op;
+  return blink::bind_op(*comm, *plan, *binding, nullptr, *error);
 }
 
 }  // extern "C"

@@ -54,12 +54,13 @@ struct blink_bundle {
   blink_bundle& operator=(const blink_bundle&) = delete;
 
   bool read(std::int64_t bytes, std::int32_t ranks, blink_error& why);
-  blink_op* op(blink_comm& comm, const blink_request& request, blink_error& why);
+  blink_op* op(blink_comm& comm, const blink_request& request, const blink_blocks* blocks, blink_error& why);
   int check(blink_error& why);
   const blink_bundle_header& header() const { return header_; }
 
  private:
   const blink_bundle_choice* choice(const blink_request& request, std::int64_t item, std::int64_t& size) const;
+  const blink_bundle_choice* choice_of_blocks(const blink_request& request) const;
   const blink_plan* plan(std::size_t number, blink_error& why);
   bool rows_are_right() const;
 
@@ -127,6 +128,14 @@ const blink_bundle_choice* blink_bundle::choice(const blink_request& request, st
   return nullptr;
 }
 
+// What serves the largest sizes; nullptr: nothing that is for blocks of several lengths.
+const blink_bundle_choice* blink_bundle::choice_of_blocks(const blink_request& request) const {
+  const auto found = std::find_if(choices_.rbegin(), choices_.rend(), [&](const blink_bundle_choice& row) {
+    return row.collective == request.collective && row.inline_messages == 0 && row.cross_memory == 0;
+  });
+  return found == choices_.rend() ? nullptr : &*found;
+}
+
 const blink_plan* blink_bundle::plan(std::size_t number, blink_error& why) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (plans_[number] == nullptr) {
@@ -146,14 +155,16 @@ const blink_plan* blink_bundle::plan(std::size_t number, blink_error& why) {
   return plans_[number].get();
 }
 
-blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, blink_error& why) {
+blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, const blink_blocks* blocks,
+                           blink_error& why) {
   const blink::Kernel* kernel = blink::find_kernel(request.dtype, request.op & ~std::uint32_t{BLINK_AVERAGES | BLINK_SCALES});
   if (kernel == nullptr || request.count < 0 || request.count > kMostElements) {
     return refuse(why, BLINK_INVALID, "type %u, operation %u, %lld elements: there is no such call", request.dtype,
                   request.op, static_cast<long long>(request.count));
   }
   std::int64_t size = 0;
-  const blink_bundle_choice* row = choice(request, static_cast<std::int64_t>(kernel->itemsize), size);
+  const blink_bundle_choice* row = blocks == nullptr ? choice(request, static_cast<std::int64_t>(kernel->itemsize), size)
+                                                     : choice_of_blocks(request);
   if (row == nullptr) {
     return refuse(why, BLINK_UNSUPPORTED, "nothing in the bundle serves collective %d", request.collective);
   }
@@ -168,12 +179,12 @@ blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, blink
   const blink_plan* chosen = plan(static_cast<std::size_t>(found - rows_.begin()), why);
   if (chosen == nullptr) return nullptr;
   std::int64_t chunk = row->chunk_bytes;
-  if (row->parts > 0) {
+  if (row->parts > 0 && blocks == nullptr) {
     const std::int64_t lines = (size + kLine * row->parts - 1) / (kLine * row->parts);
     chunk = std::max<std::int64_t>(1, std::min(chunk, lines * kLine));
   }
   const blink_binding binding{request.count, request.dtype, request.op, chunk, row->cross_memory};
-  return blink_op_bind(&comm, chosen, &binding, &why);
+  return blink::bind_op(comm, *chosen, binding, blocks, why);
 }
 
 int blink_bundle::check(blink_error& why) {
@@ -207,7 +218,12 @@ void blink_bundle_shape(const blink_bundle* bundle, blink_shape* shape) {
 }
 
 blink_op* blink_bundle_op(blink_bundle* bundle, blink_comm* comm, const blink_request* request, blink_error* error) {
-  return bundle->op(*comm, *request, *error);
+  return bundle->op(*comm, *request, nullptr, *error);
+}
+
+blink_op* blink_bundle_op_of_blocks(blink_bundle* bundle, blink_comm* comm, const blink_request* request,
+                                    const blink_blocks* blocks, blink_error* error) {
+  return bundle->op(*comm, *request, blocks, *error);
 }
 
 }  // extern "C"

@@ -42,9 +42,11 @@ std::uint64_t checksum(const unsigned char* words, std::size_t count);
 // nullptr and `why` for what is no plan.
 std::unique_ptr<const blink_plan> read_plan(const void* bytes, std::uint64_t size, blink_error& why);
 
-// nullptr and `why` for what has no room or makes no sense.
+// nullptr and `why` for what has no room or makes no sense. `blocks`, if there are any, instead of the binding's count.
 std::unique_ptr<const blink_bound> bind(const blink_plan& plan, const blink_shape& shape, int rank,
-                                        const blink_binding& binding, blink_error& why);
+                                        const blink_binding& binding, const blink_blocks* blocks, blink_error& why);
+blink_op* bind_op(blink_comm& comm, const blink_plan& plan, const blink_binding& binding, const blink_blocks* blocks,
+                  blink_error& why);
 
 // Says it in `why`, and returns nullptr.
 std::nullptr_t refuse(blink_error& why, int code, const char* format, ...) __attribute__((format(printf, 3, 4)));

@@ -133,6 +133,15 @@ void forged() {
       const std::unique_ptr<blink_bound, Free> bound(blink_bind(plan.get(), &around, rank, &binding, &error));
       expect(bound != nullptr || error.text[0] != 0, "not bound, without a reason");
     }
+    std::vector<std::int64_t> numbers[4];  // of the blocks of either buffer, exactly as many as there may be
+    for (auto& row : numbers) {
+      for (int block = 0; block < kRanks; ++block) row.push_back(random() % 8 == 0 ? odd_value(random, 9) : 9);
+      row.shrink_to_fit();
+    }
+    const blink_blocks blocks{numbers[0].data(), numbers[1].data(), numbers[2].data(), numbers[3].data()};
+    const auto uneven = blink::bind(*plan, around, 0, binding, &blocks, error);
+    expect(uneven != nullptr || error.text[0] != 0, "blocks are not bound, without a reason");
+    if (uneven != nullptr) blink_op_destroy(blink_op_create(comm, &uneven->tables));
     const std::unique_ptr<blink_op, Free> op(blink_op_bind(comm, plan.get(), &binding, &error));
     created += op != nullptr;
   }

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 
 from blinkccl.collectives.call import CollectiveCall
@@ -147,6 +149,96 @@ def test_a_bundle_knows_its_segment_and_what_it_lacks(opened: Callable[[int], in
             (Request(CODES["allreduce"], 0, 1, DTYPE_CODES["float32"], 6, 0), b"there is no such call"),
         ):
             assert not library.blink_bundle_op(bundle, ends[0].handle, c.byref(request), c.byref(error))
+            assert message in error.text
+
+
+# ---- blocks of several lengths
+
+
+@native.HEADER.layout("blink_blocks")
+class Blocks(c.Structure):
+    """``blink_blocks``."""
+
+
+def scattered(lengths: list[int], random: Random) -> tuple[list[int], int]:
+    """Where blocks of these lengths begin, in any order and with gaps, and how much they take in all."""
+    places, end = [0] * len(lengths), random.randint(0, 3)
+    for block in random.sample(range(len(lengths)), len(lengths)):
+        places[block] = end
+        end += lengths[block] + random.randint(0, 3)
+    return places, end
+
+
+class Side:
+    """A rank's input or output: its blocks anywhere in a buffer of int32."""
+
+    def __init__(self, lengths: list[int], random: Random) -> None:
+        self.lengths = lengths
+        self.places, size = scattered(lengths, random)
+        self.memory = np.full(size, -1, np.int32)
+        self.arrays = [(c.c_int64 * len(row))(*row) for row in (lengths, self.places)]
+
+    def block(self, number: int) -> np.ndarray:
+        return self.memory[self.places[number] : self.places[number] + self.lengths[number]]
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce_scatter", "gather", "scatter", "alltoall"])
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_of_several_lengths(name: str, seed: int, opened: Callable[[int], int]) -> None:
+    random, library = Random(seed), native.load()
+    world = random.randint(2, 3)
+    coll, bundle = with_ends(name, world, random.randrange(world)), opened(world)
+    length = {item.block: random.choice([0, 1, 5, 40, 3000, 150_000]) for item in coll.items()}
+    of_side: list[list[Side]] = []
+    for side in ("contributions", "destinations"):
+        rows = [{} for _ in range(world)]
+        for item in coll.items():
+            for rank, block in getattr(item, side):
+                rows[rank][block] = length[item.block]
+        of_side.append([Side([row[block] for block in sorted(row)], random) for row in rows])
+    inputs, outputs = of_side
+    for number, side in enumerate(inputs):
+        for block in range(len(side.lengths)):
+            side.block(block)[:] = np.arange(side.lengths[block]) * (number + 1) + 10 * block
+    wanted = [side.memory.copy() for side in outputs]
+    for item in coll.items():
+        total = sum(inputs[rank].block(block) for rank, block in item.contributions)
+        for rank, block in item.destinations:
+            at = outputs[rank].places[block]
+            wanted[rank][at : at + length[item.block]] = total
+    before = [side.memory.copy() for side in inputs]
+
+    def run(end: Endpoint) -> None:
+        error, give, take = native.Error(), inputs[end.rank], outputs[end.rank]
+        request = Request(CODES[name], coll.root or 0, sum(give.lengths), DTYPE_CODES["int32"], 0, 1)
+        blocks = Blocks(*(c.addressof(array) for side in (give, take) for array in side.arrays))
+        op = library.blink_bundle_op_of_blocks(bundle, end.handle, c.byref(request), c.byref(blocks), c.byref(error))
+        assert op, error.text
+        code = library.blink_op_run(op, give.memory.ctypes.data, take.memory.ctypes.data, 0, 1.0, 20_000_000)
+        library.blink_op_destroy(op)
+        assert code == native.OK
+
+    with local_endpoints(world, Area()) as ends, ThreadPoolExecutor(world) as pool:
+        for _ in pool.map(run, ends):
+            pass
+    for got, expected in zip([*inputs, *outputs], [*before, *wanted], strict=True):
+        assert np.array_equal(got.memory, expected)
+
+
+def test_blocks_that_make_no_sense_are_refused(opened: Callable[[int], int]) -> None:
+    library, error, bundle = native.load(), native.Error(), opened(2)
+    row = c.c_int64 * 2
+    with local_endpoints(2, Area()) as ends:
+        for lengths, places, message in (
+            ((3, 4), (0, 3), b"own block is not as long"),
+            ((-1, 4), (0, 3), b"outside 0 to 2^40"),
+            ((4, 4), (0, 1 << 41), b"outside 0 to 2^40"),
+        ):
+            target, at, source, zero = row(*lengths), row(*places), row(4, 0), row(0, 0)
+            blocks = Blocks(*map(c.addressof, (source, zero, target, at)))
+            request = Request(CODES["allgather"], 0, 4, DTYPE_CODES["int32"], 0, 0)
+            asked = (bundle, ends[0].handle, c.byref(request), c.byref(blocks), c.byref(error))
+            assert not library.blink_bundle_op_of_blocks(*asked)
             assert message in error.text
 
 

@@ -365,9 +365,23 @@ typedef struct {
   int64_t crosses;           // 1: all ranks can copy by the system, and found that it pays
 } blink_request;
 
+// Blocks that differ in length, as of Allgatherv, Reduce_scatter or Alltoallv: for every block of this rank's input and
+// output how long it is and where it begins, in elements. Ranks need not know each other's; both ends of a message say
+// the same length of it.
+typedef struct {
+  const int64_t* source_lengths;
+  const int64_t* sources;
+  const int64_t* target_lengths;
+  const int64_t* targets;
+} blink_blocks;
+
 // The operation that serves the request, as the choice table of the bundle has it; all ranks choose alike. May be called
 // by several threads. nullptr and an error: see blink_bind.
 blink_op* blink_bundle_op(blink_bundle* bundle, blink_comm* comm, const blink_request* request, blink_error* error);
+// The same for such blocks, the request's `count` being for people alone. Nobody knows how much there is in all: served as
+// the largest calls are, through rings.
+blink_op* blink_bundle_op_of_blocks(blink_bundle* bundle, blink_comm* comm, const blink_request* request,
+                                    const blink_blocks* blocks, blink_error* error);
 
 // Point to point: a byte stream per ordered pair of ranks. They move what can be moved now, or after a wait of at most
 // `wait_us`, and return its bytes (0: nothing), or −blink_code. One thread at a time per peer and direction, beside the
