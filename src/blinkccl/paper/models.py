@@ -169,22 +169,72 @@ def _resnet(
     return NeuralNetwork(name, tuple(layers))
 
 
+def _densenet201() -> NeuralNetwork:
+    """Huang et al. 2017, table 1, as torchvision has it: blocks of 6, 12, 48 and 32 layers of 32 channels each."""
+    layers = [_convolution("conv0", 3, 64, 7, 112, image=True), _normalisation("norm0", 64)]
+    channels = 64
+    for block, (side, depth) in enumerate(((56, 6), (28, 12), (14, 48), (7, 32)), start=1):
+        for i in range(1, depth + 1):
+            name = f"block{block}.{i}"
+            layers.append(_normalisation(f"{name}.norm1", channels))
+            layers.append(_convolution(f"{name}.conv1", channels, 128, 1, side))
+            layers.append(_normalisation(f"{name}.norm2", 128))
+            layers.append(_convolution(f"{name}.conv2", 128, 32, 3, side))
+            channels += 32
+        if block < 4:
+            layers.append(_normalisation(f"transition{block}.norm", channels))
+            layers.append(_convolution(f"transition{block}.conv", channels, channels // 2, 1, side))
+            channels //= 2
+    layers += [_normalisation("norm5", channels), _linear("classifier", channels, 1000)]
+    return NeuralNetwork("densenet201", tuple(layers))
+
+
+def _cosmoflow() -> NeuralNetwork:
+    """CosmoFlow (arXiv 1808.04728) as the benchmark of that name builds it by default (``models/cosmoflow.py``).
+
+    Five convolutions of 2 × 2 × 2 over 128³ voxels of 4 values, each with twice the channels and followed by pooling.
+    """
+    layers: list[Layer] = []
+    channels_in, side = 4, 128
+    for i in range(5):
+        channels, name = 16 << i, f"conv{i}"
+        weight = 2**3 * channels_in * channels
+        tensors = (Tensor(f"{name}.weight", weight), Tensor(f"{name}.bias", channels))
+        layers.append(Layer(name, tensors, 2 * weight * side**3, input_gradient=i > 0))
+        channels_in, side = channels, side // 2
+    matrices = ((channels_in * side**3, 128), (128, 64), (64, 4))
+    layers += [_linear(f"fc{i}", *shape) for i, shape in enumerate(matrices, start=1)]
+    return NeuralNetwork("cosmoflow", tuple(layers))
+
+
 _NETWORKS: dict[str, Callable[[], NeuralNetwork]] = {
     "alexnet": _alexnet,
     "resnet18": lambda: _resnet("resnet18", (2, 2, 2, 2), _basic_block, 1),
     "resnet50": lambda: _resnet("resnet50", (3, 4, 6, 3), _bottleneck, 4),
     "vgg16": _vgg16,
 }
-#: The networks of Blink's Fig 5 and Fig 18, in its order.
+#: The networks of Blink's Fig 5 and Fig 18, in its order, for which there are times.
 NETWORKS = tuple(_NETWORKS)
+#: Others of the multi-path UCX article, of which only the shapes are known.
+_SHAPES: dict[str, Callable[[], NeuralNetwork]] = {
+    "resnet152": lambda: _resnet("resnet152", (3, 8, 36, 3), _bottleneck, 4),
+    "densenet201": _densenet201,
+    "cosmoflow": _cosmoflow,
+}
 
 
 @cache
 def network(name: str) -> NeuralNetwork:
-    """The network called ``name``, one of :data:`NETWORKS`, with 4-byte parameters."""
-    if name not in _NETWORKS:
+    """The network called ``name``, with 4-byte parameters."""
+    known = _NETWORKS | _SHAPES
+    if name not in known:
         raise UnsupportedError(f"no network {name!r} is known; expected one of {', '.join(NETWORKS)}")
-    return _NETWORKS[name]()
+    return known[name]()
+
+
+def gradient_bytes(model: NeuralNetwork) -> int:
+    """What an AllReduce of all gradients moves."""
+    return model.element_bytes * sum(tensor.elements for layer in model.layers for tensor in layer.tensors)
 
 
 def transformer(parameters: int, layers: int = 80) -> NeuralNetwork:
@@ -217,6 +267,8 @@ def compute_time(name: str, gpu: str) -> Compute:
     throughputs contain it.
     """
     tables = _tables()
+    if name not in NETWORKS:
+        raise UnsupportedError(f"no times of network {name!r} are known; expected one of {', '.join(NETWORKS)}")
     passes = tables["passes"][name]
     total_s = tables["minibatch"][name]["images"] / tables["throughput"][gpu][name]["images_per_s"]
     forward_s = total_s * passes["forward_ms"] / (passes["forward_ms"] + passes["backward_ms"])

@@ -47,7 +47,7 @@ BY_ID = {claim.id: claim for claim in CLAIMS}
 IDS = {
     "A": [*(f"B{i}" for i in range(1, 37)), *(f"E{i}" for i in (1, 3, 4, 5, 6, 8))],
     "B": [*(f"P{i}" for i in range(1, 7)), "E10"],
-    "C": [f"U{i}" for i in range(1, 10)],
+    "C": [f"U{i}" for i in range(1, 11)],
     "D": [*(f"R{i}" for i in range(1, 10)), "E12"],
     "E": [*(f"N{i}" for i in range(1, 11)), "E11"],
 }
@@ -210,7 +210,7 @@ def test_a_changed_constant_moves_the_rows_that_use_it(change: str) -> None:
 LONG = ("B5", "B28", "B30", "B32")
 #: Which rows of the other documents a calibration's links move.
 MOVED = {
-    "mist": {"U1", "U2", "U4", "U5", "U7"},
+    "mist": {"U1", "U2", "U4", "U5", "U7", "U10"},
     "cedar": {"U1", "U2", "U4", "U6"},
     "h100": {"R3", "N3", "N5"},
     "p100-copy-engine": {"P5"},

@@ -17,6 +17,7 @@ from blinkccl.paper.models import (
     Layer,
     compute_at,
     compute_time,
+    gradient_bytes,
     network,
     peak_flops_per_s,
     transformer,
@@ -44,6 +45,24 @@ def test_parameters_and_work_are_torchvisions(name: str) -> None:
     names = {tensor.name for layer in model.layers for tensor in layer.tensors}
     assert (parameters(*model.layers), f"{model.forward_flops / 2e9:.2f}", len(names)) == PUBLISHED[name]
     assert len(names) == sum(len(layer.tensors) for layer in model.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "work", "tensors"),
+    [
+        ("resnet152", 60_192_808, "11.51", 467),
+        ("densenet201", 20_013_928, "4.29", 604),
+        ("cosmoflow", 2_454_964, "3.09", 16),
+    ],
+)
+def test_networks_of_which_only_shapes_are_known(name: str, count: int, work: str, tensors: int) -> None:
+    """torchvision's totals again; CosmoFlow's by hand."""
+    model = network(name)
+    assert (parameters(*model.layers), f"{model.forward_flops / 2e9:.2f}") == (count, work)
+    assert sum(len(layer.tensors) for layer in model.layers) == tensors
+    assert gradient_bytes(model) == 4 * count
+    with pytest.raises(UnsupportedError, match="no times of network"):
+        compute_time(name, "v100")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
