@@ -15,6 +15,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "kernels.h"
+
 namespace {
 
 constexpr std::int64_t kSleepUs = 20'000;      // the longest sleep: how late a death may be noticed
@@ -594,6 +596,7 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
   life.pid.store(getpid());
   comm->show_secret();
   if (fd >= 0) comm->populate();
+  blink::prepare_copies();
   life.joined.store(blink::kJoined, std::memory_order_release);
   return comm;
 }

@@ -11,9 +11,6 @@
 #if defined(BLINK_X86_LEVELS)
 #include <cpuid.h>
 #endif
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 namespace blink {
 namespace {
@@ -161,31 +158,6 @@ void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const v
 }
 
 const Kernel* find_kernel(std::uint32_t dtype, std::uint32_t op) { return chosen_level().find(dtype, op); }
-
-void copy_bytes(void* dst, const void* src, std::size_t bytes) {
-  if (dst != src && bytes > 0) std::memcpy(dst, src, bytes);
-}
-
-void copy_past_caches(void* dst, const void* src, std::size_t bytes) {
-#if defined(__SSE2__)
-  constexpr std::size_t kLine = 64;
-  auto* to = static_cast<char*>(dst);
-  const auto* from = static_cast<const char*>(src);
-  const std::size_t head = lesser(bytes, (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine);
-  copy_bytes(to, from, head);
-  std::size_t done = head;
-  for (; done + kLine <= bytes; done += kLine) {
-    for (std::size_t part = done; part < done + kLine; part += sizeof(__m128i)) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + part),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + part)));
-    }
-  }
-  _mm_sfence();  // such stores are not in order with the flag that announces them
-  copy_bytes(to + done, from + done, bytes - done);
-#else
-  copy_bytes(dst, src, bytes);
-#endif
-}
 
 const char* isa_name() { return chosen_level().name; }
 

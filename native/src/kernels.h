@@ -46,7 +46,9 @@ struct Kernel {
 // avx2, avx512) allows; nullptr where the type has no such operation.
 const Kernel* find_kernel(std::uint32_t dtype, std::uint32_t op);
 
-// dst = src, or nothing if they are the same.
+// Finds out how this processor copies fastest, once per process, in about 0.1 ms; else the first large copy does.
+void prepare_copies();
+// dst = src, or nothing if they are the same; no other overlap.
 void copy_bytes(void* dst, const void* src, std::size_t bytes);
 // The same by stores that bypass the caches, which then need not read what is overwritten; for more than they hold.
 void copy_past_caches(void* dst, const void* src, std::size_t bytes);

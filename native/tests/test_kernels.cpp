@@ -233,7 +233,8 @@ void test_stepwise(const std::vector<Level>& levels, const Definition& definitio
 
 void test_copy() {
   std::mt19937_64 random(11);
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{4097}, (std::size_t{9} << 20) + 13}) {
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{1}, std::size_t{4097}, std::size_t{1} << 16, (std::size_t{9} << 20) + 13}) {
     for (const std::size_t skew : {std::size_t{0}, std::size_t{1}, std::size_t{17}}) {
       Buffer from(bytes, 0);
       Buffer to(bytes, skew);
