@@ -219,12 +219,16 @@ def _under(peer: str, prefix: Path) -> Installation:
     if not launcher.exists() or not libraries or not (prefix / "include" / "mpi.h").exists():
         raise UnsupportedError(f"{peer}={prefix}: expected bin/mpirun, include/mpi.h and lib/libmpi.so there")
     library = libraries[0]
-    # A launcher starts further programs of its package, and looks for them on PATH.
-    environment = {"PATH": os.pathsep.join((str(launcher.parent), os.environ.get("PATH", os.defpath)))}
+    environment = _finding(launcher)
     if peer == "impi":
         environment["I_MPI_ROOT"] = str(prefix)
     options = (*_OPTIONS, f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi")
     return Installation(str(launcher), ("cc",), options, environment)
+
+
+def _finding(launcher: Path) -> dict[str, str]:
+    """A launcher starts further programs of its package, and looks for them on PATH."""
+    return {"PATH": os.pathsep.join((str(launcher.parent), os.environ.get("PATH", os.defpath)))}
 
 
 def _on_path(peer: str) -> Installation:
@@ -259,4 +263,4 @@ def _oneccl(prefix: str | None) -> Installation:
             raise UnsupportedError(f"oneccl={root}: expected {path.relative_to(root)} there")
     paths = (f"-I{include}", str(archive), f"-L{library}", f"-Wl,-rpath,{library}")
     options = ("-std=gnu++17", "-O2", *paths, *_CCL_LIBRARIES)
-    return Installation(str(launcher), ("c++",), options, source="oneccl_peer.cpp")
+    return Installation(str(launcher), ("c++",), options, _finding(launcher), "oneccl_peer.cpp")
