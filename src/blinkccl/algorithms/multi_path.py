@@ -21,7 +21,7 @@ from itertools import pairwise, permutations
 from blinkccl.algorithms import optimal
 from blinkccl.algorithms.path_table import Part, Split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.algorithms.shapes import require_collective
+from blinkccl.algorithms.shapes import require_collective, transit_paths
 from blinkccl.algorithms.three_stage import sockets
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
@@ -70,10 +70,7 @@ def plan(request: Request) -> Forest:
 
 
 def ways(flow: Forest) -> tuple[Way, ...]:
-    """The paths of a plan of one message, the one with the fewest memories first, then the fastest.
-
-    The first is what a plain copy takes where there is a link or switch from end to end.
-    """
+    """The paths of a plan of one message, the one with the fewest memories first, then the fastest."""
     found: list[Way] = []
     for share in flow.shares:
         if share.broadcast is None:
@@ -83,6 +80,17 @@ def ways(flow: Forest) -> tuple[Way, ...]:
         stored = len(edges) - 1 + sum(len(memories_on(flow.topology, edge)) for edge in edges)
         found.append(Way(path, share.weight, stored + 1))
     return tuple(sorted(found, key=lambda way: (way.legs, -way.weight, way.path)))
+
+
+def direct_path(flow: Forest) -> Path:
+    """What a plain copy takes: the path with the fewest memories, then links; no other GPU passes it on if that can be.
+
+    Where no fast link or switch leads from end to end, PCIe beside fast links is staged, so it may have a memory too.
+    """
+    first = ways(flow)[0]
+    ends = first.path[0], first.path[-1]
+    around = transit_paths(flow.topology, flow.topology.ranks).get(ends)
+    return first.path if around is None or len(memories_on(flow.topology, around)) + 1 >= first.legs else around
 
 
 def on_one_path(path: Path) -> Split:

@@ -15,10 +15,13 @@ from fractions import Fraction
 from itertools import pairwise, product
 from math import fsum, prod
 
+import msgspec
+
 from blinkccl.algorithms.multi_path import (
     ALGORITHM,
     PathCost,
     Way,
+    direct_path,
     forest_of,
     on_one_path,
     plan,
@@ -26,7 +29,7 @@ from blinkccl.algorithms.multi_path import (
     water_filling,
     ways,
 )
-from blinkccl.algorithms.path_table import MOST_STREAMS, Pair, Part, Split, fill
+from blinkccl.algorithms.path_table import BEYOND_BYTES, MOST_STREAMS, Pair, Part, Split, fill
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import ChunkedPlan, Conditions, Estimate, planned
 from blinkccl.errors import TopologyError, UnsupportedError
@@ -61,7 +64,11 @@ class MultiPath:
         return self.flow
 
     def at(self, size_bytes: int) -> Estimate:
-        return timed_split(self.flow, self.conditions, self.row.at(size_bytes)).at(size_bytes)
+        split = self.row.at(size_bytes)
+        if any(part.streams > 1 for part in split.parts):  # beyond all classes chunks grow no more
+            chunks = split.chunks * max(1, -(-size_bytes // BEYOND_BYTES))
+            split = msgspec.structs.replace(split, chunks=chunks)
+        return timed_split(self.flow, self.conditions, split).at(size_bytes)
 
 
 def prepare(request: Request, conditions: Conditions) -> MultiPath:
@@ -92,10 +99,8 @@ def simulated_row(flow: Forest, conditions: Conditions) -> Pair:
         return timed[key].at(size_bytes).seconds
 
     try:
-        options = _options(flow, conditions.calibration)
-        paths = ways(flow)
-        src, dst = paths[0].path[0], paths[0].path[-1]
-        return fill(src, dst, on_one_path(paths[0].path), options, timer)
+        direct = direct_path(flow)
+        return fill(direct[0], direct[-1], on_one_path(direct), _options(flow, conditions.calibration), timer)
     except TopologyError as error:  # a calibration that does not know a link only rules this candidate out
         raise UnsupportedError(str(error)) from None
 
@@ -108,8 +113,7 @@ def _options(flow: Forest, calibration: Calibration) -> Callable[[int], Iterator
     starts = [_start_s(flow, calibration, way) for way in found]
 
     def options(size_bytes: int) -> Iterator[Split]:
-        for way in found[1:]:
-            yield on_one_path(way.path)
+        yield from (on_one_path(way.path) for way in found)
         # Those that are moved most often are the first to do without.
         most_legs = [sum(way.legs <= legs for way in found) for legs in sorted({way.legs for way in found})]
         tried = [

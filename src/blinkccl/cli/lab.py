@@ -110,6 +110,10 @@ def lab(
     for option, value in (("--lane", lane), ("--timeout", timeout_s)):
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{option} must be a positive number, got {value}")
+    if output is not None and (fail is not None or "multi_path" not in algo.split(",")):
+        raise UsageError(
+            "-o writes the table of multi_path, which is none of these: blink lab sendrecv --algo multi_path"
+        )
     console.check_files(output, plot=plot)
     _check_machine()
     from blinkccl.lab import experiment
@@ -120,12 +124,9 @@ def lab(
         _fail(request, names[0], lane, fail, sizes[0], rounds, timeout_s, json)
         return
     field = _compare(experiment.prepare(request, names, lane), sizes, chunk_bytes, rounds, timeout_s, plot, json)
-    if output is None:
-        return
-    if field.path_row is None:
-        raise UsageError("-o writes the table of multi_path, which is none of these: blink lab sendrecv")
-    source = f"measured in a laboratory, {field.slower:.0f} times slower"
-    arguments.write_path_row(output, request.topology, field.path_row, source)
+    if output is not None and field.path_row is not None:
+        source = f"measured in a laboratory, {field.slower:.0f} times slower"
+        arguments.write_path_row(output, request.topology, field.path_row, source)
 
 
 def _compare(

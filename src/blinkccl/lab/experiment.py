@@ -20,7 +20,7 @@ from statistics import median
 
 from blinkccl.algorithms import hybrid, multi_path, ring
 from blinkccl.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
-from blinkccl.algorithms.multi_path import PathCost, forest_of, on_one_path, water_filling, ways
+from blinkccl.algorithms.multi_path import PathCost, direct_path, forest_of, on_one_path, water_filling, ways
 from blinkccl.algorithms.path_table import Pair, Part, Split, fill
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
@@ -29,7 +29,7 @@ from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Forest, Share, attained_rate, link_use
+from blinkccl.forest.model import Forest, Path, Share, attained_rate, link_use
 from blinkccl.lab.laboratory import Laboratory, Run
 from blinkccl.lab.layout import lay_out
 from blinkccl.schedule.lower import lower
@@ -140,7 +140,7 @@ class BySize(Candidate):
 
 @dataclass(frozen=True)
 class MultiPath(BySize):
-    """One message over all paths; ``forest`` is the plan of large ones, ``classes`` are its paths.
+    """One message over all paths; ``forest`` is the plan of large ones, ``classes`` are :func:`_paths_of` it.
 
     Their first calls say what each path costs before it moves, and its rate; those of all together how much later and
     slower they are side by side, as every split is then taken to be. By that a row of a path table is filled.
@@ -152,9 +152,9 @@ class MultiPath(BySize):
     @cached_property
     def row(self) -> Pair:
         """How messages are split in this laboratory."""
-        found = ways(self.forest)
+        found, paths = ways(self.forest), _paths_of(self.forest)
         *alone, both = self.first
-        costs = {way.path: _cost(calls) for way, calls in zip(found, alone, strict=True)}
+        costs = {path: _cost(calls) for path, calls in zip(paths, alone, strict=True)}
 
         def ends_s(split: Split, size_bytes: int) -> float:
             parts = [(costs[part.path], float(part.weight)) for part in split.parts]
@@ -172,10 +172,14 @@ class MultiPath(BySize):
         def options(size_bytes: int) -> list[Split]:
             weights = zip(found, water_filling(size_bytes, [costs[way.path] for way in found]), strict=True)
             filled = Split(tuple(Part(way.path, weight) for way, weight in weights if weight))
-            return [*(on_one_path(way.path) for way in found[1:]), filled]
+            return [*map(on_one_path, paths[1:]), filled]
 
-        direct = on_one_path(found[0].path)
-        return fill(direct.parts[0].path[0], direct.parts[0].path[-1], direct, options, timer, _SURE_GAIN)
+        return fill(paths[0][0], paths[0][-1], on_one_path(paths[0]), options, timer, _SURE_GAIN)
+
+
+def _paths_of(flow: Forest) -> list[Path]:
+    """The direct path of a message, and the others."""
+    return list(dict.fromkeys((direct_path(flow), *(way.path for way in ways(flow)))))
 
 
 def _cost(calls: tuple[_Timed, _Timed]) -> PathCost:
@@ -351,7 +355,7 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
             classes = tuple(_lowered(name, class_plan(request, links), slots) for links in ("fast", "staged"))
             one = Hybrid(name, forest, one.program, request=request, classes=classes)
         if name == multi_path.ALGORITHM:
-            alone = tuple(_lowered(name, forest_of(forest, on_one_path(way.path)), slots) for way in ways(forest))
+            alone = tuple(_lowered(name, forest_of(forest, on_one_path(path)), slots) for path in _paths_of(forest))
             one = MultiPath(name, forest, one.program, classes=alone)
         found.append(one)
     if not found:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from blinkccl.algorithms.multi_path import (
     FINEST,
     PathCost,
+    direct_path,
     forest_of,
     inside_sockets,
     on_one_path,
@@ -46,6 +47,20 @@ def test_the_paths_of_a_pair_with_spare_links() -> None:
     inside = ways(plan(asked("cedar", "sendrecv")))
     assert [way.path for way in inside] == [way.path for way in found]
     assert [way.weight * 81 for way in found] == [25, 25, 25, 6]
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus", "path"),
+    [
+        ("mist", "0,1", (0, 1)),
+        ("mist", "0,2", (0, 4, 5, 2)),
+        ("dgx-a100", "0,1", (0, 8, 1)),
+        ("pcie-4gpu-nvlink-pairs", "0,3", (0, 4, 8, 9, 7, 3)),  # the flow goes by GPU 2
+        ("ring:6", "0,2", (0, 1, 2)),
+    ],
+)
+def test_the_direct_path(spec: str, gpus: str, path: tuple[int, ...]) -> None:
+    assert direct_path(plan(asked(spec, "sendrecv", gpus))) == path
 
 
 def test_who_asks_for_pcie_alone_gets_it() -> None:

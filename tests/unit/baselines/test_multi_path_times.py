@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.algorithms.multi_path import on_one_path, ways
+from blinkccl.algorithms.multi_path import direct_path, on_one_path, ways
 from blinkccl.algorithms.path_table import Pair, PathTable
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.baselines.multi_path import MultiPath, prepare, timed_split
@@ -17,7 +17,7 @@ from support.timed import calibration_of, link_class
 
 MIB = 2**20
 #: Not only the sizes that tables are filled with.
-SIZES = tuple(round(64 * 1.7**power) for power in range(0, 34, 1 if ALL_TESTS else 3))
+SIZES = tuple(round(64 * 1.7**power) for power in range(0, 36, 1 if ALL_TESTS else 3))
 
 
 def multi_path(spec: str, gpus: str | None = "0,1") -> MultiPath:
@@ -27,14 +27,23 @@ def multi_path(spec: str, gpus: str | None = "0,1") -> MultiPath:
 
 @pytest.mark.parametrize(
     ("spec", "gpus"),
-    [("mist", "0,1"), ("mist", "0,2"), ("cedar", None), ("dgx-1p", "0,1"), ("dgx-a100", "0,1"), ("pcie-8gpu", "0,2")],
+    [
+        ("mist", "0,1"),
+        ("mist", "0,2"),
+        ("cedar", None),
+        ("dgx-1p", "0,1"),
+        ("dgx-a100", "0,1"),
+        ("pcie-8gpu", "0,2"),
+        ("pcie-4gpu-nvlink-pairs", "0,3"),  # whose maximum flow goes by GPU 2
+    ],
 )
 def test_never_slower_than_any_of_its_paths_alone(spec: str, gpus: str | None) -> None:
     found = multi_path(spec, gpus)
-    alone = [timed_split(found.flow, found.conditions, on_one_path(way.path)) for way in ways(found.flow)]
+    paths = (direct_path(found.flow), *(way.path for way in ways(found.flow)))
+    alone = [timed_split(found.flow, found.conditions, on_one_path(path)) for path in paths]
     one_hop = candidates()["one_hop"].prepare(asked(spec, "sendrecv", gpus), found.conditions)
     for size in SIZES:
-        least = min(one.at(size).seconds for one in (alone[0], one_hop))
+        least = min(one.at(size).seconds for one in (*alone, one_hop))
         assert found.at(size).seconds <= least * (1 + 1e-9), size
 
 
