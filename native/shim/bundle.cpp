@@ -214,10 +214,14 @@ class Reader {
     connection.head = area(line, "head", connection.head_at(), 1, counters);
     connection.src_position = area(line, "src_position", connection.src, 1, counters);
     connection.dst_position = area(line, "dst_position", connection.dst, 1, counters);
-    if (bundle_.copy_slots != 0 && connection.pushed()) {
-      connection.copy_ring = area(line, "copy_ring", connection.dst, bundle_.copy_slots, bundle_.copy_slot_bytes);
-      connection.copy_tail = area(line, "copy_tail", connection.dst, 1, kLine);
-      connection.copy_head = area(line, "copy_head", connection.src, 1, kLine);
+    if (bundle_.copy_slots != 0 && connection.copied()) {
+      const auto ring = [&](const char* name, int at) {
+        return area(line, name, at, bundle_.copy_slots, bundle_.copy_slot_bytes);
+      };
+      connection.copy_ring = ring("copy_ring", connection.home);
+      connection.copy_tail = area(line, "copy_tail", connection.tail_at(), 1, kLine);
+      connection.copy_head = area(line, "copy_head", connection.head_at(), 1, kLine);
+      if (connection.staged()) connection.copy_landing = ring("copy_landing", connection.dst);
     }
     bundle_.connections.push_back(connection);
   }

@@ -24,10 +24,11 @@ struct Bundle {
     std::uint64_t ring = 0, lines = 0;  // offsets in home's segment
     std::uint64_t tail = 0, head = 0;   // in those of tail_at() and head_at()
     std::uint64_t src_position = 0, dst_position = 0;  // in src's and dst's
-    // For copy engines, where the geometry has slots for them and messages are pushed: a ring of larger slots, and its
-    // counters, in dst's segment, dst's, src's.
-    std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0;
+    // For copy engines, where the geometry has slots for them and messages are not pulled: a ring of larger slots, and
+    // its counters, in the same segments; and a ring in dst's into which they fetch what is staged.
+    std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0, copy_landing = 0;
     bool pushed() const { return home == dst; }
+    bool copied() const { return home != src; }
     bool staged() const { return home != dst && home != src; }
     int tail_at() const { return staged() ? home : dst; }
     int head_at() const { return staged() ? home : src; }

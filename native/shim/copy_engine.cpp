@@ -134,6 +134,9 @@ CopyEngineRun::~CopyEngineRun() {
     if (entry.second->handle != nullptr) driver_.stream_destroy(entry.second->handle);
     if (entry.second->event != nullptr) driver_.event_destroy(entry.second->event);
   }
+  for (const auto& entry : read_) {
+    for (CUevent event : entry.second) driver_.event_destroy(event);
+  }
   if (side_ != nullptr) driver_.stream_destroy(side_);
   if (begun_ != nullptr) driver_.event_destroy(begun_);
   for (const auto& entry : programs_) {
@@ -197,10 +200,27 @@ bool CopyEngineRun::add(int program, CUfunction fold, std::string* why) {
       role.main = stream_for(told.level, Use::kOwn, place_.rank, why);
     }
     if (role.main == nullptr) return false;
+    for (const std::uint32_t id : told.receives) {
+      const bool staged = connection(id).staged();
+      role.fetches.push_back(staged ? stream_for(told.level, Use::kFetch, connection(id).src, why) : nullptr);
+      if (staged && (role.fetches.back() == nullptr || !make_events(id, why))) return false;
+    }
     role.role = std::move(told);
     made.roles.push_back(std::move(role));
   }
   return true;
+}
+
+bool CopyEngineRun::make_events(std::uint32_t id, std::string* why) {
+  std::vector<CUevent>& events = read_[id];
+  CUresult result = kCudaSuccess;
+  while (events.size() < bundle_.copy_slots && result == kCudaSuccess) {
+    CUevent made = nullptr;
+    result = driver_.event_create(&made, kEventDisableTiming);
+    if (result == kCudaSuccess) events.push_back(made);
+  }
+  if (result != kCudaSuccess) *why = shim::describe(driver_, result, "an event for copies");
+  return result == kCudaSuccess;
 }
 
 void CopyEngineRun::describe(const Call& call) {
@@ -294,13 +314,43 @@ void CopyEngineRun::tell(Stream& stream, CUdeviceptr counter, Word value) {
 
 void CopyEngineRun::copy(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   use(stream);
-  if (result_ == kCudaSuccess && to != from) good(driver_.copy_on_device(to, from, bytes, stream.handle));
+  if (result_ != kCudaSuccess || to == from) return;
+  if (char* const host = on_host(to)) {
+    good(driver_.copy_to_host(host, from, bytes, stream.handle));
+  } else if (const char* const there = on_host(from)) {
+    good(driver_.copy_to_device(to, there, bytes, stream.handle));
+  } else {
+    good(driver_.copy_on_device(to, from, bytes, stream.handle));
+  }
 }
 
-CUdeviceptr CopyEngineRun::slot(std::uint32_t id) const {
-  const Word position = positions_[id].load(std::memory_order_relaxed);
-  return segment(connection(id).dst) + connection(id).copy_ring +
-         position % bundle_.copy_slots * bundle_.copy_slot_bytes;
+// From here on the main stream has message i of the step, where received() says.
+void CopyEngineRun::receive(const Step& step, std::size_t i) {
+  const std::uint32_t id = step.role->role.receives[i];
+  Stream& main = *step.role->main;
+  Stream* const fetch = step.role->fetches[i];
+  if (fetch == nullptr) {
+    await(main, tail(id), position(id) + 1);
+    return;
+  }
+  await(*fetch, tail(id), position(id) + 1);
+  if (result_ == kCudaSuccess && position(id) >= bundle_.copy_slots) {
+    good(driver_.stream_wait_event(fetch->handle, read(id), 0));
+  }
+  copy(*fetch, received(id), slot(id), step.chunk.bytes);
+  tell(*fetch, head(id), position(id) + 1);
+  follow(main, *fetch);
+}
+
+// `stream` was the last to read what was received.
+void CopyEngineRun::give_back(Stream& stream, std::uint32_t id) {
+  use(stream);
+  if (!connection(id).staged()) {
+    tell(stream, head(id), position(id) + 1);
+  } else if (result_ == kCudaSuccess) {
+    good(driver_.event_record(read(id), stream.handle));
+  }
+  advance(id);
 }
 
 // Own operand and messages of a step, as one kernel in `stream`.
@@ -322,7 +372,7 @@ void CopyEngineRun::fold(Stream& stream, const Step& step, CUdeviceptr target) {
   reduction.dtype = static_cast<std::uint8_t>(call_->dtype);
   reduction.op = static_cast<std::uint8_t>(call_->op);
   for (std::size_t i = 0; i < receives.size(); ++i) {
-    reduction.lines[i] = static_cast<std::uint32_t>((slot(receives[i]) - base) / kLineBytes);
+    reduction.lines[i] = static_cast<std::uint32_t>((received(receives[i]) - base) / kLineBytes);
   }
   const std::uint32_t pieces = std::min(most_blocks_, (reduction.bytes + kPieceBytes - 1) / kPieceBytes);
   const std::uint32_t groups = (reduction.bytes + 15) / 16;
@@ -341,12 +391,12 @@ CopyEngineRun::Result CopyEngineRun::combine(const Step& step) {
   const CUdeviceptr output = address(step.chunk.target);
   if (touched) {
     if (!step.keeps && receives.empty()) return {0, false};
-    const CUdeviceptr target = step.keeps ? output : slot(receives[0]);
+    const CUdeviceptr target = step.keeps ? output : received(receives[0]);
     fold(main, step, target);
     if (joins) readers_[step.chunk.source].push_back(&main);
     return {target, true};
   }
-  const CUdeviceptr source = receives.empty() ? address(step.chunk.source) : slot(receives[0]);
+  const CUdeviceptr source = receives.empty() ? address(step.chunk.source) : received(receives[0]);
   if (step.keeps) copy(main, output, source, step.chunk.bytes);
   return {source, !receives.empty()};
 }
@@ -364,37 +414,29 @@ void CopyEngineRun::follow_readers(const Step& step) {
 void CopyEngineRun::send(const Step& step, std::size_t i, CUdeviceptr source) {
   const std::uint32_t id = step.role->role.sends[i];
   Stream& stream = *step.role->sends[i];
-  const Word position = positions_[id].load(std::memory_order_relaxed);
-  if (position >= bundle_.copy_slots) await(stream, head(id), position + 1 - bundle_.copy_slots);
+  if (position(id) >= bundle_.copy_slots) await(stream, head(id), position(id) + 1 - bundle_.copy_slots);
   if (source == 0) {
     fold(stream, step, slot(id));
   } else {
     copy(stream, slot(id), source, step.chunk.bytes);
   }
-  tell(stream, tail(id), position + 1);
-  positions_[id].store(position + 1, std::memory_order_relaxed);
+  tell(stream, tail(id), position(id) + 1);
+  advance(id);
 }
 
 void CopyEngineRun::enqueue(const Step& step) {
   const CopyRole& role = step.role->role;
   Stream& main = *step.role->main;
-  for (const std::uint32_t id : role.receives) {
-    await(main, tail(id), positions_[id].load(std::memory_order_relaxed) + 1);
-  }
+  for (std::size_t i = 0; i < role.receives.size(); ++i) receive(step, i);
   follow_readers(step);
   const Result result = combine(step);
-  const auto give_back = [this, &main](std::uint32_t id) {
-    const Word position = positions_[id].load(std::memory_order_relaxed);
-    tell(main, head(id), position + 1);
-    positions_[id].store(position + 1, std::memory_order_relaxed);
-  };
   // What is sent from a slot is given back when that is done, everything else now.
   std::vector<std::uint32_t> held;
   for (const std::uint32_t id : role.receives) {
-    if (!role.sends.empty() && result.at == slot(id)) {
+    if (!role.sends.empty() && result.at == received(id)) {
       held.push_back(id);
     } else {
-      give_back(id);
+      give_back(main, id);
     }
   }
   // All that the main stream has so far, and none of its own sends.
@@ -411,7 +453,7 @@ void CopyEngineRun::enqueue(const Step& step) {
   for (Stream* stream : step.role->sends) {
     if (stream != &main) follow(main, *stream);
   }
-  for (const std::uint32_t id : held) give_back(id);
+  for (const std::uint32_t id : held) give_back(main, id);
 }
 
 // ---- ending early
@@ -425,7 +467,7 @@ void CopyEngineRun::free_waits() {
   if (!context) return;
   if (!fault_known_) find_fault();
   for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {
-    if (!connection(id).pushed()) continue;
+    if (!connection(id).copied()) continue;
     if (connection(id).dst == place_.rank) driver_.write_value(side_, tail(id), kFar, kWriteAfterAllBefore);
     if (connection(id).src == place_.rank) driver_.write_value(side_, head(id), kFar, kWriteAfterAllBefore);
   }
@@ -437,11 +479,13 @@ void CopyEngineRun::find_fault() {
   fault_known_ = true;
   for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {
     const bool sending = connection(id).src == place_.rank;
-    if (!connection(id).pushed() || (!sending && connection(id).dst != place_.rank)) continue;
+    if (!connection(id).copied() || (!sending && connection(id).dst != place_.rank)) continue;
     Word counted = 0;
     const CUdeviceptr counter = sending ? head(id) : tail(id);
-    if (driver_.copy_to_host(&counted, counter, sizeof counted, side_) != kCudaSuccess ||
-        driver_.stream_synchronize(side_) != kCudaSuccess) {
+    if (const char* const host = on_host(counter)) {
+      counted = load(*reinterpret_cast<const std::uint64_t*>(host));
+    } else if (driver_.copy_to_host(&counted, counter, sizeof counted, side_) != kCudaSuccess ||
+               driver_.stream_synchronize(side_) != kCudaSuccess) {
       return;
     }
     const Word reached = counted + (sending ? bundle_.copy_slots : 0);

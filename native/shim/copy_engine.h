@@ -4,6 +4,11 @@
 // copies into the slot, and counts it in `tail`, in the receiver's memory; the receiver's stream waits for that. Both
 // are stream memory operations, so ranks in other processes need no event of each other.
 //
+// A message that is staged goes into a slot in pinned memory of the host, with both counters there. A stream of the
+// receiver's of its own (one per peer and level) fetches it into a slot of a second ring, on the receiver's GPU, and
+// gives the one on the host back at once: so one chunk comes down while the next goes up and the last is combined. The
+// main stream follows by an event, and an event for each slot of that ring says when it was read.
+//
 // Streams: one per link, and one for all trees that use the link at the same level (§4.2.2), in which they take turns
 // chunk by chunk. An execution works in the stream of its first send; its other sends follow it by events. All of its
 // operands are combined by one kernel (blink_fold), into the own output if the result is kept, else in the place of its
@@ -86,7 +91,10 @@ class CopyEngineRun final : private Copies {
     int rank = 0;
     CUdevice device = 0;
     CUcontext context = nullptr;
-    std::vector<CUdeviceptr> segments;          // by rank; 0 where no connection leads
+    std::vector<CUdeviceptr> segments;          // by rank; 0 where no connection leads; then of memories, which lie
+    char* staging = nullptr;                    // one behind the other here,
+    CUdeviceptr staging_device = 0;             // where the GPU finds them,
+    std::uint64_t staging_bytes = 0;            // and are as large
     CopyWatch::Words* words = nullptr;          // two words that the GPU can write, both 0,
     CUdeviceptr words_device = 0;               // where it finds them
     volatile std::uint32_t* abort = nullptr;
@@ -109,7 +117,7 @@ class CopyEngineRun final : private Copies {
   Status status() const;
 
  private:
-  enum class Use { kSend, kReceive, kOwn };
+  enum class Use { kSend, kReceive, kOwn, kFetch };
   typedef std::tuple<std::uint32_t, Use, int> Key;  // level, what for, peer
 
   struct Stream {
@@ -121,6 +129,7 @@ class CopyEngineRun final : private Copies {
     CopyRole role;
     Stream* main = nullptr;
     std::vector<Stream*> sends;
+    std::vector<Stream*> fetches;  // by message; nullptr: it comes into this GPU's memory
   };
   struct Program {
     void* object = nullptr;
@@ -165,6 +174,8 @@ class CopyEngineRun final : private Copies {
   void send(const Step& step, std::size_t i, CUdeviceptr source);
   void fold(Stream& stream, const Step& step, CUdeviceptr target);
   void copy(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
+  void receive(const Step& step, std::size_t i);
+  void give_back(Stream& stream, std::uint32_t id);
   void await(Stream& stream, CUdeviceptr counter, Word value);
   void tell(Stream& stream, CUdeviceptr counter, Word value);
   void follow(Stream& later, Stream& earlier);
@@ -176,9 +187,25 @@ class CopyEngineRun final : private Copies {
   }
 
   const Bundle::Connection& connection(std::uint32_t id) const { return bundle_.connections[id]; }
-  CUdeviceptr slot(std::uint32_t id) const;  // of the next message
-  CUdeviceptr tail(std::uint32_t id) const { return segment(connection(id).dst) + connection(id).copy_tail; }
-  CUdeviceptr head(std::uint32_t id) const { return segment(connection(id).src) + connection(id).copy_head; }
+  bool make_events(std::uint32_t id, std::string* why);
+  // Of the next message: where its sender puts it, and where it is when it has been received.
+  CUdeviceptr slot(std::uint32_t id) const { return segment(connection(id).home) + connection(id).copy_ring + ring(id); }
+  CUdeviceptr received(std::uint32_t id) const {
+    return connection(id).staged() ? segment(connection(id).dst) + connection(id).copy_landing + ring(id) : slot(id);
+  }
+  CUevent read(std::uint32_t id) const { return read_.at(id)[position(id) % bundle_.copy_slots]; }
+  std::uint64_t ring(std::uint32_t id) const {
+    return position(id) % bundle_.copy_slots * bundle_.copy_slot_bytes;
+  }
+  Word position(std::uint32_t id) const { return positions_[id].load(std::memory_order_relaxed); }
+  void advance(std::uint32_t id) { positions_[id].store(position(id) + 1, std::memory_order_relaxed); }
+  CUdeviceptr tail(std::uint32_t id) const { return segment(connection(id).tail_at()) + connection(id).copy_tail; }
+  CUdeviceptr head(std::uint32_t id) const { return segment(connection(id).head_at()) + connection(id).copy_head; }
+  // Where this process has what lies in memory of the host; nullptr: it lies on a GPU.
+  char* on_host(CUdeviceptr at) const {
+    const bool inside = at >= place_.staging_device && at - place_.staging_device < place_.staging_bytes;
+    return inside ? place_.staging + (at - place_.staging_device) : nullptr;
+  }
   CUdeviceptr segment(int rank) const { return place_.segments[static_cast<std::size_t>(rank)]; }
 
   // --- ending early
@@ -192,6 +219,7 @@ class CopyEngineRun final : private Copies {
   std::map<int, Program> programs_;
   std::map<Key, std::unique_ptr<Stream>> streams_;
   std::vector<std::atomic<Word>> positions_;  // messages that this end of a connection has passed, by connection
+  std::map<std::uint32_t, std::vector<CUevent>> read_;  // by connection and slot: that what was fetched there was read
   CUstream side_ = nullptr;
   CUevent begun_ = nullptr;
   std::uint64_t launches_ = 0;

@@ -65,11 +65,11 @@ bool find_uses(const Bundle& bundle, const std::vector<CopyRole>& roles, Uses* u
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const int rank = static_cast<int>(roles[i].rank);
     for (const std::uint32_t id : roles[i].sends) {
-      good = good && id < count && bundle.connections[id].src == rank && bundle.connections[id].pushed();
+      good = good && id < count && bundle.connections[id].src == rank && bundle.connections[id].copied();
       good = good && std::exchange(uses->sender[id], i) == kNobody;
     }
     for (const std::uint32_t id : roles[i].receives) {
-      good = good && id < count && bundle.connections[id].dst == rank && bundle.connections[id].pushed();
+      good = good && id < count && bundle.connections[id].dst == rank && bundle.connections[id].copied();
       good = good && std::exchange(uses->receiver[id], i) == kNobody;
     }
   }

@@ -385,6 +385,9 @@ bool Engine::open_copies(std::string* why) {
       place.device = device_;
       place.context = context_;
       place.segments = segments();
+      place.staging = static_cast<char*>(staging_);
+      place.staging_device = staging_device_;
+      place.staging_bytes = bundle_.memory_bytes();
       place.words = reinterpret_cast<CopyWatch::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
       place.words_device = status_device_ + kWordsOfCopies;
       place.abort = page_->abort_word();

@@ -120,6 +120,21 @@ void memories_are_read(const Written& written) {
   refused("memory 1 4096", "memory 1 4095", "whole lines, got '4095'");
   refused("memory 0 256\nmemory 1 4096\n", "", "a plan with memories, got 'none'");
   refused("head 3328", "head 3072", "do not overlap");
+  // What copy engines fetch lands in the receiver's memory; all else of theirs lies on the host.
+  text = replaced(text, "threads 64", "threads 64 copy_slots 2 copy_slot_bytes 128");
+  text = replaced(text, "dst_position 3328",
+                  "dst_position 3328 copy_ring 3584 copy_tail 3840 copy_head 3968 copy_landing 4096");
+  text = replaced(text, "dst_position 3840", "dst_position 3840 copy_ring 4096 copy_tail 4352 copy_head 5120");
+  text = replaced(replaced(text, "segment 0 4096", "segment 0 8192"), "segment 1 8192", "segment 1 16384");
+  const bool copies_are_read = written.read(text, &bundle, &why);
+  if (expect(copies_are_read, "staged copies are read: %s", why.c_str())) {
+    const auto& one = bundle.connections.at(0);
+    expect(one.copied() && one.copy_ring == 3584 && one.copy_tail == 3840 && one.copy_head == 3968, "their ring");
+    expect(one.copy_landing == 4096 && bundle.connections.at(1).copy_landing == 0, "their landing");
+  }
+  refused(" copy_landing 4096", "", "copy_landing");
+  refused("copy_landing 4096", "copy_landing 16384", "'copy_landing' to end within the 16384 bytes of rank 1");
+  refused("copy_tail 3840", "copy_tail 4096", "'copy_tail' to end within the 4096 bytes of memory 1");
 }
 
 void other_programs_are_read(const Written& written) {

@@ -24,6 +24,9 @@ JOBS = [
     # Every rank still sends its data to one peer while those of another arrive, which in place take their room.
     ("threads", "clique:4", 4, "one_shot", "512K"),
     ("threads", "ring:5", 5, "ring", "1M"),
+    # The GPUs of one processor of Mist reach those of the other by way of the host's memory alone.
+    ("process", "mist", 4, "ring", "1M"),
+    *([("threads", "mist", 4, "optimal", "2M")] if ALL_TESTS else []),
 ]
 #: With 0 nothing is late. A merge tries that where ranks are processes, as they are on GPUs.
 SEEDS = dict.fromkeys(("threads", "process"), (0, 1, 2, 3)) if ALL_TESTS else {"threads": (1,), "process": (0, 1)}
@@ -47,7 +50,7 @@ def journals(preloaded: Preloaded, count: int, cache: Path, **variables: object)
     """The functions of the driver that each of four ranks calls for one AllReduce."""
     files = [cache.with_name(f"{cache.name}.{rank}") for rank in range(4)]
     each = [{"BLINK_DOUBLE_JOURNAL": file} for file in files]
-    preloaded.scene("many_calls", 4, count=count, each=each, BLINK_CACHE=cache, **TREES, **variables).right()
+    preloaded.scene("many_calls", 4, count=count, each=each, BLINK_CACHE=cache, **{**TREES, **variables}).right()
     return [[line.split()[0] for line in file.read_text().splitlines()] for file in files]
 
 
@@ -99,3 +102,27 @@ def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
         assert {"cuStreamWaitValue64_v2", "cuMemcpyDtoDAsync_v2", "cuLaunchKernel"} <= set(launch)
         assert [name for name in launch if "Synchronize" in name or "Query" in name] == []
         assert all(name.endswith(("Async", "Async_v2")) for name in launch if name.startswith("cuMemcpy"))
+
+
+def test_what_is_staged_goes_up_and_down_by_copies(preloaded: Preloaded, tmp_path: Path) -> None:
+    """On Mist, whose processors' GPUs reach each other through the host: a copy up and one down for each chunk."""
+    count = 200_000
+    mist = {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring"}
+    copies = journals(preloaded, count, tmp_path / "copies", BLINK_PROTOCOL="copies", BLINK_STAGING_BYTES="1M", **mist)
+    simple = journals(preloaded, count, tmp_path / "simple", BLINK_PROTOCOL="simple", **mist)
+    topology = parse_spec("mist")
+    (one,) = candidates(JobPlacement(topology, topology.ranks[:4]), ("ring",), 8, {}).found["allreduce", -1]
+    (text,) = (tmp_path / "copies" / "bundles").glob("*/bundle.txt")
+    rows = [line.split() for line in text.read_text().splitlines() if line.startswith("choice collective allreduce ")]
+    (chunk_bytes,) = {int(row[14]) for row in rows if int(row[6]) <= 4 * count <= int(row[8])}
+    program = one.program
+    extents = bind(program, count, 4, chunk_bytes, even_chunks=True).extents
+    staged = sum(
+        extents[role.slice].chunks for role in program.roles for queue in role.sends if program.queues[queue].is_staged
+    )
+    assert staged > 4 * sum(queue.is_staged for queue in program.queues), "more chunks than slots"
+
+    def more(name: str) -> int:
+        return sum(called.count(name) for called in copies) - sum(called.count(name) for called in simple)
+
+    assert more("cuMemcpyDtoHAsync_v2") == more("cuMemcpyHtoDAsync_v2") == staged

@@ -56,13 +56,43 @@ FAULTS = {
     "copies do not wait for their message": (
         "sizes",
         "copy_engine.cpp",
-        "    await(main, tail(id), positions_[id].load(std::memory_order_relaxed) + 1);\n",
+        "    await(main, tail(id), position(id) + 1);\n",
         "    await(main, tail(id), 0);\n",
+    ),
+    "what is staged is fetched before it is there": (
+        "sizes",
+        "copy_engine.cpp",
+        "  await(*fetch, tail(id), position(id) + 1);\n",
+        "  await(*fetch, tail(id), 0);\n",
+    ),
+    "what is staged is used before it is fetched": (
+        "sizes",
+        "copy_engine.cpp",
+        "  follow(main, *fetch);\n",
+        "  use(main);\n",
+    ),
+    "what was staged is replaced while it is read": (
+        "sizes",
+        "copy_engine.cpp",
+        "    good(driver_.stream_wait_event(fetch->handle, read(id), 0));\n",
+        "",
+    ),
+    "that what was staged has been read is not recorded": (
+        "sizes",
+        "copy_engine.cpp",
+        "    good(driver_.event_record(read(id), stream.handle));\n",
+        "",
+    ),
+    "a slot on the host is given back while it is fetched": (
+        "sizes",
+        "copy_engine.cpp",
+        "  copy(*fetch, received(id), slot(id), step.chunk.bytes);\n  tell(*fetch, head(id), position(id) + 1);\n",
+        "  tell(*fetch, head(id), position(id) + 1);\n  copy(*fetch, received(id), slot(id), step.chunk.bytes);\n",
     ),
     "copies do not wait for a free slot": (
         "sizes",
         "copy_engine.cpp",
-        "if (position >= bundle_.copy_slots) await(",
+        "if (position(id) >= bundle_.copy_slots) await(",
         "if (false) await(",
     ),
     "copies do not wait for the caller's stream": (
@@ -104,6 +134,8 @@ def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: s
     if file == "copy_engine.cpp":
         given |= {"sizes": "1000,60000", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "1536K"}
         given |= {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "one_shot" if fault.startswith("own data") else "blink"}
+        if "staged" in fault or "host" in fault:
+            given |= {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring", "BLINK_STAGING_BYTES": "1M", "sizes": "1000,200000"}
     faulty = replace(preloaded, built=with_fault(place, {file: (before, after)}))
     for seed in SEEDS:
         preloaded.client("threads", **given, BLINK_DOUBLE_SEED=seed).right()

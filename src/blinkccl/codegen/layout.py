@@ -69,8 +69,8 @@ class Connection:
     ``home`` is ``dst``, ``src`` where it is pulled, or where it is staged the segment of a memory. ``ring`` and
     ``lines`` lie there. What is staged has ``tail`` and ``head`` there, too, else they lie where they are polled:
     ``tail`` and ``dst_position`` in the segment of ``dst``, ``head`` and ``src_position`` in that of ``src``.
-    ``copy_ring`` and ``copy_tail`` lie in the segment of ``dst``, ``copy_head`` in that of ``src``; they are 0 where
-    nothing is for copy engines, which carry what is pushed and nothing else.
+    ``copy_ring``, ``copy_tail`` and ``copy_head`` are the same for copy engines, and all 0 where nothing is for them:
+    they do not pull. What is staged they fetch into ``copy_landing``, a ring in the segment of ``dst``.
     """
 
     src: int
@@ -85,6 +85,7 @@ class Connection:
     copy_ring: int = 0
     copy_tail: int = 0
     copy_head: int = 0
+    copy_landing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +162,17 @@ class ProgramGroup:
             for index, way in enumerate(self.ways)
         )
         if geometry.copy_slots:
+            copies = geometry.copy_slots * geometry.copy_slot_bytes
             connections = tuple(
-                replace(
+                one
+                if one.home == one.src
+                else replace(
                     one,
-                    copy_ring=take(one.dst, geometry.copy_slots * geometry.copy_slot_bytes),
-                    copy_tail=take(one.dst, LINE_BYTES),
-                    copy_head=take(one.src, LINE_BYTES),
+                    copy_ring=take(one.home, copies),
+                    copy_tail=take(polled(one.dst, one.home), LINE_BYTES),
+                    copy_head=take(polled(one.src, one.home), LINE_BYTES),
+                    copy_landing=0 if one.home == one.dst else take(one.dst, copies),
                 )
-                if one.home == one.dst
-                else one
                 for one in connections
             )
         return SegmentLayout(geometry, connections, tuple(ends), len(self.ranks))

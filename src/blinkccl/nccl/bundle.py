@@ -16,9 +16,9 @@
     choice collective <name> root <r|-1> least <S> most <S> program <id|-1> protocol <p|-> chunk <c> search <0|1> why …
     choice collective … search <0|1> other <id> protocol <p> chunk <c> why …    two programs, which first calls compare
 
-Where copy engines run something, the geometry ends with ``copy_slots N copy_slot_bytes B``, each connection with
-``copy_ring X copy_tail Y copy_head Z``, their programs with ``copies <entry>``, and these have an image of arch
-``host`` too.
+Where copy engines run something, the geometry ends with ``copy_slots N copy_slot_bytes B``, each connection that is not
+pulled with ``copy_ring X copy_tail Y copy_head Z``, and with ``copy_landing W`` too where it is staged, their programs
+with ``copies <entry>``, and these have an image of arch ``host`` too.
 
 ``bundle.h`` of libblink.so reads it. The directory's name is a hash of the question (topology, ranks, settings,
 versions, budgets), so the next job with the same question finds it; it appears as a whole or not at all.
@@ -107,16 +107,16 @@ class Bundle:
         yield from (f"segment {rank} {size}" for rank, size in enumerate(sizes[: self.ranks]))
         yield from (f"memory {number} {size}" for number, size in enumerate(sizes[self.ranks :]))
         for number, x in enumerate(self.layout.connections):
-            pushed = x.home == x.dst
-            home = "" if pushed else " pulled" if x.home == x.src else f" memory {x.home - self.ranks}"
+            home = "" if x.home == x.dst else " pulled" if x.home == x.src else f" memory {x.home - self.ranks}"
             yield (
                 f"connection {number} src {x.src} dst {x.dst}{home} ring {x.ring} lines {x.lines} tail {x.tail} "
                 f"head {x.head} src_position {x.src_position} dst_position {x.dst_position}"
                 + (
                     f" copy_ring {x.copy_ring} copy_tail {x.copy_tail} copy_head {x.copy_head}"
-                    if copies and pushed
+                    if copies and x.home != x.src
                     else ""
                 )
+                + (f" copy_landing {x.copy_landing}" if copies and x.home >= self.ranks else "")
             )
         yield from (f"image {number} arch {x.arch} file {x.file}" for number, x in enumerate(self.images))
         yield from (self._program(number, *one) for number, one in enumerate(self.programs))

@@ -43,8 +43,8 @@ def fault_of_job(job: GpuJob) -> str | None:
 
 def fault_of_program(program: Program) -> str | None:
     """Why copy engines cannot run this program; a sentence without full stop. None: they can."""
-    if any(queue.home != queue.path[-1] for queue in program.queues):
-        return "copy engines carry what is pushed, and nothing that is pulled or staged"
+    if any(queue.home == queue.path[0] for queue in program.queues):
+        return "copy engines carry what is pushed or staged, and nothing that is pulled"
     return fault_of_loops(channel_loops(program, SLOTS))
 
 

@@ -84,12 +84,12 @@ def geometry(group: ProgramGroup, channels: int, limits: Budget, copies: bool = 
     ``channels`` are those of the widest program. Where copy engines run any of them, kernels get half of the memory,
     and copies what is left.
     """
-    arriving = _arriving(group)
     if not copies:
         return _for_kernels(group, channels, limits, limits.staging_bytes)
     for_kernels = _for_kernels(group, channels, limits, limits.staging_bytes // 2)
     ends = _most_ends(group)
     taken = max(group.layout(for_kernels).segment_bytes) + ends * 2 * LINE_BYTES
+    arriving = _rings(group)
     each = (limits.staging_bytes - taken) // (arriving * SLOTS) // LEAST_COPY_BYTES * LEAST_COPY_BYTES
     if each < LEAST_COPY_BYTES:
         least = taken + arriving * SLOTS * LEAST_COPY_BYTES
@@ -103,6 +103,12 @@ def geometry(group: ProgramGroup, channels: int, limits: Budget, copies: bool = 
 def _arriving(group: ProgramGroup) -> int:
     """The most connections that have their messages in one segment."""
     return max(Counter(home for _, _, home in group.ways).values(), default=1)
+
+
+def _rings(group: ProgramGroup) -> int:
+    """The most rings of copy engines in one segment: what is staged lands in the receiver's, too."""
+    segments = ({home, dst} for src, dst, home in group.ways if home != src)
+    return max(Counter(segment for some in segments for segment in some).values(), default=1)
 
 
 def _most_ends(group: ProgramGroup) -> int:
