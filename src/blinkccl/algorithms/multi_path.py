@@ -83,14 +83,14 @@ def ways(flow: Forest) -> tuple[Way, ...]:
 
 
 def direct_path(flow: Forest) -> Path:
-    """What a plain copy takes: the path with the fewest memories, then links; no other GPU passes it on if that can be.
+    """What a plain copy takes: the fewest links around other GPUs; where that has more memories, the plan's first path.
 
     Where no fast link or switch leads from end to end, PCIe beside fast links is staged, so it may have a memory too.
     """
     first = ways(flow)[0]
     ends = first.path[0], first.path[-1]
     around = transit_paths(flow.topology, flow.topology.ranks).get(ends)
-    return first.path if around is None or len(memories_on(flow.topology, around)) + 1 >= first.legs else around
+    return first.path if around is None or len(memories_on(flow.topology, around)) + 1 > first.legs else around
 
 
 def on_one_path(path: Path) -> Split:

@@ -132,7 +132,7 @@ def filled(
     """The split of a size by water filling; what is stored on its way goes in so many streams, the rest in one."""
     costs = []
     for way, start_s, rate in zip(found, starts, rates, strict=False):
-        pieces = chunks * (streams if way.legs > 1 else 1)
+        pieces = chunks * streams  # of what is stored on its way
         costs.append(PathCost(start_s, rate * pieces / (pieces + way.legs - 1)))
     weights = water_filling(size_bytes, costs)
     parts = [

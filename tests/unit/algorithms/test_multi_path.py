@@ -56,6 +56,7 @@ def test_the_paths_of_a_pair_with_spare_links() -> None:
         ("mist", "0,2", (0, 4, 5, 2)),
         ("dgx-a100", "0,1", (0, 8, 1)),
         ("pcie-4gpu-nvlink-pairs", "0,3", (0, 4, 8, 9, 7, 3)),  # the flow goes by GPU 2
+        ("dgx-1v", "0,7", (0, 8, 12, 13, 17, 7)),  # by PCIe, though two GPUs have NVLink to both
         ("ring:6", "0,2", (0, 1, 2)),
     ],
 )

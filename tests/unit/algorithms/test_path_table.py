@@ -109,6 +109,17 @@ def test_what_is_no_table_for_this_machine_is_ignored_with_one_line(
         path_table.read(file, "abc")
 
 
+def test_a_file_too_large_to_be_a_table_is_not_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "paths.json"
+    path_table.write(file, TABLE)
+    size = file.stat().st_size
+    monkeypatch.setattr(path_table, "MAX_FILE_BYTES", size)
+    assert path_table.read(file, "abc") == TABLE
+    monkeypatch.setattr(path_table, "MAX_FILE_BYTES", size - 1)
+    with pytest.raises(TopologyError, match="a table of paths is not"):
+        path_table.read(file, "abc")
+
+
 def test_no_file_is_no_table_and_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert path_table.read_or_ignore(tmp_path / "none.json", "abc") is None
     assert caplog.messages == []

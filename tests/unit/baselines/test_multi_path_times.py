@@ -61,6 +61,11 @@ def test_a_small_message_takes_the_direct_path_alone(spec: str) -> None:
     assert "8 streams" in found.at(64 * MIB).detail
 
 
+def test_only_what_is_stored_on_its_way_is_cut_into_streams() -> None:
+    parts = multi_path("cedar").row.at(64 * MIB).parts
+    assert [(part.path, part.streams) for part in parts] == [((0, 1), 1), *(((0, v, 1), 8) for v in (2, 3, 4))]
+
+
 def test_what_a_table_says_is_done() -> None:
     request = asked("mist", "sendrecv", "0,1")
     table = PathTable("", "", "").merged(Pair(0, 1, (on_one_path((0, 4, 1)),)))
