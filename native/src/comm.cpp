@@ -23,6 +23,9 @@ constexpr std::int64_t kSleepUs = 20'000;      // the longest sleep: how late a 
 constexpr std::int64_t kLookAroundUs = 50'000; // how often a waiting rank looks for dead peers
 constexpr std::int64_t kSwitchUs = 1;           // a yield that takes less has given the core to nobody
 constexpr std::int64_t kSpreadUs = 1'000;       // at most so often does a rank look for a core of its own
+constexpr std::int64_t kIdleUs = 50;            // between two looks after others who must go on meanwhile, at first,
+constexpr std::int64_t kIdleMostUs = 1'000;    // and while there is nothing to do for them
+constexpr std::int64_t kIdleWorkUs = 3;        // a look that takes longer has done something
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // in that time a process that dies has given its locks back
@@ -267,8 +270,10 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
   int code = BLINK_OK;
   impatient_ = false;
   bool in_vain = false;
+  std::int64_t pause_us = idle_.call == nullptr ? kSleepUs : kIdleUs;
   for (unsigned round = 0; !ready(context); ++round) {
     if ((code = ended_elsewhere()) != BLINK_OK) break;
+    if (idle_.call != nullptr && now - began >= kIdleUs) pause_us = let_others_go_on(pause_us);
     if (now - began < yield_us_ && !in_vain) {
       sched_yield();
       ++stats_.yields;
@@ -279,7 +284,7 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
       continue;
     }
     impatient_ = true;
-    sleep(ready, context, site.peer, std::max<std::int64_t>(1, until - now));
+    sleep(ready, context, site.peer, std::max<std::int64_t>(1, std::min(pause_us, until - now)));
     ++stats_.sleeps;
     now = now_us();
     if (now - looked >= kLookAroundUs) {
@@ -398,6 +403,13 @@ bool blink_comm::interrupted() {
   if (raised) python_.fetch(&raised_[0], &raised_[1], &raised_[2]);
   python_.release(state);
   return raised;
+}
+
+// Returns how long this rank may sleep then: hardly while that gets on.
+std::int64_t blink_comm::let_others_go_on(std::int64_t pause_us) {
+  const std::int64_t before = now_us();
+  idle_.call(idle_.context);
+  return now_us() - before >= kIdleWorkUs ? 1 : std::clamp(2 * pause_us, kIdleUs, kIdleMostUs);
 }
 
 void blink_comm::take_raised(void* raised[3]) {
@@ -623,6 +635,8 @@ int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t 
 }
 
 void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_python(*python); }
+
+void blink_set_idle(blink_comm* comm, const blink_idle* idle) { comm->set_idle(*idle); }
 
 void blink_take_raised(blink_comm* comm, void* raised[3]) { comm->take_raised(raised); }
 

@@ -119,6 +119,7 @@ struct blink_comm {
   void show_stream(int peer, std::int64_t tag, std::int64_t since_us);
   void set_python(const blink_python& python) { python_ = python; }
   void take_raised(void* raised[3]);
+  void set_idle(const blink_idle& idle) { idle_ = idle; }
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
   // Where `bytes` at `offset` of a buffer that `peer` lends are in this process; nullptr if they are not wholly in it.
   unsigned char* borrowed(int peer, const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) const {
@@ -174,6 +175,7 @@ struct blink_comm {
   int keep(const blink_error& error);
   int check_signatures();
   bool interrupted();
+  std::int64_t let_others_go_on(std::int64_t pause_us);
   void spread(std::int64_t now);
   bool crowded() const;
   int lost_peer(int awaited) const;
@@ -200,6 +202,7 @@ struct blink_comm {
   std::uint64_t mismatched_ = 0;  // the call that was not the same
   blink_python python_{};
   void* raised_[3] = {};
+  blink_idle idle_{};
   bool impatient_ = false;
   struct Heap {
     unsigned char* base = nullptr;

@@ -147,6 +147,13 @@ typedef struct {
 void blink_set_python(blink_comm* comm, const blink_python* python);
 // After BLINK_INTERRUPTED: what the signal handler raised, for PyErr_Restore. To be taken once.
 void blink_take_raised(blink_comm* comm, void* raised[3]);
+// Called now and then in waits that last, on the thread that waits: lets somebody else go on whom the others may wait for,
+// such as MPI with a message that this rank has begun to send.
+typedef struct {
+  void (*call)(void* context);
+  void* context;
+} blink_idle;
+void blink_set_idle(blink_comm* comm, const blink_idle* idle);
 // Whether this rank may copy from every other rank's own memory. To be asked when all have attached.
 int blink_can_cross(const blink_comm* comm);
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
