@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -27,7 +28,7 @@ constexpr double kReapS = 2;       // for a killed process to end; one that hang
 constexpr int kFirstDescriptor = 3;
 constexpr std::size_t kMostOutBytes = 64 << 10, kMostErrBytes = 16 << 10;
 constexpr const char* kModule = "blinkccl.nccl.planner";
-constexpr const char* kOurs = "libblink.so";
+constexpr const char* kOurs[] = {"libblink.so", "libblink_mpi.so", "libblink_mpi4.so"};
 constexpr int kMostLogged = 20;  // lines of its stderr
 
 struct Ended {
@@ -248,14 +249,14 @@ Ended run_child(const std::vector<std::string>& words, const std::vector<std::st
   return ended;
 }
 
-// LD_PRELOAD's list, separated by colons or spaces, without this library.
+// LD_PRELOAD's list, separated by colons or spaces, without our libraries.
 std::string without_us(const std::string& list) {
   std::string rest;
   for (std::size_t at = 0; at < list.size();) {
     const std::size_t end = std::min(list.find_first_of(": ", at), list.size());
     const std::string entry = list.substr(at, end - at);
     const std::string name = entry.substr(entry.rfind('/') + 1);  // npos + 1 is 0
-    if (!entry.empty() && name != kOurs) rest += (rest.empty() ? "" : ":") + entry;
+    if (!entry.empty() && std::find(std::begin(kOurs), std::end(kOurs), name) == std::end(kOurs)) rest += (rest.empty() ? "" : ":") + entry;
     at = end + 1;
   }
   return rest;
@@ -293,39 +294,33 @@ std::string how_it_ended(int status) {
   return "was ended by signal " + std::to_string(WTERMSIG(status));
 }
 
-// Why there is no bundle, of a planner that has run; empty if there is one, then in `directory`.
-std::string trouble(const Ended& ended, std::string* directory) {
-  const std::string bundle = "bundle ", refused = "refused ";
+// Why it has no answer, of one that has run; empty if there is one, then in `line`.
+std::string trouble(const Ended& ended, std::string* line) {
   if (!ended.in_time && ended.out.size() > kMostOutBytes) return "has written too much to its stdout";
   if (!ended.in_time) return "has not ended by its deadline (BLINK_PLAN_TIMEOUT)";
   const std::vector<std::string> lines = lines_of(ended.out);
-  const std::string last = lines.empty() ? "" : lines.back();
+  const std::string refused = "refused ", last = lines.empty() ? "" : lines.back();
   if (last.compare(0, refused.size(), refused) == 0) return "says: " + last.substr(refused.size());
   if (ended.known && ended.status != 0) return how_it_ended(ended.status);
-  if (last.compare(0, bundle.size(), bundle) != 0 || last.size() == bundle.size()) {
-    return "has written " + quoted(last.substr(0, 200)) + "; expected bundle DIRECTORY or refused REASON";
-  }
-  *directory = last.substr(bundle.size());
+  *line = last;
   return "";
 }
 
 }  // namespace
 
-bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline, std::string* directory,
-                 std::string* why) {
+bool run_python(const std::string& module, const std::vector<std::string>& words, const std::string& input,
+                const Deadline& deadline, std::string* line, std::string* why) {
   const char* named = std::getenv("BLINK_PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
-  std::string input = "[";
-  for (const std::string& info : infos) input += (input.size() == 1 ? "" : ",\n") + info;
-  input += "]\n";
-
-  const std::string planner = "the planner (" + python + " -m " + kModule + ") ";
-  const Ended ended = run_child({python, "-m", kModule}, variables_of_child(), input, deadline);
+  const std::string planner = "the planner (" + python + " -m " + module + ") ";
+  std::vector<std::string> command = {python, "-m", module};
+  command.insert(command.end(), words.begin(), words.end());
+  const Ended ended = run_child(command, variables_of_child(), input, deadline);
   if (!ended.started) {
     *why = planner + "cannot be started: " + ended.why;
     return false;
   }
-  const std::string found = trouble(ended, directory);
+  const std::string found = trouble(ended, line);
   const std::vector<std::string> lines = lines_of(ended.err);
   const std::size_t first = lines.size() > kMostLogged ? lines.size() - kMostLogged : 0;
   for (std::size_t i = first; i < lines.size(); ++i) {
@@ -336,6 +331,21 @@ bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline
   // Python says last what was wrong; who refuses has said it.
   const bool refused = ended.in_time && (!ended.known || ended.status == 0);
   if (!lines.empty() && !refused) *why += "; the last that it said: " + lines.back().substr(0, 500);
+  return false;
+}
+
+bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline, std::string* directory,
+                 std::string* why) {
+  std::string input = "[", line;
+  for (const std::string& info : infos) input += (input.size() == 1 ? "" : ",\n") + info;
+  if (!run_python(kModule, {}, input + "]\n", deadline, &line, why)) return false;
+  const std::string bundle = "bundle ";
+  if (line.compare(0, bundle.size(), bundle) == 0 && line.size() > bundle.size()) {
+    *directory = line.substr(bundle.size());
+    return true;
+  }
+  *why = std::string("the planner (") + kModule + ") has written " + quoted(line.substr(0, 200)) +
+         "; expected bundle DIRECTORY or refused REASON";
   return false;
 }
 

@@ -15,4 +15,9 @@ namespace blink::shim {
 bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline, std::string* directory,
                  std::string* why);
 
+// Runs `$BLINK_PYTHON -m MODULE WORDS…` with `input` on its stdin, as above; `line` is the last one of its stdout. False
+// and `why` if it did not end well.
+bool run_python(const std::string& module, const std::vector<std::string>& words, const std::string& input,
+                const Deadline& deadline, std::string* line, std::string* why);
+
 }  // namespace blink::shim
