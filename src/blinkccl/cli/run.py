@@ -1,4 +1,4 @@
-"""``blink run``: an unchanged NCCL program, with what can be faster on trees."""
+"""``blink run``: an unchanged NCCL or MPI program, with what Blink has that can be faster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from blinkccl.cli import console
 from blinkccl.cli.exits import CHECK_FAILED, HardwareError
-from blinkccl.errors import LaunchError
+from blinkccl.errors import LaunchError, UnsupportedError, UsageError
 from blinkccl.report.text import count
 from blinkccl.units import size_text
 
@@ -31,19 +31,29 @@ Examples:
   blink run --algo optimal -- ./all_reduce_perf -b 4K -e 1G -g 4
   blink run --require --report used.json -- python3 examples/nccl_client.py
   blink run --topo machine.xml -- python3 serve.py
+  blink run --mpi -- mpirun -n 4 ./app
 
 Run CMD with libblink.so before NCCL. It plans once per communicator, takes the calls for which trees are
 predicted faster than NCCL's own algorithms, and leaves all else to NCCL. When CMD has ended, a table on
 stderr says what became of its calls, and why.
 
-Exit code: CMD's own, 128 + n if signal n ended it, 126 or 127 if it cannot be started; 3 without
-libblink.so; with --require 1 if CMD succeeded and NCCL was never called through libblink.so.
+With --mpi it is libblink_mpi.so, before MPI: collectives on memory of this host, among ranks of this host,
+run on Blink's host engine, all else is the MPI library's.
+
+Exit code: CMD's own, 128 + n if signal n ended it, 126 or 127 if it cannot be started; 3 without the
+library; with --require 1 if CMD succeeded and never called NCCL (MPI) through it.
 """
 #: What is said to CMD's process as well; the terminal says its own to both of us.
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LIBRARY = "libblink.so"
 #: Names another library file; for people who work on it.
 OVERRIDE = "BLINK_LIBRARY"
+MPI_LIBRARY = "libblink_mpi.so"
+MPI_OVERRIDE = "BLINK_MPI_LIBRARY"
+#: Beside it, for programs whose library has MPI 4.
+MPI_4_LIBRARY = "libblink_mpi4.so"
+#: The "communicator" of calls that the MPI library had, which are not told apart by communicators.
+_OF_MPI = "MPI"
 #: Where typer is to leave everything from the first word of CMD on to CMD.
 CONTEXT = {"allow_interspersed_args": False}
 _MOST_ROWS = 24
@@ -54,6 +64,11 @@ _UNUSED = """libblink.so was not used: no NCCL call was seen. Likely causes:
   NCCL is linked into CMD statically: nothing can come before it
   CMD opens libnccl by its path (ctypes, cupy, vLLM): let it open libblink.so instead, for vLLM by
     VLLM_NCCL_SO_PATH={library} and BLINK_NCCL_LIB=/path/to/libnccl.so.2
+  CMD starts its processes without our environment: on other hosts, in containers, by sudo or setuid"""
+_UNUSED_MPI = """libblink_mpi.so was not used: no MPI call was seen. Likely causes:
+  CMD is no MPI program, or ends before MPI_Init
+  the MPI library is linked into CMD statically: nothing can come before it
+  CMD calls MPI from Fortran, and the library's Fortran functions do not call those of C (Open MPI)
   CMD starts its processes without our environment: on other hosts, in containers, by sudo or setuid"""
 
 
@@ -71,39 +86,53 @@ def run(
         str | None,
         Option("--topo", metavar="SPEC", help="Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."),
     ] = None,
-    require: Annotated[bool, Option("--require", help="Fail where NCCL was not called through libblink.so.")] = False,
+    mpi: Annotated[bool, Option("--mpi", help="CMD is an MPI program, or starts one: mpirun -n 4 ./app.")] = False,
+    mpicc: Annotated[
+        str | None,
+        Option("--mpicc", metavar="CC", help="Compiler of CMD's MPI library; default: the one of CMD's mpirun."),
+    ] = None,
+    require: Annotated[bool, Option("--require", help="Fail where no call came through the library.")] = False,
     report: Annotated[
         Path | None, Option("--report", metavar="FILE", help="Write what became of the calls as JSON; stdout is CMD's.")
     ] = None,
 ) -> None:
-    """Run ``command``, say what became of its NCCL calls, and exit as it did."""
-    library = _library()
-    settings = _settings(algo, spec)
+    """Run ``command``, say what became of its calls, and exit as it did."""
+    library = _library(MPI_LIBRARY, MPI_OVERRIDE) if mpi else _library(LIBRARY, OVERRIDE)
+    preload = str(library)
+    if mpi:
+        settings, standard = _mpi_settings(command, mpicc, algo, spec)
+        preload += f":{library.with_name(MPI_4_LIBRARY)}" if standard >= 4 else ""
+    else:
+        settings = _settings(algo, spec)
+    if mpicc is not None and not mpi:
+        raise UsageError("--mpicc is for --mpi")
     if report is not None:
         console.check_writable(report)
     with tempfile.TemporaryDirectory(prefix="blink-run-") as directory:
         lines = Path(directory, "report")
-        code, started = execute(command, environment(os.environ, library, lines, settings))
+        if mpi:
+            settings["BLINK_MPI_RANKS"] = str(Path(directory, "ranks"))
+        code, started = execute(command, environment(os.environ, preload, lines, settings))
         from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
 
         usage = read_call_report(console.read_file(lines, MAX_BYTES)[:MAX_BYTES] if lines.exists() else b"")
     if started:
-        _tell(usage, library)
+        _tell(usage, "MPI" if mpi else "NCCL", _UNUSED_MPI if mpi else _no_nccl(library))
     if report is not None:
         from blinkccl.forest.document import dumps
 
-        console.write_file(report, dumps(usage.document(command, code)))
+        console.write_file(report, dumps(usage.document(command, code, "mpi" if mpi else "nccl")))
     if require and code == 0 and not usage.groups:
         code = CHECK_FAILED
     raise typer.Exit(code)
 
 
-def _library() -> Path:
+def _library(name: str, override: str) -> Path:
     from blinkccl.native import find_library
 
-    path = find_library(LIBRARY, OVERRIDE)
+    path = find_library(name, override)
     if path is None or not path.is_file():
-        what = f"{path} is not there" if path is not None else f"this installation has no {LIBRARY}"
+        what = f"{path} is not there" if path is not None else f"this installation has no {name}"
         raise HardwareError(
             f"{what}: it is built where a C++17 compiler is found at installation, on Linux; install one (Debian: apt "
             "install g++) and reinstall blink-ccl"
@@ -130,7 +159,25 @@ def _settings(algo: str | None, spec: str | None) -> dict[str, str]:
     return settings
 
 
-def environment(base: Mapping[str, str], library: Path, lines: Path, settings: Mapping[str, str]) -> dict[str, str]:
+def _mpi_settings(
+    command: Sequence[str], mpicc: str | None, algo: str | None, spec: str | None
+) -> tuple[dict[str, str], int]:
+    """And the version of the MPI standard that the program's library has."""
+    if algo is not None or spec is not None:
+        raise UsageError("--algo and --topo are for NCCL programs; what runs under MPI follows from the host")
+    from blinkccl.mpi.binding import compiled_binding
+    from blinkccl.mpi.plans import known_bundles
+
+    try:
+        binding = compiled_binding(command, mpicc)
+    except UnsupportedError as error:
+        raise HardwareError(str(error)) from None
+    return {"BLINK_MPI_BINDING": str(binding.path), "BLINK_MPI_BUNDLES": known_bundles(command)}, binding.standard
+
+
+def environment(
+    base: Mapping[str, str], library: Path | str, lines: Path, settings: Mapping[str, str]
+) -> dict[str, str]:
     """CMD's environment: ours, and ``lines``, where libblink.so writes what it did.
 
     What is preloaded already comes first: sanitizers insist on it.
@@ -167,16 +214,19 @@ def execute(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, bool]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _tell(usage: CallReport, library: Path) -> None:
+def _no_nccl(library: Path) -> str:
+    driver = os.environ.get("BLINK_CUDA_LIB") or "libcuda.so.1"
+    return _UNUSED.format(library=library) if _can_be_opened(driver) else _NO_DRIVER.format(driver=driver)
+
+
+def _tell(usage: CallReport, theirs: str, unused: str) -> None:
     if not usage.groups:
-        driver = os.environ.get("BLINK_CUDA_LIB") or "libcuda.so.1"
-        console.note(_UNUSED.format(library=library) if _can_be_opened(driver) else _NO_DRIVER.format(driver=driver))
+        console.note(unused)
         return
-    ours, theirs = usage.calls("blink"), usage.calls("nccl")
-    communicators = count(len(usage.groups), "communicator")
+    communicators = count(sum(group.comm != _OF_MPI for group in usage.groups), "communicator")
     console.note(
         f"{communicators} of {count(usage.processes, 'process')}: Blink took "
-        f"{count(ours, 'call')} per rank, NCCL {theirs}"
+        f"{count(usage.calls('blink'), 'call')} per rank, {theirs} {usage.calls(theirs.lower())}"
     )
     for group in usage.groups:
         for line in group_lines(group):
@@ -198,7 +248,8 @@ def _can_be_opened(library: str) -> bool:
 def group_lines(group: ReportedCommunicator) -> list[str]:
     """A communicator for people: a line of its own, then two lines per kind of call."""
     pids = ", ".join(map(str, group.pids[:8])) + (", …" if len(group.pids) > 8 else "")
-    lines = [f"  communicator {group.comm[:8]}, {group.nranks} ranks, process {pids}"]
+    who = "MPI's own" if group.comm == _OF_MPI else f"communicator {group.comm[:8]}"
+    lines = [f"  {who}, {group.nranks} ranks, process {pids}"]
     for row in group.rows[:_MOST_ROWS]:
         lines += _row_lines(row)
     if len(group.rows) > _MOST_ROWS:
@@ -207,10 +258,14 @@ def group_lines(group: ReportedCommunicator) -> list[str]:
 
 
 def _row_lines(row: ReportedCalls) -> list[str]:
-    who = f"Blink, {row.protocol}" if row.state == "blink" else "NCCL"
+    who = row.state.upper()
+    if row.state == "blink":
+        who = f"Blink, {row.protocol}" if row.protocol else "Blink"
     if not row.collective:
         return [f"    {who}: {row.why}"]
     what = " ".join(word for word in (row.collective, row.dtype, row.op) if word)
     sizes = size_text(row.least) if row.least == row.most else f"{size_text(row.least)} to {size_text(row.most)}"
+    if row.state == "mpi":
+        return [f"    {what:32} {'':22} {count(row.calls, 'call'):>12}   MPI: {row.why}"]
     lines = [f"    {what:32} {sizes:22} {count(row.calls, 'call'):>12}   {who}"]
     return [*lines, f"      {row.why}"] if row.why else lines

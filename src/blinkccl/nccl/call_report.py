@@ -1,4 +1,4 @@
-"""What became of a program's NCCL calls: the lines that libblink.so appends to the file that BLINK_REPORT names.
+"""What became of a program's NCCL or MPI calls: lines that our library appends to the file that BLINK_REPORT names.
 
 One JSON object per line, from each process at the end of each of its communicators and when it exits::
 
@@ -6,7 +6,8 @@ One JSON object per line, from each process at the end of each of its communicat
      "dtype": "float32", "op": "sum", "least": 1024, "most": 65536, "program": 0, "protocol": "ll", "calls": 120,
      "bytes": 31457280}
 
-``state`` is "blink" or "nccl"; ``least``, ``most`` and ``bytes`` are S of a call, as nccl-tests counts it, and of all.
+``state`` is "blink", "nccl" or "mpi"; ``least``, ``most`` and ``bytes`` are S of a call, as nccl-tests counts it, and
+of all.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ class CallReport:
         """Of one rank per communicator, the busiest."""
         return sum(row.calls for group in self.groups for row in group.rows if row.state == state)
 
-    def document(self, command: Sequence[str], exit_code: int) -> dict[str, object]:
-        """For machines."""
+    def document(self, command: Sequence[str], exit_code: int, theirs: str = "nccl") -> dict[str, object]:
+        """For machines; ``theirs``: the state of calls that Blink did not take."""
         return {
             "schema_version": SCHEMA_VERSION,
             "command": list(command),
             "exit_code": exit_code,
             "used": bool(self.groups),
-            "calls": {"blink": self.calls("blink"), "nccl": self.calls("nccl")},
+            "calls": {"blink": self.calls("blink"), theirs: self.calls(theirs)},
             "communicators": [msgspec.to_builtins(group) for group in self.groups],
             "unread_lines": self.unread,
         }

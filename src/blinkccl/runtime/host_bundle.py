@@ -71,7 +71,7 @@ def ensure(ranks: int, directory: Path | None = None) -> Path:
     chosen = directory or cache_directory(os.environ, "plans")
     if chosen is None:
         raise LaunchError("plans of a host need a directory: set BLINK_CACHE to one, or HOME")
-    path = chosen / f"host-{ranks}-{_digest(ranks)}{_SUFFIX}"
+    path = chosen / _name(ranks)
     if is_usable(path, ranks):
         return path
     private_directory(chosen)
@@ -83,6 +83,21 @@ def ensure(ranks: int, directory: Path | None = None) -> Path:
                 raise LaunchError(f"{path} cannot be written ({error}): set BLINK_CACHE elsewhere") from error
             throw_out(chosen, MAX_BYTES, lambda other: other.suffix == _SUFFIX)
     return path
+
+
+def existing() -> dict[int, Path]:
+    """The bundles of this version that are in the cache of plans, by ranks; whether they are whole is not looked at."""
+    directory = cache_directory(os.environ, "plans")
+    found = {}
+    for path in directory.glob(f"host-*{_SUFFIX}") if directory else ():
+        ranks = path.name.split("-")[1]
+        if ranks.isdecimal() and path.name == _name(int(ranks)):
+            found[int(ranks)] = path
+    return found
+
+
+def _name(ranks: int) -> str:
+    return f"host-{ranks}-{_digest(ranks)}{_SUFFIX}"
 
 
 def is_usable(path: Path, ranks: int) -> bool:

@@ -1,0 +1,74 @@
+// MPI_ and PMPI_ in turns in one process, for benchmarks/mpi_preload.py: under libblink_mpi.so the first is Blink, the
+// second the library itself. A line per size: bytes, median microseconds of both, wrong elements.
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int rank, size;
+
+static int compare(const void* a, const void* b) {
+  double x = *(const double*)a, y = *(const double*)b;
+  return (x > y) - (x < y);
+}
+
+static double* in;
+static double* out;
+
+static void call(const char* what, int plain, int count) {
+  if (strcmp(what, "allreduce") == 0) (plain ? PMPI_Allreduce : MPI_Allreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  if (strcmp(what, "bcast") == 0) (plain ? PMPI_Bcast : MPI_Bcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  if (strcmp(what, "reduce") == 0) (plain ? PMPI_Reduce : MPI_Reduce)(in, out, count, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+  if (strcmp(what, "allgather") == 0)
+    (plain ? PMPI_Allgather : MPI_Allgather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD);
+  if (strcmp(what, "reduce_scatter") == 0)
+    (plain ? PMPI_Reduce_scatter_block : MPI_Reduce_scatter_block)(in, out, count / size, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  if (strcmp(what, "alltoall") == 0)
+    (plain ? PMPI_Alltoall : MPI_Alltoall)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD);
+  if (strcmp(what, "gather") == 0)
+    (plain ? PMPI_Gather : MPI_Gather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  if (strcmp(what, "scatter") == 0)
+    (plain ? PMPI_Scatter : MPI_Scatter)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  if (strcmp(what, "barrier") == 0) (plain ? PMPI_Barrier : MPI_Barrier)(MPI_COMM_WORLD);
+}
+
+int main(int argc, char** argv) {
+  enum { ROUNDS = 15 };
+  const char* what = argc > 1 ? argv[1] : "allreduce";
+  const long least = argc > 2 ? atol(argv[2]) : 8, most = argc > 3 ? atol(argv[3]) : 1 << 20;
+  const int factor = argc > 4 ? atoi(argv[4]) : 4;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  in = malloc((size_t)most + 64);
+  out = malloc((size_t)most + 64);
+  for (long bytes = least; bytes <= most; bytes *= factor) {
+    const int count = (int)(bytes / 8), again = bytes < 65536 ? 200 : bytes < (1 << 20) ? 20 : bytes < (16 << 20) ? 4 : 1;
+    static double seconds[2][ROUNDS];
+    for (int i = 0; i < count; ++i) in[i] = i % 7 + rank, out[i] = 0;
+    for (int round = -1; round < ROUNDS; ++round) {
+      for (int plain = 0; plain < 2; ++plain) {
+        PMPI_Barrier(MPI_COMM_WORLD);
+        call("barrier", plain, 0);
+        double began = MPI_Wtime();
+        for (int i = 0; i < again; ++i) call(what, plain, count);
+        double own = (MPI_Wtime() - began) / again, slowest;
+        PMPI_Reduce(&own, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+        if (round >= 0) seconds[plain][round] = slowest;
+      }
+    }
+    long wrong = 0;
+    if (strcmp(what, "allreduce") == 0) {
+      memset(out, 0, (size_t)bytes);
+      call(what, 0, count);
+      for (int i = 0; i < count; ++i) wrong += out[i] != (i % 7) * size + size * (size - 1) / 2;
+    }
+    for (int plain = 0; plain < 2; ++plain) qsort(seconds[plain], ROUNDS, sizeof(double), compare);
+    if (rank == 0) {
+      printf("%ld %.3f %.3f %ld\n", bytes, seconds[0][ROUNDS / 2] * 1e6, seconds[1][ROUNDS / 2] * 1e6, wrong);
+      fflush(stdout);
+    }
+  }
+  MPI_Finalize();
+  return 0;
+}

@@ -1,0 +1,438 @@
+#include "core.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "blink/host.h"
+#include "bundles.h"
+#include "deadline.h"
+#include "job.h"
+#include "log.h"
+#include "report.h"
+#include "segment.h"
+
+namespace blink::mpi {
+namespace {
+
+constexpr std::size_t kMostOps = 256;
+constexpr std::int32_t kEarlyCalls = 32;
+constexpr double kForeverS = 1e9;  // as MPI waits, where BLINK_TIMEOUT does not say otherwise
+constexpr std::size_t kKeptScratch = 64 << 20;
+
+bool operator==(const blink_mpi_call& a, const blink_mpi_call& b) {
+  return a.count == b.count && a.collective == b.collective && a.root == b.root && a.dtype == b.dtype && a.op == b.op;
+}
+
+struct Hash {
+  std::size_t operator()(const blink_mpi_call& call) const {
+    std::uint64_t hash = static_cast<std::uint64_t>(call.count);
+    for (const std::uint64_t part : {static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.collective)),
+                                     static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)),
+                                     static_cast<std::uint64_t>(call.dtype), static_cast<std::uint64_t>(call.op)}) {
+      hash = (hash ^ part) * 0x9e3779b97f4a7c15;
+    }
+    return static_cast<std::size_t>(hash ^ hash >> 32);
+  }
+};
+struct Same {
+  bool operator()(const blink_mpi_call& a, const blink_mpi_call& b) const { return a == b; }
+};
+
+struct Prepared {
+  blink_mpi_call call;
+  blink_op* op;  // null: not served,
+  int outcome;   // for this reason
+  std::uint64_t calls;
+};
+
+// What a rank says of itself before a communicator is made. Compared as bytes where all must be the same.
+struct Rank {
+  struct {
+    char version[32];
+    std::uint64_t host, binding;
+  } same;
+  std::int32_t pid;
+  char refuses[160];  // why it cannot take part; empty: it can
+  cpu_set_t cores;
+};
+
+// What rank 0 says to the others.
+struct Offer {
+  Meeting meeting;
+  char bundle[1024], refuses[512];
+};
+
+void copy_text(char* target, std::size_t room, const std::string& text) {
+  const std::size_t length = std::min(text.size(), room - 1);
+  std::memcpy(target, text.data(), length);
+  target[length] = '\0';
+}
+
+std::size_t itemsize(std::uint32_t dtype) {
+  switch (dtype) {
+    case BLINK_INT8: case BLINK_UINT8: return 1;
+    case BLINK_INT16: case BLINK_UINT16: case BLINK_FLOAT16: case BLINK_BFLOAT16: return 2;
+    case BLINK_INT32: case BLINK_UINT32: case BLINK_FLOAT32: return 4;
+    default: return 8;
+  }
+}
+
+// How many calls a communicator passes on before its ranks share memory. The same on all ranks: mpirun passes it on.
+std::int32_t early_calls() {
+  const char* const text = std::getenv("BLINK_MPI_AFTER");
+  return text == nullptr || *text == '\0' ? kEarlyCalls : std::max(0, std::atoi(text));
+}
+
+std::uint64_t bytes_of(const blink_mpi_call& call) {
+  return static_cast<std::uint64_t>(call.count) * itemsize(call.dtype);
+}
+
+bool goes_one_way(std::int32_t collective) {
+  return collective == BLINK_BROADCAST || collective == BLINK_REDUCE || collective == BLINK_GATHER ||
+         collective == BLINK_SCATTER;
+}
+
+}  // namespace
+
+class Communicator : public blink_mpi_comm {
+ public:
+  explicit Communicator(std::int32_t why) : blink_mpi_comm{0, why, why == kEarly ? early_calls() : 0, 0, 0} {}
+  ~Communicator() { leave(); }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  void make(const blink_mpi_peers& peers);
+  int run(const blink_mpi_call& wanted, const void* input, void* output);
+  void* scratch(int number, std::size_t bytes);
+  // Writes what has been served since the last time.
+  void tell();
+
+ private:
+  // Of these, each is an exchange among all ranks, who come to the same end. False and `why`.
+  bool know(const blink_mpi_peers& peers, std::string* why);
+  bool meet(const blink_mpi_peers& peers, std::string* why);
+  Prepared* find(const blink_mpi_call& wanted);
+  void drop_oldest();
+  void count(Prepared& prepared);
+  void leave();
+  int failed(const blink_mpi_call& wanted);
+
+  int cores_ = 1;
+  std::uint64_t at_once_ = 0;
+  std::int64_t timeout_us_ = 0;
+  std::string key_;
+  std::shared_ptr<blink_bundle> bundle_;
+  std::unique_ptr<SharedSegment> segment_;
+  Prepared* last_ = nullptr;
+  std::list<Prepared> prepared_;  // the one used last is first
+  std::unordered_map<blink_mpi_call, std::list<Prepared>::iterator, Hash, Same> known_;
+  ServedCalls served_;
+  std::vector<char> scratch_[2];
+};
+
+namespace {
+
+// Those of this process, for the report at its end.
+struct Living {
+  std::mutex mutex;
+  std::set<Communicator*> all;
+  bool finished = false;
+  pid_t owner = 0;
+};
+Living& living() {
+  static Living* const communicators = new Living;
+  return *communicators;
+}
+
+// At the exit of a program that has not called MPI_Finalize.
+void tell_all() {
+  Living& here = living();
+  if (here.owner != getpid()) return;  // a forked child has made none of these calls
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  for (Communicator* communicator : here.all) communicator->tell();
+}
+
+// Memory of a GPU looks like any other to us, and only some ranks may pass it: where there can be some, MPI has all calls.
+bool has_cuda() {
+  for (const char* name : {"libcuda.so.1", "libamdhip64.so"}) {
+    void* const handle = dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
+    if (handle == nullptr) continue;
+    dlclose(handle);
+    return true;
+  }
+  return false;
+}
+
+Rank this_rank() {
+  Rank own;
+  std::memset(&own, 0, sizeof own);
+  copy_text(own.same.version, sizeof own.same.version, blink_host_version());
+  own.same.host = host_number();
+  own.same.binding = static_cast<std::uint64_t>(blink_abi_version()) << 32 | BLINK_MPI_BINDING_VERSION;
+  own.pid = static_cast<std::int32_t>(getpid());
+  const char* const off = std::getenv("BLINK_DISABLE");
+  if (off != nullptr && std::strcmp(off, "1") == 0) copy_text(own.refuses, sizeof own.refuses, "BLINK_DISABLE=1");
+  if (has_cuda()) copy_text(own.refuses, sizeof own.refuses, "a GPU's library is loaded, and Blink serves memory of the host");
+  if (sched_getaffinity(0, sizeof own.cores, &own.cores) != 0) CPU_ZERO(&own.cores);
+  return own;
+}
+
+std::string of_rank(int rank, const std::string& what) { return "rank " + std::to_string(rank) + ": " + what; }
+
+// What a rank calls, for people.
+std::string call_text(std::uint64_t what, std::int64_t elements) {
+  const auto collective = static_cast<std::int32_t>(what & 0xff) - 1;
+  const auto dtype = static_cast<std::uint32_t>(what >> 8 & 0xff), op = static_cast<std::uint32_t>(what >> 16 & 0xff);
+  std::string text = std::string(name_of_collective(collective)) + " of " + std::to_string(elements) + " × ";
+  text += name_of_dtype(dtype);
+  if (has_operation(collective)) text += std::string(", ") + name_of_operation(op);
+  return text + ", root " + std::to_string(what >> 24 & 0xffffffff);
+}
+
+std::string why_it_failed(const blink_error& error) {
+  const std::string call = "call " + std::to_string(error.sequence);
+  const std::string peer = "rank " + std::to_string(error.peer);
+  switch (error.code) {
+    case BLINK_DEADLINE:
+      return call + ": rank " + std::to_string(error.rank) + " waited " +
+             std::to_string(error.seconds_us / 1'000'000) + " s for " + peer + " (BLINK_TIMEOUT)";
+    case BLINK_PEER_LOST:
+      return call + ": " + peer + (error.left != 0 ? " has freed the communicator" : "'s process has ended");
+    case BLINK_MISMATCH:
+      return call + ": rank " + std::to_string(error.rank) + " calls " + call_text(error.what[0], error.count[0]) +
+             ", " + peer + " calls " + call_text(error.what[1], error.count[1]) +
+             "; collective, size, type, operation, root and order of calls must agree on all ranks";
+    default:
+      return call + ": native code " + std::to_string(error.code) + ": " + error.text;
+  }
+}
+
+}  // namespace
+
+void Communicator::make(const blink_mpi_peers& peers) {
+  rank = peers.rank;
+  size = peers.size;
+  reason = kSetup;
+  at_once_ = static_cast<std::uint64_t>(peers.at_once);
+  std::string why;
+  serves = know(peers, &why) && meet(peers, &why) ? 1 : 0;
+  if (serves == 0) {
+    keep_why(why);
+    leave();
+    return;
+  }
+  const blink_idle idle = {peers.progress, peers.self};
+  blink_set_idle(segment_->comm(), &idle);
+  timeout_us_ = static_cast<std::int64_t>(seconds_from("BLINK_TIMEOUT", kForeverS) * 1e6);
+  Living& here = living();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  if (here.owner == 0) std::atexit(tell_all);
+  here.owner = getpid();
+  here.all.insert(this);
+}
+
+bool Communicator::know(const blink_mpi_peers& peers, std::string* why) {
+  const Rank own = this_rank();
+  std::vector<Rank> all(static_cast<std::size_t>(size));
+  if (peers.allgather(peers.self, &own, all.data(), sizeof own) != 0) return *why = "MPI_Allgather failed", false;
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (int r = 0; r < size; ++r) {
+    const Rank& one = all[static_cast<std::size_t>(r)];
+    if (one.refuses[0] != '\0') return *why = of_rank(r, one.refuses), false;
+    if (std::memcmp(&one.same, &all[0].same, sizeof one.same) != 0) {
+      const bool host = one.same.host != all[0].same.host;
+      *why = of_rank(r, host ? "is on another host than rank 0" : "has another version of Blink than rank 0");
+      return false;
+    }
+    CPU_OR(&cores, &cores, &one.cores);
+  }
+  cores_ = std::max(1, CPU_COUNT(&cores));
+  return true;
+}
+
+bool Communicator::meet(const blink_mpi_peers& peers, std::string* why) {
+  Offer offer{};
+  segment_ = std::make_unique<SharedSegment>();
+  if (rank == 0) {
+    const std::string bundle = bundle_for(size, why);
+    copy_text(offer.bundle, sizeof offer.bundle, bundle);
+    if (bundle.empty() || !segment_->open_meeting(size, &offer.meeting, why)) {
+      copy_text(offer.refuses, sizeof offer.refuses, *why);
+    }
+  }
+  // The others wait here while rank 0 plans, which is at a deadline.
+  std::vector<Offer> offers(static_cast<std::size_t>(size));
+  if (peers.allgather(peers.self, &offer, offers.data(), sizeof offer) != 0) return *why = "MPI_Allgather failed", false;
+  offer = offers[0];
+  if (offer.refuses[0] != '\0') return *why = of_rank(0, offer.refuses), false;
+  char refuses[256] = {};
+  bundle_ = open_bundle(offer.bundle, size, why);
+  blink_shape shape{};
+  if (bundle_ != nullptr) blink_bundle_shape(bundle_.get(), &shape);
+  if (bundle_ == nullptr || !segment_->join(offer.meeting, rank, size, shape, cores_, why)) {
+    copy_text(refuses, sizeof refuses, why->empty() ? "it cannot join" : *why);
+  }
+  std::vector<char> all(sizeof refuses * static_cast<std::size_t>(size));
+  if (peers.allgather(peers.self, refuses, all.data(), sizeof refuses) != 0) return *why = "MPI_Allgather failed", false;
+  for (int r = 0; r < size; ++r) {
+    const char* const said = all.data() + sizeof refuses * static_cast<std::size_t>(r);
+    if (*said != '\0') return *why = of_rank(r, said), false;
+  }
+  key_ = shim::hex(offer.meeting.secret, 8);
+  return true;
+}
+
+int Communicator::run(const blink_mpi_call& wanted, const void* input, void* output) {
+  Prepared* prepared = last_;
+  if (__builtin_expect(prepared == nullptr || !(prepared->call == wanted), 0)) prepared = find(wanted);
+  if (__builtin_expect(prepared->op == nullptr, 0)) return prepared->outcome;
+  ++prepared->calls;
+  if (blink_op_run(prepared->op, input, output, 0, 1.0, timeout_us_) == BLINK_OK) return BLINK_MPI_DONE;
+  return failed(wanted);
+}
+
+Prepared* Communicator::find(const blink_mpi_call& wanted) {
+  const auto found = known_.find(wanted);
+  if (found != known_.end()) {
+    prepared_.splice(prepared_.begin(), prepared_, found->second);
+  } else {
+    if (prepared_.size() >= kMostOps) drop_oldest();
+    const blink_request request = {wanted.collective, wanted.root, wanted.count, wanted.dtype, wanted.op, 0};
+    blink_error error{};
+    const bool at_once = goes_one_way(wanted.collective) && bytes_of(wanted) <= at_once_;
+    blink_op* const op = at_once ? nullptr : blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error);
+    prepared_.push_front({wanted, op, at_once ? BLINK_MPI_AT_ONCE : BLINK_MPI_NO_PLAN, 0});
+    known_[wanted] = prepared_.begin();
+  }
+  return last_ = &prepared_.front();
+}
+
+void Communicator::drop_oldest() {
+  count(prepared_.back());
+  blink_op_destroy(prepared_.back().op);
+  known_.erase(prepared_.back().call);
+  prepared_.pop_back();
+}
+
+void Communicator::count(Prepared& prepared) {
+  if (prepared.calls == 0) return;
+  const blink_mpi_call& call = prepared.call;
+  const bool whole = call.collective == BLINK_BROADCAST || call.collective == BLINK_REDUCE || call.collective == BLINK_ALLREDUCE;
+  const std::uint64_t bytes = bytes_of(call) * static_cast<std::uint64_t>(whole ? 1 : size);
+  Served& served = served_[{call.collective, call.dtype, call.op}];
+  served.calls += prepared.calls;
+  served.bytes += prepared.calls * bytes;
+  served.least = std::min(served.least, bytes);
+  served.most = std::max(served.most, bytes);
+  prepared.calls = 0;
+}
+
+int Communicator::failed(const blink_mpi_call& wanted) {
+  blink_error error{};
+  blink_last_error(segment_->comm(), &error);
+  say("blink: MPI_" + std::string(name_of_collective(wanted.collective)) + " on communicator " + key_.substr(0, 8) +
+      ", rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " + why_it_failed(error) + "\n");
+  return BLINK_MPI_FAILED;
+}
+
+void* Communicator::scratch(int number, std::size_t bytes) {
+  std::vector<char>& memory = scratch_[number];
+  if (memory.size() > kKeptScratch && bytes <= kKeptScratch) std::vector<char>().swap(memory);
+  if (memory.size() < bytes) memory.resize(bytes);
+  return memory.data();
+}
+
+// Twice does no harm.
+void Communicator::leave() {
+  {
+    Living& here = living();
+    const std::lock_guard<std::mutex> lock(here.mutex);
+    here.all.erase(this);
+  }
+  last_ = nullptr;
+  tell();
+  while (!prepared_.empty()) drop_oldest();
+  segment_.reset();
+}
+
+void Communicator::tell() {
+  for (Prepared& prepared : prepared_) count(prepared);
+  report_served(key_, rank, size, served_);
+  served_.clear();
+}
+
+}  // namespace blink::mpi
+
+using blink::mpi::Communicator;
+
+namespace {
+
+// No exception leaves: `otherwise` is the answer then.
+template <class Body, class Result>
+Result guarded(Body body, Result otherwise) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    blink::mpi::say(std::string("blink: internal error: ") + error.what() + "\n");
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+extern "C" {
+
+blink_mpi_comm* blink_mpi_comm_passing(int32_t reason) {
+  return guarded([&]() -> blink_mpi_comm* { return new Communicator(reason); }, static_cast<blink_mpi_comm*>(nullptr));
+}
+
+blink_mpi_comm* blink_mpi_comm_make(const blink_mpi_peers* peers) {
+  return guarded(
+      [&]() -> blink_mpi_comm* {
+        auto made = std::make_unique<Communicator>(kSetup);
+        made->make(*peers);
+        return made.release();
+      },
+      static_cast<blink_mpi_comm*>(nullptr));
+}
+
+void blink_mpi_comm_free(blink_mpi_comm* comm) { delete static_cast<Communicator*>(comm); }
+
+int blink_mpi_are_here(const int* world_ranks, int count) {
+  blink::mpi::Living& here = blink::mpi::living();
+  {
+    const std::lock_guard<std::mutex> lock(here.mutex);
+    if (here.finished) return 0;
+  }
+  return guarded([&] { return blink::mpi::are_here(world_ranks, count) ? 1 : 0; }, 0);
+}
+
+int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* input, void* output) {
+  return guarded([&] { return static_cast<Communicator*>(comm)->run(*call, input, output); },
+                 static_cast<int>(BLINK_MPI_FAILED));
+}
+
+void* blink_mpi_scratch(blink_mpi_comm* comm, int number, size_t bytes) {
+  return guarded([&] { return static_cast<Communicator*>(comm)->scratch(number, bytes); }, static_cast<void*>(nullptr));
+}
+
+void blink_mpi_finish(void) {
+  blink::mpi::Living& here = blink::mpi::living();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  here.finished = true;
+}
+}

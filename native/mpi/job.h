@@ -1,0 +1,20 @@
+// Which ranks of this job's world run under libblink_mpi.so on this host. A rank may only ask the others by a collective
+// where all of them answer, so each says that it is there before MPI_Init, in the file that BLINK_MPI_RANKS names; when
+// MPI_Init has returned, all of them have.
+#pragma once
+
+#include <cstdint>
+
+namespace blink::mpi {
+
+// This process is there.
+void announce();
+// Whether all these ranks of the world are.
+bool are_here(const int* world_ranks, int count);
+// Of this process, as the launcher says it; −1: it does not.
+int world_rank();
+int world_size();
+// Equal for processes that can share memory: the kernel's boot and the network namespace, or BLINK_HOSTID.
+std::uint64_t host_number();
+
+}  // namespace blink::mpi

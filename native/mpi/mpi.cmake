@@ -1,0 +1,29 @@
+# libblink_mpi.so, which is preloaded under MPI programs; what knows an MPI library is compiled at first use
+# (blinkccl/mpi/binding.py), from the files that are installed here.
+if(NOT BLINK_TESTS)
+  file(GLOB mpi_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
+  list(FILTER mpi_sources EXCLUDE REGEX "preload4")
+  add_library(mpi_objects OBJECT ${mpi_sources})
+  target_include_directories(mpi_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../shim
+    ${CMAKE_CURRENT_LIST_DIR}/../bootstrap)
+  target_link_libraries(mpi_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
+  add_library(mpi_shim_objects OBJECT ${CMAKE_CURRENT_LIST_DIR}/../shim/planner.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/../shim/log.cpp)
+  target_include_directories(mpi_shim_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR}/../shim
+    ${CMAKE_CURRENT_LIST_DIR}/../bootstrap)
+  set(mpi_exports ${CMAKE_CURRENT_LIST_DIR}/blink_mpi_exports.map)
+  add_library(blink_mpi SHARED)
+  target_link_libraries(blink_mpi PRIVATE mpi_objects mpi_shim_objects host_objects bootstrap_objects)
+  target_link_options(blink_mpi PRIVATE -Wl,--version-script=${mpi_exports} -Wl,--no-undefined)
+  set_target_properties(blink_mpi PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${mpi_exports})
+  add_library(blink_mpi4 SHARED ${CMAKE_CURRENT_LIST_DIR}/preload4.cpp)
+  target_link_options(blink_mpi4 PRIVATE -Wl,--version-script=${mpi_exports})
+  if(STATIC_LIBSTDCXX)
+    target_link_options(blink_mpi PRIVATE -static-libstdc++ -static-libgcc)
+    target_link_options(blink_mpi4 PRIVATE -static-libstdc++ -static-libgcc)
+  endif()
+  install(TARGETS blink_mpi blink_mpi4 LIBRARY DESTINATION blinkccl/_native)
+  file(GLOB mpi_binding CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/binding.c ${CMAKE_CURRENT_LIST_DIR}/binding.inc
+    ${CMAKE_CURRENT_LIST_DIR}/core.h ${CMAKE_CURRENT_LIST_DIR}/functions.h)
+  install(FILES ${mpi_binding} DESTINATION blinkccl/_native/mpi)
+endif()

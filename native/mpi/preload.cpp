@@ -1,0 +1,151 @@
+// libblink_mpi.so as a program sees it: MPI's functions, which at the first call look for the MPI library that the
+// program has loaded, and for the binding that was made for it. Before that nothing happens: a program that never calls
+// MPI is not touched.
+//
+// A call costs one indirect jump more. Its arguments pass as words: what the upper halves of narrower ones hold is not
+// looked at by whom they are for (the calling conventions of x86-64 and of AArch64 say so).
+#include <dlfcn.h>
+#include <link.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "core.h"
+#include "forward.h"
+#include "job.h"
+#include "report.h"
+
+namespace blink::mpi {
+namespace {
+
+const char* const kNames[] = {
+#define HANDLED(name, n) #name, #name "_c",
+#define COUNTED(name, n, why) #name,
+    BLINK_MPI_COLLECTIVES(HANDLED, COUNTED) BLINK_MPI_4_COLLECTIVES(COUNTED) "Barrier", "Init", "Init_thread", "Finalize",
+#undef HANDLED
+#undef COUNTED
+};
+
+using Function = blink_mpi_any;
+std::atomic<Function> functions[kFunctions];  // what MPI_… goes to; null: not known yet
+
+// Where the library that the caller uses is looked for: among what the caller was linked with, else anywhere.
+void* handle_of(void* caller) {
+  Dl_info about{};
+  link_map* map = nullptr;
+  if (dladdr1(caller, &about, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 && map != nullptr) {
+    const char* name = map->l_name;  // empty: the program itself
+    void* handle = dlopen(*name == '\0' ? nullptr : name, RTLD_NOLOAD | RTLD_LAZY);
+    if (handle != nullptr && dlsym(handle, "PMPI_Init") != nullptr) return handle;
+  }
+  return dlsym(RTLD_NEXT, "PMPI_Init") != nullptr ? RTLD_NEXT : nullptr;
+}
+
+std::string version_of(void* library) {
+  char text[8192] = {};  // MPI_MAX_LIBRARY_VERSION_STRING is the largest in MPICH and its kin
+  int length = 0;
+  auto* tell = reinterpret_cast<int (*)(char*, int*)>(dlsym(library, "PMPI_Get_library_version"));
+  return tell != nullptr && tell(text, &length) == 0 ? std::string(text) : "an MPI library without a version";
+}
+
+bool is_of(const std::string& version, const std::string& family) {
+  const auto has = [&](const char* word) { return version.find(word) != std::string::npos; };
+  // These share one ABI (mpich.org/abi).
+  if (family == "MPICH") return has("MPICH") || has("Intel(R) MPI") || has("MVAPICH");
+  return !family.empty() && has(family.c_str());
+}
+
+// The binding that BLINK_MPI_BINDING names, if it is for this library; else null and why.
+void* open_binding(void* library, std::string* why) {
+  const char* file = std::getenv("BLINK_MPI_BINDING");
+  if (file == nullptr || *file == '\0') {
+    *why = "BLINK_MPI_BINDING is not set: start the program by blink run --mpi";
+    return nullptr;
+  }
+  // The binding's names are resolved among the program's own, where a library that was loaded for one module (as Python's
+  // are) is not.
+  Dl_info about{};
+  if (dladdr(dlsym(library, "PMPI_Init"), &about) != 0) dlopen(about.dli_fname, RTLD_NOLOAD | RTLD_LAZY | RTLD_GLOBAL);
+  void* const binding = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  if (binding == nullptr) {
+    *why = std::string("the binding does not fit this MPI library: ") + dlerror();
+    return nullptr;
+  }
+  const auto* family = static_cast<const char*>(dlsym(binding, "blink_mpi_built_for"));
+  const auto* number = static_cast<const int*>(dlsym(binding, "blink_mpi_binding_version"));
+  const std::string version = version_of(library);
+  if (number == nullptr || *number != BLINK_MPI_BINDING_VERSION) {
+    *why = std::string(file) + " is of another version of Blink";
+  } else if (!is_of(version, family)) {
+    *why = "the binding was built for " + std::string(*family != '\0' ? family : "an MPI library unknown to Blink") +
+           ", the program uses " + version.substr(0, version.find('\n')) + "; name its compiler with blink run --mpicc";
+  } else {
+    return binding;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void end_without(int function) {
+  const std::string line = std::string("libblink_mpi.so: the program calls MPI_") + kNames[function] +
+                           ", which no MPI library that it has loaded contains\n";
+  say(line);
+  std::abort();
+}
+
+struct Found {
+  void* library = nullptr;
+  void* binding = nullptr;
+};
+
+const Found& find(void* caller) {
+  static const Found found = [caller] {
+    Found first;
+    first.library = handle_of(caller);
+    if (first.library == nullptr) return first;
+    std::string why;
+    first.binding = open_binding(first.library, &why);
+    begin_report(version_of(first.library), why);
+    if (first.binding != nullptr) announce();
+    return first;
+  }();
+  return found;
+}
+
+Function look_up(int function, void* caller) {
+  const Found& found = find(caller);
+  void* address = nullptr;
+  const std::string name = kNames[function];
+  if (found.binding != nullptr) address = dlsym(found.binding, ("blink_bound_" + name).c_str());
+  if (address == nullptr && found.library != nullptr) address = dlsym(found.library, ("PMPI_" + name).c_str());
+  if (address == nullptr) end_without(function);
+  functions[function].store(reinterpret_cast<Function>(address), std::memory_order_release);
+  return reinterpret_cast<Function>(address);
+}
+
+inline Function target(int function, void* caller) {
+  const Function known = functions[function].load(std::memory_order_acquire);
+  return __builtin_expect(known != nullptr, 1) ? known : look_up(function, caller);
+}
+
+}  // namespace
+}  // namespace blink::mpi
+
+#undef BLINK_MPI_TARGET
+#define BLINK_MPI_TARGET blink::mpi::target
+#define HANDLED(name, n) FORWARD(name, n, )
+#define COUNTED(name, n, why) FORWARD(name, n, blink_mpi_passed(k_##name, why))
+
+extern "C" {
+
+blink_mpi_any blink_mpi_target(int function, void* caller) {
+  return blink::mpi::target(function, caller);
+}
+BLINK_MPI_COLLECTIVES(HANDLED, COUNTED)
+FORWARD(Barrier, 1, )
+FORWARD(Init, 2, )
+FORWARD(Init_thread, 4, )
+
+long MPI_Finalize() { return blink::mpi::target(k_Finalize, __builtin_return_address(0))(); }
+}

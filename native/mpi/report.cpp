@@ -1,0 +1,148 @@
+#include "report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <sstream>
+
+#include "blink/types.h"
+#include "job.h"
+#include "log.h"
+
+namespace blink::mpi {
+namespace {
+
+const char* const kFunctionNames[] = {
+#define HANDLED(name, n) "MPI_" #name, "MPI_" #name,
+#define COUNTED(name, n, why) "MPI_" #name,
+    BLINK_MPI_COLLECTIVES(HANDLED, COUNTED) BLINK_MPI_4_COLLECTIVES(COUNTED) "MPI_Barrier", "MPI_Init", "MPI_Init_thread", "MPI_Finalize",
+#undef HANDLED
+#undef COUNTED
+};
+const char* const kReasonTexts[] = {
+#define REASON(name, text) text,
+    BLINK_MPI_REASONS(REASON)
+#undef REASON
+};
+
+struct Passed {
+  std::array<std::array<std::atomic<std::uint64_t>, kReasons>, kFunctions> calls{};
+  std::mutex mutex;
+  std::string library, unbound, why;
+  pid_t owner = 0;
+};
+
+// Never destroyed: the program may call MPI until its very end.
+Passed& passed() {
+  static Passed* const all = new Passed;
+  return *all;
+}
+
+std::string beginning(const std::string& communicator, int rank, int size, const char* state) {
+  std::ostringstream line;
+  line << "{\"pid\":" << getpid() << ",\"rank\":" << rank << ",\"nranks\":" << size
+       << ",\"comm\":" << shim::quoted(communicator) << ",\"state\":\"" << state << "\"";
+  return line.str();
+}
+
+void tell_passed() {
+  Passed& all = passed();
+  if (all.owner != getpid()) return;  // nobody has called MPI, or this is a child of whoever did
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const std::string start = beginning("MPI", world_rank() < 0 ? 0 : world_rank(), world_size() < 1 ? 1 : world_size(), "mpi");
+  if (!all.library.empty()) {
+    const std::string text = all.library + (all.unbound.empty() ? "" : "; Blink takes no calls: " + all.unbound);
+    shim::report(start + ",\"why\":" + shim::quoted(text) + "}");
+    all.library.clear();
+  }
+  if (!all.why.empty()) shim::report(start + ",\"why\":" + shim::quoted("on a communicator " + all.why) + "}");
+  all.why.clear();
+  for (std::size_t f = 0; f < kFunctions; ++f) {
+    for (std::size_t r = 0; r < kReasons; ++r) {
+      const std::uint64_t calls = all.calls[f][r].exchange(0);
+      if (calls == 0) continue;
+      shim::report(start + ",\"collective\":" + shim::quoted(kFunctionNames[f]) + ",\"why\":" + shim::quoted(kReasonTexts[r]) +
+                   ",\"calls\":" + std::to_string(calls) + "}");
+    }
+  }
+}
+
+}  // namespace
+
+void begin_report(const std::string& library, const std::string& unbound) {
+  Passed& all = passed();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.owner = getpid();
+  all.library = library.substr(0, library.find_first_of("\n,"));
+  std::replace(all.library.begin(), all.library.end(), '\t', ' ');
+  all.unbound = unbound;
+  std::atexit(tell_passed);
+}
+
+void keep_why(const std::string& why) {
+  const std::lock_guard<std::mutex> lock(passed().mutex);
+  passed().why = why;
+}
+
+void say(const std::string& line) {
+  const shim::KeepErrno keep;
+  const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  static_cast<void>(written);  // there is nowhere else to say it
+}
+
+void report_served(const std::string& communicator, int rank, int size, const ServedCalls& calls) {
+  for (const auto& [call, served] : calls) {
+    const auto& [collective, dtype, op] = call;
+    std::ostringstream line;
+    line << beginning(communicator, rank, size, "blink")
+         << ",\"collective\":" << shim::quoted(name_of_collective(collective));
+    if (has_operation(collective)) {
+      line << ",\"dtype\":" << shim::quoted(name_of_dtype(dtype)) << ",\"op\":" << shim::quoted(name_of_operation(op));
+    }
+    line << ",\"least\":" << served.least << ",\"most\":" << served.most << ",\"calls\":" << served.calls
+         << ",\"bytes\":" << served.bytes << "}";
+    shim::report(line.str());
+  }
+}
+
+const char* name_of_collective(std::int32_t collective) {
+  switch (collective) {
+    case BLINK_BROADCAST: return "broadcast";
+    case BLINK_REDUCE: return "reduce";
+    case BLINK_ALLREDUCE: return "allreduce";
+    case BLINK_ALLGATHER: return "allgather";
+    case BLINK_REDUCE_SCATTER: return "reduce_scatter";
+    case BLINK_GATHER: return "gather";
+    case BLINK_SCATTER: return "scatter";
+    case BLINK_ALLTOALL: return "alltoall";
+    default: return "another collective";
+  }
+}
+
+const char* name_of_dtype(std::uint32_t dtype) {
+  static const char* const names[] = {"int8",  "uint8",  "int16",   "uint16",   "int32",   "uint32",
+                                      "int64", "uint64", "float16", "bfloat16", "float32", "float64"};
+  return dtype < sizeof names / sizeof *names ? names[dtype] : "another type";
+}
+
+const char* name_of_operation(std::uint32_t operation) {
+  static const char* const names[] = {"sum", "prod", "min", "max", "band", "bor", "bxor"};
+  return operation < sizeof names / sizeof *names ? names[operation] : "another operation";
+}
+
+bool has_operation(std::int32_t collective) {
+  return collective == BLINK_REDUCE || collective == BLINK_ALLREDUCE || collective == BLINK_REDUCE_SCATTER;
+}
+
+}  // namespace blink::mpi
+
+extern "C" {
+
+void blink_mpi_passed(blink_mpi_function function, blink_mpi_reason reason) {
+  blink::mpi::passed().calls[function][reason].fetch_add(1, std::memory_order_relaxed);
+}
+}

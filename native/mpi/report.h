@@ -1,0 +1,34 @@
+// What became of a process's calls: lines of the file that BLINK_REPORT names (blinkccl/nccl/call_report.py), written
+// when a communicator ends and when the process does.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "core.h"
+
+namespace blink::mpi {
+
+// The program has called MPI: which library that is, and why Blink takes none of its calls (empty: it does).
+void begin_report(const std::string& library, const std::string& unbound);
+// Why the ranks of a communicator could not share memory.
+void keep_why(const std::string& why);
+// A line on stderr, in one write.
+void say(const std::string& line);
+
+// Served calls of a communicator by (collective, type, operation).
+struct Served {
+  std::uint64_t calls = 0, bytes = 0, least = UINT64_MAX, most = 0;
+};
+using ServedCalls = std::map<std::tuple<std::int32_t, std::uint32_t, std::uint32_t>, Served>;
+void report_served(const std::string& communicator, int rank, int size, const ServedCalls& calls);
+
+// For people.
+const char* name_of_collective(std::int32_t collective);
+const char* name_of_dtype(std::uint32_t dtype);
+const char* name_of_operation(std::uint32_t operation);
+bool has_operation(std::int32_t collective);
+
+}  // namespace blink::mpi

@@ -1,0 +1,135 @@
+"""The binding of ``libblink_mpi.so`` to one MPI library: one C file, compiled with that library's ``mpi.h``.
+
+It is linked with nothing: what the program has loaded resolves it. So only ``mpi.h`` must be found: beside the launcher
+(``PREFIX/bin/mpirun``, ``PREFIX/include/mpi.h``), or by the compiler wrapper ``mpicc`` of the same name and place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from blinkccl.codegen.build import COMPILE_DEADLINE_S, build
+from blinkccl.errors import UnsupportedError
+from blinkccl.native import headers
+
+_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
+_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden")
+_INSTALL = "install it (Debian: apt install libopenmpi-dev, or libmpich-dev), or name it with --mpicc"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The compiled file, and the version of the MPI standard that the library says it has."""
+
+    path: Path
+    standard: int
+
+
+def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Binding:
+    """The binding for the MPI library of ``command``; UnsupportedError says what is missing or does not compile.
+
+    ``mpicc`` is a compiler wrapper of that library; None: the one that belongs to the launcher that ``command`` begins
+    with, or the first on PATH. Cost: half a second at first, then from the cache.
+    """
+    directory = Path(str(files("blinkccl").joinpath("_native").joinpath("mpi")))
+    parts = [directory / name for name in ("functions.h", "core.h", "binding.inc", "binding.c")]
+    if not all(part.is_file() for part in parts):
+        raise UnsupportedError(
+            f"{directory} does not hold binding.c: the package was installed without its native part; install a C++17 "
+            "compiler (Debian: apt install g++) and reinstall blink-ccl"
+        )
+    line = _line(command, mpicc)
+    text = "".join(part.read_text(encoding="utf-8") for part in parts)
+    standard = re.search(rb"^#define MPI_VERSION (\d+)", _macros(line), re.MULTILINE)
+    return Binding(build(text, _Compiler(line, directory)), int(standard[1]) if standard else 0)
+
+
+def _line(command: Sequence[str], mpicc: str | None) -> tuple[str, ...]:
+    """What compiles a file with the right mpi.h."""
+    if mpicc is not None:
+        found = shutil.which(mpicc)
+        if found is None:
+            raise UnsupportedError(f"there is no {mpicc}: {_INSTALL}")
+        return (found,)
+    launcher = shutil.which(command[0]) if command else None
+    name = Path(launcher).name if launcher else ""
+    kind = next((kind for kind in _LAUNCHERS if name.startswith(kind)), None)
+    if launcher is None or kind is None:
+        found = shutil.which("mpicc")
+    else:
+        beside = Path(launcher).parent
+        include = beside.parent / "include"
+        if (include / "mpi.h").is_file():
+            return (_plain(), f"-I{include}")
+        found = shutil.which("mpicc" + name.removeprefix(kind), path=str(beside)) or shutil.which("mpicc")
+    if found is None:
+        raise UnsupportedError(
+            "there is no mpicc, by which Blink finds the mpi.h of the MPI library that the program uses: " + _INSTALL
+        )
+    return (found,)
+
+
+def _plain() -> str:
+    """A C compiler."""
+    named = os.environ.get("CC")
+    found = shutil.which(named) if named else shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        raise UnsupportedError("there is no C compiler for the binding to MPI: install one (Debian: apt install gcc)")
+    return found
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """Compiles ``binding.c`` in ``include``; see :class:`blinkccl.codegen.build.Compiler`."""
+
+    line: tuple[str, ...]
+    include: Path
+    suffix: str = ".so"
+
+    def fingerprint(self) -> str:
+        """The line, and what its mpi.h says: another version of the library may lie at the same path."""
+        return " ".join(self.line) + " " + sha256(_macros(self.line)).hexdigest()
+
+    def compile(self, text: str, deadline_s: float) -> bytes:
+        """The library's bytes."""
+        includes = ["-I", str(self.include), "-I", str(headers.DIRECTORY)]
+        with tempfile.TemporaryDirectory(prefix="blink-mpi-") as room:
+            made, library = Path(room, "binding.o"), Path(room, "binding.so")
+            source = str(self.include / "binding.c")
+            _run([*self.line, *_FLAGS, *includes, "-c", source, "-o", str(made)], deadline_s)
+            # By the plain compiler: the wrapper would add the MPI library.
+            _run([_plain(), "-shared", str(made), "-o", str(library)], deadline_s)
+            return library.read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _macros(line: tuple[str, ...]) -> bytes:
+    """All that mpi.h defines."""
+    return _run([*line, "-E", "-dM", "-include", "mpi.h", "-x", "c", os.devnull], COMPILE_DEADLINE_S)
+
+
+def _run(line: Sequence[str], deadline_s: float) -> bytes:
+    try:
+        done = subprocess.run(line, capture_output=True, timeout=deadline_s, check=False)
+    except OSError as error:
+        raise UnsupportedError(f"{line[0]} cannot be started: {error.strerror or error}") from None
+    except subprocess.TimeoutExpired:
+        raise UnsupportedError(f"{line[0]} took more than {deadline_s:.0f} s for the binding to MPI") from None
+    if done.returncode != 0:
+        said = "\n  ".join(done.stderr.decode(errors="replace").strip().splitlines()[:6])
+        raise UnsupportedError(
+            f"the binding to MPI does not compile: {shlex.join(line)}\n  {said}\n"
+            f"Is the header mpi.h of the MPI library there? Else {_INSTALL}"
+        )
+    return done.stdout

@@ -1,0 +1,101 @@
+"""MPI programs under ``blink run --mpi``: a runner for each library that is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_libraries import LIBRARIES
+
+from blinkccl.bench.peers.registry import Installation, installation
+from blinkccl.errors import UnsupportedError
+from blinkccl.native import find_library
+
+DEADLINE_S = 100
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a run ended; ``used`` is its report."""
+
+    code: int
+    out: str
+    err: str
+    used: dict[str, Any]
+
+    def rows(self, state: str) -> dict[str, list[dict[str, Any]]]:
+        """The report's rows of one state, by collective."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for group in self.used["communicators"]:
+            for row in group["rows"]:
+                if row["state"] == state and row["collective"]:
+                    found.setdefault(row["collective"], []).append(row)
+        return found
+
+    def reasons(self) -> set[str]:
+        """Why calls went to the MPI library."""
+        return {row["why"] for rows in self.rows("mpi").values() for row in rows}
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One MPI library: runs programs on it, compiled in ``room``."""
+
+    name: str
+    found: Installation
+    room: Path
+
+    def program(self, source: str) -> Path:
+        """The program of a file beside this one."""
+        made = self.room / f"{Path(source).stem}-{self.name}"
+        if not made.exists():
+            file = Path(__file__).with_name(source)
+            line = [*self.found.compiler, str(file), "-o", str(made), *self.found.options, "-lpthread"]
+            subprocess.run(line, check=True, timeout=DEADLINE_S)
+        return made
+
+    def launch(self, ranks: int, *command: str | Path, options: Sequence[str] = ()) -> list[str]:
+        """The launcher's line."""
+        own = ["--oversubscribe", "--allow-run-as-root"] if self.name == "openmpi" else []
+        return [self.found.launcher, *own, *options, "-n", str(ranks), *map(str, command)]
+
+    def run(self, line: Sequence[str], environment: dict[str, str] | None = None, options: Sequence[str] = ()) -> Done:
+        """``blink run --mpi`` of ``line``."""
+        report = self.room / f"report-{os.getpid()}.json"
+        report.unlink(missing_ok=True)
+        blink = [sys.executable, "-m", "blinkccl", "run", "--mpi", *options, "--report", str(report), "--", *line]
+        done = subprocess.run(
+            blink,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env={
+                **os.environ,
+                **self.found.environment,
+                "TMPDIR": str(self.room),
+                "BLINK_MPI_AFTER": "0",
+                **(environment or {}),
+            },
+        )
+        used = json.loads(report.read_text()) if report.exists() else {}
+        assert "Traceback" not in done.stderr
+        return Done(done.returncode, done.stdout, done.stderr, used)
+
+
+@pytest.fixture(scope="session", params=LIBRARIES, ids=lambda pair: pair[0])
+def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mpi:
+    name, prefix = request.param
+    if find_library("libblink_mpi.so", "BLINK_MPI_LIBRARY") is None:
+        pytest.skip("this installation has no libblink_mpi.so: it is built where a C++ compiler is found")
+    try:
+        found = installation(name, prefix)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    return Mpi(name, found, tmp_path_factory.mktemp("mpi"))

@@ -1,0 +1,170 @@
+"""Unchanged MPI programs with libblink_mpi.so before their library: the same results, and what became of the calls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from mpi_libraries import LIBRARIES
+
+from support.examples import ALL_TESTS
+
+COLLECTIVES = {
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+}
+#: What hardly depends on the MPI library is tried with one.
+DETAILS = pytest.mark.parametrize(
+    "mpi", LIBRARIES if ALL_TESTS else LIBRARIES[:1], indirect=True, ids=lambda row: row[0]
+)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4] if ALL_TESTS else [3])
+def test_every_result_is_that_of_mpi(mpi, ranks):
+    ranks = ranks if mpi.name == "openmpi" or ALL_TESTS else 2  # MPICH's ranks spin: slow with fewer cores
+    done = mpi.run(mpi.launch(ranks, mpi.program("checked.c"), "70001" if ALL_TESTS else "130"))
+    assert done.code == 0, done.err
+    assert ", 0 wrong" in done.out
+    assert set(done.rows("blink")) == COLLECTIVES
+    assert done.reasons() >= {
+        "a communicator of one rank",
+        "an inter-communicator",
+        "a type or an operation that Blink does not reduce with",
+        "blocks of several sizes",
+        "nothing to move",
+        "a nonblocking collective",
+        "a collective that Blink does not have",
+    }
+
+
+def test_what_mpi_promises_of_messages_threads_and_handles(mpi):
+    names = ["progress", "unexpected", "threads", "handles", "kinds"]
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), *names), {"BLINK_TIMEOUT": "60"})
+    assert done.code == 0, done.err
+    assert done.out.split("\n")[:-1] == [f"{name} is done" for name in names]
+    assert sum(row["calls"] for row in done.rows("blink")["allreduce"]) > 1500
+
+
+def test_the_first_calls_on_other_communicators_than_the_world_are_mpis(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "handles", "threads"), {"BLINK_MPI_AFTER": "10"})
+    assert done.code == 0, done.err
+    early = [row for row in done.rows("mpi")["MPI_Allreduce"] if "BLINK_MPI_AFTER" in row["why"]]
+    assert [row["calls"] for row in early] == [15 + 3 * 9]  # the other 15 are of one rank
+    assert sum(row["calls"] for row in done.rows("blink")["allreduce"]) == 3 * (300 - 9)
+
+
+@DETAILS
+def test_calls_that_differ_are_an_error_that_names_both(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "mismatch"))
+    assert "MPI_ERR_OTHER" in done.out
+    assert "success" not in done.out
+    assert "allreduce of 4 × int32, sum" in done.err
+    assert "allreduce of 5 × int32, sum" in done.err
+
+
+@DETAILS
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "late"), {"BLINK_TIMEOUT": "1"})
+    assert "rank 0: MPI_ERR_OTHER" in done.out
+    assert "rank 0 waited 1 s for rank 1 (BLINK_TIMEOUT)" in done.err
+
+
+@DETAILS
+def test_the_death_of_a_rank_ends_the_job(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "killed"))
+    assert done.code != 0
+    assert "is done" not in done.out
+
+
+@DETAILS
+def test_ranks_on_several_hosts_and_ranks_without_the_library_are_left_to_mpi(mpi):
+    program = str(mpi.program("checked.c"))
+    for wrapper in (["env", "BLINK_HOSTID=another"], ["env", "-u", "LD_PRELOAD"]):
+        line = [*mpi.launch(1, program, "1"), ":", "-n", "1", *wrapper, program, "1"]
+        done = mpi.run(line)
+        assert done.code == 0, done.err
+        assert ", 0 wrong" in done.out
+        assert not done.rows("blink")
+        assert "not all ranks are on this host under the same blink run --mpi" in done.reasons()
+
+
+@DETAILS
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("BLINK_PYTHON", "/no/such/python", "rank 0: the planner (/no/such/python -m"),
+        ("BLINK_DISABLE", "1", "rank 0: BLINK_DISABLE=1"),
+    ],
+)
+def test_without_plans_or_by_wish_all_calls_are_mpis(mpi, variable, value, why):
+    line = ["env", "-u", "BLINK_MPI_BUNDLES", f"{variable}={value}", *mpi.launch(2, mpi.program("checked.c"), "1")]
+    done = mpi.run(line, options=["--mpicc", mpi.found.compiler[0]] if mpi.found.source == "mpi_peer.c" else [])
+    assert done.code == 0, done.err
+    assert ", 0 wrong" in done.out
+    assert not done.rows("blink")
+    assert why in done.err
+
+
+@DETAILS
+def test_with_a_gpus_library_all_calls_are_mpis(mpi, tmp_path):
+    """Memory of a GPU may be passed by some ranks only."""
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-x", "c", os.devnull, "-o", library, f"-Wl,-soname,{library.name}"], check=True)
+    done = mpi.run(mpi.launch(2, mpi.program("checked.c"), "1"), {"LD_PRELOAD": str(library)})
+    assert done.code == 0, done.err
+    assert not done.rows("blink")
+    assert "a GPU's library is loaded" in done.err
+
+
+@DETAILS
+def test_a_binding_for_another_library_is_not_used(mpi, tmp_path):
+    """As where mpicc and mpirun on PATH belong to different libraries."""
+    other = "mpicc.mpich" if mpi.name == "openmpi" else "mpicc.openmpi"
+    if shutil.which(other) is None:
+        pytest.skip(f"needs {other}")
+    done = mpi.run(mpi.launch(2, mpi.program("checked.c"), "1"), options=["--mpicc", other])
+    assert done.code == 0, done.err
+    assert ", 0 wrong" in done.out
+    assert not done.rows("blink")
+    assert "Blink takes no calls: the binding" in done.err
+
+
+@DETAILS
+def test_a_program_that_is_no_mpi_program_is_not_touched(mpi):
+    done = mpi.run([sys.executable, "-c", "print(1 + 1)"], options=["--require", "--mpicc", mpi.found.compiler[0]])
+    assert (done.code, done.out) == (1, "2\n")
+    assert "libblink_mpi.so was not used: no MPI call was seen" in done.err
+
+
+@pytest.mark.slow
+def test_more_than_2_gib_are_mpis(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "large"))
+    assert done.code == 0, done.err
+    assert "more than 2^31 bytes" in done.reasons()
+
+
+def test_without_a_compiler_it_says_what_to_install(blink, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = blink("run", "--mpi", "--", "mpirun", "-n", "2", "./app")
+    assert ended.code == 3
+    assert "there is no mpicc" in ended.err
+    assert "apt install libopenmpi-dev" in ended.err
+    ended = blink("run", "--mpi", "--mpicc", "no-such-mpicc", "--", "mpirun", "-n", "2", "./app")
+    assert ended.code == 3
+    assert "there is no no-such-mpicc" in ended.err
+
+
+def test_options_of_the_other_library_are_refused(blink):
+    for options in (["--mpi", "--algo", "ring"], ["--mpi", "--topo", "clique:2"], ["--mpicc", "mpicc"]):
+        ended = blink("run", *options, "--", "true")
+        assert ended.code == 2
+        assert ended.out == ""
