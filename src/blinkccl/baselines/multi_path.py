@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
-from math import fsum, prod
+from math import fsum, inf, prod
 
 import msgspec
 
@@ -35,6 +35,8 @@ from blinkccl.baselines.candidate import ChunkedPlan, Conditions, Estimate, plan
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Path
 from blinkccl.simulate.calibration import Calibration, link_cost
+from blinkccl.topology.memories import HOST_KINDS, memories_on
+from blinkccl.units import GB
 
 #: What is tried: streams of a path that is stored on its way, and chunks of a stream.
 STREAMS = (1, 2, 4, MOST_STREAMS)
@@ -109,7 +111,7 @@ def _options(flow: Forest, calibration: Calibration) -> Callable[[int], Iterator
     """Splits to try for a size."""
     found = ways(flow)
     part = portions(flow)
-    rates = [_rate(flow, calibration, way, part) for way in found]
+    rates = [path_rate(flow, calibration, way, part) for way in found]
     starts = [_start_s(flow, calibration, way) for way in found]
 
     def options(size_bytes: int) -> Iterator[Split]:
@@ -143,12 +145,15 @@ def filled(
     return Split(parts=tuple(parts), chunks=chunks)
 
 
-def _rate(
+def path_rate(
     flow: Forest, calibration: Calibration, way: Way, part: dict[tuple[Path, tuple[int, int]], Fraction]
 ) -> float:
-    """Bytes per second of a path beside the others."""
+    """Bytes per second of a path beside the others; a host's memory is written and read."""
     pairs = list(pairwise(way.path))
-    return min(link_cost(calibration, flow.topology.link[x]).rate * float(part[way.path, x]) for x in pairs)
+    memory = calibration.engine.memory_gb_per_s.value
+    hosts = any(flow.topology.vertex[at].kind in HOST_KINDS for at in memories_on(flow.topology, way.path))
+    most = memory / 2 * GB if memory and hosts else inf
+    return min(most, *(link_cost(calibration, flow.topology.link[x]).rate * float(part[way.path, x]) for x in pairs))
 
 
 def _start_s(flow: Forest, calibration: Calibration, way: Way) -> float:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from blinkccl.algorithms import optimal
-from blinkccl.algorithms.multi_path import inside_sockets, ways
+from blinkccl.algorithms.multi_path import inside_sockets, portions, ways
 from blinkccl.algorithms.path_table import Part, Split
 from blinkccl.baselines.candidate import ChunkedPlan, Prepared, planned
-from blinkccl.baselines.multi_path import timed_split
+from blinkccl.baselines.multi_path import path_rate, timed_split
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_230
 from blinkccl.baselines.staged import prepare_host_staged
 from blinkccl.forest.model import Forest
@@ -21,7 +20,6 @@ from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import MIB, conditions, plan, request, seconds
 from blinkccl.paper.models import gradient_bytes, network
-from blinkccl.simulate.calibration import link_cost
 
 PAGE = Page("C")
 
@@ -73,9 +71,7 @@ def two_paths(machine: str) -> Forest:
 def even_part(context: Context, machine: str, chunks: int) -> Fraction:
     """What part of a message goes by the host, in so many chunks, for both paths to take equally long."""
     flow, costs = two_paths(machine), context.calibration(machine)
-    one, other = (
-        min(link_cost(costs, flow.topology.link[pair]).rate for pair in pairwise(way.path)) for way in ways(flow)
-    )
+    one, other = (path_rate(flow, costs, way, portions(flow)) for way in ways(flow))
     # The last chunk goes up alone, so the host's part takes longer than its rate says by one chunk.
     return Fraction(1 / (1 + (1 + 1 / chunks) * one / other)).limit_denominator(1000)
 
@@ -102,7 +98,7 @@ def copy_gb_per_s(context: Context, machine: str, host_part: Fraction | None, wi
 
 
 def _basis(machine: str, what: str) -> str:
-    return f"{what}, {STREAMS} streams, on {machine}; that calibration's link rates are fitted to this figure"
+    return f"{what}, {STREAMS} streams, on {machine}; that calibration's rates are fitted to Figs 3 and 4"
 
 
 @PAGE.claim("U1", "Performance Evaluation, Fig 3")
@@ -111,7 +107,7 @@ def _put_bandwidth(context: Context) -> tuple[Value, ...]:
     theory.
 
     The direct rates, and on Cedar the host's, are fitted to this figure and say nothing. Mist's 120 is a prediction:
-    its links to the host are taken to be as fast as those between GPUs.
+    its links to the host are taken to be as fast as those between GPUs, and its host's memory is fitted to Fig 4.
     """
     printed = "the article's own numbers"
     found = []
@@ -131,7 +127,8 @@ def _put_bandwidth(context: Context) -> tuple[Value, ...]:
 def _window_bandwidth(context: Context) -> tuple[Value, ...]:
     """MPI bandwidth with 64 messages under way: 134 GB/s on Mist (1.84 times), 60 GB/s on Cedar (1.23 times).
 
-    Cedar's 60 GB/s needs 11 GB/s through the host, the PCIe of Fig 3's calibration has 8.2.
+    Mist's host memory is fitted to its 134 GB/s. Cedar's 60 GB/s needs 11 GB/s through the host, the PCIe of Fig 3's
+    calibration has 8.2.
     """
     found = []
     for machine, (peak, times, _) in _WINDOW.items():
@@ -382,7 +379,7 @@ def _copies(window: int, printed: Mapping[str, tuple[float, float, int]]) -> Cal
         how = "one message" if window == 1 else f"{window} messages at once"
         return (
             f"Multi-path copies with the best split, {how}, the host's part on the best of {streams} and {most} "
-            "streams or none, on the calibrations mist and cedar, whose link rates are fitted to the article's Fig 3."
+            "streams or none, on the calibrations mist and cedar, whose rates are fitted to the article's Figs 3 and 4."
         )
 
     return draw

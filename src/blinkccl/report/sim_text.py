@@ -86,7 +86,8 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
         return ""
     label = {v.id: v.label for v in topology.vertices}
     full = ", ".join(
-        f"{label[use.src]} → {label[use.dst]} {use.busy:.0%} of {gb_per_s_text(use.gb_per_s)}"
+        f"{label[use.src]} → {label[use.dst] if use.src != use.dst else 'memory'} {use.busy:.0%} of "
+        f"{gb_per_s_text(use.gb_per_s)}"
         for use in summary.links[:_SHOWN]
     )
     parts = ", ".join(f"{what} {part / seconds:.0%}" for what, part in summary.parts.items())

@@ -81,7 +81,8 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       (0: no limit). A kernel reads every operand and writes once, so that n of them take (n + 1) / 3 as long;
     - ``combining``: what part of a link's rate remains at a GPU that combines messages of several other GPUs;
     - ``peer_access_us``: T_dpa per GPU, switching peer access off and on, so that copies take PCIe instead of NVLink;
-    - ``copy_engines``: transfers that a GPU can have under way at once, a whole number; 0 for no limit.
+    - ``copy_engines``: transfers that a GPU can have under way at once, a whole number; 0 for no limit;
+    - ``memory_gb_per_s``: what a host's memory takes and gives, added up, of what is staged there; 0 for no limit.
     """
 
     launch_us: Number = _NOTHING
@@ -92,6 +93,7 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     combining: Number = _WHOLE
     peer_access_us: Number = _PEER_ACCESS
     copy_engines: Number = _NOTHING
+    memory_gb_per_s: Number = _NOTHING
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -225,13 +227,14 @@ def _faults(read: Calibration) -> list[str]:
         if not 0 < row.duplex.value <= 1:
             found.append(f"{where}: duplex must be in (0, 1], got {row.duplex.value:g}")
     engine = {field: getattr(read.engine, field).value for field in EngineCosts.__struct_fields__}
-    combining, reduce_gb_per_s = engine.pop("combining"), engine["reduce_gb_per_s"]
+    combining = engine.pop("combining")
     for field, value in engine.items():
         if not 0 <= value < 1e9:
             found.append(f"engine: {field} must not be negative, got {value:g}")
-    if 0 < reduce_gb_per_s < LEAST_GB_PER_S:
-        within = f"0 (no limit), or at least {LEAST_GB_PER_S:g} GB/s"
-        found.append(f"engine: reduce_gb_per_s must be {within}, got {reduce_gb_per_s:g}")
+    for field in ("reduce_gb_per_s", "memory_gb_per_s"):
+        if 0 < engine[field] < LEAST_GB_PER_S:
+            within = f"0 (no limit), or at least {LEAST_GB_PER_S:g} GB/s"
+            found.append(f"engine: {field} must be {within}, got {engine[field]:g}")
     if not engine["copy_engines"].is_integer():
         found.append(f"engine: copy_engines must be a whole number (0: no limit), got {engine['copy_engines']:g}")
     if not 0 < combining <= 1:

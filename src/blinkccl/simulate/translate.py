@@ -5,7 +5,8 @@ Blink's generated code (MLSys 2020, §4.1) there is a stream per link and tree: 
 combines messages does so in the stream of its first send, before the copy. So a stage of a chain costs
 ``issue + bytes/rate (+ reduce + bytes/reduce rate)``, and a pipeline of k chunks the sum of its stages and (k − 1)
 times the longest (the chunk pipeline model). A queue that is staged is two hops with streams of their own: its slots
-lie in the memory between them, and the receiver reads from there, one message ahead.
+lie in the memory between them, and the receiver reads from there, one message ahead. Where the calibration limits a
+host's memory, that is one more link of both, from the host to itself.
 
 Ranks are not serial: roles of one rank run side by side, as streams of a GPU do, and messages of queues that several
 roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots of their own per pair of roles.
@@ -26,6 +27,7 @@ from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.wiring import Arc, connect
 from blinkccl.simulate.calibration import Calibration, link_cost
 from blinkccl.simulate.workload import Actors, Hops, Ints, Workload
+from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import Topology
 
 #: How streams and shares of links are dealt out.
@@ -98,8 +100,9 @@ class QueueHop:
 class Translation:
     """A workload, and what its numbers stand for.
 
-    ``links[i]``: the ordered pair of vertices of link i. ``actors[i]``: the vertex and the share of actor i; actor i is
-    role i, and after the roles come the memories of queues that are staged. Hop i is ``legs[i]``.
+    ``links[i]``: the ordered pair of vertices of link i, twice a host where that is its memory. ``actors[i]``: the
+    vertex and the share of actor i; actor i is role i, and after the roles come the memories of queues that are staged.
+    Hop i is ``legs[i]``.
     """
 
     workload: Workload
@@ -209,14 +212,22 @@ class _Links:
 
     def __init__(self, program: Program, network: Topology, calibration: Calibration) -> None:
         self.index: dict[tuple[int, int], int] = {}
+        memory_gb_per_s = calibration.engine.memory_gb_per_s.value
         for queue in program.queues:
             for pair in pairwise(queue.path):
                 self.index.setdefault(pair, len(self.index))
+            home = queue.legs[0][-1]
+            if queue.is_staged and memory_gb_per_s and network.vertex[home].kind in HOST_KINDS:
+                self.index.setdefault((home, home), len(self.index))
         reducing = {program.vertices[role.rank] for role in program.roles if operands(role) > 1}
         combining = _combining(program)
         self.rates: list[float] = []
         self.latency_s: list[float] = []
         for src, dst in self.index:
+            if src == dst:
+                self.rates.append(memory_gb_per_s * 1e9)
+                self.latency_s.append(0.0)
+                continue
             if (src, dst) not in network.link:
                 raise TopologyError(f"the program sends over a link {src} → {dst}, which {network.name} does not have")
             cost = link_cost(calibration, network.link[src, dst])
@@ -226,6 +237,11 @@ class _Links:
                 rate *= calibration.engine.combining.value
             self.rates.append(rate)
             self.latency_s.append(cost.latency_s)
+
+    def of_path(self, path: tuple[int, ...]) -> list[int]:
+        """The links of a leg, with the memories that it reads at its begin and writes at its end."""
+        steps = ((path[0], path[0]), *pairwise(path), (path[-1], path[-1]))
+        return [self.index[step] for step in steps if step[0] != step[1] or step in self.index]
 
 
 def _combining(program: Program) -> frozenset[int]:
@@ -285,7 +301,7 @@ def _hops(
     settings: Settings,
 ) -> Hops:
     engine = calibration.engine
-    paths = [[table.index[pair] for pair in pairwise(hop.path)] for hop in hops]
+    paths = [table.of_path(hop.path) for hop in hops]
     # fsum: the same bits in every Python, which sum() does not promise.
     latency_s = [fsum([engine.issue_us.value * 1e-6, *(table.latency_s[link] for link in path)]) for path in paths]
     limited = engine.copy_engines.value > 0

@@ -31,21 +31,21 @@ from math import inf
 from blinkccl.topology.model import FAST_KINDS, Link, Topology, Vertex
 
 #: Kinds of links between which a processor's root complex forwards packets.
-_FORWARDED_BY_HOSTS = ("pcie", "smp", "net")
+_FORWARDED_BYHOST_KINDS = ("pcie", "smp", "net")
 #: Processors with their memories.
-_HOSTS = ("host", "memory")
+HOST_KINDS = ("host", "memory")
 _SLOW_WORDS = {"pcie": "PCIe", "smp": "the bus between processors", "net": "the network"}
 
 
 def memory_inside(topology: Topology, path: Sequence[int]) -> int | None:
     """The first vertex inside ``path`` (vertex ids, joined by links) that is a memory; None if all forward packets."""
-    in_host = any(topology.vertex[end].kind in _HOSTS for end in (path[0], path[-1]))
+    in_host = any(topology.vertex[end].kind in HOST_KINDS for end in (path[0], path[-1]))
     for before, at, after in zip(path, path[1:], path[2:], strict=False):
         kind = topology.vertex[at].kind
-        if kind in ("switch", "nic") or (kind in _HOSTS and in_host):
+        if kind in ("switch", "nic") or (kind in HOST_KINDS and in_host):
             continue
         links = (topology.link[before, at], topology.link[at, after])
-        if kind != "host" or any(link.kind not in _FORWARDED_BY_HOSTS for link in links):
+        if kind != "host" or any(link.kind not in _FORWARDED_BYHOST_KINDS for link in links):
             return at
     return None
 
@@ -156,7 +156,7 @@ def by_operation(vertices: Sequence[Vertex], links: Sequence[Link], relays: bool
     if all(link.read_capacity is None for link in links):
         return list(links)
     kind = {v.id: v.kind for v in vertices}
-    behind = {end for link in links if link.kind not in _FORWARDED_BY_HOSTS for end in (link.src, link.dst)}
+    behind = {end for link in links if link.kind not in _FORWARDED_BYHOST_KINDS for end in (link.src, link.dst)}
     memories = {v for v in kind if kind[v] == "memory" or (kind[v] == "host" and v in behind)}
     found: list[Link] = []
     for group in _forwarded_together(links, {v for v in kind if kind[v] in ("switch", "nic", "host")} - memories):
@@ -200,7 +200,7 @@ def without_memory_links(topology: Topology) -> Topology:
 
     def leads_into_memory(link: Link) -> bool:
         hosts = [v for v in (link.src, link.dst) if topology.vertex[v].kind == "host"]
-        return bool(hosts) and link.kind not in _FORWARDED_BY_HOSTS
+        return bool(hosts) and link.kind not in _FORWARDED_BYHOST_KINDS
 
     links = tuple(link for link in topology.links if not leads_into_memory(link))
     return topology if len(links) == len(topology.links) else replace(topology, links=links)

@@ -175,6 +175,7 @@ def test_copies_of_a_p100_take_what_was_measured():
             ("issue_us = { value = 5", "reduce_gb_per_s = { value = 1e-7"),
             "reduce_gb_per_s must be 0 (no limit), or at least",
         ),
+        (("issue_us = { value = 5", "memory_gb_per_s = { value = 1e-7"), "memory_gb_per_s must be 0 (no limit), or at"),
         (('name = "good"', r'name = "go\u001bod"'), "name has the control character U+001B"),
         (('about = "a test"', f'about = "{"a" * 201}"'), "about has 201 characters, expected at most 200"),
         (('about = "a test"', r'about = "a"' + "\n" + r'machines = ["dgx\u009b"]'), "machines: has the control"),

@@ -10,6 +10,7 @@ from math import lcm
 
 import pytest
 
+from blinkccl.algorithms import multi_path
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Path, Share, Tree
@@ -22,7 +23,7 @@ from blinkccl.simulate.translate import UNFAIRNESS, Settings, Translation, trans
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
 from blinkccl.topology.synthetic import synthetic
-from support.planned import broadcast_by_hand, by_hand
+from support.planned import asked, broadcast_by_hand, by_hand
 from support.timed import calibration_of, link_class, lowered
 
 NVLINK = link_class("nvlink", 25.0, 20.0, 2.0, 0.5)
@@ -212,6 +213,33 @@ def test_copy_engines_are_pools_of_the_sending_ranks() -> None:
     assert made.workload.hops.pool.tolist() == sources
     assert made.workload.pools.tolist() == [2, 2, 2]
     assert translated(chain_broadcast(), costs()).workload.hops.pool.tolist() == [-1, -1]
+
+
+def staged_copy(count: int, chunk_bytes: int, memory_gb_per_s: float = 0.0, latency_us: float = 2.0) -> Translation:
+    """From GPU 0 to 1 of Mist by the processor's memory alone."""
+    calibration = costs(link_class("nvlink", 25.0, 25.0, latency_us), memory_gb_per_s=memory_gb_per_s)
+    flow = multi_path.plan(asked("mist", "sendrecv", "0,1"))
+    program = lower(multi_path.forest_of(flow, multi_path.on_one_path((0, 4, 1))))
+    return translate(bind(program, count, 4, chunk_bytes), flow.topology, calibration)
+
+
+def test_a_hosts_memory_is_a_link_of_both_legs() -> None:
+    made = staged_copy(1000, 400, memory_gb_per_s=60)
+    hops = made.workload.hops
+    paths = [[made.links[link] for link in hops.path[a:b]] for a, b in pairwise(hops.path_of.tolist())]
+    assert paths == [[(0, 4), (4, 4)], [(4, 4), (4, 1)]]
+    assert made.workload.rates[made.links.index((4, 4))] == 60e9
+    assert hops.latency_s.tolist() == [pytest.approx(2e-6)] * 2
+    assert (4, 4) not in staged_copy(1000, 400).links
+
+
+def test_what_is_staged_goes_at_half_of_the_memorys_rate() -> None:
+    for sharing in ("fifo", "fair"):
+        free, limited = (
+            kernel.run(staged_copy(25_000_000, 1_000_000, rate, 0.0).workload, sharing).seconds for rate in (0, 60)
+        )
+        assert free == pytest.approx(100e6 / 75e9, rel=0.02)
+        assert limited == pytest.approx(2 * 100e6 / 60e9, rel=0.02)
 
 
 # What executions cost, and in which stream.
