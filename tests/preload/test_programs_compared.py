@@ -52,6 +52,16 @@ def test_the_chunk_of_the_one_that_is_kept_is_searched_for(preloaded: Preloaded,
     assert first < later[0][1] <= 2 * first, "it begins by doubling, as far as a message holds it"
 
 
+@pytest.mark.slow
+def test_copy_engines_run_the_split_too(preloaded: Preloaded) -> None:
+    """NVLink and PCIe by way of the hosts at once: copies from GPU to GPU, and up and down again."""
+    small = {"BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "8M"}  # many chunks
+    outcome = preloaded.scene("many_calls", 4, calls=CALLS, **small, **CALL).right()
+    used, alone, split = compared(outcome)
+    assert [program for program, _ in used[:2]] == [alone, split]
+    assert {line.protocol for line in outcome.usage if line.state == "blink"} == {"copies"}
+
+
 @pytest.mark.parametrize("slow", ["hybrid", "optimal"])
 def test_the_slowest_rank_counts(preloaded: Preloaded, slow: str) -> None:
     """What the ranks measure differs: to all but the last of them the program that is not kept looks better."""

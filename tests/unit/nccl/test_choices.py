@@ -222,7 +222,9 @@ def test_gpus_that_a_processors_memory_joins_stage_their_messages_there():
     for one in candidates(where, DEFAULT, 8, {(0, 1): "no peer access", (1, 0): "no peer access"}).every:
         assert all(queue.is_staged for queue in one.program.queues)
     used = {row.protocol for row in table(where, predictor=False).choices}
-    assert used == {"simple", "ll"}, "neither lines of 128 bytes nor copy engines go by way of a processor's memory"
+    assert used == {"simple", "ll"}, (
+        "lines of 128 bytes do not go by way of a processor's memory, and copies are no faster there"
+    )
 
 
 @pytest.fixture(scope="module")
