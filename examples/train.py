@@ -81,16 +81,17 @@ def batch_of_texts(generator: torch.Generator, batch: int) -> Tensor:
 def distributed(model: Transformer, options: argparse.Namespace) -> nn.Module:
     """``model`` for all ranks: a copy on each (ddp), or each with a part of every parameter (fsdp2)."""
     if options.mode == "ddp":
-        replica = DistributedDataParallel(model)
-        if options.shared_buckets:
-            import blinkccl
+        made = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        made = fully_shard(model, mesh=mesh)
+    if options.shared_buckets:
+        import blinkccl
 
-            blinkccl.torch.shared_buckets(replica)
-        return replica
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        blinkccl.torch.shared_buckets(made)
+    return made
 
 
 def train(model: nn.Module, options: argparse.Namespace) -> tuple[list[float], list[float]]:
@@ -146,9 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a small transformer on generated text.")
     parser.add_argument("--backend", default="blink", help="gloo, blink, or another that serves CPU tensors")
     parser.add_argument("--mode", choices=["ddp", "fsdp2"], default="ddp")
-    parser.add_argument(
-        "--shared-buckets", action="store_true", help="DDP's gradients in memory that ranks share: blink"
-    )
+    parser.add_argument("--shared-buckets", action="store_true", help="gradients in memory that ranks share: blink")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=8, help="texts per rank and step")
     parser.add_argument("--seed", type=int, default=0)
@@ -156,8 +155,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < 1 or options.batch < 1:
         parser.error(f"--steps and --batch must be at least 1, got {options.steps} and {options.batch}")
-    if options.shared_buckets and (options.backend, options.mode) != ("blink", "ddp"):
-        parser.error(f"--shared-buckets is for --backend blink --mode ddp, got {options.backend} and {options.mode}")
+    if options.shared_buckets and options.backend != "blink":
+        parser.error(f"--shared-buckets is for --backend blink, got {options.backend}")
 
     # One thread: more would sum in another order from run to run on some machines, and fight for the ranks' cores.
     torch.set_num_threads(1)

@@ -77,8 +77,7 @@ def test_two_ranks_learn_the_same_to_the_last_bit(mode: str) -> None:
     assert which.startswith("blink: ")
     assert re.fullmatch(rf"{mode}, 2 ranks, 8 steps: losses [0-9a-f]{{16}}, parameters [0-9a-f]{{16}}", last)
     assert last == by_gloo.splitlines()[-1]
-    if mode == "ddp":
-        assert run(2, "--steps", "8", "--shared-buckets").splitlines()[-1] == last
+    assert run(2, "--steps", "8", "--mode", mode, "--shared-buckets").splitlines()[-1] == last
 
 
 @pytest.mark.slow
@@ -91,8 +90,8 @@ def test_three_ranks_learn_the_same_but_for_rounding() -> None:
 
 def test_the_example_is_plain_pytorch() -> None:
     assert re.findall(r"^.*blinkccl.*$", EXAMPLE.read_text(), re.MULTILINE) == [
-        "            import blinkccl",
-        "            blinkccl.torch.shared_buckets(replica)",
+        "        import blinkccl",
+        "        blinkccl.torch.shared_buckets(made)",
     ]
 
 

@@ -686,7 +686,7 @@ def shared_buckets(rank: int, size: int) -> None:
     with model.join():
         for _ in range(rank + 1):
             model(torch.ones(2, 3)).sum().backward()
-    with raises(UsageError, "takes a DistributedDataParallel model, got Linear", torchs=False):
+    with raises(UsageError, "takes a DistributedDataParallel or FSDP2 model, got Linear", torchs=False):
         blinkccl.torch.shared_buckets(nn.Linear(3, 3))
     on_gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
     model = DistributedDataParallel(Small(), process_group=on_gloo)
@@ -727,6 +727,42 @@ def sharded(rank: int, size: int) -> None:
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     model(torch.ones(8, 10)).sum().backward()
     optimizer.step()
+
+
+def shared_shards(rank: int, size: int) -> None:
+    """FSDP2 with its flat tensors in shared memory: the same losses, nothing staged, and memory is used again."""
+    from torch.distributed.fsdp import fully_shard
+
+    def counted(shared: bool) -> tuple[list[float], dict[str, int], int]:
+        torch.manual_seed(1)
+        group = dist.new_group(backend="blink", timeout=TIMEOUT)
+        layers = [nn.Sequential(nn.Linear(192, 192), nn.ReLU()) for _ in range(3)]
+        model = nn.Sequential(nn.Linear(10, 192), *layers, nn.Linear(192, 5))
+        for part in (*layers, model):
+            fully_shard(part, mesh=DeviceMesh.from_group(group, "cpu"))
+        if shared:
+            blinkccl.torch.shared_buckets(model)
+        optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+        for step in range(6):
+            if step == 2:
+                settled, used = group.stats(), process_heap().used
+            generator = torch.Generator().manual_seed(100 * step + rank)
+            inputs, targets = torch.randn(8, 10, generator=generator), torch.randn(8, 5, generator=generator)
+            loss = ((model(inputs) - targets) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        counts = {name: count - settled[name] for name, count in group.stats().items()}
+        return found, counts, process_heap().used - used
+
+    plain, by_plain, _ = counted(False)
+    shared, by_shared, grown = counted(True)
+    assert shared == plain
+    assert by_plain["direct_read_bytes"] + by_plain["direct_write_bytes"] == by_plain["crossed_bytes"]
+    assert by_shared["direct_read_bytes"] + by_shared["direct_write_bytes"] > 0 == by_shared["staged_bytes"]
+    assert by_shared["message_bytes"] == by_plain["message_bytes"]
+    assert grown == 0, "what one step has dropped the next one takes"
 
 
 def functional(rank: int, size: int) -> None:

@@ -19,10 +19,11 @@ from torch.distributed import distributed_c10d
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.network import torch_backend
 from blinkccl.torch_backend.failure import for_torch
+from blinkccl.torch_backend.memory import SharedBlocks
 
 
 class Capabilities:
-    """What torch asks a backend before it tries more than collectives; ours has none of it."""
+    """What torch asks a backend before it tries more than collectives; of ours it gets memory."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -31,9 +32,15 @@ class Capabilities:
     supports_reconfigure = False
     supports_window = False
 
-    def supports_tensor_alloc(self, _device: torch.device) -> bool:
-        """Whether tensors can be allocated for faster communication."""
-        return False
+    _blocks = SharedBlocks()
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether tensors can be allocated for faster communication: in shared memory. FSDP2 asks, if told to."""
+        return str(device.type) == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Such a tensor of ``size`` elements."""
+        return self._blocks.empty(size, dtype)
 
     def name(self) -> str:
         """The backend's name."""

@@ -38,28 +38,37 @@ def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
 
 
 def shared_buckets(model: Any, group: Any = None) -> None:
-    """Keeps the gradients that DDP sums in memory that all ranks of a host share: nothing is copied on the way.
+    """Keeps what DDP or FSDP2 communicates in memory that all ranks of a host share: nothing is copied on the way.
 
-    Model and training loop stay as they are. A bucket moves when it is first reduced: the storage under DDP's tensor
-    and all its views gets memory of :func:`blinkccl.empty`, so gradients that are views of buckets move with it. DDP
-    makes new buckets after the first step, and these move too. The mean is that of :func:`average`.
+    Model and training loop stay as they are. A bucket of DDP's moves when it is first reduced: the storage under its
+    tensor and all views of that gets memory of :func:`blinkccl.empty`, so gradients that are views of buckets move with
+    it. DDP makes new buckets after the first step, and these move too. The mean is that of :func:`average`. With FSDP2
+    it is the memory in which parameters are gathered and gradients scattered, where torch asks the backend for it.
 
     Parameters
     ----------
     model
-        A ``DistributedDataParallel`` without a communication hook, its parameters on the CPU. All ranks call this.
+        A ``DistributedDataParallel`` without a communication hook, or what ``fully_shard`` returned, its parameters on
+        the CPU. All ranks call this.
     group
-        Of backend blink, with the ranks of ``model.process_group``; None: that group itself.
+        For DDP: of backend blink, with the ranks of ``model.process_group``; None: that group itself.
 
     Raises
     ------
     UsageError
-        If ``model`` is no DDP model, or the group is not blink's.
+        If ``model`` is neither, or the group is not blink's.
     UnsupportedError
         If the parameters are not on the CPU, or torch is older than 2.12 and has no way to move a storage.
     """
+    from torch.distributed.fsdp import FSDPModule  # half a second
+
+    if isinstance(model, FSDPModule):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_allocate_memory_from_process_group_for_comm(True)
+        return
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise UsageError(f"shared_buckets takes a DistributedDataParallel model, got {type(model).__name__}")
+        raise UsageError(f"shared_buckets takes a DistributedDataParallel or FSDP2 model, got {type(model).__name__}")
     group = model.process_group if group is None else group
     if not isinstance(group, BlinkProcessGroup):
         raise UsageError(

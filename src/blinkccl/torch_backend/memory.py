@@ -7,11 +7,18 @@ rank's own business: what travels is the same.
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from blinkccl.runtime.heap import empty as shared_zeros
 
 
 class Scratch:
@@ -36,6 +43,43 @@ class Scratch:
             self._free = sorted([*self._free, *buffers], key=Tensor.numel)
             while self._free and sum(buffer.numel() for buffer in self._free) > self._keep_bytes:
                 self._free.pop(0)
+
+
+class SharedBlocks:
+    """Tensors in shared memory that come and go: what is dropped is used again for as many bytes."""
+
+    def __init__(self, keep_bytes: int = 1 << 30) -> None:
+        self._keep_bytes = keep_bytes
+        self._kept_bytes = 0
+        self._free: dict[int, deque[NDArray[np.uint8]]] = {}
+        self._pid = os.getpid()
+
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """A flat tensor; what is in it is whatever was there."""
+        nbytes = elements * dtype.itemsize
+        if os.getpid() != self._pid:  # a forked child: the blocks are its parent's
+            self._free, self._kept_bytes, self._pid = {}, 0, os.getpid()
+        try:
+            block = self._free[nbytes].pop()
+            self._kept_bytes -= nbytes
+        except (KeyError, IndexError):
+            block = shared_zeros(nbytes, np.uint8)
+        lease = _Lease(block)
+        weakref.finalize(lease, self._take_back, block, self._pid).atexit = False
+        return torch.from_numpy(np.asarray(lease)).view(dtype)
+
+    def _take_back(self, block: NDArray[np.uint8], pid: int) -> None:
+        """The garbage collector calls it at any time, so it takes no lock: the sum may be out by a block."""
+        if pid == os.getpid() == self._pid and self._kept_bytes + block.nbytes <= self._keep_bytes:
+            self._kept_bytes += block.nbytes
+            self._free.setdefault(block.nbytes, deque()).append(block)
+
+
+class _Lease:
+    """What a tensor on a block holds on to."""
+
+    def __init__(self, block: NDArray[np.uint8]) -> None:
+        self.__array_interface__ = block.__array_interface__
 
 
 class Memory:
