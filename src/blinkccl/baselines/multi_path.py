@@ -5,6 +5,9 @@ paths on them: a copy is issued and then waits for the links' latency once per l
 times on their way take (n + L − 1) / n as long as the links need. That gives a split by water filling for each number
 of streams and chunks; the simulator then says which of them is the fastest, and whether any is faster than one copy on
 one path.
+
+Copies of different streams are issued at the same time here, as calibrations say what one costs and not who issues it:
+where one thread issues all, many streams pay later than a table filled here says, and one filled by measurements knows.
 """
 
 from __future__ import annotations
