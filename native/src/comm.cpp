@@ -68,8 +68,7 @@ thread_local blink_error last_error{};
 
 // Copies between this process's memory and another's, made by the kernel in one go (Linux's cross-memory attach). A ring
 // copies twice, through memory that both map; this copies once, and costs a system call and a look at every page's table
-// entry. Which is faster depends on the machine, and whether it is allowed on its settings: groups of two ranks try and
-// measure it (blinkccl/runtime/cross_memory.py).
+// entry. Which is faster depends on the machine and on the pages (variants.h), whether it is allowed on its settings.
 using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
 bool copy_all(Copy copy, std::int64_t pid, std::uint64_t here, std::uint64_t there, std::size_t bytes) {

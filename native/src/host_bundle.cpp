@@ -12,6 +12,7 @@
 
 #include "comm.h"
 #include "kernels.h"
+#include "op.h"
 #include "plan.h"
 
 namespace {
@@ -59,7 +60,9 @@ struct blink_bundle {
   const blink_bundle_header& header() const { return header_; }
 
  private:
-  const blink_bundle_choice* choice(const blink_request& request, std::int64_t item, std::int64_t& size) const;
+  std::vector<const blink_bundle_choice*> choice(const blink_request& request, std::int64_t item) const;
+  blink_op* bound(blink_comm& comm, const blink_request& request, const blink_blocks* blocks,
+                  const blink_bundle_choice& row, std::int64_t item, blink_error& why);
   const blink_bundle_choice* choice_of_blocks(const blink_request& request) const;
   const blink_plan* plan(std::size_t number, blink_error& why);
   bool rows_are_right() const;
@@ -111,21 +114,22 @@ bool blink_bundle::rows_are_right() const {
     return row.first >= 0 && row.words >= 0 && row.words <= header_.words && row.first <= header_.words - row.words;
   };
   const auto numbers = [](const blink_bundle_choice& row) {
-    return row.blocks >= 1 && row.blocks <= kMostBlocks && row.chunk_bytes >= 1 && row.parts >= 0 && row.parts <= kMostRows;
+    return row.blocks >= 1 && (row.variant != 0 || row.cross_memory == 0) && row.blocks <= kMostBlocks && row.chunk_bytes >= 1 && row.parts >= 0 && row.parts <= kMostRows;
   };
   return std::all_of(rows_.begin(), rows_.end(), places) && std::all_of(choices_.begin(), choices_.end(), numbers);
 }
 
-// The row that serves a request, and its S; nullptr: there is none.
-const blink_bundle_choice* blink_bundle::choice(const blink_request& request, std::int64_t item,
-                                                std::int64_t& size) const {
+// The row that serves a request, and its variants.
+std::vector<const blink_bundle_choice*> blink_bundle::choice(const blink_request& request, std::int64_t item) const {
   const bool crosses = request.crosses != 0 && (request.op & BLINK_SCALES) == 0;  // what is scaled is not in a buffer
+  std::vector<const blink_bundle_choice*> found;
   for (const blink_bundle_choice& row : choices_) {
-    if (row.collective != request.collective || (row.cross_memory != 0 && !crosses)) continue;
-    size = request.count * item * row.blocks;
-    if (size < row.below) return &row;
+    if (row.collective != request.collective) continue;
+    if (row.variant == 0 && !found.empty()) break;
+    const bool serves = row.variant == 0 ? request.count * item * row.blocks < row.below : !found.empty();
+    if (serves && (row.cross_memory == 0 || crosses)) found.push_back(&row);
   }
-  return nullptr;
+  return found;
 }
 
 // What serves the largest sizes; nullptr: nothing that is for blocks of several lengths.
@@ -162,12 +166,32 @@ blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, const
     return refuse(why, BLINK_INVALID, "type %u, operation %u, %lld elements: there is no such call", request.dtype,
                   request.op, static_cast<long long>(request.count));
   }
-  std::int64_t size = 0;
-  const blink_bundle_choice* row = blocks == nullptr ? choice(request, static_cast<std::int64_t>(kernel->itemsize), size)
-                                                     : choice_of_blocks(request);
-  if (row == nullptr) {
+  const auto item = static_cast<std::int64_t>(kernel->itemsize);
+  std::vector<const blink_bundle_choice*> rows;
+  if (blocks == nullptr) {
+    rows = choice(request, item);
+  } else if (const blink_bundle_choice* row = choice_of_blocks(request)) {
+    rows.push_back(row);
+  }
+  if (rows.empty()) {
     return refuse(why, BLINK_UNSUPPORTED, "nothing in the bundle serves collective %d", request.collective);
   }
+  std::unique_ptr<blink_op> made;
+  for (const blink_bundle_choice* row : rows) {
+    std::unique_ptr<blink_op> op(bound(comm, request, blocks, *row, item, why));
+    if (op == nullptr) return nullptr;
+    if (made == nullptr) {
+      made = std::move(op);
+    } else if (blink_op_add_variant(made.get(), op.get()) == BLINK_OK) {
+      op.release();
+    }
+  }
+  return made.release();
+}
+
+blink_op* blink_bundle::bound(blink_comm& comm, const blink_request& request, const blink_blocks* blocks,
+                              const blink_bundle_choice& choice, std::int64_t item, blink_error& why) {
+  const blink_bundle_choice* row = &choice;
   const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const blink_bundle_plan& p) {
     return p.collective == request.collective && p.root == request.root && p.algorithm == row->algorithm &&
            p.inline_messages == row->inline_messages;
@@ -180,6 +204,7 @@ blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, const
   if (chosen == nullptr) return nullptr;
   std::int64_t chunk = row->chunk_bytes;
   if (row->parts > 0 && blocks == nullptr) {
+    const std::int64_t size = request.count * item * row->blocks;
     const std::int64_t lines = (size + kLine * row->parts - 1) / (kLine * row->parts);
     chunk = std::max<std::int64_t>(1, std::min(chunk, lines * kLine));
   }

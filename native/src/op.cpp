@@ -42,6 +42,23 @@ blink::Site blink_op::site(std::int32_t waits, const blink_role& role, int peer,
 }
 
 int blink_op::run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
+  if (choice_ == nullptr) return run_variant(input, output, scaled, scale, timeout_us);
+  const int variant = choice_->begin(
+      is_in_place(static_cast<const unsigned char*>(input), static_cast<const unsigned char*>(output)));
+  blink_op& op = variant == 0 ? *this : *variants_[static_cast<std::size_t>(variant) - 1];
+  const int code = op.run_variant(input, output, scaled, scale, timeout_us);
+  if (code == BLINK_OK) choice_->end();
+  return code;
+}
+
+void blink_op::add_variant(std::unique_ptr<blink_op> variant) {
+  variants_.push_back(std::move(variant));
+  std::uint64_t key = tables_.numbers.signature;
+  for (const auto& other : variants_) key = key * 0x9e3779b97f4a7c15ull + other->tables_.numbers.signature;
+  choice_ = std::make_unique<blink::VariantChoice>(comm_, key, static_cast<int>(variants_.size()) + 1);
+}
+
+int blink_op::run_variant(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
   const blink_tables& t = tables_.numbers;
   input_ = static_cast<const unsigned char*>(input);
   output_ = static_cast<unsigned char*>(output);
@@ -53,8 +70,7 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
   if (is_misplaced(input) || is_misplaced(output)) {
     return comm_.fail(BLINK_INVALID, blink::Site{}, -1, "a buffer does not begin at a multiple of its elements' size");
   }
-  const bool in_place = input_ != nullptr && output_ != nullptr && input_ < output_ + t.output_bytes &&
-                        output_ < input_ + t.input_bytes;
+  const bool in_place = is_in_place(input_, output_);
   const bool lends_input = !scaled && (!in_place || t.direct_read_in_place);
   const bool lends_output = !in_place || t.direct_write_in_place;
   blink::Call call{t.signature, t.what, t.count, kNowhere, kNowhere, t.input_bytes, t.output_bytes};
@@ -522,6 +538,13 @@ blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables) {
 }
 
 void blink_op_destroy(blink_op* op) { delete op; }
+
+int blink_op_add_variant(blink_op* op, blink_op* variant) {
+  constexpr std::size_t kMost = 15;  // a decision has four bits for it
+  if (op == nullptr || variant == nullptr || !op->takes_variants(kMost)) return BLINK_INVALID;
+  op->add_variant(std::unique_ptr<blink_op>(variant));
+  return BLINK_OK;
+}
 
 int blink_op_run(blink_op* op, const void* input, void* output, int scaled, double scale, int64_t timeout_us) {
   return op->run(input, output, scaled != 0, scale, timeout_us);

@@ -12,11 +12,15 @@
 #include "comm.h"
 #include "routes.h"
 #include "tables.h"
+#include "variants.h"
 
 struct blink_op {
  public:
   blink_op(blink_comm& comm, std::unique_ptr<const blink::Tables> tables);
   int run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+  // Another way to do the same; from the second one on the group finds out which is the fastest.
+  void add_variant(std::unique_ptr<blink_op> variant);
+  bool takes_variants(std::size_t most) const { return variants_.size() < most; }
   // Whether its input and its output are of at most `bytes` each.
   bool fits(std::size_t bytes) const {
     const auto most = static_cast<std::int64_t>(bytes);
@@ -26,6 +30,11 @@ struct blink_op {
  private:
   using Chunk = blink::Chunk;
 
+  int run_variant(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+  bool is_in_place(const unsigned char* input, const unsigned char* output) const {
+    return input != nullptr && output != nullptr && input < output + tables_.numbers.output_bytes &&
+           output < input + tables_.numbers.input_bytes;
+  }
   int run_ticks();
   int execute(const blink_role& role, std::int64_t index);
   int execute_stepwise(const blink_role& role, const Chunk& chunk);
@@ -77,6 +86,9 @@ struct blink_op {
   const std::unique_ptr<const blink::Tables> owned_tables_;
   const blink::Tables& tables_;
   blink::Routes routes_;
+
+  std::vector<std::unique_ptr<blink_op>> variants_;  // beside this one
+  std::unique_ptr<blink::VariantChoice> choice_;     // where there are any
 
   // Of the call that runs.
   const unsigned char* input_ = nullptr;

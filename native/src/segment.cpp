@@ -8,7 +8,7 @@ namespace {
 bool on_page(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory) % kPage == 0; }
 
 struct Offsets {
-  std::uint64_t ranks, lines, staging, inline_area, streams, stream_data, end;
+  std::uint64_t ranks, lines, staging, inline_area, streams, stream_data, variants, variant_times, end;
 };
 
 std::uint64_t page_up(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -22,7 +22,9 @@ Offsets offsets(const blink_shape& s) {
   at.inline_area = page_up(at.staging + kBanks * n * static_cast<std::uint64_t>(s.staging_bytes));
   at.streams = page_up(at.inline_area + kBanks * n * static_cast<std::uint64_t>(s.inline_bytes));
   at.stream_data = page_up(at.streams + n * n * sizeof(Stream));
-  at.end = page_up(at.stream_data + n * n * static_cast<std::uint64_t>(s.stream_bytes));
+  at.variants = page_up(at.stream_data + n * n * static_cast<std::uint64_t>(s.stream_bytes));
+  at.variant_times = page_up(at.variants + kVariantLines * sizeof(VariantLine));
+  at.end = page_up(at.variant_times + kVariantLines * n * sizeof(VariantTimes));
   return at;
 }
 
@@ -56,6 +58,8 @@ bool Segment::open(void* memory, std::uint64_t bytes, const std::uint8_t* token)
   inline_ = base_ + at.inline_area;
   streams_ = reinterpret_cast<Stream*>(base_ + at.streams);
   stream_data_ = base_ + at.stream_data;
+  variants_ = reinterpret_cast<VariantLine*>(base_ + at.variants);
+  variant_times_ = reinterpret_cast<VariantTimes*>(base_ + at.variant_times);
   return true;
 }
 

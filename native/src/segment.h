@@ -1,6 +1,7 @@
 // What lies where in the shared segment, and who may write it.
 //
 //   Header · RankBlock × ranks · lines: [bank][rank][line] · staging: [bank][rank] · inline: [bank][rank] · streams
+//   · variants of operations: lines, and times: [line][rank]
 //
 // Everything is zero when fresh. Calls are numbered from 1 on every rank alike; call s uses bank s mod 2. A rank
 // begins call s only when every peer has begun call s − 1, and so has finished s − 2, the bank's last user: no other
@@ -104,6 +105,23 @@ struct alignas(kLineBytes) RankBlock {
   Life life;
 };
 
+// Which variant of one operation runs (variants.h). Both words are rank 0's.
+struct alignas(kLineBytes) VariantLine {
+  std::atomic<std::uint64_t> key;  // of the operation; 0: nobody's yet
+  std::atomic<std::uint64_t> decision;
+};
+constexpr std::size_t kVariantLines = 256;
+
+// When a rank began and ended some of its last calls of it.
+struct VariantTime {
+  std::atomic<std::uint64_t> sequence;  // 0: being written
+  std::atomic<std::int64_t> began_ns, ended_ns;
+};
+constexpr std::size_t kVariantTimes = 4;
+struct alignas(kLineBytes) VariantTimes {
+  VariantTime time[kVariantTimes];
+};
+
 // One byte stream: `written` belongs to the sender, `read` to the receiver.
 struct alignas(kLineBytes) Stream {
   Line written, read;
@@ -145,6 +163,10 @@ class Segment {
   unsigned char* stream_data(int from, int to) const {
     return stream_data_ + (static_cast<std::int64_t>(from) * ranks() + to) * shape_.stream_bytes;
   }
+  VariantLine& variant(std::size_t line) const { return variants_[line]; }
+  VariantTimes& variant_times(std::size_t line, int rank) const {
+    return variant_times_[line * static_cast<std::size_t>(ranks()) + static_cast<std::size_t>(rank)];
+  }
   int ranks() const { return static_cast<int>(shape_.ranks); }
   const blink_shape& shape() const { return shape_; }
 
@@ -157,6 +179,8 @@ class Segment {
   unsigned char* inline_ = nullptr;
   Stream* streams_ = nullptr;
   unsigned char* stream_data_ = nullptr;
+  VariantLine* variants_ = nullptr;
+  VariantTimes* variant_times_ = nullptr;
 };
 
 }  // namespace blink

@@ -1,7 +1,7 @@
 // Collectives on the host engine: random sequences of calls, ranks as threads and as processes, each result checked.
 //
 // What varies from call to call: collective, size, chunk, slots, large or small messages, the type, whether a factor
-// scales the rank's input, where in the segment messages lie. What varies from rank to rank besides: buffers of its own
+// scales the rank's input, where in the segment messages lie, and between how many variants the group chooses. What varies from rank to rank besides: buffers of its own
 // or in its heap, in place or not, and how late it comes. Inputs are written anew for every call, so whoever reads one
 // too late reads wrong.
 // Sanitizers: address, thread.
@@ -29,15 +29,16 @@ struct Setting {
   Binding binding;
   bool scaled;
   bool moves;  // successive calls lie side by side
+  std::vector<Binding> variants;  // beside `binding`
 };
 
 Setting random_setting(std::mt19937& random, int index) {
   const auto draw = [&](unsigned most) { return static_cast<std::int64_t>(random() % most); };
-  Setting s{kKinds[draw(kKindCount)], 0, {}, false, draw(2) == 0};
+  Setting s{kKinds[draw(kKindCount)], 0, {}, false, draw(2) == 0, {}};
   s.binding.signature = 1000003u * static_cast<unsigned>(index + 1);
   s.binding.item = draw(3) == 0 ? 1 : 4;
   s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? BLINK_UINT8 : BLINK_UINT32);
-  s.binding.small = draw(3) == 0;
+  s.binding.small = draw(3) == 0 && index != 0;  // the first is called most, and has variants
   const std::int64_t counts[] = {draw(2), 2 + draw(40), 100 + draw(700), 1000 + draw(2000)};
   s.count = counts[draw(4)];
   s.binding.chunk = s.binding.small ? std::max<std::int64_t>(1, s.count) : 1 + draw(draw(2) == 0 ? 20 : 500);
@@ -46,6 +47,12 @@ Setting random_setting(std::mt19937& random, int index) {
   s.binding.splits = draw(2) == 0;
   s.binding.crosses = draw(2) == 0 && crossing;
   s.scaled = reduces(s.kind) && draw(4) == 0;
+  if (!s.binding.small) s.variants.resize(static_cast<std::size_t>(index == 0 ? 3 : draw(3)), s.binding);
+  for (std::size_t v = 0; v < s.variants.size(); ++v) {
+    s.variants[v].signature += v + 1;
+    s.variants[v].chunk = 1 + draw(500);
+    s.variants[v].crosses = draw(2) == 0 && crossing;
+  }
   return s;
 }
 
@@ -84,18 +91,10 @@ class Prepared {
            std::size_t& used)
       : setting_(setting), rank_(rank), ranks_(room.ranks()) {
     const Plan plan = make_plan(setting.kind, ranks_, setting.count);
-    const Layout layout(plan, setting.binding);
-    const std::int64_t area = setting.binding.small ? room.shape().inline_bytes : room.shape().staging_bytes;
-    expect(layout.lines_needed <= room.shape().lines && layout.bytes_needed <= area, "the segment is too small");
-    const Rows rows = layout.rows(rank);
-    blink_tables tables = rows.tables();
-    if (setting.moves) {
-      const std::int64_t unit = setting.binding.small ? sizeof(blink::Block) : blink::kLineBytes;
-      tables.shift_bytes = std::max(layout.bytes_needed, unit);
-      tables.shifts = area / tables.shift_bytes;
+    op_ = created(room, comm, plan, setting.binding);
+    for (const Binding& binding : setting.variants) {
+      expect(blink_op_add_variant(op_, created(room, comm, plan, binding)) == BLINK_OK, "a variant is refused");
     }
-    op_ = blink_op_create(comm, &tables);
-    if (!expect(op_ != nullptr, "right tables are refused")) std::exit(1);
     input_ = plan.input;
     output_ = plan.output;
     place(room, random, used);
@@ -129,6 +128,22 @@ class Prepared {
   }
 
  private:
+  blink_op* created(const Room& room, blink_comm* comm, const Plan& plan, const Binding& binding) const {
+    const Layout layout(plan, binding);
+    const std::int64_t area = binding.small ? room.shape().inline_bytes : room.shape().staging_bytes;
+    expect(layout.lines_needed <= room.shape().lines && layout.bytes_needed <= area, "the segment is too small");
+    const Rows rows = layout.rows(rank_);
+    blink_tables tables = rows.tables();
+    if (setting_.moves) {
+      const std::int64_t unit = binding.small ? sizeof(blink::Block) : blink::kLineBytes;
+      tables.shift_bytes = std::max(layout.bytes_needed, unit);
+      tables.shifts = area / tables.shift_bytes;
+    }
+    blink_op* const op = blink_op_create(comm, &tables);
+    if (!expect(op != nullptr, "right tables are refused")) std::exit(1);
+    return op;
+  }
+
   // In the heap or in exactly as much memory of its own; in place as in nccl.h.
   void place(const Room& room, std::mt19937& random, std::size_t& used) {
     in_place_ = random() % 2 == 0;
@@ -194,7 +209,7 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
     const Setting setting = random_setting(together, i);
     prepared.push_back(std::make_unique<Prepared>(room, comm, rank, setting, alone, used));
   }
-  Setting one{Kind::kOneShot, 1, {}, false, false};
+  Setting one{Kind::kOneShot, 1, {}, false, false, {}};
   one.binding.dtype = BLINK_UINT32;
   one.binding.item = 4;
   Prepared late(room, comm, rank, one, alone, used);

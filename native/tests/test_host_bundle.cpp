@@ -20,7 +20,7 @@ using namespace blink_test;
 constexpr int kRanks = 3;
 constexpr std::size_t kHeaderWords = sizeof(blink_bundle_header) / 8;
 constexpr std::size_t kHeaderSummed = offsetof(blink_bundle_header, checksum) / 8 + 1;
-constexpr std::size_t kRowsEnd = kHeaderWords + 2 * (sizeof(blink_bundle_choice) + sizeof(blink_bundle_plan)) / 8;
+constexpr std::size_t kRowsEnd = kHeaderWords + (3 * sizeof(blink_bundle_choice) + 2 * sizeof(blink_bundle_plan)) / 8;
 constexpr std::int64_t kSmallest = 64;  // bytes, of what is for the second plan
 
 struct Free {
@@ -38,10 +38,11 @@ Words bundle_words() {
   h.abi = blink_abi_version();
   std::strncpy(reinterpret_cast<char*>(h.package), blink_host_version(), sizeof h.package - 1);
   h.ranks = kRanks, h.lines = 60, h.staging_bytes = 8 << 10, h.inline_bytes = 6 * 4160, h.stream_bytes = 64;
-  h.choice_count = h.plan_count = 2;
+  h.choice_count = 3, h.plan_count = 2;
   Words words;
-  append(words, std::vector<blink_bundle_choice>{{BLINK_ALLREDUCE, 1, kSmallest, 0, 0, 1, 64, 0},
-                                                 {BLINK_ALLREDUCE, 1, INT64_MAX, 0, 1, 0, 1 << 12, 3}});
+  append(words, std::vector<blink_bundle_choice>{{BLINK_ALLREDUCE, 1, kSmallest, 0, 0, 0, 1, 64, 0},
+                                                 {BLINK_ALLREDUCE, 1, INT64_MAX, 0, 0, 1, 0, 1 << 12, 3},
+                                                 {BLINK_ALLREDUCE, 1, INT64_MAX, 1, 0, 1, 0, 1 << 10, 0}});
   std::int64_t first = static_cast<std::int64_t>(kHeaderWords + words.size() + 2 * sizeof(blink_bundle_plan) / 8);
   for (std::int64_t i = 0; i < 2; ++i) {
     const auto size = static_cast<std::int64_t>(plans[i].size());

@@ -1,4 +1,4 @@
-"""Copies by the system between two ranks' private memories: chosen alike, right, counted, and no way to hang."""
+"""Copies by the system between ranks' private memories: chosen alike, right, counted, and no way to hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import blinkccl
 from blinkccl.errors import DeadlineError, LaunchError, PeerLostError
 from blinkccl.runtime import cross_memory
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.cross_memory import Wish
+from blinkccl.runtime.plans import Crossing
 
 COUNT = 40_001
 LARGE = 5_000_000  # float64: results that bypass the caches
@@ -82,9 +82,46 @@ def test_all_copies_cross_where_the_user_wants_it(ran: Ran, count: int) -> None:
     assert (first, second) == (8 * (4 * count + summed), 8 * (5 * count + summed))  # what each receives
 
 
-def test_both_ranks_come_to_the_same_where_it_is_measured(ran: Ran) -> None:
-    first, second = ran(2, wishing, "", all_copies, COUNT)
-    assert (first, second) in ((0, 0), (4 * 8 * COUNT, 5 * 8 * COUNT))
+def gathers(comm: Communicator, count: int, calls: int) -> int:
+    """The same AllGather many times; how many blocks of others the system copied for this rank."""
+    mine, gathered = np.full(count, float(comm.rank)), np.empty((comm.size, count))
+    before = comm.stats()["crossed_bytes"]
+    for _ in range(calls):
+        comm.allgather(mine, gathered.reshape(-1))
+        assert (gathered == np.arange(comm.size)[:, None]).all()
+        gathered[:] = -1
+    return (comm.stats()["crossed_bytes"] - before) // mine.nbytes
+
+
+@pytest.mark.usefixtures("possible")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_measure_the_same_variants(ran: Ran, ranks: int) -> None:
+    crossed = ran(ranks, wishing, "", gathers, COUNT, 60)
+    assert len(set(crossed)) == 1
+    assert crossed[0] >= 2 * (ranks - 1)  # that is when they are tried: what the first of them took does not count
+
+
+def moves(comm: Communicator, count: int) -> int:
+    """What only moves, among any number of ranks; the blocks that the system copied for this one."""
+    rank, size = comm.rank, comm.size
+    mine = np.arange(size * count, dtype=np.float64) + 1e7 * rank
+    before = comm.stats()["crossed_bytes"]
+    exchanged = comm.alltoall(mine, np.empty_like(mine)).reshape(size, count)
+    part = np.arange(rank * count, (rank + 1) * count, dtype=np.float64)
+    assert (exchanged == part + 1e7 * np.arange(size)[:, None]).all()
+    scattered = comm.scatter(mine if rank == 0 else None, np.empty(count), root=0)
+    assert (scattered == part).all()
+    gathered = comm.gather(mine[:count], np.empty(size * count) if rank == 1 else None, root=1)
+    assert rank != 1 or (gathered.reshape(size, count) == exchanged - part + np.arange(count)).all()
+    sent = mine.copy()
+    comm.broadcast(sent, root=2)
+    assert (sent == np.arange(size * count) + 2e7).all()
+    return (comm.stats()["crossed_bytes"] - before) // (8 * count)
+
+
+@pytest.mark.usefixtures("possible")
+def test_copies_cross_among_three(ran: Ran) -> None:
+    assert ran(3, wishing, "1", moves, COUNT) == [2 + 3, 2 + 1 + 2 + 3, 2 + 1]
 
 
 def wishes(comm: Communicator, *variables: str) -> int:
@@ -146,7 +183,7 @@ def test_a_stopped_rank_writes_nothing_after_the_others_deadline(start: Start) -
 
 
 def test_what_the_variable_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, wanted in (("", Wish.MEASURED), ("0", Wish.NEVER), ("1", Wish.WHEREVER_POSSIBLE)):
+    for text, wanted in (("", Crossing.MEASURED), ("0", Crossing.NEVER), ("1", Crossing.WHEREVER_POSSIBLE)):
         monkeypatch.setenv("BLINK_CROSS_MEMORY", text)
         assert cross_memory.wish() == wanted
     monkeypatch.setenv("BLINK_CROSS_MEMORY", "yes")

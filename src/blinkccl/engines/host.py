@@ -310,6 +310,17 @@ class NativeOp:
             raise CommunicationError(f"{self.call}: rank {self.endpoint.rank}'s communicator is closed")
         return self._op
 
+    def add_variant(self, other: NativeOp) -> None:
+        """Takes ``other``, which does the same otherwise, over: the group measures both, and runs the faster one.
+
+        All ranks add the same in the same order, before they run it.
+        """
+        code = self._library.blink_op_add_variant(self.handle, other.handle)
+        if code:
+            raise UnsupportedError(f"{self.call}: there are too many variants")
+        other._destroy.detach()
+        other._op = None
+
     def run(self, send: int | None, receive: int | None, timeout_us: int, scale: float | None = None) -> None:
         """Runs it on raw addresses, without the GIL; after a CommunicationError the communicator is of no use."""
         code = self._library.blink_op_run(

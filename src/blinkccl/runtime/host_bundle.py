@@ -147,6 +147,7 @@ def _choice_row(name: str, row: HostChoice, ranks: int, numbers: dict[str, int])
         collective=header("types.h").numbers("blink_collective")[name],
         blocks=Collective(name, ranks, 0 if "root" in COLLECTIVES[name].parameters else None).total_blocks(),
         below=row.below,
+        variant=row.variant,
         cross_memory=row.cross_memory,
         algorithm=numbers[row.algorithm],
         inline_messages=row.inline,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, fold, operation
-from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host import (
     STREAM_BYTES,
     Endpoint,
@@ -36,7 +35,7 @@ from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
-from blinkccl.runtime.plans import choose, host_plan
+from blinkccl.runtime.plans import Crossing, choose, host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import default_timeout_s
@@ -83,13 +82,13 @@ class HostGroup(Group):
     ) -> None:
         super().__init__(store, rank, size, prefix, default_timeout_s() if deadline_s is None else deadline_s)
         self._area = Area()
-        self._crosses = False
+        self._crossing = Crossing.NEVER
         self.shared_arrays: set[object] = set()  # what peers may write to stays in memory
         deadline = time.monotonic() + self.timeout_s
         with bootstrap or meet(store, prefix, rank, size, deadline, look) as met:
             self._make(met, deadline, cross_memory.wish())
 
-    def _make(self, bootstrap: Bootstrap, deadline: float, wanted: cross_memory.Wish) -> None:
+    def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing) -> None:
         self.peers = bootstrap.peers
         self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
         self._endpoint = self._memory.endpoint
@@ -98,8 +97,7 @@ class HostGroup(Group):
         try:
             self.barrier()
             if self.size > 1:
-                gather = host_plan(Collective("allgather", self.size), "one_hop", False, self._area)
-                self._crosses = cross_memory.pays(self, wanted, gather)
+                self._crossing = cross_memory.agreed(self, wanted)
                 self._endpoint.count_from_here()
         except BaseException as error:
             cause = bootstrap.fail(error)  # before the others see that this rank has left
@@ -122,15 +120,9 @@ class HostGroup(Group):
             return prepared.time(barrier, send, recv, iterations, self._timeout_us)
 
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
-        row, chosen = element_type(call.dtype), operation(call.op)
-        collective = call.among(self.size)
         if self.size == 1:
             return _SingleRankOp(call)
-        nbytes = call.elements * row.itemsize * collective.total_blocks()
-        crosses = self._crosses and not chosen.scales  # scaled contributions are not what lies in a buffer
-        choice = choose(call.collective, nbytes, self.size, crosses)
-        plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
-        return NativeOp(self._endpoint, plan, call, choice.chunk_bytes, choice.cross_memory)
+        return chosen_op(self._endpoint, call, self.size, self._crossing, self._area)
 
     def expect_long_waits(self) -> None:
         """Calls of this group wait for more than its ranks, such as a network: waits sleep soon."""
@@ -222,6 +214,21 @@ class HostGroup(Group):
     def _leave(self) -> None:
         self._memory.close()
         self.shared_arrays.clear()
+
+
+def chosen_op(endpoint: Endpoint, call: CollectiveCall, size: int, crossing: Crossing, area: Area) -> NativeOp:
+    """What serves ``call`` among the ``size`` ranks of a segment, with its variants."""
+    collective = call.among(size)
+    nbytes = call.elements * element_type(call.dtype).itemsize * collective.total_blocks()
+    # Scaled contributions are not what lies in a buffer.
+    rows = choose(call.collective, nbytes, size, Crossing.NEVER if operation(call.op).scales else crossing)
+    plans = [host_plan(collective, row.algorithm, row.inline, area) for row in rows]
+    first, *variants = [
+        NativeOp(endpoint, plan, call, row.chunk_bytes, row.cross_memory) for plan, row in zip(plans, rows, strict=True)
+    ]
+    for variant in variants:
+        first.add_variant(variant)
+    return first
 
 
 def meet(

@@ -24,13 +24,14 @@ from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import native_library as native
 from blinkccl.engines.buffers import filled
-from blinkccl.engines.host import Endpoint, NativeOp, local_endpoints, shape_of
+from blinkccl.engines.host import Endpoint, local_endpoints, shape_of
 from blinkccl.engines.host_plan import Area
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import LaunchError, UsageError
 from blinkccl.native.headers import header
 from blinkccl.runtime import host_bundle
-from blinkccl.runtime.plans import choices, choose, host_plan
+from blinkccl.runtime.host_group import chosen_op
+from blinkccl.runtime.plans import Crossing, choices
 from support.planned import with_ends
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
@@ -85,11 +86,7 @@ def run_by_python(
     end: Endpoint, call: CollectiveCall, world: int, crosses: bool, send: int | None, receive: int | None
 ) -> None:
     """What a group of Python does."""
-    coll = call.among(world)
-    nbytes = call.elements * element_type(call.dtype).itemsize * coll.total_blocks()
-    choice = choose(call.collective, nbytes, world, crosses)
-    plan = host_plan(coll, choice.algorithm, choice.inline, Area())
-    op = NativeOp(end, plan, call, choice.chunk_bytes, choice.cross_memory)
+    op = chosen_op(end, call, world, Crossing.MEASURED if crosses else Crossing.NEVER, Area())
     op.run(send, receive, 20_000_000)
     op.close()
 

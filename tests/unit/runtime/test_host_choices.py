@@ -7,7 +7,7 @@ import pytest
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.host_plan import Area
 from blinkccl.engines.registry import ENGINES
-from blinkccl.runtime.plans import choose, host_plan
+from blinkccl.runtime.plans import Crossing, choose, host_plan
 from support.host_rows import all_ranks
 from support.planned import asked
 
@@ -24,31 +24,45 @@ def test_every_choice_can_be_bound(name: str, ranks: int) -> None:
     for nbytes in SIZES:
         for itemsize in (1, 8):
             count = nbytes // (blocks * itemsize)
-            choice = choose(name, count * itemsize * blocks, ranks, crosses=ranks == 2 and count % 2 == 0)
-            plan = host_plan(wanted, choice.algorithm, choice.inline, Area())
             dtype = "uint8" if itemsize == 1 else "float64"
-            for rank in all_ranks(plan, count, choice.chunk_bytes, dtype):
-                assert rank.numbers.count == count
-                assert not choice.inline or all(row.chunks <= 1 for row in rank.roles)
+            for choice in choose(name, count * itemsize * blocks, ranks, Crossing.MEASURED):
+                plan = host_plan(wanted, choice.algorithm, choice.inline, Area())
+                for rank in all_ranks(plan, count, choice.chunk_bytes, dtype):
+                    assert rank.numbers.count == count
+                    assert not choice.inline or all(row.chunks <= 1 for row in rank.roles)
 
 
 def test_chunks_are_whole_cache_lines() -> None:
     for name in COLLECTIVES:
         for nbytes in SIZES:
-            assert choose(name, nbytes, 4).chunk_bytes % 64 == 0
+            for choice in choose(name, nbytes, 4, Crossing.MEASURED):
+                assert choice.chunk_bytes == 1 or choice.chunk_bytes % 64 == 0
 
 
 def test_the_system_copies_only_what_is_large() -> None:
-    assert choose("allreduce", 4 << 20, 2, crosses=True).cross_memory
-    assert not choose("allreduce", 64 << 20, 2, crosses=True).cross_memory
+    assert crossed("allreduce", 4 << 20) == [False, False, True]
+    assert crossed("allreduce", 64 << 20) == [False, False]
     for name in set(COLLECTIVES) - {"allreduce"}:
-        assert not choose(name, 1 << 20, 2).cross_memory
-        assert choose(name, 1 << 20, 2, crosses=True).cross_memory == (name != "reduce")
-        assert not choose(name, 1 << 10, 2, crosses=True).cross_memory
+        assert not any(crossed(name, 1 << 20, Crossing.NEVER))
+        assert any(crossed(name, 1 << 20)) == (name != "reduce")
+        assert all(crossed(name, 1 << 20, Crossing.WHEREVER_POSSIBLE)) == (name != "reduce")
+        assert not any(crossed(name, 1 << 10, Crossing.WHEREVER_POSSIBLE))
+
+
+def crossed(name: str, nbytes: int, crossing: Crossing = Crossing.MEASURED) -> list[bool]:
+    return [choice.cross_memory for choice in choose(name, nbytes, 2, crossing)]
+
+
+def test_variants_do_the_same_in_other_ways() -> None:
+    for name in COLLECTIVES:
+        for nbytes in SIZES:
+            rows = choose(name, nbytes, 2, Crossing.MEASURED)
+            assert len({(row.algorithm, row.inline) for row in rows}) == 1
+            assert len({(row.chunk_bytes, row.cross_memory) for row in rows}) == len(rows)
 
 
 def test_small_messages_carry_their_flags_and_large_ones_do_not() -> None:
     for name in COLLECTIVES:
         for ranks in (2, 5, 16):
-            assert choose(name, 64, ranks).inline
-            assert not choose(name, 64 << 20, ranks).inline
+            assert all(choice.inline for choice in choose(name, 64, ranks))
+            assert not any(choice.inline for choice in choose(name, 64 << 20, ranks))

@@ -234,6 +234,9 @@ typedef struct {
 
 blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables);
 void blink_op_destroy(blink_op* op);
+// `variant`, which `op` owns from here on, does the same in other chunks, or by other copies: all ranks add the same ones
+// in the same order, before they run it. The group measures them while it works, and runs the fastest. At most 15.
+int blink_op_add_variant(blink_op* op, blink_op* variant);
 // Runs it. One call at a time per communicator, in the same order on all ranks. `scale` multiplies this rank's own
 // contribution where `scaled`. `timeout_us` counts from now.
 int blink_op_run(blink_op* op, const void* input, void* output, int scaled, double scale, int64_t timeout_us);
@@ -328,7 +331,7 @@ blink_op* blink_op_bind(blink_comm* comm, const blink_plan* plan, const blink_bi
 
 // A bundle is a file of int64s: this header, the rows of its choices and of its plans, and the plans as above.
 #define BLINK_BUNDLE_MAGIC 0x424c4b42554e4431
-#define BLINK_BUNDLE_VERSION 1
+#define BLINK_BUNDLE_VERSION 2
 
 typedef struct {
   int64_t magic, version;
@@ -340,12 +343,14 @@ typedef struct {
   int64_t choice_count, plan_count;
 } blink_bundle_header;
 
-// Of the rows with a call's collective, the first whose limit is above S = count · itemsize · blocks serves it.
+// Of the rows with a call's collective that are no variants, the first whose limit is above S = count · itemsize · blocks
+// serves it, and the variants that follow it are other ways to do the same.
 typedef struct {
   int64_t collective;
   int64_t blocks;
   int64_t below;           // bytes of S
-  int64_t cross_memory;    // 1: for calls that cross, with cross-memory copies
+  int64_t variant;         // 1: of the row before
+  int64_t cross_memory;    // 1: a variant for calls that cross, with cross-memory copies
   int64_t algorithm, inline_messages;  // of the plan; algorithms are numbered by the bundle
   int64_t chunk_bytes;     // wanted; or of so many equal parts of S, in whole cache lines, where these are smaller:
   int64_t parts;           // 0: whatever S is
@@ -369,7 +374,7 @@ typedef struct {
   int32_t collective, root;  // of blink_collective; 0 where it has none
   int64_t count;             // elements per block
   uint32_t dtype, op;        // as in blink_binding
-  int64_t crosses;           // 1: all ranks can copy by the system, and found that it pays
+  int64_t crosses;           // 1: all ranks can copy by the system (blink_can_cross), and are to try whether that pays
 } blink_request;
 
 // Blocks that differ in length, as of Allgatherv, Reduce_scatter or Alltoallv: for every block of this rank's input and

@@ -1,0 +1,169 @@
+#include "variants.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+namespace blink {
+namespace {
+
+constexpr int kFirstObserved = 1;  // of a variant in a trial: its memory is cold, and does not count
+constexpr int kObserved = 4;
+constexpr std::int64_t kSettledCalls = 512;
+constexpr double kHopeless = 1.5;    // so many times as slow as the fastest: tried in every eighth trial
+constexpr std::uint64_t kSeldom = 8;
+constexpr double kBetter = 0.97;     // by less than that nothing is changed
+constexpr std::int64_t kUnknown = INT64_MAX;
+
+// A decision as one word, so that nobody sees half of one.
+struct Decision {
+  std::uint64_t from;  // the first call that it is for
+  bool timed;
+  int now, before;  // the variant from then on, and until then
+
+  static Decision read(std::uint64_t word) {
+    return {word >> 16, (word >> 8 & 1) != 0, static_cast<int>(word >> 4 & 15), static_cast<int>(word & 15)};
+  }
+  std::uint64_t word() const {
+    return from << 16 | static_cast<std::uint64_t>(timed) << 8 | static_cast<std::uint64_t>(now) << 4 |
+           static_cast<std::uint64_t>(before);
+  }
+  int variant(std::uint64_t sequence) const { return sequence >= from ? now : before; }
+};
+
+std::int64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<std::int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+}  // namespace
+
+VariantTrials::VariantTrials(int variants) : least_ns_(static_cast<std::size_t>(variants), kUnknown) { begin_trial(); }
+
+void VariantTrials::begin_trial() {
+  tried_ = 0;
+  observed_ = 0;
+  settled_calls_ = 0;
+  if (!is_due(0)) next_variant();
+}
+
+bool VariantTrials::is_due(std::size_t variant) const {
+  if (trials_ % kSeldom == 0 || least_ns_[variant] == kUnknown || variant == best_) return true;
+  return static_cast<double>(least_ns_[variant]) < kHopeless * static_cast<double>(least_ns_[best_]);
+}
+
+void VariantTrials::next_variant() {
+  observed_ = 0;
+  while (++tried_ < least_ns_.size() && !is_due(tried_)) {
+  }
+  if (tried_ < least_ns_.size()) return;
+  const auto fastest = std::min_element(least_ns_.begin(), least_ns_.end());
+  if (static_cast<double>(*fastest) < kBetter * static_cast<double>(least_ns_[best_])) {
+    best_ = static_cast<std::size_t>(fastest - least_ns_.begin());
+  }
+  settled_calls_ = kSettledCalls;
+  ++trials_;
+}
+
+VariantTrials::Order VariantTrials::next() {
+  if (tried_ == least_ns_.size() && settled_calls_-- == 0) begin_trial();
+  const bool trial = tried_ < least_ns_.size();
+  return {static_cast<int>(trial ? tried_ : best_), trial};
+}
+
+void VariantTrials::observe(int variant, std::int64_t ns) {
+  if (tried_ >= least_ns_.size() || static_cast<std::size_t>(variant) != tried_) return;
+  std::int64_t& least = least_ns_[tried_];
+  if (observed_++ < kFirstObserved) {
+    least = kUnknown;
+    return;
+  }
+  least = std::min(least, ns);
+  const std::int64_t best = *std::min_element(least_ns_.begin(), least_ns_.end());
+  if (observed_ == kObserved || static_cast<double>(least) > kHopeless * static_cast<double>(best)) next_variant();
+}
+
+VariantChoice::VariantChoice(blink_comm& comm, std::uint64_t key, int variants)
+    : comm_(comm), key_(key == 0 ? 1 : key), trials_{VariantTrials(variants), VariantTrials(variants)} {}
+
+// The operation's line in shared memory. Rank 0 takes one and keeps it: lines are never given back, so that no rank sees
+// another operation's decisions. Where there are no more, the first variant is it.
+VariantLine* VariantChoice::find() {
+  for (std::size_t step = 0; step < kVariantLines; ++step) {
+    const std::size_t number = (key_ + step) % kVariantLines;
+    VariantLine& line = comm_.segment().variant(number);
+    std::uint64_t key = line.key.load(std::memory_order_acquire);
+    if (key == 0 && comm_.rank() == 0) line.key.store(key = key_, std::memory_order_release);
+    if (key == key_) {
+      number_ = number;
+      return &line;
+    }
+    if (key == 0) break;
+  }
+  return nullptr;
+}
+
+// The times of calls that all ranks have ended.
+void VariantChoice::collect() {
+  for (Pending& call : pending_) {
+    if (call.sequence == 0) continue;
+    std::int64_t began = 0, ended = 0;
+    int known = 0;
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+      for (const VariantTime& time : comm_.segment().variant_times(number_, rank).time) {
+        if (time.sequence.load(std::memory_order_acquire) != call.sequence) continue;
+        began = std::max(began, time.began_ns.load(std::memory_order_relaxed));
+        ended = std::max(ended, time.ended_ns.load(std::memory_order_relaxed));
+        ++known;
+        break;
+      }
+    }
+    if (known < comm_.size()) continue;
+    trials_[in_place_].observe(call.variant, std::max<std::int64_t>(1, ended - began));
+    call.sequence = 0;
+  }
+}
+
+void VariantChoice::decide(std::uint64_t sequence, bool in_place) {
+  if (in_place != in_place_) {
+    for (Pending& call : pending_) call.sequence = 0;
+    in_place_ = in_place;
+  }
+  collect();
+  const VariantTrials::Order wanted = trials_[in_place].next();
+  const Decision last = Decision::read(line_->decision.load(std::memory_order_relaxed));
+  // Others may still look for what the call before this one runs: the last decision must be for that already.
+  if (sequence <= last.from || (wanted.variant == last.now && wanted.timed == last.timed)) return;
+  const Decision next{sequence + 2, wanted.timed, wanted.variant, last.now};
+  line_->decision.store(next.word(), std::memory_order_release);
+}
+
+int VariantChoice::begin(bool in_place) {
+  sequence_ = comm_.sequence() + 1;
+  timed_ = false;
+  if (line_ == nullptr) line_ = find();
+  if (line_ == nullptr) return 0;
+  if (comm_.rank() == 0) decide(sequence_, in_place);
+  const Decision decision = Decision::read(line_->decision.load(std::memory_order_acquire));
+  const int variant = decision.variant(sequence_);
+  timed_ = decision.timed && sequence_ >= decision.from;
+  if (timed_) {
+    ++calls_;
+    if (comm_.rank() == 0) pending_[calls_ % kVariantTimes] = {sequence_, variant};
+    began_ns_ = now_ns();
+  }
+  return variant;
+}
+
+void VariantChoice::end() {
+  if (!timed_) return;
+  VariantTime& time = comm_.segment().variant_times(number_, comm_.rank()).time[calls_ % kVariantTimes];
+  time.sequence.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  time.began_ns.store(began_ns_, std::memory_order_relaxed);
+  time.ended_ns.store(now_ns(), std::memory_order_relaxed);
+  time.sequence.store(sequence_, std::memory_order_release);
+}
+
+}  // namespace blink

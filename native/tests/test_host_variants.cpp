@@ -1,0 +1,140 @@
+// Which variant runs: rank 0's policy on made-up times, and that all ranks run the same one whatever they do besides.
+// Sanitizers: address, thread.
+#include <random>
+#include <vector>
+
+#include "../src/variants.h"
+#include "check.h"
+#include "plans.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace blink_test;
+using blink::VariantTrials;
+
+// How often each variant ran in `calls` calls of which variant v takes ns[v], give or take a tenth.
+std::vector<int> ran(VariantTrials& trials, const std::vector<std::int64_t>& ns, int calls, std::mt19937& random) {
+  std::vector<int> count(ns.size(), 0);
+  for (int call = 0; call < calls; ++call) {
+    const VariantTrials::Order order = trials.next();
+    ++count[static_cast<std::size_t>(order.variant)];
+    const std::int64_t took = ns[static_cast<std::size_t>(order.variant)];
+    if (order.timed) trials.observe(order.variant, took + static_cast<std::int64_t>(random()) % (took / 10 + 1));
+  }
+  return count;
+}
+
+void test_the_fastest_runs() {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::int64_t> ns;
+    for (unsigned v = 0; v < 2 + random() % 14; ++v) ns.push_back(1000 + static_cast<std::int64_t>(random() % 100'000));
+    const auto fastest = static_cast<std::size_t>(std::min_element(ns.begin(), ns.end()) - ns.begin());
+    VariantTrials trials(static_cast<int>(ns.size()));
+    ran(trials, ns, static_cast<int>(ns.size()) * 4, random);
+    const std::vector<int> count = ran(trials, ns, 512, random);
+    const auto most = static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin());
+    expect(ns[most] <= ns[fastest] * 115 / 100, "variant %zu runs, which takes %ld of %ld", most, ns[most], ns[fastest]);
+  }
+}
+
+void test_slow_ones_are_tried_seldom_but_not_never() {
+  std::mt19937 random(6);
+  VariantTrials trials(3);
+  ran(trials, {1000, 1200, 9000}, 100, random);
+  const std::vector<int> count = ran(trials, {1000, 1200, 9000}, 16 * 520, random);
+  expect(count[0] > 15 * 512, "the fastest runs %d times", count[0]);
+  expect(count[1] > 40 && count[1] < 80, "one that is not far behind is tried %d times", count[1]);
+  expect(count[2] >= 2 && count[2] <= 8, "one that is far behind is tried %d times", count[2]);
+}
+
+void test_what_changes_is_noticed() {
+  std::mt19937 random(7);
+  VariantTrials trials(2);
+  ran(trials, {1000, 1300}, 1000, random);
+  ran(trials, {1400, 900}, 700, random);  // at most until the next trial
+  expect(ran(trials, {1400, 900}, 400, random)[1] > 390, "the one that is faster now runs");
+}
+
+void test_equals_stay() {
+  std::mt19937 random(8);
+  VariantTrials trials(2);
+  ran(trials, {1000, 1000}, 100, random);
+  std::vector<int> chosen;
+  for (int round = 0; round < 20; ++round) chosen.push_back(ran(trials, {100'000, 100'000}, 300, random)[0] > 150);
+  int changes = 0;
+  for (std::size_t i = 1; i < chosen.size(); ++i) changes += chosen[i] != chosen[i - 1];
+  expect(changes < 6, "between equals it changes %d times", changes);
+}
+
+// Different signatures end the calls, so a rank that runs another variant than the others does not go unnoticed. The
+// operation is made anew on single ranks, and comes to an end of the lines in shared memory.
+void many_calls(blink_comm* comm, int rank, const blink_plan* plan) {
+  std::mt19937 alone(static_cast<unsigned>(rank) + 40);
+  std::vector<float> input(600, static_cast<float>(rank + 1)), output(600);
+  blink_error error{};
+  const auto made = [&](std::int64_t count) {
+    blink_op* op = nullptr;
+    for (const std::int64_t chunk : {64, 256, 1024}) {
+      const blink_binding binding{count, BLINK_FLOAT32, BLINK_SUM, chunk, 0};
+      blink_op* const bound = blink_op_bind(comm, plan, &binding, &error);
+      if (!expect(bound != nullptr, "a plan is not bound: %s", error.text)) std::exit(1);
+      if (op == nullptr) {
+        op = bound;
+      } else {
+        expect(blink_op_add_variant(op, bound) == BLINK_OK, "a variant is refused");
+      }
+    }
+    return op;
+  };
+  const auto right = [&](blink_op* op, std::int64_t count, int call) {
+    const bool in_place = alone() % 2 == 0;
+    std::fill(output.begin(), output.end(), static_cast<float>(rank + 1));
+    if (alone() % 16 == 0) usleep(alone() % 200);
+    const int code = blink_op_run(op, in_place ? output.data() : input.data(), output.data(), 0, 1, kPatience);
+    blink_last_error(comm, &error);
+    bool all = expect(code == BLINK_OK, "rank %d, call %d: code %d %s", rank, call, code, error.text);
+    for (std::int64_t i = 0; i < count && all; ++i) all = output[static_cast<std::size_t>(i)] == 6.0f;  // 1 + 2 + 3
+    return expect(all, "rank %d, call %d: a wrong sum", rank, call);
+  };
+  blink_op* op = made(500);
+  for (int call = 0; call < 600; ++call) {
+    if (!right(op, 500, call)) return;
+    if (alone() % 50 == 0) {
+      blink_op_destroy(op);
+      op = made(500);
+    }
+  }
+  blink_op_destroy(op);
+  for (int call = 0; call < 300; ++call) {
+    op = made(1 + call);
+    const bool fine = right(op, 1 + call, call) && right(op, 1 + call, call);
+    blink_op_destroy(op);
+    if (!fine) return;
+  }
+}
+
+void test_all_ranks_run_the_same() {
+  const Words words = plan_words(Kind::kRing, 3, false, 2);
+  blink_error error{};
+  blink_plan* const plan = blink_plan_read(words.data(), words.size() * sizeof words[0], &error);
+  if (!expect(plan != nullptr, "no plan: %s", error.text)) return;
+  for (const int cores : {1, 64}) {
+    const Room room({3, 60, 64 << 10, 6 * 4160, 64}, 4096, cores);
+    as_threads(room, [&](blink_comm* comm, int rank) { many_calls(comm, rank, plan); });
+  }
+  blink_plan_free(plan);
+}
+
+}  // namespace
+
+int main() {
+  limit_seconds(200);
+  test_the_fastest_runs();
+  test_slow_ones_are_tried_seldom_but_not_never();
+  test_what_changes_is_noticed();
+  test_equals_stay();
+  test_all_ranks_run_the_same();
+  return verdict();
+}
