@@ -137,9 +137,18 @@ void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const v
     copy_in_blocks(dst, ndst, src[0], count * pieces.itemsize);
     return;
   }
-  const bool direct = plain && nsrc <= kMostAtOnce;
+  const bool few = nsrc >= 2 && nsrc <= kMostAtOnce;
+  const auto averaged = few && finish.own < 0 && !plain ? pieces.averaged[nsrc - 2] : nullptr;
+  const bool direct = few && (plain || averaged != nullptr);
+  const auto pass = [&](void* to, const void* const* from, std::size_t size) {
+    if (averaged != nullptr) {
+      averaged(to, from, size, finish.divisor);
+    } else {
+      pieces.rounded[nsrc - 2](to, from, size);
+    }
+  };
   if (direct && ndst == 1) {
-    pieces.rounded[nsrc - 2](dst[0], src, count);
+    pass(dst[0], src, count);
     return;
   }
   const std::size_t block = kBlockBytes / pieces.accumulator_size;
@@ -149,7 +158,7 @@ void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const v
     if (direct) {
       const void* from[kMostAtOnce];
       for (int s = 0; s < nsrc; ++s) from[s] = at(src[s], offset);
-      pieces.rounded[nsrc - 2](at(dst[0], offset), from, size);
+      pass(at(dst[0], offset), from, size);
     } else {
       combine_block(pieces, dst[0], src, nsrc, offset, size, finish);
     }

@@ -10,6 +10,8 @@ namespace blink {
 struct Pieces {
   void (*rounded[3])(void* dst, const void* const* src, std::size_t count);  // dst = round(a ∘ b ∘ …)
   void (*kept[3])(void* acc, const void* const* src, std::size_t count);     // acc = a ∘ b ∘ …
+  // dst = round((a ∘ b ∘ …) / divisor); nullptr: in steps
+  void (*averaged[3])(void* dst, const void* const* src, std::size_t count, std::uint32_t divisor);
   Stepwise stepwise;
   std::size_t itemsize;
   std::size_t accumulator_size;

@@ -122,7 +122,7 @@ void test_combine(const std::vector<Level>& levels, const Definition& definition
       one.solve();
       run_everywhere(one, levels);
       if (definition.type.kind != Kind::kBool) {
-        for (const Finish& finish : {Finish{0, 3.0, 1}, Finish{nsrc - 1, -2.5, 7}, Finish{-1, 1.0, 3}}) {
+        for (const Finish& finish : {Finish{0, 3.0, 1}, Finish{nsrc - 1, -2.5, 7}, Finish{-1, 1.0, 3}, Finish{-1, 1.0, 4}}) {
           one.finish = finish;
           one.solve();
           for (const Level& level : levels) run(one, level, 2, Place::kCrossed);
