@@ -17,7 +17,7 @@ constexpr double kPlanS = 60;
 
 struct Bundles {
   std::mutex mutex;
-  std::map<int, std::string> paths;
+  std::map<int, std::pair<std::string, std::string>> made;  // path, and why there is none
   std::map<std::pair<std::string, int>, std::shared_ptr<blink_bundle>> open;
 };
 Bundles& bundles() {
@@ -45,11 +45,12 @@ std::string bundle_for(int ranks, std::string* why) {
   if (!known.empty()) return known;
   Bundles& all = bundles();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  std::string& path = all.paths[ranks];
-  if (path.empty()) {
+  auto& [path, trouble] = all.made[ranks];
+  if (path.empty() && trouble.empty()) {  // once: what fails, fails for every communicator
     const Deadline deadline(seconds_from("BLINK_PLAN_TIMEOUT", kPlanS));
-    if (!shim::run_python(kModule, {std::to_string(ranks)}, "", deadline, &path, why)) path.clear();
+    if (!shim::run_python(kModule, {std::to_string(ranks)}, "", deadline, &path, &trouble)) path.clear();
   }
+  *why = trouble;
   return path;
 }
 

@@ -53,8 +53,7 @@ struct Same {
 
 struct Prepared {
   blink_mpi_call call;
-  blink_op* op;  // null: not served,
-  int outcome;   // for this reason
+  blink_op* op;  // null: no plan has room for it
   std::uint64_t calls;
 };
 
@@ -100,11 +99,6 @@ std::uint64_t bytes_of(const blink_mpi_call& call) {
   return static_cast<std::uint64_t>(call.count) * itemsize(call.dtype);
 }
 
-bool goes_one_way(std::int32_t collective) {
-  return collective == BLINK_BROADCAST || collective == BLINK_REDUCE || collective == BLINK_GATHER ||
-         collective == BLINK_SCATTER;
-}
-
 }  // namespace
 
 class Communicator : public blink_mpi_comm {
@@ -131,7 +125,6 @@ class Communicator : public blink_mpi_comm {
   int failed(const blink_mpi_call& wanted);
 
   int cores_ = 1;
-  std::uint64_t at_once_ = 0;
   std::int64_t timeout_us_ = 0;
   std::string key_;
   std::shared_ptr<blink_bundle> bundle_;
@@ -226,7 +219,6 @@ void Communicator::make(const blink_mpi_peers& peers) {
   rank = peers.rank;
   size = peers.size;
   reason = kSetup;
-  at_once_ = static_cast<std::uint64_t>(peers.at_once);
   std::string why;
   serves = know(peers, &why) && meet(peers, &why) ? 1 : 0;
   if (serves == 0) {
@@ -299,7 +291,7 @@ bool Communicator::meet(const blink_mpi_peers& peers, std::string* why) {
 int Communicator::run(const blink_mpi_call& wanted, const void* input, void* output) {
   Prepared* prepared = last_;
   if (__builtin_expect(prepared == nullptr || !(prepared->call == wanted), 0)) prepared = find(wanted);
-  if (__builtin_expect(prepared->op == nullptr, 0)) return prepared->outcome;
+  if (__builtin_expect(prepared->op == nullptr, 0)) return BLINK_MPI_NO_PLAN;
   ++prepared->calls;
   if (blink_op_run(prepared->op, input, output, 0, 1.0, timeout_us_) == BLINK_OK) return BLINK_MPI_DONE;
   return failed(wanted);
@@ -313,9 +305,7 @@ Prepared* Communicator::find(const blink_mpi_call& wanted) {
     if (prepared_.size() >= kMostOps) drop_oldest();
     const blink_request request = {wanted.collective, wanted.root, wanted.count, wanted.dtype, wanted.op, 0};
     blink_error error{};
-    const bool at_once = goes_one_way(wanted.collective) && bytes_of(wanted) <= at_once_;
-    blink_op* const op = at_once ? nullptr : blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error);
-    prepared_.push_front({wanted, op, at_once ? BLINK_MPI_AT_ONCE : BLINK_MPI_NO_PLAN, 0});
+    prepared_.push_front({wanted, blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error), 0});
     known_[wanted] = prepared_.begin();
   }
   return last_ = &prepared_.front();
@@ -344,7 +334,7 @@ void Communicator::count(Prepared& prepared) {
 int Communicator::failed(const blink_mpi_call& wanted) {
   blink_error error{};
   blink_last_error(segment_->comm(), &error);
-  say("blink: MPI_" + std::string(name_of_collective(wanted.collective)) + " on communicator " + key_.substr(0, 8) +
+  say("blink: " + std::string(name_of_collective(wanted.collective)) + " on communicator " + key_.substr(0, 8) +
       ", rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " + why_it_failed(error) + "\n");
   return BLINK_MPI_FAILED;
 }

@@ -20,7 +20,6 @@ extern "C" {
 // The MPI library, as the core sees it.
 typedef struct {
   int32_t rank, size;
-  int32_t at_once;  // what goes one way and has at most so many bytes is sent without a look at the receiver
   void* self;
   // Everybody's `bytes`, in the order of the ranks, as a collective of the MPI library. 0, or its error.
   int (*allgather)(void* self, const void* own, void* all, int32_t bytes);
@@ -43,7 +42,7 @@ typedef struct {
   uint32_t dtype, op;
 } blink_mpi_call;
 
-enum blink_mpi_outcome { BLINK_MPI_DONE = 0, BLINK_MPI_NO_PLAN, BLINK_MPI_AT_ONCE, BLINK_MPI_FAILED };
+enum blink_mpi_outcome { BLINK_MPI_DONE = 0, BLINK_MPI_NO_PLAN, BLINK_MPI_FAILED };
 
 // A communicator that passes all calls on, for a reason that every rank finds by itself; or the next so many that
 // BLINK_MPI_AFTER says (kEarly): to share memory takes as long as thousands of small calls.

@@ -24,7 +24,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.native import headers
 
 _LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden")
+_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec")
 _INSTALL = "install it (Debian: apt install libopenmpi-dev, or libmpich-dev), or name it with --mpicc"
 
 
