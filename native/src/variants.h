@@ -37,9 +37,10 @@ class VariantTrials {
   bool is_due(std::size_t variant) const;
   void next_variant();
 
-  std::vector<std::int64_t> least_ns_;  // of the last trial
+  std::vector<std::int64_t> median_ns_;  // of the last trial
   std::size_t best_ = 0, tried_ = 0;
-  int observed_ = 0;  // of the variant that is tried
+  std::vector<std::int64_t> observed_;  // of the variant that is tried
+  int uncounted_ = 0;
   std::int64_t settled_calls_ = 0;  // left, until the next trial
   std::uint64_t trials_ = 0;
 };

@@ -65,7 +65,7 @@ def test_goals_can_be_measured():
         assert each.against in ("best", "floor") or each.against in ratios.registry.PEERS
         assert set(each.sizes) <= set(ratios.SIZES)
         assert set(each.buffers) <= {ratios.IN, ratios.OUT, ratios.SHARED}
-        assert all(5 <= ratios.iterations(parse_bytes(size)) <= 1000 for size in each.sizes)
+        assert all(10 <= ratios.iterations(parse_bytes(size)) <= 1000 for size in each.sizes)
 
 
 def test_a_case_is_measured_in_place_shared_and_out_of_place():
