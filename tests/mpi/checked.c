@@ -60,11 +60,12 @@ static void reductions(MPI_Datatype type, MPI_Op op, int count) {
   for (int root = 0; root < size; ++root) {
     fresh(all);
     compare("Reduce", MPI_Reduce(in, out, count, type, op, root, comm), PMPI_Reduce(in, expected, count, type, op, root, comm), all);
-    fill(out, type, count, 2), fill(expected, type, count, 2);
+    // Compared with MPI's out of place: MPICH 4.0.2 crashes in place, from 20 KB on and where the root is not 0.
+    fill(out, type, count, 2), fill(expected, type, count, 2), fill(in, type, count, 2);
     compare("Reduce in place",
             rank == root ? MPI_Reduce(MPI_IN_PLACE, out, count, type, op, root, comm) : MPI_Reduce(out, NULL, count, type, op, root, comm),
-            rank == root ? PMPI_Reduce(MPI_IN_PLACE, expected, count, type, op, root, comm)
-                         : PMPI_Reduce(expected, NULL, count, type, op, root, comm), all);
+            PMPI_Reduce(in, rank == root ? expected : NULL, count, type, op, root, comm), all);
+    fill(in, type, count * size, count);
   }
   fresh(all);
   compare("Reduce_scatter_block", MPI_Reduce_scatter_block(in, out, count, type, op, comm),
@@ -201,7 +202,8 @@ static void on(const char* called, MPI_Comm which, int most) {
     moves(MPI_CHAR, counts[c], MPI_CHAR, counts[c]);
     moves(MPI_DOUBLE, counts[c], MPI_DOUBLE, counts[c]);
     moves(MPI_LONG_DOUBLE, counts[c], MPI_LONG_DOUBLE, counts[c]);
-    moves(MPI_DOUBLE_INT, counts[c], MPI_DOUBLE_INT, counts[c]);
+    const int pairs = counts[c] % 1000;  // MPICH 4.0.2's own Scatter truncates more of them
+    moves(MPI_DOUBLE_INT, pairs, MPI_DOUBLE_INT, pairs);
     moves(MPI_INT, 2 * counts[c], strided, counts[c]);
 #ifndef I_MPI_VERSION  // whose own Allgather (2021.18) takes such a type for plain memory
     moves(swapped, counts[c], MPI_INT, 2 * counts[c]);
