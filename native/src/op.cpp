@@ -1,6 +1,7 @@
 #include "op.h"
 
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -10,11 +11,19 @@ using blink::kNowhere;
 
 namespace {
 
-// Where the results of a call are at least so large, copies of them bypass the caches: they would not stay there
-// anyway.
-constexpr std::int64_t kPastCachesBytes = 32 << 20;
+// Where the buffers of all ranks are so many times as large as the cache that they share, copies of results bypass the
+// caches: they would not stay there anyway.
+constexpr std::int64_t kPastCaches = 2;
 // What stays in a second-level cache between two copies.
 constexpr std::size_t kPieceBytes = 256 << 10;
+
+std::int64_t shared_cache_bytes() {
+  static const std::int64_t bytes = [] {
+    const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or less where the system does not say
+    return found > 0 ? std::int64_t{found} : std::int64_t{32} << 20;
+  }();
+  return bytes;
+}
 
 double seconds_now() {
   timespec t{};
@@ -77,7 +86,7 @@ int blink_op::run_variant(const void* input, void* output, bool scaled, double s
   if (lends_input) call.input = routes_.place_to_lend(input_, t.input_bytes, tables_.lends_input);
   if (lends_output) call.output = routes_.place_to_lend(output_, t.output_bytes, tables_.lends_output);
   routes_.begin(call.input, call.output);
-  past_caches_ = std::max(t.input_bytes, t.output_bytes) >= kPastCachesBytes;
+  past_caches_ = std::max(t.input_bytes, t.output_bytes) * comm_.size() >= kPastCaches * shared_cache_bytes();
   int code = comm_.begin(call, timeout_us);
   if (code != BLINK_OK) return code;
   std::fill(received_.begin(), received_.end(), 0);
