@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.bench import compare
 from blinkccl.bench.algorithms import CHUNKS, Job, Planned, plan_algorithms, this_host
 from blinkccl.bench.candidate import RankTimes
@@ -57,7 +58,7 @@ def test_algorithms_on_a_machines_links_have_its_ranks():
     planned, notes = _planned("all", asked("dgx-1v", gpus="1,4,5,6"), here=False)
     assert {each.program.ranks for each in planned} == {(1, 4, 5, 6)}
     assert "auto" not in {each.name for each in planned}
-    assert len(planned) + len(notes) == 11
+    assert len(planned) + len(notes) == len(ALGORITHMS)
     assert "hybrid" in {each.name for each in _planned("all", asked("dgx-1v", gpus="0-3"), here=False)[0]}
     [auto], _ = _planned("auto", asked("dgx-1v"), here=False)
     [optimal], _ = _planned("optimal", asked("dgx-1v"), here=False)
