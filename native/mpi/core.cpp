@@ -117,6 +117,7 @@ class Communicator : public blink_mpi_comm {
  private:
   // Of these, each is an exchange among all ranks, who come to the same end. False and `why`.
   bool know(const blink_mpi_peers& peers, std::string* why);
+  bool agree_on_crossing(const blink_mpi_peers& peers, std::string* why);
   bool meet(const blink_mpi_peers& peers, std::string* why);
   Prepared* find(const blink_mpi_call& wanted);
   void drop_oldest();
@@ -129,6 +130,7 @@ class Communicator : public blink_mpi_comm {
   std::string key_;
   std::shared_ptr<blink_bundle> bundle_;
   std::unique_ptr<SharedSegment> segment_;
+  bool crosses_ = false;
   Prepared* last_ = nullptr;
   std::list<Prepared> prepared_;  // the one used last is first
   std::unordered_map<blink_mpi_call, std::list<Prepared>::iterator, Hash, Same> known_;
@@ -285,6 +287,16 @@ bool Communicator::meet(const blink_mpi_peers& peers, std::string* why) {
     if (*said != '\0') return *why = of_rank(r, said), false;
   }
   key_ = shim::hex(offer.meeting.secret, 8);
+  return agree_on_crossing(peers, why);
+}
+
+// Whether every rank lets the system copy between its memory and the others'; none of them has left yet.
+bool Communicator::agree_on_crossing(const blink_mpi_peers& peers, std::string* why) {
+  const char* const wish = std::getenv("BLINK_CROSS_MEMORY");
+  const std::int32_t mine = (wish == nullptr || std::strcmp(wish, "0") != 0) && blink_can_cross(segment_->comm()) != 0;
+  std::vector<std::int32_t> all(static_cast<std::size_t>(size));
+  if (peers.allgather(peers.self, &mine, all.data(), sizeof mine) != 0) return *why = "MPI_Allgather failed", false;
+  crosses_ = std::all_of(all.begin(), all.end(), [](std::int32_t one) { return one != 0; });
   return true;
 }
 
@@ -303,7 +315,7 @@ Prepared* Communicator::find(const blink_mpi_call& wanted) {
     prepared_.splice(prepared_.begin(), prepared_, found->second);
   } else {
     if (prepared_.size() >= kMostOps) drop_oldest();
-    const blink_request request = {wanted.collective, wanted.root, wanted.count, wanted.dtype, wanted.op, 0};
+    const blink_request request = {wanted.collective, wanted.root, wanted.count, wanted.dtype, wanted.op, crosses_};
     blink_error error{};
     prepared_.push_front({wanted, blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error), 0});
     known_[wanted] = prepared_.begin();

@@ -538,7 +538,8 @@ int blink_comm::write_private(int peer, std::uint64_t into, const void* from, st
 int blink_comm::private_failure(int peer, const blink::Site& site) {
   const std::int64_t until = now_us() + kDyingUs;
   if (const int code = wait([&] { return now_us() > until; }, site)) return code;
-  return fail(BLINK_SYSTEM, site, peer, "the system does not let this rank copy from or to the peer's memory any more");
+  return fail(BLINK_SYSTEM, site, peer,
+              "the system does not let this rank copy from or to the peer's buffer; BLINK_CROSS_MEMORY=0 does without");
 }
 
 // First the word, then the look: a rank that fails a call does it the other way round.
