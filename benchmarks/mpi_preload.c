@@ -15,6 +15,35 @@ static int compare(const void* a, const void* b) {
 static double* in;
 static double* out;
 
+// Blocks of `count` elements in all, of which the first is the shortest and the last three times as long, by rank.
+enum { MOST_RANKS = 64 };
+static int lengths[MOST_RANKS], places[MOST_RANKS], turned[MOST_RANKS], turned_places[MOST_RANKS];
+
+static void divide(int count) {
+  for (int i = 0, at = 0; i < size; at += lengths[i++]) {
+    lengths[i] = size == 1 ? count : (int)((long)count * (size - 1 + 2 * i) / (2L * size * (size - 1)));
+    places[i] = at;
+  }
+  for (int i = 0, at = 0; i < size; at += turned[i++]) {
+    turned[i] = lengths[(rank + i) % size];
+    turned_places[i] = at;
+  }
+}
+
+static void call_of_blocks(const char* what, int plain) {
+  // From rank i to rank j goes block i + j, and so as much there as back.
+  if (strcmp(what, "alltoallv") == 0)
+    (plain ? PMPI_Alltoallv : MPI_Alltoallv)(in, turned, turned_places, MPI_DOUBLE, out, turned, turned_places, MPI_DOUBLE, MPI_COMM_WORLD);
+  if (strcmp(what, "allgatherv") == 0)
+    (plain ? PMPI_Allgatherv : MPI_Allgatherv)(in, lengths[rank], MPI_DOUBLE, out, lengths, places, MPI_DOUBLE, MPI_COMM_WORLD);
+  if (strcmp(what, "reduce_scatterv") == 0)
+    (plain ? PMPI_Reduce_scatter : MPI_Reduce_scatter)(in, out, lengths, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  if (strcmp(what, "gatherv") == 0)
+    (plain ? PMPI_Gatherv : MPI_Gatherv)(in, lengths[rank], MPI_DOUBLE, out, lengths, places, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  if (strcmp(what, "scatterv") == 0)
+    (plain ? PMPI_Scatterv : MPI_Scatterv)(in, lengths, places, MPI_DOUBLE, out, lengths[rank], MPI_DOUBLE, 0, MPI_COMM_WORLD);
+}
+
 static void call(const char* what, int plain, int count) {
   if (strcmp(what, "allreduce") == 0) (plain ? PMPI_Allreduce : MPI_Allreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
   if (strcmp(what, "bcast") == 0) (plain ? PMPI_Bcast : MPI_Bcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD);
@@ -29,6 +58,7 @@ static void call(const char* what, int plain, int count) {
     (plain ? PMPI_Gather : MPI_Gather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   if (strcmp(what, "scatter") == 0)
     (plain ? PMPI_Scatter : MPI_Scatter)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  call_of_blocks(what, plain);
   if (strcmp(what, "barrier") == 0) (plain ? PMPI_Barrier : MPI_Barrier)(MPI_COMM_WORLD);
 }
 
@@ -45,6 +75,7 @@ int main(int argc, char** argv) {
   for (long bytes = least; bytes <= most; bytes *= factor) {
     const int count = (int)(bytes / 8), again = bytes < 65536 ? 200 : bytes < (1 << 20) ? 20 : bytes < (16 << 20) ? 4 : 1;
     static double seconds[2][ROUNDS];
+    divide(count);
     for (int i = 0; i < count; ++i) in[i] = i % 7 + rank, out[i] = 0;
     for (int round = -1; round < ROUNDS; ++round) {
       for (int plain = 0; plain < 2; ++plain) {

@@ -11,6 +11,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define LIMIT ((int64_t)0x7fffffff)
+static const int64_t kMostBytes = (int64_t)1 << 40;  // of a block of a call whose blocks differ
 
 // Which MPI it was compiled for, as MPI_Get_library_version calls it.
 #if defined(OPEN_MPI)
@@ -336,8 +337,105 @@ static void* block(void* user, int64_t number, int64_t count, MPI_Datatype type)
   return (char*)user + number * count * extent;
 }
 
+// The blocks of one side of a call, of bytes. Neither how long those of others are nor what anything is made of is known
+// to all ranks, so none of it decides who serves the call.
+struct blocks {
+  blink_mpi_blocks bytes;  // from `at` on
+  char* at;                // the user's memory, or the communicator's
+  char* user;
+  MPI_Datatype type;
+  int plain;
+  int64_t size, extent, total;
+  int64_t counts[kMostRanks], places[kMostRanks];  // as the user gives them
+};
+
+// Of `counts` and `places`: bytes that lie where the user has them, from the first one on, or `closely`, one after the
+// other. 0: what a call may not have.
+static int measure(struct blocks* blocks, int count, const void* user, MPI_Datatype type) {
+  const struct type* row = find_type(type);
+  int64_t least = INT64_MAX;
+  blocks->user = (char*)user;
+  blocks->type = type;
+  blocks->plain = row != NULL;
+  blocks->bytes.count = count;
+  blocks->total = 0;
+  if (row != NULL) {
+    blocks->size = blocks->extent = row->bytes;
+  } else {
+    MPI_Count size = MPI_UNDEFINED;
+    MPI_Aint low = 0, extent = 0;
+    if (type == MPI_DATATYPE_NULL || PMPI_Type_size_x(type, &size) != MPI_SUCCESS || size == MPI_UNDEFINED) return 0;
+    if (PMPI_Type_get_extent(type, &low, &extent) != MPI_SUCCESS) return 0;
+    blocks->size = size;
+    blocks->extent = extent;
+  }
+  for (int i = 0; i < count; ++i) {
+    if (blocks->counts[i] < 0 || (blocks->size > 0 && blocks->counts[i] > kMostBytes / blocks->size)) return 0;
+    const int64_t bytes = blocks->counts[i] * blocks->size, begin = blocks->places[i] * blocks->size;
+    blocks->bytes.lengths[i] = bytes;
+    blocks->bytes.places[i] = row == NULL ? blocks->total : begin;
+    blocks->total += bytes;
+    if (bytes > 0 && begin < least) least = begin;
+  }
+  if (row == NULL) return 1;
+  // A place may be before the buffer.
+  if (blocks->total == 0) least = 0;
+  blocks->at = (char*)((uintptr_t)user + (uintptr_t)least);
+  for (int i = 0; i < count; ++i) blocks->bytes.places[i] = blocks->bytes.lengths[i] == 0 ? 0 : blocks->bytes.places[i] - least;
+  return blocks->at != NULL || blocks->total == 0;
+}
+
+// Between the user's memory and that at `at`, by PMPI_Pack or _Unpack in pieces of less than 2^31 bytes. 0, or an error.
+static int repack(struct blocks* blocks, int unpacks, MPI_Comm comm) {
+  for (int i = 0; i < blocks->bytes.count; ++i) {
+    char* user = blocks->user + blocks->places[i] * blocks->extent;
+    char* packed = blocks->at + blocks->bytes.places[i];
+    int64_t left = blocks->bytes.lengths[i] == 0 ? 0 : blocks->counts[i];
+    if (left > 0 && blocks->size > LIMIT) return fail(comm);  // no piece is so small
+    while (left > 0) {
+      const int some = (int)(left < LIMIT / blocks->size ? left : LIMIT / blocks->size);
+      const int bytes = (int)(some * blocks->size);
+      int position = 0;
+      const int code = unpacks ? PMPI_Unpack(packed, bytes, &position, user, some, blocks->type, comm)
+                               : PMPI_Pack(user, some, blocks->type, packed, bytes, &position, comm);
+      if (code != MPI_SUCCESS) return code;
+      user += some * blocks->extent;
+      packed += bytes;
+      left -= some;
+    }
+  }
+  return MPI_SUCCESS;
+}
+
+// Memory of the communicator for blocks that are not plain in the user's, or, with `copies`, that must not stay there.
+static int place(struct blocks* blocks, blink_mpi_comm* state, int number, int filled, int copies, MPI_Comm comm) {
+  if (blocks->plain && !copies) return MPI_SUCCESS;
+  const char* from = blocks->at;
+  int64_t used = 0;
+  blocks->at = blink_mpi_scratch(state, number, (size_t)blocks->total + 1);
+  if (blocks->at == NULL) return fail(comm);
+  if (!blocks->plain) return filled ? repack(blocks, 0, comm) : MPI_SUCCESS;
+  for (int i = 0; i < blocks->bytes.count; ++i) {
+    memcpy(blocks->at + used, from + blocks->bytes.places[i], (size_t)blocks->bytes.lengths[i]);
+    blocks->bytes.places[i] = used;
+    used += blocks->bytes.lengths[i];
+  }
+  return MPI_SUCCESS;
+}
+
 // How a call ended that the MPI library is to have.
 enum { kPass = -1 };
+
+// The move of these blocks; a side that this rank does not have is NULL. The result is not unpacked.
+static int move(blink_mpi_comm* state, MPI_Comm comm, int collective, int root, const struct blocks* given,
+                const struct blocks* result) {
+  static const blink_mpi_blocks none;
+  blink_mpi_call call = {collective, root, 0, BLINK_UINT8, BLINK_SUM};
+  int outcome = blink_mpi_run_blocks(state, &call, given != NULL ? &given->bytes : &none,
+                                     result != NULL ? &result->bytes : &none, given != NULL ? given->at : NULL,
+                                     result != NULL ? result->at : NULL);
+  return outcome == BLINK_MPI_DONE ? MPI_SUCCESS : outcome == BLINK_MPI_NO_PLAN ? kPass : fail(comm);
+}
 
 static int run(blink_mpi_comm* state, MPI_Comm comm, int collective, int root, int64_t count, int dtype, int op,
                const void* input, void* output) {

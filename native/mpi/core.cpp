@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -36,25 +37,45 @@ bool operator==(const blink_mpi_call& a, const blink_mpi_call& b) {
   return a.count == b.count && a.collective == b.collective && a.root == b.root && a.dtype == b.dtype && a.op == b.op;
 }
 
+// What an operation is prepared for. `blocks`: lengths and places of the sources, then of the targets; empty where all
+// are of one length.
+struct Key {
+  blink_mpi_call call;
+  std::vector<std::int64_t> blocks;
+};
+
 struct Hash {
-  std::size_t operator()(const blink_mpi_call& call) const {
+  std::size_t operator()(const Key& key) const {
+    const blink_mpi_call& call = key.call;
     std::uint64_t hash = static_cast<std::uint64_t>(call.count);
     for (const std::uint64_t part : {static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.collective)),
                                      static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)),
                                      static_cast<std::uint64_t>(call.dtype), static_cast<std::uint64_t>(call.op)}) {
       hash = (hash ^ part) * 0x9e3779b97f4a7c15;
     }
+    for (const std::int64_t number : key.blocks) {
+      hash = (hash ^ hash >> 32 ^ static_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15;
+    }
     return static_cast<std::size_t>(hash ^ hash >> 32);
   }
 };
 struct Same {
-  bool operator()(const blink_mpi_call& a, const blink_mpi_call& b) const { return a == b; }
+  bool operator()(const Key& a, const Key& b) const { return a.call == b.call && a.blocks == b.blocks; }
 };
 
 struct Prepared {
-  blink_mpi_call call;
-  blink_op* op;  // null: no plan has room for it
+  Key key;
+  blink_op* op;           // null: no plan has room for it, or
+  bool wrong;             // this rank's blocks make no sense
+  std::uint64_t bytes;    // of a call, for people
   std::uint64_t calls;
+};
+
+// The operations used last, which all ranks forget alike where they make the same calls. Blocks that differ in length are
+// each rank's own matter, and so in another cache.
+struct Cache {
+  std::list<Prepared> prepared;  // the one used last is first
+  std::unordered_map<Key, std::list<Prepared>::iterator, Hash, Same> known;
 };
 
 // What a rank says of itself before a communicator is made. Compared as bytes where all must be the same.
@@ -95,8 +116,20 @@ std::int32_t early_calls() {
   return text == nullptr || *text == '\0' ? kEarlyCalls : std::max(0, std::atoi(text));
 }
 
-std::uint64_t bytes_of(const blink_mpi_call& call) {
-  return static_cast<std::uint64_t>(call.count) * itemsize(call.dtype);
+// Of a call, in all; of blocks that differ what this rank knows.
+std::uint64_t bytes_of(const Key& key, int size, std::int32_t sources) {
+  const blink_mpi_call& call = key.call;
+  std::int64_t elements = call.count;
+  if (key.blocks.empty()) {
+    const bool whole = call.collective == BLINK_BROADCAST || call.collective == BLINK_REDUCE || call.collective == BLINK_ALLREDUCE;
+    elements *= whole ? 1 : size;
+  } else {
+    const auto first = key.blocks.begin(), second = first + 2 * sources;
+    const auto targets = (key.blocks.end() - second) / 2;
+    elements = std::max(std::accumulate(first, first + sources, std::int64_t{0}),
+                        std::accumulate(second, second + targets, std::int64_t{0}));
+  }
+  return static_cast<std::uint64_t>(elements) * itemsize(call.dtype);
 }
 
 }  // namespace
@@ -110,6 +143,8 @@ class Communicator : public blink_mpi_comm {
 
   void make(const blink_mpi_peers& peers);
   int run(const blink_mpi_call& wanted, const void* input, void* output);
+  int run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets, const void* input,
+          void* output);
   void* scratch(int number, std::size_t bytes);
   // Writes what has been served since the last time.
   void tell();
@@ -119,11 +154,14 @@ class Communicator : public blink_mpi_comm {
   bool know(const blink_mpi_peers& peers, std::string* why);
   bool agree_on_crossing(const blink_mpi_peers& peers, std::string* why);
   bool meet(const blink_mpi_peers& peers, std::string* why);
-  Prepared* find(const blink_mpi_call& wanted);
-  void drop_oldest();
+  Prepared* find(const Key& wanted, std::int32_t sources);
+  Prepared prepare(const Key& wanted, std::int32_t sources);
+  int run(Prepared& prepared, const void* input, void* output);
+  void drop_oldest(Cache& cache);
   void count(Prepared& prepared);
   void leave();
   int failed(const blink_mpi_call& wanted);
+  std::string where(const blink_mpi_call& call) const;
 
   int cores_ = 1;
   std::int64_t timeout_us_ = 0;
@@ -132,8 +170,8 @@ class Communicator : public blink_mpi_comm {
   std::unique_ptr<SharedSegment> segment_;
   bool crosses_ = false;
   Prepared* last_ = nullptr;
-  std::list<Prepared> prepared_;  // the one used last is first
-  std::unordered_map<blink_mpi_call, std::list<Prepared>::iterator, Hash, Same> known_;
+  Key wanted_{};  // of blocks
+  Cache even_, uneven_;
   ServedCalls served_;
   std::vector<char> scratch_[2];
 };
@@ -191,7 +229,8 @@ std::string of_rank(int rank, const std::string& what) { return "rank " + std::t
 std::string call_text(std::uint64_t what, std::int64_t elements) {
   const auto collective = static_cast<std::int32_t>(what & 0xff) - 1;
   const auto dtype = static_cast<std::uint32_t>(what >> 8 & 0xff), op = static_cast<std::uint32_t>(what >> 16 & 0xff);
-  std::string text = std::string(name_of_collective(collective)) + " of " + std::to_string(elements) + " × ";
+  const std::string blocks = elements == 0 ? "blocks of several sizes, " : std::to_string(elements) + " × ";
+  std::string text = std::string(name_of_collective(collective)) + " of " + blocks;
   text += name_of_dtype(dtype);
   if (has_operation(collective)) text += std::string(", ") + name_of_operation(op);
   return text + ", root " + std::to_string(what >> 24 & 0xffffffff);
@@ -302,39 +341,73 @@ bool Communicator::agree_on_crossing(const blink_mpi_peers& peers, std::string* 
 
 int Communicator::run(const blink_mpi_call& wanted, const void* input, void* output) {
   Prepared* prepared = last_;
-  if (__builtin_expect(prepared == nullptr || !(prepared->call == wanted), 0)) prepared = find(wanted);
-  if (__builtin_expect(prepared->op == nullptr, 0)) return BLINK_MPI_NO_PLAN;
-  ++prepared->calls;
-  if (blink_op_run(prepared->op, input, output, 0, 1.0, timeout_us_) == BLINK_OK) return BLINK_MPI_DONE;
-  return failed(wanted);
+  if (__builtin_expect(prepared == nullptr || !(prepared->key.call == wanted), 0)) prepared = find({wanted, {}}, 0);
+  return run(*prepared, input, output);
 }
 
-Prepared* Communicator::find(const blink_mpi_call& wanted) {
-  const auto found = known_.find(wanted);
-  if (found != known_.end()) {
-    prepared_.splice(prepared_.begin(), prepared_, found->second);
-  } else {
-    if (prepared_.size() >= kMostOps) drop_oldest();
-    const blink_request request = {wanted.collective, wanted.root, wanted.count, wanted.dtype, wanted.op, crosses_};
-    blink_error error{};
-    prepared_.push_front({wanted, blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error), 0});
-    known_[wanted] = prepared_.begin();
+int Communicator::run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
+                      const void* input, void* output) {
+  wanted_.call = wanted;
+  wanted_.blocks.clear();
+  for (const blink_mpi_blocks* side : {&sources, &targets}) {
+    wanted_.blocks.insert(wanted_.blocks.end(), side->lengths, side->lengths + side->count);
+    wanted_.blocks.insert(wanted_.blocks.end(), side->places, side->places + side->count);
   }
-  return last_ = &prepared_.front();
+  Prepared* prepared = last_;
+  if (prepared == nullptr || !Same()(prepared->key, wanted_)) prepared = find(wanted_, sources.count);
+  return run(*prepared, input, output);
 }
 
-void Communicator::drop_oldest() {
-  count(prepared_.back());
-  blink_op_destroy(prepared_.back().op);
-  known_.erase(prepared_.back().call);
-  prepared_.pop_back();
+int Communicator::run(Prepared& prepared, const void* input, void* output) {
+  if (__builtin_expect(prepared.op == nullptr, 0)) return prepared.wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
+  ++prepared.calls;
+  if (blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_) == BLINK_OK) return BLINK_MPI_DONE;
+  return failed(prepared.key.call);
+}
+
+Prepared* Communicator::find(const Key& wanted, std::int32_t sources) {
+  Cache& cache = wanted.blocks.empty() ? even_ : uneven_;
+  const auto found = cache.known.find(wanted);
+  if (found != cache.known.end()) {
+    cache.prepared.splice(cache.prepared.begin(), cache.prepared, found->second);
+  } else {
+    if (cache.prepared.size() >= kMostOps) drop_oldest(cache);
+    cache.prepared.push_front(prepare(wanted, sources));
+    cache.known[wanted] = cache.prepared.begin();
+  }
+  return last_ = &cache.prepared.front();
+}
+
+Prepared Communicator::prepare(const Key& wanted, std::int32_t sources) {
+  const blink_mpi_call& call = wanted.call;
+  const blink_request request = {call.collective, call.root, call.count, call.dtype, call.op, crosses_};
+  blink_error error{};
+  Prepared made{wanted, nullptr, false, bytes_of(wanted, size, sources), 0};
+  if (wanted.blocks.empty()) {
+    made.op = blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error);
+    return made;
+  }
+  const std::int64_t* const first = wanted.blocks.data();
+  const std::int64_t* const second = first + 2 * sources;
+  const auto targets = (static_cast<std::int64_t>(wanted.blocks.size()) - 2 * sources) / 2;
+  const blink_blocks blocks = {first, first + sources, second, second + targets};
+  made.op = blink_bundle_op_of_blocks(bundle_.get(), segment_->comm(), &request, &blocks, &error);
+  made.wrong = made.op == nullptr && error.code != BLINK_UNSUPPORTED;
+  if (made.wrong) say(where(call) + error.text + "\n");
+  return made;
+}
+
+void Communicator::drop_oldest(Cache& cache) {
+  count(cache.prepared.back());
+  blink_op_destroy(cache.prepared.back().op);
+  cache.known.erase(cache.prepared.back().key);
+  cache.prepared.pop_back();
 }
 
 void Communicator::count(Prepared& prepared) {
   if (prepared.calls == 0) return;
-  const blink_mpi_call& call = prepared.call;
-  const bool whole = call.collective == BLINK_BROADCAST || call.collective == BLINK_REDUCE || call.collective == BLINK_ALLREDUCE;
-  const std::uint64_t bytes = bytes_of(call) * static_cast<std::uint64_t>(whole ? 1 : size);
+  const blink_mpi_call& call = prepared.key.call;
+  const std::uint64_t bytes = prepared.bytes;
   Served& served = served_[{call.collective, call.dtype, call.op}];
   served.calls += prepared.calls;
   served.bytes += prepared.calls * bytes;
@@ -346,9 +419,13 @@ void Communicator::count(Prepared& prepared) {
 int Communicator::failed(const blink_mpi_call& wanted) {
   blink_error error{};
   blink_last_error(segment_->comm(), &error);
-  say("blink: " + std::string(name_of_collective(wanted.collective)) + " on communicator " + key_.substr(0, 8) +
-      ", rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " + why_it_failed(error) + "\n");
+  say(where(wanted) + why_it_failed(error) + "\n");
   return BLINK_MPI_FAILED;
+}
+
+std::string Communicator::where(const blink_mpi_call& call) const {
+  return "blink: " + std::string(name_of_collective(call.collective)) + " on communicator " + key_.substr(0, 8) + ", rank " +
+         std::to_string(rank) + " of " + std::to_string(size) + ": ";
 }
 
 void* Communicator::scratch(int number, std::size_t bytes) {
@@ -367,12 +444,16 @@ void Communicator::leave() {
   }
   last_ = nullptr;
   tell();
-  while (!prepared_.empty()) drop_oldest();
+  for (Cache* cache : {&even_, &uneven_}) {
+    while (!cache->prepared.empty()) drop_oldest(*cache);
+  }
   segment_.reset();
 }
 
 void Communicator::tell() {
-  for (Prepared& prepared : prepared_) count(prepared);
+  for (Cache* cache : {&even_, &uneven_}) {
+    for (Prepared& prepared : cache->prepared) count(prepared);
+  }
   report_served(key_, rank, size, served_);
   served_.clear();
 }
@@ -425,6 +506,12 @@ int blink_mpi_are_here(const int* world_ranks, int count) {
 
 int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* input, void* output) {
   return guarded([&] { return static_cast<Communicator*>(comm)->run(*call, input, output); },
+                 static_cast<int>(BLINK_MPI_FAILED));
+}
+
+int blink_mpi_run_blocks(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
+                         const blink_mpi_blocks* targets, const void* input, void* output) {
+  return guarded([&] { return static_cast<Communicator*>(comm)->run(*call, *sources, *targets, input, output); },
                  static_cast<int>(BLINK_MPI_FAILED));
 }
 

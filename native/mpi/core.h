@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // What a binding and a libblink_mpi.so that belong together agree on.
-#define BLINK_MPI_BINDING_VERSION 1
+#define BLINK_MPI_BINDING_VERSION 2
 
 // The MPI library, as the core sees it.
 typedef struct {
@@ -35,12 +35,19 @@ typedef struct {
   int32_t rank, size;
 } blink_mpi_comm;
 
-// What all ranks must agree on; `count` is of elements per block.
+// What all ranks must agree on; `count` is of elements per block, 0 where the blocks differ in length.
 typedef struct {
   int32_t collective, root;
   int64_t count;
   uint32_t dtype, op;
 } blink_mpi_call;
+
+// The blocks of a rank's input or output where they differ in length: how long each is and where it begins, in elements.
+enum { kMostRanks = 64 };  // that there are plans for
+typedef struct {
+  int32_t count;
+  int64_t lengths[kMostRanks], places[kMostRanks];
+} blink_mpi_blocks;
 
 enum blink_mpi_outcome { BLINK_MPI_DONE = 0, BLINK_MPI_NO_PLAN, BLINK_MPI_FAILED };
 
@@ -56,6 +63,9 @@ int blink_mpi_are_here(const int* world_ranks, int count);
 
 // One of blink_mpi_outcome, the same on all ranks. Where it failed, stderr says why.
 int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* input, void* output);
+// The same for blocks that differ in length: those that this rank has to know. Where it failed, it may be on this rank alone.
+int blink_mpi_run_blocks(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
+                         const blink_mpi_blocks* targets, const void* input, void* output);
 // At least `bytes` of memory, the communicator's, until it is asked for again with the same number (0 or 1); NULL: none.
 void* blink_mpi_scratch(blink_mpi_comm* comm, int number, size_t bytes);
 // Counts a call that goes to the MPI library.

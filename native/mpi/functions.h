@@ -9,8 +9,7 @@
 #define BLINK_MPI_COLLECTIVES(HANDLED, COUNTED)                                                            \
   HANDLED(Allreduce, 6) HANDLED(Bcast, 5) HANDLED(Reduce, 7) HANDLED(Allgather, 7) HANDLED(Allgatherv, 8)  \
   HANDLED(Reduce_scatter, 6) HANDLED(Reduce_scatter_block, 6) HANDLED(Gather, 8) HANDLED(Scatter, 8)       \
-  HANDLED(Alltoall, 7)                                                                                     \
-  COUNTED(Gatherv, 9, kOther) COUNTED(Scatterv, 9, kOther) COUNTED(Alltoallv, 9, kOther)                   \
+  HANDLED(Alltoall, 7) HANDLED(Gatherv, 9) HANDLED(Scatterv, 9) HANDLED(Alltoallv, 9)                      \
   COUNTED(Alltoallw, 9, kOther) COUNTED(Scan, 6, kOther) COUNTED(Exscan, 6, kOther)                        \
   COUNTED(Iallreduce, 7, kNonblocking) COUNTED(Ibcast, 6, kNonblocking) COUNTED(Ireduce, 8, kNonblocking)  \
   COUNTED(Iallgather, 8, kNonblocking) COUNTED(Iallgatherv, 9, kNonblocking)                               \
@@ -23,7 +22,6 @@
 // Those of MPI 4, beside NAME_c of every HANDLED one. A library of their own (libblink_mpi4.so) comes before them, which
 // is preloaded only where the MPI library has them: programs look whether there are such functions.
 #define BLINK_MPI_4_COLLECTIVES(COUNTED)                                                                   \
-  COUNTED(Gatherv_c, 9, kOther) COUNTED(Scatterv_c, 9, kOther) COUNTED(Alltoallv_c, 9, kOther)             \
   COUNTED(Alltoallw_c, 9, kOther) COUNTED(Scan_c, 6, kOther) COUNTED(Exscan_c, 6, kOther)                  \
   COUNTED(Allreduce_init, 8, kPersistent) COUNTED(Bcast_init, 7, kPersistent)                              \
   COUNTED(Reduce_init, 9, kPersistent) COUNTED(Allgather_init, 9, kPersistent)                             \
@@ -42,10 +40,9 @@
   REASON(kSetup, "the ranks could not share memory")                                                   \
   REASON(kType, "a type or an operation that Blink does not reduce with")                              \
   REASON(kEmpty, "nothing to move")                                                                    \
-  REASON(kUneven, "blocks of several sizes")                                                           \
   REASON(kLarge, "more than 2^31 bytes")                                                               \
   REASON(kArguments, "arguments that are the MPI library's to judge")                                  \
-  REASON(kAtOnce, "so little, one way, that the MPI library sends it at once")                         \
+  REASON(kAtOnce, "so little that the MPI library, which sends it at once, is faster")                 \
   REASON(kNoPlan, "no plan has room for it")                                                           \
   REASON(kNonblocking, "a nonblocking collective")                                                     \
   REASON(kPersistent, "a persistent collective")                                                       \

@@ -47,6 +47,9 @@ static void fresh(size_t bytes) {
   memcpy(expected, out, bytes);
 }
 
+// Of `most` elements, nothing to all.
+static int part(int i, int j, int most) { return (int)((long)most * ((i * 3 + j * 5) % 4) / 3); }
+
 static void reductions(MPI_Datatype type, MPI_Op op, int count) {
   int bytes;
   PMPI_Type_size(type, &bytes);
@@ -75,11 +78,84 @@ static void reductions(MPI_Datatype type, MPI_Op op, int count) {
   compare("Reduce_scatter_block in place", MPI_Reduce_scatter_block(MPI_IN_PLACE, out, count, type, op, comm),
           PMPI_Reduce_scatter_block(MPI_IN_PLACE, expected, count, type, op, comm), (size_t)bytes * (size_t)count);
   int counts[64];
-  for (int uneven = 0; uneven < 2; ++uneven) {
-    for (int i = 0; i < size; ++i) counts[i] = uneven && i == 0 ? count - 1 : count;
+  for (int uneven = 0; uneven < 3; ++uneven) {
+    for (int i = 0; i < size; ++i) counts[i] = uneven == 2 ? part(i, 2, count) : uneven && i == 0 ? count - 1 : count;
     fresh(all);
     compare("Reduce_scatter", MPI_Reduce_scatter(in, out, counts, type, op, comm),
             PMPI_Reduce_scatter(in, expected, counts, type, op, comm), all);
+    // Compared with MPI's out of place: MPICH 4.0.2 stops in place where a block overlaps where it goes to.
+    memcpy(out, in, all);
+    compare("Reduce_scatter in place", MPI_Reduce_scatter(MPI_IN_PLACE, out, counts, type, op, comm),
+            PMPI_Reduce_scatter(in, expected, counts, type, op, comm), (size_t)bytes * (size_t)counts[rank]);
+  }
+}
+
+// Blocks with gaps between them: one after the other, or backward, so that the first is last and all others are before the
+// buffer, which begins at the element that is returned.
+static int lay(int backward, const int* counts, int* places) {
+  int at = 0;
+  for (int k = 0; k < size; ++k) {
+    int i = backward ? size - 1 - k : k;
+    places[i] = at;
+    at += counts[i] + 1;
+  }
+  int begin = backward ? places[0] : 0;
+  for (int i = 0; i < size; ++i) places[i] -= begin;
+  return begin;
+}
+
+// Blocks of several sizes, some empty: from rank i to rank j the same part of `most` times `n` of one type, which are as
+// many as `others` of another.
+static void ragged(MPI_Datatype type, int n, MPI_Datatype other, int others, int most) {
+  MPI_Aint low, extent, other_extent;
+  PMPI_Type_get_extent(type, &low, &extent);
+  PMPI_Type_get_extent(other, &low, &other_extent);
+  size_t block = (size_t)extent * (size_t)(most * n + 1), other_block = (size_t)other_extent * (size_t)(most * others + 1);
+  size_t all = (block > other_block ? block : other_block) * (size_t)size;
+  int given[64], from[64], got[64], to[64];
+  noise(in, all, (unsigned)most);
+  for (int backward = 0; backward < 2; ++backward) {
+    for (int root = 0; root < size; ++root) {
+      const int own = part(rank, root, most) * n, mine = part(root, rank, most) * others, is_root = rank == root;
+      for (int i = 0; i < size; ++i) got[i] = part(i, root, most) * others, given[i] = part(root, i, most) * n;
+      size_t into = (size_t)lay(backward, got, to) * (size_t)other_extent;
+      char* source = in + (size_t)lay(backward, given, from) * (size_t)extent;
+      // Only the root knows of the others.
+      const int *counts = is_root ? got : NULL, *places = is_root ? to : NULL;
+      fresh(all);
+      compare("Gatherv", MPI_Gatherv(in, own, type, is_root ? out + into : NULL, counts, places, other, root, comm),
+              PMPI_Gatherv(in, own, type, is_root ? expected + into : NULL, counts, places, other, root, comm), all);
+      fresh(all);
+      const void* at = is_root ? MPI_IN_PLACE : (void*)in;
+      compare("Gatherv in place", MPI_Gatherv(at, own, type, out + into, counts, places, other, root, comm),
+              PMPI_Gatherv(at, own, type, expected + into, counts, places, other, root, comm), all);
+      counts = is_root ? given : NULL, places = is_root ? from : NULL;
+      fresh(all);
+      compare("Scatterv", MPI_Scatterv(source, counts, places, type, out, mine, other, root, comm),
+              PMPI_Scatterv(source, counts, places, type, expected, mine, other, root, comm), all);
+      fresh(all);
+      compare("Scatterv in place", MPI_Scatterv(source, counts, places, type, is_root ? MPI_IN_PLACE : out, mine, other, root, comm),
+              PMPI_Scatterv(source, counts, places, type, is_root ? MPI_IN_PLACE : expected, mine, other, root, comm), all);
+    }
+    for (int i = 0; i < size; ++i) got[i] = part(i, 1, most) * others;
+    size_t into = (size_t)lay(backward, got, to) * (size_t)other_extent;
+    fresh(all);
+    compare("Allgatherv of parts", MPI_Allgatherv(in, part(rank, 1, most) * n, type, out + into, got, to, other, comm),
+            PMPI_Allgatherv(in, part(rank, 1, most) * n, type, expected + into, got, to, other, comm), all);
+    fresh(all);
+    compare("Allgatherv of parts in place", MPI_Allgatherv(MPI_IN_PLACE, 0, type, out + into, got, to, other, comm),
+            PMPI_Allgatherv(MPI_IN_PLACE, 0, type, expected + into, got, to, other, comm), all);
+    for (int i = 0; i < size; ++i) given[i] = part(rank, i, most) * n, got[i] = part(i, rank, most) * others;
+    into = (size_t)lay(backward, got, to) * (size_t)other_extent;
+    char* source = in + (size_t)lay(!backward, given, from) * (size_t)extent;
+    fresh(all);
+    compare("Alltoallv", MPI_Alltoallv(source, given, from, type, out + into, got, to, other, comm),
+            PMPI_Alltoallv(source, given, from, type, expected + into, got, to, other, comm), all);
+    for (int i = 0; i < size; ++i) got[i] = part(rank + i, 0, most) * others;  // as much there as back
+    into = (size_t)lay(backward, got, to) * (size_t)other_extent;
+    fresh(all);
+    compare("Alltoallv in place", MPI_Alltoallv(MPI_IN_PLACE, NULL, NULL, type, out + into, got, to, other, comm),
+            PMPI_Alltoallv(MPI_IN_PLACE, NULL, NULL, type, expected + into, got, to, other, comm), all);
   }
 }
 
@@ -136,6 +212,8 @@ static void moves(MPI_Datatype type, int count, MPI_Datatype other, int others) 
     compare("Allgatherv in place", MPI_Allgatherv(MPI_IN_PLACE, 0, type, out, counts, displs, other, comm),
             PMPI_Allgatherv(MPI_IN_PLACE, 0, type, expected, counts, displs, other, comm), all);
   }
+  const int units = count < others ? count : others;
+  ragged(type, count / units, other, others / units, units);
 }
 
 static void first(void* a, void* b, int* n, MPI_Datatype* type) {
