@@ -279,7 +279,9 @@ static void on(const char* called, MPI_Comm which, int most) {
     PMPI_Type_commit(&strided), PMPI_Type_commit(&swapped), PMPI_Type_commit(&pair);
     moves(MPI_CHAR, counts[c], MPI_CHAR, counts[c]);
     moves(MPI_DOUBLE, counts[c], MPI_DOUBLE, counts[c]);
+#ifdef OPEN_MPI  // MPICH 4.0.2's own Gather among four ranks leaves the padding of its elements behind
     moves(MPI_LONG_DOUBLE, counts[c], MPI_LONG_DOUBLE, counts[c]);
+#endif
     const int pairs = counts[c] % 1000;  // MPICH 4.0.2's own Scatter truncates more of them
     moves(MPI_DOUBLE_INT, pairs, MPI_DOUBLE_INT, pairs);
     moves(MPI_INT, 2 * counts[c], strided, counts[c]);
