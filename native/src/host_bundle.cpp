@@ -135,7 +135,7 @@ std::vector<const blink_bundle_choice*> blink_bundle::choice(const blink_request
 // What serves the largest sizes; nullptr: nothing that is for blocks of several lengths.
 const blink_bundle_choice* blink_bundle::choice_of_blocks(const blink_request& request) const {
   const auto found = std::find_if(choices_.rbegin(), choices_.rend(), [&](const blink_bundle_choice& row) {
-    return row.collective == request.collective && row.inline_messages == 0 && row.cross_memory == 0;
+    return row.collective == request.collective && row.inline_messages == 0 && row.variant == 0;
   });
   return found == choices_.rend() ? nullptr : &*found;
 }
