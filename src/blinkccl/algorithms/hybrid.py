@@ -33,7 +33,7 @@ ALGORITHM = "hybrid"
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class LinkClassSplit:
     """How many bytes go over each link class, and how long both take together; exact, so bytes may be parts of one."""
 
     pcie_bytes: Fraction
@@ -52,7 +52,7 @@ def hybrid_split(
     pcie_gb_per_s: float | Fraction,
     nvlink_gb_per_s: float | Fraction,
     t_dpa_s: float | Fraction,
-) -> Split:
+) -> LinkClassSplit:
     """The split of D bytes for which max(T_dpa + D_PCIe / BW_PCIe, D_NVL / BW_NVL) is least: Eq 8, solved.
 
         D_PCIe = BW_PCIe (D − T_dpa BW_NVL) / (BW_PCIe + BW_NVL)
@@ -72,7 +72,7 @@ def hybrid_split(
         )
     over_pcie = max(Fraction(0), pcie * (total - wait * nvlink) / (pcie + nvlink))
     over_nvlink = total - over_pcie
-    return Split(over_pcie, over_nvlink, over_nvlink / nvlink)
+    return LinkClassSplit(over_pcie, over_nvlink, over_nvlink / nvlink)
 
 
 def measured_gb_per_s(small: tuple[int, float], large: tuple[int, float]) -> Fraction:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blinkccl.algorithms.hybrid import Split, class_plan, hybrid_split
+from blinkccl.algorithms.hybrid import LinkClassSplit, class_plan, hybrid_split
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions, Estimate, TimedPlan, modelled, planned
 from blinkccl.forest.model import Forest
@@ -33,7 +33,7 @@ class HybridJob:
         """The NVLink trees: all there is for small sizes."""
         return self.nvlink.forest
 
-    def split(self, size_bytes: int, over_pcie: int) -> Split | None:
+    def split(self, size_bytes: int, over_pcie: int) -> LinkClassSplit | None:
         """Eq 8 at the rates that each set reaches with its part of a split; None where nothing moves."""
         pcie, nvlink = self.pcie.at(over_pcie), self.nvlink.at(size_bytes - over_pcie)
         if not pcie.algbw_gb_per_s or not nvlink.algbw_gb_per_s:

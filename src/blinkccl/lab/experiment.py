@@ -139,7 +139,7 @@ class BySize(Candidate):
 
 
 @dataclass(frozen=True)
-class MultiPath(BySize):
+class MeasuredMultiPath(BySize):
     """One message over all paths; ``forest`` is the plan of large ones, ``classes`` are :func:`_paths_of` it.
 
     Their first calls say what each path costs before it moves, and its rate; those of all together how much later and
@@ -309,7 +309,7 @@ class Field:
     @property
     def path_row(self) -> Pair | None:
         """How ``multi_path`` splits messages, where it is one of these and is ready."""
-        return next((one.row for one in self.candidates if isinstance(one, MultiPath)), None)
+        return next((one.row for one in self.candidates if isinstance(one, MeasuredMultiPath)), None)
 
     def laboratory(self) -> Laboratory:
         """One for all candidates, not yet entered."""
@@ -356,7 +356,7 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
             one = Hybrid(name, forest, one.program, request=request, classes=classes)
         if name == multi_path.ALGORITHM:
             alone = tuple(_lowered(name, forest_of(forest, on_one_path(path)), slots) for path in _paths_of(forest))
-            one = MultiPath(name, forest, one.program, classes=alone)
+            one = MeasuredMultiPath(name, forest, one.program, classes=alone)
         found.append(one)
     if not found:
         raise UnsupportedError(f"there is nothing to run: {'; '.join(reason for _, reason in absent)}")

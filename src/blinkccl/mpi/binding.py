@@ -29,14 +29,14 @@ _INSTALL = "install it (Debian: apt install libopenmpi-dev, or libmpich-dev), or
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class CompiledBinding:
     """The compiled file, and the version of the MPI standard that the library says it has."""
 
     path: Path
     standard: int
 
 
-def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Binding:
+def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> CompiledBinding:
     """The binding for the MPI library of ``command``; UnsupportedError says what is missing or does not compile.
 
     ``mpicc`` is a compiler wrapper of that library; None: the one that belongs to the launcher that ``command`` begins
@@ -52,7 +52,7 @@ def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Bindin
     line = _line(command, mpicc)
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
     standard = re.search(rb"^#define MPI_VERSION (\d+)", _macros(line), re.MULTILINE)
-    return Binding(build(text, _Compiler(line, directory)), int(standard[1]) if standard else 0)
+    return CompiledBinding(build(text, _Compiler(line, directory)), int(standard[1]) if standard else 0)
 
 
 def _line(command: Sequence[str], mpicc: str | None) -> tuple[str, ...]:

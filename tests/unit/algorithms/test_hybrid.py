@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.algorithms.hybrid import Split, hybrid_split, measured_gb_per_s, plan_split, rates
+from blinkccl.algorithms.hybrid import LinkClassSplit, hybrid_split, measured_gb_per_s, plan_split, rates
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError, UsageError
@@ -48,7 +48,7 @@ def test_pcie_gets_nothing_until_nvlink_outlasts_the_switching(
 ) -> None:
     for total in (0, 1, least_bytes - 1, least_bytes):
         split = hybrid_split(total, PCIE_GB_PER_S, nvlink_gb_per_s, gpus * T_DPA_S)
-        assert split == Split(Fraction(0), Fraction(total), Fraction(total, nvlink_gb_per_s * 10**9))
+        assert split == LinkClassSplit(Fraction(0), Fraction(total), Fraction(total, nvlink_gb_per_s * 10**9))
         assert split.pcie_part == 0
     assert hybrid_split(least_bytes + 1, PCIE_GB_PER_S, nvlink_gb_per_s, gpus * T_DPA_S).pcie_bytes > 0
 
