@@ -147,7 +147,9 @@ def opens(url: str, rank: int, size: int) -> None:
 
 
 def dies_before_it_connects(url: str, rank: int, size: int) -> None:
+    """After rank 0 began: who showed itself before, and has ended, may be of an earlier run."""
     _Joining._enter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    wait_for(open_store(url, rank, time.monotonic() + PATIENT_S), "job/bootstrap")
     opens(url, rank, size)
 
 

@@ -236,23 +236,48 @@ def test_a_job_that_was_slower_finds_that_of_the_faster(tmp_path):
     assert (first / bundles.TEXT).stat().st_ino == before
 
 
-def test_a_directory_of_others_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where bundles go that are not kept."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+def test_a_directory_of_others_is_not_used(tmp_path, temporary):
     directory = tmp_path / "bundles"
     directory.mkdir(mode=0o777)
     directory.chmod(0o777)
     path = BundleCache(directory).put("0" * 40, bundle(tmp_path))
-    assert path.parent == tmp_path
+    assert path.parent == temporary
     assert (path / bundles.TEXT).read_text().startswith("blink-bundle 2")
     assert BundleCache(directory).find("0" * 40) is None
 
 
-def test_what_lacks_something_is_not_found_again(tmp_path):
+def test_what_lacks_something_is_not_found_again(tmp_path, temporary):
     cache = BundleCache(tmp_path / "bundles")
     path = cache.put(None, bundle(tmp_path))
+    assert path.parent == temporary
     assert (path / bundles.TEXT).is_file()
     assert not (tmp_path / "bundles").exists()
+
+
+def test_a_temporary_bundle_goes_when_who_has_asked_has_ended(tmp_path, temporary, monkeypatch):
+    """However it ended; the parent of a planner is the rank that has asked."""
+    killed, lives = (subprocess.Popen(["sleep", "100"]) for _ in range(2))
+    try:
+        paths = []
+        for asker in (killed, lives):
+            monkeypatch.setattr("os.getppid", lambda asker=asker: asker.pid)
+            paths.append(BundleCache(None).put("0" * 40, bundle(tmp_path)))
+        killed.kill()
+        killed.wait()
+        last = BundleCache(None).put("0" * 40, bundle(tmp_path))
+        assert sorted(temporary.iterdir()) == sorted([paths[1], last])
+    finally:
+        for asker in (killed, lives):
+            asker.kill()
+            asker.wait()
 
 
 def test_old_bundles_go_when_there_are_too_many(tmp_path, monkeypatch):
