@@ -46,6 +46,7 @@ from blinkccl.nccl.geometry import THREADS
 from blinkccl.nccl.images import Image, ImagePart, kernel_of
 from blinkccl.nccl.programs import CandidateProgram
 from blinkccl.private_files import open_trusted, private_directory
+from blinkccl.runtime.process import has_ended, mark
 
 TEXT = "bundle.txt"
 #: Longer ones are none of ours.
@@ -175,9 +176,9 @@ class BundleCache:
                 path = self._move_in(_write(self._directory / f".{secrets.token_hex(8)}", bundle), digest)
                 _remove_unused(self._directory.iterdir(), MOST_BUNDLES)
                 return path
-        # Ranks load temporary bundles after the planner has gone, so nobody else removes them.
-        _remove_unused(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"), 0)
-        return _write(Path(tempfile.mkdtemp(prefix=_PREFIX)), bundle)
+        # Ranks load it after the planner has gone. Once the rank that asked has gone, too, other planners remove it.
+        _remove_left(Path(tempfile.gettempdir()))
+        return _write(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{mark(os.getppid())}-")), bundle)
 
     def _move_in(self, written: Path, digest: str) -> Path:
         assert self._directory is not None
@@ -228,6 +229,15 @@ def _remove_unused(bundles: Iterable[Path], keep: int) -> None:
     oldest = time.time() - LEAST_AGE_S
     for used, path in sorted(rows)[: max(0, len(rows) - keep)]:
         if used < oldest:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_left(directory: Path) -> None:
+    """Temporary bundles of jobs that have ended."""
+    every = list(directory.glob(f"{_PREFIX}*"))
+    _remove_unused(every, 0)
+    for path in every:
+        if has_ended(path.name.removeprefix(_PREFIX)):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -15,9 +15,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from blinkccl.private_files import private_directory
-from blinkccl.runtime.process import lives, namespace
+from blinkccl.runtime.process import has_ended, mark
 
-_NAME = re.compile(r"job-([0-9]+)-([0-9]+)-([0-9]+)-[0-9a-f]{16}")
+_NAME = re.compile(r"job-[0-9]+-[0-9]+-[0-9]+-[0-9a-f]{16}")
 
 
 def base_directory(environ: Mapping[str, str]) -> Path:
@@ -32,7 +32,7 @@ def base_directory(environ: Mapping[str, str]) -> Path:
 def job_directory(base: Path, launcher: tuple[int, int], names: Iterable[str]) -> Path:
     """The directory of the job that process ``launcher`` (number, start time) started and calls ``names``."""
     digest = sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()[:16]
-    return base / f"job-{namespace('pid')}-{launcher[0]}-{launcher[1]}-{digest}"
+    return base / f"job-{mark(*launcher)}-{digest}"
 
 
 def prepare(path: Path, environ: Mapping[str, str], rank: int) -> None:
@@ -46,10 +46,9 @@ def prepare(path: Path, environ: Mapping[str, str], rank: int) -> None:
 
 
 def _sweep(base: Path) -> None:
-    """Removes directories of jobs whose launcher has ended. Other namespaces' process numbers say nothing here."""
+    """Removes directories of jobs whose launcher has ended."""
     for path in sorted(base.iterdir()):
-        match = _NAME.fullmatch(path.name)
-        if match and int(match[1]) == namespace("pid") and lives(int(match[2]), int(match[3])) is False:
+        if _NAME.fullmatch(path.name) and has_ended(path.name.removeprefix("job-")):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ A process is told from later ones with the same number by its start time, in tic
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,20 @@ def namespace(kind: str) -> int:
         return os.stat(f"/proc/self/ns/{kind}").st_ino
     except OSError:
         return 0
+
+
+def mark(pid: int, start: int | None = None) -> str:
+    """A name for process ``pid``, which started at ``start``, that no other process of this boot has."""
+    return f"{namespace('pid')}-{pid}-{start_time(pid) if start is None else start}"
+
+
+def has_ended(marked: str) -> bool:
+    """Whether the process of which ``marked`` begins with the :func:`mark` is known to have ended.
+
+    Other namespaces' process numbers say nothing here.
+    """
+    match = re.match(r"([0-9]+)-([0-9]+)-([0-9]+)-", marked)
+    return match is not None and int(match[1]) == namespace("pid") and lives(int(match[2]), int(match[3])) is False
 
 
 def nearest_without(variable: str, proc: Path = PROC) -> tuple[int, int] | None:
