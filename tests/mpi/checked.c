@@ -1,5 +1,6 @@
 // Calls MPI_ and PMPI_ side by side and compares every byte: of all types, operations, roots, sizes, in place and not, on
 // several communicators. Prints "N calls, M wrong"; exits with 1 where any is.
+#include <float.h>
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -34,8 +35,12 @@ static void noise(char* at, size_t bytes, unsigned seed) {
   for (size_t i = 0; i < bytes; ++i) at[i] = (char)((i * 2654435761u + seed * 977u + (unsigned)rank * 131u) >> 5);
 }
 
+// A long double of x86 is ten bytes and six that mean nothing, which MPICH's own Gather among four ranks leaves behind.
+static int padded;
+
 static void compare(const char* what, int got, int wanted, size_t bytes) {
   ++calls;
+  for (size_t i = 0; padded && i < bytes; i += 16) memset(out + i + 10, 0, 6), memset(expected + i + 10, 0, 6);
   if (got == wanted && memcmp(out, expected, bytes) == 0) return;
   ++wrong;
   if (wrong < 20) fprintf(stderr, "rank %d of %s: %s is wrong (codes %d, %d)\n", rank, name, what, got, wanted);
@@ -279,9 +284,9 @@ static void on(const char* called, MPI_Comm which, int most) {
     PMPI_Type_commit(&strided), PMPI_Type_commit(&swapped), PMPI_Type_commit(&pair);
     moves(MPI_CHAR, counts[c], MPI_CHAR, counts[c]);
     moves(MPI_DOUBLE, counts[c], MPI_DOUBLE, counts[c]);
-#ifdef OPEN_MPI  // MPICH 4.0.2's own Gather among four ranks leaves the padding of its elements behind
+    padded = LDBL_MANT_DIG == 64 && sizeof(long double) == 16;
     moves(MPI_LONG_DOUBLE, counts[c], MPI_LONG_DOUBLE, counts[c]);
-#endif
+    padded = 0;
     const int pairs = counts[c] % 1000;  // MPICH 4.0.2's own Scatter truncates more of them
     moves(MPI_DOUBLE_INT, pairs, MPI_DOUBLE_INT, pairs);
     moves(MPI_INT, 2 * counts[c], strided, counts[c]);

@@ -66,7 +66,13 @@ class Mpi:
         own = ["--oversubscribe", "--allow-run-as-root"] if self.name == "openmpi" else []
         return [self.found.launcher, *own, *options, "-n", str(ranks), *map(str, command)]
 
-    def run(self, line: Sequence[str], environment: dict[str, str] | None = None, options: Sequence[str] = ()) -> Done:
+    def run(
+        self,
+        line: Sequence[str],
+        environment: dict[str, str] | None = None,
+        options: Sequence[str] = (),
+        deadline_s: float = DEADLINE_S,
+    ) -> Done:
         """``blink run --mpi`` of ``line``."""
         report = self.room / f"report-{os.getpid()}.json"
         report.unlink(missing_ok=True)
@@ -75,7 +81,7 @@ class Mpi:
             blink,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=deadline_s,
             env={
                 **os.environ,
                 **self.found.environment,

@@ -32,8 +32,12 @@ DETAILS = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("ranks", [2, 3, 4] if ALL_TESTS else [3])
 def test_every_result_is_that_of_mpi(mpi, ranks):
-    ranks = ranks if mpi.name == "openmpi" or ALL_TESTS else 2  # MPICH's ranks spin: slow with fewer cores
-    done = mpi.run(mpi.launch(ranks, mpi.program("checked.c"), "70001" if ALL_TESTS else "130"))
+    # Where ranks are more than cores nearly all of the time is spinning in MPICH's own half of the calls, 46 s of 2
+    # cores for 4 ranks and counts up to 5003, and without Blink more.
+    spins = mpi.name != "openmpi" and ranks > 2
+    ranks = 2 if spins and not ALL_TESTS else ranks
+    most = "130" if not ALL_TESTS else "5003" if spins else "70001"
+    done = mpi.run(mpi.launch(ranks, mpi.program("checked.c"), most), deadline_s=280)
     assert done.code == 0, done.err
     assert ", 0 wrong" in done.out
     assert set(done.rows("blink")) == COLLECTIVES
