@@ -122,16 +122,12 @@ void VariantChoice::collect() {
       }
     }
     if (known < comm_.size()) continue;
-    trials_[in_place_].observe(call.variant, std::max<std::int64_t>(1, ended - began));
+    trials_[call.in_place].observe(call.variant, std::max<std::int64_t>(1, ended - began));
     call.sequence = 0;
   }
 }
 
 void VariantChoice::decide(std::uint64_t sequence, bool in_place) {
-  if (in_place != in_place_) {
-    for (Pending& call : pending_) call.sequence = 0;
-    in_place_ = in_place;
-  }
   collect();
   const VariantTrials::Order wanted = trials_[in_place].next();
   const Decision last = Decision::read(line_->decision.load(std::memory_order_relaxed));
@@ -152,7 +148,7 @@ int VariantChoice::begin(bool in_place) {
   timed_ = decision.timed && sequence_ >= decision.from;
   if (timed_) {
     ++calls_;
-    if (comm_.rank() == 0) pending_[calls_ % kVariantTimes] = {sequence_, variant};
+    if (comm_.rank() == 0) pending_[calls_ % kVariantTimes] = {sequence_, variant, in_place};
     began_ns_ = now_ns();
   }
   return variant;

@@ -59,6 +59,7 @@ class VariantChoice {
   struct Pending {
     std::uint64_t sequence = 0;  // 0: none
     int variant = 0;
+    bool in_place = false;
   };
 
   VariantLine* find();
@@ -76,7 +77,6 @@ class VariantChoice {
   std::uint64_t calls_ = 0;
   // Rank 0's.
   VariantTrials trials_[2];  // out of place, in place
-  bool in_place_ = false;
   Pending pending_[kVariantTimes];
 };
 

@@ -68,6 +68,31 @@ void test_equals_stay() {
   expect(changes < 6, "between equals it changes %d times", changes);
 }
 
+// A program that calls in place and out of place by turns: every variant has its turn all the same.
+void turns(blink_comm* comm, int rank, const blink_plan* plan) {
+  std::vector<float> input(500, 1.0f), output(500, 1.0f);
+  blink_error error{};
+  blink_op* op = nullptr;
+  for (const std::int64_t chunk : {64, 256, 1024}) {
+    const blink_binding binding{500, BLINK_FLOAT32, BLINK_SUM, chunk, 0};
+    blink_op* const bound = blink_op_bind(comm, plan, &binding, &error);
+    if (!expect(bound != nullptr, "a plan is not bound: %s", error.text)) std::exit(1);
+    if (op == nullptr) op = bound;
+    else blink_op_add_variant(op, bound);
+  }
+  std::vector<int> chosen(16, 0);
+  for (int call = 0; call < 300; ++call) {
+    const int code = blink_op_run(op, call % 2 == 0 ? input.data() : output.data(), output.data(), 0, 1, kPatience);
+    if (!expect(code == BLINK_OK, "rank %d, call %d: code %d", rank, call, code)) break;
+    for (std::size_t line = 0; line < blink::kVariantLines && rank == 0; ++line) {
+      const blink::VariantLine& here = comm->segment().variant(line);
+      if (here.key.load() != 0) ++chosen[here.decision.load() >> 4 & 15];
+    }
+  }
+  expect(rank != 0 || (chosen[1] > 0 && chosen[2] > 0), "of three variants %d, %d and %d calls", chosen[0], chosen[1], chosen[2]);
+  blink_op_destroy(op);
+}
+
 // Different signatures end the calls, so a rank that runs another variant than the others does not go unnoticed. The
 // operation is made anew on single ranks, and comes to an end of the lines in shared memory.
 void many_calls(blink_comm* comm, int rank, const blink_plan* plan) {
@@ -123,6 +148,8 @@ void test_all_ranks_run_the_same() {
   for (const int cores : {1, 64}) {
     const Room room({3, 60, 64 << 10, 6 * 4160, 64}, 4096, cores);
     as_threads(room, [&](blink_comm* comm, int rank) { many_calls(comm, rank, plan); });
+    const Room other({3, 60, 64 << 10, 6 * 4160, 64}, 4096, cores);
+    as_threads(other, [&](blink_comm* comm, int rank) { turns(comm, rank, plan); });
   }
   blink_plan_free(plan);
 }
