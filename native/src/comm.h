@@ -119,7 +119,7 @@ struct blink_comm {
   void show_stream(int peer, std::int64_t tag, std::int64_t since_us);
   void set_python(const blink_python& python) { python_ = python; }
   void take_raised(void* raised[3]);
-  void set_idle(const blink_idle& idle) { idle_ = idle; }
+  void set_idle(const blink_idle& idle);
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
   // Where `bytes` at `offset` of a buffer that `peer` lends are in this process; nullptr if they are not wholly in it.
   unsigned char* borrowed(int peer, const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) const {
