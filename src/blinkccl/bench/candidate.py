@@ -47,6 +47,8 @@ END_S = 3.0
 KILL_S = 2.0
 #: Where Linux has files in memory.
 _SHARED_MEMORY = "/dev/shm"
+#: A socket's name has 107 bytes at most; a batch system's TMPDIR may take nearly all of them.
+_LONGEST = 107 - len("/blink-bench-12345678/socket")
 #: Seconds that a reply may take beyond the deadline that the rank itself keeps.
 GRACE_S = 5.0
 
@@ -106,6 +108,14 @@ def measured(replies: Sequence[Reply], whose: str = "") -> RankTimes:
     return RankTimes(np.stack(rows), sum(reply.wrong for reply in replies))
 
 
+def _place(in_memory: bool) -> str:
+    """Where a launch has its directory: in memory, or among temporary files, if a socket's name may be as long."""
+    if in_memory and os.access(_SHARED_MEMORY, os.W_OK):
+        return _SHARED_MEMORY
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
+
+
 class RunningCandidate:
     """A running launch."""
 
@@ -114,7 +124,7 @@ class RunningCandidate:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
         self._hellos: list[RankHello] = []
-        where = _SHARED_MEMORY if launch.in_memory and os.access(_SHARED_MEMORY, os.W_OK) else None
+        where = _place(launch.in_memory)
         self._room = tempfile.TemporaryDirectory(prefix="blink-bench-", dir=where, ignore_cleanup_errors=True)
         self._directory = Path(self._room.name)
         self._log: IO[bytes] = (self._directory / "output").open("w+b")

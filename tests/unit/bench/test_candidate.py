@@ -37,6 +37,15 @@ def test_ranks_run_and_reply(in_place):
     assert not room.exists()
 
 
+@pytest.mark.parametrize("length", [80, 200])
+def test_the_temporary_directory_may_have_a_long_name(tmp_path, monkeypatch, length):
+    long = tmp_path / ("x" * length)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with RunningCandidate(launch()) as candidate:
+        assert candidate.run(commands(WORK)).wrong == 0
+
+
 def test_a_wrong_element_is_counted():
     with RunningCandidate(launch("wrong")) as candidate:
         assert candidate.run(commands(WORK)).wrong == 1
