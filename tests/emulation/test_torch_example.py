@@ -7,9 +7,10 @@ import os
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 
 from blinkccl.engines import native_library
 from blinkccl.errors import UnsupportedError
+from support.forked_ranks import RankServer
 
 distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
 if not (distributed.is_available() and distributed.is_gloo_available()):
@@ -27,6 +29,7 @@ except UnsupportedError as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
+PROGRAMS = Path(__file__).with_name("torch_programs.py")
 #: A run takes a few seconds, most of it to import torch; its ranks give up a wait after 60.
 LIMIT_S = 100
 #: What one float32 rounding in each of the steps below can make of a loss is a few 1e-7, seen 1.2e-7 after 30 steps
@@ -45,8 +48,24 @@ def family(pid: int) -> Iterator[int]:
                 yield from family(int(child))
 
 
-def run(size: int, *arguments: str) -> str:
-    """What rank 0 printed."""
+@pytest.fixture(scope="module")
+def plainly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Runs it without torchrun, in ranks of a process that has imported torch once: what rank 0 printed."""
+    place = tmp_path_factory.mktemp("example")
+    with RankServer(PROGRAMS, place / "stderr", {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
+
+        def run(size: int, *arguments: str) -> str:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            settings = {"EXAMPLE": ",".join(arguments), "EXAMPLE_OUT": str(place / "out"), "MASTER_PORT": str(port)}
+            assert server.failure("train_example", size, **settings) is None
+            return (place / "out").read_text()
+
+        yield run
+
+
+def launched(size: int, *arguments: str) -> str:
+    """Runs it under torchrun: what rank 0 printed."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     command = [*launcher, str(EXAMPLE), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -69,20 +88,22 @@ def losses(out: str) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_two_ranks_learn_the_same_to_the_last_bit(mode: str) -> None:
-    by_gloo, by_blink = (run(2, "--backend", name, "--mode", mode, "--steps", "8") for name in ("gloo", "blink"))
+def test_two_ranks_learn_the_same_to_the_last_bit(mode: str, plainly: Callable[..., str]) -> None:
+    by_gloo, by_blink = (plainly(2, "--backend", name, "--mode", mode, "--steps", "8") for name in ("gloo", "blink"))
     assert len(losses(by_gloo)) == 3  # of steps 0, 5 and 7
     assert losses(by_blink) == losses(by_gloo)
     *_, which, last = by_blink.splitlines()
     assert which.startswith("blink: ")
     assert re.fullmatch(rf"{mode}, 2 ranks, 8 steps: losses [0-9a-f]{{16}}, parameters [0-9a-f]{{16}}", last)
     assert last == by_gloo.splitlines()[-1]
-    assert run(2, "--steps", "8", "--mode", mode, "--shared-buckets").splitlines()[-1] == last
+    assert launched(2, "--steps", "8", "--mode", mode, "--shared-buckets").splitlines()[-1] == last
 
 
 @pytest.mark.slow
 def test_three_ranks_learn_the_same_but_for_rounding() -> None:
-    by_gloo, by_blink = (json.loads(run(3, "--backend", name, "--steps", "8", "--json")) for name in ("gloo", "blink"))
+    by_gloo, by_blink = (
+        json.loads(launched(3, "--backend", name, "--steps", "8", "--json")) for name in ("gloo", "blink")
+    )
     assert (by_gloo["backend"], by_blink["backend"], by_blink["ranks"]) == ("gloo", "blink", 3)
     assert by_blink["losses"] == pytest.approx(by_gloo["losses"], rel=ROUNDING)
     assert by_blink["losses"][-1] < by_blink["losses"][0] - 1, "in 8 steps the loss falls from about 4.3 below 3"

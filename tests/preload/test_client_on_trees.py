@@ -34,12 +34,12 @@ def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
     ("mode", "ranks", "topo", "algo", "seed", "cases"),
     [
         ("group", 4, "clique:4", "optimal", 1, "types,groups,streams,several"),
-        ("threads", 4, "clique:4", "optimal", 2, "sizes,scaled,graph,graph_fork"),
+        pytest.param("threads", 4, "clique:4", "optimal", 2, "sizes,scaled,graph,graph_fork", marks=pytest.mark.slow),
         ("threads", 4, "clique:4", "one_hop", 0, "types,sizes,streams"),
         ("process", 3, "dgx-1v", "optimal", 5, "sizes,streams,legacy_stream"),
         ("all", 5, "dgx-1v", "blink", 0, "sizes,groups"),
         ("process", 2, "ring:5", "ring", 4, "sizes"),
-        ("threads", 5, "ring:5", "ring", 7, "sizes,groups"),
+        pytest.param("threads", 5, "ring:5", "ring", 7, "sizes,groups", marks=pytest.mark.slow),
         # Staged in processors' memories, as nothing else joins them.
         ("process", 4, "mist", "ring", 6, "sizes,streams"),
         ("threads", 4, "mist", "optimal", 3, "sizes,groups"),
