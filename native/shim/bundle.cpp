@@ -20,7 +20,7 @@ namespace {
 constexpr int kVersion = 2;
 constexpr std::size_t kMostFileBytes = 64 << 20;
 constexpr std::uint64_t kMostRanks = 4096, kMostParts = 1024, kMostSlots = 1 << 16;
-constexpr std::uint64_t kMostChannels = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
+constexpr std::uint64_t kMostSplitChunks = 1 << 10, kMostChannels = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
 // Whatever lies in a segment begins on a line, and so do the counters of every part.
 constexpr std::uint64_t kLine = 128, kGroup = 16;
 constexpr std::uint64_t kAnySize = ~std::uint64_t{0};
@@ -132,7 +132,11 @@ class Reader {
     for (int rank = 0; rank < bundle_.nranks; ++rank) one("segment", &Reader::segment);
     all("memory", &Reader::memory);
     all("connection", &Reader::connection);
+    bundle_.first_path = bundle_.connections.size();
+    all("paths", &Reader::paths);
+    all("path", &Reader::path);
     find_overlaps();
+    all("split", &Reader::split);
     all("image", &Reader::image);
     all("program", &Reader::program);
     do {
@@ -152,7 +156,8 @@ class Reader {
     line.end();
   }
   void all(const std::string& kind, Item item) {
-    while (number_ < lines_.size() && lines_[number_].compare(0, kind.size(), kind) == 0) one(kind.c_str(), item);
+    const std::string begin = kind + " ";
+    while (number_ < lines_.size() && lines_[number_].compare(0, begin.size(), begin) == 0) one(kind.c_str(), item);
   }
 
   void plan(Line& line) {
@@ -204,9 +209,8 @@ class Reader {
       line.key("pulled");
       connection.home = connection.src;
     } else if (line.comes("memory")) {
-      const std::size_t memories = bundle_.segments.size() - static_cast<std::size_t>(bundle_.nranks);
-      if (memories == 0) expected("a plan with memories", "none");
-      connection.home = bundle_.nranks + static_cast<int>(line.named("memory", 0, memories - 1));
+      connection.home = memory_in(line);
+      connection.on_host = true;
     }
     connection.ring = area(line, "ring", connection.home, messages, bundle_.slot_bytes);
     connection.lines = area(line, "lines", connection.home, messages, bundle_.line_bytes);
@@ -224,6 +228,74 @@ class Reader {
       if (connection.staged()) connection.copy_landing = ring("copy_landing", connection.dst);
     }
     bundle_.connections.push_back(connection);
+  }
+
+  int memory_in(Line& line) const {
+    const std::size_t memories = bundle_.segments.size() - static_cast<std::size_t>(bundle_.nranks);
+    if (memories == 0) expected("a plan with memories", "none");
+    return bundle_.nranks + static_cast<int>(line.named("memory", 0, memories - 1));
+  }
+
+  void paths(Line& line) {
+    if (bundle_.path_slots != 0) expected("one line of 'paths'", "two");
+    bundle_.path_slots = static_cast<std::uint32_t>(line.named("slots", 1, kMostSlots));
+    bundle_.path_slot_bytes = line.aligned("slot_bytes", kLine, kMostBytes);
+  }
+
+  void path(Line& line) {
+    line.index("path", bundle_.connections.size() - bundle_.first_path);
+    if (bundle_.path_slots == 0) expected("a line of 'paths' before a path", "");
+    Bundle::Connection path;
+    const auto last = static_cast<std::uint64_t>(bundle_.nranks - 1);
+    path.src = static_cast<int>(line.named("src", 0, last));
+    path.dst = static_cast<int>(line.named("dst", 0, last));
+    path.on_host = line.comes("memory");
+    path.home = path.on_host ? memory_in(line) : static_cast<int>(line.named("home", 0, last));
+    if (path.src == path.dst || path.home == path.src) {
+      expected("two ranks, and a path that ends on another than the first", std::to_string(path.src));
+    }
+    path.copy_ring = area(line, "ring", path.home, bundle_.path_slots, bundle_.path_slot_bytes);
+    path.tail = path.copy_tail = area(line, "tail", path.tail_at(), 1, kLine);
+    path.head = path.copy_head = area(line, "head", path.head_at(), 1, kLine);
+    bundle_.connections.push_back(path);
+  }
+
+  void split(Line& line) {
+    if (bundle_.splits.size() >= kMostItems) expected("fewer splits", "more");
+    Bundle::Split split;
+    const auto last = static_cast<std::uint64_t>(bundle_.nranks - 1);
+    split.src = static_cast<int>(line.named("src", 0, last));
+    split.dst = static_cast<int>(line.named("dst", 0, last));
+    split.least = line.named("least", 1, kAnySize);
+    split.most = line.named("most", split.least, kAnySize);
+    split.chunks = static_cast<std::uint32_t>(line.named("chunks", 1, kMostSplitChunks));
+    line.key("parts");
+    std::istringstream stream(line.word("parts of a message") + ",");
+    for (std::string text; std::getline(stream, text, ',');) split.parts.push_back(part(text, split));
+    if (split.parts.back().stop != Bundle::kWhole) expected("parts that are all of a message", "less");
+    line.key("why");
+    split.why = line.rest("a reason");
+    bundle_.splits.push_back(std::move(split));
+  }
+
+  // "3:524288": path 3, up to half of the message.
+  Bundle::Part part(const std::string& text, const Bundle::Split& split) const {
+    const std::size_t colon = std::min(text.find(':'), text.size());
+    const std::size_t paths = bundle_.connections.size() - bundle_.first_path;
+    if (paths == 0) expected("a path before its split", text);
+    const std::uint64_t before = split.parts.empty() ? 0 : split.parts.back().stop;
+    Bundle::Part part;
+    const std::size_t id = bundle_.first_path + number_in(text.substr(0, colon), "a path", 0, paths - 1);
+    const Bundle::Connection& path = bundle_.connections[id];
+    if (path.src != split.src || path.dst != split.dst) expected("a path between the two ranks", text);
+    // Both ends count a path's chunks alone: in one message it has one part.
+    for (const Bundle::Part& other : split.parts) {
+      if (other.path == id) expected("every path once", text);
+    }
+    part.path = static_cast<std::uint32_t>(id);
+    const std::string stop = colon < text.size() ? text.substr(colon + 1) : "";
+    part.stop = number_in(stop, "the end of a part", before + 1, Bundle::kWhole);
+    return part;
   }
 
   // The offset of `count` × `bytes` bytes in a segment.
@@ -425,7 +497,10 @@ std::uint64_t Bundle::capacity(Protocol protocol) const {
   return protocol == kLL ? line_bytes / 2 : line_bytes / 128 * 120;
 }
 
-const char* name_of(Collective collective) { return kCollectives[static_cast<std::size_t>(collective)]; }
+const char* name_of(Collective collective) {
+  if (is_message(collective)) return collective == Collective::kSend ? "send" : "recv";
+  return kCollectives[static_cast<std::size_t>(collective)];
+}
 
 bool has_root(Collective collective) {
   return collective == Collective::kBroadcast || collective == Collective::kReduce ||

@@ -13,14 +13,19 @@ namespace blink::shim {
 enum class Collective {
   kBroadcast = BLINK_BROADCAST, kReduce = BLINK_REDUCE, kAllReduce = BLINK_ALLREDUCE, kAllGather = BLINK_ALLGATHER,
   kReduceScatter = BLINK_REDUCE_SCATTER, kGather = BLINK_GATHER, kScatter = BLINK_SCATTER, kAllToAll = BLINK_ALLTOALL,
+  kSend = BLINK_SENDRECV, kRecv,  // the ends of a message, which no program runs
 };
-// As in blinkccl.collectives.spec.
+// As in blinkccl.collectives.spec; "send" and "recv".
 const char* name_of(Collective collective);
 bool has_root(Collective collective);
+inline bool is_message(Collective collective) { return collective >= Collective::kSend; }
 
 struct Bundle {
   struct Connection {
-    int src = 0, dst = 0, home = 0;  // where messages lie: dst, src (pulled), or nranks + the number of a memory
+    // Where messages lie: dst, src (pulled), or nranks + the number of a memory. A path of messages between two ranks
+    // may have them on a third rank's GPU, whose program need not call anything.
+    int src = 0, dst = 0, home = 0;
+    bool on_host = false;  // home is a memory
     std::uint64_t ring = 0, lines = 0;  // offsets in home's segment
     std::uint64_t tail = 0, head = 0;   // in those of tail_at() and head_at()
     std::uint64_t src_position = 0, dst_position = 0;  // in src's and dst's
@@ -29,10 +34,23 @@ struct Bundle {
     std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0, copy_landing = 0;
     bool pushed() const { return home == dst; }
     bool copied() const { return home != src; }
-    bool staged() const { return home != dst && home != src; }
+    bool staged() const { return on_host; }
     int tail_at() const { return staged() ? home : dst; }
     int head_at() const { return staged() ? home : src; }
   };
+  // How messages of some sizes go from a rank to another: in parts side by side, each by a path of its own.
+  struct Part {
+    std::uint32_t path = 0;  // a connection
+    std::uint64_t stop = 0;  // where it ends, in kWhole-ths of the message; it begins where the one before ends
+  };
+  struct Split {
+    int src = 0, dst = 0;
+    std::uint64_t least = 0, most = 0;  // bytes of a message
+    std::uint32_t chunks = 1;           // of the longest part, and of all others; more where slots are too small for it
+    std::vector<Part> parts;
+    std::string why;
+  };
+  static constexpr std::uint64_t kWhole = 1 << 20;
   struct Image {
     std::string arch, file;  // "sm_90", "any", or "host": an object with copy entries; the file with its directory
   };
@@ -68,10 +86,21 @@ struct Bundle {
   std::uint64_t copy_slot_bytes = 0;
   std::vector<std::uint64_t> segments;  // bytes, by rank, and then of memories: pinned ones of the host
   std::uint64_t memory_bytes() const;   // of all memories, which lie one behind the other
-  std::vector<Connection> connections;
+  std::vector<Connection> connections;  // from first_path on: paths of messages, with a ring for copy engines alone
+  std::size_t first_path = 0;
+  std::uint32_t path_slots = 0;
+  std::uint64_t path_slot_bytes = 0;
+  std::vector<Split> splits;
   std::vector<Image> images;
   std::vector<Program> programs;
   std::vector<Choice> choices;
+
+  bool is_path(std::size_t connection) const { return connection >= first_path; }
+  // Of the ring for copy engines.
+  std::uint32_t slots_of(std::size_t connection) const { return is_path(connection) ? path_slots : copy_slots; }
+  std::uint64_t slot_bytes_of(std::size_t connection) const {
+    return is_path(connection) ? path_slot_bytes : copy_slot_bytes;
+  }
 
   // How much data a message of one part holds: LL's lines are half flags, LL128's have 8 bytes of flag in 128.
   std::uint64_t capacity(Protocol protocol) const;

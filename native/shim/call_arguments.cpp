@@ -40,7 +40,7 @@ bool reduces(Collective collective) {
 }
 
 std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks) {
-  const bool whole = collective == Collective::kBroadcast || collective == Collective::kReduce ||
+  const bool whole = is_message(collective) || collective == Collective::kBroadcast || collective == Collective::kReduce ||
                      collective == Collective::kAllReduce;
   return static_cast<std::uint64_t>(count) * size_of(dtype) * (whole ? 1 : static_cast<std::uint64_t>(nranks));
 }
@@ -49,6 +49,13 @@ const Bundle::Choice* choice_of(const Bundle& bundle, Collective collective, int
   for (const Bundle::Choice& row : bundle.choices) {
     const bool meant = row.collective == collective && (row.root < 0 || row.root == root);
     if (meant && row.least <= bytes && bytes <= row.most) return &row;
+  }
+  return nullptr;
+}
+
+const Bundle::Split* split_of(const Bundle& bundle, int src, int dst, std::uint64_t bytes) {
+  for (const Bundle::Split& row : bundle.splits) {
+    if (row.src == src && row.dst == dst && row.least <= bytes && bytes <= row.most) return &row;
   }
   return nullptr;
 }

@@ -19,7 +19,8 @@ struct PremulSum {
   Word bits = 0;             // where that is null: an element of type `dtype`
 };
 
-// One call of a collective, as it came in. Sizes are in elements, `count` as in nccl.h.
+// One call of a collective, as it came in, or an end of a message: its `root` is the other end, and its memory is `send`
+// or `recv`. Sizes are in elements, `count` as in nccl.h.
 struct Operation {
   Collective collective = Collective::kAllReduce;
   const void* send = nullptr;
@@ -42,6 +43,9 @@ std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, i
 
 // The row of the plan's choices that this call falls under; nullptr: there is none.
 const Bundle::Choice* choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes);
+
+// The split of a message's size between two ranks; nullptr: there is none.
+const Bundle::Split* split_of(const Bundle& bundle, int src, int dst, std::uint64_t bytes);
 
 // Type, operation, scalar and sizes as generated code wants them.
 Call call_of(const Operation& operation);

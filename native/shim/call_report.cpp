@@ -64,7 +64,9 @@ void CallReport::count(const Operation& operation, std::uint64_t bytes, const Bu
   if (count.calls == 0) {
     count.least = bytes;
     count.why = why;
-    if (choice >= 0) {
+    if (choice >= 0 && is_message(operation.collective)) {
+      count.protocol = Bundle::kProtocols[Bundle::kCopies];
+    } else if (choice >= 0) {
       const Bundle::Choice& chosen = bundle->choices[static_cast<std::size_t>(choice)];
       count.protocol = Bundle::kProtocols[chosen.protocol];
       count.program = chosen.program;
@@ -79,7 +81,9 @@ void CallReport::count(const Operation& operation, std::uint64_t bytes, const Bu
       logged_.emplace(static_cast<int>(operation.collective), size_class(bytes), choice).second) {
     info(std::string(name_of(operation.collective)) + " from " + size_text(bytes) + " on " + std::to_string(nranks_) +
          " ranks [" + key_.substr(0, 8) + "]: " +
-         (choice >= 0 ? "Blink, " + count.protocol + ", program " + std::to_string(count.program) : "NCCL") +
+         (choice < 0 ? "NCCL"
+                     : "Blink, " + count.protocol +
+                           (count.program < 0 ? "" : ", program " + std::to_string(count.program))) +
          (count.why.empty() ? "" : ": " + count.why));
   }
 }
@@ -94,7 +98,8 @@ void CallReport::tell() {
          << ",\"comm\":" << quoted(key_.substr(0, 16)) << ",\"state\":" << (choice >= 0 ? "\"blink\"" : "\"nccl\"")
          << ",\"why\":" << quoted(count.why)
          << ",\"collective\":" << quoted(name_of(static_cast<Collective>(collective)))
-         << ",\"dtype\":" << quoted(type_name(dtype)) << ",\"op\":" << quoted(operation_name(op))
+         << ",\"dtype\":" << quoted(type_name(dtype))
+         << ",\"op\":" << quoted(is_message(static_cast<Collective>(collective)) ? "" : operation_name(op))
          << ",\"least\":" << count.least << ",\"most\":" << count.most << ",\"program\":" << count.program
          << ",\"protocol\":" << quoted(count.protocol) << ",\"calls\":" << count.calls << ",\"bytes\":" << count.bytes
          << "}";

@@ -1,7 +1,8 @@
-// The collectives: ours where the communicator takes them, else NCCL's; in a group ours wait for its end. And the
-// operations that callers make: NCCL numbers them, and we keep what they multiply with.
+// The collectives and messages: ours where the communicator takes them, else NCCL's; in a group ours wait for its end.
+// And the operations that callers make: NCCL numbers them, and we keep what they multiply with.
 
 #include <cstring>
+#include <functional>
 
 #include "call_arguments.h"
 #include "exports.h"
@@ -49,12 +50,32 @@ ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* c
   if (operation.count == 0 || tuned(config)) return forward();
   const auto member = find_member(comm);
   if (member == nullptr || member->ended || !acceptable(*member, &operation)) return forward();
+  if (Group* const group = Group::current()) group->uses(member.get(), operation.stream);
   if (!member->communicator->takes(operation)) return forward();
   if (Group* const group = Group::current()) {
     group->add(member, operation);
     return ncclSuccess;
   }
   return member->communicator->enqueue(operation);
+}
+
+// An end of a message. A message to itself is NCCL's, and so is what it must refuse.
+ncclResult_t run_message(ncclComm_t comm, const Operation& message, const std::function<ncclResult_t()>& forward) {
+  const bool sends = message.collective == Collective::kSend;
+  if (message.count == 0 || size_of(message.dtype) == 0 || (sends ? message.send : message.recv) == nullptr) {
+    return forward();
+  }
+  const auto member = find_member(comm);
+  if (member == nullptr || member->ended || message.root < 0 || message.root >= member->nranks) return forward();
+  Group* const group = Group::current();
+  if (group != nullptr) group->uses(member.get(), message.stream);
+  if (message.root == member->rank || !member->communicator->takes(message)) return forward();
+  if (group != nullptr) {
+    group->add(member, message);
+    return ncclSuccess;
+  }
+  member->communicator->fork({message.stream});
+  return member->communicator->enqueue({message}, {message.stream});
 }
 
 PremulSum scalar_of(const void* scalar, int dtype, int residence) {
@@ -133,6 +154,20 @@ BLINK_COLLECTIVE(ncclScatter,
                   ncclComm_t comm, cudaStream_t stream),
                  (sendbuff, recvbuff, count, datatype, root, comm, stream),
                  BLINK_OPERATION(kScatter, sendbuff, recvbuff, kSum, root))
+
+ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  const auto forward = [&] { return real::ncclSend(sendbuff, count, datatype, peer, comm, stream); };
+  if (passes(BLINK_CALLER)) return forward();
+  return guarded([&] { return run_message(comm, BLINK_OPERATION(kSend, sendbuff, nullptr, kSum, peer), forward); });
+}
+
+ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  const auto forward = [&] { return real::ncclRecv(recvbuff, count, datatype, peer, comm, stream); };
+  if (passes(BLINK_CALLER)) return forward();
+  return guarded([&] { return run_message(comm, BLINK_OPERATION(kRecv, nullptr, recvbuff, kSum, peer), forward); });
+}
 
 // The old broadcast, always in place.
 ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,

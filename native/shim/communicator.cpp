@@ -57,15 +57,16 @@ bool Communicator::takes(const Operation& operation) {
   if (report_ == nullptr) return false;  // begin() was never reached
   const std::uint64_t bytes =
       total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
+  const bool counts = operation.collective != Collective::kRecv;  // a message counts where it is sent
   // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
   if (given_up_) return true;
   if (resources_ == nullptr) {
-    report_->count(operation, bytes, nullptr, -1, why_not_);
+    if (counts) report_->count(operation, bytes, nullptr, -1, why_not_);
     return false;
   }
   std::string why;
   const int choice = decide(operation, bytes, &why);
-  report_->count(operation, bytes, &resources_->bundle, choice, why);
+  if (counts) report_->count(operation, bytes, &resources_->bundle, choice, why);
   return choice >= 0;
 }
 
@@ -101,6 +102,37 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   }
   // Peers that have launched wait for this rank: they are told.
   give_up(describe(resources_->engine->driver(), result, "a launch"));
+  return ncclUnhandledCudaError;
+}
+
+void Communicator::fork(const std::vector<CUstream>& streams) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (given_up_ || resources_ == nullptr) return;
+  InContext context(resources_->engine->driver(), resources_->engine->context());
+  forked_ = context ? resources_->engine->fork(streams) : kCudaInvalidContext;
+}
+
+ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (given_up_ || resources_ == nullptr) return ncclRemoteError;
+  const ncclResult_t before = trouble();
+  if (before != ncclSuccess) return before;
+  std::vector<CopyEngineRun::Message> parts;
+  for (const Operation& message : messages) {
+    const bool sends = message.collective == Collective::kSend;
+    const std::uint64_t bytes = total_bytes(message.collective, message.count, message.dtype, place_.nranks);
+    const Bundle::Split* const split = split_of(resources_->bundle, sends ? place_.rank : message.root,
+                                                sends ? message.root : place_.rank, bytes);
+    const auto at = reinterpret_cast<CUdeviceptr>(sends ? message.send : message.recv);
+    parts.push_back({split, sends, at, bytes});
+  }
+  InContext context(resources_->engine->driver(), resources_->engine->context());
+  CUresult result = context ? forked_ : kCudaInvalidContext;
+  if (result == kCudaSuccess) {
+    result = resources_->engine->launch(parts, static_cast<std::uint64_t>(timeout_s_ * 1e9), streams);
+  }
+  if (result == kCudaSuccess) return ncclSuccess;
+  give_up(describe(resources_->engine->driver(), result, "messages"));
   return ncclUnhandledCudaError;
 }
 
@@ -169,10 +201,28 @@ void Communicator::prepare(double grace_s) {
 }
 
 int Communicator::decide(const Operation& operation, std::uint64_t bytes, std::string* why) const {
+  if (is_message(operation.collective)) return decide_message(operation, bytes, why);
   const Bundle& bundle = resources_->bundle;
   const Bundle::Choice* const row = choice_of(bundle, operation.collective, operation.root, bytes);
   if (why != nullptr) *why = row == nullptr ? "the plan has no row for it" : row->why;
   return row == nullptr || row->program < 0 ? -1 : static_cast<int>(row - bundle.choices.data());
+}
+
+int Communicator::decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const {
+  const Bundle& bundle = resources_->bundle;
+  const bool sends = operation.collective == Collective::kSend;
+  const Bundle::Split* const row =
+      split_of(bundle, sends ? place_.rank : operation.root, sends ? operation.root : place_.rank, bytes);
+  Engine::Capture capture;
+  const bool captured = row != nullptr &&
+                        resources_->engine->capture_of(operation.stream, &capture) == kCudaSuccess && capture.any();
+  if (why != nullptr) {
+    *why = row == nullptr ? "no path table (BLINK_PATHS) has more than the direct path for it"
+           : captured     ? "copy engines serve no graphs"
+                          : row->why;
+  }
+  // Both ends capture a message, or none does.
+  return row == nullptr || captured ? -1 : static_cast<int>(row - bundle.splits.data());
 }
 
 CUresult Communicator::launch(const Operation& operation, const ChunkSearches::Use& use,

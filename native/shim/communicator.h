@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "bundle.h"
 #include "call_arguments.h"
@@ -52,6 +53,11 @@ class Communicator {
   // Enqueues it and returns; to be called in the same order on all ranks, outside of any group.
   ncclResult_t enqueue(const Operation& operation);
 
+  // The messages of a group, in two steps: before anything else of the group is enqueued, and after all of it. They begin
+  // after what all streams of the group held at the first step, and what comes next in any of these comes after them.
+  void fork(const std::vector<CUstream>& streams);
+  ncclResult_t enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams);
+
   // What ncclCommGetAsyncError has to say of our own part: ncclSuccess, ncclInProgress while settling, or an error.
   ncclResult_t async_error();
 
@@ -64,6 +70,7 @@ class Communicator {
   // The row of the plan by which this call is ours, or −1: NCCL's; and why.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
+  int decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const;
   ncclResult_t trouble();
   std::string connection_text(std::uint32_t index) const;
   void share_page(std::shared_ptr<SharedPage> page);
@@ -87,6 +94,7 @@ class Communicator {
   std::mutex page_mutex_;
   std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
   bool given_up_ = false, told_ = false;
+  CUresult forked_ = kCudaSuccess;  // what fork() came to
 };
 
 }  // namespace blink::shim

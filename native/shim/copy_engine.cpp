@@ -121,7 +121,8 @@ bool CopyEngineRun::prepare(std::string* why) {
   most_blocks_ = static_cast<std::uint32_t>(std::max(1, multiprocessors / kShareOfMultiprocessors));
   // Streams of one priority may share a queue of the GPU. What frees those that wait must not wait behind them.
   if (!ok(driver_.stream_create_with_priority(&side_, kStreamNonBlocking, greatest), "cuStreamCreateWithPriority") ||
-      !ok(driver_.event_create(&begun_, kEventDisableTiming), "cuEventCreate")) {
+      !ok(driver_.event_create(&begun_, kEventDisableTiming), "cuEventCreate") ||
+      !ok(driver_.event_create(&forked_, kEventDisableTiming), "cuEventCreate")) {
     return false;
   }
   watch_ = std::make_unique<CopyWatch>(place_.words, place_.abort, [this] { free_waits(); });
@@ -139,6 +140,7 @@ CopyEngineRun::~CopyEngineRun() {
   }
   if (side_ != nullptr) driver_.stream_destroy(side_);
   if (begun_ != nullptr) driver_.event_destroy(begun_);
+  if (forked_ != nullptr) driver_.event_destroy(forked_);
   for (const auto& entry : programs_) {
     if (entry.second.object != nullptr) dlclose(entry.second.object);
   }
@@ -263,13 +265,8 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
     return a.chunk_number != b.chunk_number ? a.chunk_number < b.chunk_number
                                             : a.role->role.level < b.role->role.level;
   });
-  result_ = kCudaSuccess;
-  used_.clear();
   readers_.clear();
-  ++launches_;
-  watch_->look_after(launches_, call.timeout_ns);
-  good(driver_.write_value(stream, place_.words_device + offsetof(CopyWatch::Words, begun), launches_,
-                           kWriteAfterAllBefore));
+  begin(call.timeout_ns, stream, begun_);
   if (result_ == kCudaSuccess) good(driver_.event_record(begun_, stream));
   for (const Step& step : steps_) {
     if (result_ != kCudaSuccess) break;
@@ -278,6 +275,16 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
   // Also after an error: what is in the streams must end before anything else of the caller's begins.
   join(stream);
   return result_;
+}
+
+void CopyEngineRun::begin(std::uint64_t timeout_ns, CUstream stream, CUevent start) {
+  result_ = kCudaSuccess;
+  start_ = start;
+  used_.clear();
+  ++launches_;
+  watch_->look_after(launches_, timeout_ns);
+  good(driver_.write_value(stream, place_.words_device + offsetof(CopyWatch::Words, begun), launches_,
+                           kWriteAfterAllBefore));
 }
 
 void CopyEngineRun::join(CUstream stream) {
@@ -293,7 +300,7 @@ void CopyEngineRun::use(Stream& stream) {
   if (stream.launch == launches_) return;
   stream.launch = launches_;
   used_.push_back(&stream);
-  good(driver_.stream_wait_event(stream.handle, begun_, 0));
+  good(driver_.stream_wait_event(stream.handle, start_, 0));
 }
 
 void CopyEngineRun::follow(Stream& later, Stream& earlier) {
@@ -456,6 +463,78 @@ void CopyEngineRun::enqueue(const Step& step) {
   for (const std::uint32_t id : held) give_back(main, id);
 }
 
+// ---- messages
+
+CUresult CopyEngineRun::fork(const std::vector<CUstream>& streams) {
+  CUresult result = kCudaSuccess;
+  for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) {
+    result = driver_.event_record(forked_, streams[i]);
+    if (result == kCudaSuccess) result = driver_.stream_wait_event(streams[0], forked_, 0);
+  }
+  return result == kCudaSuccess ? driver_.event_record(forked_, streams.at(0)) : result;
+}
+
+CUresult CopyEngineRun::launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream) {
+  std::vector<Piece> pieces;
+  std::map<std::uint32_t, Word> numbers;
+  for (const Message& message : messages) cut(message, &numbers, &pieces);
+  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return a.number != b.number ? a.number < b.number : a.sends && !b.sends;
+  });
+  begin(timeout_ns, stream, forked_);
+  for (const Piece& piece : pieces) {
+    if (result_ != kCudaSuccess) break;
+    enqueue(piece);
+  }
+  join(stream);
+  return result_;
+}
+
+// The same pieces at both ends: a function of the split and the size. All parts have as many as the longest, as far as
+// there are groups of bytes for them.
+void CopyEngineRun::cut(const Message& message, std::map<std::uint32_t, Word>* numbers,
+                        std::vector<Piece>* pieces) const {
+  const auto end_of = [&message](std::uint64_t stop) {
+    return device::boundary(stop, Bundle::kWhole, message.bytes, kGroup);
+  };
+  Word longest = 0;
+  Word begin = 0;
+  for (const Bundle::Part& part : message.split->parts) {
+    longest = std::max(longest, end_of(part.stop) - begin);
+    begin = end_of(part.stop);
+  }
+  const Word slot = bundle_.path_slot_bytes;
+  const Word rounds = std::max<Word>(message.split->chunks, (longest + slot - 1) / slot);
+  begin = 0;
+  for (const Bundle::Part& part : message.split->parts) {
+    const Word end = end_of(part.stop);
+    const Word chunk = ((end - begin + rounds - 1) / rounds + kGroup - 1) / kGroup * kGroup;
+    Word& number = (*numbers)[part.path];
+    for (; begin < end; begin += std::min(chunk, end - begin)) {
+      pieces->push_back({number++, message.sends, part.path, message.at + begin, std::min(chunk, end - begin)});
+    }
+  }
+}
+
+void CopyEngineRun::enqueue(const Piece& piece) {
+  const std::uint32_t id = piece.path;
+  std::string why;
+  Stream* const made = stream_for(id, Use::kPath, place_.rank, &why);
+  if (made == nullptr) return void(good(kCudaOutOfMemory));
+  Stream& stream = *made;
+  const Word before = position(id);
+  if (piece.sends) {
+    if (before >= bundle_.path_slots) await(stream, head(id), before + 1 - bundle_.path_slots);
+    copy(stream, slot(id), piece.at, piece.bytes);
+    tell(stream, tail(id), before + 1);
+  } else {
+    await(stream, tail(id), before + 1);
+    copy(stream, piece.at, slot(id), piece.bytes);
+    tell(stream, head(id), before + 1);
+  }
+  advance(id);
+}
+
 // ---- ending early
 
 // Counters of this rank, all of them, go beyond what anything waits for. What runs then moves data that are worth
@@ -488,7 +567,7 @@ void CopyEngineRun::find_fault() {
                driver_.stream_synchronize(side_) != kCudaSuccess) {
       return;
     }
-    const Word reached = counted + (sending ? bundle_.copy_slots : 0);
+    const Word reached = counted + (sending ? bundle_.slots_of(id) : 0);
     if (reached >= positions_[id].load(std::memory_order_relaxed)) continue;
     const std::lock_guard<std::mutex> lock(fault_mutex_);
     fault_.connection = id;

@@ -17,6 +17,13 @@
 // Nothing waits on the host. The driver itself does where a stream holds too many commands (about a thousand), and then
 // one thread that serves several ranks could wait for itself: chunks are made so large that a call has few of them.
 //
+// Messages between two ranks (ncclSend and ncclRecv) take paths of their own, of which the plan says how much goes over
+// each. On all of them the sender copies a chunk into a slot and the receiver copies it to where it is wanted; only where
+// the slots lie differs: on the receiver's GPU, in pinned memory of the host, or on a GPU between the two, whose rank has
+// given the memory and does nothing. All messages of a group go side by side, a stream per end of a path, and begin where
+// the group begins, beside what NCCL serves of it. They are enqueued by chunk, sends before receives: so where all ranks
+// call the same group, every wait is again for something earlier in an order that they share.
+//
 // Positions are counted here, on the host, which a graph that is replayed would not know: while a stream is captured,
 // the communicator takes a kernel's protocol for the call.
 //
@@ -113,11 +120,23 @@ class CopyEngineRun final : private Copies {
   // Enqueues one collective, with the context current: after all that `stream` holds, and before all that comes next.
   CUresult launch(int program, const Call& call, CUstream stream);
 
+  // One end of a message.
+  struct Message {
+    const Bundle::Split* split = nullptr;
+    bool sends = false;
+    CUdeviceptr at = 0;
+    std::uint64_t bytes = 0;
+  };
+  // Where messages that are launched next begin: after all that these streams hold now.
+  CUresult fork(const std::vector<CUstream>& streams);
+  // Enqueues messages that all go at once: what `stream` holds next comes after them. With the context current.
+  CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream);
+
   // Why launches were ended early; code 0: none was.
   Status status() const;
 
  private:
-  enum class Use { kSend, kReceive, kOwn, kFetch };
+  enum class Use { kSend, kReceive, kOwn, kFetch, kPath };
   typedef std::tuple<std::uint32_t, Use, int> Key;  // level, what for, peer
 
   struct Stream {
@@ -147,6 +166,15 @@ class CopyEngineRun final : private Copies {
     bool keeps;
   };
 
+  // A chunk of a message. `number` counts those of its path in a launch.
+  struct Piece {
+    Word number;
+    bool sends;
+    std::uint32_t path;
+    CUdeviceptr at;
+    std::size_t bytes;
+  };
+
   CopyEngineRun(const Driver& driver, const Bundle& bundle, const Place& place);
 
   // --- Copies
@@ -168,6 +196,9 @@ class CopyEngineRun final : private Copies {
     CUdeviceptr at;  // 0: each send makes it where it goes
     bool of_main;    // it is there when the main stream has got here; else from the start
   };
+  void begin(std::uint64_t timeout_ns, CUstream stream, CUevent start);
+  void cut(const Message& message, std::map<std::uint32_t, Word>* numbers, std::vector<Piece>* pieces) const;
+  void enqueue(const Piece& piece);
   void enqueue(const Step& step);
   Result combine(const Step& step);
   void follow_readers(const Step& step);
@@ -195,7 +226,7 @@ class CopyEngineRun final : private Copies {
   }
   CUevent read(std::uint32_t id) const { return read_.at(id)[position(id) % bundle_.copy_slots]; }
   std::uint64_t ring(std::uint32_t id) const {
-    return position(id) % bundle_.copy_slots * bundle_.copy_slot_bytes;
+    return position(id) % bundle_.slots_of(id) * bundle_.slot_bytes_of(id);
   }
   Word position(std::uint32_t id) const { return positions_[id].load(std::memory_order_relaxed); }
   void advance(std::uint32_t id) { positions_[id].store(position(id) + 1, std::memory_order_relaxed); }
@@ -221,7 +252,8 @@ class CopyEngineRun final : private Copies {
   std::vector<std::atomic<Word>> positions_;  // messages that this end of a connection has passed, by connection
   std::map<std::uint32_t, std::vector<CUevent>> read_;  // by connection and slot: that what was fetched there was read
   CUstream side_ = nullptr;
-  CUevent begun_ = nullptr;
+  CUevent begun_ = nullptr, forked_ = nullptr;
+  CUevent start_ = nullptr;  // of the launch at hand: one of the two
   std::uint64_t launches_ = 0;
   Status fault_ = {};  // where it stuck
   bool fault_known_ = false;  // the watch's thread alone

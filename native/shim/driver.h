@@ -21,7 +21,7 @@ typedef struct CUgraph_st* CUgraph;
 struct CUipcMemHandle { char reserved[64]; };
 struct CUuuid { char bytes[16]; };
 
-constexpr CUresult kCudaSuccess = 0, kCudaNotReady = 600;
+constexpr CUresult kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaInvalidContext = 201, kCudaNotReady = 600;
 constexpr int kStreamNonBlocking = 1, kEventDisableTiming = 2, kHostRegisterPortable = 1, kHostRegisterDeviceMap = 2;
 constexpr int kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2;
 // While capturing, a wait or a record that reaches beyond the graph: a node of it, done anew by each launch.

@@ -19,7 +19,7 @@
 namespace blink::shim {
 namespace {
 
-constexpr CUresult kPeerAlreadyEnabled = 704, kInvalidContext = 201;
+constexpr CUresult kPeerAlreadyEnabled = 704;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 // The driver hands out smaller pieces of blocks of this size, and exports whole blocks to other processes.
 constexpr std::size_t kBlock = 2 << 20;
@@ -179,6 +179,7 @@ bool Engine::reserve_blocks(int sharing, std::string* why) {
       resident = resident == 0 ? blocks : std::min(resident, blocks);
     }
   }
+  if (most == 0) return true;  // copy engines run everything
   const std::uint32_t limit = static_cast<std::uint32_t>(std::max(multiprocessors * resident, 0)) / 2 /
                               static_cast<std::uint32_t>(std::max(sharing, 1));
   Residence& here = residence();
@@ -303,6 +304,17 @@ bool Engine::map_peer(int peer, const std::string& address, std::string* why) {
   return true;
 }
 
+// The other end's segment and, where a path leads over a GPU between the two, that one's.
+bool Engine::map_for(const Bundle::Connection& connection, const std::vector<std::string>& addresses,
+                     std::string* why) {
+  if (connection.staged()) return true;
+  for (const int rank : {connection.src, connection.dst, connection.home}) {
+    const std::size_t peer = static_cast<std::size_t>(rank);
+    if (peers_[peer].base == 0 && !map_peer(rank, addresses[peer], why)) return false;
+  }
+  return true;
+}
+
 bool Engine::connect(const std::vector<std::string>& addresses, std::string* why) {
   InContext context(driver_, context_);
   if (!context) {
@@ -314,11 +326,7 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
   for (std::size_t i = 0; i < table.size(); ++i) {
     const Bundle::Connection& from = bundle_.connections[i];
     if (from.src != rank_ && from.dst != rank_) continue;
-    const int peer = from.src == rank_ ? from.dst : from.src;
-    if (!from.staged() && peers_[static_cast<std::size_t>(peer)].base == 0 &&
-        !map_peer(peer, addresses[static_cast<std::size_t>(peer)], why)) {
-      return false;
-    }
+    if (!map_for(from, addresses, why)) return false;
     const std::vector<CUdeviceptr> at = segments();
     const CUdeviceptr home = at[static_cast<std::size_t>(from.home)];
     const CUdeviceptr tail = at[static_cast<std::size_t>(from.tail_at())] + from.tail;
@@ -353,14 +361,14 @@ bool Engine::wait_for_setup(const Deadline& deadline, const char* what, std::str
 
 bool Engine::write_probes(const Deadline& deadline, std::string* why) {
   InContext context(driver_, context_);
-  return ok(context ? probe_->write(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync to the peers", why) &&
+  return ok(context ? probe_->write(setup_stream_) : kCudaInvalidContext, "cuMemcpyDtoDAsync to the peers", why) &&
          wait_for_setup(deadline, "writing into the peers' memory", why);
 }
 
 bool Engine::check_probes(const Deadline& deadline, std::string* why) {
   InContext context(driver_, context_);
   std::vector<int> missing;
-  if (!ok(context ? probe_->gather(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync of what peers wrote", why) ||
+  if (!ok(context ? probe_->gather(setup_stream_) : kCudaInvalidContext, "cuMemcpyDtoDAsync of what peers wrote", why) ||
       !wait_for_setup(deadline, "reading what peers wrote", why) ||
       !ok(probe_->missing(setup_stream_, &missing), "cuMemcpyDtoHAsync of what peers wrote", why)) {
     return false;
@@ -377,25 +385,28 @@ bool Engine::check_probes(const Deadline& deadline, std::string* why) {
 // another rank must not lie before that rank's own work: the planner leaves copy engines out where ranks of a process
 // share a GPU.
 bool Engine::open_copies(std::string* why) {
+  const bool any = std::any_of(kernels_.begin(), kernels_.end(), [](const Kernels& one) { return one.fold != nullptr; });
+  if ((any || !bundle_.splits.empty()) && !open_copy_engines(why)) return false;
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
-    if (kernels_[i].fold == nullptr) continue;
-    if (copies_ == nullptr) {
-      CopyEngineRun::Place place;
-      place.rank = rank_;
-      place.device = device_;
-      place.context = context_;
-      place.segments = segments();
-      place.staging = static_cast<char*>(staging_);
-      place.staging_device = staging_device_;
-      place.staging_bytes = bundle_.memory_bytes();
-      place.words = reinterpret_cast<CopyWatch::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
-      place.words_device = status_device_ + kWordsOfCopies;
-      place.abort = page_->abort_word();
-      copies_ = CopyEngineRun::open(driver_, bundle_, place, why);
-    }
-    if (copies_ == nullptr || !copies_->add(static_cast<int>(i), kernels_[i].fold, why)) return false;
+    if (kernels_[i].fold != nullptr && !copies_->add(static_cast<int>(i), kernels_[i].fold, why)) return false;
   }
   return true;
+}
+
+bool Engine::open_copy_engines(std::string* why) {
+  CopyEngineRun::Place place;
+  place.rank = rank_;
+  place.device = device_;
+  place.context = context_;
+  place.segments = segments();
+  place.staging = static_cast<char*>(staging_);
+  place.staging_device = staging_device_;
+  place.staging_bytes = bundle_.memory_bytes();
+  place.words = reinterpret_cast<CopyWatch::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
+  place.words_device = status_device_ + kWordsOfCopies;
+  place.abort = page_->abort_word();
+  copies_ = CopyEngineRun::open(driver_, bundle_, place, why);
+  return copies_ != nullptr;
 }
 
 CUresult Engine::capture_of(CUstream stream, Capture* capture) const {
@@ -462,6 +473,22 @@ CUresult Engine::launch(int program, Bundle::Protocol protocol, Call call, CUstr
   // Also after an error: some of it may run.
   const CUresult noted = note(stream, capture.id);
   return result == kCudaSuccess ? noted : result;
+}
+
+CUresult Engine::fork(const std::vector<CUstream>& streams) {
+  const CUresult result = follow(streams.at(0), 0);
+  return result == kCudaSuccess ? copies_->fork(streams) : result;
+}
+
+CUresult Engine::launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns,
+                        const std::vector<CUstream>& streams) {
+  CUresult result = follow(streams.at(0), 0);  // what is noted next stands for the calls of the same group, too
+  if (result != kCudaSuccess) return result;
+  result = copies_->launch(messages, timeout_ns, streams[0]);
+  const CUresult noted = note(streams[0], 0);
+  if (result == kCudaSuccess) result = noted;
+  for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) result = follow(streams[i], 0);
+  return result;
 }
 
 CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream stream) {

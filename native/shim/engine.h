@@ -51,6 +51,12 @@ class Engine {
   CUresult launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, const Capture& capture,
                   CUevent before, CUevent after);
 
+  // Messages, in two steps: where they begin, which is after all that these streams hold now; and, when what comes
+  // before them in their group is enqueued, the messages. What the streams hold next comes after them.
+  CUresult fork(const std::vector<CUstream>& streams);
+  CUresult launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns,
+                  const std::vector<CUstream>& streams);
+
   // What a launch that ended early has said; code 0: none did.
   Status status() const;
   // Whether there may be a graph whose replays drain() does not see.
@@ -76,7 +82,9 @@ class Engine {
   bool share_staging(SharedPage* page, std::string* why);
   std::vector<CUdeviceptr> segments() const;
   bool map_peer(int peer, const std::string& address, std::string* why);
+  bool map_for(const Bundle::Connection& connection, const std::vector<std::string>& addresses, std::string* why);
   bool open_copies(std::string* why);
+  bool open_copy_engines(std::string* why);
   bool wait_for_setup(const Deadline& deadline, const char* what, std::string* why);
   CUresult run(int program, Bundle::Protocol protocol, Call call, CUstream stream);
   CUresult follow(CUstream stream, unsigned long long capture);

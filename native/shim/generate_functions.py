@@ -24,8 +24,8 @@ HANDLED = (
     "ncclCommFinalize", "ncclCommGetAsyncError", "ncclCommGrow", "ncclCommInitAll", "ncclCommInitRank",
     "ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommResume", "ncclCommRevoke", "ncclCommShrink",
     "ncclCommSplit", "ncclCommSuspend", "ncclGather", "ncclGatherConfig", "ncclGroupEnd", "ncclGroupSimulateEnd",
-    "ncclGroupStart", "ncclRedOpCreatePreMulSum", "ncclRedOpDestroy", "ncclReduce", "ncclReduceConfig",
-    "ncclReduceScatter", "ncclReduceScatterConfig", "ncclScatter", "ncclScatterConfig",
+    "ncclGroupStart", "ncclRecv", "ncclRedOpCreatePreMulSum", "ncclRedOpDestroy", "ncclReduce", "ncclReduceConfig",
+    "ncclReduceScatter", "ncclReduceScatterConfig", "ncclScatter", "ncclScatterConfig", "ncclSend",
 )  # fmt: skip
 
 #: Declared, but in no library up to 2.32.3: who looks for it must not find it.

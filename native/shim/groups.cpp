@@ -1,5 +1,6 @@
 #include "groups.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -27,6 +28,7 @@ ncclResult_t start() {
 // `end` is the real ncclGroupEnd, or its simulation.
 template <class End>
 ncclResult_t finish(End end, bool runs) {
+  if (depth == 1 && runs) group->fork();
   const ncclResult_t result = end();
   if (depth == 0 || --depth > 0) return result;
   const std::unique_ptr<Group> ended(group);
@@ -38,6 +40,26 @@ ncclResult_t finish(End end, bool runs) {
 
 Group* Group::current() { return group; }
 
+void Group::add(std::shared_ptr<Member> member, const Operation& operation) {
+  if (!is_message(operation.collective)) {
+    calls_.push_back({std::move(member), operation});
+    return;
+  }
+  for (auto& [known, messages] : messages_) {
+    if (known == member) return messages.push_back(operation);
+  }
+  messages_.push_back({std::move(member), {operation}});
+}
+
+void Group::uses(const Member* member, CUstream stream) {
+  std::vector<CUstream>& streams = streams_[member];
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+}
+
+void Group::fork() {
+  for (const auto& one : messages_) one.first->communicator->fork(streams_[one.first.get()]);
+}
+
 ncclResult_t Group::end(ncclResult_t result, bool runs) {
   begin_all(std::move(pending_), result);
   // A group with an error runs nothing, neither NCCL's part nor ours.
@@ -46,6 +68,11 @@ ncclResult_t Group::end(ncclResult_t result, bool runs) {
     for (const Call& call : calls_) {
       const ncclResult_t ours =
           guarded([&] { return call.member->communicator->enqueue(call.operation); });
+      if (failed(ours) && !failed(result)) result = ours;
+    }
+    for (const auto& one : messages_) {
+      const ncclResult_t ours =
+          guarded([&] { return one.first->communicator->enqueue(one.second, streams_[one.first.get()]); });
       if (failed(ours) && !failed(result)) result = ours;
     }
   }

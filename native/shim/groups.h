@@ -1,8 +1,11 @@
 // The open group of a thread. Our calls wait in it, in the order of the program, for the outermost ncclGroupEnd, as
-// NCCL's do; so do communicators, whose handles come then.
+// NCCL's do; so do communicators, whose handles come then. Messages of a group go side by side, with each other and with
+// those that NCCL has: a rank may call them in any order.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "communicator.h"
@@ -15,11 +18,14 @@ class Group {
   // Of the calling thread; nullptr where none is open.
   static Group* current();
 
-  void add(std::shared_ptr<Member> member, const Operation& operation) {
-    calls_.push_back({std::move(member), operation});
-  }
+  void add(std::shared_ptr<Member> member, const Operation& operation);
+  // A call of the communicator on this stream is in the group, ours or NCCL's: the group begins when all its streams get
+  // there, and all of them go on when it has ended.
+  void uses(const Member* member, CUstream stream);
   void add(PendingCommunicator pending) { pending_.push_back(std::move(pending)); }
 
+  // Before the real group's end: messages of ours begin where it begins.
+  void fork();
   // The real group has ended with `result`. `runs`: false where it was only simulated.
   ncclResult_t end(ncclResult_t result, bool runs);
 
@@ -30,7 +36,9 @@ class Group {
   };
   void settle_real();
 
-  std::vector<Call> calls_;
+  std::vector<Call> calls_;  // of collectives
+  std::vector<std::pair<std::shared_ptr<Member>, std::vector<Operation>>> messages_;
+  std::map<const Member*, std::vector<CUstream>> streams_;  // each once, in the order of the calls
   std::vector<PendingCommunicator> pending_;
 };
 

@@ -27,6 +27,7 @@ constexpr int kTickMs = 20;        // between two looks whether it has ended
 constexpr double kReapS = 2;       // for a killed process to end; one that hangs in the kernel may take longer
 constexpr int kFirstDescriptor = 3;
 constexpr std::size_t kMostOutBytes = 64 << 10, kMostErrBytes = 16 << 10;
+constexpr char kWarning[] = "blink planner: warning: ";
 constexpr const char* kModule = "blinkccl.nccl.planner";
 constexpr const char* kOurs[] = {"libblink.so", "libblink_mpi.so", "libblink_mpi4.so"};
 constexpr int kMostLogged = 20;  // lines of its stderr
@@ -324,7 +325,8 @@ bool run_python(const std::string& module, const std::vector<std::string>& words
   const std::vector<std::string> lines = lines_of(ended.err);
   const std::size_t first = lines.size() > kMostLogged ? lines.size() - kMostLogged : 0;
   for (std::size_t i = first; i < lines.size(); ++i) {
-    log(found.empty() ? Level::kInfo : Level::kWarn, "planner: " + lines[i]);
+    const bool quiet = found.empty() && lines[i].compare(0, sizeof kWarning - 1, kWarning) != 0;
+    log(quiet ? Level::kInfo : Level::kWarn, "planner: " + lines[i]);
   }
   if (found.empty()) return true;
   *why = planner + found;

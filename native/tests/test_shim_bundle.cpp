@@ -137,6 +137,54 @@ void memories_are_read(const Written& written) {
   refused("copy_tail 3840", "copy_tail 4096", "'copy_tail' to end within the 4096 bytes of memory 1");
 }
 
+// Messages between three ranks: over the GPU of the third, and over the host in two streams.
+void paths_are_read(const Written& written) {
+  std::string text = replaced(replaced(kGood, "ranks 2", "ranks 3"), "segment 0 4096", "segment 0 8192");
+  text = replaced(text, "segment 1 8192\n", "segment 1 8192\nsegment 2 1024\nmemory 0 2048\n");
+  text = replaced(text, "image 0 arch",
+                  "paths slots 2 slot_bytes 256\n"
+                  "path 0 src 0 dst 1 home 2 ring 128 tail 7936 head 4096\n"
+                  "path 1 src 0 dst 1 memory 0 ring 0 tail 512 head 640\n"
+                  "path 2 src 0 dst 1 memory 0 ring 1024 tail 768 head 896\n"
+                  "split src 0 dst 1 least 1000 most 1999 chunks 1 parts 0:1048576 why over GPU 2\n"
+                  "split src 0 dst 1 least 2000 most 9999 chunks 4 parts 0:524288,1:786432,2:1048576 why all\n"
+                  "image 0 arch");
+  Bundle bundle;
+  std::string why;
+  if (!expect(written.read(text, &bundle, &why), "paths are read: %s", why.c_str())) return;
+  expect(bundle.first_path == 2 && bundle.connections.size() == 5 && bundle.path_slots == 2, "paths");
+  const auto &relayed = bundle.connections.at(2), &staged = bundle.connections.at(4);
+  expect(relayed.home == 2 && !relayed.staged() && relayed.copied() && relayed.tail_at() == 1 &&
+             relayed.head_at() == 0 && relayed.copy_ring == 128 && relayed.copy_tail == 7936,
+         "over a third rank's GPU, whose counters are with the two ends");
+  expect(staged.home == 3 && staged.staged() && staged.tail_at() == 3 && staged.head_at() == 3, "over the host");
+  expect(bundle.slots_of(4) == 2 && bundle.slot_bytes_of(4) == 256 && bundle.slots_of(1) == 0, "slots");
+  const auto& split = bundle.splits.at(1);
+  expect(split.least == 2000 && split.most == 9999 && split.chunks == 4 && split.why == "all", "a split");
+  expect(split.parts.size() == 3 && split.parts[1].path == 3 && split.parts[1].stop == 786432, "its parts");
+  const auto refused = [&](const char* from, const char* to, const char* said) {
+    why.clear();
+    const bool is_read = written.read(replaced(text, from, to), &bundle, &why);
+    expect(!is_read && why.find(said) != std::string::npos, "expected '%s', got '%s'", said, why.c_str());
+  };
+  refused("paths slots 2 slot_bytes 256\n", "", "a line of 'paths' before a path");
+  refused("slot_bytes 256\npath", "slot_bytes 256\npaths slots 2 slot_bytes 256\npath", "one line of 'paths'");
+  refused("home 2 ring", "home 0 ring", "a path that ends on another than the first");
+  refused("home 2 ring", "home 3 ring", "'home' of 0 to 2, got '3'");
+  refused("home 2 ring 128", "home 2 ring 640", "'ring' to end within the 1024 bytes of rank 2");
+  refused("ring 0 tail 512", "ring 128 tail 512", "do not overlap");
+  refused("path 1 src 0", "path 1 src 2", "a path between the two ranks");
+  refused("0:524288", "0:1048576", "the end of a part of 1048577");
+  refused("2:1048576", "2:1048575", "parts that are all of a message");
+  refused("2:1048576", "1:1048576", "every path once");
+  refused("2:1048576", "3:1048576", "a path of 0 to 2, got '3'");
+  refused("2:1048576", "2", "the end of a part");
+  refused("2:1048576 ", "2:1048576, ", "a path of 0 to 2, got nothing");
+  refused("chunks 4", "chunks 0", "'chunks' of 1");
+  refused("least 2000", "least 0", "'least' of 1");
+  refused("why over GPU 2", "why", "a reason");
+}
+
 void other_programs_are_read(const Written& written) {
   const std::string last = "ll128 run_b_ll128\n", two = "program 2 collective allreduce root -1 channels 4 image 0 ";
   std::string text = replaced(kGood, last, last + two + "simple run_c ll run_c_ll ll128 -\n");
@@ -336,6 +384,7 @@ int main() {
   const Written written;
   good_is_read(written);
   memories_are_read(written);
+  paths_are_read(written);
   other_programs_are_read(written);
   wrong_is_refused(written);
   missing_is_refused();

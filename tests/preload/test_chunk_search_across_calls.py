@@ -14,7 +14,7 @@ CALLS = 80
 
 @pytest.mark.parametrize("protocol", ["simple", "copies"])
 def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str) -> None:
-    settings = {"BLINK_DEBUG": "TRACE", "BLINK_PROTOCOL": protocol}
+    settings = {"BLINK_DEBUG": "TRACE", "BLINK_PROTOCOL": protocol, "BLINK_STAGING_BYTES": 24 << 20}
     outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=1_050_000, **settings).right()
     used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
     # What rank 0 has said comes into force at that call, on every rank.

@@ -19,7 +19,7 @@ def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
     """The calls that reach NCCL are those that it must refuse, and those of the communicator that was grown."""
     outcome = preloaded.client(mode, cases="all", BLINK_DOUBLE_SEED=seed, timeout_s=150).right()
     processes = 4 if mode == "process" else 1
-    assert len([line for one in outcome.ended for line in one.said]) == 20 * processes
+    assert len([line for one in outcome.ended for line in one.said]) == 21 * processes
     assert outcome.agreed()
     assert set(outcome.calls("blink")) == SERVED
     assert outcome.calls("nccl").total() == 0

@@ -18,8 +18,8 @@ def test_client_finds_everything_right(preloaded: Preloaded, mode: str, ranks: i
     outcome = preloaded.client(mode, ranks, cases="all", BLINK_DOUBLE_SEED=seed, **ALONE).right()
     assert {one.err for one in outcome.ended} == {""}
     lines = [line for one in outcome.ended for line in one.said]
-    assert len({line["case"] for line in lines}) == 20
-    assert len(lines) == 20 * (ranks if mode in ("threads", "process") else 1)
+    assert len({line["case"] for line in lines}) == 21
+    assert len(lines) == 21 * (ranks if mode in ("threads", "process") else 1)
 
 
 def test_client_notices_a_collective_that_did_nothing(preloaded: Preloaded, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from preloaded import Preloaded
+from test_messages import table
 from variants import with_fault
 
 #: What is planted: the client's case; the file of native/shim; what is there once, and what it becomes.
@@ -98,7 +99,37 @@ FAULTS = {
     "copies do not wait for the caller's stream": (
         "sizes",
         "copy_engine.cpp",
-        "  good(driver_.stream_wait_event(stream.handle, begun_, 0));\n",
+        "  good(driver_.stream_wait_event(stream.handle, start_, 0));\n",
+        "",
+    ),
+    "a message is fetched before it is there": (
+        "exchange",
+        "copy_engine.cpp",
+        "    await(stream, tail(id), before + 1);\n",
+        "    await(stream, tail(id), 0);\n",
+    ),
+    "a message is put where another one lies still": (
+        "messages",
+        "copy_engine.cpp",
+        "    if (before >= bundle_.path_slots) await(stream, head(id), before + 1 - bundle_.path_slots);\n",
+        "",
+    ),
+    "a message's slot is given back while it is fetched": (
+        "messages",
+        "copy_engine.cpp",
+        "    copy(stream, piece.at, slot(id), piece.bytes);\n    tell(stream, head(id), before + 1);\n",
+        "    tell(stream, head(id), before + 1);\n    copy(stream, piece.at, slot(id), piece.bytes);\n",
+    ),
+    "messages do not wait for all streams of their group": (
+        "exchange",
+        "copy_engine.cpp",
+        "    if (result == kCudaSuccess) result = driver_.stream_wait_event(streams[0], forked_, 0);\n",
+        "",
+    ),
+    "not all streams of a group wait for its messages": (
+        "exchange",
+        "engine.cpp",
+        "result == kCudaSuccess; ++i) result = follow(streams[i], 0);\n",
         "",
     ),
     "copies do not wait for what they send": (
@@ -131,7 +162,10 @@ def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: s
     place.mkdir()
     cases, file, before, after = FAULTS[fault]
     given: dict[str, object] = {"cases": cases}
-    if file == "copy_engine.cpp":
+    if cases in ("messages", "exchange"):
+        paths = table("cedar", tmp_path / "paths.json")
+        given |= {"BLINK_TOPO": "cedar", "BLINK_PATHS": paths, "BLINK_STAGING_BYTES": "1M"}
+    elif file == "copy_engine.cpp":
         given |= {"sizes": "1000,60000", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "1536K"}
         given |= {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "one_shot" if fault.startswith("own data") else "blink"}
         if "staged" in fault or "host" in fault:

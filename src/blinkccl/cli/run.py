@@ -86,6 +86,14 @@ def run(
         str | None,
         Option("--topo", metavar="SPEC", help="Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."),
     ] = None,
+    paths: Annotated[
+        Path | None,
+        Option(
+            "--paths",
+            metavar="FILE",
+            help="Send messages over the paths of this table, which blink sim and blink lab write with -o.",
+        ),
+    ] = None,
     mpi: Annotated[bool, Option("--mpi", help="CMD is an MPI program, or starts one: mpirun -n 4 ./app.")] = False,
     mpicc: Annotated[
         str | None,
@@ -100,10 +108,12 @@ def run(
     library = _library(MPI_LIBRARY, MPI_OVERRIDE) if mpi else _library(LIBRARY, OVERRIDE)
     preload = str(library)
     if mpi:
-        settings, standard = _mpi_settings(command, mpicc, algo, spec)
+        if algo is not None or spec is not None or paths is not None:
+            raise UsageError("--algo, --topo, --paths are for NCCL programs; what runs under MPI follows from the host")
+        settings, standard = _mpi_settings(command, mpicc)
         preload += f":{library.with_name(MPI_4_LIBRARY)}" if standard >= 4 else ""
     else:
-        settings = _settings(algo, spec)
+        settings = _settings(algo, spec, paths)
     if mpicc is not None and not mpi:
         raise UsageError("--mpicc is for --mpi")
     if report is not None:
@@ -142,7 +152,7 @@ def _library(name: str, override: str) -> Path:
     return path
 
 
-def _settings(algo: str | None, spec: str | None) -> dict[str, str]:
+def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[str, str]:
     """What CMD's processes are told; mistakes are ours to find, before CMD starts."""
     settings = {}
     if algo is not None:
@@ -156,15 +166,15 @@ def _settings(algo: str | None, spec: str | None) -> dict[str, str]:
 
         parse_spec(spec)
         settings["BLINK_TOPO"] = str(Path(spec).absolute()) if Path(spec).is_file() else spec
+    if paths is not None:
+        if not paths.is_file():
+            raise UsageError(f"--paths {paths}: no such file; blink sim sendrecv --algo multi_path -o writes one")
+        settings["BLINK_PATHS"] = str(paths.absolute())
     return settings
 
 
-def _mpi_settings(
-    command: Sequence[str], mpicc: str | None, algo: str | None, spec: str | None
-) -> tuple[dict[str, str], int]:
+def _mpi_settings(command: Sequence[str], mpicc: str | None) -> tuple[dict[str, str], int]:
     """And the version of the MPI standard that the program's library has."""
-    if algo is not None or spec is not None:
-        raise UsageError("--algo and --topo are for NCCL programs; what runs under MPI follows from the host")
     from blinkccl.mpi.binding import compiled_binding
     from blinkccl.mpi.plans import known_bundles
 

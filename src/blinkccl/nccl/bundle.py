@@ -11,6 +11,10 @@
     connection <id> src <rank> dst <rank> ring <off in dst> lines <off in dst> tail <off in dst> head <off in src> …
     connection <id> src <rank> dst <rank> pulled ring <off in src> lines <off in src> tail <off in dst> …
     connection <id> src <rank> dst <rank> memory <number> ring <off in it> lines … tail … head <off in it> …
+    paths slots S slot_bytes B            of messages, where the planner has any
+    path <id> src <rank> dst <rank> home <rank> ring <off in home> tail <off in dst> head <off in src>
+    path <id> src <rank> dst <rank> memory <number> ring <off in it> tail … head <off in it>
+    split src <rank> dst <rank> least <bytes> most <bytes> chunks <n> parts <path>:<end in 2^20ths>,… why …
     image <id> arch <sm_90> file <name in this directory>
     program <id> collective <name> root <r|-1> channels <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
     choice collective <name> root <r|-1> least <S> most <S> program <id|-1> protocol <p|-> chunk <c> search <0|1> why …
@@ -33,7 +37,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -44,6 +48,7 @@ from blinkccl.errors import LaunchError
 from blinkccl.nccl.choices import ChoiceRow, ChoiceTable
 from blinkccl.nccl.geometry import THREADS
 from blinkccl.nccl.images import Image, ImagePart, kernel_of
+from blinkccl.nccl.message_paths import MessagePlan
 from blinkccl.nccl.programs import CandidateProgram
 from blinkccl.private_files import open_trusted, private_directory
 from blinkccl.runtime.process import has_ended, mark
@@ -65,6 +70,7 @@ class Bundle:
     layout: SegmentLayout
     images: tuple[Image, ...]
     table: ChoiceTable
+    messages: MessagePlan = field(default_factory=MessagePlan)
 
     @cached_property
     def programs(self) -> tuple[tuple[ImagePart, tuple[int, ...]], ...]:
@@ -119,6 +125,7 @@ class Bundle:
                 )
                 + (f" copy_landing {x.copy_landing}" if copies and x.home >= self.ranks else "")
             )
+        yield from self.messages.lines(self.ranks)
         yield from (f"image {number} arch {x.arch} file {x.file}" for number, x in enumerate(self.images))
         yield from (self._program(number, *one) for number, one in enumerate(self.programs))
         yield from (self._choice(row) for row in self.table.choices)

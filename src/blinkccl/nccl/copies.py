@@ -25,7 +25,16 @@ _Node = tuple[int, int, int]
 
 
 def fault_of_job(job: GpuJob) -> str | None:
-    """Why copy engines run nothing of this job; a sentence without full stop. None: they may."""
+    """Why copy engines run no program of this job; a sentence without full stop. None: they may."""
+    try:
+        copies_compiler()
+    except UnsupportedError as error:
+        return fault_of_sharing(job) or f"copy engines: {error}"
+    return fault_of_sharing(job)
+
+
+def fault_of_sharing(job: GpuJob) -> str | None:
+    """Why copy engines move nothing at all, as that of a job; they take no code to move messages."""
     first: dict[tuple[int, str], int] = {}
     for peer in job.peers:
         other = first.setdefault((peer.pid, peer.uuid), peer.rank)
@@ -34,10 +43,6 @@ def fault_of_job(job: GpuJob) -> str | None:
                 f"copy engines serve one rank per GPU of a process, and ranks {other} and {peer.rank} share the GPU "
                 f"{peer.bus_id}"
             )
-    try:
-        copies_compiler()
-    except UnsupportedError as error:
-        return f"copy engines: {error}"
     return None
 
 

@@ -6,9 +6,9 @@ libblink.so runs it once per communicator, on rank 0. It reads what each rank sa
 everything.
 
 Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
-BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, and BLINK_DEBUG for how long everything took; CXX where copy engines run
-something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the peer info, on which the ranks
-have agreed.
+BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), and BLINK_DEBUG for how long everything
+took; CXX where copy engines run something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the
+peer info, on which the ranks have agreed.
 """
 
 from __future__ import annotations
@@ -21,31 +21,35 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blinkccl.algorithms import path_table
+from blinkccl.algorithms.path_table import PathTable
 from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
-from blinkccl.codegen.layout import ProgramGroup
+from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
+from blinkccl.codegen.text import COPIES
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.forest.model import topology_hash
-from blinkccl.nccl import choices
+from blinkccl.nccl import choices, message_paths
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
-from blinkccl.nccl.copies import fault_of_job
+from blinkccl.nccl.copies import fault_of_job, fault_of_sharing
 from blinkccl.nccl.geometry import Budget, budget, geometry, largest, number
 from blinkccl.nccl.images import architectures_of, compile_all, texts
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
 from blinkccl.nccl.peer_check import bad_pairs
 from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, GpuJob, read_peer_info
-from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
+from blinkccl.nccl.programs import AUTO, BEST, CandidateProgram, candidates, wanted
 from blinkccl.nccl.topology_of_job import JobPlacement, place, without
 from blinkccl.private_files import cache_directory
 from blinkccl.runtime.peer_info import package_version
+from blinkccl.topology.model import Topology
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
-FORMAT = 5
+FORMAT = 6
 PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -89,36 +93,88 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     log.step(f"{job.size} ranks on {where.topology.name}: GPUs {', '.join(map(str, where.ranks))}, found")
     peer_timeout_s = number(environ, "BLINK_PEER_TIMEOUT", PEER_DEADLINE_S, MOST_S, float)
     bad = bad_pairs(job, cache_directory(environ, "peers"), peer_timeout_s, log.say)
-    where = without(where, bad)
+    machine, where = where.topology, without(where, bad)
     for (a, b), why in bad.items():
         log.say(f"rank {a} cannot write to rank {b}: {why}")
     log.step("peers checked")
     limits = budget(job, environ)
     cache = BundleCache(cache_directory(environ, "bundles"))
     no_copies = fault_of_job(job)
-    digest = _digest(job, where, bad, limits, no_copies)
+    paths = _path_table(environ, machine)
+    asked = _Question(job, where, bad, limits, no_copies, paths)
+    digest = asked.digest()
     found = cache.find(digest)
     if found is not None:
         log.step(f"bundle of an earlier job found, {found},")
         return found
-    bundle, whole = _made(job, where, bad, names, limits, no_copies, environ, log)
+    bundle, whole = _made(asked, names, environ, log)
     path = cache.put(digest if whole else None, bundle)
     log.step(f"bundle written, {path},")
     return path
 
 
-def _made(
-    job: GpuJob,
-    where: JobPlacement,
-    bad: Mapping[tuple[int, int], str],
-    names: tuple[str, ...],
-    limits: Budget,
-    no_copies: str | None,
-    environ: Mapping[str, str],
-    log: Log,
-) -> tuple[Bundle, bool]:
+def _path_table(environ: Mapping[str, str], machine: Topology) -> PathTable | None:
+    """The table that BLINK_PATHS names; one that is none for this machine is ignored, and people are told."""
+    name = environ.get("BLINK_PATHS", "")
+    if not name:
+        return None
+    if not Path(name).exists():
+        logging.getLogger(__name__).warning("BLINK_PATHS=%s: there is no such file; it is ignored", name)
+    return path_table.read_or_ignore(Path(name), path_table.machine_key(machine))
+
+
+@dataclass(frozen=True)
+class _Question:
+    """All that a bundle depends on. ``bad``: ordered pairs of ranks that must not write to each other, and why."""
+
+    job: GpuJob
+    where: JobPlacement
+    bad: Mapping[tuple[int, int], str]
+    limits: Budget
+    no_copies: str | None
+    paths: PathTable | None
+
+    def digest(self) -> str:
+        """The name of the question."""
+        job, where = self.job, self.where
+        return digest_of(
+            [
+                package_version(),
+                str(FORMAT),
+                headers_digest(include_directory()),
+                topology_hash(where.topology),
+                where.topology.name,
+                repr(where.ranks),
+                repr((where.real, sorted(self.bad))),
+                repr(
+                    (job.shared, job.capability, job.architectures, job.has_nccl, job.peers[0].driver_version // 1000)
+                ),
+                job.setting("algo"),
+                job.setting("protocol"),
+                repr((self.limits, self.no_copies)),
+                "" if self.paths is None else path_table.to_json(self.paths),
+                # Another compiler makes other code of the same text; the one found by itself is the same here.
+                *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX")),
+            ]
+        )
+
+    def messages(self, log: Log) -> message_paths.MessagePlan:
+        """The paths of messages."""
+        fault = fault_of_sharing(self.job)
+        if fault is not None:
+            log.say(f"no messages: {fault}")
+            return message_paths.MessagePlan()
+        every = not self.job.has_nccl or (self.job.setting("protocol") == COPIES and self.no_copies is None)
+        return message_paths.plan(self.where, self.paths, every, self.bad, log.say)
+
+
+def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], log: Log) -> tuple[Bundle, bool]:
     """The bundle, and whether everything in it was compiled in time."""
-    planned = candidates(where, names, limits.channels, bad, log.say)
+    job, where, no_copies = asked.job, asked.where, asked.no_copies
+    messages = asked.messages(log)
+    limits = message_paths.limits_beside(messages, asked.limits)
+    log.step(f"{len(messages.splits)} splits of messages planned")
+    planned = candidates(where, names, limits.channels, asked.bad, log.say)
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
@@ -130,45 +186,31 @@ def _made(
         log.say(f"nothing is left to copy engines: {no_copies}")
     rows = choices.table(planned, job.size, terms, nccl)
     log.step(f"{len(rows.taken)} of {len(rows.choices)} rows taken")
-    if not rows.taken:
+    if not rows.taken and not (messages.splits and job.has_nccl):
         raise UnsupportedError(choices.nothing_taken(rows, terms, job.has_nccl))
     chosen = rows.candidates
-    group = ProgramGroup([one.program for one in chosen])
-    layout = group.layout(geometry(group, max(one.channels for one in chosen), limits, rows.copies))
+    group, layout = _layout(chosen, limits, rows.copies, job.size)
     rows = choices.clamped(rows, layout.geometry)
-    written = texts(chosen, group, rows.protocols)
+    messages, layout = message_paths.place(messages, layout, group.memories if group else (), asked.limits)
+    written = texts(chosen, group, rows.protocols) if group else []
     log.step(f"code written: {sum(len(one.text) for one in written)} characters for {len(chosen)} programs")
-    images = compile_all(
-        written, job, log.left_s(number(environ, "BLINK_PLAN_TIMEOUT", PLAN_TIMEOUT_S, MOST_S, float)), log.say
-    )
+    left_s = log.left_s(number(environ, "BLINK_PLAN_TIMEOUT", PLAN_TIMEOUT_S, MOST_S, float))
+    images = compile_all(written, job, left_s, log.say) if written else ()
     log.step(f"{len(images)} images compiled")
     parts = (part for image in images for part in image.text.parts)
     there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
     whole = len(images) == sum(len(architectures_of(one, job)) for one in written)
-    return Bundle(layout, images, choices.without(rows, there)), whole
+    return Bundle(layout, images, choices.without(rows, there), messages), whole
 
 
-def _digest(
-    job: GpuJob, where: JobPlacement, bad: Mapping[tuple[int, int], str], limits: Budget, no_copies: str | None
-) -> str:
-    """The name of the question: all that the answer depends on."""
-    return digest_of(
-        [
-            package_version(),
-            str(FORMAT),
-            headers_digest(include_directory()),
-            topology_hash(where.topology),
-            where.topology.name,
-            repr(where.ranks),
-            repr((where.real, sorted(bad))),
-            repr((job.shared, job.capability, job.architectures, job.has_nccl, job.peers[0].driver_version // 1000)),
-            job.setting("algo"),
-            job.setting("protocol"),
-            repr((limits, no_copies)),
-            # Another compiler makes other code of the same text; the one that is found by itself is the same here.
-            *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX")),
-        ]
-    )
+def _layout(
+    chosen: Sequence[CandidateProgram], limits: Budget, copies: bool, ranks: int
+) -> tuple[ProgramGroup | None, SegmentLayout]:
+    """Where the connections of collectives lie; there need not be any."""
+    if not chosen:
+        return None, SegmentLayout(Geometry(), (), (0,) * ranks, ranks)
+    group = ProgramGroup([one.program for one in chosen])
+    return group, group.layout(geometry(group, max(one.channels for one in chosen), limits, copies))
 
 
 def answer(peers: bytes, environ: Mapping[str, str]) -> str:
@@ -198,7 +240,7 @@ def main() -> None:
     # Nobody waits for the plan of a rank that was killed: this process ends with the thread that began it.
     with contextlib.suppress(OSError, AttributeError):  # not Linux: then it ends when it has planned
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    logging.basicConfig(format="blink planner: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="blink planner: warning: %(message)s", stream=sys.stderr)
     answers = os.dup(1)
     os.dup2(2, 1)  # what compilers and libraries print is for people
     line = answer(sys.stdin.buffer.read(MAX_PEER_INFO_BYTES + 1), os.environ)

@@ -4,7 +4,7 @@
 #include "check.h"
 
 #define CASES(X)                                                                                                 \
-  X(errors) X(types) X(sizes) X(configs) X(scaled) X(messages) X(groups) X(streams) X(legacy_stream) X(several) \
+  X(errors) X(types) X(sizes) X(configs) X(scaled) X(messages) X(exchange) X(groups) X(streams) X(legacy_stream) X(several) \
   X(graph) X(graph_fork) X(graph_order) X(graph_lost) X(split) X(shrink) X(grow) X(nonblocking) X(finalize)     \
   X(abort)
 

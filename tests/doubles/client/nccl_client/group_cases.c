@@ -53,6 +53,84 @@ void run_messages(struct World* world) {
   }
 }
 
+// Messages of all types and some sizes from every rank to every rank, in both directions and to itself, three of each
+// pair in a row, in one group, on two streams by turns; with nothing but messages in flight, or in a row of such groups.
+enum { kInARow = 3 };
+static const size_t kExchanged[kInARow] = {0, 1, 4099};
+
+static size_t exchanged_at(int other, int message) { return (size_t)(other * kInARow + message) * 33 * 1024; }
+
+static void put_exchanged(struct World* world, const struct Local* local, ncclDataType_t type, int round) {
+  const size_t size = bytes_of(type);
+  char* data = malloc(4100 * 8);
+  for (int to = 0; to < world->ranks; ++to) {
+    for (int message = 0; message < kInARow; ++message) {
+      for (size_t i = 0; i < kExchanged[message]; ++i) {
+        encode(type, datum(type, local->rank + to + message + round, i), data + i * size);
+      }
+      CU(cuda.cuMemcpyHtoDAsync_v2(local->send + exchanged_at(to, message), data, kExchanged[message] * size,
+                                   local->stream));
+    }
+  }
+  CU(cuda.cuMemsetD8Async(local->recv, 0xee, exchanged_at(world->ranks, 0), local->stream));
+  free(data);
+}
+
+static void exchange(struct World* world, const struct Local* local, ncclDataType_t type, cudaStream_t other) {
+  NCCL(ncclGroupStart());
+  for (int step = 0; step < world->ranks; ++step) {
+    const int to = (local->rank + step) % world->ranks;
+    const int from = (local->rank + world->ranks - step) % world->ranks;
+    for (int message = 0; message < kInARow; ++message) {
+      const cudaStream_t stream = (step + message) % 2 ? other : local->stream;
+      const size_t count = kExchanged[message];
+      NCCL(ncclSend((const void*)(local->send + exchanged_at(to, message)), count, type, to, local->comm, stream));
+      NCCL(ncclRecv((void*)(local->recv + exchanged_at(from, message)), count, type, from, local->comm, stream));
+    }
+  }
+  NCCL(ncclGroupEnd());
+}
+
+static void look_at_exchanged(struct World* world, const struct Local* local, ncclDataType_t type, int round) {
+  const size_t size = bytes_of(type);
+  char *data = malloc(4100 * 8), *expected = malloc(4100 * 8);
+  for (int from = 0; from < world->ranks; ++from) {
+    for (int message = 0; message < kInARow; ++message) {
+      const size_t bytes = kExchanged[message] * size;
+      for (size_t i = 0; i < kExchanged[message]; ++i) {
+        encode(type, datum(type, from + local->rank + message + round, i), expected + i * size);
+      }
+      CU(cuda.cuMemcpyDtoHAsync_v2(data, local->recv + exchanged_at(from, message), bytes + 1, local->stream));
+      CU(cuda.cuStreamSynchronize(local->stream));
+      ++world->checks;
+      if (memcmp(data, expected, bytes) || (unsigned char)data[bytes] != 0xee) {
+        wrong(world, local->rank, "message %d from rank %d, type %d", message, from, (int)type);
+      }
+    }
+  }
+  free(expected);
+  free(data);
+}
+
+void run_exchange(struct World* world) {
+  cudaStream_t others[kMostRanks];
+  make_streams(world, others);
+  for (int type = 0; type < ncclNumTypes; ++type) {
+    FOR_LOCALS(local) {
+      use(world, local);
+      put_exchanged(world, local, (ncclDataType_t)type, type);
+    }
+    begin_calls(world);
+    FOR_LOCALS(local) exchange(world, local, (ncclDataType_t)type, others[local->index]);
+    end_calls(world);
+    FOR_LOCALS(local) {
+      use(world, local);
+      look_at_exchanged(world, local, (ncclDataType_t)type, type);
+    }
+  }
+  end_streams(world, others);
+}
+
 void run_groups(struct World* world) {
   const int n = world->ranks;
   static const enum Kind kinds[] = {kAllReduce, kBroadcast, kAllGather, kReduceScatter, kReduce};

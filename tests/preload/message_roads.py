@@ -1,0 +1,170 @@
+"""Messages that few programs send, from one process with the GPUs of Cedar: who carries them, and what arrives.
+
+``message_roads.py PATH`` opens libblink.so as NCCL and prints a line of JSON per check. Up to 1000 bytes, and from
+GPU 3 to GPU 1, messages go directly, which is NCCL's; longer ones go over other GPUs and the host, which is Blink's
+(``BLINK_PATHS``). One thread makes the calls of all ranks; nothing but streams waits.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nccl_roads import INVALID_ARGUMENT, check, must
+
+INT32, LARGE, SMALL, MOST = 2, 50_000, 100, 60_000
+
+
+class Rank:
+    """A GPU with a stream and memory for three messages."""
+
+    def __init__(self, cuda: c.CDLL, device: int) -> None:
+        self.cuda, self.context, self.stream, self.memory = cuda, c.c_void_p(), c.c_void_p(), c.c_uint64()
+        must(cuda.cuDevicePrimaryCtxRetain(c.byref(self.context), device))
+        must(cuda.cuCtxSetCurrent(self.context))
+        must(cuda.cuStreamCreate(c.byref(self.stream), 1))
+        must(cuda.cuMemAlloc_v2(c.byref(self.memory), c.c_size_t(3 * 4 * MOST)))
+
+    def at(self, place: int) -> c.c_void_p:
+        return c.c_void_p(self.memory.value + 4 * MOST * place)
+
+    def put(self, place: int, seed: int) -> None:
+        """Ready when the stream gets there."""
+        values = (c.c_int32 * MOST)(*(seed * 1_000_003 + i for i in range(MOST)))
+        must(self.cuda.cuCtxSetCurrent(self.context))
+        must(self.cuda.cuMemcpyHtoDAsync_v2(self.at(place), values, c.c_size_t(4 * MOST), self.stream))
+
+    def wrong(self, place: int, seed: int, count: int) -> int:
+        """How many of ``count`` elements are not those of ``seed``; waits for the stream."""
+        values = (c.c_int32 * count)()
+        must(self.cuda.cuCtxSetCurrent(self.context))
+        must(self.cuda.cuMemcpyDtoHAsync_v2(values, self.at(place), c.c_size_t(4 * count), self.stream))
+        must(self.cuda.cuStreamSynchronize(self.stream))
+        return sum(value != seed * 1_000_003 + i for i, value in enumerate(values))
+
+
+class Program:
+    def __init__(self, path: str) -> None:
+        self.nccl, self.cuda, self.read = c.CDLL(path), c.CDLL(os.environ["BLINK_CUDA_LIB"]), 0
+        must(self.cuda.cuInit(0))
+        self.ranks = [Rank(self.cuda, device) for device in range(4)]
+        comms = (c.c_void_p * 4)()
+        must(self.nccl.ncclCommInitAll(comms, 4, None))
+        self.comms = [c.c_void_p(comm) for comm in comms]
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        must(self.nccl.ncclGroupStart())
+        yield
+        must(self.nccl.ncclGroupEnd())
+
+    def send(self, rank: int, peer: int, count: int, place: int = 0) -> int:
+        one = self.ranks[rank]
+        return self.nccl.ncclSend(one.at(place), c.c_size_t(count), INT32, peer, self.comms[rank], one.stream)
+
+    def receive(self, rank: int, peer: int, count: int, place: int = 1) -> int:
+        one = self.ranks[rank]
+        return self.nccl.ncclRecv(one.at(place), c.c_size_t(count), INT32, peer, self.comms[rank], one.stream)
+
+    def reached(self) -> list[str]:
+        """The ends of messages that NCCL has got since the last time."""
+        lines = Path(os.environ["BLINK_DOUBLE_NCCL_JOURNAL"]).read_text().splitlines()
+        begin, self.read = self.read, len(lines)
+        rows = [line.split() for line in lines[begin:]]
+        return [row[0] for row in rows if row[5] == "outer" and row[0] in ("ncclSend", "ncclRecv")]
+
+
+def others_do_nothing(program: Program) -> None:
+    """Two ranks send each other a message, whose paths lead over GPUs that make no call."""
+    for rank in (0, 1):
+        program.ranks[rank].put(0, rank)
+    for calls in range(3):
+        program.reached()
+        with program.group():
+            for rank in (0, 1):
+                must(program.send(rank, 1 - rank, LARGE - calls))
+                must(program.receive(rank, 1 - rank, LARGE - calls))
+        check("both ways", [program.ranks[rank].wrong(1, 1 - rank, LARGE - calls) for rank in (0, 1)], [0, 0])
+        check("without NCCL", program.reached(), [])
+    must(program.send(0, 1, LARGE))  # outside of a group
+    must(program.receive(1, 0, LARGE))
+    check("one way", program.ranks[1].wrong(1, 0, LARGE), 0)
+
+
+def of_nccl(program: Program) -> None:
+    """What moves nothing, what NCCL must refuse, a message to itself, and one that the direct path is best for."""
+    program.reached()
+    check("no such peer", (program.send(0, 4, LARGE), program.receive(0, -1, LARGE)), (INVALID_ARGUMENT,) * 2)
+    check("of NCCL", program.reached(), ["ncclSend", "ncclRecv"])
+    code = program.nccl.ncclSend(program.ranks[0].at(0), c.c_size_t(LARGE), 12, 1, program.comms[0], None)
+    check("no such type", (code, program.reached()), (INVALID_ARGUMENT, ["ncclSend"]))
+    code = program.nccl.ncclSend(None, c.c_size_t(LARGE), INT32, 1, program.comms[0], program.ranks[0].stream)
+    check("no memory", (code, program.reached()), (INVALID_ARGUMENT, ["ncclSend"]))
+    for what, peer, count in (("nothing", 1, 0), ("to itself", 0, LARGE), ("a short one", 1, SMALL)):
+        program.ranks[0].put(0, 5)
+        with program.group():
+            must(program.send(0, peer, count))
+            must(program.receive(peer, 0, count))
+        check(what, (program.ranks[peer].wrong(1, 5, count), program.reached()), (0, ["ncclSend", "ncclRecv"]))
+
+
+def one_waits_for_another(program: Program) -> None:
+    """A group of one message of NCCL's and one of ours, where the first can only end after the second has."""
+    program.reached()
+    program.ranks[3].put(0, 7)
+    must(program.receive(2, 3, LARGE))
+    with program.group():
+        must(program.send(3, 1, LARGE))
+        must(program.send(3, 2, LARGE))
+    must(program.send(2, 1, LARGE, 1))  # what it has received
+    must(program.receive(1, 2, LARGE, 1))
+    must(program.receive(1, 3, LARGE, 2))
+    check("the last", [program.ranks[1].wrong(place, 7, LARGE) for place in (1, 2)], [0, 0])
+    check("of both", program.reached(), ["ncclSend", "ncclRecv"])
+
+
+def captured(program: Program) -> None:
+    """Into a graph NCCL's messages go."""
+    program.reached()
+    graph = c.c_void_p()
+    for rank in (0, 1):
+        must(program.cuda.cuCtxSetCurrent(program.ranks[rank].context))
+        must(program.cuda.cuStreamBeginCapture_v2(program.ranks[rank].stream, 1))
+    with program.group():
+        must(program.send(0, 1, LARGE))
+        must(program.receive(1, 0, LARGE))
+    check("captured", program.reached(), ["ncclSend", "ncclRecv"])
+    for rank in (0, 1):
+        must(program.cuda.cuCtxSetCurrent(program.ranks[rank].context))
+        must(program.cuda.cuStreamEndCapture(program.ranks[rank].stream, c.byref(graph)))
+        must(program.cuda.cuGraphDestroy(graph))
+
+
+def nobody_receives(program: Program) -> None:
+    """The sender gives up after BLINK_TIMEOUT, and every rank of the communicator is told."""
+    must(program.send(0, 1, LARGE))
+    must(program.cuda.cuCtxSetCurrent(program.ranks[0].context))
+    must(program.cuda.cuStreamSynchronize(program.ranks[0].stream))
+    states = []
+    for comm in program.comms:
+        state = c.c_int(0)
+        must(program.nccl.ncclCommGetAsyncError(comm, c.byref(state)))
+        states.append(state.value)
+    check("all know", states, [6] * 4)  # ncclRemoteError
+    check("no more", program.send(0, 1, LARGE), 6)
+
+
+def main(path: str) -> None:
+    program = Program(path)
+    for scene in (others_do_nothing, of_nccl, one_waits_for_another, captured, nobody_receives):
+        print(json.dumps({"what": scene.__name__, "ok": True}), flush=True)
+        scene(program)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

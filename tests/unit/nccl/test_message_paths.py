@@ -1,0 +1,125 @@
+"""What libblink.so is told of messages: which rows of a path table it can run, and where their paths have slots."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+from itertools import pairwise, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.algorithms.path_table import Pair, Part, PathTable, Split
+from blinkccl.codegen.layout import Geometry, SegmentLayout
+from blinkccl.errors import UnsupportedError
+from blinkccl.nccl.geometry import Budget
+from blinkccl.nccl.message_paths import WHOLE, limits_beside, place, plan
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.topology.spec import parse_spec
+from support.examples import examples
+
+DIRECT = Split((Part((0, 1), Fraction(1)),), 1 << 20, 1, 45.0, 45.0)
+#: Cedar's GPUs 0 and 1: directly, over GPU 2, and by way of the host, vertex 4.
+SPLIT = Split(
+    (Part((0, 1), Fraction(1, 2)), Part((0, 2, 1), Fraction(1, 3)), Part((0, 4, 1), Fraction(1, 6), 2)),
+    None,
+    4,
+    90.0,
+    45.0,
+)
+
+
+def cedar(ranks=(0, 1, 2, 3)):
+    return JobPlacement(parse_spec("cedar"), ranks)
+
+
+def table(*splits, src=0, dst=1):
+    return PathTable("", "", "").merged(Pair(src, dst, splits))
+
+
+def test_with_nccl_only_more_than_the_direct_path_is_ours():
+    (split,) = plan(cedar(), table(DIRECT, SPLIT), False, {}).splits
+    assert (split.src, split.dst, split.least, split.chunks) == (0, 1, (1 << 20) + 1, 4)
+    homes = [(path.home, path.on_host, path.stream, stop) for path, stop in split.parts]
+    assert homes == [
+        (1, False, 0, WHOLE // 2),
+        (2, False, 0, round(WHOLE * 5 / 6)),
+        (4, True, 0, round(WHOLE * 11 / 12)),
+        (4, True, 1, WHOLE),
+    ]
+    assert "50.0 % on 0-1, 33.3 % on 0-2-1, 16.7 % on 0-4-1 in 2 streams" in split.why
+    assert "90 GB/s, 45 directly" in split.why
+    assert plan(cedar(), None, False, {}).splits == plan(cedar(), table(DIRECT), False, {}).splits == ()
+
+
+def test_without_nccl_every_pair_and_size_is_served():
+    found = defaultdict(list)
+    for split in plan(cedar(), table(DIRECT, SPLIT), True, {}).splits:
+        found[split.src, split.dst].append(split)
+    assert set(found) == set(permutations(range(4), 2))
+    for splits in found.values():
+        assert splits[0].least == 1
+        assert all(a.most + 1 == b.least for a, b in pairwise(splits))
+        assert splits[-1].most == 2**63 - 1
+    assert [len(split.parts) for split in found[0, 1]] == [1, 4]
+    assert [len(split.parts) for split in found[2, 3]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("split", "ranks", "bad", "why"),
+    [
+        (Split((Part((0, 2, 3, 1), Fraction(1)),)), (0, 1, 2, 3), {}, "crosses 2 memories"),
+        (SPLIT, (0, 1, 3), {}, "GPU 2, which is not in the job"),
+        (SPLIT, (0, 1, 2, 3), {(2, 1): "bytes were lost"}, "bytes were lost"),
+        (Split((Part((0, 5, 1), Fraction(1)),)), (0, 1, 2, 3), {}, "takes a link 0 → 5, which is not there"),
+    ],
+)
+def test_what_cannot_be_run_goes_directly(split, ranks, bad, why):
+    said = []
+    where = cedar(ranks)
+    assert plan(where, table(split), False, bad, said.append).splits == ()
+    assert why in said[0]
+    (first, *_) = plan(where, table(split), True, bad).splits
+    assert [path.home for path, _ in first.parts] == [1]
+
+
+def test_a_pair_that_must_not_write_to_each_other_goes_by_way_of_the_host():
+    where = JobPlacement(parse_spec("pcie-8gpu"), tuple(range(8)))
+    (split,) = [one for one in plan(where, None, True, {(0, 1): "lost"}).splits if (one.src, one.dst) == (0, 1)]
+    assert [path.on_host for path, _ in split.parts] == [True]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.lists(st.integers(1, 8), min_size=3, max_size=3),
+    st.sampled_from([1 << 20, 256 << 20]),
+)
+@examples(30)
+def test_slots_lie_apart_and_within_their_part_of_the_memory(weights, streams, staging):
+    paths = [(0, 1), (0, 2, 1), (0, 4, 1)]
+    parts = tuple(
+        Part(path, Fraction(weight, sum(weights)), many)
+        for path, weight, many in zip(paths, weights, streams, strict=False)
+    )
+    messages = plan(cedar(), table(Split(parts)), True, {})
+    layout = SegmentLayout(Geometry(), (), (1000, 0, 5, 128), 4)
+    limits = Budget(8, staging)
+    assert limits_beside(messages, limits).staging_bytes == staging - staging // 4
+    with pytest.raises(UnsupportedError, match="a quarter of BLINK_STAGING_BYTES"):
+        place(messages, layout, (), Budget(8, 16 << 10))
+    messages, placed = place(messages, layout, (), limits)
+    areas = defaultdict(list)
+    for one in messages.placed:
+        areas[one.segment].append((one.ring, one.ring + 4 * messages.slot_bytes))
+        for end, at in ((one.path.dst, one.tail), (one.path.src, one.head)):
+            areas[one.segment if one.path.on_host else end].append((at, at + 128))
+    for segment, taken in areas.items():
+        taken.sort()
+        assert all(a[1] <= b[0] for a, b in pairwise(taken))
+        assert taken[0][0] >= (*layout.segment_bytes, 0)[segment]
+        assert taken[-1][1] <= placed.segment_bytes[segment]
+        assert sum(end - begin for begin, end in taken) <= staging // 4 + 64 * 128
+        assert all(begin % 128 == 0 for begin, _ in taken)
+    lines = list(messages.lines(4))
+    assert len(lines) == 1 + len(messages.paths) + len(messages.splits)
