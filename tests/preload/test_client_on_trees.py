@@ -16,13 +16,13 @@ WIDE = "1,1000,130000"
 
 @pytest.mark.parametrize(("mode", "seed"), [("all", 0), ("process", 3)])
 def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
-    """The calls that reach NCCL are those that it must refuse, and those of the communicator that was grown."""
+    """What reaches NCCL are messages, calls that it must refuse, and those of the communicator that was grown."""
     outcome = preloaded.client(mode, cases="all", BLINK_DOUBLE_SEED=seed, timeout_s=150).right()
     processes = 4 if mode == "process" else 1
     assert len([line for one in outcome.ended for line in one.said]) == 21 * processes
     assert outcome.agreed()
     assert set(outcome.calls("blink")) == SERVED
-    assert outcome.calls("nccl").total() == 0
+    assert set(outcome.calls("nccl")) == {"send"}  # there is no path table
     grown = [line for line in outcome.journal if line[0] == "ncclAllReduce" and line[3] == "321"]
     assert len(grown) == 4
     refused = [line for line in outcome.journal if line[0] == "ncclAllReduce" and line[3] not in ("0", "321")]
