@@ -105,7 +105,7 @@ blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
   // With a core for every rank a wait is short and worth spinning for. With fewer, the rank waited for may be off
   // its core: give it one at once, and sleep late, since a wake-up costs more than ten turns.
   roomy_ = segment.ranks() <= segment.header().cores;
-  spins_ = roomy_ ? 64 : 16;
+  usual_spins_ = spins_ = roomy_ ? 64 : 16;
   yield_us_ = roomy_ ? 200 : 2'000;
 }
 
@@ -142,10 +142,9 @@ bool blink_comm::lock_rank() {
   return fcntl(fd_, F_SETLK, &lock) == 0;
 }
 
-int blink_comm::begin(const blink::Call& call, std::int64_t timeout_us) {
+int blink_comm::begin(const blink::Call& call) {
   const std::uint64_t before = sequence();
   sequence_.store(before + 1, std::memory_order_relaxed);
-  start_clock(timeout_us);
   if (const int code = ended_elsewhere()) return code;
   if (before + 1 >= blink::kMostCalls) return fail(BLINK_INVALID, blink::Site{}, -1, "no call numbers are left");
   const std::size_t old = static_cast<std::size_t>(before % blink::kBanks);
@@ -155,6 +154,7 @@ int blink_comm::begin(const blink::Call& call, std::int64_t timeout_us) {
     const blink::Entry& entry = segment_.rank(peer).entry[old];
     const int code = wait([&] { return entry.sequence.load(std::memory_order_acquire) >= before; },
                           blink::Site{BLINK_WAITS_ENTRY, peer});
+    if (code == BLINK_AGAIN) sequence_.store(before, std::memory_order_relaxed);
     if (code != BLINK_OK) return code;
     if (entry.signature.load(std::memory_order_relaxed) != signatures_[old]) return mismatch(peer, before);
     begun = before;
@@ -261,6 +261,7 @@ bool blink_comm::crowded() const {
 }
 
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
+  if (polling_) return not_yet(ready, context, site);
   const std::int64_t began = now_us();
   show(segment_.rank(rank_).waiting, site, began);
   spread(began);
@@ -289,13 +290,7 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
     now = now_us();
     if (now - looked >= kLookAroundUs) {
       looked = now;
-      const int lost = lost_peer(site.peer);
-      if (ready(context)) break;
-      if (lost >= 0) {
-        code = fail(BLINK_PEER_LOST, site, lost, "");
-        break;
-      }
-      if ((code = check_signatures()) != BLINK_OK) break;
+      if ((code = look_around(ready, context, site)) != BLINK_OK || ready(context)) break;
       if (interrupted()) {
         fail(BLINK_ABORTED, site, -1, "a signal interrupted it");
         code = BLINK_INTERRUPTED;
@@ -310,6 +305,25 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
   impatient_ = false;
   segment_.rank(rank_).waiting.waits.store(BLINK_WAITS_NOT, std::memory_order_relaxed);
   return code;
+}
+
+// For dead peers, and those that call something else.
+int blink_comm::look_around(Condition ready, void* context, const blink::Site& site) {
+  const int lost = lost_peer(site.peer);
+  if (ready(context)) return BLINK_OK;
+  return lost >= 0 ? fail(BLINK_PEER_LOST, site, lost, "") : check_signatures();
+}
+
+// What a wait does where nothing waits.
+int blink_comm::not_yet(Condition ready, void* context, const blink::Site& site) {
+  if (const int code = ended_elsewhere()) return code;
+  const std::int64_t now = now_us();
+  if (started_us_.load(std::memory_order_relaxed) == 0) started_us_.store(now, std::memory_order_relaxed);
+  if (now - started_us_.load(std::memory_order_relaxed) > timeout_us_) return fail(BLINK_DEADLINE, site, site.peer, "");
+  if (now - polled_us_ < kLookAroundUs) return BLINK_AGAIN;
+  polled_us_ = now;
+  const int code = look_around(ready, context, site);
+  return code == BLINK_OK && !ready(context) ? BLINK_AGAIN : code;
 }
 
 // A peer that made another call than this rank will never send what this rank waits for.
@@ -410,7 +424,7 @@ bool blink_comm::interrupted() {
 // two ranks an AllReduce of 512 KiB took 7 ms instead of 0.03.
 void blink_comm::set_idle(const blink_idle& idle) {
   idle_ = idle;
-  if (roomy_) spins_ = kSpinsOfIdle;
+  if (roomy_) usual_spins_ = spins_ = kSpinsOfIdle;
 }
 
 // Returns how long this rank may sleep then: hardly while that gets on.
@@ -546,7 +560,11 @@ int blink_comm::write_private(int peer, std::uint64_t into, const void* from, st
 // Of a process that dies the memory goes first, and then the lock by which the others see it.
 int blink_comm::private_failure(int peer, const blink::Site& site) {
   const std::int64_t until = now_us() + kDyingUs;
-  if (const int code = wait([&] { return now_us() > until; }, site)) return code;
+  const bool polled = polling_;
+  polling_ = false;
+  const int code = wait([&] { return now_us() > until; }, site);
+  polling_ = polled;
+  if (code != BLINK_OK) return code;
   return fail(BLINK_SYSTEM, site, peer,
               "the system does not let this rank copy from or to the peer's buffer; BLINK_CROSS_MEMORY=0 does without");
 }
@@ -646,6 +664,8 @@ int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t 
 void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_python(*python); }
 
 void blink_set_idle(blink_comm* comm, const blink_idle* idle) { comm->set_idle(*idle); }
+
+void blink_doze(blink_comm* comm, int64_t us) { comm->doze(us); }
 
 void blink_take_raised(blink_comm* comm, void* raised[3]) { comm->take_raised(raised); }
 

@@ -73,8 +73,8 @@ struct blink_comm {
   int bank() const { return static_cast<int>(sequence() % blink::kBanks); }
   blink::Counters& stats() { return stats_; }
 
-  // Begins the next call: waits until the bank is free, and tells the others. 0 or a code.
-  int begin(const blink::Call& call, std::int64_t timeout_us);
+  // Begins the next call, whose clock was started: waits until the bank is free, and tells the others. 0 or a code.
+  int begin(const blink::Call& call);
   void finish();
   // The calls until now were not the user's: what people are shown counts from here.
   void count_from_here() { segment_.rank(rank_).life.own.store(sequence(), std::memory_order_relaxed); }
@@ -161,10 +161,27 @@ struct blink_comm {
   }
   // Inside a wait's condition: that it has lasted so long that one should make do with less.
   bool impatient() const { return impatient_; }
+  // From here on nothing waits: what is not ready is BLINK_AGAIN. `impatient`: as above.
+  void start_polling(bool impatient) {
+    polling_ = true;
+    spins_ = 1;
+    impatient_ = impatient;
+  }
+  void stop_polling() {
+    polling_ = false;
+    spins_ = usual_spins_;
+    impatient_ = false;
+  }
+  // Until a peer rings, or `us` are over; what is stored just before may be missed.
+  void doze(std::int64_t us) {
+    sleep([](void*) { return false; }, nullptr, -1, us);
+  }
 
  private:
   using Condition = bool (*)(void*);
   int wait_long(Condition ready, void* context, const blink::Site& site);
+  int not_yet(Condition ready, void* context, const blink::Site& site);
+  int look_around(Condition ready, void* context, const blink::Site& site);
   int wait_stream_long(Condition ready, void* context, int peer, std::int64_t wait_us);
   int ended_elsewhere() {
     return segment_.header().failed.load(std::memory_order_acquire) == 0 ? BLINK_OK : failed_elsewhere();
@@ -191,7 +208,7 @@ struct blink_comm {
   int fd_;
   bool roomy_;  // a core for every rank
   std::int64_t spread_us_ = 0;
-  int spins_;
+  int usual_spins_, spins_;  // looks before a wait is a long one; and now
   std::int64_t yield_us_;
   // Both only change on the thread of the collectives, but errors on others tell them too.
   std::atomic<std::uint64_t> sequence_{0};
@@ -204,6 +221,8 @@ struct blink_comm {
   void* raised_[3] = {};
   blink_idle idle_{};
   bool impatient_ = false;
+  bool polling_ = false;
+  std::int64_t polled_us_ = 0;  // when one that polls last looked for dead peers
   struct Heap {
     unsigned char* base = nullptr;
     std::uint64_t bytes = 0;

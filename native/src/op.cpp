@@ -25,11 +25,16 @@ std::int64_t shared_cache_bytes() {
   return bytes;
 }
 
+// How long steps are in vain until an execution makes do with what is there, as in a wait.
+constexpr std::int64_t kPatienceUs = 2'000;
+
 double seconds_now() {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
+
+std::int64_t now_us() { return static_cast<std::int64_t>(1e6 * seconds_now()); }
 
 }  // namespace
 
@@ -51,12 +56,34 @@ blink::Site blink_op::site(std::int32_t waits, const blink_role& role, int peer,
 }
 
 int blink_op::run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
-  if (choice_ == nullptr) return run_variant(input, output, scaled, scale, timeout_us);
-  const int variant = choice_->begin(
-      is_in_place(static_cast<const unsigned char*>(input), static_cast<const unsigned char*>(output)));
-  blink_op& op = variant == 0 ? *this : *variants_[static_cast<std::size_t>(variant) - 1];
-  const int code = op.run_variant(input, output, scaled, scale, timeout_us);
-  if (code == BLINK_OK) choice_->end();
+  const int code = start(input, output, scaled, scale, timeout_us);
+  return code == BLINK_OK ? finish() : code;
+}
+
+int blink_op::start(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
+  running_ = this;
+  if (choice_ != nullptr) {
+    const int variant = choice_->begin(
+        is_in_place(static_cast<const unsigned char*>(input), static_cast<const unsigned char*>(output)));
+    if (variant != 0) running_ = variants_[static_cast<std::size_t>(variant) - 1].get();
+  }
+  return running_->prepare(input, output, scaled, scale, timeout_us);
+}
+
+int blink_op::finish() {
+  const int code = running_->go_on();
+  if (code == BLINK_OK && choice_ != nullptr) choice_->end();
+  return code;
+}
+
+int blink_op::step() {
+  blink_op& op = *running_;
+  const Position before = op.at_;
+  comm_.start_polling(stalled_us_ != 0 && now_us() - stalled_us_ > kPatienceUs);
+  const int code = finish();
+  comm_.stop_polling();
+  if (code != BLINK_AGAIN || !(op.at_ == before)) stalled_us_ = 0;
+  else if (stalled_us_ == 0) stalled_us_ = now_us();
   return code;
 }
 
@@ -67,7 +94,7 @@ void blink_op::add_variant(std::unique_ptr<blink_op> variant) {
   choice_ = std::make_unique<blink::VariantChoice>(comm_, key, static_cast<int>(variants_.size()) + 1);
 }
 
-int blink_op::run_variant(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
+int blink_op::prepare(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
   const blink_tables& t = tables_.numbers;
   input_ = static_cast<const unsigned char*>(input);
   output_ = static_cast<unsigned char*>(output);
@@ -82,34 +109,49 @@ int blink_op::run_variant(const void* input, void* output, bool scaled, double s
   const bool in_place = is_in_place(input_, output_);
   const bool lends_input = !scaled && (!in_place || t.direct_read_in_place);
   const bool lends_output = !in_place || t.direct_write_in_place;
-  blink::Call call{t.signature, t.what, t.count, kNowhere, kNowhere, t.input_bytes, t.output_bytes};
-  if (lends_input) call.input = routes_.place_to_lend(input_, t.input_bytes, tables_.lends_input);
-  if (lends_output) call.output = routes_.place_to_lend(output_, t.output_bytes, tables_.lends_output);
-  routes_.begin(call.input, call.output);
+  call_ = {t.signature, t.what, t.count, kNowhere, kNowhere, t.input_bytes, t.output_bytes};
+  if (lends_input) call_.input = routes_.place_to_lend(input_, t.input_bytes, tables_.lends_input);
+  if (lends_output) call_.output = routes_.place_to_lend(output_, t.output_bytes, tables_.lends_output);
+  routes_.begin(call_.input, call_.output);
   past_caches_ = std::max(t.input_bytes, t.output_bytes) * comm_.size() >= kPastCaches * shared_cache_bytes();
-  int code = comm_.begin(call, timeout_us);
-  if (code != BLINK_OK) return code;
   std::fill(received_.begin(), received_.end(), 0);
   std::fill(sent_.begin(), sent_.end(), 0);
-  code = run_ticks();
+  at_ = Position{};
+  at_.tick = tables_.first_tick;
+  comm_.start_clock(timeout_us);
+  return BLINK_OK;
+}
+
+int blink_op::go_on() {
+  if (!at_.begun) {
+    if (const int code = comm_.begin(call_)) return code;
+    at_.begun = true;
+  }
+  int code = run_ticks();
   if (code == BLINK_OK) code = drain();
   if (code == BLINK_OK) {
     comm_.finish();
-  } else {
+  } else if (code != BLINK_AGAIN) {
     comm_.await_writers();
   }
   return code;
 }
 
 int blink_op::run_ticks() {
-  for (std::int64_t tick = tables_.first_tick; tick < tables_.last_tick; ++tick) {
-    for (const blink_role& role : tables_.roles) {
+  const std::size_t roles = tables_.roles.size();
+  for (std::int64_t tick = at_.tick; tick < tables_.last_tick; ++tick, at_.role = 0) {
+    for (std::size_t number = at_.role; number < roles; ++number) {
+      const blink_role& role = tables_.roles[number];
       const std::int64_t chunk = tick - role.offset;
       if (chunk < 0 || chunk >= role.chunks) continue;
       const int code = tables_.numbers.inline_messages != 0 ? execute_inline(role) : execute(role, chunk);
-      if (code != BLINK_OK) return code;
+      if (code == BLINK_OK) continue;
+      at_.tick = tick;
+      at_.role = number;
+      return code;
     }
   }
+  at_.tick = tables_.last_tick;
   return BLINK_OK;
 }
 
@@ -174,6 +216,7 @@ int blink_op::execute(const blink_role& role, std::int64_t index) {
   const std::int64_t before = index * tables_.numbers.chunk_elements;
   const auto elements = static_cast<std::size_t>(std::min(tables_.numbers.chunk_elements, role.length - before));
   const Chunk chunk{index, static_cast<std::size_t>(before) * item, elements, elements * item};
+  if (at_.stepwise) return execute_stepwise(role, chunk);
   if (const int code = await_readers_entry(role)) return code;
   for (std::int64_t i = 0; i < role.receives; ++i) {
     const blink_receive& receive = tables_.receive(role, i);
@@ -240,7 +283,12 @@ void blink_op::acknowledge(const blink_receive& r, const Chunk& chunk) {
 // The execution exactly as the grammar has it: each message is combined and given back before the next is waited for,
 // and all of them before a slot is. Programs may need that to go on; the fused way only needs less memory traffic.
 int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
-  ++comm_.stats().stepwise;
+  if (!at_.stepwise) {
+    ++comm_.stats().stepwise;
+    at_.operand = 0;
+    at_.stepwise = at_.empty = true;
+    at_.own_added = false;
+  }
   const blink::Stepwise& steps = tables_.kernel->stepwise;
   const std::size_t needed = chunk.elements * tables_.kernel->accumulator_size;
   unsigned char* value = scratch(needed + chunk.bytes);
@@ -248,7 +296,7 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
   // A lone operand passes through as it is, as in combine().
   const bool contributes = role.source != kNowhere;
   const bool alone = role.receives + (contributes ? 1 : 0) == 1 && role.divisor <= 1 && !(scaled_ && contributes);
-  bool empty = true;
+  bool& empty = at_.empty;
   const auto add = [&](const void* source, bool scaled) {
     if (alone) {
       blink::copy_bytes(value, source, chunk.bytes);
@@ -257,8 +305,11 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
     }
     empty = false;
   };
-  for (std::int64_t i = 0; i <= role.receives; ++i) {
-    if (i == role.own_operand_index && contributes) add(input_ + role.source + chunk.bytes_before, scaled_);
+  for (std::int64_t& i = at_.operand; i <= role.receives; ++i) {
+    if (i == role.own_operand_index && contributes && !at_.own_added) {
+      add(input_ + role.source + chunk.bytes_before, scaled_);
+      at_.own_added = true;
+    }
     if (i == role.receives) break;
     const blink_receive& receive = tables_.receive(role, i);
     const int peer = static_cast<int>(receive.rank);
@@ -290,6 +341,7 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
                 static_cast<std::uint32_t>(role.divisor));
   }
   if (writes_others_) comm_.stop_writing();
+  at_.stepwise = false;
   publish(role, chunk, role.receives);
   return BLINK_OK;
 }
@@ -503,7 +555,8 @@ const void* blink_op::await_block(const blink_role& role, const blink_receive& r
 int blink_op::execute_inline(const blink_role& role) {
   const std::size_t total = static_cast<std::size_t>(role.length) * tables_.kernel->itemsize;
   int code = BLINK_OK;
-  for (std::size_t from = 0, number = 0; from < total; from += blink::kPayloadBytes, ++number) {
+  for (std::size_t number = at_.block; number * blink::kPayloadBytes < total; ++number) {
+    const std::size_t from = number * blink::kPayloadBytes;
     const std::size_t bytes = std::min(blink::kPayloadBytes, total - from);
     std::int32_t own = -1;
     sources_.clear();
@@ -514,7 +567,10 @@ int blink_op::execute_inline(const blink_role& role) {
       }
       if (i == role.receives) break;
       const void* block = await_block(role, tables_.receive(role, i), number, code);
-      if (block == nullptr) return code;
+      if (block == nullptr) {
+        at_.block = number;
+        return code;
+      }
       sources_.push_back(block);
     }
     collect_own_target(role, from);
@@ -526,6 +582,7 @@ int blink_op::execute_inline(const blink_role& role) {
       routes_.block(tables_.ring(ring), number).flag.store(flag(), std::memory_order_release);
     }
   }
+  at_.block = 0;
   blink::Counters& stats = comm_.stats();
   for (const blink_receive& receive : tables_.receives_of(role)) {
     comm_.has_entered(static_cast<int>(receive.rank));
@@ -558,6 +615,14 @@ int blink_op_add_variant(blink_op* op, blink_op* variant) {
 int blink_op_run(blink_op* op, const void* input, void* output, int scaled, double scale, int64_t timeout_us) {
   return op->run(input, output, scaled != 0, scale, timeout_us);
 }
+
+int blink_op_start(blink_op* op, const void* input, void* output, int64_t timeout_us) {
+  return op->start(input, output, false, 1.0, timeout_us);
+}
+
+int blink_op_step(blink_op* op) { return op->step(); }
+
+int blink_op_finish(blink_op* op) { return op->finish(); }
 
 int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
                   int64_t timeout_us, double* seconds) {

@@ -18,6 +18,10 @@ struct blink_op {
  public:
   blink_op(blink_comm& comm, std::unique_ptr<const blink::Tables> tables);
   int run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+  // The same by steps: start() sets it up, step() goes on as far as nothing has to be waited for, finish() to its end.
+  int start(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+  int step();
+  int finish();
   // Another way to do the same; from the second one on the group finds out which is the fastest.
   void add_variant(std::unique_ptr<blink_op> variant);
   bool takes_variants(std::size_t most) const { return variants_.size() < most; }
@@ -30,7 +34,8 @@ struct blink_op {
  private:
   using Chunk = blink::Chunk;
 
-  int run_variant(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+  int prepare(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+  int go_on();
   bool is_in_place(const unsigned char* input, const unsigned char* output) const {
     return input != nullptr && output != nullptr && input < output + tables_.numbers.output_bytes &&
            output < input + tables_.numbers.input_bytes;
@@ -98,6 +103,23 @@ struct blink_op {
   bool past_caches_ = false;  // copies of results
   std::vector<std::uint64_t> received_;  // per queue
   std::vector<std::uint64_t> sent_;      // per ring
+  blink_op* running_ = this;  // the variant
+  blink::Call call_;
+  // How far it is: what began to wait is begun anew from there.
+  struct Position {
+    bool begun = false;
+    std::int64_t tick = 0;
+    std::size_t role = 0;      // in that tick
+    std::size_t block = 0;     // of an inline message
+    std::int64_t operand = 0;  // of an execution step by step
+    bool stepwise = false, own_added = false, empty = true;
+    bool operator==(const Position& other) const {
+      return begun == other.begun && tick == other.tick && role == other.role && block == other.block &&
+             operand == other.operand && own_added == other.own_added;
+    }
+  };
+  Position at_;
+  std::int64_t stalled_us_ = 0;  // since when steps have been in vain; 0: they are not
 
   // Of the current execution.
   std::vector<const void*> sources_, piece_sources_;

@@ -116,7 +116,9 @@ class Prepared {
     const std::int64_t item = setting_.binding.item;
     for (std::int64_t i = 0; !in_place_ && i < output_; ++i) put(output_at_, item, i, 0xa5a5a5a5u);
     for (std::int64_t i = 0; i < input_; ++i) put(input_at_, item, i, value(call, rank_, i));
-    const int code = blink_op_run(op_, input_at_, output_at_, setting_.scaled, factor(setting_, rank_), kPatience);
+    const int code = setting_.scaled || call % 3 != rank_ % 2
+                         ? blink_op_run(op_, input_at_, output_at_, setting_.scaled, factor(setting_, rank_), kPatience)
+                         : run_by_steps(call);
     if (!expect(code == BLINK_OK, "rank %d, call %d: code %d", rank_, call, code)) return false;
     for (std::int64_t i = 0; i < output_; ++i) {
       if (!holds(output_at_, item, i, expected(setting_, ranks_, call, rank_, i))) return wrong(call, "output", i);
@@ -128,6 +130,20 @@ class Prepared {
   }
 
  private:
+  // Of some calls to their end, of others as many as there are before it waits; by two threads in turns.
+  int run_by_steps(int call) {
+    int code = blink_op_start(op_, input_at_, output_at_, kPatience);
+    for (int steps = 0; code == BLINK_OK && steps < 1 + call % 50; ++steps) {
+      if (call % 7 == 0) std::thread([&] { code = blink_op_step(op_); }).join();
+      else code = blink_op_step(op_);
+      if (code == BLINK_OK) return code;
+      if (code != BLINK_AGAIN) break;
+      code = BLINK_OK;
+      if (call % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(call % 200));
+    }
+    return code == BLINK_OK ? blink_op_finish(op_) : code;
+  }
+
   blink_op* created(const Room& room, blink_comm* comm, const Plan& plan, const Binding& binding) const {
     const Layout layout(plan, binding);
     const std::int64_t area = binding.small ? room.shape().inline_bytes : room.shape().staging_bytes;

@@ -44,6 +44,7 @@ enum blink_code {
   BLINK_SYSTEM = 6,     // a system call failed
   BLINK_INTERRUPTED = 7, // a signal handler raised; the communicator is aborted
   BLINK_UNSUPPORTED = 8, // a plan has no room in the segment for such a call
+  BLINK_AGAIN = 9,       // of blink_op_step: it is not at its end yet
 };
 
 // What a rank waits for; also what blink_status reports of a rank that goes on.
@@ -154,6 +155,8 @@ typedef struct {
   void* context;
 } blink_idle;
 void blink_set_idle(blink_comm* comm, const blink_idle* idle);
+// Sleeps until a peer has something for this rank, but at most so long: what comes just before may be missed. On any thread.
+void blink_doze(blink_comm* comm, int64_t us);
 // Whether this rank may copy from every other rank's own memory. To be asked when all have attached.
 int blink_can_cross(const blink_comm* comm);
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
@@ -240,6 +243,12 @@ int blink_op_add_variant(blink_op* op, blink_op* variant);
 // Runs it. One call at a time per communicator, in the same order on all ranks. `scale` multiplies this rank's own
 // contribution where `scaled`. `timeout_us` counts from now.
 int blink_op_run(blink_op* op, const void* input, void* output, int scaled, double scale, int64_t timeout_us);
+// The same by steps, which need not be taken by one thread, only one at a time: start sets it up, each step goes on as
+// far as no other rank has to be waited for, finish waits until its end. No other call on the communicator in between.
+// Where start fails, step and finish are not to be called.
+int blink_op_start(blink_op* op, const void* input, void* output, int64_t timeout_us);
+int blink_op_step(blink_op* op);
+int blink_op_finish(blink_op* op);
 // `iterations` times: barrier, clock, op, clock. `seconds` has room for as many.
 int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
                   int64_t timeout_us, double* seconds);
