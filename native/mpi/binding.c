@@ -144,6 +144,8 @@ static void progress(void* self) {
   PMPI_Test(&bound->pending, &done, MPI_STATUS_IGNORE);
 }
 
+static void end_requests_of(blink_mpi_comm* state);
+
 static void end(struct bound* bound) {
   pthread_mutex_lock(&lock);
   if (bound->before != NULL) bound->before->next = bound->next;
@@ -151,6 +153,7 @@ static void end(struct bound* bound) {
   if (bound->next != NULL) bound->next->before = bound->before;
   __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&lock);
+  end_requests_of(bound->state);
   blink_mpi_comm_free(bound->state);
   if (bound->pending != MPI_REQUEST_NULL) {
     PMPI_Grequest_complete(bound->pending);
@@ -200,9 +203,12 @@ static int are_here(MPI_Comm comm, int size) {
   return here;
 }
 
+// Whether ranks may come to share memory now, for which they wait for each other.
+enum { kMayNot = 0, kMayMake = 1, kMustMake };
+
 // The state of a communicator at its first call, which decides alone whether it may be one of ours: at the first of the
-// world, and of others when they turn out to be used.
-static void decide(struct bound* bound, int again) {
+// world, and of others when they turn out to be used. None: it could be, but not now.
+static void decide(struct bound* bound, int may_make) {
   blink_mpi_peers peers;
   int inter = 0;
   memset(&peers, 0, sizeof peers);
@@ -210,11 +216,14 @@ static void decide(struct bound* bound, int again) {
   PMPI_Comm_rank(bound->comm, &peers.rank);
   PMPI_Comm_size(bound->comm, &peers.size);
   int reason = inter ? kInter : peers.size < 2 ? kOneRank : !are_here(bound->comm, peers.size) ? kElsewhere : kReasons;
-  if (reason == kReasons && !again && bound->comm != MPI_COMM_WORLD) {
+  bound->state = NULL;
+  if (reason == kReasons && may_make != kMustMake && bound->comm != MPI_COMM_WORLD) {
     bound->state = blink_mpi_comm_passing(kEarly);
     if (bound->state == NULL || bound->state->early > 0) return;
     blink_mpi_comm_free(bound->state);
+    bound->state = NULL;
   }
+  if (reason == kReasons && may_make == kMayNot) return;
   if (reason != kReasons) {
     bound->state = blink_mpi_comm_passing(reason);
     return;
@@ -226,12 +235,16 @@ static void decide(struct bound* bound, int again) {
   bound->state = blink_mpi_comm_make(&peers);
 }
 
-static struct bound* make(MPI_Comm comm) {
+static struct bound* make(MPI_Comm comm, int may_make) {
   struct bound* bound = calloc(1, sizeof *bound);
   if (bound == NULL) return NULL;
   bound->comm = comm;
   bound->pending = MPI_REQUEST_NULL;
-  decide(bound, 0);
+  decide(bound, may_make);
+  if (bound->state == NULL) {
+    free(bound);
+    return NULL;
+  }
   pthread_mutex_lock(&lock);
   bound->next = all;
   if (all != NULL) all->before = bound;
@@ -242,16 +255,16 @@ static struct bound* make(MPI_Comm comm) {
 }
 
 // NULL: not one that could have a state.
-static blink_mpi_comm* look_up(MPI_Comm comm) {
+static blink_mpi_comm* look_up(MPI_Comm comm, int may_make) {
   struct bound* bound = NULL;
   int found = 0, ready = 0;
   if (comm == MPI_COMM_NULL || PMPI_Initialized(&ready) != MPI_SUCCESS || !ready) return NULL;
   pthread_once(&once, begin);
   if (PMPI_Comm_get_attr(comm, keyval, &bound, &found) != MPI_SUCCESS) return NULL;
-  if (!found) bound = make(comm);
-  if (found && bound->state != NULL && bound->state->early == 1) {  // of its first calls this is the last
+  if (!found) bound = make(comm, may_make);
+  if (found && may_make && bound->state != NULL && bound->state->early == 1) {  // of its first calls this is the last
     blink_mpi_comm_free(bound->state);
-    decide(bound, 1);
+    decide(bound, kMustMake);
   }
   return bound == NULL ? NULL : bound->state;
 }
@@ -263,13 +276,13 @@ struct seen {
 };
 static __thread struct seen seen[4];
 
-static blink_mpi_comm* state_of(MPI_Comm comm) {
+static blink_mpi_comm* state_of(MPI_Comm comm, int may_make) {
   struct seen* row = &seen[((uintptr_t)comm >> 4 ^ (uintptr_t)comm) & 3];
   uint64_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
   if (__builtin_expect(row->comm == comm && row->generation == now, 1)) return row->state;
-  blink_mpi_comm* state = look_up(comm);
-  if (state != NULL && state->early > 1) {
-    --state->early;
+  blink_mpi_comm* state = look_up(comm, may_make);
+  if (state != NULL && state->early > 0) {
+    if (state->early > 1) --state->early;
   } else if (state != NULL) {
     row->comm = comm;
     row->generation = now;
@@ -285,49 +298,42 @@ static int fail(MPI_Comm comm) {
   return MPI_ERR_OTHER;
 }
 
-// A buffer of `count` elements of a type, as plain bytes.
-struct buffer {
-  void* user;
-  int64_t count, bytes;  // bytes in all; -1: the type has no size
+// One side of a call: blocks of elements of a type. Where their bytes do not lie as they are sent, or must not stay where
+// they are, they go by memory of Blink's (`ours`).
+struct data {
+  int ours, filled, kept;  // and are copied from the user's memory before the call, to it after it
+  char* at;                // the bytes: the user's, or ours
+  char* user;
   MPI_Datatype type;
-  int plain;   // its bytes lie as they are sent
-  char* at;    // there, or in memory of the communicator
+  int plain;
+  int64_t size, extent, total;  // of an element, and of all blocks; a total that is too large is above LIMIT
+  blink_mpi_blocks bytes;       // from `at` on
+  int64_t counts[kMostRanks], places[kMostRanks];  // as the user gives them
 };
 
-static struct buffer buffer_of(const void* user, int64_t count, MPI_Datatype type) {
-  struct buffer buffer = {(void*)user, count, -1, type, 0, NULL};
-  const struct type* row = find_type(type);
-  int bytes = row != NULL ? row->bytes : -1;
-  if (row != NULL) {
-    buffer.plain = 1;
-    buffer.at = buffer.user;
-  } else if (type == MPI_DATATYPE_NULL || PMPI_Type_size(type, &bytes) != MPI_SUCCESS || bytes == MPI_UNDEFINED) {
-    return buffer;
-  }
-  // A product that overflows is too large whatever it is.
-  buffer.bytes = bytes > 0 && count > LIMIT / bytes ? LIMIT + 1 : count * bytes;
-  return buffer;
-}
+// A call as it is made: by the blocking form at once, by the others later, and again.
+struct task {
+  blink_mpi_comm* state;
+  MPI_Comm comm;
+  blink_mpi_call call;
+  int uneven;              // its blocks differ, and each rank knows of its own
+  int has_given, has_result;
+  int nested;              // the result lies in what is given,
+  int64_t nested_at;       // so many bytes from its beginning
+  struct data *given, *result;
+  struct data sides[2];
+  int32_t word;            // of a barrier
+  char* memory[2];         // of a call that is not blocking
+};
 
-// What a call may not have.
-static int is_wrong(const struct buffer* buffer) {
-  return buffer->count < 0 || buffer->bytes < 0 || (buffer->plain && buffer->user == NULL && buffer->bytes > 0);
-}
-
-// Its bytes, packed where they are not plain. 0, or an error.
-static int pack(struct buffer* buffer, blink_mpi_comm* state, int number, int filled, MPI_Comm comm) {
-  int position = 0;
-  if (buffer->plain) return 0;
-  buffer->at = blink_mpi_scratch(state, number, (size_t)buffer->bytes);
-  if (buffer->at == NULL) return MPI_ERR_NO_MEM;
-  if (!filled) return 0;
-  return PMPI_Pack(buffer->user, (int)buffer->count, buffer->type, buffer->at, (int)buffer->bytes, &position, comm);
-}
-
-static int unpack(const struct buffer* buffer, MPI_Comm comm) {
-  int position = 0;
-  if (buffer->plain) return MPI_SUCCESS;
-  return PMPI_Unpack(buffer->at, (int)buffer->bytes, &position, buffer->user, (int)buffer->count, buffer->type, comm);
+// What a task is before a function says what it does.
+static void clear(struct task* task, blink_mpi_comm* state, MPI_Comm comm, int collective, int root) {
+  const blink_mpi_call call = {collective, root, 0, BLINK_UINT8, BLINK_SUM};
+  task->state = state;
+  task->comm = comm;
+  task->call = call;
+  task->uneven = task->has_given = task->has_result = 0;
+  task->nested = 0;
 }
 
 // Where block `number` of blocks of `count` elements begins.
@@ -337,69 +343,86 @@ static void* block(void* user, int64_t number, int64_t count, MPI_Datatype type)
   return (char*)user + number * count * extent;
 }
 
-// The blocks of one side of a call, of bytes. Neither how long those of others are nor what anything is made of is known
-// to all ranks, so none of it decides who serves the call.
-struct blocks {
-  blink_mpi_blocks bytes;  // from `at` on
-  char* at;                // the user's memory, or the communicator's
-  char* user;
-  MPI_Datatype type;
-  int plain;
-  int64_t size, extent, total;
-  int64_t counts[kMostRanks], places[kMostRanks];  // as the user gives them
-};
+enum { kInPlace = 0, kByCopy = 1 };  // whether plain bytes may stay where they are
 
-// Of `counts` and `places`: bytes that lie where the user has them, from the first one on, or `closely`, one after the
-// other. 0: what a call may not have.
-static int measure(struct blocks* blocks, int count, const void* user, MPI_Datatype type) {
+// Of `counts` and `places`, of which there are `count`: where the bytes lie, in the user's memory from the first one on, or
+// in ours one after the other. 0: what a call may not have.
+static int measure(struct data* data, int count, const void* user, MPI_Datatype type, int by_copy) {
   const struct type* row = find_type(type);
   int64_t least = INT64_MAX;
-  blocks->user = (char*)user;
-  blocks->type = type;
-  blocks->plain = row != NULL;
-  blocks->bytes.count = count;
-  blocks->total = 0;
+  data->user = (char*)user;
+  data->type = type;
+  data->plain = row != NULL;
+  data->ours = by_copy || row == NULL;
+  data->filled = data->kept = 0;
+  data->bytes.count = count;
+  data->total = 0;
   if (row != NULL) {
-    blocks->size = blocks->extent = row->bytes;
+    data->size = data->extent = row->bytes;
   } else {
     MPI_Count size = MPI_UNDEFINED;
     MPI_Aint low = 0, extent = 0;
     if (type == MPI_DATATYPE_NULL || PMPI_Type_size_x(type, &size) != MPI_SUCCESS || size == MPI_UNDEFINED) return 0;
     if (PMPI_Type_get_extent(type, &low, &extent) != MPI_SUCCESS) return 0;
-    blocks->size = size;
-    blocks->extent = extent;
+    data->size = size;
+    data->extent = extent;
   }
   for (int i = 0; i < count; ++i) {
-    if (blocks->counts[i] < 0 || (blocks->size > 0 && blocks->counts[i] > kMostBytes / blocks->size)) return 0;
-    const int64_t bytes = blocks->counts[i] * blocks->size, begin = blocks->places[i] * blocks->size;
-    blocks->bytes.lengths[i] = bytes;
-    blocks->bytes.places[i] = row == NULL ? blocks->total : begin;
-    blocks->total += bytes;
+    if (data->counts[i] < 0 || (data->size > 0 && data->counts[i] > kMostBytes / data->size)) return 0;
+    const int64_t bytes = data->counts[i] * data->size, begin = data->places[i] * data->size;
+    data->bytes.lengths[i] = bytes;
+    data->bytes.places[i] = data->ours ? data->total : begin;
+    data->total += bytes;
     if (bytes > 0 && begin < least) least = begin;
   }
-  if (row == NULL) return 1;
+  if (data->ours) return data->user != NULL || data->total == 0 || row == NULL;
   // A place may be before the buffer.
-  if (blocks->total == 0) least = 0;
-  blocks->at = (char*)((uintptr_t)user + (uintptr_t)least);
-  for (int i = 0; i < count; ++i) blocks->bytes.places[i] = blocks->bytes.lengths[i] == 0 ? 0 : blocks->bytes.places[i] - least;
-  return blocks->at != NULL || blocks->total == 0;
+  if (data->total == 0) least = 0;
+  data->at = (char*)((uintptr_t)user + (uintptr_t)least);
+  for (int i = 0; i < count; ++i) data->bytes.places[i] = data->bytes.lengths[i] == 0 ? 0 : data->bytes.places[i] - least;
+  return data->at != NULL || data->total == 0;
 }
 
-// Between the user's memory and that at `at`, by PMPI_Pack or _Unpack in pieces of less than 2^31 bytes. 0, or an error.
-static int repack(struct blocks* blocks, int unpacks, MPI_Comm comm) {
-  for (int i = 0; i < blocks->bytes.count; ++i) {
-    char* user = blocks->user + blocks->places[i] * blocks->extent;
-    char* packed = blocks->at + blocks->bytes.places[i];
-    int64_t left = blocks->bytes.lengths[i] == 0 ? 0 : blocks->counts[i];
-    if (left > 0 && blocks->size > LIMIT) return fail(comm);  // no piece is so small
+// The same of one block.
+static int measure_one(struct data* data, const void* user, int64_t count, MPI_Datatype type, int by_copy) {
+  data->counts[0] = count;
+  data->places[0] = 0;
+  return measure(data, 1, user, type, by_copy);
+}
+
+static struct data* gives(struct task* task, struct data* data) {
+  task->has_given = 1;
+  task->given = data;
+  data->filled = data->ours;
+  return data;
+}
+static struct data* gets(struct task* task, struct data* data) {
+  task->has_result = 1;
+  task->result = data;
+  data->kept = data->ours;
+  return data;
+}
+
+// Between the user's memory and ours, by PMPI_Pack or _Unpack in pieces of less than 2^31 bytes where it is not plain. 0, or
+// an error.
+static int copy(const struct data* data, int back, MPI_Comm comm) {
+  for (int i = 0; i < data->bytes.count; ++i) {
+    char* user = data->user + data->places[i] * data->extent;
+    char* packed = data->at + data->bytes.places[i];
+    int64_t left = data->bytes.lengths[i] == 0 ? 0 : data->counts[i];
+    if (data->plain) {
+      memcpy(back ? user : packed, back ? packed : user, (size_t)(data->counts[i] * data->size));
+      continue;
+    }
+    if (left > 0 && data->size > LIMIT) return fail(comm);  // no piece is so small
     while (left > 0) {
-      const int some = (int)(left < LIMIT / blocks->size ? left : LIMIT / blocks->size);
-      const int bytes = (int)(some * blocks->size);
+      const int some = (int)(left < LIMIT / data->size ? left : LIMIT / data->size);
+      const int bytes = (int)(some * data->size);
       int position = 0;
-      const int code = unpacks ? PMPI_Unpack(packed, bytes, &position, user, some, blocks->type, comm)
-                               : PMPI_Pack(user, some, blocks->type, packed, bytes, &position, comm);
+      const int code = back ? PMPI_Unpack(packed, bytes, &position, user, some, data->type, comm)
+                            : PMPI_Pack(user, some, data->type, packed, bytes, &position, comm);
       if (code != MPI_SUCCESS) return code;
-      user += some * blocks->extent;
+      user += some * data->extent;
       packed += bytes;
       left -= some;
     }
@@ -407,67 +430,130 @@ static int repack(struct blocks* blocks, int unpacks, MPI_Comm comm) {
   return MPI_SUCCESS;
 }
 
-// Memory of the communicator for blocks that are not plain in the user's, or, with `copies`, that must not stay there.
-static int place(struct blocks* blocks, blink_mpi_comm* state, int number, int filled, int copies, MPI_Comm comm) {
-  if (blocks->plain && !copies) return MPI_SUCCESS;
-  const char* from = blocks->at;
-  int64_t used = 0;
-  blocks->at = blink_mpi_scratch(state, number, (size_t)blocks->total + 1);
-  if (blocks->at == NULL) return fail(comm);
-  if (!blocks->plain) return filled ? repack(blocks, 0, comm) : MPI_SUCCESS;
-  for (int i = 0; i < blocks->bytes.count; ++i) {
-    memcpy(blocks->at + used, from + blocks->bytes.places[i], (size_t)blocks->bytes.lengths[i]);
-    blocks->bytes.places[i] = used;
-    used += blocks->bytes.lengths[i];
-  }
-  return MPI_SUCCESS;
-}
-
 // How a call ended that the MPI library is to have.
 enum { kPass = -1 };
 
-// The move of these blocks; a side that this rank does not have is NULL. The result is not unpacked.
-static int move(blink_mpi_comm* state, MPI_Comm comm, int collective, int root, const struct blocks* given,
-                const struct blocks* result) {
-  static const blink_mpi_blocks none;
-  blink_mpi_call call = {collective, root, 0, BLINK_UINT8, BLINK_SUM};
-  int outcome = blink_mpi_run_blocks(state, &call, given != NULL ? &given->bytes : &none,
-                                     result != NULL ? &result->bytes : &none, given != NULL ? given->at : NULL,
-                                     result != NULL ? result->at : NULL);
-  return outcome == BLINK_MPI_DONE ? MPI_SUCCESS : outcome == BLINK_MPI_NO_PLAN ? kPass : fail(comm);
-}
-
-static int run(blink_mpi_comm* state, MPI_Comm comm, int collective, int root, int64_t count, int dtype, int op,
-               const void* input, void* output) {
-  blink_mpi_call call = {collective, root, count, (uint32_t)dtype, (uint32_t)op};
-  int outcome = blink_mpi_run(state, &call, input, output);
+static int code_of(int outcome, MPI_Comm comm) {
   if (__builtin_expect(outcome == BLINK_MPI_DONE, 1)) return MPI_SUCCESS;
   return outcome == BLINK_MPI_NO_PLAN ? kPass : fail(comm);
 }
 
-#define PASS(function, why)                 \
-  do {                                      \
-    blink_mpi_passed(k_##function, why);    \
-    goto pass;                              \
-  } while (0)
-#define STATE(function)                                                   \
-  blink_mpi_comm* state = state_of(comm);                                 \
-  int code = MPI_SUCCESS;                                                 \
-  if (state == NULL) PASS(function, kArguments);                          \
-  if (!state->serves) PASS(function, state->reason)
-#define DONE(function)                                      \
-  if (code != kPass) return code;                           \
-  blink_mpi_passed(k_##function, kNoPlan);                  \
-  pass:
+// Memory of ours for one side, of the communicator or, if `lasting`, of the task.
+static int furnish(struct task* task, struct data* data, int number, int lasting) {
+  const size_t bytes = (size_t)data->total + 1;
+  if (!data->ours) return MPI_SUCCESS;
+  if (!lasting) data->at = blink_mpi_scratch(task->state, number, bytes);
+  else if (task->memory[number] != NULL || (task->memory[number] = malloc(bytes)) != NULL) data->at = task->memory[number];
+  else data->at = NULL;
+  if (data->at == NULL) return fail(task->comm);
+  return data->filled ? copy(data, 0, task->comm) : MPI_SUCCESS;
+}
 
-// What reductions of so many elements are combined as; passes where they are not, or the arguments are wrong.
-#define REDUCTION(function, elements, blocks)                                                              \
-  const struct type* row = find_type(datatype);                                                            \
-  const int operation = operation_of(op);                                                                  \
-  if (row == NULL || row->dtype < 0 || operation < 0 || !combines(row->kind, operation)) PASS(function, kType); \
-  if ((elements) == 0) PASS(function, kEmpty);                                                             \
-  if ((elements) < 0) PASS(function, kArguments);                                                          \
-  if ((int64_t)(elements) > LIMIT / row->bytes / (blocks)) PASS(function, kLarge)
+// The bytes of both sides, as they are now. 0, or an error.
+static int begin_task(struct task* task, int lasting) {
+  int code = MPI_SUCCESS;
+  if (task->has_given) code = furnish(task, task->given, 0, lasting);
+  if (task->nested) task->result->at = task->given->at + task->nested_at;
+  else if (task->has_result && code == MPI_SUCCESS) code = furnish(task, task->result, 1, lasting);
+  return code;
+}
+
+static int end_task(const struct task* task) {
+  return task->has_result && task->result->kept && !task->nested ? copy(task->result, 1, task->comm) : MPI_SUCCESS;
+}
+
+// The call as the core has it.
+static int run_task(const struct task* task) {
+  const char* input = task->has_given ? task->given->at : NULL;
+  char* output = task->has_result ? task->result->at : NULL;
+  if (!task->uneven) return blink_mpi_run(task->state, &task->call, input, output);
+  static const blink_mpi_blocks none;
+  return blink_mpi_run_blocks(task->state, &task->call, task->has_given ? &task->given->bytes : &none,
+                              task->has_result ? &task->result->bytes : &none, input, output);
+}
+
+static int serve(struct task* task) {
+  int code = begin_task(task, 0);
+  if (code == MPI_SUCCESS) code = code_of(run_task(task), task->comm);
+  return code == MPI_SUCCESS ? end_task(task) : code;
+}
+
+// Of a reduction of so many elements, in so many blocks: what they are combined as. kReasons, or why Blink does not.
+static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Datatype datatype, MPI_Op op,
+                     const struct type** type) {
+  const struct type* row = *type = find_type(datatype);
+  const int operation = operation_of(op);
+  if (row == NULL || row->dtype < 0 || operation < 0 || !combines(row->kind, operation)) return kType;
+  if (elements == 0) return kEmpty;
+  if (elements < 0) return kArguments;
+  if (elements > LIMIT / row->bytes / blocks) return kLarge;
+  task->call.count = elements * row->factor;
+  task->call.dtype = (uint32_t)row->dtype;
+  task->call.op = (uint32_t)operation;
+  return kReasons;
+}
+
+// What both sides of a reduction are: plain memory.
+static void reduces(struct task* task, const void* from, void* to) {
+  if (from != NULL) {
+    task->given = &task->sides[0];
+    task->has_given = 1;
+    task->given->ours = 0;
+    task->given->at = (char*)from;
+  }
+  if (to != NULL) {
+    task->result = &task->sides[1];
+    task->has_result = 1;
+    task->result->ours = task->result->kept = 0;
+    task->result->at = to;
+  }
+}
+
+// Counts that a call goes to the MPI library.
+#define PASSED(function, why) blink_mpi_passed(k_##function, (enum blink_mpi_reason)((why) == kReasons ? kNoPlan : (why)))
+
+#include "requests.inc"
+
+#define OPEN(...) __VA_ARGS__
+// The forms of a function, whose last argument is `comm`.
+#define BLOCKING(Name, parameters, arguments)                                                     \
+  EXPORTED int NAME(blink_bound_##Name) parameters {                                              \
+    blink_mpi_comm* state = state_of(comm, kMayMake);                                             \
+    struct task task;                                                                             \
+    int why = state == NULL ? kArguments : state->reason;                                         \
+    if (state != NULL && state->serves) why = NAME(Name)(&task, OPEN arguments, state);           \
+    const int code = why == kReasons ? serve(&task) : kPass;                                      \
+    if (__builtin_expect(code != kPass, 1)) return code;                                          \
+    PASSED(Name, why);                                                                            \
+    return NAME(PMPI_##Name) arguments;                                                           \
+  }
+// Those that end with a request, which `finishes` makes; those of `first` are the arguments of the blocking form.
+#define LATER(Name, Blocking, finishes, may_make, first, parameters, arguments)                   \
+  EXPORTED int NAME(blink_bound_##Name)(OPEN parameters, MPI_Request * request) {                 \
+    blink_mpi_comm* state = state_of(comm, may_make);                                             \
+    int why = state == NULL ? kUnmade : state->reason;                                            \
+    if (state != NULL && state->serves) {                                                         \
+      struct request* made = new_request();                                                       \
+      if (made == NULL) return fail(comm);                                                        \
+      why = NAME(Blocking)(&made->task, OPEN first, state);                                       \
+      const int code = why == kReasons ? finishes(made, request) : kPass;                         \
+      if (code == MPI_SUCCESS) return code;                                                       \
+      give_back(made);                                                                            \
+      if (code != kPass) return code;                                                             \
+    }                                                                                             \
+    PASSED(Name, why);                                                                            \
+    return NAME(PMPI_##Name)(OPEN arguments, request);                                            \
+  }
+#if MPI_VERSION >= 4
+#define PERSISTENT(Name, parameters, arguments) \
+  LATER(Name##_init, Name, keep, kMayMake, arguments, (OPEN parameters, MPI_Info info), (OPEN arguments, info))
+#else
+#define PERSISTENT(Name, parameters, arguments)
+#endif
+#define FORMS(Name, name, parameters, arguments)                           \
+  BLOCKING(Name, parameters, arguments)                                    \
+  LATER(I##name, Name, issue, kMayNot, arguments, parameters, arguments)   \
+  PERSISTENT(Name, parameters, arguments)
 
 #define COUNT int
 #define DISPLACEMENT int
@@ -481,19 +567,38 @@ static int run(blink_mpi_comm* state, MPI_Comm comm, int collective, int root, i
 #define DISPLACEMENT MPI_Aint
 #define NAME(name) name##_c
 #include "binding.inc"
+#undef COUNT
+#undef DISPLACEMENT
+#undef NAME
 #endif
 
-EXPORTED int blink_bound_Barrier(MPI_Comm comm) {
-  int32_t word = 0;  // a barrier is the least that no rank can finish before all have begun
-  STATE(Barrier);
-  code = run(state, comm, BLINK_ALLREDUCE, 0, 1, BLINK_INT32, BLINK_BOR, &word, &word);
-  DONE(Barrier)
-  return PMPI_Barrier(comm);
+#define NAME(name) name
+// The least that no rank can finish before all have begun.
+static int Barrier(struct task* task, MPI_Comm comm, blink_mpi_comm* state) {
+  clear(task, state, comm, BLINK_ALLREDUCE, 0);
+  task->call.count = 1;
+  task->call.dtype = BLINK_INT32;
+  task->call.op = BLINK_BOR;
+  task->word = 0;
+  reduces(task, &task->word, &task->word);
+  return kReasons;
+}
+FORMS(Barrier, barrier, (MPI_Comm comm), (comm))
+
+// The world's ranks share memory from here on: a nonblocking call cannot wait for that.
+static int begun(int code) {
+  if (code == MPI_SUCCESS) state_of(MPI_COMM_WORLD, kMayMake);
+  return code;
+}
+EXPORTED int blink_bound_Init(int* argc, char*** argv) { return begun(PMPI_Init(argc, argv)); }
+EXPORTED int blink_bound_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  return begun(PMPI_Init_thread(argc, argv, required, provided));
 }
 
 EXPORTED int blink_bound_Finalize(void) {
   while (all != NULL && PMPI_Comm_delete_attr(all->comm, keyval) == MPI_SUCCESS) {
   }
+  end_requests();
   blink_mpi_finish();
   return PMPI_Finalize();
 }

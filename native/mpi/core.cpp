@@ -22,6 +22,7 @@
 #include "deadline.h"
 #include "job.h"
 #include "log.h"
+#include "pending.h"
 #include "report.h"
 #include "segment.h"
 
@@ -69,6 +70,7 @@ struct Prepared {
   bool wrong;             // this rank's blocks make no sense
   std::uint64_t bytes;    // of a call, for people
   std::uint64_t calls;
+  std::uint64_t pending;  // number of the last call that uses it later
 };
 
 // The operations used last, which all ranks forget alike where they make the same calls. Blocks that differ in length are
@@ -145,6 +147,11 @@ class Communicator : public blink_mpi_comm {
   int run(const blink_mpi_call& wanted, const void* input, void* output);
   int run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets, const void* input,
           void* output);
+  // The operation for a call, whose `targets` and `sources` may be null. Its outcome, if there is none.
+  Prepared* find(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets,
+                 int* outcome);
+  std::uint64_t start(Prepared& prepared, const void* input, void* output);
+  PendingCalls& pending() { return pending_; }
   void* scratch(int number, std::size_t bytes);
   // Writes what has been served since the last time.
   void tell();
@@ -157,7 +164,8 @@ class Communicator : public blink_mpi_comm {
   Prepared* find(const Key& wanted, std::int32_t sources);
   Prepared prepare(const Key& wanted, std::int32_t sources);
   int run(Prepared& prepared, const void* input, void* output);
-  void drop_oldest(Cache& cache);
+  Prepared* find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets);
+  void drop(Cache& cache, std::list<Prepared>::iterator which);
   void count(Prepared& prepared);
   void leave();
   int failed(const blink_mpi_call& wanted);
@@ -174,6 +182,8 @@ class Communicator : public blink_mpi_comm {
   Cache even_, uneven_;
   ServedCalls served_;
   std::vector<char> scratch_[2];
+  blink_mpi_peers peers_{};
+  PendingCalls pending_;
 };
 
 namespace {
@@ -223,6 +233,12 @@ Rank this_rank() {
   return own;
 }
 
+// The MPI library may be called on the program's threads alone.
+void let_mpi_go_on(void* peers) {
+  const auto* const mpi = static_cast<const blink_mpi_peers*>(peers);
+  if (!PendingCalls::is_helping()) mpi->progress(mpi->self);
+}
+
 std::string of_rank(int rank, const std::string& what) { return "rank " + std::to_string(rank) + ": " + what; }
 
 // What a rank calls, for people.
@@ -267,9 +283,11 @@ void Communicator::make(const blink_mpi_peers& peers) {
     leave();
     return;
   }
-  const blink_idle idle = {peers.progress, peers.self};
+  peers_ = peers;
+  const blink_idle idle = {let_mpi_go_on, &peers_};
   blink_set_idle(segment_->comm(), &idle);
   timeout_us_ = static_cast<std::int64_t>(seconds_from("BLINK_TIMEOUT", kForeverS) * 1e6);
+  pending_.open(segment_->comm(), timeout_us_, cores_ < size, [this] { let_mpi_go_on(&peers_); });
   Living& here = living();
   const std::lock_guard<std::mutex> lock(here.mutex);
   if (here.owner == 0) std::atexit(tell_all);
@@ -347,22 +365,45 @@ int Communicator::run(const blink_mpi_call& wanted, const void* input, void* out
 
 int Communicator::run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
                       const void* input, void* output) {
+  return run(*find_blocks(wanted, sources, targets), input, output);
+}
+
+int Communicator::run(Prepared& prepared, const void* input, void* output) {
+  if (__builtin_expect(prepared.op == nullptr, 0)) return prepared.wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
+  if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
+  ++prepared.calls;
+  if (blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_) == BLINK_OK) return BLINK_MPI_DONE;
+  return failed(prepared.key.call);
+}
+
+Prepared* Communicator::find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources,
+                                    const blink_mpi_blocks& targets) {
   wanted_.call = wanted;
   wanted_.blocks.clear();
   for (const blink_mpi_blocks* side : {&sources, &targets}) {
     wanted_.blocks.insert(wanted_.blocks.end(), side->lengths, side->lengths + side->count);
     wanted_.blocks.insert(wanted_.blocks.end(), side->places, side->places + side->count);
   }
-  Prepared* prepared = last_;
-  if (prepared == nullptr || !Same()(prepared->key, wanted_)) prepared = find(wanted_, sources.count);
-  return run(*prepared, input, output);
+  Prepared* const prepared = last_;
+  return prepared != nullptr && Same()(prepared->key, wanted_) ? prepared : find(wanted_, sources.count);
 }
 
-int Communicator::run(Prepared& prepared, const void* input, void* output) {
-  if (__builtin_expect(prepared.op == nullptr, 0)) return prepared.wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
+Prepared* Communicator::find(const blink_mpi_call& wanted, const blink_mpi_blocks* sources,
+                             const blink_mpi_blocks* targets, int* outcome) {
+  Prepared* prepared = last_;
+  if (sources != nullptr) {
+    prepared = find_blocks(wanted, *sources, *targets);
+  } else if (prepared == nullptr || !(prepared->key.call == wanted)) {
+    prepared = find({wanted, {}}, 0);
+  }
+  *outcome = prepared->op != nullptr ? BLINK_MPI_DONE : prepared->wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
+  return prepared;
+}
+
+std::uint64_t Communicator::start(Prepared& prepared, const void* input, void* output) {
   ++prepared.calls;
-  if (blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_) == BLINK_OK) return BLINK_MPI_DONE;
-  return failed(prepared.key.call);
+  const blink_mpi_call call = prepared.key.call;
+  return prepared.pending = pending_.add({prepared.op, input, output, [this, call] { failed(call); }});
 }
 
 Prepared* Communicator::find(const Key& wanted, std::int32_t sources) {
@@ -371,7 +412,9 @@ Prepared* Communicator::find(const Key& wanted, std::int32_t sources) {
   if (found != cache.known.end()) {
     cache.prepared.splice(cache.prepared.begin(), cache.prepared, found->second);
   } else {
-    if (cache.prepared.size() >= kMostOps) drop_oldest(cache);
+    // The oldest, unless a call will use it later.
+    const auto oldest = std::prev(cache.prepared.end(), cache.prepared.empty() ? 0 : 1);
+    if (cache.prepared.size() >= kMostOps && pending_.has_ended(oldest->pending)) drop(cache, oldest);
     cache.prepared.push_front(prepare(wanted, sources));
     cache.known[wanted] = cache.prepared.begin();
   }
@@ -382,7 +425,7 @@ Prepared Communicator::prepare(const Key& wanted, std::int32_t sources) {
   const blink_mpi_call& call = wanted.call;
   const blink_request request = {call.collective, call.root, call.count, call.dtype, call.op, crosses_};
   blink_error error{};
-  Prepared made{wanted, nullptr, false, bytes_of(wanted, size, sources), 0};
+  Prepared made{wanted, nullptr, false, bytes_of(wanted, size, sources), 0, 0};
   if (wanted.blocks.empty()) {
     made.op = blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error);
     return made;
@@ -397,11 +440,11 @@ Prepared Communicator::prepare(const Key& wanted, std::int32_t sources) {
   return made;
 }
 
-void Communicator::drop_oldest(Cache& cache) {
-  count(cache.prepared.back());
-  blink_op_destroy(cache.prepared.back().op);
-  cache.known.erase(cache.prepared.back().key);
-  cache.prepared.pop_back();
+void Communicator::drop(Cache& cache, std::list<Prepared>::iterator which) {
+  count(*which);
+  blink_op_destroy(which->op);
+  cache.known.erase(which->key);
+  cache.prepared.erase(which);
 }
 
 void Communicator::count(Prepared& prepared) {
@@ -443,9 +486,10 @@ void Communicator::leave() {
     here.all.erase(this);
   }
   last_ = nullptr;
+  pending_.close();
   tell();
   for (Cache* cache : {&even_, &uneven_}) {
-    while (!cache->prepared.empty()) drop_oldest(*cache);
+    while (!cache->prepared.empty()) drop(*cache, cache->prepared.begin());
   }
   segment_.reset();
 }
@@ -512,6 +556,36 @@ int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* 
 int blink_mpi_run_blocks(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
                          const blink_mpi_blocks* targets, const void* input, void* output) {
   return guarded([&] { return static_cast<Communicator*>(comm)->run(*call, *sources, *targets, input, output); },
+                 static_cast<int>(BLINK_MPI_FAILED));
+}
+
+int blink_mpi_prepare(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
+                      const blink_mpi_blocks* targets) {
+  int outcome = BLINK_MPI_FAILED;
+  return guarded([&] { return static_cast<Communicator*>(comm)->find(*call, sources, targets, &outcome), outcome; },
+                 static_cast<int>(BLINK_MPI_FAILED));
+}
+
+int blink_mpi_start(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
+                    const blink_mpi_blocks* targets, const void* input, void* output, uint64_t* number) {
+  return guarded(
+      [&] {
+        int outcome = BLINK_MPI_FAILED;
+        auto* const communicator = static_cast<Communicator*>(comm);
+        blink::mpi::Prepared* const prepared = communicator->find(*call, sources, targets, &outcome);
+        if (outcome == BLINK_MPI_DONE) *number = communicator->start(*prepared, input, output);
+        return outcome;
+      },
+      static_cast<int>(BLINK_MPI_FAILED));
+}
+
+int blink_mpi_poll(blink_mpi_comm* comm, uint64_t number) {
+  return guarded([&] { return static_cast<Communicator*>(comm)->pending().poll(number); },
+                 static_cast<int>(BLINK_MPI_FAILED));
+}
+
+int blink_mpi_wait(blink_mpi_comm* comm, uint64_t number) {
+  return guarded([&] { return static_cast<Communicator*>(comm)->pending().wait(number); },
                  static_cast<int>(BLINK_MPI_FAILED));
 }
 

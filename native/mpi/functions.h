@@ -2,6 +2,7 @@
 // or pointers: one register or one word of the stack each, whatever the MPI library, so that one build serves them all.
 //
 //   HANDLED  binding.inc has a function for it, and one for the second form of MPI 4 (_c, counts of MPI_Count)
+//   ALONE    the binding has one for it, without a second form
 //   COUNTED  goes to the MPI library; counted with the reason
 #ifndef BLINK_MPI_FUNCTIONS_H
 #define BLINK_MPI_FUNCTIONS_H
@@ -10,25 +11,28 @@
   HANDLED(Allreduce, 6) HANDLED(Bcast, 5) HANDLED(Reduce, 7) HANDLED(Allgather, 7) HANDLED(Allgatherv, 8)  \
   HANDLED(Reduce_scatter, 6) HANDLED(Reduce_scatter_block, 6) HANDLED(Gather, 8) HANDLED(Scatter, 8)       \
   HANDLED(Alltoall, 7) HANDLED(Gatherv, 9) HANDLED(Scatterv, 9) HANDLED(Alltoallv, 9)                      \
+  HANDLED(Iallreduce, 7) HANDLED(Ibcast, 6) HANDLED(Ireduce, 8) HANDLED(Iallgather, 8)                     \
+  HANDLED(Iallgatherv, 9) HANDLED(Ireduce_scatter, 7) HANDLED(Ireduce_scatter_block, 7)                    \
+  HANDLED(Igather, 9) HANDLED(Iscatter, 9) HANDLED(Ialltoall, 8) HANDLED(Igatherv, 10)                     \
+  HANDLED(Iscatterv, 10) HANDLED(Ialltoallv, 10)                                                           \
   COUNTED(Alltoallw, 9, kOther) COUNTED(Scan, 6, kOther) COUNTED(Exscan, 6, kOther)                        \
-  COUNTED(Iallreduce, 7, kNonblocking) COUNTED(Ibcast, 6, kNonblocking) COUNTED(Ireduce, 8, kNonblocking)  \
-  COUNTED(Iallgather, 8, kNonblocking) COUNTED(Iallgatherv, 9, kNonblocking)                               \
-  COUNTED(Ireduce_scatter, 7, kNonblocking) COUNTED(Ireduce_scatter_block, 7, kNonblocking)                \
-  COUNTED(Igather, 9, kNonblocking) COUNTED(Igatherv, 10, kNonblocking) COUNTED(Iscatter, 9, kNonblocking) \
-  COUNTED(Iscatterv, 10, kNonblocking) COUNTED(Ialltoall, 8, kNonblocking)                                 \
-  COUNTED(Ialltoallv, 10, kNonblocking) COUNTED(Ialltoallw, 10, kNonblocking)                              \
-  COUNTED(Iscan, 7, kNonblocking) COUNTED(Iexscan, 7, kNonblocking) COUNTED(Ibarrier, 2, kNonblocking)
+  COUNTED(Ialltoallw, 10, kOther) COUNTED(Iscan, 7, kOther) COUNTED(Iexscan, 7, kOther)
+
+// What nonblocking calls end with, and all else that is no more than one function.
+#define BLINK_MPI_ALONE(ALONE)                                                                             \
+  ALONE(Barrier, 1) ALONE(Ibarrier, 2) ALONE(Init, 2) ALONE(Init_thread, 4) ALONE(Wait, 2) ALONE(Test, 3)  \
+  ALONE(Waitall, 3) ALONE(Waitany, 4) ALONE(Waitsome, 5) ALONE(Testall, 4) ALONE(Testany, 5)               \
+  ALONE(Testsome, 5) ALONE(Request_get_status, 3) ALONE(Request_free, 1) ALONE(Cancel, 1)                  \
+  ALONE(Start, 1) ALONE(Startall, 2)
 
 // Those of MPI 4, beside NAME_c of every HANDLED one. A library of their own (libblink_mpi4.so) comes before them, which
 // is preloaded only where the MPI library has them: programs look whether there are such functions.
-#define BLINK_MPI_4_COLLECTIVES(COUNTED)                                                                   \
-  COUNTED(Alltoallw_c, 9, kOther) COUNTED(Scan_c, 6, kOther) COUNTED(Exscan_c, 6, kOther)                  \
-  COUNTED(Allreduce_init, 8, kPersistent) COUNTED(Bcast_init, 7, kPersistent)                              \
-  COUNTED(Reduce_init, 9, kPersistent) COUNTED(Allgather_init, 9, kPersistent)                             \
-  COUNTED(Allgatherv_init, 10, kPersistent) COUNTED(Reduce_scatter_init, 8, kPersistent)                   \
-  COUNTED(Reduce_scatter_block_init, 8, kPersistent) COUNTED(Gather_init, 10, kPersistent)                 \
-  COUNTED(Scatter_init, 10, kPersistent) COUNTED(Alltoall_init, 9, kPersistent)                            \
-  COUNTED(Alltoallv_init, 11, kPersistent) COUNTED(Barrier_init, 3, kPersistent)
+#define BLINK_MPI_4_COLLECTIVES(HANDLED, ALONE, COUNTED)                                                   \
+  HANDLED(Allreduce_init, 8) HANDLED(Bcast_init, 7) HANDLED(Reduce_init, 9) HANDLED(Allgather_init, 9)     \
+  HANDLED(Allgatherv_init, 10) HANDLED(Reduce_scatter_init, 8) HANDLED(Reduce_scatter_block_init, 8)       \
+  HANDLED(Gather_init, 10) HANDLED(Scatter_init, 10) HANDLED(Alltoall_init, 9) HANDLED(Gatherv_init, 11)   \
+  HANDLED(Scatterv_init, 11) HANDLED(Alltoallv_init, 11) ALONE(Barrier_init, 3)                            \
+  COUNTED(Alltoallw_c, 9, kOther) COUNTED(Scan_c, 6, kOther) COUNTED(Exscan_c, 6, kOther)
 
 // Why a call went to the MPI library.
 #define BLINK_MPI_REASONS(REASON)                                                                      \
@@ -44,20 +48,23 @@
   REASON(kArguments, "arguments that are the MPI library's to judge")                                  \
   REASON(kAtOnce, "so little that the MPI library, which sends it at once, is faster")                 \
   REASON(kNoPlan, "no plan has room for it")                                                           \
-  REASON(kNonblocking, "a nonblocking collective")                                                     \
-  REASON(kPersistent, "a persistent collective")                                                       \
+  REASON(kUnmade, "nonblocking, and before the communicator's first call that is not")                 \
   REASON(kOther, "a collective that Blink does not have")
 
+// Any X of every function, in one order.
+#define BLINK_MPI_FUNCTIONS(HANDLED, ALONE, COUNTED)                        \
+  BLINK_MPI_COLLECTIVES(HANDLED, COUNTED) BLINK_MPI_ALONE(ALONE)            \
+  BLINK_MPI_4_COLLECTIVES(HANDLED, ALONE, COUNTED) ALONE(Finalize, 0)
+
 #define BLINK_MPI_HANDLED_(name, n) k_##name, k_##name##_c,
+#define BLINK_MPI_ALONE_(name, n) k_##name,
 #define BLINK_MPI_COUNTED_(name, n, why) k_##name,
 enum blink_mpi_function {
-  BLINK_MPI_COLLECTIVES(BLINK_MPI_HANDLED_, BLINK_MPI_COUNTED_)
-  BLINK_MPI_4_COLLECTIVES(BLINK_MPI_COUNTED_)
-  k_Barrier,
-  k_Init, k_Init_thread, k_Finalize,
+  BLINK_MPI_FUNCTIONS(BLINK_MPI_HANDLED_, BLINK_MPI_ALONE_, BLINK_MPI_COUNTED_)
   kFunctions
 };
 #undef BLINK_MPI_HANDLED_
+#undef BLINK_MPI_ALONE_
 #undef BLINK_MPI_COUNTED_
 
 #define BLINK_MPI_REASON_(name, text) name,

@@ -22,9 +22,11 @@ namespace {
 
 const char* const kNames[] = {
 #define HANDLED(name, n) #name, #name "_c",
+#define ALONE(name, n) #name,
 #define COUNTED(name, n, why) #name,
-    BLINK_MPI_COLLECTIVES(HANDLED, COUNTED) BLINK_MPI_4_COLLECTIVES(COUNTED) "Barrier", "Init", "Init_thread", "Finalize",
+    BLINK_MPI_FUNCTIONS(HANDLED, ALONE, COUNTED)
 #undef HANDLED
+#undef ALONE
 #undef COUNTED
 };
 
@@ -135,6 +137,7 @@ inline Function target(int function, void* caller) {
 #undef BLINK_MPI_TARGET
 #define BLINK_MPI_TARGET blink::mpi::target
 #define HANDLED(name, n) FORWARD(name, n, )
+#define ALONE(name, n) FORWARD(name, n, )
 #define COUNTED(name, n, why) FORWARD(name, n, blink_mpi_passed(k_##name, why))
 
 extern "C" {
@@ -143,9 +146,7 @@ blink_mpi_any blink_mpi_target(int function, void* caller) {
   return blink::mpi::target(function, caller);
 }
 BLINK_MPI_COLLECTIVES(HANDLED, COUNTED)
-FORWARD(Barrier, 1, )
-FORWARD(Init, 2, )
-FORWARD(Init_thread, 4, )
+BLINK_MPI_ALONE(ALONE)
 
 long MPI_Finalize() { return blink::mpi::target(k_Finalize, __builtin_return_address(0))(); }
 }

@@ -2,11 +2,13 @@
 #include "core.h"
 #include "forward.h"
 
-#define HANDLED(name, n) FORWARD(name##_c, n, )
+#define SECOND(name, n) FORWARD(name##_c, n, )
 #define NOT_HERE(name, n, why)
+#define ALONE(name, n) FORWARD(name, n, )
+#define HANDLED(name, n) ALONE(name, n) SECOND(name, n)
 #define COUNTED(name, n, why) FORWARD(name, n, blink_mpi_passed(k_##name, why))
 
 extern "C" {
-BLINK_MPI_COLLECTIVES(HANDLED, NOT_HERE)
-BLINK_MPI_4_COLLECTIVES(COUNTED)
+BLINK_MPI_COLLECTIVES(SECOND, NOT_HERE)
+BLINK_MPI_4_COLLECTIVES(HANDLED, ALONE, COUNTED)
 }

@@ -18,9 +18,11 @@ namespace {
 
 const char* const kFunctionNames[] = {
 #define HANDLED(name, n) "MPI_" #name, "MPI_" #name,
+#define ALONE(name, n) "MPI_" #name,
 #define COUNTED(name, n, why) "MPI_" #name,
-    BLINK_MPI_COLLECTIVES(HANDLED, COUNTED) BLINK_MPI_4_COLLECTIVES(COUNTED) "MPI_Barrier", "MPI_Init", "MPI_Init_thread", "MPI_Finalize",
+    BLINK_MPI_FUNCTIONS(HANDLED, ALONE, COUNTED)
 #undef HANDLED
+#undef ALONE
 #undef COUNTED
 };
 const char* const kReasonTexts[] = {

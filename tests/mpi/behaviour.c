@@ -141,12 +141,128 @@ static void killed(void) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
+// Many at once, which end in the order in which they began, with messages and blocking calls between them.
+static void order(void) {
+  enum { MANY = 300 };
+  static int in[MANY][50], out[MANY][50];
+  int given = rank, got = -1, flag = 0, index;
+  MPI_Request all[MANY + 2];
+  MPI_Irecv(&got, 1, MPI_INT, (rank + 1) % size, 3, MPI_COMM_WORLD, &all[MANY]);
+  for (int i = 0; i < MANY; ++i) {
+    for (int k = 0; k < 50; ++k) in[i][k] = rank + i + k;
+    MPI_Iallreduce(in[i], out[i], 1 + i % 50, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &all[i]);
+    if (i % 100 == 50) need(sum(MPI_COMM_WORLD) == size, "another sum of a blocking call");
+  }
+  MPI_Isend(&given, 1, MPI_INT, (rank + size - 1) % size, 3, MPI_COMM_WORLD, &all[MANY + 1]);
+  while (!flag) MPI_Test(&all[MANY / 2], &flag, MPI_STATUS_IGNORE);
+  for (int i = 0; i < MANY / 2; ++i) {
+    MPI_Test(&all[i], &flag, MPI_STATUS_IGNORE);
+    need(flag, "an earlier call has not ended");
+  }
+  MPI_Waitany(MANY, all, &index, MPI_STATUS_IGNORE);
+  need(index == MANY / 2 + 1, "another request ends first");
+  MPI_Waitall(MANY + 2, all, MPI_STATUSES_IGNORE);
+  need(got == (rank + 1) % size, "another message");
+  for (int i = 0; i < MANY; ++i) {
+    for (int k = 0; k < 1 + i % 50; ++k) need(out[i][k] == size * (size - 1) / 2 + size * (i + k), "another sum");
+  }
+}
+
+// MPI's own example: a rank waits for a message that comes only when the collective has ended, which it has begun.
+static void begun(void) {
+  enum { COUNT = 1 << 20 };
+  int* data = malloc(COUNT * sizeof *data);
+  int got = -1;
+  for (int round = 0; round < 3; ++round) {
+    MPI_Request requests[2];
+    for (int i = 0; i < COUNT; ++i) data[i] = rank + i;
+    MPI_Ibarrier(MPI_COMM_WORLD, &requests[0]);
+    MPI_Iallreduce(MPI_IN_PLACE, data, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[1]);
+    if (rank == 1) MPI_Recv(&got, 1, MPI_INT, 0, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
+    if (rank == 0) MPI_Send(&round, 1, MPI_INT, 1, 4, MPI_COMM_WORLD);
+    need(rank != 1 || got == round, "another message");
+    for (int i = 0; i < COUNT; ++i) need(data[i] == size * (size - 1) / 2 + size * i, "another sum");
+  }
+  free(data);
+}
+
+// What a program may free before its call has ended: types, and the communicator; and what it may start again.
+static void freed(void) {
+  int in[3] = {rank, -1, rank + 1}, got[40], out[3], flag = 0;
+  MPI_Comm comm;
+  MPI_Datatype strided;
+  MPI_Request request, other;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  need(sum(comm) == size, "another sum");
+  MPI_Type_vector(3, 1, 2, MPI_INT, &strided);
+  MPI_Type_commit(&strided);
+  memset(got, 0, sizeof got);
+  MPI_Iallgather(in, 3, MPI_INT, got, 1, strided, comm, &request);
+  MPI_Iallreduce(in, out, 3, MPI_INT, MPI_MAX, comm, &other);
+  MPI_Type_free(&strided);
+  MPI_Comm_free(&comm);
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  while (!flag) MPI_Test(&other, &flag, MPI_STATUS_IGNORE);
+  need(request == MPI_REQUEST_NULL && other == MPI_REQUEST_NULL, "a request is left");
+  need(got[2] == -1 && got[4] == 1 && got[1] == 0 && got[5] == 1, "another gather");
+  need(out[0] == size - 1 && out[1] == -1 && out[2] == size, "another maximum");
+#if MPI_VERSION >= 4
+  MPI_Request again[2];
+  MPI_Allreduce_init(MPI_IN_PLACE, in, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &again[0]);
+  MPI_Barrier_init(MPI_COMM_WORLD, MPI_INFO_NULL, &again[1]);
+  MPI_Wait(&again[0], MPI_STATUS_IGNORE);
+  for (int i = 0; i < 100; ++i) {
+    in[0] = rank + i;
+    MPI_Startall(2, again);
+    MPI_Waitall(2, again, MPI_STATUSES_IGNORE);
+    need(in[0] == size * (size - 1) / 2 + size * i, "another sum of a persistent call");
+  }
+  MPI_Request_free(&again[0]), MPI_Request_free(&again[1]);
+  need(again[0] == MPI_REQUEST_NULL, "a persistent request is left");
+#endif
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Iallreduce(&rank, &flag, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
+  need(MPI_Cancel(&request) != MPI_SUCCESS, "a collective is cancelled");
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  need(flag == size * (size - 1) / 2, "another sum");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+}
+
+// What no rank has waited for when the program ends.
+static void left(void) {
+  static int in[5000], out[5000];
+  MPI_Request request;
+  MPI_Iallreduce(in, out, 5000, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
+}
+
+static void mismatch_later(void) {
+  int in[8] = {0}, out[8];
+  MPI_Request request;
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Iallreduce(in, out, rank == 0 ? 4 : 5, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
+  tell(MPI_Wait(&request, MPI_STATUS_IGNORE));
+  sleep(1);
+  _exit(0);
+}
+
+static void killed_later(void) {
+  int flag = 0, word = 0;
+  MPI_Request request;
+  sum(MPI_COMM_WORLD);
+  if (rank == 1) raise(SIGKILL);
+  MPI_Iallreduce(MPI_IN_PLACE, &word, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
+  while (!flag) MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
+}
+
 int main(int argc, char** argv) {
   int level;
   const struct { const char* name; void (*run)(void); } all[] = {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
       {"mismatch", mismatch}, {"late", late}, {"killed", killed},
-      {"large", large}};
+      {"large", large}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left},
+      {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
