@@ -111,7 +111,7 @@ blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
 
 blink_comm::~blink_comm() {
   for (Heap& heap : heaps_) {
-    if (heap.mapped_here) munmap(heap.base, heap.bytes);
+    if (heap.mapped_here) blink_heap_unmap(heap.base, heap.bytes);
   }
   if (fd_ >= 0) {
     struct flock lock = rank_lock(rank_);
@@ -505,9 +505,8 @@ int blink_comm::set_heap(int rank, void* base, int fd, std::uint64_t bytes) {
   heap.base = static_cast<unsigned char*>(base);
   heap.bytes = bytes;
   if (base == nullptr) {
-    void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (mapped == MAP_FAILED) return BLINK_SYSTEM;
-    heap.base = static_cast<unsigned char*>(mapped);
+    heap.base = static_cast<unsigned char*>(blink_heap_map(fd, bytes));
+    if (heap.base == nullptr) return BLINK_SYSTEM;
     heap.mapped_here = true;
   }
   return BLINK_OK;

@@ -1,14 +1,14 @@
 """Memory that all ranks of a host can reach: tensors made here travel without a copy.
 
-Each process has one heap, a memory file of no name and of the size of the machine's memory, of which only used
-pages take any. It is made at the first use, known to every communicator that is made afterwards, and gone with the
-last process that has it open, however that ends.
+Each process has one heap, a memory file of no name and of the size of the machine's memory, of which only used pages
+take any; blocks of 2 MiB and more take theirs at once, in huge pages, where Linux makes them (from 6.1 on). It is made
+at the first use, known to every communicator that is made afterwards, and gone with the last process that has it open,
+however that ends.
 """
 
 from __future__ import annotations
 
 import bisect
-import ctypes as c
 import fcntl
 import math
 import mmap
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.ops import element_type
+from blinkccl.engines import native_library as native
 from blinkccl.errors import CommunicationError, UnsupportedError, UsageError
 
 PAGE = mmap.PAGESIZE
@@ -36,16 +37,16 @@ class Heap:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._library = native.load()
         self.fd = memory_file("blink-heap", size)
-        try:
-            self._memory = mmap.mmap(self.fd, size)
-        except OSError as error:
+        self.address: int = self._library.blink_heap_map(self.fd, size)
+        if not self.address:
             os.close(self.fd)
             raise UnsupportedError(
-                f"{size} bytes of address space are needed for shared tensors, the system says: {error.strerror}; look "
-                "at the limit on address space (ulimit -v)"
-            ) from None
-        self.address = c.addressof((c.c_char * 1).from_buffer(self._memory))
+                f"{size} bytes of address space are needed for shared tensors, the system gives no more; look at the "
+                "limit on address space (ulimit -v)"
+            )
+        weakref.finalize(self, self._library.blink_heap_unmap, self.address, size).atexit = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._returned: deque[tuple[int, int]] = deque()  # blocks given back that are not in _free yet
@@ -69,9 +70,16 @@ class Heap:
                 if start + wanted <= offset + length:
                     rest = [(offset, start - offset), (start + wanted, offset + length - start - wanted)]
                     self._free[index : index + 1] = [gap for gap in rest if gap[1]]
-                    return start
-            left = max((length for _, length in self._free), default=0)
-        raise CommunicationError(
+                    break
+            else:
+                raise self._no_gap(nbytes)
+        if step == HUGE:
+            self._library.blink_heap_take(self.address + start, wanted)
+        return start
+
+    def _no_gap(self, nbytes: int) -> CommunicationError:
+        left = max((length for _, length in self._free), default=0)
+        return CommunicationError(
             f"{nbytes} bytes of shared memory are wanted, the largest gap in this process's {self.size} is {left}; "
             "drop arrays that are not needed"
         )
@@ -85,7 +93,7 @@ class Heap:
         if os.getpid() != self._pid:
             return  # a forked child's copy of an array: the block is the parent's
         length = max(1, -(-nbytes // PAGE)) * PAGE
-        self._memory.madvise(mmap.MADV_REMOVE, offset, length)
+        self._library.blink_heap_give_back(self.address + offset, length)
         self._returned.append((offset, length))
 
     def _take_back(self) -> None:

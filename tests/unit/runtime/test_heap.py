@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -73,11 +74,25 @@ def test_a_block_is_zero_when_it_is_used_again(heap: Heap) -> None:
         assert os.pread(heap.fd, heap.size, 0).count(0) == heap.size
 
 
-def test_large_blocks_begin_where_huge_pages_do() -> None:
+def test_large_blocks_are_taken_at_once_in_huge_pages() -> None:
     heap = Heap(8 * HUGE)
+    assert heap.address % HUGE == 0
     heap.allocate(1)
-    assert heap.allocate(HUGE) % HUGE == 0
+    block = heap.allocate(2 * HUGE + PAGE)
+    assert block % HUGE == 0
+    if not (huge := huge_page_bytes(heap.address)):
+        pytest.skip("this system makes no huge pages of memory files")
+    assert huge == 2 * HUGE
+    assert os.pread(heap.fd, 2 * HUGE, block).count(0) == 2 * HUGE
+    heap.release(block, 2 * HUGE + PAGE)
+    assert huge_page_bytes(heap.address) == 0
     os.close(heap.fd)
+
+
+def huge_page_bytes(address: int) -> int:
+    """Of the mapping that begins at ``address``."""
+    of_mapping = Path("/proc/self/smaps").read_text().split(f"\n{address:x}-")[1]
+    return int(of_mapping.split("ShmemPmdMapped:")[1].split()[0]) << 10
 
 
 def test_several_threads_may_use_it_at_once() -> None:

@@ -133,6 +133,13 @@ void blink_report_lost(blink_comm* comm, int32_t rank);
 void blink_count_from_here(blink_comm* comm);
 // Waits of this rank will last: for a network between hosts, say, whose threads want the core. They sleep soon.
 void blink_expect_long_waits(blink_comm* comm);
+// A heap's memory file of `bytes`, mapped where huge pages can begin; NULL with errno set.
+void* blink_heap_map(int fd, uint64_t bytes);
+void blink_heap_unmap(void* heap, uint64_t bytes);
+// Takes the whole huge pages of a block now, zeros and all: 1, or 0 where there are none, or the system makes none.
+int blink_heap_take(void* memory, uint64_t bytes);
+// Its pages are the system's again, and zero when they are used next.
+void blink_heap_give_back(void* memory, uint64_t bytes);
 // Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
 int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes);
 // Lets long waits end at a signal, such as a user's Ctrl-C. These are Python's own functions PyGILState_Ensure,
