@@ -16,14 +16,10 @@ static const int64_t kMostBytes = (int64_t)1 << 40;  // of a block of a call who
 // Which MPI it was compiled for, as MPI_Get_library_version calls it.
 #if defined(OPEN_MPI)
 EXPORTED const char blink_mpi_built_for[] = "Open MPI";
-// What goes one way and has at most so many bytes is sent without a look at the receiver, faster than by Blink.
-enum { kAtOnceBytes = 256 };
 #elif defined(MPICH_VERSION) || defined(I_MPI_VERSION)
 EXPORTED const char blink_mpi_built_for[] = "MPICH";
-enum { kAtOnceBytes = 0 };  // its ranks wait for long where others have the cores
 #else
 EXPORTED const char blink_mpi_built_for[] = "";
-enum { kAtOnceBytes = 0 };
 #endif
 EXPORTED const int blink_mpi_binding_version = BLINK_MPI_BINDING_VERSION;
 

@@ -33,6 +33,9 @@ constexpr std::size_t kMostOps = 256;
 constexpr std::int32_t kEarlyCalls = 32;
 constexpr double kForeverS = 1e9;  // as MPI waits, where BLINK_TIMEOUT does not say otherwise
 constexpr std::size_t kKeptScratch = 64 << 20;
+// What goes one way and has no more does not wait for its readers.
+constexpr std::int64_t kOneWayTotal = 512;  // of an allgather
+constexpr std::int64_t kOneWayBytes = 2 * OneWay::kChunkBytes;  // of a block, times the ranks
 
 bool operator==(const blink_mpi_call& a, const blink_mpi_call& b) {
   return a.count == b.count && a.collective == b.collective && a.root == b.root && a.dtype == b.dtype && a.op == b.op;
@@ -118,6 +121,15 @@ std::int32_t early_calls() {
   return text == nullptr || *text == '\0' ? kEarlyCalls : std::max(0, std::atoi(text));
 }
 
+bool goes_one_way(std::int32_t collective) {
+  return collective == BLINK_BROADCAST || collective == BLINK_REDUCE || collective == BLINK_GATHER ||
+         collective == BLINK_SCATTER;
+}
+
+void copy_own(void* to, const void* from, std::int64_t bytes) {
+  if (to != from && bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
+}
+
 // Of a call, in all; of blocks that differ what this rank knows.
 std::uint64_t bytes_of(const Key& key, int size, std::int32_t sources) {
   const blink_mpi_call& call = key.call;
@@ -166,6 +178,12 @@ class Communicator : public blink_mpi_comm {
   int run(Prepared& prepared, const void* input, void* output);
   Prepared* find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets);
   void drop(Cache& cache, std::list<Prepared>::iterator which);
+  // By messages from rank to rank. 0 or a code.
+  int send_one_way(const blink_mpi_call& wanted, const void* input, void* output);
+  int send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
+                   const void* input, void* output);
+  int reduce_one_way(const blink_mpi_call& wanted, const void* input, void* output);
+  int tally(const blink_mpi_call& wanted, std::uint64_t bytes, int code);
   void count(Prepared& prepared);
   void leave();
   int failed(const blink_mpi_call& wanted);
@@ -181,6 +199,8 @@ class Communicator : public blink_mpi_comm {
   Key wanted_{};  // of blocks
   Cache even_, uneven_;
   ServedCalls served_;
+  blink_mpi_call tallied_{};
+  Served* tally_ = nullptr;  // of these
   std::vector<char> scratch_[2];
   blink_mpi_peers peers_{};
   PendingCalls pending_;
@@ -265,6 +285,8 @@ std::string why_it_failed(const blink_error& error) {
       return call + ": rank " + std::to_string(error.rank) + " calls " + call_text(error.what[0], error.count[0]) +
              ", " + peer + " calls " + call_text(error.what[1], error.count[1]) +
              "; collective, size, type, operation, root and order of calls must agree on all ranks";
+    case BLINK_INVALID:
+      return call + ": rank " + std::to_string(error.rank) + ": " + error.text;
     default:
       return call + ": native code " + std::to_string(error.code) + ": " + error.text;
   }
@@ -358,6 +380,10 @@ bool Communicator::agree_on_crossing(const blink_mpi_peers& peers, std::string* 
 }
 
 int Communicator::run(const blink_mpi_call& wanted, const void* input, void* output) {
+  if (goes_one_way(wanted.collective)) {
+    const auto bytes = wanted.count * static_cast<std::int64_t>(itemsize(wanted.dtype));
+    if (bytes * size <= kOneWayBytes) return tally(wanted, static_cast<std::uint64_t>(bytes), send_one_way(wanted, input, output));
+  }
   Prepared* prepared = last_;
   if (__builtin_expect(prepared == nullptr || !(prepared->key.call == wanted), 0)) prepared = find({wanted, {}}, 0);
   return run(*prepared, input, output);
@@ -365,6 +391,15 @@ int Communicator::run(const blink_mpi_call& wanted, const void* input, void* out
 
 int Communicator::run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
                       const void* input, void* output) {
+  const bool gathers = wanted.collective == BLINK_GATHER, scatters = wanted.collective == BLINK_SCATTER;
+  const auto sum = [](const blink_mpi_blocks& side) {
+    return std::accumulate(side.lengths, side.lengths + side.count, std::int64_t{0});
+  };
+  // All ranks know the blocks of an allgather, of the other two none; each pair knows its own.
+  if (gathers || scatters || (wanted.collective == BLINK_ALLGATHER && sum(targets) <= kOneWayTotal)) {
+    const auto bytes = static_cast<std::uint64_t>(std::max(sum(sources), sum(targets)));
+    return tally(wanted, bytes, send_one_way(wanted, sources, targets, input, output));
+  }
   return run(*find_blocks(wanted, sources, targets), input, output);
 }
 
@@ -404,6 +439,84 @@ std::uint64_t Communicator::start(Prepared& prepared, const void* input, void* o
   ++prepared.calls;
   const blink_mpi_call call = prepared.key.call;
   return prepared.pending = pending_.add({prepared.op, input, output, [this, call] { failed(call); }});
+}
+
+int Communicator::send_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
+  OneWay& ways = segment_->one_way();
+  const auto bytes = wanted.count * static_cast<std::int64_t>(itemsize(wanted.dtype));
+  const auto* in = static_cast<const char*>(input);
+  auto* out = static_cast<char*>(output);
+  if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
+  int code = ways.begin(wanted.collective, wanted.root, timeout_us_);
+  if (wanted.collective == BLINK_REDUCE) return code != BLINK_OK ? code : reduce_one_way(wanted, input, output);
+  const bool gathers = wanted.collective == BLINK_GATHER, is_root = rank == wanted.root;
+  if (!is_root && code == BLINK_OK) {
+    return gathers ? ways.send(wanted.root, input, bytes) : ways.receive(wanted.root, output, bytes);
+  }
+  const std::int64_t step = wanted.collective == BLINK_BROADCAST ? 0 : bytes;
+  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
+    if (peer == rank) copy_own(gathers ? out + step * peer : out, gathers ? in : in + step * peer, bytes);
+    else code = gathers ? ways.receive(peer, out + step * peer, bytes) : ways.send(peer, in + step * peer, bytes);
+  }
+  return code;
+}
+
+int Communicator::reduce_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
+  OneWay& ways = segment_->one_way();
+  const auto bytes = wanted.count * static_cast<std::int64_t>(itemsize(wanted.dtype));
+  if (rank != wanted.root) return ways.send(wanted.root, input, bytes);
+  const void* sources[kMostRanks];
+  for (int peer = 0; peer < size; ++peer) {
+    int code = BLINK_OK;
+    sources[peer] = peer == rank ? input : ways.look(peer, bytes, &code);
+    if (code != BLINK_OK) return code;
+  }
+  void* const targets[] = {output};
+  blink_combine(wanted.dtype, wanted.op, targets, 1, sources, size, static_cast<std::size_t>(wanted.count), -1, 1.0, 1);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer != rank) ways.release(peer, bytes);
+  }
+  return BLINK_OK;
+}
+
+int Communicator::send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources,
+                               const blink_mpi_blocks& targets, const void* input, void* output) {
+  OneWay& ways = segment_->one_way();
+  const auto* in = static_cast<const char*>(input);
+  auto* out = static_cast<char*>(output);
+  if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
+  if (const int code = ways.begin(wanted.collective, wanted.root, timeout_us_)) return code;
+  const bool all = wanted.collective == BLINK_ALLGATHER, is_root = all || rank == wanted.root;
+  const bool scatters = is_root && wanted.collective == BLINK_SCATTER, gathers = is_root && !scatters;
+  const int given = scatters ? rank : 0, kept = gathers ? rank : 0;  // this rank's own block
+  if (is_root && sources.lengths[given] != targets.lengths[kept]) {
+    return ways.fail(rank, "a rank's own block is given and kept in different lengths");
+  }
+  int code = BLINK_OK;
+  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
+    const bool to = peer != rank && (scatters || all || (sources.count > 0 && peer == wanted.root));
+    if (to) code = ways.send(peer, in + sources.places[scatters ? peer : 0], sources.lengths[scatters ? peer : 0]);
+  }
+  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
+    const bool from = peer != rank && (gathers || (!is_root && targets.count > 0 && peer == wanted.root));
+    if (from) code = ways.receive(peer, out + targets.places[gathers ? peer : 0], targets.lengths[gathers ? peer : 0]);
+  }
+  if (is_root && code == BLINK_OK) copy_own(out + targets.places[kept], in + sources.places[given], sources.lengths[given]);
+  return code;
+}
+
+int Communicator::tally(const blink_mpi_call& wanted, std::uint64_t bytes, int code) {
+  if (code != BLINK_OK) return failed(wanted);
+  if (tally_ == nullptr || tallied_.collective != wanted.collective || tallied_.dtype != wanted.dtype ||
+      tallied_.op != wanted.op) {
+    tallied_ = wanted;
+    tally_ = &served_[{wanted.collective, wanted.dtype, wanted.op}];
+  }
+  ++tally_->calls;
+  tally_->bytes += bytes;
+  tally_->least = std::min(tally_->least, bytes);
+  tally_->most = std::max(tally_->most, bytes);
+  return BLINK_MPI_DONE;
 }
 
 Prepared* Communicator::find(const Key& wanted, std::int32_t sources) {
@@ -500,6 +613,7 @@ void Communicator::tell() {
   }
   report_served(key_, rank, size, served_);
   served_.clear();
+  tally_ = nullptr;
 }
 
 }  // namespace blink::mpi

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // What a binding and a libblink_mpi.so that belong together agree on.
-#define BLINK_MPI_BINDING_VERSION 3
+#define BLINK_MPI_BINDING_VERSION 4
 
 // The MPI library, as the core sees it.
 typedef struct {

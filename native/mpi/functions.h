@@ -46,7 +46,6 @@
   REASON(kEmpty, "nothing to move")                                                                    \
   REASON(kLarge, "more than 2^31 bytes")                                                               \
   REASON(kArguments, "arguments that are the MPI library's to judge")                                  \
-  REASON(kAtOnce, "so little that the MPI library, which sends it at once, is faster")                 \
   REASON(kNoPlan, "no plan has room for it")                                                           \
   REASON(kUnmade, "nonblocking, and before the communicator's first call that is not")                 \
   REASON(kOther, "a collective that Blink does not have")

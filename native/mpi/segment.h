@@ -6,6 +6,7 @@
 
 #include "blink/bootstrap.h"
 #include "blink/host.h"
+#include "one_way.h"
 
 namespace blink::mpi {
 
@@ -29,6 +30,7 @@ class SharedSegment {
   // All ranks; `cores` is how many they have together. False and `why`, on all of them unless one dies right now.
   bool join(const Meeting& meeting, int rank, int size, const blink_shape& shape, int cores, std::string* why);
   blink_comm* comm() const { return comm_; }
+  OneWay& one_way() { return one_way_; }
 
  private:
   bool exchange(int descriptor, std::string* why);
@@ -41,6 +43,7 @@ class SharedSegment {
   void* memory_ = nullptr;
   std::uint64_t bytes_ = 0;
   blink_comm* comm_ = nullptr;
+  OneWay one_way_;  // behind the host engine's memory
 };
 
 }  // namespace blink::mpi

@@ -97,6 +97,44 @@ static void kinds(void) {
   }
 }
 
+// Whoever sends in a collective that goes one way does not wait for whoever receives: rank 1 begins when rank 0 has ended
+// fifty of them. Then many more than there is room for, by all of them and of all sizes, with pauses.
+static void ahead(void) {
+  enum { MOST = 1 << 18 };
+  static int in[8 * MOST], out[8 * MOST];
+  int counts[64], places[64], word = 0;
+  sum(MPI_COMM_WORLD);
+  if (rank != 0) MPI_Recv(&word, 1, MPI_INT, 0, 11, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  for (int i = 0; i < 50; ++i) {
+    for (int k = 0; k < 1 + i; ++k) out[k] = rank == 0 ? i + k : -1;
+    MPI_Bcast(out, 1 + i, MPI_INT, 0, MPI_COMM_WORLD);
+    need(out[0] == i && out[i] == 2 * i, "another broadcast");
+  }
+  for (int r = 1; r < size && rank == 0; ++r) MPI_Send(&word, 1, MPI_INT, r, 11, MPI_COMM_WORLD);
+  for (int i = 0; i < 1200; ++i) {
+    const int root = i / 300 % size, n = i % 100 == 99 ? MOST : 1 + i % 150;
+    if (rank == root ? i % 97 == 0 : i % 89 == 0) usleep(300);
+    for (int r = 0; r < size; ++r) counts[r] = (r + i) % 3 * n / 2, places[r] = r * n;
+    for (int k = 0; k < n; ++k) in[k] = rank + i;
+    if (i % 4 == 0) {
+      MPI_Bcast(in, n, MPI_INT, root, MPI_COMM_WORLD);
+      need(in[0] == root + i && in[n - 1] == root + i, "another broadcast of many");
+    } else if (i % 4 == 1) {
+      MPI_Reduce(in, out, n, MPI_INT, MPI_SUM, root, MPI_COMM_WORLD);
+      need(rank != root || out[n - 1] == size * i + size * (size - 1) / 2, "another reduction");
+    } else if (i % 4 == 2) {
+      for (int r = 0; r < size && rank == root; ++r) in[r * n] = r + i;
+      MPI_Scatterv(in, counts, places, MPI_INT, out, counts[rank], MPI_INT, root, MPI_COMM_WORLD);
+      need(counts[rank] == 0 || out[0] == rank + i, "another block scattered");
+    } else {
+      MPI_Gatherv(in, counts[rank], MPI_INT, out, counts, places, MPI_INT, root, MPI_COMM_WORLD);
+      for (int r = 0; r < size && rank == root; ++r) {
+        need(counts[r] == 0 || (out[r * n] == r + i && out[r * n + counts[r] - 1] == r + i), "another block gathered");
+      }
+    }
+  }
+}
+
 // What stdout says of a call that must fail: nothing of a mistake may look like a result.
 static void tell(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -117,6 +155,31 @@ static void mismatch(void) {
   _exit(0);  // without MPI, whose state is unknown now
 }
 
+// Rank 0's own block is not as long as it says that it receives of itself.
+static void own_block(void) {
+  int in[8] = {0}, out[16];
+  const int counts[64] = {4, 4}, places[64] = {0, 4};
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int code = MPI_Gatherv(in, rank == 0 ? 3 : 4, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
+  if (rank == 0 || code != MPI_SUCCESS) tell(code);
+  if (code == MPI_SUCCESS) tell(MPI_Barrier(MPI_COMM_WORLD));  // who sends may hear of it later
+  sleep(1);
+  _exit(0);
+}
+
+// Rank 1 sends less than rank 0 asks for.
+static void short_block(void) {
+  int in[8] = {0}, out[16];
+  const int counts[64] = {4, 4}, places[64] = {0, 4};
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int code = MPI_Gatherv(in, rank == 0 ? 4 : 3, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
+  if (rank == 0) tell(code);
+  sleep(2);
+  _exit(0);
+}
+
 static void late(void) {
   sum(MPI_COMM_WORLD);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -133,6 +196,14 @@ static void large(void) {
   MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   need(data[7] == 7 * size && data[count - 1] == (int)((unsigned)(count - 1) * (unsigned)size), "another sum");
   free(data);
+  // Blocks that differ: Blink's, however long.
+  const int lengths[2] = {1200000000, 1000000000}, places[2] = {0, 1200000000};
+  char* both = malloc(2200000000u);
+  memset(both + places[rank], 3 + rank, (size_t)lengths[rank]);
+  MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_CHAR, both, lengths, places, MPI_CHAR, MPI_COMM_WORLD);
+  for (size_t i = 0; i < 2200000000u; i += 4093) need(both[i] == (i < 1200000000u ? 3 : 4), "another block");
+  need(both[2200000000u - 1] == 4, "another end");
+  free(both);
 }
 
 static void killed(void) {
@@ -260,7 +331,7 @@ int main(int argc, char** argv) {
   int level;
   const struct { const char* name; void (*run)(void); } all[] = {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
-      {"mismatch", mismatch}, {"late", late}, {"killed", killed},
+      {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"own_block", own_block}, {"short_block", short_block}, {"killed", killed},
       {"large", large}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left},
       {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);

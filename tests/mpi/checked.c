@@ -328,6 +328,36 @@ static void left(void) {
 #endif
 }
 
+#if MPI_VERSION >= 4
+// The forms whose counts are MPI_Count and displacements MPI_Aint, in place and not by turns.
+static void long_counts(void) {
+  const MPI_Count n = 37;
+  MPI_Count counts[64];
+  MPI_Aint places[64];
+  int few[64], at[64];
+  const size_t all = (size_t)size * 60 * sizeof(int);
+  for (int i = 0, end = 0; i < size; end += few[i++]) few[i] = 20 + i % 3, at[i] = end, counts[i] = few[i], places[i] = end;
+  const int own = few[rank], last = size - 1, is_root = rank == last;
+  fill(in, MPI_INT, size * 60, 4);
+#define BOTH(name, plain) fresh(all), compare(#name, MPI_##name, PMPI_##plain, all)
+  BOTH(Allreduce_c(in, out, n, MPI_INT, MPI_SUM, comm), Allreduce(in, expected, 37, MPI_INT, MPI_SUM, comm));
+  BOTH(Reduce_c(in, out, n, MPI_INT, MPI_MAX, last, comm), Reduce(in, expected, 37, MPI_INT, MPI_MAX, last, comm));
+  BOTH(Bcast_c(is_root ? in : out, n, MPI_INT, last, comm), Bcast(is_root ? in : expected, 37, MPI_INT, last, comm));
+  BOTH(Reduce_scatter_block_c(in, out, n, MPI_INT, MPI_SUM, comm), Reduce_scatter_block(in, expected, 37, MPI_INT, MPI_SUM, comm));
+  BOTH(Reduce_scatter_c(in, out, counts, MPI_INT, MPI_SUM, comm), Reduce_scatter(in, expected, few, MPI_INT, MPI_SUM, comm));
+  BOTH(Allgather_c(in, n, MPI_INT, out, n, MPI_INT, comm), Allgather(in, 37, MPI_INT, expected, 37, MPI_INT, comm));
+  BOTH(Allgatherv_c(in, own, MPI_INT, out, counts, places, MPI_INT, comm), Allgatherv(in, own, MPI_INT, expected, few, at, MPI_INT, comm));
+  BOTH(Gather_c(in, n, MPI_INT, out, n, MPI_INT, last, comm), Gather(in, 37, MPI_INT, expected, 37, MPI_INT, last, comm));
+  BOTH(Gatherv_c(in, own, MPI_INT, out, counts, places, MPI_INT, last, comm), Gatherv(in, own, MPI_INT, expected, few, at, MPI_INT, last, comm));
+  BOTH(Scatter_c(in, n, MPI_INT, out, n, MPI_INT, last, comm), Scatter(in, 37, MPI_INT, expected, 37, MPI_INT, last, comm));
+  BOTH(Scatterv_c(in, counts, places, MPI_INT, out, own, MPI_INT, last, comm), Scatterv(in, few, at, MPI_INT, expected, own, MPI_INT, last, comm));
+  BOTH(Alltoall_c(in, n, MPI_INT, out, n, MPI_INT, comm), Alltoall(in, 37, MPI_INT, expected, 37, MPI_INT, comm));
+  for (int i = 0; i < size; ++i) few[i] = 20 + (i + rank) % 3, counts[i] = few[i], at[i] = 23 * i, places[i] = at[i];
+  BOTH(Alltoallv_c(in, counts, places, MPI_INT, out, counts, places, MPI_INT, comm), Alltoallv(in, few, at, MPI_INT, expected, few, at, MPI_INT, comm));
+#undef BOTH
+}
+#endif
+
 static void on(const char* called, MPI_Comm which, int most) {
   const MPI_Datatype whole[] = {MPI_SIGNED_CHAR, MPI_UNSIGNED_CHAR, MPI_SHORT, MPI_UNSIGNED_SHORT, MPI_INT, MPI_UNSIGNED, MPI_LONG,
                                 MPI_UNSIGNED_LONG, MPI_LONG_LONG, MPI_INT8_T, MPI_UINT64_T, MPI_AINT};
@@ -371,6 +401,9 @@ static void on(const char* called, MPI_Comm which, int most) {
     MPI_Barrier(comm);
   }
   left();
+#if MPI_VERSION >= 4
+  long_counts();
+#endif
 }
 
 int main(int argc, char** argv) {

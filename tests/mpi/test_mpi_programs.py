@@ -79,6 +79,35 @@ def test_calls_that_differ_are_an_error_that_names_both(mpi, name):
     assert "allreduce of 5 × int32, sum" in done.err
 
 
+def test_who_sends_runs_ahead_of_who_receives(mpi):
+    ranks = 4 if mpi.name == "openmpi" else 2
+    done = mpi.run(mpi.launch(ranks, mpi.program("behaviour.c"), "ahead"), {"BLINK_TIMEOUT": "20"})
+    assert done.code == 0, done.err
+    assert done.out == "ahead is done\n"
+    assert {name: done.rows("blink")[name][0]["calls"] for name in ("broadcast", "reduce", "scatter", "gather")} == {
+        "broadcast": 350,
+        "reduce": 300,
+        "scatter": 300,
+        "gather": 300,
+    }
+
+
+@DETAILS
+def test_a_rank_whose_own_block_has_two_lengths_hears_of_it(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "own_block"))
+    assert "rank 0: MPI_ERR_OTHER" in done.out
+    assert "rank 1: MPI_ERR_OTHER" in done.out
+    assert "rank 0: a rank's own block is given and kept in different lengths" in done.err
+    assert "success" not in done.out
+
+
+@DETAILS
+def test_a_block_shorter_than_asked_for_is_an_error_that_says_how_much(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "short_block"))
+    assert "rank 0: MPI_ERR_OTHER" in done.out
+    assert "rank 1 has sent 12 bytes, rank 0 waits for 16" in done.err
+
+
 @DETAILS
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "late"), {"BLINK_TIMEOUT": "1"})
@@ -155,10 +184,11 @@ def test_a_program_that_is_no_mpi_program_is_not_touched(mpi):
 
 
 @pytest.mark.slow
-def test_more_than_2_gib_are_mpis(mpi):
+def test_more_than_2_gib_are_mpis_unless_blocks_differ(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "large"))
     assert done.code == 0, done.err
     assert "more than 2^31 bytes" in done.reasons()
+    assert [row["most"] for row in done.rows("blink")["allgather"]] == [2_200_000_000]
 
 
 def test_without_a_compiler_it_says_what_to_install(blink, monkeypatch, tmp_path):
