@@ -55,8 +55,13 @@ class Communicator {
 
   // The messages of a group, in two steps: before anything else of the group is enqueued, and after all of it. They begin
   // after what all streams of the group held at the first step, and what comes next in any of these comes after them.
-  void fork(const std::vector<CUstream>& streams);
-  ncclResult_t enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams);
+  void fork(const std::vector<CUstream>& streams) { fork(streams, 0); }
+  ncclResult_t enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams) {
+    return enqueue(messages, streams, 0);
+  }
+  // A message that waits for no other call of the communicator. All to one rank, and all from one, are on one stream.
+  // ncclInvalidUsage where the plan has no path for it, or its ranks are too many to be told apart.
+  ncclResult_t enqueue_apart(const Operation& message);
 
   // What ncclCommGetAsyncError has to say of our own part: ncclSuccess, ncclInProgress while settling, or an error.
   ncclResult_t async_error();
@@ -70,6 +75,9 @@ class Communicator {
   // The row of the plan by which this call is ours, or −1: NCCL's; and why.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
+  void fork(const std::vector<CUstream>& streams, std::size_t line);
+  ncclResult_t enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams,
+                       std::size_t line);
   int decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const;
   ncclResult_t trouble();
   std::string connection_text(std::uint32_t index) const;

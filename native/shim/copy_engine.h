@@ -53,10 +53,14 @@
 namespace blink::shim {
 
 // Frees streams that wait for a rank that will never come. Waits in a stream know no deadline and no abort flag, as those
-// of kernels do. A thread looks at two words that the streams write, and at the abort word, while something runs.
+// of kernels do. A thread looks at words that the streams write, and at the abort word, while something runs.
+//
+// Launches that follow each other have one *line*, and those of different lines may run at the same time.
 class CopyWatch {
  public:
-  // Words that streams write, in memory that the GPU and this process see: how many launches have begun, and ended.
+  static constexpr std::size_t kLines = 64;
+  // Words that streams write, in memory that the GPU and this process see: how many launches of a line have begun, and
+  // ended.
   struct Words {
     std::uint64_t begun, ended;
   };
@@ -64,19 +68,29 @@ class CopyWatch {
   // low as they should have been.
   typedef std::function<void()> Free;
 
-  // `words` and `abort` outlive the watch.
+  // `words`, of kLines lines, and `abort` outlive the watch.
   CopyWatch(const Words* words, volatile std::uint32_t* abort, Free free);
   ~CopyWatch();
   CopyWatch(const CopyWatch&) = delete;
   CopyWatch& operator=(const CopyWatch&) = delete;
 
-  // Launch number `launch` (1, 2, …) is about to be enqueued. It may run for `timeout_ns`, 0: as long as it takes.
-  void look_after(std::uint64_t launch, std::uint64_t timeout_ns);
+  // Launch number `launch` (1, 2, …) of a line is about to be enqueued. It may run for `timeout_ns`, 0: as long as it
+  // takes.
+  void look_after(std::size_t line, std::uint64_t launch, std::uint64_t timeout_ns);
+  // Whether all has ended; where a launch could not be enqueued, as far as anybody can know.
+  bool idle();
+  void stop_counting(std::size_t line);
   // Why launches were ended early: a StatusCode.
   std::uint32_t code() const { return __atomic_load_n(&code_, __ATOMIC_ACQUIRE); }
 
  private:
+  struct Line {
+    std::uint64_t launched = 0, timeout_ns = 0, seen = 0;
+    std::chrono::steady_clock::time_point since;
+  };
   void run();
+  bool all_ended() const;
+  bool late(std::size_t line);
   std::uint32_t trouble();
 
   const Words* words_;
@@ -85,8 +99,7 @@ class CopyWatch {
   std::uint32_t code_ = kRunning;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t launched_ = 0, timeout_ns_ = 0, seen_ = 0;
-  std::chrono::steady_clock::time_point since_;
+  Line lines_[kLines];
   bool stopping_ = false;
   std::thread thread_;
 };
@@ -102,7 +115,7 @@ class CopyEngineRun final : private Copies {
     char* staging = nullptr;                    // one behind the other here,
     CUdeviceptr staging_device = 0;             // where the GPU finds them,
     std::uint64_t staging_bytes = 0;            // and are as large
-    CopyWatch::Words* words = nullptr;          // two words that the GPU can write, both 0,
+    CopyWatch::Words* words = nullptr;          // of all lines, which the GPU can write, all 0,
     CUdeviceptr words_device = 0;               // where it finds them
     volatile std::uint32_t* abort = nullptr;
   };
@@ -129,8 +142,11 @@ class CopyEngineRun final : private Copies {
   };
   // Where messages that are launched next begin: after all that these streams hold now.
   CUresult fork(const std::vector<CUstream>& streams);
-  // Enqueues messages that all go at once: what `stream` holds next comes after them. With the context current.
-  CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream);
+  // Enqueues messages that all go at once: what `stream` holds next comes after them. With the context current. Messages
+  // of a line other than 0, in which collectives are, do not wait for those of others.
+  CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream, std::size_t line);
+  // Whether all launches have ended.
+  bool idle() { return watch_->idle(); }
 
   // Why launches were ended early; code 0: none was.
   Status status() const;
@@ -196,7 +212,7 @@ class CopyEngineRun final : private Copies {
     CUdeviceptr at;  // 0: each send makes it where it goes
     bool of_main;    // it is there when the main stream has got here; else from the start
   };
-  void begin(std::uint64_t timeout_ns, CUstream stream, CUevent start);
+  void begin(std::size_t line, std::uint64_t timeout_ns, CUstream stream, CUevent start);
   void cut(const Message& message, std::map<std::uint32_t, Word>* numbers, std::vector<Piece>* pieces) const;
   void enqueue(const Piece& piece);
   void enqueue(const Step& step);
@@ -254,7 +270,9 @@ class CopyEngineRun final : private Copies {
   CUstream side_ = nullptr;
   CUevent begun_ = nullptr, forked_ = nullptr;
   CUevent start_ = nullptr;  // of the launch at hand: one of the two
-  std::uint64_t launches_ = 0;
+  std::uint64_t launches_ = 0;  // of all lines
+  std::uint64_t launched_[CopyWatch::kLines] = {};
+  std::size_t line_ = 0;  // of the launch at hand
   Status fault_ = {};  // where it stuck
   bool fault_known_ = false;  // the watch's thread alone
   mutable std::mutex fault_mutex_;

@@ -475,16 +475,17 @@ CUresult Engine::launch(int program, Bundle::Protocol protocol, Call call, CUstr
   return result == kCudaSuccess ? noted : result;
 }
 
-CUresult Engine::fork(const std::vector<CUstream>& streams) {
-  const CUresult result = follow(streams.at(0), 0);
+CUresult Engine::fork(const std::vector<CUstream>& streams, std::size_t line) {
+  const CUresult result = line == 0 ? follow(streams.at(0), 0) : kCudaSuccess;
   return result == kCudaSuccess ? copies_->fork(streams) : result;
 }
 
 CUresult Engine::launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns,
-                        const std::vector<CUstream>& streams) {
+                        const std::vector<CUstream>& streams, std::size_t line) {
+  if (line != 0) return copies_->launch(messages, timeout_ns, streams.at(0), line);
   CUresult result = follow(streams.at(0), 0);  // what is noted next stands for the calls of the same group, too
   if (result != kCudaSuccess) return result;
-  result = copies_->launch(messages, timeout_ns, streams[0]);
+  result = copies_->launch(messages, timeout_ns, streams[0], line);
   const CUresult noted = note(streams[0], 0);
   if (result == kCudaSuccess) result = noted;
   for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) result = follow(streams[i], 0);
@@ -525,7 +526,9 @@ Status Engine::status() const {
 bool Engine::drain(double seconds) {
   InContext context(driver_, context_);
   const Deadline deadline(seconds);
-  while (context && driver_.event_query(last_event_) == kCudaNotReady) {
+  CUresult last = kCudaSuccess;
+  while (context && ((last = driver_.event_query(last_event_)) == kCudaNotReady ||
+                     (last == kCudaSuccess && copies_ != nullptr && !copies_->idle()))) {
     if (deadline.passed()) return false;
     usleep(20);
   }

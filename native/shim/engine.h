@@ -53,9 +53,10 @@ class Engine {
 
   // Messages, in two steps: where they begin, which is after all that these streams hold now; and, when what comes
   // before them in their group is enqueued, the messages. What the streams hold next comes after them.
-  CUresult fork(const std::vector<CUstream>& streams);
+  // Those of a line other than 0 wait for no other calls of the communicator; a line has one stream.
+  CUresult fork(const std::vector<CUstream>& streams, std::size_t line);
   CUresult launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns,
-                  const std::vector<CUstream>& streams);
+                  const std::vector<CUstream>& streams, std::size_t line);
 
   // What a launch that ended early has said; code 0: none did.
   Status status() const;

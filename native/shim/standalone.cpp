@@ -65,6 +65,15 @@ int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send,
   });
 }
 
+int blink_shim_comm_message(blink_shim_comm* comm, int sends, void* at, std::size_t bytes, int peer, void* stream) {
+  return guarded([&]() -> int {
+    if (comm == nullptr || at == nullptr) return ncclInvalidArgument;
+    if (bytes == 0) return ncclSuccess;
+    return comm->communicator->enqueue_apart({sends != 0 ? Collective::kSend : Collective::kRecv, at, at, bytes,
+                                              BLINK_NCCL_UINT8, 0, peer, static_cast<CUstream>(stream), {}});
+  });
+}
+
 int blink_shim_comm_error(blink_shim_comm* comm) {
   return guarded([&]() -> int {
     return comm == nullptr ? static_cast<int>(ncclInvalidArgument) : comm->communicator->async_error();

@@ -141,6 +141,24 @@ class GpuGroup:
             self._counts[f"gpu_{name}"] += 1
             self._counts["gpu_bytes"] += call.elements * DTYPES[call.dtype].itemsize
 
+    def message(self, sends: bool, address: int, nbytes: int, peer: int, stream: int | None = None) -> None:
+        """Enqueues one end of a message of ``nbytes``, which both ends say alike, to or from rank ``peer``.
+
+        On ``stream`` as :meth:`run`, with its errors; it waits for no other call of the group. All messages to one rank
+        are on one stream, and all from one, and arrive in order.
+        """
+        name = "send" if sends else "recv"
+        with self._lock:
+            result = self._library.blink_shim_comm_message(self._open(), int(sends), address, nbytes, peer, stream)
+            if result == _INVALID_USAGE:
+                raise UnsupportedError(
+                    f"no path of the plan serves {name} of {nbytes} bytes {'to' if sends else 'from'} rank {peer}; "
+                    "with NCCL_DEBUG=INFO libblink.so says why"
+                )
+            self._check(result, name)
+            self._counts[f"gpu_{name}"] += 1
+            self._counts["gpu_bytes"] += nbytes
+
     def error(self) -> BlinkError | None:
         """Why a kernel gave up, which all other ranks have been told; None: none did. Never asks CUDA."""
         with self._lock:

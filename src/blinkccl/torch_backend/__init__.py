@@ -24,7 +24,7 @@ and back as a ``Work`` (:mod:`~blinkccl.torch_backend.work`). What promises hold
 - ``"blink"`` serves CPU and CUDA tensors. A string with devices decides who serves which: ``"cpu:blink,cuda:nccl"``,
   ``"cpu:gloo,cuda:blink"``, ``"cuda:blink"``.
 - CUDA tensors (:mod:`~blinkccl.torch_backend.cuda_group`) follow streams, as with NCCL: a call returns when it is
-  enqueued, in the order of issue too.
+  enqueued, in the order of issue too. Messages are one after the other by peer and direction, and wait for no others.
 
 :mod:`~blinkccl.torch_backend.hooks` is for programs that keep gloo or NCCL as their backend.
 Written for torch 2.11 to 2.15; docs/pytorch.md says what was tested where.

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -57,6 +57,10 @@ class SingleRankEngine:
         if send is not None and recv is not None and send != recv:
             self._runtime.copy_bytes(recv, send, call.elements * DTYPES[call.dtype].itemsize, stream)
 
+    def message(self, sends: bool, address: int, nbytes: int, peer: int, stream: int | None = None) -> None:
+        """There is nobody."""
+        raise UnsupportedError(f"a group of one rank has no rank {peer} to exchange messages with")
+
     def error(self) -> BlinkError | None:
         return None
 
@@ -70,6 +74,8 @@ class SingleRankEngine:
         return {"gpu_alone": self._calls}
 
 
+#: Messages that are one after the other: the peer, and whether they come from it.
+MessageLine = tuple[int, bool]
 #: What runs calls on a device.
 GpuEngine = GpuGroup | SingleRankEngine
 #: Makes the engine of a group's n-th device: (n, the device's number, seconds to wait for the others).
@@ -98,6 +104,7 @@ class _OnDevice:
     table: CudaCallTable
     watch: Watch
     error: BlinkError | None = None
+    message_streams: dict[MessageLine, Any] = field(default_factory=dict)
 
     def look(self) -> BlinkError | None:
         """Why the group has failed; None: it has not."""
@@ -119,12 +126,24 @@ class CudaGroup(Coalescing):
         self._closed = False
 
     def issue(
-        self, device: torch.device, build: Callable[[CallTable], TorchCall], asynchronous: bool, timeout_s: float
+        self,
+        device: torch.device,
+        build: Callable[[CallTable], TorchCall],
+        asynchronous: bool,
+        timeout_s: float,
+        line: MessageLine | None = None,
     ) -> dist.Work:
-        """Enqueues the call that ``build`` makes; DistBackendError, which is one of ours too, if that fails."""
+        """Enqueues the call that ``build`` makes; DistBackendError, which is one of ours too, if that fails.
+
+        ``line``: it is a message, which waits for no calls but those of its line; it is asynchronous.
+        """
         try:
             with self._lock:
-                work = self._issue(self._on(self._runtime.device(device), timeout_s), build, asynchronous, timeout_s)
+                on = self._on(self._runtime.device(device), timeout_s)
+                stream = on.stream if asynchronous else None
+                if line is not None:
+                    stream = self._message_stream(on, line)
+                work = self._issue(on, build, stream, timeout_s)
                 if self._coalesced is not None:
                     self._coalesced.append(work)
         except BlinkError as error:
@@ -176,24 +195,32 @@ class CudaGroup(Coalescing):
         made = self._devices[device] = _OnDevice(device, engine, runtime.new_stream(device), table, watch)
         return made
 
+    def _message_stream(self, on: _OnDevice, line: MessageLine) -> Any:
+        if self._runtime.capturing():
+            raise UnsupportedError(
+                "messages between GPUs are moved by copy engines, which serve no graphs: send them outside of captures"
+            )
+        if line not in on.message_streams:
+            on.message_streams[line] = self._runtime.new_stream(on.device)
+        return on.message_streams[line]
+
     def _end(self, on: _OnDevice, error: BlinkError) -> None:
         if on.error is None:
             on.error = error
         on.engine.abort()
 
-    def _issue(
-        self, on: _OnDevice, build: Callable[[CallTable], TorchCall], asynchronous: bool, timeout_s: float
-    ) -> dist.Work:
+    def _issue(self, on: _OnDevice, build: Callable[[CallTable], TorchCall], apart: Any, timeout_s: float) -> dist.Work:
+        """On the stream ``apart``, after what the current one holds; None: on that one."""
         if on.error is not None:
             raise on.error
         runtime = self._runtime
         stream = current = runtime.current_stream(on.device)
-        if asynchronous:
-            stream = on.stream
+        if apart is not None:
+            stream = apart
             runtime.wait_event(stream, runtime.record(current))
-        on.table.foreign = stream if asynchronous else None
+        on.table.foreign = apart
         captured = runtime.capturing()
-        with runtime.on(stream) if asynchronous else nullcontext():
+        with nullcontext() if apart is None else runtime.on(stream):
             call = self._enqueue(on, build, runtime.handle(stream))
             event = runtime.record(stream)
         if not captured:
@@ -211,5 +238,8 @@ class CudaGroup(Coalescing):
         for each in call.calls:
             if each.call.elements:
                 on.engine.run(each.call, each.send, each.recv, each.scale, handle)
+        for one in call.messages:
+            if one.nbytes and one.peer is not None:
+                on.engine.message(not one.receives, one.address, one.nbytes, one.peer, handle)
         call.memory.finish(succeeded=True)
         return call

@@ -44,10 +44,7 @@ _NO_TIME = timedelta(0)
 _KEPT_SUMS = 4096
 #: The devices whose tensors we can serve.
 _OURS = ("cpu", "cuda")
-_NO_MESSAGES = (
-    "backend blink has no send and recv of CUDA tensors: trees serve collectives; send CPU tensors, or make a group "
-    'with "cuda:nccl" for messages'
-)
+_FROM_ANYBODY = "recv from any source on GPUs: a path begins at a rank; name the source, or send CPU tensors"
 
 
 def create(options: Any) -> BlinkProcessGroup:
@@ -217,17 +214,17 @@ class BlinkProcessGroup(dist.ProcessGroup):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).send(tensors, dst, tag)
-        return self._issue_message(tensors[0], lambda table: table.send(tensors[0], dst, tag))
+        return self._issue_message(tensors[0], lambda table: table.send(tensors[0], dst, tag), (dst, False))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv(tensors, src, tag)
-        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], src, tag))
+        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], src, tag), (src, True))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv_anysource(tensors, tag)
-        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], None, tag))
+        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], None, tag), None)
 
     # Several calls as one
 
@@ -329,10 +326,14 @@ class BlinkProcessGroup(dist.ProcessGroup):
             return self._issuer.issue(build(self._table), opts.asyncOp, timeout_s)
         return self._cuda_group().issue(device, build, opts.asyncOp, timeout_s)
 
-    def _issue_message(self, tensor: Tensor, build: Callable[[CallTable], TorchCall]) -> Any:
-        if _kind(tensor) != "cpu":
-            raise for_torch(UnsupportedError(_NO_MESSAGES))
-        return self._issuer.issue(build(self._table), True, self._timeout_s)
+    def _issue_message(
+        self, tensor: Tensor, build: Callable[[CallTable], TorchCall], line: tuple[int, bool] | None
+    ) -> Any:
+        if _kind(tensor) == "cpu":
+            return self._issuer.issue(build(self._table), True, self._timeout_s)
+        if line is None:
+            raise for_torch(UnsupportedError(_FROM_ANYBODY))
+        return self._cuda_group().issue(tensor.device, build, True, self._timeout_s, line)
 
     def _barrier_device(self, opts: Any) -> torch.device:
         """Which of the group's devices a barrier is for."""

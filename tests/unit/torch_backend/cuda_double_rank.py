@@ -148,6 +148,52 @@ def operations() -> None:
         raise AssertionError(f"{dtype} {op} was served")
 
 
+def messages() -> None:
+    """Both ways at once, more than all slots hold, in whatever order ranks make their calls."""
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    for count, dtype in ((300_000, torch.float32), (1, torch.int16), (5, torch.bool), (0, torch.float32)):
+        both = [(data(RANK, count).to(dtype), torch.zeros(count, dtype=dtype)) for _ in range(2)]
+        (up, from_before), (down, from_after) = [tuple(map(runtime.tensor, pair)) for pair in both]
+        works = [dist.isend(up, after), dist.isend(down, before)]
+        works += [dist.irecv(from_after, after), dist.irecv(from_before, before)]
+        for work in works:
+            work.wait()
+        same(from_before, data(before, count).to(dtype), f"from {before}, {count} x {dtype}")
+        same(from_after, data(after, count).to(dtype), f"from {after}, {count} x {dtype}")
+    grid = runtime.tensor(data(RANK, 600).view(20, 30)).t()
+    sent = dist.isend(grid, after)
+    taken = runtime.tensor(torch.zeros(20, 30)).t()
+    dist.recv(taken, before)  # the host of this double waits for it, to copy it
+    sent.wait()
+    same(taken, data(before, 600).view(20, 30).t(), "strided")
+    grid, taken = runtime.tensor(data(RANK, 40_000)), runtime.tensor(torch.zeros(40_000))
+    batch = [dist.P2POp(dist.irecv, taken, before), dist.P2POp(dist.isend, grid, after)]
+    total = runtime.tensor(data(RANK, 1000))
+    pending = dist.all_reduce(total, async_op=True)
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    pending.wait()
+    same(taken, data(before, 40_000), "batch")
+    same(total, reduced(everybodys(1000), "SUM"), "beside a collective")
+    for turn in range(6):  # in order, and seen by the current stream
+        tensor = runtime.tensor(torch.zeros(3000, dtype=torch.uint8))
+        if RANK == 0:
+            runtime.delay_on(runtime.user_stream, 0.01)
+            runtime.fill_on(runtime.user_stream, tensor, 7 + turn)
+            dist.send(tensor, 1)
+            runtime.fill_on(runtime.user_stream, tensor, 99)
+        elif RANK == 1:
+            dist.recv(tensor, 0)
+            same(runtime.copied_on(runtime.user_stream, tensor), torch.full((3000,), 7 + turn, dtype=torch.uint8))
+    stats = blinkccl.torch_backend.stats()
+    assert stats["gpu_send"] >= 7, stats
+    try:
+        dist.recv(runtime.tensor(torch.zeros(3)))
+    except UnsupportedError:
+        return
+    raise AssertionError("a message from anybody was received")
+
+
 def coalesced() -> None:
     tensors = [runtime.tensor(data(RANK, count)) for count in (10, 500, 3)]
     with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
@@ -249,7 +295,7 @@ def missing_rank() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
-    for case in (every_collective, operations, coalesced, stream_order, graphs, subgroups, missing_rank)
+    for case in (every_collective, operations, messages, coalesced, stream_order, graphs, subgroups, missing_rank)
 }
 
 

@@ -21,6 +21,7 @@ class ScriptedRuntime(CudaRuntime):
         self.ran = True  # whether events have come
         self.captures = False
         self.watching = False
+        self.made: list[str] = []
 
     def device(self, device: Any) -> Any:
         return device
@@ -32,7 +33,8 @@ class ScriptedRuntime(CudaRuntime):
         return self.current
 
     def new_stream(self, device: Any) -> str:
-        return "group"
+        self.made.append("group" if not self.made else f"message {len(self.made)}")
+        return self.made[-1]
 
     @contextmanager
     def on(self, stream: str) -> Any:
@@ -41,7 +43,7 @@ class ScriptedRuntime(CudaRuntime):
         self.current = before
 
     def handle(self, stream: str) -> int:
-        return {"current": 1, "group": 2, "other": 3}[stream]
+        return {"current": 1, "group": 2, "other": 3}.get(stream) or 3 + self.made.index(stream)
 
     def record(self, stream: str) -> Any:
         self.log.append(("record", stream))
@@ -95,6 +97,10 @@ class ScriptedEngine:
             raise self.fails
         self.runtime.log.append(("run", call[0].collective, call[-1]))
         self.calls.append(call)
+
+    def message(self, *message: Any) -> None:
+        self.runtime.log.append(("message", message[0], message[-1]))
+        self.calls.append(message)
 
     def error(self) -> BlinkError | None:
         return self.says

@@ -123,13 +123,28 @@ def test_a_barrier_of_a_gpu_group_is_one_of_gpus(started, engine):
     assert [call[0].collective for call in engine.calls] == ["allreduce"] * 2
 
 
-def test_messages_between_gpus_are_refused_before_anybody_waits(started, engine):
+def test_messages_between_gpus_have_a_stream_per_peer_and_direction(started, engine):
     group = started("cuda:blink")
-    for call in (group.send, group.recv):
-        with pytest.raises(UnsupportedError, match="no send and recv of CUDA tensors"):
-            on("cuda", call, [torch.ones(1)], 0)
-    with pytest.raises(dist.DistBackendError, match='"cuda:nccl"'):
+    for call, peer in ((group.send, 1), (group.recv, 1), (group.send, 2), (group.send, 1)):
+        on("cuda", call, [torch.ones(3)], peer).wait()
+    on("cuda", group.send, [torch.ones(0)], 1).wait()
+    assert [(sends, nbytes, peer) for sends, _, nbytes, peer, _ in engine.calls] == [
+        *((True, 12, 1), (False, 12, 1), (True, 12, 2), (True, 12, 1))
+    ]
+    streams = [call[-1] for call in engine.calls]
+    assert len(set(streams)) == 3
+    assert streams[0] == streams[3]
+    with pytest.raises(UnsupportedError, match="name the source"):
         on("cuda", group.recv_anysource, [torch.ones(1)])
+
+
+def test_messages_between_gpus_are_not_captured(started, engine, runtime):
+    group = started("cuda:blink")
+    on("cuda", group.send, [torch.ones(3)], 1).wait()
+    runtime.captures = True
+    with pytest.raises(UnsupportedError, match="which serve no graphs"):
+        on("cuda", group.send, [torch.ones(3)], 1)
+    assert len(engine.calls) == 1
 
 
 def test_sparse_tensors_on_gpus_are_refused(started):

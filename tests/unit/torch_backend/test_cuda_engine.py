@@ -40,6 +40,10 @@ class Library:
         self.calls.append(("run", collective, send, recv, count, dtype, op, scale and scale.raw, root, stream))
         return self.results.get("run", 0)
 
+    def blink_shim_comm_message(self, comm, sends, at, size, peer, stream) -> int:
+        self.calls.append(("message", sends, at, size, peer, stream))
+        return self.results.get("message", 0)
+
     def blink_shim_comm_error(self, comm) -> int:
         return self.results.get("error", 0)
 
@@ -95,6 +99,19 @@ def test_calls_have_nccls_numbers(group, library):
 def test_a_premul_sum_is_told_its_factor_as_an_element(group, library, dtype, element):
     group.run(CollectiveCall("allreduce", dtype, 5, "premul_sum"), 16, 16, scale=0.1)
     assert library.calls[1:] == [("run", 2, 16, 16, 5, gpu_group.DTYPE_NUMBERS[dtype], 5, element, -1, None)]
+
+
+def test_messages_are_bytes_to_or_from_a_rank(group, library):
+    group.message(True, 16, 12, 3, 9)
+    group.message(False, 32, 7, 0)
+    assert library.calls[1:] == [("message", 1, 16, 12, 3, 9), ("message", 0, 32, 7, 0, None)]
+    assert group.stats() == {"gpu_send": 1, "gpu_recv": 1, "gpu_bytes": 19}
+    library.results["message"] = 5
+    with pytest.raises(UnsupportedError, match="serves send of 12 bytes to rank 3"):
+        group.message(True, 16, 12, 3)
+    library.results["message"] = 6
+    with pytest.raises(CommunicationError, match="recv: another rank"):
+        group.message(False, 16, 12, 3)
 
 
 def test_bools_are_bytes_that_or_and_and(group, library):

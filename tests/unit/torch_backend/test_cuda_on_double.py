@@ -70,6 +70,11 @@ def test_operations_and_groups(failure, case):
     assert failure(case, 3) is None
 
 
+@pytest.mark.parametrize(("size", "seed"), [(2, "1"), (4, "0")])
+def test_messages(failure, size, seed):
+    assert failure("messages", size, BLINK_DOUBLE_SEED=seed, BLINK_STAGING_BYTES="2M") is None
+
+
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_streams_wait_for_each_other(failure, seed):
     assert failure("stream_order", 2, BLINK_DOUBLE_SEED=seed) is None

@@ -23,6 +23,10 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
 // program serves the call.
 int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send, void* recv, size_t count, int dtype,
                         int op, const void* scale, int root, void* stream);
+// One end of a message: `bytes` bytes at `at` go to rank `peer`, or come from it. It is enqueued on `stream` and waits for
+// no other call of this communicator. All messages to one rank are on one stream, and all from one. ncclInvalidUsage where
+// the plan has no path for it, or the stream is being captured.
+int blink_shim_comm_message(blink_shim_comm* comm, int sends, void* at, size_t bytes, int peer, void* stream);
 // What kernels have said since: ncclSuccess, or ncclRemoteError when one gave up waiting.
 int blink_shim_comm_error(blink_shim_comm* comm);
 // Kernels that wait give up, here and on all other ranks.
