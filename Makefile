@@ -49,9 +49,10 @@ types: $(VENV)/.dev
 layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-# More than two: some tests wait for deadlines most of their time. Threads of OpenBLAS only take the cores from others.
+# More than two: some tests wait for deadlines most of their time. Threads of OpenBLAS and OpenMP only take the cores from
+# others.
 unit: $(VENV)/.dev
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
 
 collect: $(VENV)/.dev
 	@mkdir -p build
