@@ -12,7 +12,7 @@ SAID = re.compile(r"TRACE row (\d+) of the plan will use chunks of (\d+) B from 
 CALLS = 80
 
 
-@pytest.mark.parametrize("protocol", ["simple", "copies"])
+@pytest.mark.parametrize("protocol", ["simple", pytest.param("copies", marks=pytest.mark.slow)])
 def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str) -> None:
     settings = {"BLINK_DEBUG": "TRACE", "BLINK_PROTOCOL": protocol, "BLINK_STAGING_BYTES": 24 << 20}
     outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=1_050_000, **settings).right()

@@ -14,7 +14,7 @@ SERVED = {"allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "ga
 WIDE = "1,1000,130000"
 
 
-@pytest.mark.parametrize(("mode", "seed"), [("all", 0), ("process", 3)])
+@pytest.mark.parametrize(("mode", "seed"), [pytest.param("all", 0, marks=pytest.mark.slow), ("process", 3)])
 def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
     """What reaches NCCL are messages, calls that it must refuse, and those of the communicator that was grown."""
     outcome = preloaded.client(mode, cases="all", BLINK_DOUBLE_SEED=seed, timeout_s=150).right()

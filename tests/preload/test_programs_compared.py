@@ -41,7 +41,7 @@ def test_the_faster_one_is_kept(preloaded: Preloaded, slow: str) -> None:
     assert outcome.calls("blink") == {"allreduce": 3 * CALLS}
 
 
-@pytest.mark.parametrize("slow", ["hybrid", "optimal"])
+@pytest.mark.parametrize("slow", ["hybrid", pytest.param("optimal", marks=pytest.mark.slow)])
 def test_the_chunk_of_the_one_that_is_kept_is_searched_for(preloaded: Preloaded, slow: str) -> None:
     large = {**CALL, "count": 1_050_000, "BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:200000"}
     used, alone, split = compared(preloaded.scene("many_calls", 3, calls=60, **large).right())
@@ -62,7 +62,7 @@ def test_copy_engines_run_the_split_too(preloaded: Preloaded) -> None:
     assert {line.protocol for line in outcome.usage if line.state == "blink"} == {"copies"}
 
 
-@pytest.mark.parametrize("slow", ["hybrid", "optimal"])
+@pytest.mark.parametrize("slow", [pytest.param("hybrid", marks=pytest.mark.slow), "optimal"])
 def test_the_slowest_rank_counts(preloaded: Preloaded, slow: str) -> None:
     """What the ranks measure differs: to all but the last of them the program that is not kept looks better."""
     other = {"hybrid": "optimal", "optimal": "hybrid"}[slow]
