@@ -4,9 +4,9 @@
 
 Ours (private buffers in and out of place, and shared tensors), every peer in every tuning, and the memory probe run in
 turns in one go; a ratio is that of two medians of the same round, and the median of the rounds counts (``blink bench
---help``). "best" is the peer and tuning with the least median at that size and placement. Everything is float32 and
-sum. The table has what falls shortest of its goal first. Exit 1 if a goal is missed; a goal whose peer is not here is
-"not measured".
+--help``). "memory" is the time that the least traffic takes through this memory in the same round, in percent of ours.
+"best" is the peer and tuning with the least median at that size and placement. Everything is float32 and sum. The table
+has what falls shortest of its goal first. Exit 1 if a goal is missed; a goal whose peer is not here is "not measured".
 """
 
 from __future__ import annotations
@@ -172,19 +172,22 @@ def measured(
                 participant.last = None  # Another collective has other times.
             for size in sizes:
                 count = block_count(collective, parse_bytes(size), 4)
+                if count == 0:
+                    continue  # Fewer elements than blocks: nobody has anything to send.
                 check_memory(collective, [parse_bytes(size)], settings.dtype)
                 runs = iterations(parse_bytes(size))
                 for in_place in (True, False):
                     if in_place and name == "alltoall":
                         continue
-                    present = participants if in_place else [own, *others]
+                    with_shared = in_place or name == "alltoall"
+                    present = participants if with_shared else [own, *others]
                     made = Interleaved(collective, replace(settings, iterations=runs), present, interleaved.probe, note)
                     work = TimedCall(collective, count, in_place=in_place, iterations=runs, warmup=2, keep=True)
-                    for ours in present[: 1 + in_place]:
+                    for ours in present[: 1 + with_shared]:
                         ours.runs.run(commands(replace(work, iterations=SETTLING, check=False)))
                     series, floors = made.measure(work)
                     yield found(Case(name, ranks, size, IN if in_place else OUT), present, series, floors)
-                    if in_place:
+                    if with_shared:
                         ordered = ([*present[1:2], *others], [*series[1:2], *series[2:]])
                         yield found(Case(name, ranks, size, SHARED), *ordered, floors)
 
@@ -206,6 +209,7 @@ def verdicts(goals: Iterable[Goal], results: Sequence[Found]) -> Iterator[dict[s
                 "ours_s": result.ours_s,
                 "peer": compared[0] if compared else None,
                 "ratio": compared[1] if compared else None,
+                "of_memory": result.floor,
                 "reached": compared[1] >= goal.factor if compared else None,
             }
 
@@ -220,9 +224,10 @@ def line(verdict: dict[str, Any]) -> str:
     said = {True: "reached", False: "MISSED", None: "not measured"}[verdict["reached"]]
     ratio = "–" if verdict["ratio"] is None else f"{verdict['ratio']:.2f}"
     peer = verdict["peer"] or verdict["against"]
+    memory = "–" if verdict["of_memory"] is None else f"{verdict['of_memory']:.0%}"
     return (
         f"{verdict['collective']:<14} {verdict['ranks']:>5}  {verdict['size']:>5}  {verdict['buffers']:<12} "
-        f"{verdict['ours_s'] * 1e6:>10.2f}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {said:<12} {peer}"
+        f"{verdict['ours_s'] * 1e6:>10.2f}  {memory:>6}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {said:<12} {peer}"
     )
 
 
@@ -270,8 +275,8 @@ def main() -> int:
             return 1
     judged = sorted(verdicts(GOALS, results), key=by_shortfall)
     print(
-        f"{'collective':<14} {'ranks':>5}  {'size':>5}  {'buffers':<12} {'ours (µs)':>10}  {'ratio':>7}  "
-        f"{'wanted':<7} {'':<12} against"
+        f"{'collective':<14} {'ranks':>5}  {'size':>5}  {'buffers':<12} {'ours (µs)':>10}  {'memory':>6}  "
+        f"{'ratio':>7}  {'wanted':<7} {'':<12} against"
     )
     for verdict in judged:
         print(line(verdict))
