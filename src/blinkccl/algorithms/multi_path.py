@@ -34,7 +34,7 @@ FINEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class WeightedPath:
     """A path from the source to the destination, and what part of all that the paths carry it does at their rates.
 
     ``path`` has all vertices on it, relays too; ``legs`` is how often data is moved on it: once more than there are
@@ -69,16 +69,16 @@ def plan(request: Request) -> Forest:
     return replace(optimal.plan(wanted), algorithm=ALGORITHM)
 
 
-def ways(flow: Forest) -> tuple[Way, ...]:
+def ways(flow: Forest) -> tuple[WeightedPath, ...]:
     """The paths of a plan of one message, the one with the fewest memories first, then the fastest."""
-    found: list[Way] = []
+    found: list[WeightedPath] = []
     for share in flow.shares:
         if share.broadcast is None:
             raise UsageError(f"{flow.collective.name} is no message from one rank to one other: give a sendrecv")
         edges = share.broadcast.edges
         path = (share.root, *(vertex for edge in edges for vertex in edge[1:]))
         stored = len(edges) - 1 + sum(len(memories_on(flow.topology, edge)) for edge in edges)
-        found.append(Way(path, share.weight, stored + 1))
+        found.append(WeightedPath(path, share.weight, stored + 1))
     return tuple(sorted(found, key=lambda way: (way.legs, -way.weight, way.path)))
 
 

@@ -23,7 +23,7 @@ import msgspec
 from blinkccl.algorithms.multi_path import (
     ALGORITHM,
     PathCost,
-    Way,
+    WeightedPath,
     direct_path,
     forest_of,
     on_one_path,
@@ -132,7 +132,12 @@ def _options(flow: Forest, calibration: Calibration) -> Callable[[int], Iterator
 
 
 def filled(
-    found: Sequence[Way], size_bytes: int, starts: Sequence[float], rates: Sequence[float], streams: int, chunks: int
+    found: Sequence[WeightedPath],
+    size_bytes: int,
+    starts: Sequence[float],
+    rates: Sequence[float],
+    streams: int,
+    chunks: int,
 ) -> Split:
     """The split of a size by water filling; what is stored on its way goes in so many streams, the rest in one."""
     costs = []
@@ -149,7 +154,7 @@ def filled(
 
 
 def path_rate(
-    flow: Forest, calibration: Calibration, way: Way, part: dict[tuple[Path, tuple[int, int]], Fraction]
+    flow: Forest, calibration: Calibration, way: WeightedPath, part: dict[tuple[Path, tuple[int, int]], Fraction]
 ) -> float:
     """Bytes per second of a path beside the others; a host's memory is written and read."""
     pairs = list(pairwise(way.path))
@@ -159,7 +164,7 @@ def path_rate(
     return min(most, *(link_cost(calibration, flow.topology.link[x]).rate * float(part[way.path, x]) for x in pairs))
 
 
-def _start_s(flow: Forest, calibration: Calibration, way: Way) -> float:
+def _start_s(flow: Forest, calibration: Calibration, way: WeightedPath) -> float:
     """What a chunk that is there at once would take."""
     latency_s = fsum(link_cost(calibration, flow.topology.link[pair]).latency_s for pair in pairwise(way.path))
     engine = calibration.engine

@@ -37,64 +37,73 @@ medians. Needs root, ip and tc; what it builds has no name and ends with this pr
 """
 
 
+Collective = Annotated[str | None, Argument(metavar="[COLLECTIVE]", help="broadcast, allreduce, ...")]
+Candidates = Annotated[
+    str,
+    Option(
+        "--algo",
+        metavar="NAMES",
+        help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links, gloo_ranks, openmpi: theirs; "
+        "path:0-4-1: a message on one path. all: optimal,blink,ring,one_ring.",
+    ),
+]
+Fault = Annotated[
+    str | None,
+    Option(
+        "--fail",
+        metavar="FAULT",
+        help="Let a link (cut:0-3, slow:0-3, lossy:0-3) or a host (kill:5) fail in the middle of the first "
+        "algorithm, and go on with the plan for the rest.",
+    ),
+]
+Begin = Annotated[str, Option("-b", "--minbytes", "--size", metavar="SIZE", help="Smallest size.")]
+End = Annotated[str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")]
+Factor = Annotated[int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")]
+Lane = Annotated[
+    float | None,
+    Option("--lane", metavar="MBIT/S", help="Rate of one lane of the machine; default: what the processors hold."),
+]
+Rounds = Annotated[int, Option("-n", "--rounds", metavar="N", min=1, max=1000, help="Runs of each.")]
+Chunk = Annotated[str | None, Option("--chunk", metavar="SIZE", help="Size of a message; default: by size and depth.")]
+Timeout = Annotated[float, Option("--timeout", metavar="SECONDS", help="For one run.")]
+Clean = Annotated[
+    bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
+]
+PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted.")]
+OutputFile = Annotated[
+    Path | None,
+    Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write multi_path's table, as blink sim -o does, by what was measured.",
+    ),
+]
+
+
 def lab(
-    name: Annotated[str | None, Argument(metavar="[COLLECTIVE]", help="broadcast, allreduce, ...")] = None,
+    name: Collective = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
     src: arguments.Source = None,
     dst: arguments.Destination = None,
-    algo: Annotated[
-        str,
-        Option(
-            "--algo",
-            metavar="NAMES",
-            help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links, gloo_ranks, openmpi: theirs; "
-            "path:0-4-1: a message on one path. all: optimal,blink,ring,one_ring.",
-        ),
-    ] = "all",
+    algo: Candidates = "all",
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
     without: arguments.Without = None,
     without_rank: arguments.WithoutRank = None,
-    fail: Annotated[
-        str | None,
-        Option(
-            "--fail",
-            metavar="FAULT",
-            help="Let a link (cut:0-3, slow:0-3, lossy:0-3) or a host (kill:5) fail in the middle of the first "
-            "algorithm, and go on with the plan for the rest.",
-        ),
-    ] = None,
-    begin: Annotated[str, Option("-b", "--minbytes", "--size", metavar="SIZE", help="Smallest size.")] = "16M",
-    end: Annotated[
-        str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")
-    ] = None,
-    factor: Annotated[
-        int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")
-    ] = None,
-    lane: Annotated[
-        float | None,
-        Option("--lane", metavar="MBIT/S", help="Rate of one lane of the machine; default: what the processors hold."),
-    ] = None,
-    rounds: Annotated[int, Option("-n", "--rounds", metavar="N", min=1, max=1000, help="Runs of each.")] = 5,
-    chunk: Annotated[
-        str | None, Option("--chunk", metavar="SIZE", help="Size of a message; default: by size and depth.")
-    ] = None,
-    timeout_s: Annotated[float, Option("--timeout", metavar="SECONDS", help="For one run.")] = 60.0,
-    clean: Annotated[
-        bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
-    ] = False,
-    plot: Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted.")] = None,
-    output: Annotated[
-        Path | None,
-        Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Write multi_path's table, as blink sim -o does, by what was measured.",
-        ),
-    ] = None,
+    fail: Fault = None,
+    begin: Begin = "16M",
+    end: End = None,
+    factor: Factor = None,
+    lane: Lane = None,
+    rounds: Rounds = 5,
+    chunk: Chunk = None,
+    timeout_s: Timeout = 60.0,
+    clean: Clean = False,
+    plot: PlotFile = None,
+    output: OutputFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Build, run, print; exit with 1 if a result was wrong."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blinkccl.baselines.registry import JobCandidates
     from blinkccl.forest.model import Forest
     from blinkccl.paper.training import StepTable
+    from blinkccl.simulate.translate import Settings
     from blinkccl.topology.model import Topology
 
 #: What a sweep takes where -b, -e and -f do not say.
@@ -47,128 +48,139 @@ opens in chrome://tracing and Perfetto.
 """
 
 
+Collective = Annotated[str | None, Argument(metavar="[COLLECTIVE]", help="As for blink plan; left out with --plan.")]
+Algorithms = Annotated[
+    str | None,
+    Option(
+        "--algo",
+        metavar="NAMES",
+        help="Algorithms and baselines, separated by commas; default: all that serve the job.",
+    ),
+]
+PlanFile = Annotated[Path | None, Option("--plan", metavar="FILE", help="Time this plan; - reads stdin.")]
+Size = Annotated[str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")]
+Sweep = Annotated[bool, Option("--sweep", help="All sizes from -b to -e.")]
+Begin = Annotated[
+    str | None, Option("-b", "--minbytes", metavar="SIZE", help=f"--sweep's smallest size; default: {_BEGIN}.")
+]
+End = Annotated[
+    str | None, Option("-e", "--maxbytes", metavar="SIZE", help=f"--sweep's largest size; default: {_END}.")
+]
+Factor = Annotated[
+    int | None,
+    Option("-f", "--stepfactor", metavar="F", min=2, help=f"--sweep's factor between sizes; default: {_FACTOR}."),
+]
+CalibrationName = Annotated[
+    str | None,
+    Option("--calibration", metavar="NAME", help="One of ours, or a TOML file; default: the machine's, else nominal."),
+]
+Sharing = Annotated[
+    str, Option("--sharing", metavar="HOW", help="How transfers share a link: fifo, fair, rtt-weighted or unfair.")
+]
+Streams = Annotated[str, Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same depth.")]
+Chunk = Annotated[
+    str,
+    Option(
+        "--chunk",
+        metavar="SIZE|model|best|miad",
+        help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
+        "of some 15 simulations, or what Blink's search ends with.",
+    ),
+]
+Channels = Annotated[
+    int,
+    Option(
+        "--channels",
+        metavar="N",
+        help="Channels per tree, each with streams of its own: 2 hide what a copy costs before it moves.",
+    ),
+]
+EqualChunks = Annotated[
+    bool,
+    Option(
+        "--equal-chunks",
+        help="Chunks of one size for all trees; default: as many for each, so that trees share links by their weights.",
+    ),
+]
+Skew = Annotated[str | None, Option("--skew", metavar="SECONDS", help="When each rank starts, separated by commas.")]
+Budget = Annotated[
+    int | None,
+    Option(
+        "--budget",
+        metavar="N",
+        min=1,
+        max=2**31 - 1,
+        help="The most transfers and reductions of one run; default: twenty million.",
+    ),
+]
+Coarser = Annotated[bool, Option("--coarser", help="Beyond the budget, time several chunks as one.")]
+Model = Annotated[
+    str | None,
+    Option(
+        "--model",
+        metavar="NAME",
+        help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with each AllReduce, on P100s or V100s.",
+    ),
+]
+Overlap = Annotated[
+    bool, Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward pass goes on.")
+]
+TimelineFile = Annotated[
+    Path | None, Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace.")
+]
+PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw bandwidth over size (png, svg, pdf).")]
+PathsFile = Annotated[
+    Path | None,
+    Option(
+        "--paths",
+        metavar="FILE",
+        help="How multi_path splits messages: a table that -o wrote, here or in blink lab. One that is for another "
+        "machine or cannot be read is ignored, with a line.",
+    ),
+]
+OutputFile = Annotated[
+    Path | None,
+    Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write multi_path's table for these two ends: which paths at which size, how much on each, streams "
+        "and chunks. What the file has for other ends of this machine stays.",
+    ),
+]
+
+
 def sim(
-    name: Annotated[
-        str | None, Argument(metavar="[COLLECTIVE]", help="As for blink plan; left out with --plan.")
-    ] = None,
+    name: Collective = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
     src: arguments.Source = None,
     dst: arguments.Destination = None,
-    algo: Annotated[
-        str | None,
-        Option(
-            "--algo",
-            metavar="NAMES",
-            help="Algorithms and baselines, separated by commas; default: all that serve the job.",
-        ),
-    ] = None,
+    algo: Algorithms = None,
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    plan: Annotated[Path | None, Option("--plan", metavar="FILE", help="Time this plan; - reads stdin.")] = None,
-    size: Annotated[
-        str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")
-    ] = None,
-    sweep: Annotated[bool, Option("--sweep", help="All sizes from -b to -e.")] = False,
-    begin: Annotated[
-        str | None, Option("-b", "--minbytes", metavar="SIZE", help=f"--sweep's smallest size; default: {_BEGIN}.")
-    ] = None,
-    end: Annotated[
-        str | None, Option("-e", "--maxbytes", metavar="SIZE", help=f"--sweep's largest size; default: {_END}.")
-    ] = None,
-    factor: Annotated[
-        int | None,
-        Option("-f", "--stepfactor", metavar="F", min=2, help=f"--sweep's factor between sizes; default: {_FACTOR}."),
-    ] = None,
-    calibration: Annotated[
-        str | None,
-        Option(
-            "--calibration", metavar="NAME", help="One of ours, or a TOML file; default: the machine's, else nominal."
-        ),
-    ] = None,
-    sharing: Annotated[
-        str, Option("--sharing", metavar="HOW", help="How transfers share a link: fifo, fair, rtt-weighted or unfair.")
-    ] = "fifo",
-    streams: Annotated[
-        str, Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same depth.")
-    ] = "per-tree",
-    chunk: Annotated[
-        str,
-        Option(
-            "--chunk",
-            metavar="SIZE|model|best|miad",
-            help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
-            "of some 15 simulations, or what Blink's search ends with.",
-        ),
-    ] = "model",
-    channels: Annotated[
-        int,
-        Option(
-            "--channels",
-            metavar="N",
-            help="Channels per tree, each with streams of its own: 2 hide what a copy costs before it moves.",
-        ),
-    ] = 1,
-    equal_chunks: Annotated[
-        bool,
-        Option(
-            "--equal-chunks",
-            help="Chunks of one size for all trees; default: as "
-            "many for each, so that trees share links by "
-            "their weights.",
-        ),
-    ] = False,
-    skew: Annotated[
-        str | None, Option("--skew", metavar="SECONDS", help="When each rank starts, separated by commas.")
-    ] = None,
-    budget: Annotated[
-        int | None,
-        Option(
-            "--budget",
-            metavar="N",
-            min=1,
-            max=2**31 - 1,
-            help="The most transfers and reductions of one run; default: twenty million.",
-        ),
-    ] = None,
-    coarser: Annotated[bool, Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
-    model: Annotated[
-        str | None,
-        Option(
-            "--model",
-            metavar="NAME",
-            help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with each AllReduce, on P100s or V100s.",
-        ),
-    ] = None,
-    overlap: Annotated[
-        bool, Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward pass goes on.")
-    ] = True,
-    timeline: Annotated[
-        Path | None, Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace.")
-    ] = None,
-    plot: Annotated[
-        Path | None, Option("--plot", metavar="FILE", help="Draw bandwidth over size (png, svg, pdf).")
-    ] = None,
-    paths: Annotated[
-        Path | None,
-        Option(
-            "--paths",
-            metavar="FILE",
-            help="How multi_path splits messages: a table that -o wrote, here or in blink lab. One that is for another "
-            "machine or cannot be read is ignored, with a line.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Write multi_path's table for these two ends: which paths at which size, how much on each, streams "
-            "and chunks. What the file has for other ends of this machine stays.",
-        ),
-    ] = None,
+    plan: PlanFile = None,
+    size: Size = None,
+    sweep: Sweep = False,
+    begin: Begin = None,
+    end: End = None,
+    factor: Factor = None,
+    calibration: CalibrationName = None,
+    sharing: Sharing = "fifo",
+    streams: Streams = "per-tree",
+    chunk: Chunk = "model",
+    channels: Channels = 1,
+    equal_chunks: EqualChunks = False,
+    skew: Skew = None,
+    budget: Budget = None,
+    coarser: Coarser = False,
+    model: Model = None,
+    overlap: Overlap = True,
+    timeline: TimelineFile = None,
+    plot: PlotFile = None,
+    paths: PathsFile = None,
+    output: OutputFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
@@ -177,57 +189,65 @@ def sim(
         raise UsageError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
     sizes = _sizes(size, swept, begin, end, factor)
-    from blinkccl.baselines.candidate import Conditions, planned
-    from blinkccl.baselines.registry import JobCandidates, enter, time_all
+    from blinkccl.baselines.registry import time_all
     from blinkccl.paper.training import training_steps
-    from blinkccl.simulate import calibration as calibrations
     from blinkccl.simulate.translate import Settings
 
     settings = Settings(sharing, streams, _skew(skew), not equal_chunks, budget, coarser)
     with console.Progress("simulating") as progress:
         if plan is not None:
-            _refuse_beside_plan(
-                name,
-                {
-                    "--topo": spec,
-                    "--gpus": gpus,
-                    "--root": root,
-                    "--src": src,
-                    "--dst": dst,
-                    "--algo": algo,
-                    "--links": links if links != "fast" else None,
-                    "--relays": relays or None,
-                },
-            )
-            request, forest = _field_of_plan(plan)
+            ends = {"--root": root, "--src": src, "--dst": dst}
+            ways = {"--algo": algo, "--links": None if links == "fast" else links, "--relays": relays or None}
+            _refuse_beside_plan({"COLLECTIVE": name, "--topo": spec, "--gpus": gpus, **ends, **ways})
+            request, forest = _job_of_plan(plan)
         elif name is None:
             raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
         else:
-            request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
+            request, forest = arguments.request(name, spec, gpus, (root, src, dst), links, relays), None
         gpu = None if model is None else _gpu(request.topology)
-        costs = calibrations.calibration(calibration) if calibration else calibrations.calibration_for(request.topology)
-        table = None if paths is None else arguments.path_table(paths, request.topology)
-        conditions = Conditions(costs, settings, *_chunk(chunk), channels, paths=table)
-        if plan is not None:
-            field = JobCandidates(
-                request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True
-            )
-        else:
-            field = enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
-        if timeline is not None and all(one.forest is None for one in field.prepared):
-            raise UsageError(_NO_TIMELINE)
-        row = field.path_row
-        if output is not None and row is None:
-            raise UsageError("-o writes the table of multi_path, which is none of these: blink sim sendrecv")
+        conditions = _conditions(request.topology, settings, calibration, chunk, channels, paths)
+        field = _field(request, forest, conditions, algo, progress)
+        _check_files_serve(field, timeline, output)
         field, rows = time_all(field, sizes, progress)
         steps = None if model is None or gpu is None else training_steps(field, model, gpu, overlap)
     _report(field, conditions, rows, swept, json, steps)
-    if output is not None and row is not None:
-        arguments.write_path_row(output, request.topology, row, f"simulated on calibration {costs.name}")
+    if output is not None and field.path_row is not None:
+        source = f"simulated on calibration {conditions.calibration.name}"
+        arguments.write_path_row(output, request.topology, field.path_row, source)
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
     if plot is not None:
         _draw(plot, field, rows)
+
+
+def _conditions(
+    topology: Topology, settings: Settings, calibration: str | None, chunk: str, channels: int, paths: Path | None
+) -> Conditions:
+    from blinkccl.baselines.candidate import Conditions
+    from blinkccl.simulate import calibration as calibrations
+
+    costs = calibrations.calibration(calibration) if calibration else calibrations.calibration_for(topology)
+    table = None if paths is None else arguments.path_table(paths, topology)
+    return Conditions(costs, settings, *_chunk(chunk), channels, paths=table)
+
+
+def _field(
+    request: Request, forest: Forest | None, conditions: Conditions, algo: str | None, progress: console.Progress
+) -> JobCandidates:
+    """All that is timed: the plan that was given, or who serves the request."""
+    from blinkccl.baselines.candidate import planned
+    from blinkccl.baselines.registry import JobCandidates, enter
+
+    if forest is None:
+        return enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
+    return JobCandidates(request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True)
+
+
+def _check_files_serve(field: JobCandidates, timeline: Path | None, output: Path | None) -> None:
+    if timeline is not None and all(one.forest is None for one in field.prepared):
+        raise UsageError(_NO_TIMELINE)
+    if output is not None and field.path_row is None:
+        raise UsageError("-o writes the table of multi_path, which is none of these: blink sim sendrecv")
 
 
 def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, factor: int | None) -> list[int]:
@@ -269,13 +289,13 @@ def _skew(text: str | None) -> tuple[float, ...]:
         raise UsageError(f"--skew {text}: expected seconds separated by commas, one number per rank") from None
 
 
-def _refuse_beside_plan(name: str | None, given: dict[str, object]) -> None:
-    used = [option for option, value in {"COLLECTIVE": name, **given}.items() if value is not None]
+def _refuse_beside_plan(given: dict[str, object]) -> None:
+    used = [option for option, value in given.items() if value is not None]
     if used:
         raise UsageError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
 
 
-def _field_of_plan(path: Path) -> tuple[Request, Forest]:
+def _job_of_plan(path: Path) -> tuple[Request, Forest]:
     """What a plan file is for, and its forest; ends with code 1 where the file states what is not so."""
     from blinkccl.algorithms.registry import Request
 
