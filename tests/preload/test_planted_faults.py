@@ -129,8 +129,8 @@ FAULTS = {
     "not all streams of a group wait for its messages": (
         "exchange",
         "engine.cpp",
-        "result == kCudaSuccess; ++i) result = follow(streams[i], 0);\n",
-        "",
+        "++i) result = follow(streams[i], 0);\n",
+        "++i) result = kCudaSuccess;\n",
     ),
     "copies do not wait for what they send": (
         "sizes",

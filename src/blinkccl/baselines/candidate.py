@@ -32,7 +32,8 @@ class Conditions:
 
     ``calibration`` is for the algorithms, and for baselines that bring none of their own, which they find by ``named``.
     ``channels``: for each tree of an algorithm, each with streams of its own. ``paths``: how ``multi_path`` splits
-    messages; None, or a pair that it does not have: as the simulator finds best.
+    messages; None, or a pair that it does not have: as the simulator finds best, over paths that cross at most
+    ``most_memories`` (None: any number).
     """
 
     calibration: Calibration
@@ -42,6 +43,7 @@ class Conditions:
     channels: int = 1
     named: Callable[[str], Calibration] = calibrations.calibration
     paths: PathTable | None = None
+    most_memories: int | None = None
 
 
 @dataclass(frozen=True)

@@ -105,14 +105,15 @@ def simulated_row(flow: Forest, conditions: Conditions) -> Pair:
 
     try:
         direct = direct_path(flow)
-        return fill(direct[0], direct[-1], on_one_path(direct), _options(flow, conditions.calibration), timer)
+        return fill(direct[0], direct[-1], on_one_path(direct), _options(flow, conditions), timer)
     except TopologyError as error:  # a calibration that does not know a link only rules this candidate out
         raise UnsupportedError(str(error)) from None
 
 
-def _options(flow: Forest, calibration: Calibration) -> Callable[[int], Iterator[Split]]:
+def _options(flow: Forest, conditions: Conditions) -> Callable[[int], Iterator[Split]]:
     """Splits to try for a size."""
-    found = ways(flow)
+    calibration, most_memories = conditions.calibration, conditions.most_memories
+    found = [way for way in ways(flow) if most_memories is None or way.legs <= most_memories + 1]
     part = portions(flow)
     rates = [path_rate(flow, calibration, way, part) for way in found]
     starts = [_start_s(flow, calibration, way) for way in found]
@@ -124,7 +125,8 @@ def _options(flow: Forest, calibration: Calibration) -> Callable[[int], Iterator
         tried = [
             filled(found[:most], size_bytes, starts, rates, streams, chunks)
             for streams, chunks in sorted(product(STREAMS, CHUNKS), key=prod)
-            for most in dict.fromkeys((1, *most_legs))
+            for most in dict.fromkeys((min(1, len(found)), *most_legs))
+            if most
         ]
         yield from dict.fromkeys(tried)
 

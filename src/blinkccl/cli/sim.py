@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,7 @@ Examples:
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
   blink sim --plan plan.json --size 64M --sharing fair
   blink sim sendrecv --topo mist --algo multi_path,one_hop --sweep -o paths.json
+  blink sim sendrecv --topo dgx-1v --src 0 --dst 1 --algo multi_path --memories 1 -o paths.json
 
 Time plans on calibrated links: the program that engines run, event by event, beside NCCL as a model.
 
@@ -148,6 +150,16 @@ OutputFile = Annotated[
         "and chunks. What the file has for other ends of this machine stays.",
     ),
 ]
+Memories = Annotated[
+    int | None,
+    Option(
+        "--memories",
+        metavar="N",
+        min=0,
+        help="multi_path's table has paths that cross at most so many memories (of hosts and other GPUs). Those of "
+        "libblink.so's messages cross at most 1. Default: any number.",
+    ),
+]
 
 
 def sim(
@@ -181,6 +193,7 @@ def sim(
     plot: PlotFile = None,
     paths: PathsFile = None,
     output: OutputFile = None,
+    memories: Memories = None,
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
@@ -206,6 +219,7 @@ def sim(
             request, forest = arguments.request(name, spec, gpus, (root, src, dst), links, relays), None
         gpu = None if model is None else _gpu(request.topology)
         conditions = _conditions(request.topology, settings, calibration, chunk, channels, paths)
+        conditions = replace(conditions, most_memories=memories)
         field = _field(request, forest, conditions, algo, progress)
         _check_files_serve(field, timeline, output)
         field, rows = time_all(field, sizes, progress)

@@ -1,10 +1,11 @@
 """Which paths messages between two ranks take (ncclSend, ncclRecv): the rows of a path table, as libblink.so runs them.
 
-The table is the one that ``BLINK_PATHS`` names, filled by ``blink sim sendrecv -o`` or ``blink lab sendrecv -o``; one
-that is for another machine or damaged is ignored with a line. Copy engines carry a message in parts, each over a path
-of its own; the sender copies into slots, and the receiver from there to where it is wanted. They lie on the receiver's
-GPU where the path has no memory, or in the memory that it has: a processor's, or that of a GPU of the job, whose rank
-need not do anything. What crosses two memories, or that of a GPU outside the job, is refused, and with it the row.
+The table is the one that ``BLINK_PATHS`` names, filled by ``blink sim sendrecv --memories 1 -o`` or ``blink lab
+sendrecv -o``; one that is for another machine or damaged is ignored with a line. Copy engines carry a message in parts,
+each over a path of its own; the sender copies into slots, and the receiver from there to where it is wanted. They lie
+on the receiver's GPU where the path has no memory, or in the memory that it has: a processor's, or that of a GPU of the
+job, whose rank need not do anything. What crosses two memories, or that of a GPU outside the job, is refused, and with
+it the row.
 
 With NCCL only rows that are more than the direct path are ours, as NCCL sends over that one. Without NCCL, or where
 copy engines are to run all (``BLINK_PROTOCOL=copies``), every pair has the direct path for sizes that no row serves.

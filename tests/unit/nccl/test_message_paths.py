@@ -9,8 +9,11 @@ from itertools import pairwise, permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from blinkccl.algorithms import path_table
 from blinkccl.algorithms.path_table import Pair, Part, PathTable, Split
+from blinkccl.cli.app import app
 from blinkccl.codegen.layout import Geometry, SegmentLayout
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.geometry import Budget
@@ -51,6 +54,21 @@ def test_with_nccl_only_more_than_the_direct_path_is_ours():
     assert "50.0 % on 0-1, 33.3 % on 0-2-1, 16.7 % on 0-4-1 in 2 streams" in split.why
     assert "90 GB/s, 45 directly" in split.why
     assert plan(cedar(), None, False, {}).splits == plan(cedar(), table(DIRECT), False, {}).splits == ()
+
+
+def test_a_table_filled_for_copy_engines_is_run_whole(tmp_path):
+    """On a DGX-1V, where most paths of a maximum flow cross several GPUs."""
+    file = tmp_path / "paths.json"
+    words = ["sim", "sendrecv", "--topo", "dgx-1v", "--src", "0", "--dst", "5", "--algo", "multi_path"]
+    ended = CliRunner().invoke(app, [*words, "--memories", "1", "-o", str(file)])
+    assert ended.exit_code == 0, ended.output
+    where = JobPlacement(parse_spec("dgx-1v"), tuple(range(8)))
+    filled = path_table.read(file, path_table.machine_key(where.topology))
+    said = []
+    splits = plan(where, filled, False, {}, said.append).splits
+    assert said == []
+    assert len(splits[-1].parts) > 2
+    assert splits[-1].most == 2**63 - 1
 
 
 def test_without_nccl_every_pair_and_size_is_served():
