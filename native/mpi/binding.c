@@ -104,6 +104,7 @@ struct bound {
   blink_mpi_comm* state;
   MPI_Comm comm;
   MPI_Request pending;  // never completes: testing it lets the library go on with everything else
+  struct hosts* hosts;  // where its ranks are on several hosts
   struct bound *next, *before;
 };
 
@@ -141,6 +142,24 @@ static void progress(void* self) {
 }
 
 static void end_requests_of(blink_mpi_comm* state);
+static struct hosts* meet_hosts(MPI_Comm comm, const uint64_t* numbers, int rank, int size, int* reason);
+static void leave_hosts(struct hosts* hosts);
+
+// All of its ranks are on this host: they share memory, or pass all calls on.
+static void make_state(struct bound* bound, int rank, int size) {
+  const blink_mpi_peers peers = {rank, size, bound, allgather, progress};
+  PMPI_Grequest_start(query, release, cancel, NULL, &bound->pending);
+  bound->state = blink_mpi_comm_make(&peers);
+}
+
+static void end_state(struct bound* bound) {
+  end_requests_of(bound->state);
+  blink_mpi_comm_free(bound->state);
+  if (bound->pending != MPI_REQUEST_NULL) {
+    PMPI_Grequest_complete(bound->pending);
+    PMPI_Wait(&bound->pending, MPI_STATUS_IGNORE);
+  }
+}
 
 static void end(struct bound* bound) {
   pthread_mutex_lock(&lock);
@@ -149,12 +168,8 @@ static void end(struct bound* bound) {
   if (bound->next != NULL) bound->next->before = bound->before;
   __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&lock);
-  end_requests_of(bound->state);
-  blink_mpi_comm_free(bound->state);
-  if (bound->pending != MPI_REQUEST_NULL) {
-    PMPI_Grequest_complete(bound->pending);
-    PMPI_Wait(&bound->pending, MPI_STATUS_IGNORE);
-  }
+  end_state(bound);
+  leave_hosts(bound->hosts);
   free(bound);
 }
 
@@ -205,13 +220,11 @@ enum { kMayNot = 0, kMayMake = 1, kMustMake };
 // The state of a communicator at its first call, which decides alone whether it may be one of ours: at the first of the
 // world, and of others when they turn out to be used. None: it could be, but not now.
 static void decide(struct bound* bound, int may_make) {
-  blink_mpi_peers peers;
-  int inter = 0;
-  memset(&peers, 0, sizeof peers);
+  int inter = 0, rank = 0, size = 0;
   PMPI_Comm_test_inter(bound->comm, &inter);
-  PMPI_Comm_rank(bound->comm, &peers.rank);
-  PMPI_Comm_size(bound->comm, &peers.size);
-  int reason = inter ? kInter : peers.size < 2 ? kOneRank : !are_here(bound->comm, peers.size) ? kElsewhere : kReasons;
+  PMPI_Comm_rank(bound->comm, &rank);
+  PMPI_Comm_size(bound->comm, &size);
+  int reason = inter ? kInter : size < 2 ? kOneRank : !are_here(bound->comm, size) ? kElsewhere : kReasons;
   bound->state = NULL;
   if (reason == kReasons && may_make != kMustMake && bound->comm != MPI_COMM_WORLD) {
     bound->state = blink_mpi_comm_passing(kEarly);
@@ -220,15 +233,22 @@ static void decide(struct bound* bound, int may_make) {
     bound->state = NULL;
   }
   if (reason == kReasons && may_make == kMayNot) return;
-  if (reason != kReasons) {
-    bound->state = blink_mpi_comm_passing(reason);
-    return;
+  if (reason == kReasons) {
+    const uint64_t host = blink_mpi_host();
+    uint64_t* hosts = malloc((size_t)size * sizeof *hosts);
+    int several = 0;
+    if (hosts == NULL) PMPI_Abort(bound->comm, MPI_ERR_NO_MEM);  // the others go on
+    PMPI_Allgather(&host, sizeof host, MPI_BYTE, hosts, sizeof host, MPI_BYTE, bound->comm);
+    for (int r = 1; r < size; ++r) several = several || hosts[r] != hosts[0];
+    if (several) bound->hosts = meet_hosts(bound->comm, hosts, rank, size, &reason);
+    else make_state(bound, rank, size);
+    free(hosts);
+    if (!several) return;
   }
-  PMPI_Grequest_start(query, release, cancel, NULL, &bound->pending);
-  peers.self = bound;
-  peers.allgather = allgather;
-  peers.progress = progress;
-  bound->state = blink_mpi_comm_make(&peers);
+  bound->state = blink_mpi_comm_passing(bound->hosts != NULL ? kHosts : reason);
+  if (bound->state == NULL) return;
+  bound->state->rank = rank;
+  bound->state->size = size;
 }
 
 static struct bound* make(MPI_Comm comm, int may_make) {
@@ -509,16 +529,28 @@ static void reduces(struct task* task, const void* from, void* to) {
 #define PASSED(function, why) blink_mpi_passed(k_##function, (enum blink_mpi_reason)((why) == kReasons ? kNoPlan : (why)))
 
 #include "requests.inc"
+#include "hosts.inc"
+
+// Of a communicator whose reason is kHosts.
+static struct hosts* hosts_of(MPI_Comm comm) {
+  struct bound* bound = NULL;
+  int found = 0;
+  PMPI_Comm_get_attr(comm, keyval, &bound, &found);
+  return bound->hosts;
+}
 
 #define OPEN(...) __VA_ARGS__
-// The forms of a function, whose last argument is `comm`.
-#define BLOCKING(Name, parameters, arguments)                                                     \
+// The forms of a function, whose last argument is `comm`; `combined`: the type and the operation of a reduction.
+#define BLOCKING(Name, parameters, arguments, combined)                                           \
   EXPORTED int NAME(blink_bound_##Name) parameters {                                              \
     blink_mpi_comm* state = state_of(comm, kMayMake);                                             \
     struct task task;                                                                             \
-    int why = state == NULL ? kArguments : state->reason;                                         \
-    if (state != NULL && state->serves) why = NAME(Name)(&task, OPEN arguments, state);           \
-    const int code = why == kReasons ? serve(&task) : kPass;                                      \
+    int why = state == NULL ? kArguments : state->reason, code = kPass;                           \
+    if (state != NULL && (state->serves || why == kHosts)) {                                      \
+      why = NAME(Name)(&task, OPEN arguments, state);                                             \
+      if (why == kReasons)                                                                        \
+        code = state->serves ? serve(&task) : serve_across(hosts_of(comm), &task, OPEN combined, &why); \
+    }                                                                                             \
     if (__builtin_expect(code != kPass, 1)) return code;                                          \
     PASSED(Name, why);                                                                            \
     return NAME(PMPI_##Name) arguments;                                                           \
@@ -546,8 +578,8 @@ static void reduces(struct task* task, const void* from, void* to) {
 #else
 #define PERSISTENT(Name, parameters, arguments)
 #endif
-#define FORMS(Name, name, parameters, arguments)                           \
-  BLOCKING(Name, parameters, arguments)                                    \
+#define FORMS(Name, name, parameters, arguments, combined)                 \
+  BLOCKING(Name, parameters, arguments, combined)                          \
   LATER(I##name, Name, issue, kMayNot, arguments, parameters, arguments)   \
   PERSISTENT(Name, parameters, arguments)
 
@@ -579,7 +611,7 @@ static int Barrier(struct task* task, MPI_Comm comm, blink_mpi_comm* state) {
   reduces(task, &task->word, &task->word);
   return kReasons;
 }
-FORMS(Barrier, barrier, (MPI_Comm comm), (comm))
+FORMS(Barrier, barrier, (MPI_Comm comm), (comm), (MPI_INT32_T, MPI_BOR))
 
 // The world's ranks share memory from here on: a nonblocking call cannot wait for that.
 static int begun(int code) {

@@ -662,6 +662,8 @@ int blink_mpi_are_here(const int* world_ranks, int count) {
   return guarded([&] { return blink::mpi::are_here(world_ranks, count) ? 1 : 0; }, 0);
 }
 
+uint64_t blink_mpi_host(void) { return guarded([] { return blink::mpi::host_number(); }, std::uint64_t{0}); }
+
 int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* input, void* output) {
   return guarded([&] { return static_cast<Communicator*>(comm)->run(*call, input, output); },
                  static_cast<int>(BLINK_MPI_FAILED));

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // What a binding and a libblink_mpi.so that belong together agree on.
-#define BLINK_MPI_BINDING_VERSION 4
+#define BLINK_MPI_BINDING_VERSION 5
 
 // The MPI library, as the core sees it.
 typedef struct {
@@ -58,8 +58,10 @@ blink_mpi_comm* blink_mpi_comm_passing(int32_t reason);
 // called during long waits, with a `self` that lives as long.
 blink_mpi_comm* blink_mpi_comm_make(const blink_mpi_peers* peers);
 void blink_mpi_comm_free(blink_mpi_comm* comm);
-// Whether all these ranks of the world are processes of this host that run under this library.
+// Whether all these ranks of the world run under this library: on this host, or on all hosts of which the user has said so.
 int blink_mpi_are_here(const int* world_ranks, int count);
+// A number of this process's host.
+uint64_t blink_mpi_host(void);
 
 // One of blink_mpi_outcome, the same on all ranks. Where it failed, stderr says why.
 int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* input, void* output);

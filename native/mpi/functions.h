@@ -39,8 +39,10 @@
   REASON(kUnbound, "libblink_mpi.so could not be joined to this MPI library")                          \
   REASON(kOneRank, "a communicator of one rank")                                                       \
   REASON(kInter, "an inter-communicator")                                                              \
-  REASON(kElsewhere, "not all ranks are on this host under the same blink run --mpi")                  \
+  REASON(kElsewhere, "not all ranks are under the same blink run --mpi, or not on this host")               \
   REASON(kEarly, "the first calls on a communicator (BLINK_MPI_AFTER)")                                \
+  REASON(kHosts, "of ranks on several hosts: nonblocking, or not one that Blink serves there")          \
+  REASON(kApart, "on no host more than one of the ranks")                                              \
   REASON(kSetup, "the ranks could not share memory")                                                   \
   REASON(kType, "a type or an operation that Blink does not reduce with")                              \
   REASON(kEmpty, "nothing to move")                                                                    \

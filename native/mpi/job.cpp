@@ -1,24 +1,30 @@
 #include "job.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <set>
-#include <sstream>
 #include <string>
 #include <thread>
+
+#include "deadline.h"
+#include "report.h"
 
 namespace blink::mpi {
 namespace {
 
 constexpr std::chrono::seconds kPatience(2);  // for a rank that MPI_Init did not wait for
+constexpr double kPatienceAmongHostsS = 70;  // longer than any network file system keeps an old listing
 constexpr std::chrono::milliseconds kLook(1);
 
 const char* first_of(std::initializer_list<const char*> names) {
@@ -41,22 +47,38 @@ std::string job() {
   const char* const name =
       first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_STEP_ID", "SLURM_JOB_ID"});
   std::string text = name == nullptr ? "job" : name;
-  for (char& c : text) c = c <= ' ' ? '_' : c;
-  return text + " " + std::to_string(world_size()) + " " + std::to_string(host_number());
+  for (char& c : text) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+  return text + "." + std::to_string(world_size()) + ".";
 }
 
-std::set<int> ranks_in(const std::string& path) {
+bool all_hosts_count() { return first_of({"BLINK_MPI_SHARED_DIR"}) != nullptr; }
+
+// A file's name is its job, and the rank's host, number and process.
+std::set<int> ranks_in(const char* path) {
   std::set<int> found;
-  const std::string ours = job() + " ";
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.compare(0, ours.size(), ours) != 0) continue;
-    std::istringstream rest(line.substr(ours.size()));
-    int rank = -1;
-    pid_t pid = 0;
-    if (rest >> rank >> pid && pid > 0 && (kill(pid, 0) == 0 || errno == EPERM)) found.insert(rank);
+  const std::string ours = job();
+  DIR* const directory = opendir(path);
+  if (directory == nullptr) return found;
+  while (const dirent* entry = readdir(directory)) {
+    const std::string name = entry->d_name;
+    if (name.compare(0, ours.size(), ours) != 0) continue;
+    char* end = nullptr;
+    const std::uint64_t host = std::strtoull(name.c_str() + ours.size(), &end, 10);
+    const long rank = *end == '.' ? std::strtol(end + 1, &end, 10) : -1;
+    const long pid = *end == '.' ? std::strtol(end + 1, &end, 10) : 0;
+    if (rank < 0 || pid <= 0 || *end != '\0') continue;
+    const bool here = host == host_number();
+    if (here ? kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM : all_hosts_count()) found.insert(static_cast<int>(rank));
   }
+  closedir(directory);
   return found;
+}
+
+[[noreturn]] void end_for_lack_of(int rank) {
+  say("blink: --shared-dir says that all ranks run under this blink run, but rank " + std::to_string(rank) +
+      " is not in " + std::getenv("BLINK_MPI_RANKS") + ": let the launcher pass LD_PRELOAD and BLINK_… on to all hosts, "
+      "and see that all of them have that directory\n");
+  std::abort();
 }
 
 }  // namespace
@@ -81,27 +103,28 @@ std::uint64_t host_number() {
 void announce() {
   const char* const path = std::getenv("BLINK_MPI_RANKS");
   if (path == nullptr || world_rank() < 0) return;
-  const std::string line = job() + " " + std::to_string(world_rank()) + " " + std::to_string(getpid()) + "\n";
-  const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) return;
-  // One write to the end of a local file: lines do not mix. Where it fails this rank is not there for the others.
-  const ssize_t written = write(file, line.data(), line.size());
-  static_cast<void>(written);
-  close(file);
+  const std::string name = std::string(path) + "/" + job() + std::to_string(host_number()) + "." +
+                           std::to_string(world_rank()) + "." + std::to_string(getpid());
+  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (file >= 0) close(file);  // where it fails this rank is not there for the others
 }
 
 bool are_here(const int* world_ranks, int count) {
   const char* const path = std::getenv("BLINK_MPI_RANKS");
   if (path == nullptr) return false;
+  const bool others_count = all_hosts_count();
   const bool on_several_hosts = local_size() >= 0 && local_size() < world_size();
+  const std::chrono::duration<double> patience(seconds_from("BLINK_MPI_PATIENCE", kPatienceAmongHostsS));
   static std::atomic<bool> in_vain{false};  // whoever has not come until now is not like us
-  const auto until = std::chrono::steady_clock::now() + kPatience;
+  const auto begun = std::chrono::steady_clock::now();
   for (;;) {
     const std::set<int> found = ranks_in(path);
-    bool all = true;
-    for (int i = 0; i < count; ++i) all = all && found.count(world_ranks[i]) > 0;
-    if (all || on_several_hosts || in_vain) return all;
-    if (std::chrono::steady_clock::now() >= until) in_vain = true;
+    const int* const missing = std::find_if(world_ranks, world_ranks + count, [&](int r) { return found.count(r) == 0; });
+    if (missing == world_ranks + count) return true;
+    const auto waited = std::chrono::steady_clock::now() - begun;
+    if (others_count && waited >= patience) end_for_lack_of(*missing);
+    if (!others_count && (on_several_hosts || in_vain)) return false;
+    if (!others_count && waited >= kPatience) in_vain = true;
     std::this_thread::sleep_for(kLook);
   }
 }

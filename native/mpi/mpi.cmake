@@ -24,6 +24,6 @@ if(NOT BLINK_TESTS)
   endif()
   install(TARGETS blink_mpi blink_mpi4 LIBRARY DESTINATION blinkccl/_native)
   file(GLOB mpi_binding CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/binding.c ${CMAKE_CURRENT_LIST_DIR}/binding.inc
-    ${CMAKE_CURRENT_LIST_DIR}/requests.inc ${CMAKE_CURRENT_LIST_DIR}/core.h ${CMAKE_CURRENT_LIST_DIR}/functions.h)
+    ${CMAKE_CURRENT_LIST_DIR}/requests.inc ${CMAKE_CURRENT_LIST_DIR}/hosts.inc ${CMAKE_CURRENT_LIST_DIR}/core.h ${CMAKE_CURRENT_LIST_DIR}/functions.h)
   install(FILES ${mpi_binding} DESTINATION blinkccl/_native/mpi)
 endif()

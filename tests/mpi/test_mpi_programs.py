@@ -132,7 +132,50 @@ def test_ranks_on_several_hosts_and_ranks_without_the_library_are_left_to_mpi(mp
         assert done.code == 0, done.err
         assert ", 0 wrong" in done.out
         assert not done.rows("blink")
-        assert "not all ranks are on this host under the same blink run --mpi" in done.reasons()
+        assert "not all ranks are under the same blink run --mpi, or not on this host" in done.reasons()
+
+
+#: Ranks on "hosts" of this machine, by their numbers.
+ON_HOSTS = {
+    "as many on each": (4, "$((r / 2))"),
+    "more on one": (3, "$((r / 2))"),
+    "in turns": (4, "$((r % 2))"),
+    "apart": (2, "$r"),
+}
+
+
+@pytest.mark.parametrize("where", ON_HOSTS if ALL_TESTS else ["as many on each", "more on one"])
+def test_ranks_on_several_hosts_meet_inside_of_each(mpi, where, tmp_path):
+    ranks, host = ON_HOSTS[where]
+    if mpi.name != "openmpi" and not ALL_TESTS:
+        pytest.skip("MPICH's ranks spin: BLINK_ALL_TESTS=1 runs it")
+    wrapper = f'r=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; BLINK_HOSTID=host{host} exec "$0" "$@"'
+    # Blocking forms: of the others, which are MPI's here, Open MPI 4.1.4's Igatherv hangs among three ranks.
+    line = mpi.launch(ranks, "sh", "-c", wrapper, mpi.program("checked.c"), "70001" if ALL_TESTS else "5003", "1")
+    done = mpi.run(line, options=["--shared-dir", str(tmp_path)])
+    assert done.code == 0, done.err
+    assert ", 0 wrong" in done.out
+    assert not list(tmp_path.iterdir())
+    if where == "apart":
+        assert not done.rows("blink")
+        assert "on no host more than one of the ranks" in done.reasons()
+        return
+    why = "of ranks on several hosts: nonblocking, or not one that Blink serves there"
+    left = {name for name, rows in done.rows("mpi").items() if any(row["why"] == why for row in rows)}
+    assert {"MPI_Alltoall", "MPI_Gatherv", "MPI_Reduce_scatter_block"} <= left
+    assert not {"MPI_Allreduce", "MPI_Barrier"} & left
+    slices = set() if where == "more on one" else {"reduce_scatter"}
+    assert set(done.rows("blink")) >= {"reduce", "broadcast", "allgather"} | slices
+
+
+@DETAILS
+def test_a_rank_that_has_not_come_to_the_shared_directory_ends_the_job(mpi, tmp_path, monkeypatch):
+    """Those who miss it would go to MPI, and those who do not to Blink."""
+    program = str(mpi.program("behaviour.c"))
+    line = [*mpi.launch(1, program, "kinds"), ":", "-n", "1", "env", "-u", "LD_PRELOAD", program, "kinds"]
+    done = mpi.run(line, {"BLINK_MPI_PATIENCE": "1"}, options=["--shared-dir", str(tmp_path)])
+    assert done.code != 0
+    assert "--shared-dir says that all ranks run under this blink run, but rank 1 is not in" in done.err
 
 
 @DETAILS
@@ -203,7 +246,12 @@ def test_without_a_compiler_it_says_what_to_install(blink, monkeypatch, tmp_path
 
 
 def test_options_of_the_other_library_are_refused(blink):
-    for options in (["--mpi", "--algo", "ring"], ["--mpi", "--topo", "clique:2"], ["--mpicc", "mpicc"]):
+    for options in (
+        ["--mpi", "--algo", "ring"],
+        ["--mpi", "--topo", "clique:2"],
+        ["--mpicc", "mpicc"],
+        ["--shared-dir", "."],
+    ):
         ended = blink("run", *options, "--", "true")
         assert ended.code == 2
         assert ended.out == ""

@@ -37,8 +37,9 @@ Run CMD with libblink.so before NCCL. It plans once per communicator, takes the 
 predicted faster than NCCL's own algorithms, and leaves all else to NCCL. When CMD has ended, a table on
 stderr says what became of its calls, and why.
 
-With --mpi it is libblink_mpi.so, before MPI: collectives on memory of this host, among ranks of this host,
-run on Blink's host engine, all else is the MPI library's.
+With --mpi it is libblink_mpi.so, before MPI: collectives on memory of the host, among ranks of one host,
+run on Blink's host engine; with --shared-dir some also among ranks of several hosts, inside of each. All
+else is the MPI library's.
 
 Exit code: CMD's own, 128 + n if signal n ended it, 126 or 127 if it cannot be started; 3 without the
 library; with --require 1 if CMD succeeded and never called NCCL (MPI) through it.
@@ -99,6 +100,14 @@ def run(
         str | None,
         Option("--mpicc", metavar="CC", help="Compiler of CMD's MPI library; default: the one of CMD's mpirun."),
     ] = None,
+    shared_dir: Annotated[
+        Path | None,
+        Option(
+            "--shared-dir",
+            metavar="DIR",
+            help="With --mpi: CMD's ranks, on several hosts which all see DIR, all run under this command.",
+        ),
+    ] = None,
     require: Annotated[bool, Option("--require", help="Fail where no call came through the library.")] = False,
     report: Annotated[
         Path | None, Option("--report", metavar="FILE", help="Write what became of the calls as JSON; stdout is CMD's.")
@@ -114,14 +123,19 @@ def run(
         preload += f":{library.with_name(MPI_4_LIBRARY)}" if standard >= 4 else ""
     else:
         settings = _settings(algo, spec, paths)
-    if mpicc is not None and not mpi:
-        raise UsageError("--mpicc is for --mpi")
+    if not mpi and (mpicc is not None or shared_dir is not None):
+        raise UsageError("--mpicc and --shared-dir are for --mpi")
+    if shared_dir is not None and not shared_dir.is_dir():
+        raise UsageError(f"--shared-dir {shared_dir} is no directory")
     if report is not None:
         console.check_writable(report)
-    with tempfile.TemporaryDirectory(prefix="blink-run-") as directory:
+    room = None if shared_dir is None else shared_dir.absolute()
+    with tempfile.TemporaryDirectory(prefix="blink-run-", dir=room) as directory:
         lines = Path(directory, "report")
         if mpi:
-            settings["BLINK_MPI_RANKS"] = str(Path(directory, "ranks"))
+            ranks = Path(directory, "ranks")
+            ranks.mkdir()
+            settings |= {"BLINK_MPI_RANKS": str(ranks), "BLINK_MPI_SHARED_DIR": "" if room is None else str(room)}
         code, started = execute(command, environment(os.environ, preload, lines, settings))
         from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
 

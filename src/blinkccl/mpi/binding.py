@@ -43,7 +43,9 @@ def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Compil
     with, or the first on PATH. Cost: half a second at first, then from the cache.
     """
     directory = Path(str(files("blinkccl").joinpath("_native").joinpath("mpi")))
-    parts = [directory / name for name in ("functions.h", "core.h", "binding.inc", "requests.inc", "binding.c")]
+    parts = [
+        directory / name for name in ("functions.h", "core.h", "binding.inc", "requests.inc", "hosts.inc", "binding.c")
+    ]
     if not all(part.is_file() for part in parts):
         raise UnsupportedError(
             f"{directory} does not hold binding.c: the package was installed without its native part; install a C++17 "
