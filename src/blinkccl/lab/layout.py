@@ -81,11 +81,6 @@ class Layout:
         return vertex in self.forwarding
 
 
-def lane_scale(network: Topology, lane_mbit_per_s: float) -> float:
-    """Bits per second of the laboratory for a GB/s of the machine, where one unit of ``network`` is to be a lane."""
-    return lane_mbit_per_s * 1e6 / network.unit_gb_per_s
-
-
 def lay_out(
     networks: Iterable[Topology],
     paths: Iterable[Path],
