@@ -42,7 +42,19 @@ void* handle_of(void* caller) {
     void* handle = dlopen(*name == '\0' ? nullptr : name, RTLD_NOLOAD | RTLD_LAZY);
     if (handle != nullptr && dlsym(handle, "PMPI_Init") != nullptr) return handle;
   }
-  return dlsym(RTLD_NEXT, "PMPI_Init") != nullptr ? RTLD_NEXT : nullptr;
+  if (dlsym(RTLD_NEXT, "PMPI_Init") != nullptr) return RTLD_NEXT;
+  // A wrapper that ends with the call leaves no address of its own, and what was loaded for it alone is not among what
+  // all see.
+  void* const whole = dlopen(nullptr, RTLD_NOLOAD | RTLD_LAZY);
+  link_map* loaded = nullptr;
+  if (whole == nullptr || dlinfo(whole, RTLD_DI_LINKMAP, &loaded) != 0) return nullptr;
+  for (; loaded != nullptr; loaded = loaded->l_next) {
+    void* const handle = *loaded->l_name == '\0' ? nullptr : dlopen(loaded->l_name, RTLD_NOLOAD | RTLD_LAZY);
+    if (handle == nullptr) continue;
+    if (dlsym(handle, "PMPI_Init") != nullptr) return handle;
+    dlclose(handle);
+  }
+  return nullptr;
 }
 
 std::string version_of(void* library) {

@@ -220,6 +220,24 @@ def test_a_binding_for_another_library_is_not_used(mpi, tmp_path):
 
 
 @DETAILS
+def test_a_library_that_was_loaded_for_a_wrapper_alone_is_found(mpi, tmp_path):
+    """As MPItrampoline does it for JAX: and the wrapper's last act is the call, so that it leaves no address."""
+    wrapper = "#include <mpi.h>\nint begin(void) { return MPI_Init(0, 0); }\nint end(void) { return MPI_Finalize(); }\n"
+    program = (
+        "#include <dlfcn.h>\nint main(void) { void* it = dlopen(WRAPPER, RTLD_NOW | RTLD_LOCAL);\n"
+        'return ((int (*)(void))dlsym(it, "begin"))() + ((int (*)(void))dlsym(it, "end"))(); }\n'
+    )
+    (tmp_path / "wrapper.c").write_text(wrapper)
+    (tmp_path / "program.c").write_text(program)
+    built, made = tmp_path / "wrapper.so", tmp_path / "program"
+    line = [*mpi.found.compiler, "-O2", "-shared", "-fPIC", tmp_path / "wrapper.c", "-o", built]
+    subprocess.run(line, check=True)
+    subprocess.run(["cc", f'-DWRAPPER="{built}"', tmp_path / "program.c", "-o", made, "-ldl"], check=True)
+    done = mpi.run(mpi.launch(2, made))
+    assert done.code == 0, done.err
+
+
+@DETAILS
 def test_a_program_that_is_no_mpi_program_is_not_touched(mpi):
     done = mpi.run(mpi.launch(1, sys.executable, "-c", "print(1 + 1)"), options=["--require"])
     assert (done.code, done.out) == (1, "2\n")
