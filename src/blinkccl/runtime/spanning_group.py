@@ -208,14 +208,14 @@ class SpanningGroup(Group):
     def _explained(self, error: CommunicationError, said: str, seconds: float) -> BlinkError:
         """The group's first cause, where this rank saw ``error``."""
         where = f"call {self._begun} ({said})"
-        if self._monitor.left:  # in order, but too early: what else broke followed from that
-            return PeerLostError(min(self._monitor.left), f"it closed its communicator during {where}")
-        if isinstance(error, DeadlineError):
+        if isinstance(error, DeadlineError) and not self._monitor.left:
             behind = self._monitor.behind()
             who = f"{ranks_text(behind)} had not come to it" if behind else str(error)
             late = DeadlineError(f"{where}: rank {self.rank} waited past the deadline of {seconds:g} s; {who}")
             return self._monitor.settle(late, tell=True)
         cause = self._monitor.settle(error, tell=False)  # also of calls that differ it has the better words
+        if self._monitor.left and self._monitor.cause is None:  # in order, but too early: what broke followed from that
+            return PeerLostError(min(self._monitor.left), f"it closed its communicator during {where}")
         if isinstance(cause, PeerLostError):
             pid = self.peers[cause.rank].pid
             return PeerLostError(cause.rank, f"its process ended, or its host is gone, during {where}", pid)
