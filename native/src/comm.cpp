@@ -26,7 +26,8 @@ constexpr std::int64_t kSpreadUs = 1'000;       // at most so often does a rank 
 constexpr std::int64_t kIdleUs = 50;            // between two looks after others who must go on meanwhile, at first,
 constexpr std::int64_t kIdleMostUs = 1'000;    // and while there is nothing to do for them
 constexpr std::int64_t kIdleWorkUs = 3;        // a look that takes longer has done something
-constexpr int kSpinsOfIdle = 4'000;            // some 100 µs
+constexpr int kSpins = 4'000;                   // some 100 µs
+constexpr int kSpinsCrowded = 16;
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // in that time a process that dies has given its locks back
@@ -102,10 +103,11 @@ void say(blink_error& error, const char* text) {
 blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
     : segment_(segment), rank_(rank), fd_(fd), begun_(static_cast<std::size_t>(segment.ranks()), 0),
       heaps_(static_cast<std::size_t>(segment.ranks())) {
-  // With a core for every rank a wait is short and worth spinning for. With fewer, the rank waited for may be off
-  // its core: give it one at once, and sleep late, since a wake-up costs more than ten turns.
+  // With a core for every rank a wait is short and worth spinning for: whoever yields where something else shares the
+  // core loses it for a whole slice of some milliseconds. With fewer, the rank waited for may be off its core: give it
+  // one at once, and sleep late, since a wake-up costs more than ten turns.
   roomy_ = segment.ranks() <= segment.header().cores;
-  usual_spins_ = spins_ = roomy_ ? 64 : 16;
+  usual_spins_ = spins_ = roomy_ ? kSpins : kSpinsCrowded;
   yield_us_ = roomy_ ? 200 : 2'000;
 }
 
@@ -419,14 +421,6 @@ bool blink_comm::interrupted() {
   return raised;
 }
 
-// Who has a library of its own to drive keeps a core for each rank, and that library would spin for ever. Whoever yields
-// where something else shares the core loses it for a whole slice of some milliseconds: with three busy processes beside
-// two ranks an AllReduce of 512 KiB took 7 ms instead of 0.03.
-void blink_comm::set_idle(const blink_idle& idle) {
-  idle_ = idle;
-  if (roomy_) usual_spins_ = spins_ = kSpinsOfIdle;
-}
-
 // Returns how long this rank may sleep then: hardly while that gets on.
 std::int64_t blink_comm::let_others_go_on(std::int64_t pause_us) {
   const std::int64_t before = now_us();
@@ -648,7 +642,7 @@ void blink_detach(blink_comm* comm) {
 
 void blink_count_from_here(blink_comm* comm) { comm->count_from_here(); }
 
-void blink_expect_long_waits(blink_comm* comm) { comm->expect_long_waits(); }
+void blink_share_core(blink_comm* comm, int long_waits) { comm->share_core(long_waits != 0); }
 
 void blink_abort(blink_comm* comm, const char* text) {
   comm->fail(BLINK_ABORTED, blink::Site{}, -1, text);

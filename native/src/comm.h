@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -78,8 +79,12 @@ struct blink_comm {
   void finish();
   // The calls until now were not the user's: what people are shown counts from here.
   void count_from_here() { segment_.rank(rank_).life.own.store(sequence(), std::memory_order_relaxed); }
-  // What is waited for comes from elsewhere, such as a network: with fewer cores than ranks, sleep at once.
-  void expect_long_waits() { yield_us_ = roomy_ ? yield_us_ : 0; }
+  // Other threads of this process want the core: waits yield soon; and with fewer cores than ranks `long` ones, of what
+  // comes from elsewhere, sleep at once.
+  void share_core(bool long_waits) {
+    spins_ = usual_spins_ = std::min(usual_spins_, kSpinsShared);
+    if (long_waits && !roomy_) yield_us_ = 0;
+  }
   // Waits until `peer` has begun this call too, and checks that it is the same. 0 or a code.
   int await_entry(int peer);
   // That a control word of this call, written by `peer`, was seen.
@@ -119,7 +124,7 @@ struct blink_comm {
   void show_stream(int peer, std::int64_t tag, std::int64_t since_us);
   void set_python(const blink_python& python) { python_ = python; }
   void take_raised(void* raised[3]);
-  void set_idle(const blink_idle& idle);
+  void set_idle(const blink_idle& idle) { idle_ = idle; }
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
   // Where `bytes` at `offset` of a buffer that `peer` lends are in this process; nullptr if they are not wholly in it.
   unsigned char* borrowed(int peer, const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) const {
@@ -210,6 +215,7 @@ struct blink_comm {
   int fd_;
   bool roomy_;  // a core for every rank
   std::int64_t spread_us_ = 0;
+  static constexpr int kSpinsShared = 64;  // a microsecond
   int usual_spins_, spins_;  // looks before a wait is a long one; and now
   std::int64_t yield_us_;
   // Both only change on the thread of the collectives, but errors on others tell them too.

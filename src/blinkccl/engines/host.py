@@ -148,9 +148,9 @@ class Endpoint:
         """The calls until now were not the user's: what people are shown counts from here."""
         self._library.blink_count_from_here(self.handle)
 
-    def expect_long_waits(self) -> None:
-        """Waits of this rank last, and others want its core: they sleep soon."""
-        self._library.blink_expect_long_waits(self.handle)
+    def share_core(self, long_waits: bool) -> None:
+        """Other threads want this rank's core: waits yield it soon, and ``long_waits`` sleep soon."""
+        self._library.blink_share_core(self.handle, long_waits)
 
     def can_cross(self) -> bool:
         """Whether this rank may copy from every other rank's own memory; to be asked when all have joined."""

@@ -118,6 +118,11 @@ class Group(ABC):
             raise
 
     @abstractmethod
+    def share_core(self) -> None:
+        """Other threads of this process want the core that calls wait on: waits yield it soon. Otherwise they spin for
+        some 100 µs, since whoever yields where another program shares the core loses it for milliseconds."""
+
+    @abstractmethod
     def time(
         self, call: CollectiveCall | NativeOp, send: int | None, recv: int | None, iterations: int = 1
     ) -> NDArray[np.float64]:

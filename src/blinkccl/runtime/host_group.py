@@ -124,9 +124,9 @@ class HostGroup(Group):
             return _SingleRankOp(call)
         return chosen_op(self._endpoint, call, self.size, self._crossing, self._area)
 
-    def expect_long_waits(self) -> None:
-        """Calls of this group wait for more than its ranks, such as a network: waits sleep soon."""
-        self._endpoint.expect_long_waits()
+    def share_core(self, long_waits: bool = False) -> None:
+        """See :meth:`Group.share_core`; with ``long_waits``, such as for a network, it also sleeps soon."""
+        self._endpoint.share_core(long_waits)
 
     def can_cross(self) -> bool:
         """Whether this rank may copy from every other rank's own memory; none of them may have left."""

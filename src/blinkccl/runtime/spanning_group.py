@@ -88,7 +88,7 @@ class SpanningGroup(Group):
         left_s = max(0.1, deadline - time.monotonic())
         with _told_of_all(members):
             self._local = HostGroup(self.store, place, len(members), prefix=where, deadline_s=left_s, look=look)
-            self._local.expect_long_waits()
+            self._local.share_core(long_waits=True)
             window = shared_window(self.store, f"{where}/window", place, len(members), deadline, look)
 
         def exchange(mine: bytes) -> list[bytes]:
@@ -278,6 +278,9 @@ class SpanningGroup(Group):
                 raise CommunicationError(str(cause))
 
         return look
+
+    def share_core(self) -> None:
+        """Its waits do so from the first call on: the network wants the core, too."""
 
     def report_lost(self, rank: int) -> None:
         """The monitor tells everybody by itself."""

@@ -54,7 +54,9 @@ def open_transport(store: Any, rank: int, size: int, timeout_s: float) -> Transp
     """
     from blinkccl.runtime.spanning_group import open_group
 
-    return open_group(TorchStore(store), rank, size, deadline_s=timeout_s)
+    group = open_group(TorchStore(store), rank, size, deadline_s=timeout_s)
+    group.share_core()  # with the threads of torch that compute
+    return group
 
 
 def open_for(store: Any, rank: int, size: int, timeout_s: float) -> Transport:

@@ -131,8 +131,9 @@ void blink_abort(blink_comm* comm, const char* text);
 void blink_report_lost(blink_comm* comm, int32_t rank);
 // The calls until now were the group's own; errors and blink_describe count the user's, from 1.
 void blink_count_from_here(blink_comm* comm);
-// Waits of this rank will last: for a network between hosts, say, whose threads want the core. They sleep soon.
-void blink_expect_long_waits(blink_comm* comm);
+// Other threads of this process want this rank's core: waits yield it soon. `long_waits`: and sleep soon, as they will
+// last: for a network between hosts, say.
+void blink_share_core(blink_comm* comm, int long_waits);
 // A heap's memory file of `bytes`, mapped where huge pages can begin; NULL with errno set.
 void* blink_heap_map(int fd, uint64_t bytes);
 void blink_heap_unmap(void* heap, uint64_t bytes);
