@@ -63,8 +63,8 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
 int blink_op::start(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
   running_ = this;
   if (choice_ != nullptr) {
-    const int variant = choice_->begin(
-        is_in_place(static_cast<const unsigned char*>(input), static_cast<const unsigned char*>(output)));
+    const bool in_place = is_in_place(static_cast<const unsigned char*>(input), static_cast<unsigned char*>(output));
+    const int variant = choice_->begin({in_place, is_shared(input) || is_shared(output)});
     if (variant != 0) running_ = variants_[static_cast<std::size_t>(variant) - 1].get();
   }
   return running_->prepare(input, output, scaled, scale, timeout_us);

@@ -77,6 +77,8 @@ struct blink_op {
   blink::Site site(std::int32_t waits, const blink_role& role, int peer, std::int64_t chunk) const;
   int not_lent(const blink_role& role, int peer, std::int64_t chunk);
 
+  // Whether it lies in this rank's heap of shared tensors.
+  bool is_shared(const void* buffer) const { return buffer != nullptr && comm_.heap_offset(buffer, 0) != blink::kNowhere; }
   bool is_misplaced(const void* buffer) const {
     return reinterpret_cast<std::uintptr_t>(buffer) % tables_.kernel->itemsize != 0;
   }

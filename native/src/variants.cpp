@@ -87,7 +87,7 @@ void VariantTrials::observe(int variant, std::int64_t ns) {
 }
 
 VariantChoice::VariantChoice(blink_comm& comm, std::uint64_t key, int variants)
-    : comm_(comm), key_(key == 0 ? 1 : key), trials_{VariantTrials(variants), VariantTrials(variants)} {}
+    : comm_(comm), key_(key == 0 ? 1 : key), trials_(4, VariantTrials(variants)) {}
 
 // The operation's line in shared memory. Rank 0 takes one and keeps it: lines are never given back, so that no rank sees
 // another operation's decisions. Where there are no more, the first variant is it.
@@ -122,14 +122,14 @@ void VariantChoice::collect() {
       }
     }
     if (known < comm_.size()) continue;
-    trials_[call.in_place].observe(call.variant, std::max<std::int64_t>(1, ended - began));
+    trials_[call.placement.number()].observe(call.variant, std::max<std::int64_t>(1, ended - began));
     call.sequence = 0;
   }
 }
 
-void VariantChoice::decide(std::uint64_t sequence, bool in_place) {
+void VariantChoice::decide(std::uint64_t sequence, Placement placement) {
   collect();
-  const VariantTrials::Order wanted = trials_[in_place].next();
+  const VariantTrials::Order wanted = trials_[placement.number()].next();
   const Decision last = Decision::read(line_->decision.load(std::memory_order_relaxed));
   // Others may still look for what the call before this one runs: the last decision must be for that already.
   if (sequence <= last.from || (wanted.variant == last.now && wanted.timed == last.timed)) return;
@@ -137,18 +137,18 @@ void VariantChoice::decide(std::uint64_t sequence, bool in_place) {
   line_->decision.store(next.word(), std::memory_order_release);
 }
 
-int VariantChoice::begin(bool in_place) {
+int VariantChoice::begin(Placement placement) {
   sequence_ = comm_.sequence() + 1;
   timed_ = false;
   if (line_ == nullptr) line_ = find();
   if (line_ == nullptr) return 0;
-  if (comm_.rank() == 0) decide(sequence_, in_place);
+  if (comm_.rank() == 0) decide(sequence_, placement);
   const Decision decision = Decision::read(line_->decision.load(std::memory_order_acquire));
   const int variant = decision.variant(sequence_);
   timed_ = decision.timed && sequence_ >= decision.from;
   if (timed_) {
     ++calls_;
-    if (comm_.rank() == 0) pending_[calls_ % kVariantTimes] = {sequence_, variant, in_place};
+    if (comm_.rank() == 0) pending_[calls_ % kVariantTimes] = {sequence_, variant, placement};
     began_ns_ = now_ns();
   }
   return variant;

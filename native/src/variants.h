@@ -50,8 +50,13 @@ class VariantChoice {
  public:
   // `key`: a number that all ranks have for this operation, and for no other.
   VariantChoice(blink_comm& comm, std::uint64_t key, int variants);
-  // The variant for the call that begins now. `in_place`: of this rank's buffers; what is fastest differs with that.
-  int begin(bool in_place);
+  // How this rank's buffers lie: what is fastest differs with that.
+  struct Placement {
+    bool in_place, shared;
+    std::size_t number() const { return static_cast<std::size_t>(shared) * 2 + static_cast<std::size_t>(in_place); }
+  };
+  // The variant for the call that begins now.
+  int begin(Placement placement);
   // After it, if it did not fail.
   void end();
 
@@ -59,12 +64,12 @@ class VariantChoice {
   struct Pending {
     std::uint64_t sequence = 0;  // 0: none
     int variant = 0;
-    bool in_place = false;
+    Placement placement{};
   };
 
   VariantLine* find();
   void collect();
-  void decide(std::uint64_t sequence, bool in_place);
+  void decide(std::uint64_t sequence, Placement placement);
 
   blink_comm& comm_;
   std::uint64_t key_;
@@ -76,7 +81,7 @@ class VariantChoice {
   bool timed_ = false;
   std::uint64_t calls_ = 0;
   // Rank 0's.
-  VariantTrials trials_[2];  // out of place, in place
+  std::vector<VariantTrials> trials_;  // by the number of a placement
   Pending pending_[kVariantTimes];
 };
 
