@@ -401,6 +401,7 @@ int blink_comm::wait_stream_long(Condition ready, void* context, int peer, std::
 }
 
 int blink_comm::lost_to_stream(int peer) {
+  if (const int code = ended_elsewhere()) return code;  // that is why it left
   return keep(failure(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, peer, ""));
 }
 

@@ -155,7 +155,7 @@ struct blink_comm {
   // Whether `peer` closed its communicator in an orderly way. That matters only to those who still want something of
   // it.
   bool has_left(int peer) const { return segment_.rank(peer).life.left.load(std::memory_order_acquire) != 0; }
-  // What ends a stream alone, and no collective: its other end has left. Returns the code.
+  // What ends a stream alone, and no collective: its other end has left; or why that left. Returns the code.
   int lost_to_stream(int peer);
   // Ends the communicator for all ranks. Returns the code, or that of an earlier failure.
   int fail(int code, const blink::Site& site, int peer, const char* text);

@@ -179,6 +179,26 @@ void a_stream_notices_a_death() {
   blink_detach(comm);
 }
 
+// Rank 0 has heard that rank 2 is lost, and closes: of that rank 1 is told, not of rank 0.
+void who_left_because_of_another_is_not_named() {
+  const Room room(shape_for(3), 4096, 64);
+  blink_comm* const first = room.attach(0, false);
+  blink_comm* const comm = room.attach(1, false);
+  blink_report_lost(first, 2);
+  blink_detach(first);
+  const auto expect_lost = [&](std::int64_t code, const char* what) {
+    blink_error error;
+    blink_last_error(comm, &error);
+    expect(code == BLINK_PEER_LOST && error.peer == 2, "a %s ended with %ld of rank %d", what, static_cast<long>(code),
+           error.peer);
+  };
+  unsigned char byte = 0;
+  expect_lost(-blink_stream_write(comm, 0, &byte, 1, 0), "write");
+  expect_lost(-blink_stream_read(comm, 0, &byte, 1, 0), "read");
+  expect_lost(blink_signal(comm, 0, static_cast<std::uint64_t*>(blink_heap_at(comm, 0, 0, 8))), "signal");
+  blink_detach(comm);
+}
+
 // ---- bad arguments
 
 void missing_memory() {
@@ -269,5 +289,6 @@ int main() {
   wrong_shapes();
   wrong_descriptions();
   a_stream_notices_a_death();
+  who_left_because_of_another_is_not_named();
   return verdict();
 }
