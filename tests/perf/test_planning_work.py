@@ -11,6 +11,10 @@ from pathlib import Path
 import planning
 import pytest
 
+from blinkccl.algorithms.ring import rings
+from blinkccl.topology.select import network_for
+from blinkccl.topology.spec import parse_spec
+
 #: Benchmark line → at most this many maximum flows, solver runs, and Python calls in all. About half is used.
 LIMITS = {
     "plan allreduce, dgx-1v, 8 GPUs": (140, 4, 140_000),
@@ -57,3 +61,12 @@ def test_work(name):
     assert again[:2] == first[:2]
     # A handful of calls may differ: how often a dictionary compares keys depends on addresses.
     assert again[2] == pytest.approx(first[2], rel=0.01), "a cache outlived clear_caches: benchmarks would measure it"
+
+
+def test_links_and_rings_are_found_by_little_work():
+    """The links of 128 GPUs, found once, and the rings of a whole DGX-1V: Python calls; about half is used."""
+    topology = parse_spec("16x dgx-a100")
+    planning.clear_caches()
+    assert calls(lambda: network_for(topology, topology.ranks)).total() < 100_000
+    network = network_for(parse_spec("dgx-1v"), range(8))
+    assert calls(lambda: rings(network, tuple(range(8)))).total() < 10_000

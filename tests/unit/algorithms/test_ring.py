@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import combinations
-from time import perf_counter
 
 import pytest
 
@@ -62,13 +61,6 @@ def test_allocations_with_nvlink_but_no_ring() -> None:
             network, found = fast_rings(asked("dgx-1v", "allreduce", ",".join(map(str, gpus))))
             joined += network is not None and not found
     assert joined == 104
-
-
-def test_search_over_a_whole_dgx_1v_is_quick() -> None:
-    network = asked("dgx-1v", "allreduce", None).network
-    start = perf_counter()
-    rings(network, tuple(range(8)))
-    assert perf_counter() - start < 0.5, "meant to take about 1 ms"
 
 
 @pytest.mark.parametrize(
