@@ -100,6 +100,20 @@ void say(blink_error& error, const char* text) {
 
 }  // namespace
 
+cpu_set_t blink::freer_cores(const std::vector<int>& cores, int rank, const cpu_set_t& allowed) {
+  cpu_set_t freer;
+  CPU_ZERO(&freer);
+  const auto ranks_on = [&](int core) { return std::count(cores.begin(), cores.end(), core); };
+  const int core = cores[static_cast<std::size_t>(rank)];
+  const bool highest = std::find(cores.begin() + rank + 1, cores.end(), core) == cores.end();
+  if (core < 0 || !highest) return freer;
+  for (int other = 0; other < CPU_SETSIZE; ++other) {
+    if (CPU_ISSET(static_cast<std::size_t>(other), &allowed) && ranks_on(other) + 2 <= ranks_on(core))
+      CPU_SET(static_cast<std::size_t>(other), &freer);
+  }
+  return freer;
+}
+
 blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
     : segment_(segment), rank_(rank), fd_(fd), begun_(static_cast<std::size_t>(segment.ranks()), 0),
       heaps_(static_cast<std::size_t>(segment.ranks())) {
@@ -221,29 +235,25 @@ void blink_comm::show_stream(int peer, std::int64_t tag, std::int64_t since_us) 
   show(segment_.rank(rank_).streaming, site, since_us);
 }
 
-// Two ranks on one core while others are idle: each waits until the other gives it up, and as both are always about to
-// run, the system may leave it at that for long. The higher rank steps aside, to a core where no rank was seen.
+// Ranks on one core wait until the others give it up. As all are always about to run, the system may leave it for long at
+// two on one core while another is idle, or at three and one.
 void blink_comm::spread(std::int64_t now) {
   const int cpu = sched_getcpu();
   std::atomic<std::int32_t>& mine = segment_.rank(rank_).bell.cpu;
   if (mine.load(std::memory_order_relaxed) != cpu + 1) mine.store(cpu + 1, std::memory_order_relaxed);
-  if (!roomy_ || now - spread_us_ < kSpreadUs) return;
-  bool shared = false;
-  for (int peer = 0; peer < rank_ && !shared; ++peer) {
+  if (now - spread_us_ < kSpreadUs) return;
+  spread_us_ = now;
+  std::vector<int> cores(static_cast<std::size_t>(size()), -1);
+  for (int peer = 0; peer < size(); ++peer) {
     const blink::Bell& theirs = segment_.rank(peer).bell;
-    shared =
-        theirs.cpu.load(std::memory_order_relaxed) == cpu + 1 && theirs.sleeping.load(std::memory_order_relaxed) == 0;
+    if (theirs.sleeping.load(std::memory_order_relaxed) != 0) continue;
+    cores[static_cast<std::size_t>(peer)] = theirs.cpu.load(std::memory_order_relaxed) - 1;
   }
   cpu_set_t allowed;
-  if (!shared || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  spread_us_ = now;
-  cpu_set_t free = allowed;
-  for (int peer = 0; peer < size(); ++peer) {
-    const std::int32_t theirs = segment_.rank(peer).bell.cpu.load(std::memory_order_relaxed);
-    if (theirs > 0 && theirs <= CPU_SETSIZE) CPU_CLR(static_cast<std::size_t>(theirs - 1), &free);
-  }
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const cpu_set_t freer = blink::freer_cores(cores, rank_, allowed);
   // Only the move is wanted: where the thread may run stays as it was.
-  if (CPU_COUNT(&free) > 0 && sched_setaffinity(0, sizeof free, &free) == 0)
+  if (CPU_COUNT(&freer) > 0 && sched_setaffinity(0, sizeof freer, &freer) == 0)
     sched_setaffinity(0, sizeof allowed, &allowed);
 }
 

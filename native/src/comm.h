@@ -21,6 +21,10 @@ struct Site {
   std::int64_t chunk = -1;
 };
 
+// Where a rank had better be than on its core: none, but for the highest of the ranks on a core that has at least two more
+// than another which it may use. `cores`: of each rank; -1: it is on none, or unknown.
+cpu_set_t freer_cores(const std::vector<int>& cores, int rank, const cpu_set_t& allowed);
+
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

@@ -256,12 +256,40 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
   ways[4] += stats.crossed_bytes;
 }
 
+cpu_set_t cores_of(std::initializer_list<std::size_t> cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const std::size_t core : cores) CPU_SET(core, &set);
+  return set;
+}
+
+// Only the highest rank of a core moves, to one that has at least two ranks less.
+void spreads_over_cores() {
+  const cpu_set_t two = cores_of({0, 1}), four = cores_of({0, 1, 2, 3});
+  const auto moves = [](std::vector<int> cores, int rank, const cpu_set_t& allowed, cpu_set_t expected) {
+    const cpu_set_t found = blink::freer_cores(cores, rank, allowed);
+    expect(CPU_EQUAL(&found, &expected) != 0, "rank %d of %zu would move to %d cores instead of %d, or others", rank,
+           cores.size(), CPU_COUNT(&found), CPU_COUNT(&expected));
+  };
+  moves({0, 0}, 1, two, cores_of({1}));
+  moves({0, 0}, 0, two, {});
+  moves({0, 0}, 1, cores_of({0}), {});
+  moves({0, 1}, 1, two, {});
+  moves({1, 1, 1, 0}, 2, two, cores_of({0}));
+  moves({1, 1, 1, 0}, 1, two, {});
+  moves({1, 0, 1, 0}, 2, two, {});
+  moves({1, 1, 0}, 1, two, {});
+  moves({3, 3, 3, 1, -1}, 2, four, cores_of({0, 1, 2}));
+  moves({-1, -1}, 1, two, {});
+}
+
 blink_shape shape_for(int ranks) { return {ranks, 96, 128 << 10, 40 * 4160, 4096}; }
 
 }  // namespace
 
 int main() {
   limit_seconds(290);
+  spreads_over_cores();
   unsigned seed = 1;
   for (const int ranks : {2, 3, 4}) {
     for (const int cores : {1, 64}) {
