@@ -74,8 +74,8 @@ ncclResult_t run_message(ncclComm_t comm, const Operation& message, const std::f
     group->add(member, message);
     return ncclSuccess;
   }
-  member->communicator->fork({message.stream});
-  return member->communicator->enqueue({message}, {message.stream});
+  member->communicator->fork(message.stream);
+  return member->communicator->enqueue({message}, message.stream);
 }
 
 PremulSum scalar_of(const void* scalar, int dtype, int residence) {

@@ -109,19 +109,33 @@ ncclResult_t Communicator::enqueue_apart(const Operation& message) {
   const std::size_t line = 2 * static_cast<std::size_t>(message.root) + (message.collective == Collective::kSend ? 1 : 2);
   if (message.root < 0 || message.root >= place_.nranks || message.root == place_.rank) return ncclInvalidArgument;
   if (line >= CopyWatch::kLines || !takes(message)) return ncclInvalidUsage;
-  fork({message.stream}, line);
-  return enqueue({message}, {message.stream}, line);
+  fork(message.stream, line);
+  return enqueue({message}, message.stream, line);
 }
 
-void Communicator::fork(const std::vector<CUstream>& streams, std::size_t line) {
+ncclResult_t Communicator::join(const std::vector<CUstream>& streams) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (streams.size() < 2 || given_up_ || resources_ == nullptr) return ncclSuccess;
+  InContext context(resources_->engine->driver(), resources_->engine->context());
+  const CUresult result = context ? resources_->engine->join(streams) : kCudaInvalidContext;
+  if (result == kCudaSuccess) return ncclSuccess;
+  if (result == kCudaCaptureMerge) {
+    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) +
+         ": the streams of a group's calls must all be captured by the same graph, or none of them");
+    return ncclInvalidUsage;
+  }
+  give_up(describe(resources_->engine->driver(), result, "the streams of a group"));
+  return ncclUnhandledCudaError;
+}
+
+void Communicator::fork(CUstream stream, std::size_t line) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (given_up_ || resources_ == nullptr) return;
   InContext context(resources_->engine->driver(), resources_->engine->context());
-  forked_ = context ? resources_->engine->fork(streams, line) : kCudaInvalidContext;
+  forked_ = context ? resources_->engine->fork(stream, line) : kCudaInvalidContext;
 }
 
-ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams,
-                                   std::size_t line) {
+ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstream stream, std::size_t line) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (given_up_ || resources_ == nullptr) return ncclRemoteError;
   const ncclResult_t before = trouble();
@@ -138,7 +152,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, const
   InContext context(resources_->engine->driver(), resources_->engine->context());
   CUresult result = context ? forked_ : kCudaInvalidContext;
   if (result == kCudaSuccess) {
-    result = resources_->engine->launch(parts, static_cast<std::uint64_t>(timeout_s_ * 1e9), streams, line);
+    result = resources_->engine->launch(parts, static_cast<std::uint64_t>(timeout_s_ * 1e9), stream, line);
   }
   if (result == kCudaSuccess) return ncclSuccess;
   give_up(describe(resources_->engine->driver(), result, "messages"));

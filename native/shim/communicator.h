@@ -50,15 +50,16 @@ class Communicator {
   // Whether this call is ours: the same on all ranks. Settles first. Says once per (collective, size class, type, op)
   // what runs and why. Never true for what the real NCCL must refuse (arguments are checked first, as it does).
   bool takes(const Operation& operation);
-  // Enqueues it and returns; to be called in the same order on all ranks, outside of any group.
+  // Enqueues it and returns; to be called in the same order on all ranks.
   ncclResult_t enqueue(const Operation& operation);
+  // Before and after a group's calls of this communicator: each of these streams waits for what all of them hold now.
+  // ncclInvalidUsage, as NCCL has it, where not all are captured by the same graph, or none is.
+  ncclResult_t join(const std::vector<CUstream>& streams);
 
-  // The messages of a group, in two steps: before anything else of the group is enqueued, and after all of it. They begin
-  // after what all streams of the group held at the first step, and what comes next in any of these comes after them.
-  void fork(const std::vector<CUstream>& streams) { fork(streams, 0); }
-  ncclResult_t enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams) {
-    return enqueue(messages, streams, 0);
-  }
+  // Messages that go at once, in two steps: before anything else of their group is enqueued, and after all of it. They
+  // begin after what the stream holds at the first step, and what it holds next comes after them.
+  void fork(CUstream stream) { fork(stream, 0); }
+  ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream) { return enqueue(messages, stream, 0); }
   // A message that waits for no other call of the communicator. All to one rank, and all from one, are on one stream.
   // ncclInvalidUsage where the plan has no path for it, or its ranks are too many to be told apart.
   ncclResult_t enqueue_apart(const Operation& message);
@@ -75,9 +76,8 @@ class Communicator {
   // The row of the plan by which this call is ours, or −1: NCCL's; and why.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
-  void fork(const std::vector<CUstream>& streams, std::size_t line);
-  ncclResult_t enqueue(const std::vector<Operation>& messages, const std::vector<CUstream>& streams,
-                       std::size_t line);
+  void fork(CUstream stream, std::size_t line);
+  ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream, std::size_t line);
   int decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const;
   ncclResult_t trouble();
   std::string connection_text(std::uint32_t index) const;

@@ -490,15 +490,6 @@ void CopyEngineRun::enqueue(const Step& step) {
 
 // ---- messages
 
-CUresult CopyEngineRun::fork(const std::vector<CUstream>& streams) {
-  CUresult result = kCudaSuccess;
-  for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) {
-    result = driver_.event_record(forked_, streams[i]);
-    if (result == kCudaSuccess) result = driver_.stream_wait_event(streams[0], forked_, 0);
-  }
-  return result == kCudaSuccess ? driver_.event_record(forked_, streams.at(0)) : result;
-}
-
 CUresult CopyEngineRun::launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream,
                                std::size_t line) {
   std::vector<Piece> pieces;

@@ -140,8 +140,8 @@ class CopyEngineRun final : private Copies {
     CUdeviceptr at = 0;
     std::uint64_t bytes = 0;
   };
-  // Where messages that are launched next begin: after all that these streams hold now.
-  CUresult fork(const std::vector<CUstream>& streams);
+  // Where messages that are launched next begin: after all that the stream holds now.
+  CUresult fork(CUstream stream) { return driver_.event_record(forked_, stream); }
   // Enqueues messages that all go at once: what `stream` holds next comes after them. With the context current. Messages
   // of a line other than 0, in which collectives are, do not wait for those of others.
   CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream, std::size_t line);

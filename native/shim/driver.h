@@ -28,7 +28,7 @@ constexpr int kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2;
 constexpr unsigned kEventExternal = 1;
 constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
 constexpr int kCaptureModeRelaxed = 2;
-constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901;
+constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901, kCudaCaptureMerge = 902;
 constexpr int kAttributeStreamMemoryOperations64 = 122;
 constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 

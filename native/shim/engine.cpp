@@ -112,6 +112,7 @@ bool Engine::allocate(std::string* why) {
       std::max<std::size_t>(bundle_.connections.size(), 1) * (sizeof(Connection) + PeerWriteProbe::kProbeBytes);
   return ok(driver_.stream_create(&setup_stream_, kStreamNonBlocking), "cuStreamCreate", why) &&
          ok(driver_.event_create(&last_event_, kEventDisableTiming), "cuEventCreate", why) &&
+         ok(driver_.event_create(&joined_, kEventDisableTiming), "cuEventCreate", why) &&
          ok(driver_.mem_alloc(&segment_, bytes), "cuMemAlloc_v2 of the staging segment", why) &&
          ok(driver_.mem_alloc(&table_, table), "cuMemAlloc_v2 of the connection table", why) &&
          ok(driver_.memset_async(segment_, 0, bytes, setup_stream_), "cuMemsetD8Async", why) &&
@@ -475,21 +476,37 @@ CUresult Engine::launch(int program, Bundle::Protocol protocol, Call call, CUstr
   return result == kCudaSuccess ? noted : result;
 }
 
-CUresult Engine::fork(const std::vector<CUstream>& streams, std::size_t line) {
-  const CUresult result = line == 0 ? follow(streams.at(0), 0) : kCudaSuccess;
-  return result == kCudaSuccess ? copies_->fork(streams) : result;
+CUresult Engine::join(const std::vector<CUstream>& streams) {
+  std::vector<Capture> captures(streams.size());
+  CUresult result = kCudaSuccess;
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    result = capture_of(streams[i], &captures[i]);
+    if (result != kCudaSuccess) return result;
+    if (captures[i].id != captures[0].id || captures[i].lost != captures[0].lost) return kCudaCaptureMerge;
+  }
+  if (captures[0].lost) return kCudaSuccess;  // the calls say so
+  const auto follow_joined = [&](CUstream later, CUstream earlier) {
+    if (result == kCudaSuccess) result = driver_.event_record(joined_, earlier);
+    if (result == kCudaSuccess) result = driver_.stream_wait_event(later, joined_, 0);
+  };
+  for (std::size_t i = 1; i < streams.size(); ++i) follow_joined(streams[0], streams[i]);
+  for (std::size_t i = 1; i < streams.size(); ++i) follow_joined(streams[i], streams[0]);
+  return result;
 }
 
-CUresult Engine::launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns,
-                        const std::vector<CUstream>& streams, std::size_t line) {
-  if (line != 0) return copies_->launch(messages, timeout_ns, streams.at(0), line);
-  CUresult result = follow(streams.at(0), 0);  // what is noted next stands for the calls of the same group, too
+CUresult Engine::fork(CUstream stream, std::size_t line) {
+  const CUresult result = line == 0 ? follow(stream, 0) : kCudaSuccess;
+  return result == kCudaSuccess ? copies_->fork(stream) : result;
+}
+
+CUresult Engine::launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
+                        std::size_t line) {
+  if (line != 0) return copies_->launch(messages, timeout_ns, stream, line);
+  CUresult result = follow(stream, 0);  // what is noted next stands for the calls of the same group, too
   if (result != kCudaSuccess) return result;
-  result = copies_->launch(messages, timeout_ns, streams[0], line);
-  const CUresult noted = note(streams[0], 0);
-  if (result == kCudaSuccess) result = noted;
-  for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) result = follow(streams[i], 0);
-  return result;
+  result = copies_->launch(messages, timeout_ns, stream, line);
+  const CUresult noted = note(stream, 0);
+  return result == kCudaSuccess ? noted : result;
 }
 
 CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream stream) {
@@ -570,6 +587,7 @@ Engine::~Engine() {
     if (table_ != 0) driver_.mem_free(table_);
     if (segment_ != 0) driver_.mem_free(segment_);
     // A graph that is still there names it, and CUDA does not say what becomes of a graph whose event is gone.
+    if (joined_ != nullptr) driver_.event_destroy(joined_);
     if (last_event_ != nullptr && !in_graphs_) driver_.event_destroy(last_event_);
     for (const Captured& captured : captures_) driver_.event_destroy(captured.event);
     if (setup_stream_ != nullptr) driver_.stream_destroy(setup_stream_);

@@ -51,12 +51,16 @@ class Engine {
   CUresult launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, const Capture& capture,
                   CUevent before, CUevent after);
 
-  // Messages, in two steps: where they begin, which is after all that these streams hold now; and, when what comes
-  // before them in their group is enqueued, the messages. What the streams hold next comes after them.
-  // Those of a line other than 0 wait for no other calls of the communicator; a line has one stream.
-  CUresult fork(const std::vector<CUstream>& streams, std::size_t line);
-  CUresult launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns,
-                  const std::vector<CUstream>& streams, std::size_t line);
+  // Lets each of these streams wait for all that they hold now. kCudaCaptureMerge where some are in a capture that
+  // others are not in.
+  CUresult join(const std::vector<CUstream>& streams);
+
+  // Messages, in two steps: where they begin, which is after all that the stream holds now; and, when what comes before
+  // them in their group is enqueued, the messages. What the stream holds next comes after them.
+  // Those of a line other than 0 wait for no other calls of the communicator.
+  CUresult fork(CUstream stream, std::size_t line);
+  CUresult launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
+                  std::size_t line);
 
   // What a launch that ended early has said; code 0: none did.
   Status status() const;
@@ -133,6 +137,7 @@ class Engine {
   // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this
   // event and record it. Inside a capture they follow each other by an event of the capture.
   CUevent last_event_ = nullptr;
+  CUevent joined_ = nullptr;  // of join() alone
   std::vector<Captured> captures_;  // the latest, the oldest first
   bool mixes_ = true;       // replays wait for last_event_ and record it
   bool in_graphs_ = false;  // a graph may name last_event_

@@ -28,27 +28,28 @@ ncclResult_t start() {
 // `end` is the real ncclGroupEnd, or its simulation.
 template <class End>
 ncclResult_t finish(End end, bool runs) {
-  if (depth == 1 && runs) group->fork();
+  const ncclResult_t begun = depth == 1 && runs ? guarded([] { return group->begin(); }) : ncclSuccess;
   const ncclResult_t result = end();
   if (depth == 0 || --depth > 0) return result;
   const std::unique_ptr<Group> ended(group);
   group = nullptr;
-  return ended->end(result, runs);
+  return ended->end(failed(begun) && !failed(result) ? begun : result, runs);
 }
 
 }  // namespace
 
 Group* Group::current() { return group; }
 
+Group::Part& Group::part_of(const std::shared_ptr<Member>& member) {
+  const auto is_it = [&](const Part& part) { return part.member == member; };
+  const auto found = std::find_if(parts_.begin(), parts_.end(), is_it);
+  return found != parts_.end() ? *found : *parts_.insert(parts_.end(), Part{member, {}});
+}
+
 void Group::add(std::shared_ptr<Member> member, const Operation& operation) {
-  if (!is_message(operation.collective)) {
-    calls_.push_back({std::move(member), operation});
-    return;
-  }
-  for (auto& [known, messages] : messages_) {
-    if (known == member) return messages.push_back(operation);
-  }
-  messages_.push_back({std::move(member), {operation}});
+  Part& part = part_of(member);
+  if (is_message(operation.collective)) part.messages.push_back(operation);
+  else calls_.push_back({std::move(member), operation});
 }
 
 void Group::uses(const Member* member, CUstream stream) {
@@ -56,25 +57,47 @@ void Group::uses(const Member* member, CUstream stream) {
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
 
-void Group::fork() {
-  for (const auto& one : messages_) one.first->communicator->fork(streams_[one.first.get()]);
+ncclResult_t Group::join_streams() {
+  ncclResult_t result = ncclSuccess;
+  for (const Part& part : parts_) {
+    const ncclResult_t joined = part.member->communicator->join(streams_[part.member.get()]);
+    if (failed(joined) && !failed(result)) result = joined;
+  }
+  return result;
+}
+
+ncclResult_t Group::begin() {
+  const ncclResult_t joined = join_streams();
+  for (const Part& part : parts_) {
+    if (!failed(joined) && !part.messages.empty()) {
+      part.member->communicator->fork(streams_[part.member.get()].at(0));
+    }
+  }
+  return joined;
 }
 
 ncclResult_t Group::end(ncclResult_t result, bool runs) {
   begin_all(std::move(pending_), result);
   // A group with an error runs nothing, neither NCCL's part nor ours.
-  if (runs && !failed(result)) {
-    if (result == ncclInProgress) settle_real();
-    for (const Call& call : calls_) {
-      const ncclResult_t ours =
-          guarded([&] { return call.member->communicator->enqueue(call.operation); });
-      if (failed(ours) && !failed(result)) result = ours;
-    }
-    for (const auto& one : messages_) {
-      const ncclResult_t ours =
-          guarded([&] { return one.first->communicator->enqueue(one.second, streams_[one.first.get()]); });
-      if (failed(ours) && !failed(result)) result = ours;
-    }
+  if (!runs || failed(result)) return result;
+  if (result == ncclInProgress) settle_real();
+  const ncclResult_t ours = enqueue();
+  const ncclResult_t joined = guarded([this] { return join_streams(); });
+  return failed(ours) ? ours : failed(joined) ? joined : result;
+}
+
+ncclResult_t Group::enqueue() {
+  ncclResult_t result = ncclSuccess;
+  const auto keep_first = [&result](ncclResult_t next) {
+    if (failed(next) && !failed(result)) result = next;
+  };
+  for (const Call& call : calls_) {
+    keep_first(guarded([&] { return call.member->communicator->enqueue(call.operation); }));
+  }
+  for (const Part& part : parts_) {
+    if (part.messages.empty()) continue;
+    keep_first(guarded(
+        [&] { return part.member->communicator->enqueue(part.messages, streams_[part.member.get()].at(0)); }));
   }
   return result;
 }
@@ -83,9 +106,9 @@ ncclResult_t Group::end(ncclResult_t result, bool runs) {
 // two ranks would run them in different orders.
 void Group::settle_real() {
   const Deadline deadline(seconds_from("BLINK_PLAN_TIMEOUT", 120));
-  for (const Call& call : calls_) {
+  for (const Part& part : parts_) {
     ncclResult_t state = ncclInProgress;
-    while (!deadline.passed() && real::ncclCommGetAsyncError(call.member->real, &state) == ncclSuccess &&
+    while (!deadline.passed() && real::ncclCommGetAsyncError(part.member->real, &state) == ncclSuccess &&
            state == ncclInProgress) {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }

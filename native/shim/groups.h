@@ -24,8 +24,8 @@ class Group {
   void uses(const Member* member, CUstream stream);
   void add(PendingCommunicator pending) { pending_.push_back(std::move(pending)); }
 
-  // Before the real group's end: messages of ours begin where it begins.
-  void fork();
+  // Before the real group's end: where it begins, ours begins.
+  ncclResult_t begin();
   // The real group has ended with `result`. `runs`: false where it was only simulated.
   ncclResult_t end(ncclResult_t result, bool runs);
 
@@ -34,10 +34,18 @@ class Group {
     std::shared_ptr<Member> member;
     Operation operation;
   };
+  // What the group has of a communicator of which some calls are ours.
+  struct Part {
+    std::shared_ptr<Member> member;
+    std::vector<Operation> messages;
+  };
+  Part& part_of(const std::shared_ptr<Member>& member);
+  ncclResult_t join_streams();
+  ncclResult_t enqueue();
   void settle_real();
 
   std::vector<Call> calls_;  // of collectives
-  std::vector<std::pair<std::shared_ptr<Member>, std::vector<Operation>>> messages_;
+  std::vector<Part> parts_;
   std::map<const Member*, std::vector<CUstream>> streams_;  // each once, in the order of the calls
   std::vector<PendingCommunicator> pending_;
 };

@@ -194,6 +194,12 @@ ncclResult_t launch(const std::shared_ptr<ncclComm>& comm, const std::vector<Tas
       others.push_back(task.stream);
     }
   }
+  for (cudaStream_t other : others) {
+    unsigned long long its = 0;
+    if (cuda.capture_info(other, &status, &its, nullptr, nullptr, nullptr) || (status ? its : 0) != (capturing ? capture : 0)) {
+      return fail(ncclInvalidUsage, "streams of a group must all be captured by the same graph, or none");
+    }
+  }
   int error = follow(*comm, stream, capture);
   // And what was put into the other streams.
   cudaEvent_t event = nullptr;

@@ -198,9 +198,32 @@ void run_graph_order(struct World* world) {
   for (int l = 0; l < kLanes; ++l) end_streams(world, chain.lane[l]);
 }
 
+// All streams of a group's calls are captured by the same graph, or none is.
+static void in_half_a_capture(struct World* world) {
+  cudaStream_t others[kMostRanks];
+  make_streams(world, others);
+  begin_capture(world, world->own);
+  NCCL(ncclGroupStart());
+  FOR_LOCALS(local) {
+    NCCL(make_call(local, &kCall, local->comm, local->stream));
+    NCCL(make_call(local, &kCall, local->comm, others[local->index]));
+  }
+  const ncclResult_t result = ncclGroupEnd();
+  ++world->checks;
+  if (result != ncclInvalidUsage) wrong(world, world->local[0].rank, "half a capture gives %d", (int)result);
+  FOR_LOCALS(local) {
+    CUgraph graph;
+    use(world, local);
+    CU(cuda.cuStreamEndCapture(local->stream, &graph));
+    CU(cuda.cuGraphDestroy(graph));
+  }
+  end_streams(world, others);
+}
+
 // A stream must not be waited for while it is captured: that ends the capture.
 void run_graph_lost(struct World* world) {
   check(world, &kCall);
+  in_half_a_capture(world);
   begin_capture(world, world->own);
   FOR_LOCALS(local) {
     use(world, local);

@@ -6,14 +6,14 @@
 
 enum { kLastPiece = kBufferBytes / kPieces * (kPieces - 1) };
 
-static void send_and_receive(struct World* world, const struct Local* local, int to, int from, size_t count,
+void send_and_receive(struct World* world, const struct Local* local, int to, int from, size_t count,
                              size_t place) {
   const CUdeviceptr send = local->send + place, recv = local->recv + place;
   NCCL(ncclSend((const void*)send, count, ncclInt32, to, local->comm, local->stream));
   NCCL(ncclRecv((void*)recv, count, ncclInt32, from, local->comm, local->stream));
 }
 
-static void fill_message(struct World* world, const struct Local* local, int from, size_t count, size_t place) {
+void fill_message(struct World* world, const struct Local* local, int from, size_t count, size_t place) {
   int32_t* data = malloc(count * 4 + 1);
   for (size_t i = 0; i < count; ++i) encode(ncclInt32, datum(ncclInt32, from, i) + 1000 * (long)place, &data[i]);
   use(world, local);
@@ -22,7 +22,7 @@ static void fill_message(struct World* world, const struct Local* local, int fro
   free(data);
 }
 
-static void look_at_message(struct World* world, const struct Local* local, int from, size_t count, size_t place) {
+void look_at_message(struct World* world, const struct Local* local, int from, size_t count, size_t place) {
   int32_t* data = malloc(count * 4 + 1);
   use(world, local);
   CU(cuda.cuMemcpyDtoHAsync_v2(data, local->recv + place, count * 4, local->stream));

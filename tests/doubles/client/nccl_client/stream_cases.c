@@ -32,18 +32,40 @@ static void one_after_the_other(struct World* world, cudaStream_t* second, cudaS
   FOR_LOCALS(local) look_at(world, local, &kSmall, third[local->index]);
 }
 
-// Calls of one group in several streams: each stream goes on when all is done.
+// Calls of one group in several streams, an AllGather, an AllReduce and a message: each begins when all streams get
+// there, and each stream goes on when all is done. So no call's data are made or read in its own stream.
 static void in_one_group(struct World* world, cudaStream_t* second, cudaStream_t* third) {
-  FOR_LOCALS(local) put_in(world, local, &kSmall, second[local->index]);
-  follow(world, second, third);
+  enum { kCount = 30000, kPlace = kBufferBytes / kPieces * 2 };
+  const int n = world->ranks;
+  struct Call calls[2] = {kSmall, kSmall};
+  calls[1].kind = kAllGather;
+  FOR_LOCALS(local) {
+    struct Local elsewhere = *local;
+    elsewhere.stream = second[local->index];
+    fill_message(world, &elsewhere, local->rank, kCount, kPlace);
+    for (int c = 0; c < 2; ++c) {
+      const struct Local part = piece(local, c);
+      put_in(world, &part, &calls[c], (c ? second : third)[local->index]);
+    }
+  }
   NCCL(ncclGroupStart());
   FOR_LOCALS(local) {
-    NCCL(make_call(local, &kSmall, local->comm, second[local->index]));
-    NCCL(ncclAllReduce((const void*)(local->send + kBufferBytes / 2), (void*)(local->recv + kBufferBytes / 2), 10,
-                       ncclInt32, ncclSum, local->comm, third[local->index]));
+    for (int c = 0; c < 2; ++c) {
+      const struct Local part = piece(local, c);
+      NCCL(make_call(&part, &calls[c], local->comm, (c ? third : second)[local->index]));
+    }
+    send_and_receive(world, local, (local->rank + 1) % n, (local->rank + n - 1) % n, kCount, kPlace);
   }
   NCCL(ncclGroupEnd());
-  FOR_LOCALS(local) look_at(world, local, &kSmall, third[local->index]);
+  FOR_LOCALS(local) {
+    struct Local elsewhere = *local;
+    elsewhere.stream = third[local->index];
+    for (int c = 0; c < 2; ++c) {
+      const struct Local part = piece(local, c);
+      look_at(world, &part, &calls[c], c ? second[local->index] : local->stream);
+    }
+    look_at_message(world, &elsewhere, (local->rank + n - 1) % n, kCount, kPlace);
+  }
 }
 
 void run_streams(struct World* world) {
