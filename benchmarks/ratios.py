@@ -26,7 +26,7 @@ from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, R
 from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.peers import registry
 from blinkccl.bench.protocol import Command, Flag
-from blinkccl.bench.rows import Series, paired
+from blinkccl.bench.rows import ACROSS_RANKS, WITH_BARRIER, Series, paired
 from blinkccl.bench.sizes import block_count, check_memory
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -159,9 +159,10 @@ def measured(
     rounds: int,
     sizes: Sequence[str],
     collectives: Sequence[str],
+    across: int,
 ) -> Iterator[Found]:
     """Run all cases of ``ranks`` ranks."""
-    settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.25)
+    settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.25, across=across)
     base = Collective("allreduce", ranks)
     with spawned(Job(base), settings, peers, note) as (interleaved, _):
         own, *others = interleaved.participants
@@ -182,7 +183,15 @@ def measured(
                     with_shared = in_place or name == "alltoall"
                     present = participants if with_shared else [own, *others]
                     made = Interleaved(collective, replace(settings, iterations=runs), present, interleaved.probe, note)
-                    work = TimedCall(collective, count, in_place=in_place, iterations=runs, warmup=2, keep=True)
+                    work = TimedCall(
+                        collective,
+                        count,
+                        in_place=in_place,
+                        iterations=runs,
+                        warmup=2,
+                        keep=True,
+                        with_barrier=settings.across == WITH_BARRIER,
+                    )
                     for ours in present[: 1 + with_shared]:
                         ours.runs.run(commands(replace(work, iterations=SETTLING, check=False)))
                     series, floors = made.measure(work)
@@ -258,6 +267,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="default 7")
     parser.add_argument("--sizes", default=",".join(SIZES), help="default 8 bytes to 256M")
     parser.add_argument("--collectives", default=",".join((*ALLREDUCE, *ONE_WAY, *MOVES)), help="default: all")
+    parser.add_argument(
+        "-a", "--average", type=int, default=3, choices=ACROSS_RANKS, help="as blink bench has it; default: 3"
+    )
     parser.add_argument("-o", "--output", help="also write all numbers as JSON")
     options = parser.parse_args()
     results: list[Found] = []
@@ -265,7 +277,12 @@ def main() -> int:
         try:
             peers = available(options.peer, ranks)
             for result in measured(
-                ranks, peers, options.rounds, options.sizes.split(","), options.collectives.split(",")
+                ranks,
+                peers,
+                options.rounds,
+                options.sizes.split(","),
+                options.collectives.split(","),
+                options.average,
             ):
                 results.append(result)
                 for verdict in verdicts(GOALS, [result]):

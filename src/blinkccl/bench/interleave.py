@@ -16,7 +16,7 @@ from blinkccl.bench.bound import Probe, least_traffic
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.protocol import MAX_ITERATIONS, Command
-from blinkccl.bench.rows import Series, SizeRow, SizeTiming, across_ranks, paired, timing
+from blinkccl.bench.rows import WITH_BARRIER, Series, SizeRow, SizeTiming, across_ranks, paired, timing
 from blinkccl.bench.sizes import block_count, check_range
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
@@ -187,6 +187,7 @@ class Interleaved:
                 settings.warmup,
                 settings.iterations,
                 settings.deadline_s,
+                settings.across == WITH_BARRIER,
             )
         )
 

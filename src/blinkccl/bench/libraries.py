@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.bench.perform import Bytes, private_memory, typed
-from blinkccl.bench.protocol import Command
+from blinkccl.bench.protocol import Command, Flag
 from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import UnsupportedError
@@ -72,6 +72,7 @@ class OwnLibrary:
             dst=command.dst,
             warmup=warmup,
             iterations=iterations,
+            with_barrier=bool(command.flags & Flag.WITH_BARRIER),
         )
 
     def _time_told(
@@ -90,7 +91,7 @@ class OwnLibrary:
         try:
             if warmup:
                 group.time(prepared, source, target, warmup)
-            return group.time(prepared, source, target, iterations)
+            return group.time(prepared, source, target, iterations, bool(command.flags & Flag.WITH_BARRIER))
         finally:
             prepared.close()
 
@@ -145,8 +146,10 @@ class GlooLibrary:
         run = self._call(command, self._tensor(send, command), self._tensor(recv, command))
         seconds = np.empty(warmup + iterations)
         for i in range(warmup + iterations):
-            self._dist.barrier()
             began = time.perf_counter()
+            self._dist.barrier()
+            if not command.flags & Flag.WITH_BARRIER:
+                began = time.perf_counter()
             run()
             seconds[i] = time.perf_counter() - began
         return seconds[warmup:]

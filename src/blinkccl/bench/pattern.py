@@ -31,7 +31,7 @@ PERIOD = 4093
 class TimedCall:
     """What all ranks of a candidate are asked to run and time: ``count`` elements per block, within ``deadline_s``.
 
-    ``in_place``, ``shared``, ``check`` and ``keep`` are flags of :mod:`blinkccl.bench.protocol`.
+    ``in_place``, ``shared``, ``check``, ``keep`` and ``with_barrier`` are flags of :mod:`blinkccl.bench.protocol`.
     """
 
     collective: Collective
@@ -45,6 +45,7 @@ class TimedCall:
     warmup: int = 1
     iterations: int = 20
     deadline_s: int = 60
+    with_barrier: bool = False
 
     @property
     def size(self) -> int:
@@ -72,7 +73,13 @@ def _command(work: TimedCall, rank: int) -> Command:
     collective, dtype = work.collective, element_type(work.dtype)
     period = min(PERIOD, work.count)
     fills, expected = _patterns(collective, period, work.dtype, work.op)
-    flags = Flag.IN_PLACE * work.in_place | Flag.SHARED * work.shared | Flag.CHECK * work.check | Flag.KEEP * work.keep
+    wanted = {
+        Flag.IN_PLACE: work.in_place,
+        Flag.SHARED: work.shared,
+        Flag.CHECK: work.check,
+        Flag.KEEP: work.keep,
+        Flag.WITH_BARRIER: work.with_barrier,
+    }
     source, target = next(shared_blocks(collective, rank), (0, 0))
     return Command(
         Kind.RUN,
@@ -82,7 +89,7 @@ def _command(work: TimedCall, rank: int) -> Command:
         collective.root or 0,
         collective.src or 0,
         collective.dst or 0,
-        Flag(flags),
+        Flag(sum(flag for flag, is_set in wanted.items() if is_set)),
         work.warmup,
         work.iterations,
         work.deadline_s,

@@ -15,8 +15,8 @@ command (see :mod:`blinkccl.bench.pattern`). ``scale`` is this rank's scalar for
 
 RUN is timed the same way by everybody: ``warmup`` runs, then ``iterations`` times *barrier, clock, collective, clock*
 with the candidate's own barrier, in C where there is C. The time of an iteration is that of the slowest rank; the
-barrier itself is not in it. With CHECK the buffers are then filled again, the collective runs once more, untimed, and
-every element of the output is compared.
+barrier itself is not in it, unless WITH_BARRIER says so. With CHECK the buffers are then filled again, the collective
+runs once more, untimed, and every element of the output is compared.
 
 A reply is followed by n × f64 seconds, and length bytes of UTF-8 text that says why status is not OK.
 
@@ -64,12 +64,16 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """``SHARED``: buffers in shared memory, where the candidate has such; ``KEEP``: keep the memory for the next."""
+    """``SHARED``: buffers in shared memory, where the candidate has such; ``KEEP``: keep the memory for the next.
+
+    ``WITH_BARRIER``: the barrier before a run is timed, too.
+    """
 
     IN_PLACE = _HEADER.constants["PEER_IN_PLACE"]
     SHARED = _HEADER.constants["PEER_SHARED"]
     CHECK = _HEADER.constants["PEER_CHECK"]
     KEEP = _HEADER.constants["PEER_KEEP"]
+    WITH_BARRIER = _HEADER.constants["PEER_WITH_BARRIER"]
 
 
 NO_FLAGS = Flag(0)

@@ -95,10 +95,11 @@ def bench(
         Option(
             "-a",
             "--average",
-            metavar="0|1|2|3",
+            metavar="0|1|2|3|4",
             min=0,
-            max=3,
-            help="Time of an iteration: rank 0's, the mean, the least, or the largest of all ranks.",
+            max=4,
+            help="Time of an iteration: rank 0's, the mean, the least, or the largest of all ranks; 4: the mean, with "
+            "the barrier before it.",
         ),
     ] = _SLOWEST,
     check: Annotated[int, Option("-c", "--check", metavar="0|1", min=0, max=1, help="Check results.")] = 1,

@@ -330,12 +330,25 @@ class NativeOp:
             raise self.endpoint.failure(code, str(self.call))
 
     def time(
-        self, barrier: NativeOp | None, send: int | None, receive: int | None, iterations: int, timeout_us: int
+        self,
+        barrier: NativeOp | None,
+        send: int | None,
+        receive: int | None,
+        iterations: int,
+        timeout_us: int,
+        with_barrier: bool = False,
     ) -> NDArray[np.float64]:
         """Runs it ``iterations`` times, each after a barrier, in a loop in C; seconds of each."""
         seconds = np.zeros(iterations)
         code = self._library.blink_op_time(
-            self.handle, barrier.handle if barrier else None, send, receive, iterations, timeout_us, seconds.ctypes.data
+            self.handle,
+            barrier.handle if barrier else None,
+            send,
+            receive,
+            iterations,
+            timeout_us,
+            with_barrier,
+            seconds.ctypes.data,
         )
         if code:
             raise self.endpoint.failure(code, str(self.call))

@@ -124,9 +124,17 @@ class Group(ABC):
 
     @abstractmethod
     def time(
-        self, call: CollectiveCall | NativeOp, send: int | None, recv: int | None, iterations: int = 1
+        self,
+        call: CollectiveCall | NativeOp,
+        send: int | None,
+        recv: int | None,
+        iterations: int = 1,
+        with_barrier: bool = False,
     ) -> NDArray[np.float64]:
-        """Seconds of each of ``iterations`` calls (or of what :meth:`prepare` returned), each after a barrier."""
+        """Seconds of each of ``iterations`` calls (or of what :meth:`prepare` returned), each after a barrier.
+
+        ``with_barrier``: of the barrier and the call.
+        """
 
     @abstractmethod
     def prepare(

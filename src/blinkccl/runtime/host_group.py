@@ -109,15 +109,20 @@ class HostGroup(Group):
     # ---- collectives
 
     def time(
-        self, call: CollectiveCall | NativeOp, send: int | None, recv: int | None, iterations: int = 1
+        self,
+        call: CollectiveCall | NativeOp,
+        send: int | None,
+        recv: int | None,
+        iterations: int = 1,
+        with_barrier: bool = False,
     ) -> NDArray[np.float64]:
-        """Seconds of each of ``iterations`` calls (or of what :meth:`prepare` returned), each after a barrier, in C."""
+        """As :meth:`Group.time` says; the loop is in C."""
         prepared = call if isinstance(call, NativeOp) else self._calls.get(call) or self._keep(call)
         barrier = self._calls.get(BARRIER) or self._keep(BARRIER)
         if not isinstance(prepared, NativeOp) or not isinstance(barrier, NativeOp):
             raise UnsupportedError("there is nothing to time in a group of one rank")
         with self._executor.lock:
-            return prepared.time(barrier, send, recv, iterations, self._timeout_us)
+            return prepared.time(barrier, send, recv, iterations, self._timeout_us, with_barrier)
 
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
         if self.size == 1:

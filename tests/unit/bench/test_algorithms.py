@@ -200,7 +200,7 @@ class Group:
         self.prepared.append((plan.digest, count, dtype, op, chunk_bytes))
         return SimpleNamespace(close=lambda: setattr(self, "closed", self.closed + 1))
 
-    def time(self, prepared, send, recv, iterations):
+    def time(self, prepared, send, recv, iterations, with_barrier=False):
         return np.zeros(iterations)
 
 

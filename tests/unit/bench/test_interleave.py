@@ -70,10 +70,12 @@ def test_ratios_are_those_of_one_round():
     assert row.out_of_place.algbw_gb_per_s == pytest.approx(4096 / 2.0 / 1e9)
 
 
-@pytest.mark.parametrize(("across", "seconds"), [(0, 1.0), (1, 0.75), (2, 0.5), (3, 1.0)])
+@pytest.mark.parametrize(("across", "seconds"), [(0, 1.0), (1, 0.75), (2, 0.5), (3, 1.0), (4, 0.75)])
 def test_the_time_of_an_iteration_is_that_of_the_chosen_ranks(across, seconds):
-    [row], _ = _run([Participant("", "", Scripted("", [1.0]))], across=across)
+    ranks = Scripted("", [1.0])
+    [row], _ = _run([Participant("", "", ranks)], across=across)
     assert row.out_of_place.seconds == seconds
+    assert {Flag.WITH_BARRIER in command.flags for command in ranks.commands} == {across == 4}
 
 
 def test_the_fastest_variant_stands_for_its_peer():

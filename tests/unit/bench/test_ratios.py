@@ -69,6 +69,6 @@ def test_goals_can_be_measured():
 
 
 def test_a_case_is_measured_in_place_shared_and_out_of_place():
-    results = list(ratios.measured(2, [], 1, ["8"], ["allreduce"]))
+    results = list(ratios.measured(2, [], 1, ["8"], ["allreduce"], 3))
     assert [found.case.buffers for found in results] == [ratios.IN, ratios.SHARED, ratios.OUT]
     assert all(found.ours_s > 0 and not found.wrong for found in results)

@@ -249,7 +249,7 @@ def test_a_picture_that_cannot_be_drawn(blink, tmp_path, monkeypatch, name, inst
         (["--timeout", "0.001"], "--timeout must be at least 1 for processes, which count whole seconds, got 0.001"),
         (["-J", "/"], "/ cannot be written: Is a directory"),
         (["-b", "900G"], "of memory for 2 ranks"),
-        (["-a", "4"], "-a"),
+        (["-a", "5"], "-a"),
         (["-I", "2"], "-I"),
         (["--timeout", "nan"], "--timeout must be a positive number of seconds up to 1,000,000"),
         (["--algo", "rings"], "unknown algorithm 'rings'"),

@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import mmap
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ctypes import addressof, c_char
 from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Event
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -91,7 +93,7 @@ def op_on(endpoint: Endpoint, count: int = 100, op: str = "sum") -> NativeOp:
     return NativeOp(endpoint, plan, CollectiveCall("allreduce", "float32", count, op), 1 << 16)
 
 
-def at_once(*calls: partial[object]) -> list[BaseException | None]:
+def at_once(*calls: Callable[[], object]) -> list[BaseException | None]:
     """What each of them raised, all running at the same time."""
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
@@ -121,6 +123,30 @@ def test_a_timed_loop_gives_a_time_per_iteration(ends: list[Endpoint]) -> None:
         op.close()
     assert [seconds.shape for seconds in times] == [(7,), (7,)]
     assert all((seconds > 0).all() for seconds in times)
+
+
+@pytest.mark.parametrize("with_barrier", [False, True])
+def test_a_barrier_is_timed_where_that_is_asked_for(ends: list[Endpoint], with_barrier: bool) -> None:
+    """Rank 0 waits 0.4 s in the barrier: nearly all of its loop's time is in what was timed, or hardly any."""
+    at = np.ones(100, np.float32).ctypes.data
+    ops = [(op_on(end), op_on(end, count=1)) for end in ends]
+    begun, parts = Event(), []
+
+    def early() -> None:
+        (op, barrier) = ops[0]
+        begun.set()
+        began = monotonic()
+        seconds = op.time(barrier, at, at, 1, 10**7, with_barrier)
+        parts.append(seconds.sum() / (monotonic() - began))
+
+    def late() -> None:
+        begun.wait(10)
+        sleep(0.4)
+        (op, barrier) = ops[1]
+        op.time(barrier, at, at, 1, 10**7, with_barrier)
+
+    assert at_once(early, late) == [None, None]
+    assert bool(parts[0] > 0.5) is with_barrier
 
 
 def test_ranks_that_differ_are_told_both_sides(ends: list[Endpoint]) -> None:

@@ -12,7 +12,7 @@
 
 // PEER_PROGRAM is for ranks of blink-ccl alone.
 enum peer_kind { PEER_RUN = 1, PEER_QUIT = 2, PEER_PROGRAM = 3 };
-enum peer_flag { PEER_IN_PLACE = 1, PEER_SHARED = 2, PEER_CHECK = 4, PEER_KEEP = 8 };
+enum peer_flag { PEER_IN_PLACE = 1, PEER_SHARED = 2, PEER_CHECK = 4, PEER_KEEP = 8, PEER_WITH_BARRIER = 16 };
 enum peer_status { PEER_OK = 0, PEER_UNSUPPORTED = 1, PEER_FAILED = 2 };
 // Beside blink_collective: what only the probe does.
 enum peer_probe { PEER_PROBE_ADD = 64, PEER_PROBE_COPY, PEER_PROBE_ROUND_TRIP };

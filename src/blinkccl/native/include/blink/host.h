@@ -257,9 +257,10 @@ int blink_op_run(blink_op* op, const void* input, void* output, int scaled, doub
 int blink_op_start(blink_op* op, const void* input, void* output, int64_t timeout_us);
 int blink_op_step(blink_op* op);
 int blink_op_finish(blink_op* op);
-// `iterations` times: barrier, clock, op, clock. `seconds` has room for as many.
+// `iterations` times: barrier, clock, op, clock; or, `with_barrier`, clock, barrier, op, clock. `seconds` has room for as
+// many.
 int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
-                  int64_t timeout_us, double* seconds);
+                  int64_t timeout_us, int with_barrier, double* seconds);
 
 // ---- plans, for any size
 
