@@ -1,10 +1,13 @@
 #include "core.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <list>
@@ -239,7 +242,20 @@ bool has_cuda() {
   return false;
 }
 
-Rank this_rank() {
+// A communicator keeps some descriptors: the program is not to run out of them. Its ranks meet by a socket each.
+bool has_descriptors(int size) {
+  rlimit most{};
+  DIR* const open_ones = opendir("/proc/self/fd");
+  if (open_ones == nullptr) return errno != EMFILE && errno != ENFILE;
+  getrlimit(RLIMIT_NOFILE, &most);
+  rlim_t count = 0;
+  while (readdir(open_ones) != nullptr) ++count;
+  closedir(open_ones);
+  const rlim_t spare = std::max(most.rlim_cur / 4, static_cast<rlim_t>(size + 16));
+  return most.rlim_cur == RLIM_INFINITY || count + spare < most.rlim_cur;
+}
+
+Rank this_rank(int size) {
   Rank own;
   std::memset(&own, 0, sizeof own);
   copy_text(own.same.version, sizeof own.same.version, blink_host_version());
@@ -248,6 +264,7 @@ Rank this_rank() {
   own.pid = static_cast<std::int32_t>(getpid());
   const char* const off = std::getenv("BLINK_DISABLE");
   if (off != nullptr && std::strcmp(off, "1") == 0) copy_text(own.refuses, sizeof own.refuses, "BLINK_DISABLE=1");
+  if (!has_descriptors(size)) copy_text(own.refuses, sizeof own.refuses, "has few file descriptors left (ulimit -n)");
   if (has_cuda()) copy_text(own.refuses, sizeof own.refuses, "a GPU's library is loaded, and Blink serves memory of the host");
   if (sched_getaffinity(0, sizeof own.cores, &own.cores) != 0) CPU_ZERO(&own.cores);
   return own;
@@ -318,7 +335,7 @@ void Communicator::make(const blink_mpi_peers& peers) {
 }
 
 bool Communicator::know(const blink_mpi_peers& peers, std::string* why) {
-  const Rank own = this_rank();
+  const Rank own = this_rank(size);
   std::vector<Rank> all(static_cast<std::size_t>(size));
   if (peers.allgather(peers.self, &own, all.data(), sizeof own) != 0) return *why = "MPI_Allgather failed", false;
   cpu_set_t cores;

@@ -27,6 +27,8 @@ constexpr std::chrono::seconds kPatience(2);  // for a rank that MPI_Init did no
 constexpr double kPatienceAmongHostsS = 70;  // longer than any network file system keeps an old listing
 constexpr std::chrono::milliseconds kLook(1);
 
+bool announced = false;
+
 const char* first_of(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const char* const value = std::getenv(name);
@@ -106,12 +108,14 @@ void announce() {
   const std::string name = std::string(path) + "/" + job() + std::to_string(host_number()) + "." +
                            std::to_string(world_rank()) + "." + std::to_string(getpid());
   const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  if (file >= 0) close(file);  // where it fails this rank is not there for the others
+  if (file < 0) return;  // this rank is not there for the others
+  close(file);
+  announced = true;
 }
 
 bool are_here(const int* world_ranks, int count) {
   const char* const path = std::getenv("BLINK_MPI_RANKS");
-  if (path == nullptr) return false;
+  if (path == nullptr || !announced) return false;  // and without it, the others do not count either
   const bool others_count = all_hosts_count();
   const bool on_several_hosts = local_size() >= 0 && local_size() < world_size();
   const std::chrono::duration<double> patience(seconds_from("BLINK_MPI_PATIENCE", kPatienceAmongHostsS));

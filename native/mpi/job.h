@@ -10,7 +10,7 @@
 
 namespace blink::mpi {
 
-// This process is there.
+// This process is there; before MPI_Init, or nobody would know whom to wait for.
 void announce();
 // Whether all these ranks of the world are; ends the job where the user has said so and they are not.
 bool are_here(const int* world_ranks, int count);

@@ -31,7 +31,7 @@ class Helper {
   }
 
   void join(PendingCalls* calls) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(*this);
     all_.push_back(calls);
     if (owner_ == getpid()) return;
     owner_ = getpid();
@@ -43,7 +43,7 @@ class Helper {
   }
 
   void leave(PendingCalls* calls) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(*this);
     all_.erase(std::remove(all_.begin(), all_.end(), calls), all_.end());
   }
 
@@ -56,6 +56,14 @@ class Helper {
   }
 
  private:
+  // The lock, which the thread lets go for it: what it helps with may last until the program goes on.
+  struct Turn {
+    explicit Turn(Helper& helper) : wanted(helper.wanted_), lock((wanted.fetch_add(1), helper.mutex_)) {}
+    ~Turn() { wanted.fetch_sub(1); }
+    std::atomic<int>& wanted;
+    const std::lock_guard<std::mutex> lock;
+  };
+
   void run() {
     helping = true;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -69,7 +77,11 @@ class Helper {
       woken_.wait_for(lock, kLook);
       if (is_busy()) idle = 0;
       // Whoever is left alone is helped, and listened for, until the program comes back.
-      while (PendingCalls* const last = help_all()) last->doze(kDozeUs);
+      while (wanted_.load() == 0) {
+        PendingCalls* const last = help_all();
+        if (last == nullptr) break;
+        last->doze(kDozeUs);
+      }
     }
   }
 
@@ -91,6 +103,7 @@ class Helper {
   std::mutex mutex_;
   std::condition_variable woken_;
   std::atomic<bool> asleep_{false};
+  std::atomic<int> wanted_{0};  // by so many threads of the program
   std::vector<PendingCalls*> all_;
   pid_t owner_ = 0;
 };

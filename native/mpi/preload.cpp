@@ -108,6 +108,13 @@ void* open_binding(void* library, std::string* why) {
   std::abort();
 }
 
+// Whether MPI_Init was called otherwise than through here (by dlsym, by Fortran), so that nobody could know of this rank.
+bool has_begun(void* library) {
+  int flag = 0;
+  auto* ask = reinterpret_cast<int (*)(int*)>(dlsym(library, "PMPI_Initialized"));
+  return ask != nullptr && ask(&flag) == 0 && flag != 0;
+}
+
 struct Found {
   void* library = nullptr;
   void* binding = nullptr;
@@ -121,7 +128,7 @@ const Found& find(void* caller) {
     std::string why;
     first.binding = open_binding(first.library, &why);
     begin_report(version_of(first.library), why);
-    if (first.binding != nullptr) announce();
+    if (first.binding != nullptr && !has_begun(first.library)) announce();
     return first;
   }();
   return found;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -291,6 +292,15 @@ static void freed(void) {
   }
   MPI_Request_free(&again[0]), MPI_Request_free(&again[1]);
   need(again[0] == MPI_REQUEST_NULL, "a persistent request is left");
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  need(sum(comm) == size, "another sum");
+  MPI_Barrier_init(comm, MPI_INFO_NULL, &again[0]);
+  MPI_Start(&again[0]);
+  MPI_Comm_free(&comm);
+  MPI_Wait(&again[0], MPI_STATUS_IGNORE);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  need(MPI_Start(&again[0]) != MPI_SUCCESS, "a call begins on a communicator that is gone");
+  MPI_Request_free(&again[0]);
 #endif
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Iallreduce(&rank, &flag, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
@@ -298,6 +308,40 @@ static void freed(void) {
   MPI_Wait(&request, MPI_STATUS_IGNORE);
   need(flag == size * (size - 1) / 2, "another sum");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+}
+
+// Rank 0 leaves a call alone that rank 1 begins only after a message, and meanwhile begins the first one of another communicator.
+static void helped(void) {
+  int in = rank, out = -1, word = 0;
+  MPI_Comm other;
+  MPI_Request requests[2];
+  MPI_Comm_dup(MPI_COMM_WORLD, &other);
+  need(sum(other) == size, "another sum");
+  if (rank == 1) MPI_Recv(&word, 1, MPI_INT, 0, 6, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  MPI_Iallreduce(&in, &out, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[0]);
+  usleep(20000);  // for the thread that helps
+  MPI_Ibarrier(other, &requests[1]);
+  if (rank == 0) MPI_Send(&word, 1, MPI_INT, 1, 6, MPI_COMM_WORLD);
+  MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
+  need(out == size * (size - 1) / 2, "another sum");
+  MPI_Comm_free(&other);
+}
+
+// More communicators than the program may have files open.
+static void descriptors(void) {
+  enum { MANY = 60 };
+  MPI_Comm comms[MANY];
+  struct rlimit before, few;
+  getrlimit(RLIMIT_NOFILE, &before);
+  few = before;
+  few.rlim_cur = 80;
+  setrlimit(RLIMIT_NOFILE, &few);
+  for (int i = 0; i < MANY; ++i) MPI_Comm_dup(MPI_COMM_WORLD, &comms[i]), need(sum(comms[i]) == size, "another sum");
+  FILE* file = fopen("/dev/null", "r");
+  need(file != NULL, "the program has no files left");
+  fclose(file);
+  for (int i = 0; i < MANY; ++i) MPI_Comm_free(&comms[i]);
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 // What no rank has waited for when the program ends.
@@ -332,9 +376,11 @@ int main(int argc, char** argv) {
   const struct { const char* name; void (*run)(void); } all[] = {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
       {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"own_block", own_block}, {"short_block", short_block}, {"killed", killed},
-      {"large", large}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left},
+      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left},
       {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym
+  if (unseen) PMPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  else MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   for (int i = 1; i < argc; ++i) {

@@ -53,7 +53,7 @@ def test_every_result_is_that_of_mpi(mpi, ranks):
 
 
 def test_what_mpi_promises_of_messages_threads_and_handles(mpi):
-    names = ["progress", "unexpected", "threads", "handles", "kinds", "order", "begun", "freed", "left"]
+    names = ["progress", "unexpected", "threads", "handles", "kinds", "order", "begun", "helped", "freed", "left"]
     line = mpi.launch(2, mpi.program("behaviour.c"), *names, options=NO_SINGLE_COPY if mpi.name == "openmpi" else [])
     done = mpi.run(line, {"BLINK_TIMEOUT": "20"})
     assert done.code == 0, done.err
@@ -90,6 +90,23 @@ def test_who_sends_runs_ahead_of_who_receives(mpi):
         "scatter": 300,
         "gather": 300,
     }
+
+
+@DETAILS
+def test_a_program_keeps_some_of_its_file_descriptors(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "descriptors"))
+    assert done.code == 0, done.err
+    assert 10 < sum(row["calls"] for row in done.rows("blink")["allreduce"]) < 60
+    assert "has few file descriptors left" in done.err
+
+
+@DETAILS
+def test_ranks_that_nobody_saw_begin_are_mpis(mpi):
+    """Each would look for the others when it comes to its first collective, maybe long after them."""
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "unseen", "kinds"))
+    assert done.code == 0, done.err
+    assert done.reasons() == {"not all ranks are under the same blink run --mpi, or not on this host"}
+    assert not done.rows("blink")
 
 
 @DETAILS
