@@ -11,14 +11,27 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from itertools import permutations
 
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.forests import every_collective
 from blinkccl.topology.catalog import connected_allocations, machine
+
+
+def every_collective(world_size: int) -> Iterator[Collective]:
+    """All nine collectives with every root and every ordered pair of ends."""
+    for name, definition in COLLECTIVES.items():
+        if definition.parameters == ("root",):
+            yield from (Collective(name, world_size, root=root) for root in range(world_size))
+        elif definition.parameters:
+            yield from (Collective(name, world_size, src=s, dst=d) for s, d in permutations(range(world_size), 2))
+        else:
+            yield Collective(name, world_size)
 
 
 def main() -> int:

@@ -26,8 +26,8 @@ from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.execution import difference, ragged_counts
 from support.examples import ALL_TESTS
+from support.execution import difference, ragged_counts
 from support.planned import asked
 
 #: Links without a ring, a switched box, one with sockets, a ring, no symmetry, two servers, and GPUs between the ranks.

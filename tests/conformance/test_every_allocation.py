@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from sweep import every_collective
 
 from blinkccl.algorithms.blink import one_root_optimum
 from blinkccl.algorithms.rank_network import rank_network_of
@@ -17,10 +18,9 @@ from blinkccl.forest.model import Forest
 from blinkccl.packing.undirected import most_central
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.execution import difference
-from blinkccl.testing.forests import every_collective
 from blinkccl.topology.catalog import connected_allocations, machine
 from support.examples import ALL_TESTS
+from support.execution import difference
 from support.planned import with_ends
 
 ALLOCATIONS = [(name, gpus) for name in ("dgx-1v", "dgx-1p") for gpus in connected_allocations(name)]

@@ -29,11 +29,11 @@ from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.testing.forests import random_collective
-from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
+from support.forests import random_collective
 from support.planned import by_hand, with_homes
+from support.programs import random_program
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 

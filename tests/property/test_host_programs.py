@@ -32,10 +32,10 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.execution import difference
-from blinkccl.testing.forests import random_collective
-from blinkccl.testing.programs import random_program
 from support.examples import examples
+from support.execution import difference
+from support.forests import random_collective
+from support.programs import random_program
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 

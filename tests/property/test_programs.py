@@ -6,9 +6,6 @@ what the verifier accepts runs on every engine and equals the oracle, and what t
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache, partial
 from random import Random
@@ -31,12 +28,13 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.schedule.wiring import connect
-from blinkccl.testing.execution import difference, ragged_counts
-from blinkccl.testing.faults import FAULTS
-from blinkccl.testing.forests import random_collective, random_forest
-from blinkccl.testing.programs import random_program
 from support.examples import examples
+from support.execution import difference, ragged_counts
+from support.faults import FAULTS
+from support.forests import random_collective, random_forest
 from support.planned import asked
+from support.processes import said_with_any_hash_seed
+from support.programs import random_program
 
 SEEDS = st.integers(0, 2**32)
 EASY = examples(60)
@@ -206,8 +204,8 @@ def test_no_byte_depends_on_the_hash_seed() -> None:
         "from blinkccl.schedule.verifier import violations\n"
         "from blinkccl.schedule.lower import lower\n"
         "from blinkccl.schedule.text import to_json\n"
-        "from blinkccl.testing.forests import random_forest\n"
-        "from blinkccl.testing.programs import random_program\n"
+        "from support.forests import random_forest\n"
+        "from support.programs import random_program\n"
         "for seed in range(20):\n"
         "    print(to_json(lower(random_forest(Random(seed)), channels=2)))\n"
         "    program, topology = random_program(Random(seed))\n"
@@ -215,22 +213,6 @@ def test_no_byte_depends_on_the_hash_seed() -> None:
         "    print(violations(lower(random_forest(Random(seed))), topology))\n"
     )
     assert len(said_with_any_hash_seed(code)) > 10_000
-
-
-def said_with_any_hash_seed(code: str, *arguments: str) -> str:
-    """What a Python says that runs ``code``, after two with different hash seeds have said the same."""
-    one, other = (
-        subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    )
-    assert one == other
-    return one
 
 
 def perturbed(random: Random, program: Program) -> Program:

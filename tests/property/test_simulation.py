@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_programs import said_with_any_hash_seed
 
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
@@ -24,12 +23,13 @@ from blinkccl.simulate.calibration import Calibration, Number
 from blinkccl.simulate.run import bind_bytes, run, simulate
 from blinkccl.simulate.translate import SHARINGS, STREAMS, Settings, translate
 from blinkccl.simulate.workload import Workload
-from blinkccl.testing.forests import random_forest
-from blinkccl.testing.programs import random_program
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
 from support.examples import examples
+from support.forests import random_forest
 from support.planned import asked, plan_or_reason, renumbered
+from support.processes import said_with_any_hash_seed
+from support.programs import random_program
 from support.timed import bits, calibration_of, link_class, lowered, with_links
 
 SEEDS = st.integers(0, 2**32)

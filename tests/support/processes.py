@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+
+#: For programs that import what tests share.
+TESTS = Path(__file__).parents[1]
 
 
 def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
@@ -43,3 +48,19 @@ def open_files() -> set[tuple[int, int, int]]:
             continue
         found.add((int(name), row.st_dev, row.st_ino))
     return found
+
+
+def said_with_any_hash_seed(code: str, *arguments: str) -> str:
+    """What a Python says that runs ``code``, after two with different hash seeds have said the same."""
+    one, other = (
+        subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(TESTS)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert one == other
+    return one

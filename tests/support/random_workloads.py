@@ -19,12 +19,12 @@ from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.translate import STREAMS, Settings, translate
 from blinkccl.simulate.workload import Workload
-from blinkccl.testing.forests import random_forest
-from blinkccl.testing.programs import random_program
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
 from support.examples import ALL_TESTS
+from support.forests import random_forest
 from support.planned import asked
+from support.programs import random_program
 from support.timed import calibration_of, link_class
 from support.workload_rows import ActorRow, HopRow, workload
 

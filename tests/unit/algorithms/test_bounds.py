@@ -13,8 +13,8 @@ from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.packing.network import FlowNetwork
-from blinkccl.testing.forests import random_collective, random_topology
 from blinkccl.topology.model import Topology
+from support.forests import random_collective, random_topology
 from support.planned import asked, digraph
 
 

@@ -15,9 +15,9 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role, Slice
-from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
 from support.planned import by_hand
+from support.programs import random_program
 
 SEEDS = range(150)
 

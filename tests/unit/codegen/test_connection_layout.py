@@ -13,8 +13,8 @@ from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UsageError
 from blinkccl.schedule.program import Program
-from blinkccl.testing.programs import random_program
 from support.planned import with_homes
+from support.programs import random_program
 
 GEOMETRIES = st.builds(
     Geometry,

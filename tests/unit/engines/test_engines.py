@@ -21,9 +21,9 @@ from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.execution import difference
-from blinkccl.testing.faults import FAULTS
-from blinkccl.testing.forests import random_forest
+from support.execution import difference
+from support.faults import FAULTS
+from support.forests import random_forest
 from support.planned import asked
 
 ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.missing is None]

@@ -16,7 +16,7 @@ from blinkccl.engines.generated import GeneratedOptions
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.schedule.program import Program
-from blinkccl.testing.execution import difference
+from support.execution import difference
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 

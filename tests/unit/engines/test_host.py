@@ -40,9 +40,9 @@ from blinkccl.errors import (
 )
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.testing.execution import difference
-from blinkccl.testing.faults import FAULTS
-from blinkccl.testing.forests import random_forest
+from support.execution import difference
+from support.faults import FAULTS
+from support.forests import random_forest
 from support.planned import asked
 
 NEEDED = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))

@@ -22,10 +22,10 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program, Slice
-from blinkccl.testing.programs import random_program
 from support import host_rows
 from support.host_rows import BoundRank
 from support.planned import asked
+from support.programs import random_program
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 

@@ -18,10 +18,10 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Queue, Role
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.execution import difference
-from blinkccl.testing.programs import random_program
 from support.examples import examples
+from support.execution import difference
 from support.planned import asked
+from support.programs import random_program
 
 WAYS = {
     "private": host.HostOptions(),

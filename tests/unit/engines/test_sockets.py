@@ -28,7 +28,7 @@ from blinkccl.engines.sockets import Site
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, StalledError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.testing.execution import difference
+from support.execution import difference
 from support.planned import asked
 from support.processes import open_files
 

@@ -12,8 +12,8 @@ from blinkccl.errors import UsageError
 from blinkccl.forest.model import attained_rate, link_use, split_shares
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.execution import difference
-from blinkccl.testing.forests import random_forest
+from support.execution import difference
+from support.forests import random_forest
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

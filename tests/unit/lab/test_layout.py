@@ -15,11 +15,11 @@ from blinkccl.engines.sites import Sites
 from blinkccl.errors import UsageError
 from blinkccl.lab.layout import Layout, Path, lay_out
 from blinkccl.schedule.lower import lower
-from blinkccl.testing.forests import random_forest
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
+from support.forests import random_forest
 from support.planned import asked
 
 

@@ -21,7 +21,7 @@ from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.forests import random_forest
+from support.forests import random_forest
 from support.planned import by_hand
 
 

@@ -18,7 +18,7 @@ from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import forest_hash, topology_hash
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.text import from_json, program_hash, to_json, to_text
-from blinkccl.testing.programs import random_program
+from support.programs import random_program
 
 CHAIN = lower(chain_allreduce())
 

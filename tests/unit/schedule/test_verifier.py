@@ -14,9 +14,9 @@ from blinkccl.errors import VerificationError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program, Queue, Role
 from blinkccl.schedule.verifier import verify, violations
-from blinkccl.testing.faults import FAULTS
-from blinkccl.testing.forests import random_forest
-from blinkccl.testing.programs import random_program
+from support.faults import FAULTS
+from support.forests import random_forest
+from support.programs import random_program
 
 CHAIN = lower(chain_allreduce(), slots=1)
 TOPOLOGY = chain_allreduce().topology

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from blinkccl.errors import InternalError
 from blinkccl.simulate import kernel, native_kernel
 from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload
-from blinkccl.testing.programs import random_program
 from support.examples import examples
+from support.programs import random_program
 from support.random_workloads import LATENCIES, random_lowered, random_plan, random_translation, random_workload
 from support.timed import bits
 from support.workload_rows import ActorRow, HopRow, workload

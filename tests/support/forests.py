@@ -6,9 +6,7 @@ They are correct, not good: rates are what the random trees happen to reach. Equ
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from fractions import Fraction
-from itertools import permutations
 from random import Random
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective, Item
@@ -145,17 +143,3 @@ def _hops(topology: Topology, upward: bool) -> dict[tuple[int, int], list[Path]]
                 if near != far and all(arc in topology.link for arc in itertools.pairwise(flow)):
                     hops.setdefault((near, far), []).append(path)
     return hops
-
-
-# Every collective with every root and every pair of ends.
-
-
-def every_collective(world_size: int) -> Iterator[Collective]:
-    """All nine collectives with every root and every ordered pair of ends."""
-    for name, definition in COLLECTIVES.items():
-        if definition.parameters == ("root",):
-            yield from (Collective(name, world_size, root=root) for root in range(world_size))
-        elif definition.parameters:
-            yield from (Collective(name, world_size, src=s, dst=d) for s, d in permutations(range(world_size), 2))
-        else:
-            yield Collective(name, world_size)

@@ -21,8 +21,8 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Path, Share, Tree
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
-from blinkccl.testing.forests import random_forest
 from blinkccl.topology.model import Topology
+from support.forests import random_forest
 
 
 def random_program(random: Random, collective: Collective | None = None) -> tuple[Program, Topology]:
