@@ -57,6 +57,13 @@ def with_split(**fields: Any) -> bytes:
     return json.dumps(document).encode()
 
 
+def with_sizes(*ends: int | None) -> bytes:
+    """With splits that end there before the last one."""
+    row = json.loads(to_json(TABLE))["pairs"][0]
+    first, last = row["splits"]
+    return changed(pairs=[row | {"splits": [*(first | {"up_to_bytes": end} for end in ends), last]}])
+
+
 def with_part(**fields: Any) -> bytes:
     return with_split(parts=[{"path": [0, 1], "weight": "1", "streams": 1} | fields])
 
@@ -74,11 +81,19 @@ BAD = {
     "two rows for a pair": (changed(pairs=json.loads(to_json(TABLE))["pairs"] * 2), "two rows"),
     "no splits": (changed(pairs=[{"src": 0, "dst": 1, "splits": []}]), "1 to 64 splits"),
     "an end": (with_split(up_to_bytes=1 << 30), "the last with up_to_bytes null"),
-    "falling sizes": (with_split(up_to_bytes=None, chunks=0), "1 to 64 chunks"),
+    "falling sizes": (with_sizes(2000, 1000), "must rise from above 0, got [2000, 1000]"),
+    "a size twice": (with_sizes(1000, 1000), "must rise from above 0"),
+    "no size": (with_sizes(0), "must rise from above 0"),
+    "no end in the middle": (with_sizes(1000, None), "must rise from above 0"),
+    "no chunks": (with_split(chunks=0), "1 to 64 chunks"),
     "no parts": (with_split(parts=[]), "1 to 64 parts"),
     "weights of two": (with_split(parts=[{"path": [0, 1], "weight": "1"}] * 2), "sum to 1"),
     "a negative weight": (
         with_split(parts=[{"path": [0, 1], "weight": "2"}, {"path": [0, 4, 1], "weight": "-1"}]),
+        "must be positive",
+    ),
+    "a weight of nothing": (
+        with_split(parts=[{"path": [0, 1], "weight": "1"}, {"path": [0, 4, 1], "weight": "0"}]),
         "must be positive",
     ),
     "a huge weight": (with_part(weight="9" * 10_000), "a weight is text"),

@@ -10,6 +10,7 @@ from blinkccl.baselines.candidate import Conditions
 from blinkccl.baselines.multi_path import MultiPath, prepare, timed_split
 from blinkccl.baselines.registry import candidates
 from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Path
 from blinkccl.simulate.calibration import calibration, calibration_for
 from support.examples import ALL_TESTS
 from support.planned import asked
@@ -45,6 +46,14 @@ def test_never_slower_than_any_of_its_paths_alone(spec: str, gpus: str | None) -
     for size in SIZES:
         least = min(one.at(size).seconds for one in (*alone, one_hop))
         assert found.at(size).seconds <= least * (1 + 1e-9), size
+
+
+@pytest.mark.parametrize(("most", "paths"), [(0, {(2, 3)}), (1, {(2, 3), (2, 5, 3)}), (None, {(2, 3), (2, 5, 3)})])
+def test_a_filled_row_is_of_its_two_ends_and_crosses_no_more_memories(most: int | None, paths: set[Path]) -> None:
+    request = asked("mist", "sendrecv", "2,3")
+    row = prepare(request, Conditions(calibration_for(request.topology), most_memories=most)).row
+    assert (row.src, row.dst) == (2, 3)
+    assert {part.path for split in row.splits for part in split.parts} == paths
 
 
 @pytest.mark.parametrize(("spec", "sum_gb_per_s"), [("mist", 71.85 + 62.15), ("cedar", 3 * 45.8 + 4.1)])

@@ -71,6 +71,31 @@ def test_a_table_filled_for_copy_engines_is_run_whole(tmp_path):
     assert splits[-1].most == 2**63 - 1
 
 
+def test_a_part_of_nothing_is_left_out():
+    """Too small for any of the places where parts end: libblink.so refuses an empty one."""
+    crumb = Fraction(1, 1 << 24)
+    parts = Part((0, 1), Fraction(1, 2)), Part((0, 2, 1), crumb), Part((0, 3, 1), Fraction(1, 2) - crumb)
+    (split,) = plan(cedar(), table(Split(parts)), False, {}).splits
+    assert [(path.home, stop) for path, stop in split.parts] == [(1, WHOLE // 2), (3, WHOLE)]
+
+
+def test_the_text_for_the_library():
+    """Memories are numbered by themselves, behind the ranks; the third path's slots are in the first one."""
+    messages, _ = place(
+        plan(cedar(), table(SPLIT), False, {}), SegmentLayout(Geometry(), (), (0,) * 4, 4), (), Budget(8, 1 << 20)
+    )
+    head, *lines = messages.lines(4)
+    size = messages.slot_bytes
+    assert head == f"paths slots 4 slot_bytes {size}"
+    assert lines[:4] == [
+        f"path 0 src 0 dst 1 home 1 ring 0 tail {4 * size} head 0",
+        f"path 1 src 0 dst 1 home 2 ring 0 tail {4 * size + 128} head 128",
+        f"path 2 src 0 dst 1 memory 0 ring 0 tail {4 * size} head {4 * size + 128}",
+        f"path 3 src 0 dst 1 memory 0 ring {4 * size + 256} tail {8 * size + 256} head {8 * size + 384}",
+    ]
+    assert lines[4].startswith("split src 0 dst 1 least 1 most 9223372036854775807 chunks 4 parts 0:524288,1:873813,")
+
+
 def test_without_nccl_every_pair_and_size_is_served():
     found = defaultdict(list)
     for split in plan(cedar(), table(DIRECT, SPLIT), True, {}).splits:
