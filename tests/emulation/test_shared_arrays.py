@@ -102,6 +102,9 @@ def refusals(comm: Communicator) -> bool:
         comm.share(blinkccl.empty(3) if comm.rank == 0 else np.zeros(3, np.float32))
     with pytest.raises(UsageError, match="rank 0 shares float32, rank 1 int32"):
         comm.share(blinkccl.empty(3, np.float32 if comm.rank == 0 else np.int32))
+    nothing = comm.share(blinkccl.empty(2) if comm.rank == 0 else np.empty(0, np.float32))
+    assert nothing.sizes == [2, 0], "an array without elements may be anywhere"
+    nothing.close()
     shared = comm.share(blinkccl.empty(3))
     with pytest.raises(UsageError, match=r"elements 1 … 3 are not in rank 0's array, which has 3"):
         blinkccl.put(np.zeros(3, np.float32), shared, 0, 1)
