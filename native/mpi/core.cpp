@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "blink/host.h"
+#include "board.h"
 #include "bundles.h"
 #include "deadline.h"
 #include "job.h"
@@ -35,9 +36,11 @@ namespace {
 constexpr std::size_t kMostOps = 256;
 constexpr std::int32_t kEarlyCalls = 32;
 constexpr double kForeverS = 1e9;  // as MPI waits, where BLINK_TIMEOUT does not say otherwise
+constexpr std::int64_t kPastCaches = 2;  // as much in all: results are written past the caches
 constexpr std::size_t kKeptScratch = 64 << 20;
 // What goes one way and has no more does not wait for its readers.
 constexpr std::int64_t kOneWayTotal = 512;  // of an allgather
+constexpr const char* kTwoLengths = "a rank's own block is given and kept in different lengths";
 constexpr std::int64_t kOneWayBytes = 2 * OneWay::kChunkBytes;  // of a block, times the ranks
 
 bool operator==(const blink_mpi_call& a, const blink_mpi_call& b) {
@@ -70,6 +73,8 @@ struct Same {
   bool operator()(const Key& a, const Key& b) const { return a.call == b.call && a.blocks == b.blocks; }
 };
 
+}  // namespace
+
 struct Prepared {
   Key key;
   blink_op* op;           // null: no plan has room for it, or
@@ -78,6 +83,8 @@ struct Prepared {
   std::uint64_t calls;
   std::uint64_t pending;  // number of the last call that uses it later
 };
+
+namespace {
 
 // The operations used last, which all ranks forget alike where they make the same calls. Blocks that differ in length are
 // each rank's own matter, and so in another cache.
@@ -124,13 +131,78 @@ std::int32_t early_calls() {
   return text == nullptr || *text == '\0' ? kEarlyCalls : std::max(0, std::atoi(text));
 }
 
-bool goes_one_way(std::int32_t collective) {
-  return collective == BLINK_BROADCAST || collective == BLINK_REDUCE || collective == BLINK_GATHER ||
-         collective == BLINK_SCATTER;
+std::int64_t bytes_of(const blink_mpi_call& call) { return call.count * static_cast<std::int64_t>(itemsize(call.dtype)); }
+
+bool goes_one_way(const blink_mpi_call& call, int ranks) {
+  const std::int32_t collective = call.collective;
+  return (collective == BLINK_BROADCAST || collective == BLINK_REDUCE || collective == BLINK_GATHER ||
+          collective == BLINK_SCATTER) && bytes_of(call) * ranks <= kOneWayBytes;
+}
+
+std::int64_t sum_of(const blink_mpi_blocks& side) {
+  return std::accumulate(side.lengths, side.lengths + side.count, std::int64_t{0});
+}
+
+// All ranks know the blocks of an allgather, of the others none; each pair knows its own.
+bool goes_one_way(const blink_mpi_call& call, const blink_mpi_blocks& targets) {
+  return call.collective == BLINK_GATHER || call.collective == BLINK_SCATTER || call.collective == BLINK_ALLTOALL ||
+         (call.collective == BLINK_ALLGATHER && sum_of(targets) <= kOneWayTotal);
 }
 
 void copy_own(void* to, const void* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
+}
+
+std::int64_t shared_cache_bytes() {
+  static const std::int64_t bytes = std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 8L << 20);
+  return bytes;
+}
+
+// What a call that goes one way moves on this rank, beside its own block.
+template <class Each>
+int each_part(const blink_mpi_call& call, int rank, int size, const unsigned char* in, unsigned char* out, Each each) {
+  const std::int64_t bytes = bytes_of(call), step = call.collective == BLINK_BROADCAST ? 0 : bytes;
+  const bool gathers = call.collective == BLINK_GATHER;
+  if (rank != call.root) return gathers ? each({call.root, in, nullptr, bytes, 0}) : each({call.root, nullptr, out, bytes, 0});
+  int code = BLINK_OK;
+  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
+    if (peer == rank) copy_own(gathers ? out + step * peer : out, gathers ? in : in + step * peer, bytes);
+    else if (gathers) code = each({peer, nullptr, out + step * peer, bytes, 0});
+    else code = each({peer, in + step * peer, nullptr, bytes, 0});
+  }
+  return code;
+}
+
+// The same of blocks that differ. `own`: where the rank's own block is given and kept, both as long; −1: nowhere.
+struct OwnBlock {
+  int given = -1, kept = -1;
+};
+OwnBlock own_block(const blink_mpi_call& call, int rank) {
+  const bool exchanges = call.collective == BLINK_ALLTOALL, scatters = call.collective == BLINK_SCATTER;
+  if (!exchanges && call.collective != BLINK_ALLGATHER && rank != call.root) return {};
+  return {exchanges || scatters ? rank : 0, scatters ? 0 : rank};
+}
+
+template <class Each>
+int each_part(const blink_mpi_call& call, int rank, int size, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
+              const unsigned char* in, unsigned char* out, Each each) {
+  const OwnBlock own = own_block(call, rank);
+  const bool all = call.collective == BLINK_ALLGATHER || call.collective == BLINK_ALLTOALL, is_root = own.given >= 0;
+  const bool scatters = is_root && call.collective == BLINK_SCATTER, gathers = is_root && !scatters;
+  int code = BLINK_OK;
+  for (int i = 1; i < size && code == BLINK_OK; ++i) {
+    const int peer = (rank + i) % size, block = sources.count > 1 ? peer : 0;
+    const bool to = scatters || all || (sources.count > 0 && peer == call.root);
+    if (to) code = each({peer, in + sources.places[block], nullptr, sources.lengths[block], 0});
+  }
+  for (int i = 1; i < size && code == BLINK_OK; ++i) {
+    const int peer = (rank + size - i) % size, block = targets.count > 1 ? peer : 0;
+    const bool from = gathers || (!is_root && targets.count > 0 && peer == call.root);
+    if (from) code = each({peer, nullptr, out + targets.places[block], targets.lengths[block], 0});
+  }
+  if (is_root && code == BLINK_OK)
+    copy_own(out + targets.places[own.kept], in + sources.places[own.given], sources.lengths[own.given]);
+  return code;
 }
 
 // Of a call, in all; of blocks that differ what this rank knows.
@@ -151,7 +223,7 @@ std::uint64_t bytes_of(const Key& key, int size, std::int32_t sources) {
 
 }  // namespace
 
-class Communicator : public blink_mpi_comm {
+class Communicator final : public blink_mpi_comm, private PendingCalls::Maker {
  public:
   explicit Communicator(std::int32_t why) : blink_mpi_comm{0, why, why == kEarly ? early_calls() : 0, 0, 0} {}
   ~Communicator() { leave(); }
@@ -165,7 +237,11 @@ class Communicator : public blink_mpi_comm {
   // The operation for a call, whose `targets` and `sources` may be null. Its outcome, if there is none.
   Prepared* find(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets,
                  int* outcome);
-  std::uint64_t start(Prepared& prepared, const void* input, void* output);
+  // Of blink_mpi_outcome: whether there is a plan for it; and the same, where it is DONE it has begun. `sources` and
+  // `targets` as above.
+  int prepare(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets);
+  int start(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets,
+            const void* input, void* output, std::uint64_t* number);
   PendingCalls& pending() { return pending_; }
   void* scratch(int number, std::size_t bytes);
   // Writes what has been served since the last time.
@@ -179,9 +255,18 @@ class Communicator : public blink_mpi_comm {
   Prepared* find(const Key& wanted, std::int32_t sources);
   Prepared prepare(const Key& wanted, std::int32_t sources);
   int run(Prepared& prepared, const void* input, void* output);
+  // As calls that end later are made.
+  int begin(PendingCall& call) override;
+  int go_on(PendingCall& call, bool waits) override;
+  void check() override;
+  void failed(const PendingCall& call) override { failed(call.call); }
+  void progress() override;
+  static void idle(void* communicator);
   Prepared* find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets);
   void drop(Cache& cache, std::list<Prepared>::iterator which);
   // By messages from rank to rank. 0 or a code.
+  int begin_one_way(const blink_mpi_call& wanted);
+  int start_one_way(PendingCall call, std::uint64_t bytes, std::uint64_t* number);
   int send_one_way(const blink_mpi_call& wanted, const void* input, void* output);
   int send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
                    const void* input, void* output);
@@ -207,6 +292,7 @@ class Communicator : public blink_mpi_comm {
   std::vector<char> scratch_[2];
   blink_mpi_peers peers_{};
   PendingCalls pending_;
+  std::vector<OneWay::Part> parts_;
 };
 
 namespace {
@@ -270,12 +356,6 @@ Rank this_rank(int size) {
   return own;
 }
 
-// The MPI library may be called on the program's threads alone.
-void let_mpi_go_on(void* peers) {
-  const auto* const mpi = static_cast<const blink_mpi_peers*>(peers);
-  if (!PendingCalls::is_helping()) mpi->progress(mpi->self);
-}
-
 std::string of_rank(int rank, const std::string& what) { return "rank " + std::to_string(rank) + ": " + what; }
 
 // What a rank calls, for people.
@@ -323,10 +403,10 @@ void Communicator::make(const blink_mpi_peers& peers) {
     return;
   }
   peers_ = peers;
-  const blink_idle idle = {let_mpi_go_on, &peers_};
-  blink_set_idle(segment_->comm(), &idle);
+  const blink_idle idles = {idle, this};
+  blink_set_idle(segment_->comm(), &idles);
   timeout_us_ = static_cast<std::int64_t>(seconds_from("BLINK_TIMEOUT", kForeverS) * 1e6);
-  pending_.open(segment_->comm(), timeout_us_, cores_ < size, [this] { let_mpi_go_on(&peers_); });
+  pending_.open(segment_->comm(), cores_ < size, this);
   Living& here = living();
   const std::lock_guard<std::mutex> lock(here.mutex);
   if (here.owner == 0) std::atexit(tell_all);
@@ -397,10 +477,8 @@ bool Communicator::agree_on_crossing(const blink_mpi_peers& peers, std::string* 
 }
 
 int Communicator::run(const blink_mpi_call& wanted, const void* input, void* output) {
-  if (goes_one_way(wanted.collective)) {
-    const auto bytes = wanted.count * static_cast<std::int64_t>(itemsize(wanted.dtype));
-    if (bytes * size <= kOneWayBytes) return tally(wanted, static_cast<std::uint64_t>(bytes), send_one_way(wanted, input, output));
-  }
+  if (goes_one_way(wanted, size))
+    return tally(wanted, static_cast<std::uint64_t>(bytes_of(wanted)), send_one_way(wanted, input, output));
   Prepared* prepared = last_;
   if (__builtin_expect(prepared == nullptr || !(prepared->key.call == wanted), 0)) prepared = find({wanted, {}}, 0);
   return run(*prepared, input, output);
@@ -408,13 +486,8 @@ int Communicator::run(const blink_mpi_call& wanted, const void* input, void* out
 
 int Communicator::run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
                       const void* input, void* output) {
-  const bool gathers = wanted.collective == BLINK_GATHER, scatters = wanted.collective == BLINK_SCATTER;
-  const auto sum = [](const blink_mpi_blocks& side) {
-    return std::accumulate(side.lengths, side.lengths + side.count, std::int64_t{0});
-  };
-  // All ranks know the blocks of an allgather, of the other two none; each pair knows its own.
-  if (gathers || scatters || (wanted.collective == BLINK_ALLGATHER && sum(targets) <= kOneWayTotal)) {
-    const auto bytes = static_cast<std::uint64_t>(std::max(sum(sources), sum(targets)));
+  if (goes_one_way(wanted, targets)) {
+    const auto bytes = static_cast<std::uint64_t>(std::max(sum_of(sources), sum_of(targets)));
     return tally(wanted, bytes, send_one_way(wanted, sources, targets, input, output));
   }
   return run(*find_blocks(wanted, sources, targets), input, output);
@@ -424,8 +497,9 @@ int Communicator::run(Prepared& prepared, const void* input, void* output) {
   if (__builtin_expect(prepared.op == nullptr, 0)) return prepared.wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
   if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
   ++prepared.calls;
-  if (blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_) == BLINK_OK) return BLINK_MPI_DONE;
-  return failed(prepared.key.call);
+  const blink_mpi_call& call = prepared.key.call;
+  segment_->board().begin(call.collective, call.root);
+  return blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_) == BLINK_OK ? BLINK_MPI_DONE : failed(call);
 }
 
 Prepared* Communicator::find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources,
@@ -452,36 +526,114 @@ Prepared* Communicator::find(const blink_mpi_call& wanted, const blink_mpi_block
   return prepared;
 }
 
-std::uint64_t Communicator::start(Prepared& prepared, const void* input, void* output) {
-  ++prepared.calls;
-  const blink_mpi_call call = prepared.key.call;
-  return prepared.pending = pending_.add({prepared.op, input, output, [this, call] { failed(call); }});
+int Communicator::prepare(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets) {
+  int outcome = BLINK_MPI_DONE;
+  if (!(sources == nullptr ? goes_one_way(wanted, size) : goes_one_way(wanted, *targets))) {
+    find(wanted, sources, targets, &outcome);
+  }
+  return outcome;
+}
+
+int Communicator::start(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets,
+                        const void* input, void* output, std::uint64_t* number) {
+  const auto* const in = static_cast<const unsigned char*>(input);
+  auto* const out = static_cast<unsigned char*>(output);
+  PendingCall call{wanted, nullptr, input, output, {}};
+  const auto keep = [&](const OneWay::Part& part) { return call.parts.push_back(part), BLINK_OK; };
+  if (sources == nullptr && goes_one_way(wanted, size)) {
+    if (wanted.collective != BLINK_REDUCE) each_part(wanted, rank, size, in, out, keep);
+    return start_one_way(std::move(call), static_cast<std::uint64_t>(bytes_of(wanted)), number);
+  }
+  if (sources != nullptr && goes_one_way(wanted, *targets)) {
+    const OwnBlock own = own_block(wanted, rank);
+    if (own.given >= 0 && sources->lengths[own.given] != targets->lengths[own.kept]) {
+      segment_->one_way().fail(rank, kTwoLengths);
+      return failed(wanted);
+    }
+    each_part(wanted, rank, size, *sources, *targets, in, out, keep);
+    return start_one_way(std::move(call), static_cast<std::uint64_t>(std::max(sum_of(*sources), sum_of(*targets))), number);
+  }
+  int outcome = BLINK_MPI_FAILED;
+  call.prepared = find(wanted, sources, targets, &outcome);
+  if (outcome != BLINK_MPI_DONE) return outcome;
+  ++call.prepared->calls;
+  Prepared& prepared = *call.prepared;
+  *number = prepared.pending = pending_.add(std::move(call), false);
+  return BLINK_MPI_DONE;
+}
+
+// What needs nobody is done at once.
+int Communicator::start_one_way(PendingCall call, std::uint64_t bytes, std::uint64_t* number) {
+  int code = BLINK_AGAIN;
+  const bool alone = pending_.is_idle();
+  if (alone) {
+    code = begin(call);
+    if (code == BLINK_OK) code = go_on(call, false);
+  }
+  const int outcome = tally(call.call, bytes, code == BLINK_AGAIN ? BLINK_OK : code);
+  *number = code == BLINK_AGAIN ? pending_.add(std::move(call), alone) : pending_.last();
+  return outcome;
+}
+
+int Communicator::begin(PendingCall& call) {
+  if (call.prepared == nullptr) return begin_one_way(call.call);
+  segment_->board().begin(call.call.collective, call.call.root);
+  return blink_op_start(call.prepared->op, call.input, call.output, timeout_us_);
+}
+
+int Communicator::go_on(PendingCall& call, bool waits) {
+  if (call.prepared != nullptr) return waits ? blink_op_finish(call.prepared->op) : blink_op_step(call.prepared->op);
+  OneWay& ways = segment_->one_way();
+  if (!waits) segment_->comm()->start_polling(false);
+  const int code = call.call.collective == BLINK_REDUCE ? reduce_one_way(call.call, call.input, call.output)
+                   : waits                              ? ways.finish(call.parts)
+                                                        : ways.move(call.parts);
+  if (!waits) segment_->comm()->stop_polling();
+  return code;
+}
+
+void Communicator::check() {
+  Board& board = segment_->board();
+  OneWay& ways = segment_->one_way();
+  if (board.check() != BLINK_OK) return;
+  const int peer = ways.awaited();
+  if (peer >= 0 && board.is_past(peer) && ways.awaited() == peer)
+    ways.fail(peer, ("rank " + std::to_string(rank) + " waits for rank " + std::to_string(peer) +
+                     ", which has gone on to a later call; all ranks must make the same calls in one order").c_str());
+}
+
+void Communicator::idle(void* communicator) {
+  auto* const self = static_cast<Communicator*>(communicator);
+  self->check();
+  self->progress();
+}
+
+// The MPI library may be called on the program's threads alone.
+void Communicator::progress() {
+  if (!PendingCalls::is_helping()) peers_.progress(peers_.self);
+}
+
+int Communicator::begin_one_way(const blink_mpi_call& wanted) {
+  return segment_->one_way().begin(segment_->board().begin(wanted.collective, wanted.root), timeout_us_);
 }
 
 int Communicator::send_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
   OneWay& ways = segment_->one_way();
-  const auto bytes = wanted.count * static_cast<std::int64_t>(itemsize(wanted.dtype));
-  const auto* in = static_cast<const char*>(input);
-  auto* out = static_cast<char*>(output);
   if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
-  int code = ways.begin(wanted.collective, wanted.root, timeout_us_);
-  if (wanted.collective == BLINK_REDUCE) return code != BLINK_OK ? code : reduce_one_way(wanted, input, output);
-  const bool gathers = wanted.collective == BLINK_GATHER, is_root = rank == wanted.root;
-  if (!is_root && code == BLINK_OK) {
-    return gathers ? ways.send(wanted.root, input, bytes) : ways.receive(wanted.root, output, bytes);
-  }
-  const std::int64_t step = wanted.collective == BLINK_BROADCAST ? 0 : bytes;
-  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
-    if (peer == rank) copy_own(gathers ? out + step * peer : out, gathers ? in : in + step * peer, bytes);
-    else code = gathers ? ways.receive(peer, out + step * peer, bytes) : ways.send(peer, in + step * peer, bytes);
-  }
-  return code;
+  if (const int code = begin_one_way(wanted)) return code;
+  if (wanted.collective == BLINK_REDUCE) return reduce_one_way(wanted, input, output);
+  return each_part(wanted, rank, size, static_cast<const unsigned char*>(input), static_cast<unsigned char*>(output),
+                   [&](OneWay::Part part) { return ways.move(part); });
 }
 
+// Nothing is taken before all is there: so it can begin anew.
 int Communicator::reduce_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
   OneWay& ways = segment_->one_way();
-  const auto bytes = wanted.count * static_cast<std::int64_t>(itemsize(wanted.dtype));
-  if (rank != wanted.root) return ways.send(wanted.root, input, bytes);
+  const std::int64_t bytes = bytes_of(wanted);
+  if (rank != wanted.root) {
+    OneWay::Part part{wanted.root, static_cast<const unsigned char*>(input), nullptr, bytes, 0};
+    return ways.move(part);
+  }
   const void* sources[kMostRanks];
   for (int peer = 0; peer < size; ++peer) {
     int code = BLINK_OK;
@@ -499,27 +651,20 @@ int Communicator::reduce_one_way(const blink_mpi_call& wanted, const void* input
 int Communicator::send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources,
                                const blink_mpi_blocks& targets, const void* input, void* output) {
   OneWay& ways = segment_->one_way();
-  const auto* in = static_cast<const char*>(input);
-  auto* out = static_cast<char*>(output);
   if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
-  if (const int code = ways.begin(wanted.collective, wanted.root, timeout_us_)) return code;
-  const bool all = wanted.collective == BLINK_ALLGATHER, is_root = all || rank == wanted.root;
-  const bool scatters = is_root && wanted.collective == BLINK_SCATTER, gathers = is_root && !scatters;
-  const int given = scatters ? rank : 0, kept = gathers ? rank : 0;  // this rank's own block
-  if (is_root && sources.lengths[given] != targets.lengths[kept]) {
-    return ways.fail(rank, "a rank's own block is given and kept in different lengths");
-  }
-  int code = BLINK_OK;
-  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
-    const bool to = peer != rank && (scatters || all || (sources.count > 0 && peer == wanted.root));
-    if (to) code = ways.send(peer, in + sources.places[scatters ? peer : 0], sources.lengths[scatters ? peer : 0]);
-  }
-  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
-    const bool from = peer != rank && (gathers || (!is_root && targets.count > 0 && peer == wanted.root));
-    if (from) code = ways.receive(peer, out + targets.places[gathers ? peer : 0], targets.lengths[gathers ? peer : 0]);
-  }
-  if (is_root && code == BLINK_OK) copy_own(out + targets.places[kept], in + sources.places[given], sources.lengths[given]);
-  return code;
+  if (const int code = begin_one_way(wanted)) return code;
+  const OwnBlock own = own_block(wanted, rank);
+  if (own.given >= 0 && sources.lengths[own.given] != targets.lengths[own.kept]) return ways.fail(rank, kTwoLengths);
+  const auto* const in = static_cast<const unsigned char*>(input);
+  auto* const out = static_cast<unsigned char*>(output);
+  if (wanted.collective != BLINK_ALLTOALL)
+    return each_part(wanted, rank, size, sources, targets, in, out, [&](OneWay::Part part) { return ways.move(part); });
+  parts_.clear();  // each rank sends and receives: what is long goes by turns
+  each_part(wanted, rank, size, sources, targets, in, out,
+            [&](const OneWay::Part& part) { return parts_.push_back(part), BLINK_OK; });
+  const bool past_caches = sum_of(targets) * size >= kPastCaches * shared_cache_bytes();
+  for (OneWay::Part& part : parts_) part.past_caches = past_caches;
+  return ways.finish(parts_);
 }
 
 int Communicator::tally(const blink_mpi_call& wanted, std::uint64_t bytes, int code) {
@@ -694,22 +839,14 @@ int blink_mpi_run_blocks(blink_mpi_comm* comm, const blink_mpi_call* call, const
 
 int blink_mpi_prepare(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
                       const blink_mpi_blocks* targets) {
-  int outcome = BLINK_MPI_FAILED;
-  return guarded([&] { return static_cast<Communicator*>(comm)->find(*call, sources, targets, &outcome), outcome; },
+  return guarded([&] { return static_cast<Communicator*>(comm)->prepare(*call, sources, targets); },
                  static_cast<int>(BLINK_MPI_FAILED));
 }
 
 int blink_mpi_start(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
                     const blink_mpi_blocks* targets, const void* input, void* output, uint64_t* number) {
-  return guarded(
-      [&] {
-        int outcome = BLINK_MPI_FAILED;
-        auto* const communicator = static_cast<Communicator*>(comm);
-        blink::mpi::Prepared* const prepared = communicator->find(*call, sources, targets, &outcome);
-        if (outcome == BLINK_MPI_DONE) *number = communicator->start(*prepared, input, output);
-        return outcome;
-      },
-      static_cast<int>(BLINK_MPI_FAILED));
+  return guarded([&] { return static_cast<Communicator*>(comm)->start(*call, sources, targets, input, output, number); },
+                 static_cast<int>(BLINK_MPI_FAILED));
 }
 
 int blink_mpi_poll(blink_mpi_comm* comm, uint64_t number) {

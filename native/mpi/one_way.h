@@ -24,14 +24,28 @@ class OneWay {
   static std::uint64_t bytes_needed(int ranks);
   void open(blink_comm* comm, void* memory);
 
-  // The next call, which all ranks make. 0, or the code of what ended the communicator before.
-  int begin(std::int32_t collective, std::int32_t root, std::int64_t timeout_us);
-  // `bytes` to `peer`, who receives as many in the same call. 0 or a code. Nothing is sent of nothing.
-  int send(int peer, const void* data, std::int64_t bytes);
-  int receive(int peer, void* data, std::int64_t bytes);
+  // A block from or to this rank's memory, whoever of the two ends sends it: nothing is sent of nothing.
+  struct Part {
+    int peer;
+    const unsigned char* from;  // null: it is received
+    unsigned char* to;
+    std::int64_t bytes, done;
+    bool past_caches = false;  // what is received is long gone from there before anybody reads it
+  };
+
+  // The next call, which all ranks make, by its word (board.h). 0, or the code of what ended the communicator before.
+  int begin(std::uint64_t word, std::int64_t timeout_us);
+  // What is left of a block, whose other end has as many bytes in the same call. 0 or a code; where the communicator
+  // polls, BLINK_AGAIN, to be called again.
+  int move(Part& part) { return part.from != nullptr ? send(part) : receive(part); }
+  // Of several ones as much as can be moved now, where the communicator polls; and all, by turns, however long they are.
+  int move(std::vector<Part>& parts);
+  int finish(std::vector<Part>& parts);
   // Where a message of at most kChunkBytes lies until it is released; null and a code.
   const void* look(int peer, std::int64_t bytes, int* code);
   void release(int peer, std::int64_t bytes);
+  // Whom this rank waits for in its call, and still does; -1: nobody.
+  int awaited() const;
   // Ends the communicator for all ranks.
   int fail(int peer, const char* text);
 
@@ -59,14 +73,23 @@ class OneWay {
     std::uint64_t received = 0, emptied = 0;  // of the sender's: what it has seen of the receiver
   };
 
-  int send_part(int peer, const unsigned char* data, std::int64_t bytes, std::int64_t rest);
+  int send(Part& part);
+  int receive(Part& part);
+  int send_next(Part& part);
+  int receive_next(Part& part);
+  bool has_slot(End& to) const;
+  bool has_chunk(End& to) const;
+  bool is_ready(const Part& part);
   int await_room(End& to, int peer, bool chunk);
+  template <class Ready>
+  int wait(Ready ready, std::int32_t waits, int peer);
   const unsigned char* await_part(int peer, std::int64_t rest, int* code);
   void release_part(int peer, bool chunk);
 
   blink_comm* comm_ = nullptr;
   std::vector<End> to_, from_;  // by peer
-  std::uint64_t calls_ = 0, call_ = 0;
+  std::uint64_t call_ = 0;
+  Site waits_;  // where this call waits, or has found nothing yet
 };
 
 }  // namespace blink::mpi

@@ -16,6 +16,7 @@ namespace blink::mpi {
 namespace {
 
 constexpr std::uint64_t kNoWait = 0;
+constexpr std::uint32_t kLooksUnchecked = 1024;
 constexpr std::chrono::milliseconds kLook(1);
 constexpr std::int64_t kDozeUs = 1000;
 constexpr int kSleepy = 100;  // looks without anything to do, after which it has to be woken
@@ -112,11 +113,10 @@ class Helper {
 
 bool PendingCalls::is_helping() { return helping; }
 
-void PendingCalls::open(blink_comm* comm, std::int64_t timeout_us, bool crowded, std::function<void()> progress) {
+void PendingCalls::open(blink_comm* comm, bool crowded, Maker* maker) {
   comm_ = comm;
-  timeout_us_ = timeout_us;
   crowded_ = crowded;
-  progress_ = std::move(progress);
+  maker_ = maker;
 }
 
 void PendingCalls::close() {
@@ -125,12 +125,13 @@ void PendingCalls::close() {
   helped_ = false;
 }
 
-std::uint64_t PendingCalls::add(Call call) {
+std::uint64_t PendingCalls::add(PendingCall call, bool begun) {
   if (!helped_) Helper::get().join(this);
   helped_ = true;
   std::uint64_t number = 0;
   {
     const std::lock_guard<std::mutex> lock(queue_mutex_);
+    if (begun) begun_ = true;  // nobody looks at it while the queue is empty
     queue_.push_back(std::move(call));
     number = added_.fetch_add(1, std::memory_order_seq_cst) + 1;
   }
@@ -146,21 +147,21 @@ std::uint64_t PendingCalls::add(Call call) {
 // Runs what is at the front of the queue, and what comes after it. Whoever calls has the step mutex.
 bool PendingCalls::go_on(std::uint64_t until) {
   for (;;) {
-    Call* call = nullptr;
+    PendingCall* call = nullptr;
     {
       const std::lock_guard<std::mutex> lock(queue_mutex_);
       if (queue_.empty()) return until != kNoWait;
       call = &queue_.front();  // stays where it is while others are added
     }
     const bool broken = failed_from_.load(std::memory_order_relaxed) != UINT64_MAX;
-    int code = broken || begun_ ? BLINK_OK : blink_op_start(call->op, call->input, call->output, timeout_us_);
+    int code = broken || begun_ ? BLINK_OK : maker_->begin(*call);
     begun_ = code == BLINK_OK;
-    if (begun_ && !broken) code = until == kNoWait ? blink_op_step(call->op) : blink_op_finish(call->op);
+    if (begun_ && !broken) code = maker_->go_on(*call, until != kNoWait);
     if (code == BLINK_AGAIN) return false;
     begun_ = false;
     const std::uint64_t number = ended_.load(std::memory_order_relaxed) + 1;
     if (code != BLINK_OK) {
-      call->failed();
+      maker_->failed(*call);
       failed_from_.store(number, std::memory_order_relaxed);
     }
     {
@@ -179,13 +180,14 @@ int PendingCalls::outcome(std::uint64_t number) const {
 
 int PendingCalls::poll(std::uint64_t number) {
   if (has_ended(number)) return outcome(number);
-  looks_.fetch_add(1, std::memory_order_relaxed);
+  const bool checks = looks_.fetch_add(1, std::memory_order_relaxed) % kLooksUnchecked == 0;
   if (step_mutex_.try_lock()) {
     go_on(kNoWait);
+    if (checks && begun_) maker_->check();
     step_mutex_.unlock();
   }
   if (!has_ended(number)) {
-    progress_();
+    maker_->progress();
     if (crowded_) sched_yield();
   }
   return outcome(number);
@@ -198,7 +200,7 @@ int PendingCalls::wait(std::uint64_t number) {
       if (!has_ended(number)) go_on(number);
       step_mutex_.unlock();
     } else {  // another thread takes a step, or waits
-      progress_();
+      maker_->progress();
       sched_yield();
     }
   }

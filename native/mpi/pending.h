@@ -8,35 +8,59 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <mutex>
+#include <vector>
 
 #include "blink/host.h"
 #include "core.h"
+#include "one_way.h"
 
 namespace blink::mpi {
 
+struct Prepared;
+
+// A call as it is made.
+struct PendingCall {
+  blink_mpi_call call;
+  Prepared* prepared;  // by the host engine; null: it goes one way
+  const void* input;
+  void* output;
+  std::vector<OneWay::Part> parts;  // of one that goes one way, and is no reduction
+};
+
 class PendingCalls {
  public:
-  struct Call {
-    blink_op* op;
-    const void* input;
-    void* output;
-    std::function<void()> failed;  // says why, on the thread on which it failed
+  // What makes them, one at a time. The functions return 0 or a code.
+  class Maker {
+   public:
+    virtual int begin(PendingCall& call) = 0;
+    // As far as nothing has to be waited for (BLINK_AGAIN), or, `waits`, to its end.
+    virtual int go_on(PendingCall& call, bool waits) = 0;
+    // After steps in vain: whether the ranks' calls can go on at all, which the next step hears of.
+    virtual void check() = 0;
+    // Says why, on the thread on which it failed.
+    virtual void failed(const PendingCall& call) = 0;
+    // Lets the MPI library go on.
+    virtual void progress() = 0;
+
+   protected:
+    ~Maker() = default;
   };
 
-  // `progress` lets the MPI library go on; `crowded`: there are fewer cores than ranks.
-  void open(blink_comm* comm, std::int64_t timeout_us, bool crowded, std::function<void()> progress);
+  // `crowded`: there are fewer cores than ranks.
+  void open(blink_comm* comm, bool crowded, Maker* maker);
   // All have ended. Twice does no harm.
   void close();
 
-  // Begins it; its number.
-  std::uint64_t add(Call call);
+  // Begins it, if it has not `begun` among no others; its number.
+  std::uint64_t add(PendingCall call, bool begun);
+  // The number of the last one.
+  std::uint64_t last() const { return added_.load(std::memory_order_relaxed); }
   // Of blink_mpi_outcome.
   int poll(std::uint64_t number);
   int wait(std::uint64_t number);
-  int wait_for_all() { return is_idle() ? BLINK_MPI_DONE : wait(added_.load(std::memory_order_relaxed)); }
-  bool is_idle() const { return has_ended(added_.load(std::memory_order_relaxed)); }
+  int wait_for_all() { return is_idle() ? BLINK_MPI_DONE : wait(last()); }
+  bool is_idle() const { return has_ended(last()); }
   bool has_ended(std::uint64_t number) const { return ended_.load(std::memory_order_acquire) >= number; }
 
   // For the thread: whether nobody has polled since it asked the last time, and a step if nobody else takes one.
@@ -51,11 +75,10 @@ class PendingCalls {
   int outcome(std::uint64_t number) const;
 
   blink_comm* comm_ = nullptr;
-  std::int64_t timeout_us_ = 0;
   bool crowded_ = false;
-  std::function<void()> progress_;
+  Maker* maker_ = nullptr;
   std::mutex queue_mutex_;  // held for moments; of the queue
-  std::deque<Call> queue_;
+  std::deque<PendingCall> queue_;
   std::mutex step_mutex_;  // held by who takes steps, or waits; of the call at the front
   bool begun_ = false;     // that call
   std::atomic<std::uint64_t> added_{0}, ended_{0};

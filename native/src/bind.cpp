@@ -258,10 +258,18 @@ class Binder {
   // Equal on all ranks that do the same, different otherwise; its low bits go into small messages.
   std::uint64_t signature(std::uint64_t what) const {
     const std::int64_t words[] = {BLINK_PLAN_VERSION,    plan_.header.digest,          static_cast<std::int64_t>(what),
-                                  plan_.header.dst,      blocks_ == nullptr ? binding_.count : -1, chunk_elements_,
+                                  plan_.header.dst,      blocks_ == nullptr ? binding_.count : known_lengths(), chunk_elements_,
                                   shape_.staging_bytes,  shape_.inline_bytes,          shape_.lines,
                                   blocks_ == nullptr && binding_.cross_memory != 0};
     return checksum(reinterpret_cast<const unsigned char*>(words), sizeof words / sizeof words[0]);
+  }
+
+  // Of blocks of several lengths those that all ranks know.
+  std::int64_t known_lengths() const {
+    const std::int64_t* const known = plan_.header.collective == BLINK_ALLGATHER        ? blocks_->target_lengths
+                                      : plan_.header.collective == BLINK_REDUCE_SCATTER ? blocks_->source_lengths
+                                                                                        : nullptr;
+    return known == nullptr ? -1 : static_cast<std::int64_t>(checksum(reinterpret_cast<const unsigned char*>(known), plan_.ranks.size()));
   }
 
   const blink_plan& plan_;

@@ -136,6 +136,47 @@ static void ahead(void) {
   }
 }
 
+// The same by nonblocking calls: those of rank 0 have ended, and it says so, before the others make theirs. Then many at
+// once, of which all but the first find others before them.
+static void ahead_later(void) {
+  enum { MANY = 400 };
+  static int in[MANY][64], out[MANY][64];
+  MPI_Request requests[MANY];
+  int word = 0, flag = 0;
+  sum(MPI_COMM_WORLD);
+  if (rank != 0) MPI_Recv(&word, 1, MPI_INT, 0, 11, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  for (int i = 0; i < 50; ++i) {
+    int* data = in[i];
+    for (int k = 0; k < 50; ++k) data[k] = rank == 0 ? i + k : -1;
+    if (i % 2 == 0) MPI_Igather(data, 1, MPI_INT, out[i], 1, MPI_INT, size - 1, MPI_COMM_WORLD, &requests[i]);
+    else MPI_Ibcast(data, 1 + i, MPI_INT, 0, MPI_COMM_WORLD, &requests[i]);
+  }
+  for (int i = 0; i < 10; ++i) MPI_Igather(in[i], 1, MPI_INT, out[50 + i], 1, MPI_INT, size - 1, MPI_COMM_WORLD, &requests[50 + i]);
+  if (rank == 0) MPI_Testall(60, requests, &flag, MPI_STATUSES_IGNORE), need(flag, "calls that need nobody have not ended");
+  else MPI_Waitall(60, requests, MPI_STATUSES_IGNORE);
+  for (int i = 1; i < 50; i += 2) need(in[i][i] == 2 * i, "another broadcast");
+  for (int r = 1; r < size && rank == 0; ++r) MPI_Send(&word, 1, MPI_INT, r, 11, MPI_COMM_WORLD);
+  for (int i = 0; i < MANY; ++i) {
+    const int root = i / 4 % size, n = 1 + i % 16;
+    for (int k = 0; k < 64; ++k) in[i][k] = rank + i + k, out[i][k] = -1;
+    if (i % 5 == 0) MPI_Ibcast(in[i], n, MPI_INT, root, MPI_COMM_WORLD, &requests[i]);
+    if (i % 5 == 1) MPI_Ireduce(in[i], out[i], n, MPI_INT, MPI_SUM, root, MPI_COMM_WORLD, &requests[i]);
+    if (i % 5 == 2) MPI_Iscatter(in[i], 2, MPI_INT, out[i], 2, MPI_INT, root, MPI_COMM_WORLD, &requests[i]);
+    if (i % 5 == 3) MPI_Igather(in[i], 2, MPI_INT, out[i], 2, MPI_INT, root, MPI_COMM_WORLD, &requests[i]);
+    if (i % 5 == 4) MPI_Iallreduce(in[i], out[i], n, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[i]);
+    if (i % 97 == 0) need(sum(MPI_COMM_WORLD) == size, "another sum between them");
+  }
+  MPI_Waitall(MANY, requests, MPI_STATUSES_IGNORE);
+  for (int i = 0; i < MANY; ++i) {
+    const int root = i / 4 % size, n = 1 + i % 16, total = size * (size - 1) / 2 + size * (i + n - 1);
+    if (i % 5 == 0) need(in[i][n - 1] == root + i + n - 1, "another broadcast of many");
+    if (i % 5 == 1) need(rank != root || out[i][n - 1] == total, "another reduction of many");
+    if (i % 5 == 2) need(out[i][1] == root + i + 2 * rank + 1, "another block scattered");
+    if (i % 5 == 3) need(rank != root || out[i][2 * size - 1] == size - 1 + i + 1, "another block gathered");
+    if (i % 5 == 4) need(out[i][n - 1] == total, "another sum of many");
+  }
+}
+
 // What stdout says of a call that must fail: nothing of a mistake may look like a result.
 static void tell(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -177,6 +218,71 @@ static void short_block(void) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   int code = MPI_Gatherv(in, rank == 0 ? 4 : 3, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
   if (rank == 0) tell(code);
+  sleep(2);
+  _exit(0);
+}
+
+// Rank 1 sends less to rank 0 in an Alltoallv than rank 0 asks for: a part, or nothing.
+static void short_exchange(void) {
+  int in[32], out[32];
+  const int whole[64] = {4, 4}, places[64] = {0, 4}, parts[2][64] = {{3, 4}, {0, 4}};
+  const char* part = getenv("PART");
+  for (int i = 0; i < 32; ++i) in[i] = i, out[i] = -1;
+  sum(MPI_COMM_WORLD);
+  MPI_Alltoallv(in, whole, places, MPI_INT, out, whole, places, MPI_INT, MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int code = MPI_Alltoallv(in, rank == 0 ? whole : parts[part != NULL && *part == '0'], places, MPI_INT, out, whole, places, MPI_INT, MPI_COMM_WORLD);
+  if (rank == 0) tell(code);
+  else MPI_Bcast(in, 1, MPI_INT, 1, MPI_COMM_WORLD);
+  sleep(2);
+  _exit(0);
+}
+
+// Rank 1 thinks that rank 0 has more than it has.
+static void disagree(void) {
+  static int in[400], out[800];
+  const int counts[64] = {200 + rank, 300}, places[64] = {0, 400};
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int code = MPI_Allgatherv(in, rank == 0 ? 200 : 300, MPI_INT, out, counts, places, MPI_INT, MPI_COMM_WORLD);
+  if (rank == 1) tell(code);
+  sleep(2);
+  _exit(0);
+}
+
+// Each rank waits in a collective of its own for the other one.
+static void crossed(void) {
+  int in = 1, out = 0;
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  if (rank == 0) tell(MPI_Reduce(&in, &out, 1, MPI_INT, MPI_SUM, 0, MPI_COMM_WORLD));
+  else tell(MPI_Bcast(&in, 1, MPI_INT, 0, MPI_COMM_WORLD));
+  sleep(1);
+  _exit(0);
+}
+
+static void crossed_later(void) {
+  int in = 1, out = 0, flag = 0, code = MPI_SUCCESS;
+  MPI_Request request;
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  if (rank == 0) MPI_Ireduce(&in, &out, 1, MPI_INT, MPI_SUM, 0, MPI_COMM_WORLD, &request);
+  else MPI_Ibarrier(MPI_COMM_WORLD, &request);
+  while (!flag && code == MPI_SUCCESS) code = MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
+  tell(code);
+  sleep(1);
+  _exit(0);
+}
+
+// Rank 1 gives nothing, twice, of what rank 0 waits for, and is gone then.
+static void gone_on(void) {
+  int in[4] = {0}, out[8];
+  const int counts[64] = {4, 4}, places[64] = {0, 4};
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int code = MPI_Gatherv(in, rank == 0 ? 4 : 0, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
+  if (rank == 0) tell(code);
+  else MPI_Gatherv(in, 0, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
   sleep(2);
   _exit(0);
 }
@@ -375,7 +481,8 @@ int main(int argc, char** argv) {
   int level;
   const struct { const char* name; void (*run)(void); } all[] = {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
-      {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"own_block", own_block}, {"short_block", short_block}, {"killed", killed},
+      {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"ahead-later", ahead_later}, {"own_block", own_block}, {"short_block", short_block}, {"short_exchange", short_exchange}, {"disagree", disagree},
+      {"crossed", crossed}, {"crossed-later", crossed_later}, {"gone_on", gone_on}, {"killed", killed},
       {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left},
       {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
   const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym

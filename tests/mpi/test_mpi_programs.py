@@ -79,6 +79,19 @@ def test_calls_that_differ_are_an_error_that_names_both(mpi, name):
     assert "allreduce of 5 × int32, sum" in done.err
 
 
+def test_who_sends_runs_ahead_of_who_receives_by_calls_that_end_later_too(mpi):
+    ranks = 4 if mpi.name == "openmpi" else 2
+    done = mpi.run(mpi.launch(ranks, mpi.program("behaviour.c"), "ahead-later"), {"BLINK_TIMEOUT": "20"})
+    assert done.code == 0, done.err
+    assert done.out == "ahead-later is done\n"
+    assert {name: done.rows("blink")[name][0]["calls"] for name in ("broadcast", "reduce", "scatter", "gather")} == {
+        "broadcast": 105,
+        "reduce": 80,
+        "scatter": 80,
+        "gather": 115,
+    }
+
+
 def test_who_sends_runs_ahead_of_who_receives(mpi):
     ranks = 4 if mpi.name == "openmpi" else 2
     done = mpi.run(mpi.launch(ranks, mpi.program("behaviour.c"), "ahead"), {"BLINK_TIMEOUT": "20"})
@@ -123,6 +136,44 @@ def test_a_block_shorter_than_asked_for_is_an_error_that_says_how_much(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "short_block"))
     assert "rank 0: MPI_ERR_OTHER" in done.out
     assert "rank 1 has sent 12 bytes, rank 0 waits for 16" in done.err
+
+
+@DETAILS
+@pytest.mark.parametrize(("part", "sent"), [("3", 12), ("0", 0)])
+def test_an_alltoallv_that_sends_less_than_asked_for_is_an_error_too(mpi, part, sent):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "short_exchange"), {"PART": part})
+    assert "rank 0: MPI_ERR_OTHER" in done.out
+    how = "12 bytes, rank 0 waits for 16" if sent else "4 bytes in another call, rank 0 waits for 16"
+    assert f"rank 1 has sent {how}" in done.err
+
+
+@DETAILS
+def test_ranks_that_disagree_about_a_block_of_another_hear_of_it(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "disagree"))
+    assert "rank 1: MPI_ERR_OTHER" in done.out
+    assert "rank 1 calls allgather of blocks of several sizes" in done.err
+
+
+@DETAILS
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("crossed", ("rank 0 calls reduce, root 0", "rank 1 calls broadcast, root 0")),
+        ("crossed-later", ("rank 0 calls reduce, root 0", "rank 1 calls allreduce, root 0")),
+    ],
+)
+def test_ranks_that_wait_for_each_other_in_different_calls_hear_of_it(mpi, name, calls):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), name))
+    assert "rank 0: MPI_ERR_OTHER" in done.out
+    assert "rank 1: MPI_ERR_OTHER" in done.out
+    assert all(call in done.err for call in calls)
+
+
+@DETAILS
+def test_a_rank_that_has_gone_on_without_sending_is_named(mpi):
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "gone_on"))
+    assert "rank 0: MPI_ERR_OTHER" in done.out
+    assert "rank 0 waits for rank 1, which has gone on to a later call" in done.err
 
 
 @DETAILS
