@@ -1,5 +1,7 @@
 // MPI_ and PMPI_ in turns in one process, for benchmarks/mpi_preload.py: under libblink_mpi.so the first is Blink, the
 // second the library itself. A line per size: bytes, median microseconds of both, wrong elements.
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +13,18 @@ static int compare(const void* a, const void* b) {
   double x = *(const double*)a, y = *(const double*)b;
   return (x > y) - (x < y);
 }
+
+// The library's function, before which libblink_mpi_fortran.so comes.
+static void* in_library(const char* name) {
+  Dl_info about;
+  if (dladdr(dlsym(RTLD_DEFAULT, "PMPI_Get_library_version"), &about) == 0) abort();
+  return dlsym(dlopen(about.dli_fname, RTLD_NOLOAD | RTLD_LAZY), name);
+}
+#define OWN(name) ({                                   \
+  static __typeof__(&PMPI_##name) at;                  \
+  if (at == NULL) at = (__typeof__(at))in_library("PMPI_" #name); \
+  at;                                                  \
+})
 
 static double* in;
 static double* out;
@@ -33,49 +47,49 @@ static void divide(int count) {
 static void call_of_blocks(const char* what, int plain) {
   // From rank i to rank j goes block i + j, and so as much there as back.
   if (strcmp(what, "alltoallv") == 0)
-    (plain ? PMPI_Alltoallv : MPI_Alltoallv)(in, turned, turned_places, MPI_DOUBLE, out, turned, turned_places, MPI_DOUBLE, MPI_COMM_WORLD);
+    (plain ? OWN(Alltoallv) : MPI_Alltoallv)(in, turned, turned_places, MPI_DOUBLE, out, turned, turned_places, MPI_DOUBLE, MPI_COMM_WORLD);
   if (strcmp(what, "allgatherv") == 0)
-    (plain ? PMPI_Allgatherv : MPI_Allgatherv)(in, lengths[rank], MPI_DOUBLE, out, lengths, places, MPI_DOUBLE, MPI_COMM_WORLD);
+    (plain ? OWN(Allgatherv) : MPI_Allgatherv)(in, lengths[rank], MPI_DOUBLE, out, lengths, places, MPI_DOUBLE, MPI_COMM_WORLD);
   if (strcmp(what, "reduce_scatterv") == 0)
-    (plain ? PMPI_Reduce_scatter : MPI_Reduce_scatter)(in, out, lengths, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    (plain ? OWN(Reduce_scatter) : MPI_Reduce_scatter)(in, out, lengths, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
   if (strcmp(what, "gatherv") == 0)
-    (plain ? PMPI_Gatherv : MPI_Gatherv)(in, lengths[rank], MPI_DOUBLE, out, lengths, places, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    (plain ? OWN(Gatherv) : MPI_Gatherv)(in, lengths[rank], MPI_DOUBLE, out, lengths, places, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   if (strcmp(what, "scatterv") == 0)
-    (plain ? PMPI_Scatterv : MPI_Scatterv)(in, lengths, places, MPI_DOUBLE, out, lengths[rank], MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    (plain ? OWN(Scatterv) : MPI_Scatterv)(in, lengths, places, MPI_DOUBLE, out, lengths[rank], MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
 // The form of MPI_I… , with its end.
 static void call_later(const char* what, int plain, int count) {
   MPI_Request request = MPI_REQUEST_NULL;
-  if (strcmp(what, "iallreduce") == 0) (plain ? PMPI_Iallreduce : MPI_Iallreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
-  if (strcmp(what, "ibcast") == 0) (plain ? PMPI_Ibcast : MPI_Ibcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
-  if (strcmp(what, "ireduce") == 0) (plain ? PMPI_Ireduce : MPI_Ireduce)(in, out, count, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD, &request);
+  if (strcmp(what, "iallreduce") == 0) (plain ? OWN(Iallreduce) : MPI_Iallreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
+  if (strcmp(what, "ibcast") == 0) (plain ? OWN(Ibcast) : MPI_Ibcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
+  if (strcmp(what, "ireduce") == 0) (plain ? OWN(Ireduce) : MPI_Ireduce)(in, out, count, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD, &request);
   if (strcmp(what, "iallgather") == 0)
-    (plain ? PMPI_Iallgather : MPI_Iallgather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD, &request);
+    (plain ? OWN(Iallgather) : MPI_Iallgather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD, &request);
   if (strcmp(what, "igather") == 0)
-    (plain ? PMPI_Igather : MPI_Igather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
+    (plain ? OWN(Igather) : MPI_Igather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
   if (strcmp(what, "iscatter") == 0)
-    (plain ? PMPI_Iscatter : MPI_Iscatter)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
-  (plain ? PMPI_Wait : MPI_Wait)(&request, MPI_STATUS_IGNORE);
+    (plain ? OWN(Iscatter) : MPI_Iscatter)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
+  (plain ? OWN(Wait) : MPI_Wait)(&request, MPI_STATUS_IGNORE);
 }
 
 static void call(const char* what, int plain, int count) {
   if (*what == 'i') call_later(what, plain, count);
-  if (strcmp(what, "allreduce") == 0) (plain ? PMPI_Allreduce : MPI_Allreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-  if (strcmp(what, "bcast") == 0) (plain ? PMPI_Bcast : MPI_Bcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD);
-  if (strcmp(what, "reduce") == 0) (plain ? PMPI_Reduce : MPI_Reduce)(in, out, count, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+  if (strcmp(what, "allreduce") == 0) (plain ? OWN(Allreduce) : MPI_Allreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  if (strcmp(what, "bcast") == 0) (plain ? OWN(Bcast) : MPI_Bcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  if (strcmp(what, "reduce") == 0) (plain ? OWN(Reduce) : MPI_Reduce)(in, out, count, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
   if (strcmp(what, "allgather") == 0)
-    (plain ? PMPI_Allgather : MPI_Allgather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD);
+    (plain ? OWN(Allgather) : MPI_Allgather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD);
   if (strcmp(what, "reduce_scatter") == 0)
-    (plain ? PMPI_Reduce_scatter_block : MPI_Reduce_scatter_block)(in, out, count / size, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    (plain ? OWN(Reduce_scatter_block) : MPI_Reduce_scatter_block)(in, out, count / size, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
   if (strcmp(what, "alltoall") == 0)
-    (plain ? PMPI_Alltoall : MPI_Alltoall)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD);
+    (plain ? OWN(Alltoall) : MPI_Alltoall)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD);
   if (strcmp(what, "gather") == 0)
-    (plain ? PMPI_Gather : MPI_Gather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    (plain ? OWN(Gather) : MPI_Gather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   if (strcmp(what, "scatter") == 0)
-    (plain ? PMPI_Scatter : MPI_Scatter)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    (plain ? OWN(Scatter) : MPI_Scatter)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   call_of_blocks(what, plain);
-  if (strcmp(what, "barrier") == 0) (plain ? PMPI_Barrier : MPI_Barrier)(MPI_COMM_WORLD);
+  if (strcmp(what, "barrier") == 0) (plain ? OWN(Barrier) : MPI_Barrier)(MPI_COMM_WORLD);
 }
 
 int main(int argc, char** argv) {

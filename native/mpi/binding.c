@@ -1,5 +1,6 @@
 // libblink_mpi.so's binding to one MPI library: compiled with its mpi.h at first use, linked with nothing. The library
-// that the program has loaded resolves PMPI_ and the handles; core.h's functions come from libblink_mpi.so.
+// that the program has loaded resolves PMPI_ and the handles; core.h's functions come from libblink_mpi.so. Calls of PMPI_
+// leave an address of this file (-fno-optimize-sibling-calls), by which libblink_mpi_fortran.so knows them.
 #include <mpi.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -618,8 +619,12 @@ static int begun(int code) {
   if (code == MPI_SUCCESS) state_of(MPI_COMM_WORLD, kMayMake);
   return code;
 }
-EXPORTED int blink_bound_Init(int* argc, char*** argv) { return begun(PMPI_Init(argc, argv)); }
+EXPORTED int blink_bound_Init(int* argc, char*** argv) {
+  blink_mpi_announce();
+  return begun(PMPI_Init(argc, argv));
+}
 EXPORTED int blink_bound_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  blink_mpi_announce();
   return begun(PMPI_Init_thread(argc, argv, required, provided));
 }
 

@@ -815,6 +815,10 @@ blink_mpi_comm* blink_mpi_comm_make(const blink_mpi_peers* peers) {
 
 void blink_mpi_comm_free(blink_mpi_comm* comm) { delete static_cast<Communicator*>(comm); }
 
+void blink_mpi_announce(void) {
+  guarded([] { return blink::mpi::announce(), 0; }, 0);
+}
+
 int blink_mpi_are_here(const int* world_ranks, int count) {
   blink::mpi::Living& here = blink::mpi::living();
   {

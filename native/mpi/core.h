@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // What a binding and a libblink_mpi.so that belong together agree on.
-#define BLINK_MPI_BINDING_VERSION 5
+#define BLINK_MPI_BINDING_VERSION 6
 
 // The MPI library, as the core sees it.
 typedef struct {
@@ -58,6 +58,8 @@ blink_mpi_comm* blink_mpi_comm_passing(int32_t reason);
 // called during long waits, with a `self` that lives as long.
 blink_mpi_comm* blink_mpi_comm_make(const blink_mpi_peers* peers);
 void blink_mpi_comm_free(blink_mpi_comm* comm);
+// This process is there, before MPI_Init: a rank that nobody saw begin is not served, since others may have looked for it.
+void blink_mpi_announce(void);
 // Whether all these ranks of the world run under this library: on this host, or on all hosts of which the user has said so.
 int blink_mpi_are_here(const int* world_ranks, int count);
 // A number of this process's host.

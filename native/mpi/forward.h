@@ -5,6 +5,8 @@ extern "C" {
 using blink_mpi_any = long (*)();
 // Where a function (of blink_mpi_function) goes; the library is looked for by the address that calls it first.
 blink_mpi_any blink_mpi_target(int function, void* caller);
+// The library's own, whoever comes before it.
+blink_mpi_any blink_mpi_own(int function, void* caller);
 }
 
 #pragma GCC diagnostic ignored "-Wcast-function-type"
@@ -32,9 +34,10 @@ blink_mpi_any blink_mpi_target(int function, void* caller);
 #define NAMES_10 NAMES_9, j
 #define NAMES_11 NAMES_10, k
 
+#define BLINK_MPI_NAME(name) MPI_##name
 #define BLINK_MPI_TARGET blink_mpi_target
 #define FORWARD(name, n, before)                                                                   \
-  long MPI_##name(WORDS_##n) {                                                                     \
+  long BLINK_MPI_NAME(name)(WORDS_##n) {                                                           \
     const auto to = BLINK_MPI_TARGET(k_##name, __builtin_return_address(0));                       \
     before;                                                                                        \
     return reinterpret_cast<long (*)(WORDS_##n)>(to)(NAMES_##n);                                   \

@@ -14,7 +14,6 @@
 
 #include "core.h"
 #include "forward.h"
-#include "job.h"
 #include "report.h"
 
 namespace blink::mpi {
@@ -33,16 +32,19 @@ const char* const kNames[] = {
 using Function = blink_mpi_any;
 std::atomic<Function> functions[kFunctions];  // what MPI_… goes to; null: not known yet
 
+// What only the library itself has, whatever else comes before it (libblink_mpi_fortran.so has some of PMPI_).
+constexpr const char* kProof = "PMPI_Get_library_version";
+
 // Where the library that the caller uses is looked for: among what the caller was linked with, else anywhere.
-void* handle_of(void* caller) {
+void* place_of(void* caller) {
   Dl_info about{};
   link_map* map = nullptr;
   if (dladdr1(caller, &about, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 && map != nullptr) {
     const char* name = map->l_name;  // empty: the program itself
     void* handle = dlopen(*name == '\0' ? nullptr : name, RTLD_NOLOAD | RTLD_LAZY);
-    if (handle != nullptr && dlsym(handle, "PMPI_Init") != nullptr) return handle;
+    if (handle != nullptr && dlsym(handle, kProof) != nullptr) return handle;
   }
-  if (dlsym(RTLD_NEXT, "PMPI_Init") != nullptr) return RTLD_NEXT;
+  if (dlsym(RTLD_NEXT, kProof) != nullptr) return RTLD_NEXT;
   // A wrapper that ends with the call leaves no address of its own, and what was loaded for it alone is not among what
   // all see.
   void* const whole = dlopen(nullptr, RTLD_NOLOAD | RTLD_LAZY);
@@ -51,16 +53,25 @@ void* handle_of(void* caller) {
   for (; loaded != nullptr; loaded = loaded->l_next) {
     void* const handle = *loaded->l_name == '\0' ? nullptr : dlopen(loaded->l_name, RTLD_NOLOAD | RTLD_LAZY);
     if (handle == nullptr) continue;
-    if (dlsym(handle, "PMPI_Init") != nullptr) return handle;
+    if (dlsym(handle, kProof) != nullptr) return handle;
     dlclose(handle);
   }
   return nullptr;
 }
 
+// The library itself: what it has comes before all else.
+void* handle_of(void* caller) {
+  void* const place = place_of(caller);
+  Dl_info about{};
+  if (place == nullptr || dladdr(dlsym(place, kProof), &about) == 0) return place;
+  void* const handle = dlopen(about.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
+  return handle != nullptr ? handle : place;
+}
+
 std::string version_of(void* library) {
   char text[8192] = {};  // MPI_MAX_LIBRARY_VERSION_STRING is the largest in MPICH and its kin
   int length = 0;
-  auto* tell = reinterpret_cast<int (*)(char*, int*)>(dlsym(library, "PMPI_Get_library_version"));
+  auto* tell = reinterpret_cast<int (*)(char*, int*)>(dlsym(library, kProof));
   return tell != nullptr && tell(text, &length) == 0 ? std::string(text) : "an MPI library without a version";
 }
 
@@ -81,7 +92,7 @@ void* open_binding(void* library, std::string* why) {
   // The binding's names are resolved among the program's own, where a library that was loaded for one module (as Python's
   // are) is not.
   Dl_info about{};
-  if (dladdr(dlsym(library, "PMPI_Init"), &about) != 0) dlopen(about.dli_fname, RTLD_NOLOAD | RTLD_LAZY | RTLD_GLOBAL);
+  if (dladdr(dlsym(library, kProof), &about) != 0) dlopen(about.dli_fname, RTLD_NOLOAD | RTLD_LAZY | RTLD_GLOBAL);
   void* const binding = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (binding == nullptr) {
     *why = std::string("the binding does not fit this MPI library: ") + dlerror();
@@ -108,13 +119,6 @@ void* open_binding(void* library, std::string* why) {
   std::abort();
 }
 
-// Whether MPI_Init was called otherwise than through here (by dlsym, by Fortran), so that nobody could know of this rank.
-bool has_begun(void* library) {
-  int flag = 0;
-  auto* ask = reinterpret_cast<int (*)(int*)>(dlsym(library, "PMPI_Initialized"));
-  return ask != nullptr && ask(&flag) == 0 && flag != 0;
-}
-
 struct Found {
   void* library = nullptr;
   void* binding = nullptr;
@@ -128,21 +132,26 @@ const Found& find(void* caller) {
     std::string why;
     first.binding = open_binding(first.library, &why);
     begin_report(version_of(first.library), why);
-    if (first.binding != nullptr && !has_begun(first.library)) announce();
     return first;
   }();
   return found;
 }
 
+Function look_up_own(int function, void* caller) {
+  const Found& found = find(caller);
+  const std::string name = std::string("PMPI_") + kNames[function];
+  void* const address = found.library == nullptr ? nullptr : dlsym(found.library, name.c_str());
+  if (address == nullptr) end_without(function);
+  return reinterpret_cast<Function>(address);
+}
+
 Function look_up(int function, void* caller) {
   const Found& found = find(caller);
   void* address = nullptr;
-  const std::string name = kNames[function];
-  if (found.binding != nullptr) address = dlsym(found.binding, ("blink_bound_" + name).c_str());
-  if (address == nullptr && found.library != nullptr) address = dlsym(found.library, ("PMPI_" + name).c_str());
-  if (address == nullptr) end_without(function);
-  functions[function].store(reinterpret_cast<Function>(address), std::memory_order_release);
-  return reinterpret_cast<Function>(address);
+  if (found.binding != nullptr) address = dlsym(found.binding, (std::string("blink_bound_") + kNames[function]).c_str());
+  const Function to = address != nullptr ? reinterpret_cast<Function>(address) : look_up_own(function, caller);
+  functions[function].store(to, std::memory_order_release);
+  return to;
 }
 
 inline Function target(int function, void* caller) {
@@ -164,6 +173,7 @@ extern "C" {
 blink_mpi_any blink_mpi_target(int function, void* caller) {
   return blink::mpi::target(function, caller);
 }
+blink_mpi_any blink_mpi_own(int function, void* caller) { return blink::mpi::look_up_own(function, caller); }
 BLINK_MPI_COLLECTIVES(HANDLED, COUNTED)
 BLINK_MPI_ALONE(ALONE)
 

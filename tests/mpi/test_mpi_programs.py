@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mpi_libraries import LIBRARIES
@@ -120,6 +121,21 @@ def test_ranks_that_nobody_saw_begin_are_mpis(mpi):
     assert done.code == 0, done.err
     assert done.reasons() == {"not all ranks are under the same blink run --mpi, or not on this host"}
     assert not done.rows("blink")
+
+
+@DETAILS
+@pytest.mark.parametrize("module", ["mpi", "mpi_f08"])
+def test_fortran_programs_are_served(mpi, module, tmp_path):
+    compiler = shutil.which(mpi.found.compiler[0].replace("mpicc", "mpif90"))
+    if "mpicc" not in mpi.found.compiler[0] or compiler is None:
+        pytest.skip("needs the MPI library's Fortran compiler beside its mpicc (Debian: apt install gfortran)")
+    program, types = tmp_path / "fortran", ["-DOF_TYPES"] if module == "mpi_f08" else []
+    source = Path(__file__).with_name("fortran.f90")
+    line = [compiler, "-cpp", f"-DMODULE={module}", *types, "-fallow-argument-mismatch", source, "-o", program]
+    subprocess.run(line, check=True, capture_output=True, timeout=100)
+    done = mpi.run(mpi.launch(2, program), deadline_s=30)
+    assert (done.code, done.out) == (0, "fortran is done\n"), done.err
+    assert sum(row["calls"] for rows in done.rows("blink").values() for row in rows) == 6
 
 
 @DETAILS

@@ -33,7 +33,7 @@ def sanitized(mpi, sanitizers: str, source: str) -> list[str]:
     flags = ["-g", "-O1", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     includes = ["-I", NATIVE / "mpi", "-I", DIRECTORY]
     made, binding, program = (mpi.room / f"{sanitizers}-{name}" for name in ("binding.o", "binding.so", "program"))
-    shape = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec"]
+    shape = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-optimize-sibling-calls"]
     subprocess.run(
         [*mpi.found.compiler, *flags, *shape, *includes, "-c", NATIVE / "mpi/binding.c", "-o", made], **quiet
     )

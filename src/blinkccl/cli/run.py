@@ -51,8 +51,6 @@ LIBRARY = "libblink.so"
 OVERRIDE = "BLINK_LIBRARY"
 MPI_LIBRARY = "libblink_mpi.so"
 MPI_OVERRIDE = "BLINK_MPI_LIBRARY"
-#: Beside it, for programs whose library has MPI 4.
-MPI_4_LIBRARY = "libblink_mpi4.so"
 #: The "communicator" of calls that the MPI library had, which are not told apart by communicators.
 _OF_MPI = "MPI"
 #: Where typer is to leave everything from the first word of CMD on to CMD.
@@ -69,7 +67,6 @@ _UNUSED = """libblink.so was not used: no NCCL call was seen. Likely causes:
 _UNUSED_MPI = """libblink_mpi.so was not used: no MPI call was seen. Likely causes:
   CMD is no MPI program, or ends before MPI_Init
   the MPI library is linked into CMD statically: nothing can come before it
-  CMD calls MPI from Fortran, and the library's Fortran functions do not call those of C (Open MPI)
   CMD starts its processes without our environment: on other hosts, in containers, by sudo or setuid"""
 
 
@@ -119,8 +116,8 @@ def run(
     if mpi:
         if algo is not None or spec is not None or paths is not None:
             raise UsageError("--algo, --topo, --paths are for NCCL programs; what runs under MPI follows from the host")
-        settings, standard = _mpi_settings(command, mpicc)
-        preload += f":{library.with_name(MPI_4_LIBRARY)}" if standard >= 4 else ""
+        settings, beside = _mpi_settings(command, mpicc)
+        preload = ":".join([preload, *(str(library.with_name(name)) for name in beside)])
     else:
         settings = _settings(algo, spec, paths)
     if not mpi and (mpicc is not None or shared_dir is not None):
@@ -187,8 +184,8 @@ def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[st
     return settings
 
 
-def _mpi_settings(command: Sequence[str], mpicc: str | None) -> tuple[dict[str, str], int]:
-    """And the version of the MPI standard that the program's library has."""
+def _mpi_settings(command: Sequence[str], mpicc: str | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """And what is to be preloaded beside libblink_mpi.so."""
     from blinkccl.mpi.binding import compiled_binding
     from blinkccl.mpi.plans import known_bundles
 
@@ -196,7 +193,7 @@ def _mpi_settings(command: Sequence[str], mpicc: str | None) -> tuple[dict[str, 
         binding = compiled_binding(command, mpicc)
     except UnsupportedError as error:
         raise HardwareError(str(error)) from None
-    return {"BLINK_MPI_BINDING": str(binding.path), "BLINK_MPI_BUNDLES": known_bundles(command)}, binding.standard
+    return {"BLINK_MPI_BINDING": str(binding.path), "BLINK_MPI_BUNDLES": known_bundles(command)}, binding.beside
 
 
 def environment(

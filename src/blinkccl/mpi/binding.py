@@ -24,16 +24,23 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.native import headers
 
 _LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec")
+_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ftls-model=initial-exec",
+    "-fno-optimize-sibling-calls",
+)
 _INSTALL = "install it (Debian: apt install libopenmpi-dev, or libmpich-dev), or name it with --mpicc"
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledBinding:
-    """The compiled file, and the version of the MPI standard that the library says it has."""
+    """The compiled file, and which libraries are to be preloaded beside ``libblink_mpi.so`` for this MPI library."""
 
     path: Path
-    standard: int
+    beside: tuple[str, ...]
 
 
 def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> CompiledBinding:
@@ -54,7 +61,9 @@ def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Compil
     line = _line(command, mpicc)
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
     standard = re.search(rb"^#define MPI_VERSION (\d+)", _macros(line), re.MULTILINE)
-    return CompiledBinding(build(text, _Compiler(line, directory)), int(standard[1]) if standard else 0)
+    # Programs look whether there are the functions of MPI 4.
+    beside = ("libblink_mpi_fortran.so", *(("libblink_mpi4.so",) if standard and int(standard[1]) >= 4 else ()))
+    return CompiledBinding(build(text, _Compiler(line, directory)), beside)
 
 
 def _line(command: Sequence[str], mpicc: str | None) -> tuple[str, ...]:

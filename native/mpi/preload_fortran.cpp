@@ -1,0 +1,57 @@
+// libblink_mpi_fortran.so, beside libblink_mpi.so, which knows where calls go: an MPI library's Fortran functions may call
+// PMPI_ (all of Open MPI's, some of MPICH's), which is taken for MPI_ then. Other callers of PMPI_ get the library's own.
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "core.h"
+#include "forward.h"
+
+namespace {
+
+std::atomic<blink_mpi_any> own[kFunctions];
+
+// By where it is called, of which there are few places: in turn an address and, as its lowest bit, whether it is Fortran's.
+constexpr std::size_t kPlaces = 1024;
+std::atomic<std::uintptr_t> places[kPlaces];
+
+// Open MPI's, MPICH's, and as MPICH and its kin call it elsewhere.
+constexpr const char* kFortran[] = {"libmpi_mpifh", "libmpi_usempi", "libmpichfort", "libmpifort"};
+
+bool is_fortran(void* caller) {
+  const auto address = reinterpret_cast<std::uintptr_t>(caller) << 1;
+  std::atomic<std::uintptr_t>& place = places[(address >> 3 ^ address >> 13) % kPlaces];
+  const std::uintptr_t known = place.load(std::memory_order_relaxed);
+  if (__builtin_expect((known & ~std::uintptr_t{1}) == address, 1)) return (known & 1) != 0;
+  Dl_info about{};
+  bool fortran = false;
+  if (dladdr(caller, &about) != 0 && about.dli_fname != nullptr) {
+    for (const char* name : kFortran) fortran = fortran || std::strstr(about.dli_fname, name) != nullptr;
+  }
+  place.store(address | (fortran ? 1 : 0), std::memory_order_relaxed);
+  return fortran;
+}
+
+blink_mpi_any target(int function, void* caller) {
+  if (is_fortran(caller)) return blink_mpi_target(function, caller);
+  blink_mpi_any known = own[function].load(std::memory_order_acquire);
+  if (__builtin_expect(known == nullptr, 0)) own[function].store(known = blink_mpi_own(function, caller), std::memory_order_release);
+  return known;
+}
+
+}  // namespace
+
+#undef BLINK_MPI_NAME
+#define BLINK_MPI_NAME(name) PMPI_##name
+#undef BLINK_MPI_TARGET
+#define BLINK_MPI_TARGET target
+#define TAKEN(name, n) FORWARD(name, n, )
+#define LEFT(name, n, why)
+
+extern "C" {
+BLINK_MPI_COLLECTIVES(TAKEN, LEFT)
+BLINK_MPI_ALONE(TAKEN)
+long PMPI_Finalize() { return target(k_Finalize, __builtin_return_address(0))(); }
+}
