@@ -36,12 +36,11 @@ DDP_BUCKET_BYTES = (2**20, 25 * 2**20)
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that one collective moves. It may begin at ``ready_s`` and ran from ``start_s`` to ``end_s``.
+    """Tensors that one AllReduce moves. It may begin at ``ready_s`` and ran from ``start_s`` to ``end_s``.
 
     Times count from the beginning of the step.
     """
 
-    collective: str
     tensors: tuple[str, ...]
     size_bytes: int
     ready_s: float
@@ -108,96 +107,16 @@ def step_time(
     seconds = cache(allreduce_seconds)
     gradients = list(_gradients(model, compute))
     sizes = [tensor.elements * model.element_bytes for tensor, _ in gradients]
-    communicator = _Communicator(0.0 if overlap else compute.total_s)
+    free_s, buckets, busy = 0.0 if overlap else compute.total_s, list[Bucket](), list[float]()
     for begin, end in _cut(sizes, *bucket_bytes):
         names = tuple(tensor.name for tensor, _ in gradients[begin:end])
-        communicator.run("allreduce", names, sum(sizes[begin:end]), gradients[end - 1][1], seconds)
-    return communicator.step(compute, compute.total_s)
-
-
-def zero3_step(
-    model: NeuralNetwork,
-    compute: Compute,
-    allgather_seconds: Seconds,
-    reduce_scatter_seconds: Seconds,
-    overlap: bool = True,
-    unit_bytes: int = 1,
-    ahead: int = 1,
-) -> TrainingStep:
-    """A step of ZeRO stage 3, or of fully sharded data parallelism: every rank keeps 1 / N of the parameters.
-
-    Each unit's parameters are gathered before its forward pass, dropped, gathered again before its backward pass, and
-    its gradients reduce-scattered after it. A unit is layers of ``unit_bytes`` or more in forward order, with 1 each by
-    itself; so many units ``ahead`` are gathered while an earlier one computes, and without ``overlap`` one thing is
-    done at a time. That moves 3 (N-1)/N · S per rank, 3/2 of an AllReduce's 2 (N-1)/N · S: what it saves is memory, not
-    traffic (ZeRO, SC 2020, §7.2.2; the NCCL notes, §10, have ReduceScatter move S / N).
-    """
-    gather, scatter = cache(allgather_seconds), cache(reduce_scatter_seconds)
-    units = list(_units(model, compute, unit_bytes))
-    passes = [(unit, unit.forward_s, False) for unit in units]
-    passes += [(unit, unit.backward_s, True) for unit in reversed(units)]
-    ahead = ahead if overlap else 0
-    communicator = _Communicator(0.0)
-    gathered = [
-        communicator.run("allgather", unit.tensors, unit.size_bytes, 0.0, gather) for unit, _, _ in passes[: ahead + 1]
-    ]
-    now = 0.0
-    for i, (unit, busy_s, backward) in enumerate(passes):
-        now = max(now, gathered[i]) + busy_s
-        if i + ahead + 1 < len(passes):
-            # Before the gradients: arithmetic waits for parameters, and only the optimizer for gradients.
-            after = passes[i + ahead + 1][0]
-            gathered.append(communicator.run("allgather", after.tensors, after.size_bytes, now, gather))
-        if backward:
-            communicator.run("reduce_scatter", unit.tensors, unit.size_bytes, now, scatter)
-        if not overlap:
-            now = max(now, communicator.free_s)
-    return communicator.step(compute, now)
-
-
-class _Communicator:
-    """Runs one collective after another, in the order in which they are given to it."""
-
-    def __init__(self, free_s: float) -> None:
-        self.free_s = free_s
-        self._busy: list[float] = []
-        self._buckets: list[Bucket] = []
-
-    def run(self, collective: str, tensors: tuple[str, ...], size_bytes: int, ready_s: float, took: Seconds) -> float:
-        """When the collective is done."""
-        start_s = max(self.free_s, ready_s)
-        self._busy.append(took(size_bytes) if size_bytes else 0.0)
-        self.free_s = start_s + self._busy[-1]
-        self._buckets.append(Bucket(collective, tensors, size_bytes, ready_s, start_s, self.free_s))
-        return self.free_s
-
-    def step(self, compute: Compute, computed_s: float) -> TrainingStep:
-        """The step whose arithmetic ended at ``computed_s``, and which ends when the last collective has, too."""
-        total_s = max(computed_s, self.free_s, compute.total_s)  # a sum of units may be a rounding below the whole
-        busy_s, exposed_s = math.fsum(self._busy), total_s - compute.total_s
-        return TrainingStep(compute.total_s, busy_s, exposed_s, total_s, tuple(self._buckets))
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Layers whose parameters are gathered together."""
-
-    tensors: tuple[str, ...]
-    size_bytes: int
-    forward_s: float
-    backward_s: float
-
-
-def _units(model: NeuralNetwork, compute: Compute, unit_bytes: int) -> Iterator[_Unit]:
-    sizes = [sum(tensor.elements for tensor in layer.tensors) * model.element_bytes for layer in model.layers]
-    for begin, end in _cut(sizes, unit_bytes, unit_bytes):
-        layers = model.layers[begin:end]
-        yield _Unit(
-            tuple(tensor.name for layer in layers for tensor in layer.tensors),
-            sum(sizes[begin:end]),
-            compute.forward_s * (sum(layer.forward_flops for layer in layers) / model.forward_flops),
-            compute.backward_s * (sum(layer.backward_flops for layer in layers) / model.backward_flops),
-        )
+        size_bytes, ready_s = sum(sizes[begin:end]), gradients[end - 1][1]
+        start_s = max(free_s, ready_s)
+        busy.append(seconds(size_bytes) if size_bytes else 0.0)
+        free_s = start_s + busy[-1]
+        buckets.append(Bucket(names, size_bytes, ready_s, start_s, free_s))
+    total_s = max(free_s, compute.total_s)
+    return TrainingStep(compute.total_s, math.fsum(busy), total_s - compute.total_s, total_s, tuple(buckets))
 
 
 def _gradients(model: NeuralNetwork, compute: Compute) -> Iterator[tuple[Tensor, float]]:

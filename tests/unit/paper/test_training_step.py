@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -24,8 +23,7 @@ from blinkccl.paper.models import (
     transformer,
 )
 from blinkccl.paper.notes import roofline_seconds
-from blinkccl.paper.training import DDP_BUCKET_BYTES, Comparison, TrainingStep, step_time, zero3_step
-from blinkccl.units import bus_factor
+from blinkccl.paper.training import DDP_BUCKET_BYTES, Comparison, TrainingStep, step_time
 from support.examples import examples
 
 
@@ -243,106 +241,3 @@ def test_an_eightfold_allreduce_saves_seven_eighths(overlap: bool) -> None:
     worse = Comparison(both.theirs, both.ours)
     assert worse.communication_reduction == pytest.approx(-7.0)
     assert worse.step_reduction < 0
-
-
-# fully sharded data parallelism
-
-
-def test_zero3_by_hand() -> None:
-    """Two equal units; a gather takes 3, a forward pass 1, a backward pass 2, a reduce-scatter 5."""
-    model = small((1, (8,)), (1, (8,)))
-    step = zero3_step(model, times(model), lambda size: 3.0, lambda size: 5.0)
-    assert [(b.collective, b.tensors[0], b.ready_s, b.start_s, b.end_s) for b in step.buckets] == [
-        ("allgather", "l0.0", 0.0, 0.0, 3.0),
-        ("allgather", "l1.0", 0.0, 3.0, 6.0),
-        # l0 computes from 3 to 4, and makes room for the next gather; l1 from 6 to 7.
-        ("allgather", "l1.0", 4.0, 6.0, 9.0),
-        ("allgather", "l0.0", 7.0, 9.0, 12.0),
-        # Backward: l1 from 9 to 11, l0 from 12 to 14.
-        ("reduce_scatter", "l1.0", 11.0, 12.0, 17.0),
-        ("reduce_scatter", "l0.0", 14.0, 17.0, 22.0),
-    ]
-    assert (step.compute_s, step.communication_s, step.exposed_s, step.total_s) == (6.0, 22.0, 16.0, 22.0)
-
-
-def zero3_ticks(
-    model: NeuralNetwork, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
-) -> tuple[list[tuple[int, int, int, int]], int]:
-    """ZeRO-3 as it happens, every layer a unit. Passes are numbered 0 … 2U - 1, forward and then backward."""
-    wire, now = Wire(), 0
-    sizes = [sum(tensor.elements for tensor in layer.tensors) for layer in model.layers]
-    work = [layer.forward_flops for layer in model.layers] + [layer.backward_flops for layer in model.layers[::-1]]
-    sizes += sizes[::-1]
-    count = len(work)
-    arrivals = [wire.add(sizes[i], 0, gather(sizes[i])) for i in range(min(count, ahead + 1))]
-    current, running = 0, False
-    while True:
-        moved = True
-        while moved:
-            moved = False
-            wire.settle(now)
-            free = overlap or not wire.queue
-            if current < count and not running and arrivals[current].end is not None and free:
-                running = moved = True
-            if current < count and running and work[current] == 0:
-                if current + ahead + 1 < count:
-                    coming = sizes[current + ahead + 1]
-                    arrivals.append(wire.add(coming, now, gather(coming)))
-                if current >= count // 2:
-                    wire.add(sizes[current], now, scatter(sizes[current]))
-                current, running, moved = current + 1, False, True
-        if current == count and not wire.queue:
-            return [(job.size, job.ready, job.start or 0, job.end or 0) for job in wire.done], now
-        wire.tick()
-        if running:
-            work[current] -= 1
-        now += 1
-
-
-@examples(300)
-@given(models, costs(), costs(), st.integers(0, 3), st.booleans())
-def test_zero3_is_what_happens_tick_by_tick(
-    model: NeuralNetwork, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
-) -> None:
-    step = zero3_step(model, times(model), gather, scatter, overlap, ahead=ahead)
-    buckets, total = zero3_ticks(model, gather, scatter, ahead if overlap else 0, overlap)
-    assert [value for row in rows(step) for value in row] == pytest.approx([value for row in buckets for value in row])
-    assert step.total_s == pytest.approx(total)
-
-
-@given(models, costs(), costs(), st.integers(0, 3), st.integers(1, 40), st.integers(2, 64))
-def test_what_zero3_moves_and_when(
-    model: NeuralNetwork,
-    gather: Callable[[int], int],
-    more: Callable[[int], int],
-    ahead: int,
-    unit_bytes: int,
-    ranks: int,
-) -> None:
-    """Every tensor twice gathered and once scattered: 3/2 of what DDP sends. Gathering further ahead never loses."""
-    step = zero3_step(model, times(model), gather, nothing, unit_bytes=unit_bytes, ahead=ahead)
-    every = sorted(tensor.name for layer in model.layers for tensor in layer.tensors)
-    for collective, often in (("allgather", 2), ("reduce_scatter", 1)):
-        moved = [name for b in step.buckets if b.collective == collective for name in b.tensors]
-        assert sorted(moved) == sorted(every * often)
-    ddp = step_time(model, times(model), nothing)
-    sent = [sum(bus_factor(b.collective, ranks) * b.size_bytes for b in one.buckets) for one in (step, ddp)]
-    assert sent[0] == Fraction(3, 2) * sent[1]
-    far = zero3_step(model, times(model), gather, nothing, unit_bytes=unit_bytes, ahead=ahead + 1)
-    slow = zero3_step(model, times(model), lambda s: gather(s) + more(s), nothing, unit_bytes=unit_bytes, ahead=ahead)
-    assert far.total_s - 1e-9 <= step.total_s <= slow.total_s + 1e-9
-
-
-def test_layers_are_gathered_together_until_a_unit_is_full() -> None:
-    step = zero3_step(THREE, times(THREE), nothing, nothing, unit_bytes=35)
-    low, high = ("l0.0", "l1.0", "l1.1"), ("l2.0",)
-    assert [b.tensors for b in step.buckets if b.collective == "allgather"] == [low, high, high, low]
-    assert [b.tensors for b in step.buckets if b.collective == "reduce_scatter"] == [high, low]
-
-
-def test_zero3_of_layers_without_parameters_or_work() -> None:
-    model = small((0, (4,)), (2, ()), (3, (8,)), (1, ()))
-    step = zero3_step(model, times(model), float, float)
-    assert step.communication_s == 3 * 12.0
-    free = zero3_step(network("resnet18"), compute_time("resnet18", "v100"), nothing, nothing)
-    assert free.total_s == pytest.approx(compute_time("resnet18", "v100").total_s)
