@@ -28,8 +28,8 @@ if ALL_TESTS:
     ]
 
 
-def table(topo: str, file: Path, but: tuple[int, int] = (0, 0)) -> Path:
-    """All pairs but one: directly up to 1000 bytes, then over two paths, then over all, in streams and chunks."""
+def table(topo: str, file: Path, but: tuple[int, int] = (0, 0), chunks: int = 2) -> Path:
+    """All pairs but one: directly up to 1000 bytes, then over two paths, then over all, in streams and ``chunks``."""
     topology = parse_spec(topo)
     made = PathTable(machine_key(topology), topo, "a test")
     for src, dst in (pair for pair in permutations(topology.ranks, 2) if pair != but):
@@ -42,7 +42,7 @@ def table(topo: str, file: Path, but: tuple[int, int] = (0, 0)) -> Path:
         direct = Split((Part(paths[0], Fraction(1)),), 1000)
         two = Split((Part(paths[0], Fraction(2, 3)), Part(paths[1], Fraction(1, 3))), 30_000)
         rest = Fraction(3, 5) / (len(paths) - 1)
-        every = Split((Part(paths[0], Fraction(2, 5)), *(Part(path, rest, 2) for path in paths[1:])), None, 2)
+        every = Split((Part(paths[0], Fraction(2, 5)), *(Part(path, rest, 2) for path in paths[1:])), None, chunks)
         made = made.merged(Pair(src, dst, (direct, two, every)))
     write(file, made)
     return file
@@ -66,6 +66,18 @@ def test_every_byte_arrives_whatever_runs_late(
     assert any("66.7 % on 0-1, 33.3 % on 0-" in why for why in ours)
     assert any("in 2 streams" in why for why in ours)
     assert any("in 3 streams" in why for why in ours) == (topo == "mist")
+
+
+def test_messages_have_as_many_chunks_as_the_table_says(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Of 40000 int32, from every rank to every other: on seven streams, each chunk copied in and out."""
+    preloaded.client("threads", 4, cases="errors", BLINK_TOPO="cedar").right()  # the pairs of GPUs are tried out once
+    copies = []
+    for chunks in (2, 4):
+        journal = tmp_path / f"driver{chunks}"
+        given = {"BLINK_PATHS": table("cedar", tmp_path / "paths.json", chunks=chunks), "BLINK_DOUBLE_JOURNAL": journal}
+        preloaded.client("threads", 4, cases="messages", BLINK_TOPO="cedar", **given).right()
+        copies.append(sum(line.startswith("cuMemcpy") for line in journal.read_text().splitlines()))
+    assert copies[1] - copies[0] == 12 * 7 * 2 * (4 - 2)
 
 
 def test_without_nccls_direct_path_all_sizes_are_ours(preloaded: Preloaded) -> None:
