@@ -92,6 +92,16 @@ WithoutRank = Annotated[
 ]
 Plan = Annotated[Path, Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
+PathTableFile = Annotated[
+    Path | None,
+    Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write multi_path's table for these two ends, as simulated or measured: which paths at which size, how "
+        "much on each, streams and chunks. What the file has for other ends of this machine stays.",
+    ),
+]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
 
 

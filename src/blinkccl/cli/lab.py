@@ -70,15 +70,6 @@ Clean = Annotated[
     bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
 ]
 PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted.")]
-OutputFile = Annotated[
-    Path | None,
-    Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write multi_path's table, as blink sim -o does, by what was measured.",
-    ),
-]
 
 
 def lab(
@@ -103,7 +94,7 @@ def lab(
     timeout_s: Timeout = 60.0,
     clean: Clean = False,
     plot: PlotFile = None,
-    output: OutputFile = None,
+    output: arguments.PathTableFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Build, run, print; exit with 1 if a result was wrong."""

@@ -111,34 +111,29 @@ def run(
     ] = None,
 ) -> None:
     """Run ``command``, say what became of its calls, and exit as it did."""
-    library = _library(MPI_LIBRARY, MPI_OVERRIDE) if mpi else _library(LIBRARY, OVERRIDE)
-    preload = str(library)
     if mpi:
         if algo is not None or spec is not None or paths is not None:
             raise UsageError("--algo, --topo, --paths are for NCCL programs; what runs under MPI follows from the host")
-        settings, beside = _mpi_settings(command, mpicc)
-        preload = ":".join([preload, *(str(library.with_name(name)) for name in beside)])
+        preload, settings = _for_mpi(command, mpicc)
     else:
-        settings = _settings(algo, spec, paths)
-    if not mpi and (mpicc is not None or shared_dir is not None):
-        raise UsageError("--mpicc and --shared-dir are for --mpi")
+        if mpicc is not None or shared_dir is not None:
+            raise UsageError("--mpicc and --shared-dir are for --mpi")
+        preload, settings = [_library(LIBRARY, OVERRIDE)], _settings(algo, spec, paths)
     if shared_dir is not None and not shared_dir.is_dir():
         raise UsageError(f"--shared-dir {shared_dir} is no directory")
     if report is not None:
         console.check_writable(report)
     room = None if shared_dir is None else shared_dir.absolute()
     with tempfile.TemporaryDirectory(prefix="blink-run-", dir=room) as directory:
-        lines = Path(directory, "report")
-        if mpi:
-            ranks = Path(directory, "ranks")
-            ranks.mkdir()
-            settings |= {"BLINK_MPI_RANKS": str(ranks), "BLINK_MPI_SHARED_DIR": "" if room is None else str(room)}
+        lines, ranks = Path(directory, "report"), Path(directory, "ranks")
+        ranks.mkdir()
+        settings |= {"BLINK_MPI_RANKS": str(ranks), "BLINK_MPI_SHARED_DIR": str(room or "")} if mpi else {}
         code, started = execute(command, environment(os.environ, preload, lines, settings))
         from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
 
         usage = read_call_report(console.read_file(lines, MAX_BYTES)[:MAX_BYTES] if lines.exists() else b"")
     if started:
-        _tell(usage, "MPI" if mpi else "NCCL", _UNUSED_MPI if mpi else _no_nccl(library))
+        _tell(usage, "MPI" if mpi else "NCCL", _UNUSED_MPI if mpi else _no_nccl(preload[0]))
     if report is not None:
         from blinkccl.forest.document import dumps
 
@@ -184,8 +179,9 @@ def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[st
     return settings
 
 
-def _mpi_settings(command: Sequence[str], mpicc: str | None) -> tuple[dict[str, str], tuple[str, ...]]:
-    """And what is to be preloaded beside libblink_mpi.so."""
+def _for_mpi(command: Sequence[str], mpicc: str | None) -> tuple[list[Path], dict[str, str]]:
+    """The libraries that come before the program's MPI, and what they are told."""
+    library = _library(MPI_LIBRARY, MPI_OVERRIDE)
     from blinkccl.mpi.binding import compiled_binding
     from blinkccl.mpi.plans import known_bundles
 
@@ -193,19 +189,20 @@ def _mpi_settings(command: Sequence[str], mpicc: str | None) -> tuple[dict[str, 
         binding = compiled_binding(command, mpicc)
     except UnsupportedError as error:
         raise HardwareError(str(error)) from None
-    return {"BLINK_MPI_BINDING": str(binding.path), "BLINK_MPI_BUNDLES": known_bundles(command)}, binding.beside
+    beside = [library.with_name(name) for name in binding.beside]
+    return [library, *beside], {"BLINK_MPI_BINDING": str(binding.path), "BLINK_MPI_BUNDLES": known_bundles(command)}
 
 
 def environment(
-    base: Mapping[str, str], library: Path | str, lines: Path, settings: Mapping[str, str]
+    base: Mapping[str, str], preload: Sequence[Path], lines: Path, settings: Mapping[str, str]
 ) -> dict[str, str]:
-    """CMD's environment: ours, and ``lines``, where libblink.so writes what it did.
+    """CMD's environment: ours, and ``lines``, where the library writes what it did.
 
     What is preloaded already comes first: sanitizers insist on it.
     """
     before = base.get("LD_PRELOAD", "").strip(": ")
-    preload = f"{before}:{library}" if before else str(library)
-    ours = {"LD_PRELOAD": preload, "BLINK_PYTHON": sys.executable, "BLINK_REPORT": str(lines)}
+    libraries = ":".join([*filter(None, [before]), *map(str, preload)])
+    ours = {"LD_PRELOAD": libraries, "BLINK_PYTHON": sys.executable, "BLINK_REPORT": str(lines)}
     return {**base, **ours, **settings}
 
 

@@ -140,16 +140,6 @@ PathsFile = Annotated[
         "machine or cannot be read is ignored, with a line.",
     ),
 ]
-OutputFile = Annotated[
-    Path | None,
-    Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write multi_path's table for these two ends: which paths at which size, how much on each, streams "
-        "and chunks. What the file has for other ends of this machine stays.",
-    ),
-]
 Memories = Annotated[
     int | None,
     Option(
@@ -192,7 +182,7 @@ def sim(
     timeline: TimelineFile = None,
     plot: PlotFile = None,
     paths: PathsFile = None,
-    output: OutputFile = None,
+    output: arguments.PathTableFile = None,
     memories: Memories = None,
     json: arguments.Json = False,
 ) -> None:

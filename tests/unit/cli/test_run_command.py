@@ -60,7 +60,7 @@ def library(tmp_path, monkeypatch):
 
 
 def test_the_command_is_given_library_python_and_report(library):
-    given = environment({"A": "1"}, library, Path("/r"), {"BLINK_ALGO": "ring"})
+    given = environment({"A": "1"}, [library], Path("/r"), {"BLINK_ALGO": "ring"})
     assert given == {
         "A": "1",
         "LD_PRELOAD": str(library),
@@ -68,7 +68,7 @@ def test_the_command_is_given_library_python_and_report(library):
         "BLINK_REPORT": "/r",
         "BLINK_ALGO": "ring",
     }
-    assert environment({"LD_PRELOAD": "/lib/a.so:"}, library, Path("/r"), {})["LD_PRELOAD"] == f"/lib/a.so:{library}"
+    assert environment({"LD_PRELOAD": "/lib/a.so:"}, [library], Path("/r"), {})["LD_PRELOAD"] == f"/lib/a.so:{library}"
 
 
 @pytest.mark.parametrize(
