@@ -485,12 +485,15 @@ CUresult Engine::join(const std::vector<CUstream>& streams) {
     if (captures[i].id != captures[0].id || captures[i].lost != captures[0].lost) return kCudaCaptureMerge;
   }
   if (captures[0].lost) return kCudaSuccess;  // the calls say so
-  const auto follow_joined = [&](CUstream later, CUstream earlier) {
-    if (result == kCudaSuccess) result = driver_.event_record(joined_, earlier);
-    if (result == kCudaSuccess) result = driver_.stream_wait_event(later, joined_, 0);
-  };
-  for (std::size_t i = 1; i < streams.size(); ++i) follow_joined(streams[0], streams[i]);
-  for (std::size_t i = 1; i < streams.size(); ++i) follow_joined(streams[i], streams[0]);
+  result = follow(streams[0], captures[0].id);
+  for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) {
+    result = driver_.event_record(joined_, streams[i]);
+    if (result == kCudaSuccess) result = driver_.stream_wait_event(streams[0], joined_, 0);
+  }
+  if (result == kCudaSuccess) result = note(streams[0], captures[0].id);
+  for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) {
+    result = follow(streams[i], captures[i].id);
+  }
   return result;
 }
 
@@ -502,9 +505,7 @@ CUresult Engine::fork(CUstream stream, std::size_t line) {
 CUresult Engine::launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
                         std::size_t line) {
   if (line != 0) return copies_->launch(messages, timeout_ns, stream, line);
-  CUresult result = follow(stream, 0);  // what is noted next stands for the calls of the same group, too
-  if (result != kCudaSuccess) return result;
-  result = copies_->launch(messages, timeout_ns, stream, line);
+  const CUresult result = copies_->launch(messages, timeout_ns, stream, line);
   const CUresult noted = note(stream, 0);
   return result == kCudaSuccess ? noted : result;
 }

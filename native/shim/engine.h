@@ -51,8 +51,8 @@ class Engine {
   CUresult launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, const Capture& capture,
                   CUevent before, CUevent after);
 
-  // Lets each of these streams wait for all that they hold now. kCudaCaptureMerge where some are in a capture that
-  // others are not in.
+  // Lets each of these streams, and the communicator's next call, wait for all that they hold now. kCudaCaptureMerge
+  // where some are in a capture that others are not in.
   CUresult join(const std::vector<CUstream>& streams);
 
   // Messages, in two steps: where they begin, which is after all that the stream holds now; and, when what comes before

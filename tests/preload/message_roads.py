@@ -21,13 +21,15 @@ INT32, LARGE, SMALL, MOST = 2, 50_000, 100, 60_000
 
 
 class Rank:
-    """A GPU with a stream and memory for three messages."""
+    """A GPU with two streams and memory for three messages."""
 
     def __init__(self, cuda: c.CDLL, device: int) -> None:
         self.cuda, self.context, self.stream, self.memory = cuda, c.c_void_p(), c.c_void_p(), c.c_uint64()
+        self.other = c.c_void_p()
         must(cuda.cuDevicePrimaryCtxRetain(c.byref(self.context), device))
         must(cuda.cuCtxSetCurrent(self.context))
-        must(cuda.cuStreamCreate(c.byref(self.stream), 1))
+        for stream in (self.stream, self.other):
+            must(cuda.cuStreamCreate(c.byref(stream), 1))
         must(cuda.cuMemAlloc_v2(c.byref(self.memory), c.c_size_t(3 * 4 * MOST)))
 
     def at(self, place: int) -> c.c_void_p:
@@ -128,6 +130,21 @@ def one_waits_for_another(program: Program) -> None:
     check("of both", program.reached(), ["ncclSend", "ncclRecv"])
 
 
+def a_call_after_a_message(program: Program) -> None:
+    """In another stream, which nothing but the communicator lets wait: it passes on what the message has brought."""
+    program.ranks[0].put(0, 9)
+    must(program.send(0, 1, MOST))
+    must(program.receive(1, 0, MOST))
+    with program.group():
+        for one, comm in zip(program.ranks, program.comms, strict=True):
+            data = one.at(1), one.at(2), c.c_size_t(MOST), INT32
+            must(program.nccl.ncclBroadcast(*data, 1, comm, one.other))
+    for one in program.ranks:
+        must(program.cuda.cuCtxSetCurrent(one.context))
+        must(program.cuda.cuStreamSynchronize(one.other))
+    check("passed on", [one.wrong(2, 9, MOST) for one in program.ranks], [0] * 4)
+
+
 def captured(program: Program) -> None:
     """Into a graph NCCL's messages go."""
     program.reached()
@@ -161,7 +178,7 @@ def nobody_receives(program: Program) -> None:
 
 def main(path: str) -> None:
     program = Program(path)
-    for scene in (others_do_nothing, of_nccl, one_waits_for_another, captured, nobody_receives):
+    for scene in (others_do_nothing, of_nccl, one_waits_for_another, a_call_after_a_message, captured, nobody_receives):
         print(json.dumps({"what": scene.__name__, "ok": True}), flush=True)
         scene(program)
 

@@ -59,7 +59,7 @@ def test_every_byte_arrives_whatever_runs_late(
 ) -> None:
     paths = table(topo, tmp_path / "paths.json")
     given = {"BLINK_TOPO": topo, "BLINK_PATHS": paths, "BLINK_STAGING_BYTES": NARROW, "BLINK_DOUBLE_SEED": seed}
-    outcome = preloaded.client(mode, 4, cases="messages,exchange,groups", timeout_s=150, **given).right()
+    outcome = preloaded.client(mode, 4, cases="messages,exchange,groups,streams", timeout_s=150, **given).right()
     # Short ones, which go directly, and those to itself are NCCL's: in the same groups as ours.
     assert outcome.calls("nccl")["send"] > 0
     ours = reasons(outcome, "blink")
@@ -97,7 +97,7 @@ def test_messages_that_few_programs_send(preloaded: Preloaded, tmp_path: Path) -
     (ended,) = outcome.ended
     assert [line for line in ended.said if not line["ok"]] == []
     assert ended.code == 0, ended.err[-2000:]
-    assert len(ended.said) == 24
+    assert len(ended.said) == 26
     late = [line for line in outcome.blink if "waited 3 s for room for message" in line]
     assert len(late) == 1
     assert "from rank 0 to rank 1" in late[0]
