@@ -127,8 +127,9 @@ def choices(name: str, world_size: int) -> tuple[HostChoice, ...]:
     rings = (HostChoice("one_hop", False, 256 * KIB), _variant(64 * KIB))
     if name == "reduce":  # goes one way: in a ring both ends work on it
         return (HostChoice("one_hop", True, 256 * KIB, below=64 * KIB), *rings)
-    # Of what goes one way each of two ranks moves every other chunk.
-    crossed = (_variant(512 * KIB, parts=2), _variant(MIB, parts=2))
+    # Of what goes one way each of two ranks moves every other chunk; of gathers that is half of S.
+    parts = 4 if world_size == 2 and name in ("gather", "scatter") else 2
+    crossed = (_variant(512 * KIB, parts=parts), _variant(MIB, parts=parts))
     return (
         HostChoice("one_hop", True, 256 * KIB, below=32 * KIB),
         HostChoice("one_hop", False, 256 * KIB, below=128 * KIB),

@@ -53,6 +53,15 @@ def crossed(name: str, nbytes: int, crossing: Crossing = Crossing.MEASURED) -> l
     return [choice.cross_memory for choice in choose(name, nbytes, 2, crossing)]
 
 
+@pytest.mark.parametrize(("name", "moves"), [("broadcast", 1), ("gather", 2), ("scatter", 2)])
+def test_both_of_two_ranks_copy_what_goes_one_way(name: str, moves: int) -> None:
+    """Each every other chunk, so there must be two of them in the one block that moves: S, or half of it."""
+    for nbytes in (128 << 10, 1 << 20, 2 << 20, 64 << 20):
+        for row in choose(name, nbytes, 2, Crossing.WHEREVER_POSSIBLE):
+            assert row.cross_memory
+            assert 2 * row.chunk_bytes * moves <= nbytes
+
+
 def test_variants_do_the_same_in_other_ways() -> None:
     for name in COLLECTIVES:
         for nbytes in SIZES:
