@@ -385,8 +385,9 @@ static int measure(struct data* data, int count, const void* user, MPI_Datatype 
     data->extent = extent;
   }
   for (int i = 0; i < count; ++i) {
-    if (data->counts[i] < 0 || (data->size > 0 && data->counts[i] > kMostBytes / data->size)) return 0;
-    const int64_t bytes = data->counts[i] * data->size, begin = data->places[i] * data->size;
+    const int64_t begin = data->places[i] * data->size;
+    int64_t bytes = 0;  // a division would be half of a small call's preparation
+    if (data->counts[i] < 0 || __builtin_mul_overflow(data->counts[i], data->size, &bytes) || bytes > kMostBytes) return 0;
     data->bytes.lengths[i] = bytes;
     data->bytes.places[i] = data->ours ? data->total : begin;
     data->total += bytes;
@@ -503,7 +504,7 @@ static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Da
   if (row == NULL || row->dtype < 0 || operation < 0 || !combines(row->kind, operation)) return kType;
   if (elements == 0) return kEmpty;
   if (elements < 0) return kArguments;
-  if (elements > LIMIT / row->bytes / blocks) return kLarge;
+  if (elements > LIMIT || elements * row->bytes * blocks > LIMIT) return kLarge;
   task->call.count = elements * row->factor;
   task->call.dtype = (uint32_t)row->dtype;
   task->call.op = (uint32_t)operation;
