@@ -133,7 +133,7 @@ def choices(name: str, world_size: int) -> tuple[HostChoice, ...]:
     return (
         HostChoice("one_hop", True, 256 * KIB, below=32 * KIB),
         HostChoice("one_hop", False, 256 * KIB, below=128 * KIB),
-        HostChoice("one_hop", False, 256 * KIB, below=2 * MIB),
+        HostChoice("one_hop", False, 256 * KIB, below=parts * MIB),
         *rings[1:],
         crossed[0],
         *rings,
