@@ -11,6 +11,7 @@ import ctypes as c
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,8 +131,33 @@ def one_waits_for_another(program: Program) -> None:
     check("of both", program.reached(), ["ncclSend", "ncclRecv"])
 
 
+@contextmanager
+def held(rank: Rank) -> Iterator[None]:
+    """What the rank's stream gets inside runs only some time after the end."""
+    word, opener = c.c_uint64(), c.c_void_p()
+    must(rank.cuda.cuCtxSetCurrent(rank.context))
+    must(rank.cuda.cuMemAlloc_v2(c.byref(word), c.c_size_t(8)))
+    must(rank.cuda.cuStreamCreate(c.byref(opener), 1))
+    must(rank.cuda.cuMemsetD8Async(word, 0, c.c_size_t(8), opener))
+    must(rank.cuda.cuStreamSynchronize(opener))
+    must(rank.cuda.cuStreamWaitValue64_v2(rank.stream, word, c.c_uint64(1), 0))
+    yield
+    time.sleep(0.2)
+    must(rank.cuda.cuCtxSetCurrent(rank.context))
+    must(rank.cuda.cuMemsetD8Async(word, 1, c.c_size_t(8), opener))
+
+
 def a_call_after_a_message(program: Program) -> None:
     """In another stream, which nothing but the communicator lets wait: it passes on what the message has brought."""
+    with held(program.ranks[0]):
+        pass_on(program)
+    for one in program.ranks:
+        must(program.cuda.cuCtxSetCurrent(one.context))
+        must(program.cuda.cuStreamSynchronize(one.other))
+    check("passed on", [one.wrong(2, 9, MOST) for one in program.ranks], [0] * 4)
+
+
+def pass_on(program: Program) -> None:
     program.ranks[0].put(0, 9)
     must(program.send(0, 1, MOST))
     must(program.receive(1, 0, MOST))
@@ -139,10 +165,6 @@ def a_call_after_a_message(program: Program) -> None:
         for one, comm in zip(program.ranks, program.comms, strict=True):
             data = one.at(1), one.at(2), c.c_size_t(MOST), INT32
             must(program.nccl.ncclBroadcast(*data, 1, comm, one.other))
-    for one in program.ranks:
-        must(program.cuda.cuCtxSetCurrent(one.context))
-        must(program.cuda.cuStreamSynchronize(one.other))
-    check("passed on", [one.wrong(2, 9, MOST) for one in program.ranks], [0] * 4)
 
 
 def captured(program: Program) -> None:
@@ -165,22 +187,33 @@ def captured(program: Program) -> None:
 def nobody_receives(program: Program) -> None:
     """The sender gives up after BLINK_TIMEOUT, and every rank of the communicator is told."""
     must(program.send(0, 1, LARGE))
-    must(program.cuda.cuCtxSetCurrent(program.ranks[0].context))
-    must(program.cuda.cuStreamSynchronize(program.ranks[0].stream))
+    given_up(program, 0)
+    check("no more", program.send(0, 1, LARGE), 6)
+
+
+def nobody_sends(program: Program) -> None:
+    must(program.receive(1, 0, LARGE))
+    given_up(program, 1)
+
+
+def given_up(program: Program, rank: int) -> None:
+    must(program.cuda.cuCtxSetCurrent(program.ranks[rank].context))
+    must(program.cuda.cuStreamSynchronize(program.ranks[rank].stream))
     states = []
     for comm in program.comms:
         state = c.c_int(0)
         must(program.nccl.ncclCommGetAsyncError(comm, c.byref(state)))
         states.append(state.value)
     check("all know", states, [6] * 4)  # ncclRemoteError
-    check("no more", program.send(0, 1, LARGE), 6)
 
 
 def main(path: str) -> None:
     program = Program(path)
-    for scene in (others_do_nothing, of_nccl, one_waits_for_another, a_call_after_a_message, captured, nobody_receives):
+    for scene in (others_do_nothing, of_nccl, one_waits_for_another, a_call_after_a_message, captured):
         print(json.dumps({"what": scene.__name__, "ok": True}), flush=True)
         scene(program)
+    nobody_receives(Program(path))
+    nobody_sends(Program(path))
 
 
 if __name__ == "__main__":
