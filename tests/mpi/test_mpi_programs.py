@@ -226,6 +226,13 @@ ON_HOSTS = {
     "in turns": (4, "$((r % 2))"),
     "apart": (2, "$r"),
 }
+ROOTED = ("Gather", "Gatherv", "Scatter", "Scatterv")
+#: What is left to MPI there, beside uneven Allgatherv.
+NOT_SERVED = {
+    "as many on each": set(),
+    "more on one": {*(f"MPI_{name}" for name in ("Bcast", "Reduce", *ROOTED))},  # of some roots
+    "in turns": {"MPI_Allgather", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block"},
+}
 
 
 @pytest.mark.parametrize("where", ON_HOSTS if ALL_TESTS else ["as many on each", "more on one"])
@@ -235,7 +242,9 @@ def test_ranks_on_several_hosts_meet_inside_of_each(mpi, where, tmp_path):
         pytest.skip("MPICH's ranks spin: BLINK_ALL_TESTS=1 runs it")
     wrapper = f'r=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; BLINK_HOSTID=host{host} exec "$0" "$@"'
     # Blocking forms: of the others, which are MPI's here, Open MPI 4.1.4's Igatherv hangs among three ranks.
-    line = mpi.launch(ranks, "sh", "-c", wrapper, mpi.program("checked.c"), "70001" if ALL_TESTS else "5003", "1")
+    # And MPICH 4.0.2's own Reduce crashes in place, from 20 KB on.
+    most = "130" if mpi.name != "openmpi" else "70001" if ALL_TESTS else "5003"
+    line = mpi.launch(ranks, "sh", "-c", wrapper, mpi.program("checked.c"), most, "1")
     done = mpi.run(line, options=["--shared-dir", str(tmp_path)])
     assert done.code == 0, done.err
     assert ", 0 wrong" in done.out
@@ -246,10 +255,9 @@ def test_ranks_on_several_hosts_meet_inside_of_each(mpi, where, tmp_path):
         return
     why = "of ranks on several hosts: nonblocking, or not one that Blink serves there"
     left = {name for name, rows in done.rows("mpi").items() if any(row["why"] == why for row in rows)}
-    assert {"MPI_Alltoall", "MPI_Gatherv", "MPI_Reduce_scatter_block"} <= left
-    assert not {"MPI_Allreduce", "MPI_Barrier"} & left
-    slices = set() if where == "more on one" else {"reduce_scatter"}
-    assert set(done.rows("blink")) >= {"reduce", "broadcast", "allgather"} | slices
+    assert left == {"MPI_Allgatherv"} | NOT_SERVED[where]
+    columns = {"reduce_scatter"} if where == "as many on each" else set()
+    assert set(done.rows("blink")) >= {"reduce", "broadcast", "gather", "scatter", "alltoall"} | columns
 
 
 @DETAILS
