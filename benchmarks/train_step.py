@@ -2,11 +2,12 @@
 
     torchrun --standalone --nproc-per-node 2 benchmarks/train_step.py [--steps 60] [--width 128]
 
-The models train side by side on the same texts, a step of each in turn. Of each AllReduce of a bucket counts the
-processor time of the thread that runs it, and of the ranks the one that spent least: others had waited. (Wall time
-would count what the backward pass does on the same core.) "Exposed" is what a step takes longer than one under
-no_sync(), which sends nothing. "One element" reduces a single element of each bucket: what is left of a collective
-when nothing is moved. All losses of the first three must be equal, bit for bit.
+The models train side by side on the same texts, a step of each in turn. Communication is what a step has beyond one
+whose hook sends nothing ("silent"): wall time, the mean of the ranks, and processor time of all threads of a process,
+of the rank with least, for others waited more. "Calls" is the part of it in the engine: processor time of the threads
+that run it, from the call of the group to its end, cold as it is after a backward pass, of the rank with least in that
+step. "One element" reduces one of each bucket: what is left of a call when nothing is moved. "Beside" has shared
+buckets, and a thread that reduces them while the backward pass goes on. All losses must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import blinkccl
+from blinkccl.torch_backend.issue import InPlaceBySteps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import train
@@ -41,57 +44,75 @@ def one_element(group, bucket):  # torch compares annotations as objects, and th
     return work.get_future().then(lambda _: gradients)
 
 
+def silent(group, bucket):
+    """A communication hook that sends nothing."""
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 class Contestant:
     """One model, how it is reduced, and what its steps took."""
 
-    def __init__(self, backend: str, texts: int, prepare: Any = None, synced: bool = True) -> None:
+    def __init__(self, backend: str, texts: int, prepare: Any = None) -> None:
         torch.manual_seed(0)
         self.group = dist.new_group(backend=backend)
         self.model = DistributedDataParallel(train.Transformer(), process_group=self.group)
         if prepare is not None:
             prepare(self.model)
-        self.synced = synced
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.texts = torch.Generator().manual_seed(texts)
         self.losses: list[float] = []
-        self.step_s: list[float] = []
-        self.communication_s: list[float] = []
+        #: Of each step: wall time, processor time, and that in calls.
+        self.took_s: list[tuple[float, float, float]] = []
 
     def step(self) -> None:
-        """One step, and afterwards what its collectives took on the rank that waited least."""
+        """One step, with calls as on the rank that waited least."""
         text = train.batch_of_texts(self.texts, 8)
-        with self._timed() as taken, nullcontext() if self.synced else self.model.no_sync():
-            begin = time.perf_counter()
+        with self._timed() as taken:
+            wall, processor = time.perf_counter(), time.process_time()
             loss = cross_entropy(self.model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            self.step_s.append(time.perf_counter() - begin)
+            wall, processor = time.perf_counter() - wall, time.process_time() - processor
         self.losses.append(loss.item())
-        least = torch.tensor(taken)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        self.communication_s.append(least.sum().item())
+        self.took_s.append((wall, processor, sum(taken)))
+
+    def beyond(self, silent: Contestant) -> list[float]:
+        """Medians over the steps that count: wall and processor time beyond ``silent``'s, and that of calls."""
+        took, least = (torch.tensor(each.took_s[WARM_UP:], dtype=torch.float64) for each in (self, silent))
+        longer = (took - least)[:, :2].median(0).values
+        ranks = [torch.empty_like(longer) for _ in range(dist.get_world_size())]
+        dist.all_gather(ranks, longer)
+        calls = took[:, 2].contiguous()
+        dist.all_reduce(calls, dist.ReduceOp.MIN)
+        return [torch.stack(ranks)[:, 0].mean().item(), torch.stack(ranks)[:, 1].min().item(), calls.median().item()]
 
     @contextmanager
     def _timed(self) -> Iterator[list[float]]:
-        """Processor time of each collective of ours in the block, in order."""
+        """Processor time of each call of ours in the block, or of each step of it, in the thread that made it."""
         taken: list[float] = []
         transport = getattr(self.group, "_transport", None)
         if transport is None:  # gloo's threads are its own
             yield taken
             return
-        run = transport.run
 
-        def timed(*call: Any) -> None:
-            begin = time.thread_time()
-            run(*call)
-            taken.append(time.thread_time() - begin)
+        def timed(run: Any) -> Any:
+            def call(*given: Any) -> None:
+                begin = time.thread_time()
+                run(*given)
+                taken.append(time.thread_time() - begin)
 
-        transport.run = timed
+            return call
+
+        go_on = InPlaceBySteps.go_on
+        transport.run, InPlaceBySteps.go_on = timed(transport.run), timed(go_on)
         try:
             yield taken
         finally:
             del transport.run
+            InPlaceBySteps.go_on = go_on
 
 
 def main() -> None:
@@ -106,40 +127,43 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("blink")
     texts = 1000 + dist.get_rank()
+    shared = blinkccl.torch.shared_buckets
     each = {
+        "silent": Contestant("blink", texts, hooked(silent)),
         "gloo": Contestant("gloo", texts),
         "blink": Contestant("blink", texts),
-        "shared": Contestant("blink", texts, blinkccl.torch.shared_buckets),
-        "one element": Contestant(
-            "blink", texts, lambda model: model.register_comm_hook(model.process_group, one_element)
-        ),
-        "no_sync": Contestant("blink", texts, synced=False),
+        "shared": Contestant("blink", texts, partial(shared, in_background=False)),
+        "beside": Contestant("blink", texts, partial(shared, in_background=True)),
+        "one element": Contestant("blink", texts, hooked(one_element)),
     }
     order = list(each.values())
     for _ in range(WARM_UP + options.steps):
         for contestant in order:
             contestant.step()
         order.append(order.pop(0))
-    if dist.get_rank() == 0:
-        tell(each)
+    tell(each)
     dist.barrier()
     dist.destroy_process_group()
 
 
+def hooked(hook: Any) -> Any:
+    """What registers a hook."""
+    return lambda model: model.register_comm_hook(model.process_group, hook)
+
+
 def tell(each: dict[str, Contestant]) -> None:
-    """Medians over the steps; ratios and differences are taken within a round."""
-    counted = {name: contestant.step_s[WARM_UP:] for name, contestant in each.items()}
-    for name, steps in counted.items():
-        longer = statistics.median(a - b for a, b in zip(steps, counted["no_sync"], strict=True))
-        took = statistics.median(each[name].communication_s[WARM_UP:])
-        ours = f"collectives {took * 1e6:8.0f} us" if took else ""
-        print(f"{name:11} step {statistics.median(steps) * 1e3:8.2f} ms  exposed {longer * 1e6:8.0f} us  {ours}")
-    shared, plain, least = (each[name].communication_s[WARM_UP:] for name in ("shared", "blink", "one element"))
-    whole = statistics.median(a / b for a, b in zip(shared, plain, strict=True))
-    empty = statistics.median(least)
-    moving = (statistics.median(shared) - empty) / (statistics.median(plain) - empty)
-    print(f"shared / blink: collectives {whole:.2f}, and without what one element takes {moving:.2f}")
-    same = each["gloo"].losses == each["blink"].losses == each["shared"].losses
+    """What steps took; differences are taken within a round."""
+    beyond = {name: contestant.beyond(each["silent"]) for name, contestant in each.items() if name != "silent"}
+    if dist.get_rank():
+        return
+    for name, (wall, processor, calls) in beyond.items():
+        step = statistics.median(took[0] for took in each[name].took_s[WARM_UP:])
+        more = f"beyond silent {wall * 1e6:6.0f} us, processor {processor * 1e6:6.0f} us"
+        print(f"{name:11} step {step * 1e3:7.2f} ms  {more}", f" calls {calls * 1e6:6.0f} us" if calls else "")
+    for name in ("shared", "beside"):
+        ratios = [a / b for a, b in zip(beyond[name], beyond["blink"], strict=True)]
+        print("{} / blink: wall {:.2f}, processor {:.2f}, calls {:.2f}".format(name, *ratios))
+    same = all(each[name].losses == each["gloo"].losses for name in ("blink", "shared", "beside"))
     print("losses are", "the same, bit for bit" if same else "NOT the same")
 
 

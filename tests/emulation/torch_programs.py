@@ -14,6 +14,7 @@ import pickle
 import re
 import runpy
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -549,9 +550,15 @@ def a_rank_dies(rank: int, size: int) -> None:
     dist.barrier()
     model = DistributedDataParallel(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
+    by_steps = DistributedDataParallel(nn.Linear(4, 4), process_group=dist.new_group(backend="blink", timeout=TIMEOUT))
+    blinkccl.torch.shared_buckets(by_steps, in_background=False)
+    by_steps(torch.ones(2, 4)).sum().backward()
     if rank == size - 1:
         os._exit(0)
     begun = time.monotonic()
+    with raises(RuntimeError, "lost"):
+        for _ in range(3):
+            by_steps(torch.ones(2, 4)).sum().backward()
     with raises(RuntimeError, "lost"):
         for _ in range(3):
             model(torch.ones(2, 4)).sum().backward()
@@ -645,7 +652,7 @@ def shared_buckets(rank: int, size: int) -> None:
     heap = process_heap()
     before = heap.used
 
-    def counted(shared: bool, **options: Any) -> tuple[list[float], dict[str, int]]:
+    def counted(shared: bool, in_background: bool = False, **options: Any) -> tuple[list[float], dict[str, int]]:
         torch.manual_seed(1)
         hidden = [nn.Sequential(nn.Linear(192, 192), nn.ReLU()) for _ in range(3)]
         group = dist.new_group(backend="blink", timeout=TIMEOUT)
@@ -653,7 +660,8 @@ def shared_buckets(rank: int, size: int) -> None:
             nn.Sequential(nn.Linear(10, 192), *hidden, nn.Linear(192, 5)), process_group=group, **options
         )
         if shared:
-            blinkccl.torch.shared_buckets(model)
+            blinkccl.torch.shared_buckets(model, in_background=in_background)
+        threads = set(threading.enumerate())
         optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
         for step in range(5):
             if step == 2:  # DDP has made its buckets anew, and these have moved
@@ -667,10 +675,13 @@ def shared_buckets(rank: int, size: int) -> None:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=step % 2 == 0)
             found.append(loss.item())
+        by_steps = shared and not in_background and "find_unused_parameters" not in options
+        assert not by_steps or threads.issuperset(threading.enumerate()), "nobody else was asked"
         return found, {name: count - settled[name] for name, count in group.stats().items()}
 
-    for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
-        plain, by_plain = counted(False, bucket_cap_mb=0.2, **options)
+    plain, by_plain = counted(False, bucket_cap_mb=0.2)
+    views = {"gradient_as_bucket_view": True}
+    for options in ({"in_background": True}, views, {"find_unused_parameters": True}, {"static_graph": True}, {}):
         shared, by_shared = counted(True, bucket_cap_mb=0.2, **options)
         assert (shared == plain) or size & (size - 1), (shared, plain)
         torch.testing.assert_close(torch.tensor(shared), torch.tensor(plain), rtol=1e-4, atol=1e-4)
@@ -690,6 +701,7 @@ def shared_buckets(rank: int, size: int) -> None:
             model(torch.ones(2, 3)).sum().backward()
     with raises(UsageError, "takes a DistributedDataParallel or FSDP2 model, got Linear", torchs=False):
         blinkccl.torch.shared_buckets(nn.Linear(3, 3))
+    broken_backward(rank, size)
     on_gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
     model = DistributedDataParallel(Small(), process_group=on_gloo)
     with raises(UsageError, "not of backend blink", torchs=False):
@@ -697,6 +709,43 @@ def shared_buckets(rank: int, size: int) -> None:
     blinkccl.torch.shared_buckets(model, blinkccl.torch.group(timeout=TIMEOUT))
     reference = torch.tensor(losses(DistributedDataParallel(Small()), rank))
     torch.testing.assert_close(torch.tensor(losses(model, rank)), reference, rtol=1e-4, atol=1e-4)
+
+
+class Halting(torch.autograd.Function):
+    """Passes a tensor on; its backward pass fails."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> Tensor:
+        raise ArithmeticError("halted")
+
+
+def broken_backward(rank: int, size: int) -> None:
+    """Buckets that a failed backward pass left under way come before what the group is asked for next."""
+    group = dist.new_group(backend="blink", timeout=TIMEOUT)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), process_group=group, bucket_cap_mb=1e-5
+    )
+    blinkccl.torch.shared_buckets(model, in_background=False)
+    model(torch.ones(2, 3)).sum().backward()
+    number = torch.tensor([float(rank)])
+    work = dist.all_reduce(number, group=group, async_op=True)
+    if rank == 0:
+        time.sleep(0.1)  # the others' buckets are under way for a while
+    hidden = model(torch.ones(2, 3))
+    weight = model.module[1].weight
+    handle = weight.register_hook(lambda gradient: Halting.backward(None, gradient))
+    with pytest.raises(ArithmeticError, match="halted"):
+        hidden.sum().backward()
+    handle.remove()
+    second = torch.tensor([float(rank)])
+    dist.all_reduce(second, group=group)
+    work.wait()
+    same(number, second)
+    same(second, torch.tensor([size * (size - 1) / 2]))
 
 
 def fully_sharded(mesh: DeviceMesh) -> Small:

@@ -135,6 +135,10 @@ class Endpoint:
             self._library.blink_detach(self._comm)
             self._comm = None
 
+    def forget(self) -> None:
+        """In a forked child, which has no rank: what it calls finds the communicator closed."""
+        self._comm = None
+
     def abort(self, why: str) -> None:
         """Ends the communicator for all ranks: their calls raise CommunicationError with ``why``."""
         if self._comm is not None:
@@ -326,6 +330,25 @@ class NativeOp:
         code = self._library.blink_op_run(
             self.handle, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
         )
+        if code:
+            raise self.endpoint.failure(code, str(self.call))
+
+    def start(self, send: int | None, receive: int | None, timeout_us: int) -> None:
+        """Begins it, to go on by :meth:`step`; no other call on the communicator until it has ended."""
+        self._check(self._library.blink_op_start(self.handle, send, receive, timeout_us))
+
+    def step(self) -> bool:
+        """Goes on as far as no other rank has to be waited for: whether it has ended; errors as of :meth:`run`."""
+        code: int = self._library.blink_op_step(self._op)
+        if code != native.AGAIN:
+            self._check(code)
+        return code != native.AGAIN
+
+    def finish(self) -> None:
+        """Goes on to its end."""
+        self._check(self._library.blink_op_finish(self._op))
+
+    def _check(self, code: int) -> None:
         if code:
             raise self.endpoint.failure(code, str(self.call))
 

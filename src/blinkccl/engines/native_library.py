@@ -19,7 +19,7 @@ HEADER = header("host.h")
 _CODES = HEADER.numbers("blink_code")
 OK, DEADLINE, PEER_LOST, MISMATCH = (_CODES[name] for name in ("ok", "deadline", "peer_lost", "mismatch"))
 ABORTED, INVALID, SYSTEM, INTERRUPTED = (_CODES[name] for name in ("aborted", "invalid", "system", "interrupted"))
-UNSUPPORTED = _CODES["unsupported"]
+UNSUPPORTED, AGAIN = _CODES["unsupported"], _CODES["again"]
 #: What a rank waits for, by number.
 WAITS = tuple(HEADER.numbers("blink_waits", "BLINK_WAITS_"))
 

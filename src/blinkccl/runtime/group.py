@@ -236,6 +236,9 @@ class Group(ABC):
     def _leave(self) -> None:
         """Nothing is under way any more."""
 
+    def _forget(self) -> None:
+        self._calls = {}
+
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise CommunicationError(
@@ -274,7 +277,7 @@ def _close_all() -> None:
 def _forget_all() -> None:
     """A forked child has no rank: what it calls must not find prepared calls, nor locks that a thread held."""
     for group in list(_groups):
-        group._calls = {}
+        group._forget()
     _groups.clear()
 
 

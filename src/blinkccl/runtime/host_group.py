@@ -124,6 +124,11 @@ class HostGroup(Group):
         with self._executor.lock:
             return prepared.time(barrier, send, recv, iterations, self._timeout_us, with_barrier)
 
+    def native_op(self, call: CollectiveCall) -> NativeOp | None:
+        """What serves ``call``, for those who make it by steps, with no other call meanwhile; None: no native code."""
+        prepared = self._calls.get(call) or self._keep(call)
+        return prepared if isinstance(prepared, NativeOp) else None
+
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
         if self.size == 1:
             return _SingleRankOp(call)
@@ -211,6 +216,10 @@ class HostGroup(Group):
         if not self._closed:
             self._check_open()
             self._endpoint.abort(why)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._endpoint.forget()
 
     def _stop(self) -> None:
         _ = self._endpoint.handle

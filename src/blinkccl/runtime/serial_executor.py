@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 from blinkccl.errors import CommunicationError
 
 _Task = tuple[Callable[[], None], "Future[None]"]
 
 
+class Steps(Protocol):
+    """A call that is made by steps, in whatever thread; what goes wrong it keeps."""
+
+    ended: bool
+
+    def go_on(self, wait: bool) -> None:
+        """As far as nothing has to be waited for, or (``wait``) to its end."""
+
+
 class SerialExecutor:
     """A queue of calls and the thread, called ``name``, that makes them one after another.
 
-    A caller may make a call itself, holding :attr:`lock`, as long as the queue is :attr:`idle`.
+    A caller may make a call itself, holding :attr:`lock`, as long as the queue is :attr:`idle`. Calls by steps are made
+    by their callers as long as there are no others.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,6 +38,7 @@ class SerialExecutor:
         self._count = 0
         self._counting = threading.Lock()
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._by_steps: deque[Steps] = deque()  # before all tasks
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -36,13 +49,32 @@ class SerialExecutor:
         with self._counting:
             if self._closed:
                 raise CommunicationError("the group is closed")
-            self._count += 1
-            self.idle = False
-            self._tasks.put((call, future))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+            if self._by_steps:
+                self._put(self._finish_steps, Future())
+            self._put(call, future)
         return future
+
+    def start(self, call: Steps) -> None:
+        """Queues ``call``, and goes on with what is queued by steps; with other calls before it, it is one of them."""
+        with self._counting:
+            by_steps = self._count == len(self._by_steps) and not self._closed
+            if by_steps:
+                self._count += 1
+                self.idle = False
+                self._by_steps.append(call)
+        if not by_steps:
+            self.submit(lambda: call.go_on(True))
+        elif self.lock.acquire(blocking=False):
+            try:
+                self._go_on(wait=False)
+            finally:
+                self.lock.release()
+
+    def finish(self, call: Steps) -> None:
+        """Returns when ``call``, which was started here, has ended."""
+        self._finish_steps()
+        if not call.ended:
+            self.submit(_nothing).result()
 
     @property
     def busy(self) -> bool:
@@ -54,12 +86,35 @@ class SerialExecutor:
 
     def close(self) -> None:
         """Lets queued calls be made and ends the thread."""
+        self._finish_steps()
         with self._counting:
             self._closed = True
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._tasks.put(None)
             thread.join()
+
+    def _put(self, call: Callable[[], None], future: Future[None]) -> None:
+        self._count += 1
+        self.idle = False
+        self._tasks.put((call, future))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _finish_steps(self) -> None:
+        with self.lock:
+            self._go_on(wait=True)
+
+    def _go_on(self, wait: bool) -> None:
+        while self._by_steps:
+            self._by_steps[0].go_on(wait)
+            if not self._by_steps[0].ended:
+                return
+            with self._counting:
+                self._by_steps.popleft()
+                self._count -= 1
+                self.idle = self._count == 0
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -78,3 +133,7 @@ class SerialExecutor:
             else:
                 future.set_exception(error)
             del task, call, future, error  # the next may be long in coming, and arrays hang on these
+
+
+def _nothing() -> None:
+    return

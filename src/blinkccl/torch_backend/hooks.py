@@ -11,16 +11,26 @@ torch's own hooks (``fp16_compress_hook``, PowerSGD) work on such a group as wel
 annotations as objects: no ``from __future__ import annotations`` here.
 """
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.runtime.heap import empty, process_heap
 from blinkccl.torch_backend import register
+from blinkccl.torch_backend.eager import eager
+from blinkccl.torch_backend.issue import InPlaceBySteps
 from blinkccl.torch_backend.process_group import BlinkProcessGroup
+from blinkccl.torch_backend.types import element_type
+
+#: Buckets whose calls are kept: a model's, and those that DDP made before it knew the order of gradients.
+_KEPT_BUCKETS = 4096
+_after_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 
 def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
@@ -37,7 +47,7 @@ def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
     return dist.new_group(None if ranks is None else list(ranks), backend="blink", **options)
 
 
-def shared_buckets(model: Any, group: Any = None) -> None:
+def shared_buckets(model: Any, group: Any = None, in_background: bool | None = None) -> None:
     """Keeps what DDP or FSDP2 communicates in memory that all ranks of a host share: nothing is copied on the way.
 
     Model and training loop stay as they are. A bucket of DDP's moves when it is first reduced: the storage under its
@@ -52,6 +62,9 @@ def shared_buckets(model: Any, group: Any = None) -> None:
         the CPU. All ranks call this.
     group
         For DDP: of backend blink, with the ranks of ``model.process_group``; None: that group itself.
+    in_background
+        For DDP: whether another thread reduces buckets while the backward pass goes on; None: where there are cores for
+        such threads beside those that the ranks' torch computes with.
 
     Raises
     ------
@@ -79,15 +92,65 @@ def shared_buckets(model: Any, group: Any = None) -> None:
         raise UnsupportedError(f"gradients on {model.device_type} are no memory that processes of a host share")
     if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise UnsupportedError(f"shared_buckets needs torch 2.12 or newer, this is {torch.__version__}")
-    model.register_comm_hook(group, average_in_shared_memory)
+    if in_background is None:
+        in_background = len(os.sched_getaffinity(0)) >= group.size() * (torch.get_num_threads() + 1)
+    model.register_comm_hook(Buckets(group, in_background, model.static_graph), average_in_shared_memory)
 
 
 def average_in_shared_memory(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """:func:`average`, of buckets in shared memory: what :func:`shared_buckets` registers."""
-    gradients = bucket.buffer()
-    if gradients.layout is torch.strided and not process_heap().holds(gradients.data_ptr()):
-        _share(gradients)
-    return _averaged(state, gradients)
+    average: torch.futures.Future[torch.Tensor] = state.average(bucket.buffer())
+    return average
+
+
+@eager
+class Buckets:
+    """A model's buckets: the state of :func:`average_in_shared_memory`.
+
+    Without ``in_background`` no other thread takes part: a bucket's AllReduce begins in its hook, goes on in those of
+    later buckets as far as peers are there, and ends with the backward pass, in a callback of autograd's before that in
+    which DDP takes the results. Where all cores compute, threads that wake each other cost several times what the
+    AllReduce does. A model with a ``static_graph`` has its first buckets reduced in such a callback: its hooks wait.
+    """
+
+    def __init__(self, group: BlinkProcessGroup, in_background: bool, static_graph: bool) -> None:
+        self._group = group
+        self._in_background, self._waits = in_background, static_graph
+        self._known: dict[tuple[int, int, torch.dtype], InPlaceBySteps | None] = {}  # all in shared memory
+
+    def average(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Of one bucket."""
+        if gradients.layout is not torch.strided:
+            return _averaged(self._group, gradients)
+        key = gradients.data_ptr(), gradients.numel(), gradients.dtype
+        by_steps = self._known[key] if key in self._known else self._shared(gradients)
+        if by_steps is None or not by_steps.start(gradients):
+            return _averaged(self._group, gradients)
+        future: Any = torch._C.Future([])
+        end = partial(self._end, by_steps, future, gradients)
+        if by_steps.ended or self._waits:
+            end()
+            return future
+        try:
+            _after_backward(end)
+        except RuntimeError:  # no backward pass: a rank in DDP's join that has no more inputs
+            end()
+        return future
+
+    def _end(self, by_steps: InPlaceBySteps, future: Any, gradients: torch.Tensor) -> None:
+        by_steps.finish()
+        future.set_result(gradients)
+
+    def _shared(self, gradients: torch.Tensor) -> InPlaceBySteps | None:
+        """Of a new bucket, after it was moved."""
+        if not process_heap().holds(gradients.data_ptr()):
+            _share(gradients)
+        if len(self._known) >= _KEPT_BUCKETS:
+            self._known.clear()
+        call = CollectiveCall("allreduce", element_type(gradients), gradients.numel(), "avg")
+        made = None if self._in_background or not call.elements else self._group.by_steps(call, gradients)
+        self._known[gradients.data_ptr(), gradients.numel(), gradients.dtype] = made
+        return made
 
 
 def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

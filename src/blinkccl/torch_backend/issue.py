@@ -22,8 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blinkccl.collectives.call import CollectiveCall
+from blinkccl.engines.host import NativeOp
 from blinkccl.errors import BlinkError
+from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.serial_executor import SerialExecutor
+from blinkccl.runtime.timeouts import microseconds
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import Memory
 from blinkccl.torch_backend.transport import Transport
@@ -92,7 +95,7 @@ class Issuer(Coalescing):
     def run_now(self, call: CollectiveCall, address: int, timeout_s: float) -> bool:
         """Runs an AllReduce in place in this thread, and makes no objects; False if that is not possible now."""
         executor = self._executor
-        if self._coalesced is not None or profiler._is_profiler_enabled or not executor.idle:
+        if not self.directly or not executor.idle:
             return False
         try:
             with executor.lock:
@@ -100,6 +103,17 @@ class Issuer(Coalescing):
         except BlinkError as error:
             raise for_torch(error, "all_reduce") from error
         return True
+
+    def by_steps(self, call: CollectiveCall, address: int, timeout_s: float) -> InPlaceBySteps | None:
+        """An AllReduce in place, as often as it is made, in its caller's thread; None: there is no such way here."""
+        transport = self._transport
+        op = transport.native_op(call) if isinstance(transport, HostGroup) else None
+        return None if op is None else InPlaceBySteps(self, self._executor, op, address, microseconds(timeout_s))
+
+    @property
+    def directly(self) -> bool:
+        """Whether a call may be made without a thought for profiles, and for others that are collected."""
+        return self._coalesced is None and not profiler._is_profiler_enabled
 
     def issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
         """Runs ``call``, or lets it run in the background; messages always do. DistBackendError if it fails at once."""
@@ -154,6 +168,54 @@ class Issuer(Coalescing):
             return self._transport.irecv(message.address, message.nbytes, message.peer, message.tag, timeout_s)
         assert message.peer is not None  # only a receive may leave it open
         return self._transport.isend(message.address, message.nbytes, message.peer, message.tag, timeout_s)
+
+
+class InPlaceBySteps:
+    """A call by steps, of one group, and as often as it is made: as long as it has not ended it is under way.
+
+    What its memory belongs to is held until then. The deadline counts from the first wait.
+    """
+
+    __slots__ = ("_address", "_begun", "_error", "_executor", "_held", "_issuer", "_op", "_timeout_us", "ended")
+
+    def __init__(self, issuer: Issuer, executor: SerialExecutor, op: NativeOp, address: int, timeout_us: int) -> None:
+        self._issuer, self._executor, self._op = issuer, executor, op
+        self._address, self._timeout_us = address, timeout_us
+        self._begun, self.ended = False, True
+        self._error: BaseException | None = None
+        self._held: object = None
+
+    def start(self, held: object) -> bool:
+        """Begins it; False if that is not possible now."""
+        if not self._issuer.directly:
+            return False
+        if not self.ended:  # the backward pass that began it came to no end
+            self.finish()
+        self._begun, self.ended, self._error, self._held = False, False, None, held
+        self._executor.start(self)
+        return True
+
+    def go_on(self, wait: bool) -> None:
+        """As far as nothing has to be waited for, or (``wait``) to its end; never raises."""
+        try:
+            if not self._begun:
+                self._op.start(self._address, self._address, self._timeout_us)
+                self._begun = True
+            if wait:
+                self._op.finish()
+            elif not self._op.step():
+                return
+        except BaseException as error:  # also what a signal handler raised here: half a call is of no use to anybody
+            self._error = error
+            self._op.endpoint.abort(f"a call that was made by steps ended with {type(error).__name__}")
+        self.ended, self._held = True, None
+
+    def finish(self) -> None:
+        """Returns when it has ended; DistBackendError."""
+        if not self.ended:
+            self._executor.finish(self)
+        if self._error is not None:
+            raise for_torch(self._error, "all_reduce") if isinstance(self._error, BlinkError) else self._error
 
 
 class _Ending:

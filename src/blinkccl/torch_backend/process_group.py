@@ -24,7 +24,7 @@ from blinkccl.torch_backend.call_table import CallTable
 from blinkccl.torch_backend.delegated import Capabilities, DelegatedGroup, devices
 from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
-from blinkccl.torch_backend.issue import Issuer, TorchCall
+from blinkccl.torch_backend.issue import InPlaceBySteps, Issuer, TorchCall
 from blinkccl.torch_backend.monitored import MonitoredBarrier
 from blinkccl.torch_backend.transport import Transport, open_for
 from blinkccl.torch_backend.types import DTYPES
@@ -263,6 +263,10 @@ class BlinkProcessGroup(dist.ProcessGroup):
     def get_group_store(self) -> Any:
         """The group's store; the C++ side has none before torch 2.14."""
         return self._store
+
+    def by_steps(self, call: CollectiveCall, tensor: Tensor) -> InPlaceBySteps | None:
+        """An AllReduce of flat CPU memory, as often as it is made, without threads; None: there is no such way here."""
+        return self._issuer.by_steps(call, tensor.data_ptr(), self._timeout_s)
 
     def stats(self) -> dict[str, int]:
         """The counters of this group's transport, and of its GPUs."""

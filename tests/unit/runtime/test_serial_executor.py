@@ -97,6 +97,64 @@ def test_close_without_work_and_from_its_own_thread() -> None:
     executor.close()
 
 
+class Steps:
+    """A call by steps that can end when ``ready``, and says where it goes on."""
+
+    def __init__(self, log: list[tuple[str, int]], name: str) -> None:
+        self.log, self.name = log, name
+        self.ready, self.ended = threading.Event(), False
+
+    def go_on(self, wait: bool) -> None:
+        assert not self.ended
+        if self.ready.wait(WAIT_S if wait else 0):
+            self.ended = True
+            self.log.append((self.name, threading.get_ident()))
+
+
+def test_calls_by_steps_are_made_in_order_where_somebody_asks(executor: SerialExecutor) -> None:
+    log: list[tuple[str, int]] = []
+    first, second, third = (Steps(log, name) for name in ("first", "second", "third"))
+    second.ready.set()
+    executor.start(first)
+    executor.start(second)
+    assert executor.busy
+    assert not log
+    first.ready.set()
+    executor.start(third)
+    assert [name for name, _ in log] == ["first", "second"]
+    third.ready.set()
+    executor.finish(third)
+    assert executor.idle
+    assert {thread for _, thread in log} == {threading.get_ident()}
+
+
+def test_the_thread_finishes_calls_by_steps_before_what_is_submitted_after_them(executor: SerialExecutor) -> None:
+    log: list[tuple[str, int]] = []
+    first, second = Steps(log, "first"), Steps(log, "second")
+    executor.start(first)
+    between = executor.submit(lambda: log.append(("between", 0)))
+    executor.start(second)  # behind another call: one of the thread's
+    threading.Timer(0.05, first.ready.set).start()
+    second.ready.set()
+    between.result(WAIT_S)
+    executor.finish(second)
+    assert [name for name, _ in log] == ["first", "between", "second"]
+    assert threading.get_ident() not in {thread for _, thread in log}
+    assert executor.submit(lambda: None).result(WAIT_S) is None
+    assert executor.idle
+
+
+def test_close_finishes_calls_by_steps() -> None:
+    executor = SerialExecutor("test")
+    left = Steps([], "left")
+    executor.start(left)
+    left.ready.set()
+    executor.close()
+    assert left.ended
+    with pytest.raises(CommunicationError, match="closed"):
+        executor.start(left)
+
+
 def test_nothing_of_a_call_is_kept_once_it_is_done(executor: SerialExecutor) -> None:
     class Large:
         pass
