@@ -34,6 +34,10 @@
   HANDLED(Scatterv_init, 11) HANDLED(Alltoallv_init, 11) ALONE(Barrier_init, 3)                            \
   COUNTED(Alltoallw_c, 9, kOther) COUNTED(Scan_c, 6, kOther) COUNTED(Exscan_c, 6, kOther)
 
+// Those of MPI 4.1, in a third one (libblink_mpi41.so).
+#define BLINK_MPI_41_ALONE(ALONE)                                                                          \
+  ALONE(Request_get_status_all, 4) ALONE(Request_get_status_any, 5) ALONE(Request_get_status_some, 5)
+
 // Why a call went to the MPI library.
 #define BLINK_MPI_REASONS(REASON)                                                                      \
   REASON(kUnbound, "libblink_mpi.so could not be joined to this MPI library")                          \
@@ -55,7 +59,7 @@
 // Any X of every function, in one order.
 #define BLINK_MPI_FUNCTIONS(HANDLED, ALONE, COUNTED)                        \
   BLINK_MPI_COLLECTIVES(HANDLED, COUNTED) BLINK_MPI_ALONE(ALONE)            \
-  BLINK_MPI_4_COLLECTIVES(HANDLED, ALONE, COUNTED) ALONE(Finalize, 0)
+  BLINK_MPI_4_COLLECTIVES(HANDLED, ALONE, COUNTED) BLINK_MPI_41_ALONE(ALONE) ALONE(Finalize, 0)
 
 #define BLINK_MPI_HANDLED_(name, n) k_##name, k_##name##_c,
 #define BLINK_MPI_ALONE_(name, n) k_##name,

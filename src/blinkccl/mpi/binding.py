@@ -60,10 +60,14 @@ def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Compil
         )
     line = _line(command, mpicc)
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
-    standard = re.search(rb"^#define MPI_VERSION (\d+)", _macros(line), re.MULTILINE)
-    # Programs look whether there are the functions of MPI 4.
-    beside = ("libblink_mpi_fortran.so", *(("libblink_mpi4.so",) if standard and int(standard[1]) >= 4 else ()))
-    return CompiledBinding(build(text, _Compiler(line, directory)), beside)
+    numbers = [
+        re.search(rb"^#define MPI_%s[ \t]+(\d+)" % name, _macros(line), re.MULTILINE)
+        for name in (b"VERSION", b"SUBVERSION")
+    ]
+    standard = tuple(int(number[1]) if number else 0 for number in numbers)
+    # Programs look whether there are the functions of MPI 4, and of 4.1.
+    later = [name for name, needs in (("libblink_mpi4.so", (4, 0)), ("libblink_mpi41.so", (4, 1))) if standard >= needs]
+    return CompiledBinding(build(text, _Compiler(line, directory)), ("libblink_mpi_fortran.so", *later))
 
 
 def _line(command: Sequence[str], mpicc: str | None) -> tuple[str, ...]:
