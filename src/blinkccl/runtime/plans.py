@@ -160,8 +160,10 @@ _TWO_RANKS = (
 
 
 def _more_ranks(world_size: int) -> tuple[HostChoice, ...]:
+    one_step = -(-256 * KIB // world_size)
     return (
-        HostChoice("one_shot", True, 64 * KIB, below=-(-256 * KIB // world_size)),
+        HostChoice("one_shot", True, 64 * KIB, below=min(16 * KIB, one_step)),
+        HostChoice("one_shot", False, 64 * KIB, below=one_step),
         HostChoice("one_hop", True, 64 * KIB, below=64 * KIB),
         HostChoice("one_hop", False, 64 * KIB, below=512 * KIB),
         HostChoice("one_hop", False, 256 * KIB),
