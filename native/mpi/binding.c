@@ -106,6 +106,7 @@ struct bound {
   MPI_Comm comm;
   MPI_Request pending;  // never completes: testing it lets the library go on with everything else
   struct hosts* hosts;  // where its ranks are on several hosts
+  int children;         // communicators that were made of it
   struct bound *next, *before;
 };
 
@@ -627,6 +628,32 @@ EXPORTED int blink_bound_Init(int* argc, char*** argv) {
 EXPORTED int blink_bound_Init_thread(int* argc, char*** argv, int required, int* provided) {
   blink_mpi_announce();
   return begun(PMPI_Init_thread(argc, argv, required, provided));
+}
+
+// A communicator made of one that is served, of which there are few: its ranks share memory at once, since it may be used
+// by nonblocking calls alone. All ranks of `parent` have made as many.
+enum { kEarlyChildren = 4 };
+static int child(int code, MPI_Comm parent, const MPI_Comm* made) {
+  struct bound* bound = NULL;
+  int found = 0;
+  const blink_mpi_comm* state = code == MPI_SUCCESS ? state_of(parent, kMayNot) : NULL;
+  if (state == NULL || !(state->serves || state->reason == kHosts)) return code;
+  PMPI_Comm_get_attr(parent, keyval, &bound, &found);
+  if (found && bound->children++ < kEarlyChildren && *made != MPI_COMM_NULL) state_of(*made, kMustMake);
+  return code;
+}
+EXPORTED int blink_bound_Comm_dup(MPI_Comm comm, MPI_Comm* made) { return child(PMPI_Comm_dup(comm, made), comm, made); }
+EXPORTED int blink_bound_Comm_dup_with_info(MPI_Comm comm, MPI_Info info, MPI_Comm* made) {
+  return child(PMPI_Comm_dup_with_info(comm, info, made), comm, made);
+}
+EXPORTED int blink_bound_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* made) {
+  return child(PMPI_Comm_split(comm, color, key, made), comm, made);
+}
+EXPORTED int blink_bound_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* made) {
+  return child(PMPI_Comm_split_type(comm, type, key, info, made), comm, made);
+}
+EXPORTED int blink_bound_Comm_create(MPI_Comm comm, MPI_Group group, MPI_Comm* made) {
+  return child(PMPI_Comm_create(comm, group, made), comm, made);
 }
 
 EXPORTED int blink_bound_Finalize(void) {

@@ -23,7 +23,8 @@
   ALONE(Barrier, 1) ALONE(Ibarrier, 2) ALONE(Init, 2) ALONE(Init_thread, 4) ALONE(Wait, 2) ALONE(Test, 3)  \
   ALONE(Waitall, 3) ALONE(Waitany, 4) ALONE(Waitsome, 5) ALONE(Testall, 4) ALONE(Testany, 5)               \
   ALONE(Testsome, 5) ALONE(Request_get_status, 3) ALONE(Request_free, 1) ALONE(Cancel, 1)                  \
-  ALONE(Start, 1) ALONE(Startall, 2)
+  ALONE(Start, 1) ALONE(Startall, 2)                                                                      \
+  ALONE(Comm_dup, 2) ALONE(Comm_dup_with_info, 3) ALONE(Comm_split, 4) ALONE(Comm_split_type, 5) ALONE(Comm_create, 3)
 
 // Those of MPI 4, beside NAME_c of every HANDLED one. A library of their own (libblink_mpi4.so) comes before them, which
 // is preloaded only where the MPI library has them: programs look whether there are such functions.

@@ -450,6 +450,24 @@ static void descriptors(void) {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
+// Communicators on which there are nonblocking calls alone.
+static void never_blocks(void) {
+  for (int i = 0; i < 3; ++i) {
+    int got = -1, members;
+    MPI_Comm comm;
+    MPI_Request request;
+    if (i == 0) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    if (i == 1) MPI_Comm_split(MPI_COMM_WORLD, rank == 2 ? MPI_UNDEFINED : 0, -rank, &comm);
+    if (i == 2) MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &comm);
+    if (comm == MPI_COMM_NULL) continue;
+    MPI_Comm_size(comm, &members);
+    MPI_Iallreduce(&i, &got, 1, MPI_INT, MPI_SUM, comm, &request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    need(got == members * i, "another sum");
+    MPI_Comm_free(&comm);
+  }
+}
+
 // What no rank has waited for when the program ends.
 static void left(void) {
   static int in[5000], out[5000];
@@ -483,7 +501,7 @@ int main(int argc, char** argv) {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
       {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"ahead-later", ahead_later}, {"own_block", own_block}, {"short_block", short_block}, {"short_exchange", short_exchange}, {"disagree", disagree},
       {"crossed", crossed}, {"crossed-later", crossed_later}, {"gone_on", gone_on}, {"killed", killed},
-      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left},
+      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks},
       {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
   const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym
   if (unseen) PMPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
