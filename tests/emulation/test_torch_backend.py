@@ -1,6 +1,6 @@
 """Backend "blink" in real processes: every collective, messages, groups, faults, and what torch builds on them.
 
-What the ranks do is in torch_programs.py.
+What the ranks do is in torch_calls.py, torch_training.py and torch_hosts.py.
 """
 
 from __future__ import annotations

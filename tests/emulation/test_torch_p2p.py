@@ -1,6 +1,6 @@
 """``engines/torch_p2p`` over gloo with a thread per rank: deadlines and refusals.
 
-Real processes, tensors and a rank that dies are in torch_programs.py; the conformance suite plays all plans, types and
+Real processes, tensors and a rank that dies are in torch_hosts.py; the conformance suite plays all plans, types and
 operations, and tests/property random programs.
 """
 

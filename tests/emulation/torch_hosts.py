@@ -1,0 +1,249 @@
+"""Programs on ranks that are on several hosts, and on Programs over torch's send and recv."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from hashlib import sha256
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch_calls import background, coalescing, in_order, moved, objects, unequal_blocks
+from torch_common import TIMEOUT, block, place, raises, same, start, wait_for
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.buffers import filled
+from blinkccl.engines.torch_p2p import TorchP2P
+from blinkccl.errors import (
+    BlinkError,
+    CommunicationError,
+    DeadlineError,
+    PeerLostError,
+    PlanMismatchError,
+    UsageError,
+)
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.spanning_group import SpanningGroup
+from blinkccl.runtime.store import FileStore
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.topology.spec import parse_spec
+from blinkccl.torch_backend import stats
+
+
+def over_send_and_recv(rank: int, size: int) -> None:
+    """The ring's Program over gloo: any layout, any size, a group of some ranks, and a rank that dies."""
+    group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    ring = TorchP2P(ring_program(size), group)
+    for count in (0, 1, size + 1, 1003):
+        for given in (torch.arange(2.0 * count) + rank, torch.arange(2.0 * count).view(count, 2).t() + rank):
+            mine, strides = given.clone(memory_format=torch.preserve_format), given.stride()
+            ring.run(CollectiveCall("allreduce", "float32", 2 * count), mine, mine, chunk_bytes=64)
+            same(mine, size * (given - rank) + sum(range(size)))
+            assert mine.stride() == strides
+    call, numbers = CollectiveCall("allreduce", "float32", 10), torch.ones(10)
+    with raises(UsageError, f"rank {rank}'s input has 10 elements, expected 1 block(s) of 11", torchs=False):
+        ring.run(call._replace(elements=11), numbers, numbers)
+    with raises(PlanMismatchError, f"the program of rank(s) {size - 1} is not that of rank 0", torchs=False):
+        TorchP2P(ring_program(size, slots=2 if rank < size - 1 else 3), group)
+    ring.run(call, numbers, numbers)
+    same(numbers, torch.full((10,), float(size)))
+    pair = dist.new_group([0, size - 1], backend="gloo", timeout=TIMEOUT)
+    if rank in (0, size - 1):
+        TorchP2P(ring_program(2), pair).run(call, numbers, numbers)
+        same(numbers, torch.full((10,), 2.0 * size))
+    dist.barrier()
+    if rank == size - 1:
+        os._exit(0)
+    with raises(CommunicationError, "waited", torchs=False):
+        ring.run(call, numbers, numbers, deadline_s=3)
+    with raises(CommunicationError, "this execution failed before", torchs=False):
+        ring.run(call, numbers, numbers)
+    os._exit(0)
+
+
+def ring_program(size: int, slots: int = 2) -> Program:
+    topology = parse_spec(f"ring:{size}" if size > 2 else f"chain:{size}")
+    return lower(ALGORITHMS["ring"].plan(Request(topology, Collective("allreduce", size), topology.ranks)), slots)
+
+
+def over_hosts(rank: int, size: int) -> None:
+    """Ranks that say they are on several hosts: everything still runs."""
+    dist.destroy_process_group()
+    os.environ["BLINK_HOSTID"] = f"host {rank // 2}"
+    start(rank, size, "hosts")
+    neighbours = [peer for peer in range(size) if peer // 2 == rank // 2]
+    own = dist.new_group(neighbours, timeout=TIMEOUT, use_local_synchronization=True)
+    before = stats().get("calls", 0)
+    dist.all_reduce(torch.ones(3), group=own)
+    assert stats()["calls"] > before, "the ranks of one host share memory"
+    _part_over_hosts(rank, size)
+    for part in (_moved_over_hosts, unequal_blocks, in_order, coalescing, objects, background):
+        part(rank, size)
+    before = stats()
+    tensor = torch.full((700_001,), 1.0 + rank)
+    dist.all_reduce(tensor)
+    assert float(tensor[-1]) == sum(range(1, size + 1))
+    if rank == 0:
+        dist.send(torch.ones(3), size - 1, tag=4)
+    elif rank == size - 1:
+        assert dist.recv(torch.ones(3), tag=4) == 0
+    counted = {name: number - before.get(name, 0) for name, number in stats().items()}
+    assert counted["spanning_allreduce"] > 0
+    assert counted.get("spanning_sends", 0) + counted.get("spanning_receives", 0) == (rank in (0, size - 1))
+
+
+def _part_over_hosts(rank: int, size: int) -> None:
+    """A group with one rank of the first host and all others of the second, in the midst of calls of all."""
+    members = [0, *range(2, size)]
+    part = dist.new_group(members, timeout=TIMEOUT)
+    given = [np.random.default_rng(peer).integers(-8, 9, 40_001) for peer in range(size)]
+    waiting = []
+    for turn in range(3):
+        for group, of in ((part, members), (None, range(size))):
+            if rank in of:
+                tensor = torch.from_numpy(given[rank] + turn)
+                waiting.append((dist.all_reduce(tensor, group=group, async_op=True), tensor, of, turn))
+    for work, tensor, of, turn in waiting:
+        work.wait()
+        assert np.array_equal(tensor.numpy(), sum(given[peer] + turn for peer in of))
+    if rank in members:
+        blocks = torch.zeros(len(members), 40_001, dtype=torch.int64)
+        dist.all_gather_into_tensor(blocks, torch.from_numpy(given[rank]), group=part)
+        assert np.array_equal(blocks.numpy(), np.stack([given[peer] for peer in members]))
+
+
+#: The hosts of so many ranks: one rank on each, in turns, and of different sizes.
+LAYOUTS = {3: "abc", 4: "abab", 5: "abbcc", 6: "abbbbb", 8: "aaabbbbb"}
+
+
+def hierarchical(rank: int, size: int) -> None:
+    """Every collective, type and operation on hosts of any size, as they are defined; the same bits again and again."""
+    os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
+    with contextlib.closing(Communicator.create(FileStore(place("several")), rank, size, deadline_s=30)) as comm:
+        group = comm.group
+        assert isinstance(group, SpanningGroup)
+        assert set(group.stats()) >= {"calls"}
+        _as_defined(comm, rank, size)
+        rng = np.random.default_rng(rank)
+        data = rng.standard_normal(1_500_007, np.float32)
+        several = [comm.allreduce(data, np.empty_like(data)) for _ in range(2)]
+        assert several[0].tobytes() == several[1].tobytes()
+        everybodys = np.empty((size, 32), np.uint8)
+        comm.allgather(np.frombuffer(sha256(several[0]).digest(), np.uint8).copy(), everybodys)
+        assert (everybodys == everybodys[0]).all(), "not the same bits on all ranks"
+        waiting = [comm.allreduce(data, np.empty_like(data), wait=False) for _ in range(3)]
+        assert all(each.result(30).tobytes() == several[0].tobytes() for each in waiting)
+        part = comm.split(rank % 2, -rank)
+        assert part is not None
+        found = part.allgather(np.array([rank]))
+        assert list(found) == [peer for peer in reversed(range(size)) if peer % 2 == rank % 2]
+        part.close()
+    os.environ.pop("BLINK_HOSTID")
+    if len(set(LAYOUTS[size])) == size:  # one rank per host: the bits of one host
+        with contextlib.closing(Communicator.create(FileStore(place("one")), rank, size, deadline_s=30)) as comm:
+            assert comm.allreduce(data, np.empty_like(data)).tobytes() == several[0].tobytes()
+
+
+def failures_over_hosts(rank: int, size: int) -> None:
+    """What goes wrong on one host is told on all, the same everywhere: who ended, who did not come, who differs."""
+    os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
+    lost = size - 2
+    data = np.ones(1000, np.float32)
+
+    def opened(name: str) -> Communicator:
+        return Communicator.create(FileStore(place(name)), rank, size, deadline_s=20)
+
+    if rank == lost:
+        os.environ["BLINK_NIC_GBITS"] = "0"
+    with raises(BlinkError, "BLINK_NIC_GBITS='0': expected a positive number", torchs=False):
+        opened("no rate")
+    os.environ.pop("BLINK_NIC_GBITS", None)
+    with contextlib.closing(opened("late")) as comm:
+        comm.allreduce(data)
+        if rank == lost:
+            assert wait_for(lambda: comm.group._monitor.cause is not None)
+        else:
+            with raises(DeadlineError, f"; rank {lost} had not come to it", torchs=False):
+                comm.allreduce(data, deadline_s=1)
+        with raises(CommunicationError, "", torchs=False):
+            comm.allreduce(data)
+    with contextlib.closing(opened("differs")) as comm, raises(PlanMismatchError, f"rank {lost} calls", torchs=False):
+        comm.allreduce(data if rank == lost else np.ones(999, np.float32))
+        comm.allreduce(data)
+    with contextlib.closing(opened("aborts")) as comm:
+        if rank == lost:
+            comm.abort("enough")
+        else:
+            with raises(CommunicationError, "enough", torchs=False):
+                comm.recv(data, lost)
+    with contextlib.closing(opened("leaves")) as comm:
+        comm.allreduce(data)
+        if rank != lost:
+            with raises(PeerLostError, f"rank {lost} was lost: it closed its communicator", torchs=False):
+                comm.allreduce(data)
+    comm = opened("ends")
+    comm.allreduce(data)
+    if rank == lost:
+        os._exit(0)
+    with raises(PeerLostError, f"rank {lost} (process ", torchs=False):
+        for _ in range(1000):
+            comm.allreduce(np.ones(300_000, np.float32))
+    with raises(PeerLostError, f"rank {lost} (process ", torchs=False):
+        comm.recv(data, (rank + 1) % size)
+    comm.close()
+    os._exit(0)
+
+
+def dies_while_made(rank: int, size: int) -> None:
+    """A rank that ends while the group over hosts is made is named, and nobody waits for the deadline."""
+    os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
+    lost = size - 1
+    if rank == lost:
+        SpanningGroup._measured = lambda *_: os._exit(0)
+    begun = time.monotonic()
+    with raises(PeerLostError, f"rank {lost} (process ", torchs=False):
+        Communicator.create(FileStore(place("dies")), rank, size, deadline_s=90)
+    assert time.monotonic() - begun < 45
+
+
+def _as_defined(comm: Communicator, rank: int, size: int) -> None:
+    """In a merge every third type and operation; the others on another number of ranks, and of each collective."""
+    pairs = [(dtype, op) for dtype in DTYPES for op in OPS if DTYPES[dtype].serves(OPS[op])]
+    sizes = [("float32", "sum", count) for count in (0, 1, 2, 1021, 40_003, 300_001)]
+    for number, (name, row) in enumerate(COLLECTIVES.items()):
+        chosen = pairs if os.environ.get("BLINK_ALL_TESTS") else pairs[(number + size) % 3 :: 3]
+        for dtype, op, count in [*((dtype, op, 37) for dtype, op in chosen), *sizes]:
+            if op != "sum" and not row.reduces:
+                continue
+            if count > 2000 and not row.whole:
+                count = 50_001
+            roots = (0, size - 1) if row.parameters else (0,)
+            for root in roots:
+                call = CollectiveCall(name, dtype, count, op, root, (root + 1) % size)
+                _one_as_defined(comm, call, rank, size)
+
+
+def _one_as_defined(comm: Communicator, call: CollectiveCall, rank: int, size: int) -> None:
+    collective = call.among(size)
+    scales = make_scales(collective, call.dtype) if OPS[call.op].scales else None
+    inputs = make_inputs(collective, call.elements, call.dtype, 1, call.op)
+    expected = oracle(collective, inputs, call.op, scales)
+    scale = None if scales is None else scales[rank]
+    for in_place in (False, True)[: 1 if call.collective == "alltoall" else 2]:
+        buffers, _ = filled(collective, inputs, call.elements, call.dtype, in_place)
+        send, recv = buffers.inputs[rank], buffers.outputs[rank]
+        addresses = [None if each is None else each.ctypes.data for each in (send, recv)]
+        comm.group.run(call, *addresses, scale)
+        said = mismatch([recv], [expected[rank]], max(1, call.elements))
+        assert said is None, f"{call}, in place {in_place}, rank {rank}: {said}"
+
+
+def _moved_over_hosts(rank: int, size: int) -> None:
+    moved(rank, size, [block(peer, (5, 3), torch.float32) for peer in range(size)])
