@@ -132,15 +132,15 @@ def one_waits_for_another(program: Program) -> None:
 
 
 @contextmanager
-def held(rank: Rank) -> Iterator[None]:
-    """What the rank's stream gets inside runs only some time after the end."""
+def held(rank: Rank, stream: c.c_void_p) -> Iterator[None]:
+    """What this stream gets inside runs only some time after the end."""
     word, opener = c.c_uint64(), c.c_void_p()
     must(rank.cuda.cuCtxSetCurrent(rank.context))
     must(rank.cuda.cuMemAlloc_v2(c.byref(word), c.c_size_t(8)))
     must(rank.cuda.cuStreamCreate(c.byref(opener), 1))
     must(rank.cuda.cuMemsetD8Async(word, 0, c.c_size_t(8), opener))
     must(rank.cuda.cuStreamSynchronize(opener))
-    must(rank.cuda.cuStreamWaitValue64_v2(rank.stream, word, c.c_uint64(1), 0))
+    must(rank.cuda.cuStreamWaitValue64_v2(stream, word, c.c_uint64(1), 0))
     yield
     time.sleep(0.2)
     must(rank.cuda.cuCtxSetCurrent(rank.context))
@@ -149,21 +149,34 @@ def held(rank: Rank) -> Iterator[None]:
 
 def a_call_after_a_message(program: Program) -> None:
     """In another stream, which nothing but the communicator lets wait: it passes on what the message has brought."""
-    with held(program.ranks[0]):
-        pass_on(program)
+    with held(program.ranks[0], program.ranks[0].stream):
+        program.ranks[0].put(0, 9)
+        must(program.send(0, 1, MOST))
+        must(program.receive(1, 0, MOST))
+        broadcast(program, 1, 2)
     for one in program.ranks:
         must(program.cuda.cuCtxSetCurrent(one.context))
         must(program.cuda.cuStreamSynchronize(one.other))
     check("passed on", [one.wrong(2, 9, MOST) for one in program.ranks], [0] * 4)
 
 
-def pass_on(program: Program) -> None:
-    program.ranks[0].put(0, 9)
-    must(program.send(0, 1, MOST))
-    must(program.receive(1, 0, MOST))
+def a_message_after_a_call(program: Program) -> None:
+    """The other way round: it sends on what a broadcast has brought."""
+    root = program.ranks[1]
+    root.put(1, 11)
+    must(program.cuda.cuStreamSynchronize(root.stream))
+    with held(root, root.other):
+        broadcast(program, 1, 2)
+        must(program.send(2, 3, MOST, 2))
+        must(program.receive(3, 2, MOST, 0))
+    check("sent on", program.ranks[3].wrong(0, 11, MOST), 0)
+
+
+def broadcast(program: Program, source: int, target: int) -> None:
+    """From rank 1, between these places, in the other streams."""
     with program.group():
         for one, comm in zip(program.ranks, program.comms, strict=True):
-            data = one.at(1), one.at(2), c.c_size_t(MOST), INT32
+            data = one.at(source), one.at(target), c.c_size_t(MOST), INT32
             must(program.nccl.ncclBroadcast(*data, 1, comm, one.other))
 
 
@@ -209,7 +222,8 @@ def given_up(program: Program, rank: int) -> None:
 
 def main(path: str) -> None:
     program = Program(path)
-    for scene in (others_do_nothing, of_nccl, one_waits_for_another, a_call_after_a_message, captured):
+    scenes = others_do_nothing, of_nccl, one_waits_for_another, a_call_after_a_message, a_message_after_a_call, captured
+    for scene in scenes:
         print(json.dumps({"what": scene.__name__, "ok": True}), flush=True)
         scene(program)
     nobody_receives(Program(path))

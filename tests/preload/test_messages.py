@@ -97,7 +97,7 @@ def test_messages_that_few_programs_send(preloaded: Preloaded, tmp_path: Path) -
     (ended,) = outcome.ended
     assert [line for line in ended.said if not line["ok"]] == []
     assert ended.code == 0, ended.err[-2000:]
-    assert len(ended.said) == 26
+    assert len(ended.said) == 28
     late = [line.partition("waited 3 s for ")[2] for line in outcome.blink if "waited 3 s for " in line]
     assert [line.partition(" on connection ")[0] for line in late] == ["room for message 4", "message 0"]
     assert all("from rank 0 to rank 1" in line for line in late)
