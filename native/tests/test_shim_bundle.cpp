@@ -174,6 +174,15 @@ void paths_are_read(const Written& written) {
   refused("home 2 ring 128", "home 2 ring 640", "'ring' to end within the 1024 bytes of rank 2");
   refused("ring 0 tail 512", "ring 128 tail 512", "do not overlap");
   refused("path 1 src 0", "path 1 src 2", "a path between the two ranks");
+  refused("path 1 src 0 dst 1", "path 1 src 0 dst 2", "a path between the two ranks");
+  refused("path 1 src 0 dst 1", "path 1 src 0 dst 0", "two ranks, and a path that ends");
+  refused("paths slots 2", "paths slots 0", "'slots' of 1");
+  refused("slot_bytes 256\npath", "slot_bytes 192\npath", "'slot_bytes'");
+  refused("most 9999", "most 1999", "'most' of 2000");
+  refused("path 0 src 0 dst 1 home 2 ring 128 tail 7936 head 4096\n"
+          "path 1 src 0 dst 1 memory 0 ring 0 tail 512 head 640\n"
+          "path 2 src 0 dst 1 memory 0 ring 1024 tail 768 head 896\n",
+          "", "a path before its split");
   refused("0:524288", "0:1048576", "the end of a part of 1048577");
   refused("2:1048576", "2:1048575", "parts that are all of a message");
   refused("2:1048576", "1:1048576", "every path once");
