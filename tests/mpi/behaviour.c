@@ -280,10 +280,22 @@ static void gone_on(void) {
   const int counts[64] = {4, 4}, places[64] = {0, 4};
   sum(MPI_COMM_WORLD);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  int code = MPI_Gatherv(in, rank == 0 ? 4 : 0, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
-  if (rank == 0) tell(code);
-  else MPI_Gatherv(in, 0, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
+  int code = MPI_Gatherv(in, rank == 1 ? 4 : 0, MPI_INT, out, counts, places, MPI_INT, 1, MPI_COMM_WORLD);
+  if (rank == 1) tell(code);
+  else MPI_Gatherv(in, 0, MPI_INT, out, counts, places, MPI_INT, 1, MPI_COMM_WORLD);
   sleep(2);
+  _exit(0);
+}
+
+// The same of a call by plan, of which rank 1 would otherwise go to MPI alone.
+static void own_block_of_many(void) {
+  static int in[4096], out[8192];
+  const int counts[64] = {4000, 4096}, places[64] = {0, 4096};
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  const int kept = rank == 0 ? 4000 : 4095;
+  if (rank == 1) tell(MPI_Allgatherv(in, kept, MPI_INT, out, counts, places, MPI_INT, MPI_COMM_WORLD));
+  sleep(1);
   _exit(0);
 }
 
@@ -343,6 +355,26 @@ static void order(void) {
   need(got == (rank + 1) % size, "another message");
   for (int i = 0; i < MANY; ++i) {
     for (int k = 0; k < 1 + i % 50; ++k) need(out[i][k] == size * (size - 1) / 2 + size * (i + k), "another sum");
+  }
+}
+
+// What goes one way comes after the nonblocking calls that one of the ranks has begun long before the other.
+static void between(void) {
+  for (int round = 0; round < 4; ++round) {
+    int in = rank + round, sums[2] = {0}, word = rank == 0 ? round : -1, all[64];
+    const int counts[64] = {1, 1}, places[64] = {0, 1};
+    MPI_Request requests[2];
+    if (rank == round % 2) usleep(20000);
+    for (int i = 0; i < 2; ++i) MPI_Iallreduce(&in, &sums[i], 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[i]);
+    if (round < 2) {
+      MPI_Bcast(&word, 1, MPI_INT, 0, MPI_COMM_WORLD);
+      need(word == round, "another broadcast");
+    } else {
+      MPI_Gatherv(&in, 1, MPI_INT, all, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
+      need(rank != 0 || (all[0] == round && all[1] == 1 + round), "another block gathered");
+    }
+    MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
+    need(sums[0] == 1 + 2 * round && sums[1] == sums[0], "another sum");
   }
 }
 
@@ -501,7 +533,7 @@ int main(int argc, char** argv) {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
       {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"ahead-later", ahead_later}, {"own_block", own_block}, {"short_block", short_block}, {"short_exchange", short_exchange}, {"disagree", disagree},
       {"crossed", crossed}, {"crossed-later", crossed_later}, {"gone_on", gone_on}, {"killed", killed},
-      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks},
+      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"between", between}, {"own_block_of_many", own_block_of_many}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks},
       {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
   const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym
   if (unseen) PMPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);

@@ -54,7 +54,19 @@ def test_every_result_is_that_of_mpi(mpi, ranks):
 
 
 def test_what_mpi_promises_of_messages_threads_and_handles(mpi):
-    names = ["progress", "unexpected", "threads", "handles", "kinds", "order", "begun", "helped", "freed", "left"]
+    names = [
+        "progress",
+        "unexpected",
+        "threads",
+        "handles",
+        "kinds",
+        "order",
+        "between",
+        "begun",
+        "helped",
+        "freed",
+        "left",
+    ]
     line = mpi.launch(2, mpi.program("behaviour.c"), *names, options=NO_SINGLE_COPY if mpi.name == "openmpi" else [])
     done = mpi.run(line, {"BLINK_TIMEOUT": "20"})
     assert done.code == 0, done.err
@@ -158,6 +170,14 @@ def test_a_rank_whose_own_block_has_two_lengths_hears_of_it(mpi):
 
 
 @DETAILS
+def test_blocks_that_no_plan_can_be_made_for_are_an_error_and_not_mpis(mpi):
+    """The other ranks have a plan, and would wait for this one."""
+    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "own_block_of_many"))
+    assert done.out == "rank 1: MPI_ERR_OTHER\n"
+    assert "blink: allgather on communicator" in done.err
+
+
+@DETAILS
 def test_a_block_shorter_than_asked_for_is_an_error_that_says_how_much(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "short_block"))
     assert "rank 0: MPI_ERR_OTHER" in done.out
@@ -198,8 +218,8 @@ def test_ranks_that_wait_for_each_other_in_different_calls_hear_of_it(mpi, name,
 @DETAILS
 def test_a_rank_that_has_gone_on_without_sending_is_named(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "gone_on"))
-    assert "rank 0: MPI_ERR_OTHER" in done.out
-    assert "rank 0 waits for rank 1, which has gone on to a later call" in done.err
+    assert "rank 1: MPI_ERR_OTHER" in done.out
+    assert "rank 1 waits for rank 0, which has gone on to a later call" in done.err
 
 
 @DETAILS
