@@ -104,8 +104,7 @@ class Group(ABC):
 
     def barrier(self, deadline_s: float | None = None) -> None:
         """Returns when every rank has called it."""
-        word = int(_BARRIER_WORD.ctypes.data)
-        self.run(BARRIER, word, word, deadline_s=deadline_s)
+        self.run(BARRIER, _BARRIER_AT, _BARRIER_AT, deadline_s=deadline_s)
 
     def result(self, future: Future[_Result]) -> _Result:
         """Waits for what was submitted; where a signal (Ctrl-C) ends the wait, the group ends too, on all ranks."""
@@ -251,6 +250,7 @@ class Group(ABC):
 #: A barrier is the least that no rank can finish before all have begun. Its word stays 0.
 BARRIER = CollectiveCall("allreduce", "int32", 1, "bor")
 _BARRIER_WORD = np.zeros(1, np.int32)
+_BARRIER_AT = int(_BARRIER_WORD.ctypes.data)
 
 
 def _factor(prepared: PreparedCall, scale: float | None) -> float | None:
