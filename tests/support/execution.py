@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import operation
-from blinkccl.collectives.oracle import make_inputs, make_scales, oracle
+from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.engines.registry import RunProgram
 from blinkccl.schedule.program import Program
-
-Array = NDArray[Any]
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-def mismatch(outputs: Sequence[Array | None], expected: Sequence[Array | None], count: int) -> str | None:
-    """The first difference in words (rank, block, element, expected against got), or None."""
-    for rank, (got, want) in enumerate(zip(outputs, expected, strict=True)):
-        if got is None or want is None:
-            if got is not want:
-                return f"rank {rank}: expected {_shape(want)}, got {_shape(got)}"
-            continue
-        if got.shape != want.shape or got.dtype != want.dtype:
-            return f"rank {rank}: expected {_shape(want)}, got {_shape(got)}"
-        bits = _UNSIGNED[got.dtype.itemsize]
-        differs = np.flatnonzero(got.view(bits) != want.view(bits))
-        if differs.size:
-            at = int(differs[0])
-            return (
-                f"rank {rank}, block {at // count}, element {at % count}: expected {want[at]}, got {got[at]} "
-                f"({differs.size} of {got.size} elements are wrong)"
-            )
-    return None
-
-
-def _shape(buffer: Array | None) -> str:
-    return "no buffer" if buffer is None else f"{buffer.size} × {buffer.dtype}"
 
 
 def difference(

@@ -11,11 +11,11 @@ from blinkccl.collectives.ops import DTYPES, OPS, fold, scalars
 from blinkccl.collectives.oracle import (
     make_inputs,
     make_scales,
+    mismatch,
     oracle,
 )
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError, UsageError
-from support.execution import mismatch
 from support.planned import with_ends
 
 N = 3

@@ -20,7 +20,7 @@ import pytest
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, element_type, operation
-from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import native_library as native
 from blinkccl.engines.buffers import filled
@@ -32,7 +32,6 @@ from blinkccl.native.headers import header
 from blinkccl.runtime import host_bundle
 from blinkccl.runtime.host_group import chosen_op
 from blinkccl.runtime.plans import Crossing, choices
-from support.execution import mismatch
 from support.planned import with_ends
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
