@@ -16,7 +16,7 @@ from torch_common import TIMEOUT, block, place, raises, same, start, wait_for
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
-from blinkccl.collectives.oracle import make_inputs, make_scales, oracle
+from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.buffers import filled
 from blinkccl.engines.torch_p2p import TorchP2P
@@ -35,7 +35,6 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
 from blinkccl.torch_backend import stats
-from support.execution import mismatch
 
 
 def over_send_and_recv(rank: int, size: int) -> None:

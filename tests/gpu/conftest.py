@@ -56,7 +56,7 @@ def size() -> int:
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """Of the processes that tests start."""
-    paths = [str(ROOT / "benchmarks"), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "benchmarks"), str(HERE), os.environ.get("PYTHONPATH", "")]
     settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "BLINK_PYTHON": sys.executable}
     return {**os.environ, **settings, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
 

@@ -18,11 +18,10 @@ from cuda_driver import Cuda
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
-from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
 from blinkccl.runtime.gpu_group import COLLECTIVES, DTYPE_NUMBERS, REDUCING, GpuGroup, open_gpu_group
 from blinkccl.runtime.store import FileStore
-from support.execution import mismatch
 
 COUNTS = (1, 17, 1037, 100_003)
 ROOTED = ("broadcast", "reduce", "gather", "scatter")

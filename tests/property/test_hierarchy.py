@@ -9,12 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.runtime import hierarchy
 from blinkccl.runtime.hierarchy import Hosts, NetworkCost, Transfer
 from support.examples import examples
-from support.execution import mismatch
 
 ITEM = 8
 

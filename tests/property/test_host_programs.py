@@ -22,7 +22,7 @@ from test_programs import SENSITIVE, perturbed, places, unlike, wild, wild_scale
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
-from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.engines import host, reference
 from blinkccl.engines.buffers import RankBuffers, filled
 from blinkccl.engines.host import HostOptions
@@ -33,7 +33,7 @@ from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from support.examples import examples
-from support.execution import difference, mismatch
+from support.execution import difference
 from support.forests import random_collective
 from support.programs import random_program
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
-from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES, Engine
@@ -29,7 +29,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.schedule.wiring import connect
 from support.examples import examples
-from support.execution import difference, mismatch, ragged_counts
+from support.execution import difference, ragged_counts
 from support.faults import FAULTS
 from support.forests import random_collective, random_forest
 from support.planned import asked

@@ -13,7 +13,7 @@ import pytest
 
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.engines import generated, reference, sockets
 from blinkccl.engines.registry import ENGINES, engine
 from blinkccl.errors import UnsupportedError
@@ -26,7 +26,6 @@ from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.run import simulate
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
-from support.execution import mismatch
 from support.planned import asked
 
 
