@@ -1,6 +1,6 @@
 """MPI programs with libblink_mpi.so against their own library: both in one process, in turns.
 
-    python benchmarks/mpi_preload.py [--mpi openmpi,mpich=/tmp/mpich] [-n 2,4] [--most 67108864] [allreduce …]
+    python benchmarks/mpi_preload.py [--mpi openmpi,mpich=/tmp/mpich] [-n 2,4] [--least 8] [--most BYTES] [allreduce …]
 
 Each round times a block of calls of ``MPI_`` (Blink) and of ``PMPI_`` (the library alone), after a barrier
 of each; a block takes as long as its slowest rank, and medians over 15 rounds are compared. AllReduce is checked. The
@@ -23,14 +23,16 @@ DEADLINE_S = 600
 _HERE = Path(__file__).parent
 
 
-def times(found: Installation, name: str, ranks: int, what: str, most: int) -> list[tuple[int, float, float, int]]:
+def times(
+    found: Installation, name: str, ranks: int, what: str, least: int, most: int
+) -> list[tuple[int, float, float, int]]:
     """Bytes, microseconds of Blink and of the library, and wrong elements."""
     with tempfile.TemporaryDirectory() as room:
         program = Path(room, "mpi_preload")
         source = _HERE / "mpi_preload.c"
         subprocess.run([*found.compiler, str(source), "-o", str(program), *found.options], check=True)
         options = ["--oversubscribe", "--allow-run-as-root"] if name == "openmpi" else []
-        line = [found.launcher, *options, "-n", str(ranks), str(program), what, "8", str(most), "4"]
+        line = [found.launcher, *options, "-n", str(ranks), str(program), what, str(least), str(most), "4"]
         done = subprocess.run(
             [sys.executable, "-m", "blinkccl", "run", "--mpi", "--require", "--", *line],
             env={**os.environ, **found.environment, "TMPDIR": room},
@@ -48,6 +50,7 @@ def main() -> int:
     parser.add_argument("collectives", nargs="*", default=["allreduce"])
     parser.add_argument("--mpi", default="openmpi,mpich", help="as blink bench --peer")
     parser.add_argument("-n", default="2,4", help="ranks")
+    parser.add_argument("--least", type=int, default=8, help="bytes")
     parser.add_argument("--most", type=int, default=64 << 20, help="bytes")
     chosen = parser.parse_args()
     missed = 0
@@ -56,7 +59,7 @@ def main() -> int:
         for ranks in map(int, chosen.n.split(",")):
             for what in chosen.collectives:
                 print(f"# {name}, {ranks} ranks, {what}: size, µs with Blink, µs without, times as fast, wrong")
-                for nbytes, ours, theirs, wrong in times(found, name, ranks, what, chosen.most):
+                for nbytes, ours, theirs, wrong in times(found, name, ranks, what, chosen.least, chosen.most):
                     ratio = theirs / ours if ours else float("inf")
                     goal = 2.0 if what == "allreduce" and nbytes >= 1 << 20 else 0.95
                     missed += ratio < goal or wrong > 0
