@@ -240,22 +240,27 @@ def sharded(rank: int, size: int) -> None:
 
 
 def shared_shards(rank: int, size: int) -> None:
-    """FSDP2 with its flat tensors in shared memory: the same losses, nothing staged, and memory is used again."""
+    """FSDP2 with its flat tensors in shared memory: the same losses, nothing staged, and memory is used again.
+
+    Four ranks have two copies of every shard.
+    """
     from torch.distributed.fsdp import fully_shard
 
     def counted(shared: bool) -> tuple[list[float], dict[str, int], int]:
         torch.manual_seed(1)
-        group = dist.new_group(backend="blink", timeout=TIMEOUT)
+        mesh = init_device_mesh("cpu", (size,))
+        if size == 4:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
         layers = [nn.Sequential(nn.Linear(192, 192), nn.ReLU()) for _ in range(3)]
         model = nn.Sequential(nn.Linear(10, 192), *layers, nn.Linear(192, 5))
         for part in (*layers, model):
-            fully_shard(part, mesh=DeviceMesh.from_group(group, "cpu"))
+            fully_shard(part, mesh=mesh)
         if shared:
             blinkccl.torch.shared_buckets(model)
         optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
         for step in range(6):
             if step == 2:
-                settled, used = group.stats(), process_heap().used
+                settled, used = stats(), process_heap().used
             generator = torch.Generator().manual_seed(100 * step + rank)
             inputs, targets = torch.randn(8, 10, generator=generator), torch.randn(8, 5, generator=generator)
             loss = ((model(inputs) - targets) ** 2).mean()
@@ -263,7 +268,7 @@ def shared_shards(rank: int, size: int) -> None:
             loss.backward()
             optimizer.step()
             found.append(loss.item())
-        counts = {name: count - settled[name] for name, count in group.stats().items()}
+        counts = {name: count - settled.get(name, 0) for name, count in stats().items()}
         return found, counts, process_heap().used - used
 
     plain, by_plain, _ = counted(False)
