@@ -500,6 +500,21 @@ static void never_blocks(void) {
   }
 }
 
+// So long that it goes by pieces between hosts, the last of which are no slices.
+static void by_pieces(void) {
+  enum { COUNT = (1 << 22) + 3 };
+  int *in = malloc(COUNT * sizeof *in), *out = malloc(COUNT * sizeof *out);
+  for (int i = 0; i < COUNT; ++i) in[i] = rank * i % 1000, out[i] = -1;
+  MPI_Allreduce(in, out, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Allreduce(MPI_IN_PLACE, in, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  for (int i = 0; i < COUNT; ++i) {
+    int all = 0;
+    for (int r = 0; r < size; ++r) all += r * i % 1000;
+    need(out[i] == all && in[i] == all, "another sum");
+  }
+  free(in), free(out);
+}
+
 // What no rank has waited for when the program ends.
 static void left(void) {
   static int in[5000], out[5000];
@@ -533,7 +548,7 @@ int main(int argc, char** argv) {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
       {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"ahead-later", ahead_later}, {"own_block", own_block}, {"short_block", short_block}, {"short_exchange", short_exchange}, {"disagree", disagree},
       {"crossed", crossed}, {"crossed-later", crossed_later}, {"gone_on", gone_on}, {"killed", killed},
-      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"between", between}, {"own_block_of_many", own_block_of_many}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks},
+      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"between", between}, {"own_block_of_many", own_block_of_many}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks}, {"by_pieces", by_pieces},
       {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
   const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym
   if (unseen) PMPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);

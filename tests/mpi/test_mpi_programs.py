@@ -291,6 +291,19 @@ def test_ranks_on_several_hosts_meet_inside_of_each(mpi, where, tmp_path):
 
 
 @DETAILS
+def test_a_long_allreduce_goes_by_pieces_between_hosts(mpi, tmp_path):
+    wrapper = 'r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; BLINK_HOSTID=host$((r / 2)) exec "$0" "$@"'
+    line = mpi.launch(4, "sh", "-c", wrapper, mpi.program("behaviour.c"), "by_pieces")
+    done = mpi.run(line, options=["--shared-dir", str(tmp_path)])
+    assert done.code == 0, done.err
+    assert done.out == "by_pieces is done\n"
+    # On each of two hosts, for each of two sums: eight pieces of 2 MiB, one of two elements, and one element left.
+    calls = {name: [row["calls"] for row in rows] for name, rows in done.rows("blink").items()}
+    assert calls["reduce_scatter"] == [2 * 9, 2 * 9], calls
+    assert not done.rows("mpi")
+
+
+@DETAILS
 def test_a_rank_that_has_not_come_to_the_shared_directory_ends_the_job(mpi, tmp_path, monkeypatch):
     """Those who miss it would go to MPI, and those who do not to Blink."""
     program = str(mpi.program("behaviour.c"))
