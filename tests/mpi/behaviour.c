@@ -358,6 +358,31 @@ static void order(void) {
   }
 }
 
+// Roots that there are not: MPI's own error, and no memory touched.
+static void roots(void) {
+  int in[64] = {0}, out[64];
+  const int counts[64] = {1, 1}, places[64] = {0, 1}, wrong[2] = {-7, size};
+  sum(MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  for (int i = 0; i < 2; ++i) {
+    const int root = wrong[i];
+    const int codes[] = {
+        MPI_Bcast(in, 1, MPI_INT, root, MPI_COMM_WORLD),
+        MPI_Reduce(in, out, 1, MPI_INT, MPI_SUM, root, MPI_COMM_WORLD),
+        MPI_Gather(in, 1, MPI_INT, out, 1, MPI_INT, root, MPI_COMM_WORLD),
+        MPI_Scatter(in, 1, MPI_INT, out, 1, MPI_INT, root, MPI_COMM_WORLD),
+        MPI_Gatherv(in, 1, MPI_INT, out, counts, places, MPI_INT, root, MPI_COMM_WORLD),
+        MPI_Scatterv(in, counts, places, MPI_INT, out, 1, MPI_INT, root, MPI_COMM_WORLD),
+    };
+    for (unsigned k = 0; k < sizeof codes / sizeof *codes; ++k) {
+      int class = MPI_SUCCESS;
+      MPI_Error_class(codes[k], &class);
+      need(class == MPI_ERR_ROOT, "a root that there is not is taken");
+    }
+  }
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+}
+
 // What goes one way comes after the nonblocking calls that one of the ranks has begun long before the other.
 static void between(void) {
   for (int round = 0; round < 4; ++round) {
@@ -548,7 +573,7 @@ int main(int argc, char** argv) {
       {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
       {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"ahead-later", ahead_later}, {"own_block", own_block}, {"short_block", short_block}, {"short_exchange", short_exchange}, {"disagree", disagree},
       {"crossed", crossed}, {"crossed-later", crossed_later}, {"gone_on", gone_on}, {"killed", killed},
-      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"between", between}, {"own_block_of_many", own_block_of_many}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks}, {"by_pieces", by_pieces},
+      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"between", between}, {"roots", roots}, {"own_block_of_many", own_block_of_many}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks}, {"by_pieces", by_pieces},
       {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
   const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym
   if (unseen) PMPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);

@@ -62,6 +62,7 @@ def test_what_mpi_promises_of_messages_threads_and_handles(mpi):
         "kinds",
         "order",
         "between",
+        "roots",
         "begun",
         "helped",
         "freed",
