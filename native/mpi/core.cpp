@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "blink/host.h"
-#include "board.h"
 #include "bundles.h"
+#include "calls_shown.h"
 #include "deadline.h"
 #include "job.h"
 #include "log.h"
@@ -498,7 +498,7 @@ int Communicator::run(Prepared& prepared, const void* input, void* output) {
   if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
   ++prepared.calls;
   const blink_mpi_call& call = prepared.key.call;
-  segment_->board().begin(call.collective, call.root);
+  segment_->shown().begin(call.collective, call.root);
   return blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_) == BLINK_OK ? BLINK_MPI_DONE : failed(call);
 }
 
@@ -577,7 +577,7 @@ int Communicator::start_one_way(PendingCall call, std::uint64_t bytes, std::uint
 
 int Communicator::begin(PendingCall& call) {
   if (call.prepared == nullptr) return begin_one_way(call.call);
-  segment_->board().begin(call.call.collective, call.call.root);
+  segment_->shown().begin(call.call.collective, call.call.root);
   return blink_op_start(call.prepared->op, call.input, call.output, timeout_us_);
 }
 
@@ -593,11 +593,11 @@ int Communicator::go_on(PendingCall& call, bool waits) {
 }
 
 void Communicator::check() {
-  Board& board = segment_->board();
+  CallsShown& shown = segment_->shown();
   OneWay& ways = segment_->one_way();
-  if (board.check() != BLINK_OK) return;
+  if (shown.check() != BLINK_OK) return;
   const int peer = ways.awaited();
-  if (peer >= 0 && board.is_past(peer) && ways.awaited() == peer)
+  if (peer >= 0 && shown.is_past(peer) && ways.awaited() == peer)
     ways.fail(peer, ("rank " + std::to_string(rank) + " waits for rank " + std::to_string(peer) +
                      ", which has gone on to a later call; all ranks must make the same calls in one order").c_str());
 }
@@ -614,7 +614,7 @@ void Communicator::progress() {
 }
 
 int Communicator::begin_one_way(const blink_mpi_call& wanted) {
-  return segment_->one_way().begin(segment_->board().begin(wanted.collective, wanted.root), timeout_us_);
+  return segment_->one_way().begin(segment_->shown().begin(wanted.collective, wanted.root), timeout_us_);
 }
 
 int Communicator::send_one_way(const blink_mpi_call& wanted, const void* input, void* output) {

@@ -33,7 +33,7 @@ class OneWay {
     bool past_caches = false;  // what is received is long gone from there before anybody reads it
   };
 
-  // The next call, which all ranks make, by its word (board.h). 0, or the code of what ended the communicator before.
+  // The next call, which all ranks make, by its word (calls_shown.h). 0, or the code of what ended the communicator before.
   int begin(std::uint64_t word, std::int64_t timeout_us);
   // What is left of a block, whose other end has as many bytes in the same call. 0 or a code; where the communicator
   // polls, BLINK_AGAIN, to be called again.

@@ -60,7 +60,7 @@ bool SharedSegment::join(const Meeting& meeting, int rank, int size, const blink
   if (bootstrap_ == nullptr) return fail(reason.text, why);
   const std::uint64_t engine = (blink_segment_bytes(&shape) + kPage - 1) / kPage * kPage;
   const std::uint64_t ways = OneWay::bytes_needed(size);
-  bytes_ = engine + ways + Board::bytes_needed(size);
+  bytes_ = engine + ways + CallsShown::bytes_needed(size);
   const int made = rank == 0 ? new_memory(bytes_) : -1;
   if (rank == 0 && made < 0) return fail(std::string("rank 0 gets no shared memory: ") + std::strerror(errno), why);
   if (rank == 0 && (!map(made) || blink_segment_format(memory_, engine, &shape, meeting.secret, cores) != BLINK_OK)) {
@@ -75,7 +75,7 @@ bool SharedSegment::join(const Meeting& meeting, int rank, int size, const blink
   comm_ = blink_attach(memory_, engine, rank, meeting.secret, file_, &error);
   if (comm_ == nullptr) return fail(error.text, why);
   one_way_.open(comm_, static_cast<char*>(memory_) + engine);
-  board_.open(comm_, static_cast<char*>(memory_) + engine + ways);
+  shown_.open(comm_, static_cast<char*>(memory_) + engine + ways);
   // Until here a rank shows by its connection that it lives, from here on by its lock on the segment.
   if (!exchange(-1, why)) return false;
   blink_bootstrap_leave(bootstrap_);

@@ -6,7 +6,7 @@
 
 #include "blink/bootstrap.h"
 #include "blink/host.h"
-#include "board.h"
+#include "calls_shown.h"
 #include "one_way.h"
 
 namespace blink::mpi {
@@ -32,7 +32,7 @@ class SharedSegment {
   bool join(const Meeting& meeting, int rank, int size, const blink_shape& shape, int cores, std::string* why);
   blink_comm* comm() const { return comm_; }
   OneWay& one_way() { return one_way_; }
-  Board& board() { return board_; }
+  CallsShown& shown() { return shown_; }
 
  private:
   bool exchange(int descriptor, std::string* why);
@@ -46,7 +46,7 @@ class SharedSegment {
   std::uint64_t bytes_ = 0;
   blink_comm* comm_ = nullptr;
   OneWay one_way_;  // behind the host engine's memory, and behind that
-  Board board_;
+  CallsShown shown_;
 };
 
 }  // namespace blink::mpi

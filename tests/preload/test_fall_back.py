@@ -87,7 +87,7 @@ def test_cache_that_cannot_be_written(preloaded: Preloaded, tmp_path: Path) -> N
     place.write_text("")
     outcome = preloaded.client("process", 2, **SHORT, BLINK_CACHE=place / "cache", BLINK_TOPO="clique:2")
     assert [one.code for one in outcome.ended] == [0, 0]
-    assert outcome.calls("nccl").total() == 0
+    assert set(outcome.calls("nccl")) <= {"send"}  # messages without a path table
     assert outcome.calls("blink")["allreduce"] > 0
     assert all("blink-bundle-" in path for path in outcome.left)  # later planners remove it
 
@@ -224,7 +224,7 @@ def test_gpus_that_ranks_have_for_themselves(preloaded: Preloaded, files: Built,
     own = {"BLINK_DOUBLE_EXCLUSIVE": f"{os.getpid()} {tmp_path.name}", "BLINK_CUDA_LIB": library}
     outcome = preloaded.client("process", RANKS, **SHORT, **own).right()
     assert outcome.calls("blink")["allreduce"] > 0
-    assert outcome.calls("nccl").total() == 0
+    assert set(outcome.calls("nccl")) <= {"send"}  # messages without a path table
     said = "6 of 6 ordered pairs of GPUs are taken on CUDA's word, as the peer check gets no context or memory there"
     reason = "(rank 0 to rank 1: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE)"
     assert f"{said} {reason}" in outcome.ended[0].err

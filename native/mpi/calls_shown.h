@@ -11,7 +11,7 @@
 
 namespace blink::mpi {
 
-class Board {
+class CallsShown {
  public:
   // Of fresh zeroed memory, which all ranks map.
   static std::uint64_t bytes_needed(int ranks) { return static_cast<std::uint64_t>(ranks) * kLineBytes; }

@@ -1,4 +1,4 @@
-#include "board.h"
+#include "calls_shown.h"
 
 #include <string>
 
@@ -14,16 +14,16 @@ std::string text_of(int rank, std::uint64_t word) {
 
 }  // namespace
 
-void Board::open(blink_comm* comm, void* memory) {
+void CallsShown::open(blink_comm* comm, void* memory) {
   comm_ = comm;
   memory_ = static_cast<unsigned char*>(memory);
 }
 
-std::atomic<std::uint64_t>& Board::call_of(int rank) const {
+std::atomic<std::uint64_t>& CallsShown::call_of(int rank) const {
   return *reinterpret_cast<std::atomic<std::uint64_t>*>(memory_ + static_cast<std::uint64_t>(rank) * kLineBytes);
 }
 
-int Board::check() {
+int CallsShown::check() {
   for (int peer = 0; peer < comm_->size(); ++peer) {
     const std::uint64_t word = call_of(peer).load(std::memory_order_acquire);
     if (word == word_ || word >> kNumberShift != calls_) continue;
