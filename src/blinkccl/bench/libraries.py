@@ -61,19 +61,19 @@ class OwnLibrary:
         if send is None and recv is None:  # A rank that only looks on says by a buffer what it looks on at.
             recv = private_memory(max(1, command.count * command.itemsize))[: command.count * command.itemsize]
         if self._told is not None:
-            return self._time_told(*self._told, command, send, recv, warmup, iterations)
+            return self._time_told(*self._told, command, send, recv, warmup + iterations)[warmup:]
         lone = command.collective == "sendrecv"
-        return self.communicator.time(
+        seconds = self.communicator.time(
             command.collective,
             typed(send, storage),
             typed(recv, storage),
             op=command.op,
             root=command.src if lone else command.root,
             dst=command.dst,
-            warmup=warmup,
-            iterations=iterations,
+            iterations=warmup + iterations,
             with_barrier=bool(command.flags & Flag.WITH_BARRIER),
         )
+        return seconds[warmup:]
 
     def _time_told(
         self,
@@ -82,15 +82,12 @@ class OwnLibrary:
         command: Command,
         send: Bytes | None,
         recv: Bytes | None,
-        warmup: int,
         iterations: int,
     ) -> NDArray[np.float64]:
         group = self.communicator.group
         source, target = (None if buffer is None else buffer.ctypes.data for buffer in (send, recv))
         prepared = group.prepare(plan, command.count, command.dtype, command.op, chunk_bytes)
         try:
-            if warmup:
-                group.time(prepared, source, target, warmup)
             return group.time(prepared, source, target, iterations, bool(command.flags & Flag.WITH_BARRIER))
         finally:
             prepared.close()

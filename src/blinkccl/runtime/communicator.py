@@ -199,17 +199,14 @@ class Communicator:
         op: str = "sum",
         root: int = 0,
         dst: int = 0,
-        warmup: int = 0,
         iterations: int = 1,
         with_barrier: bool = False,
     ) -> NDArray[np.float64]:
-        """Seconds of ``iterations`` calls after ``warmup`` others; each follows a barrier; the loop is in C.
+        """Seconds of ``iterations`` calls; each follows a barrier; the loop is in C.
 
         ``with_barrier``: of the barrier and the call.
         """
         call = self._fitting(CollectiveCall(name, "", 0, op, root, dst).among(self.size), op, send, recv)
-        if warmup:
-            self.group.time(call, _pointer(send), _pointer(recv), warmup)
         return self.group.time(call, _pointer(send), _pointer(recv), iterations, with_barrier)
 
     # ---- point to point on arrays

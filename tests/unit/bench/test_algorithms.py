@@ -207,7 +207,10 @@ class Group:
 def test_our_ranks_run_the_program_that_they_were_told():
     library = OwnLibrary.__new__(OwnLibrary)
     group = Group()
-    library._told, library.communicator = None, SimpleNamespace(group=group, time=lambda *_, **__: np.ones(2))
+    library._told, library.communicator = (
+        None,
+        SimpleNamespace(group=group, time=lambda *_, iterations, **__: np.ones(iterations)),
+    )
     program = _planned("ring")[0][0].program
     performer = Performer(library)
     text = to_json(program).encode()
