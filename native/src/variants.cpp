@@ -14,6 +14,7 @@ constexpr std::int64_t kSettledCalls = 512;
 constexpr std::int64_t kSettledAtFirst = 32;
 constexpr double kHopeless = 1.5;    // so many times as slow as the fastest: tried in every eighth trial
 constexpr std::uint64_t kSeldom = 8;
+constexpr std::uint64_t kEarly = 2;  // trials of all of them, at first: in one, a program's memory may have been cold
 constexpr double kBetter = 0.97;     // by less than that nothing is changed
 constexpr std::int64_t kUnknown = INT64_MAX;
 
@@ -52,7 +53,7 @@ void VariantTrials::begin_trial() {
 }
 
 bool VariantTrials::is_due(std::size_t variant) const {
-  if (trials_ % kSeldom == 0 || median_ns_[variant] == kUnknown || variant == best_) return true;
+  if (trials_ < kEarly || trials_ % kSeldom == 0 || median_ns_[variant] == kUnknown || variant == best_) return true;
   return static_cast<double>(median_ns_[variant]) < kHopeless * static_cast<double>(median_ns_[best_]);
 }
 

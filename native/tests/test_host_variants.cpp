@@ -57,6 +57,14 @@ void test_what_changes_is_noticed() {
   expect(ran(trials, {1400, 900}, 400, random)[1] > 390, "the one that is faster now runs");
 }
 
+void test_a_bad_start_is_soon_forgotten() {
+  std::mt19937 random(9);
+  VariantTrials trials(2);
+  ran(trials, {1000, 5000}, 12, random);
+  ran(trials, {1000, 600}, 50, random);  // until the second trial
+  expect(ran(trials, {1000, 600}, 50, random)[1] == 50, "the one that was slow at first runs");
+}
+
 void test_equals_stay() {
   std::mt19937 random(8);
   VariantTrials trials(2);
@@ -178,6 +186,7 @@ int main() {
   limit_seconds(200);
   test_the_fastest_runs();
   test_slow_ones_are_tried_seldom_but_not_never();
+  test_a_bad_start_is_soon_forgotten();
   test_what_changes_is_noticed();
   test_equals_stay();
   test_all_ranks_run_the_same();
