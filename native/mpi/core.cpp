@@ -25,6 +25,7 @@
 #include "calls_shown.h"
 #include "deadline.h"
 #include "job.h"
+#include "kernels.h"
 #include "log.h"
 #include "pending.h"
 #include "report.h"
@@ -36,7 +37,6 @@ namespace {
 constexpr std::size_t kMostOps = 256;
 constexpr std::int32_t kEarlyCalls = 32;
 constexpr double kForeverS = 1e9;  // as MPI waits, where BLINK_TIMEOUT does not say otherwise
-constexpr std::int64_t kPastCaches = 2;  // as much in all: results are written past the caches
 constexpr std::size_t kKeptScratch = 64 << 20;
 // What goes one way and has no more does not wait for its readers.
 constexpr std::int64_t kOneWayTotal = 512;  // of an allgather
@@ -151,11 +151,6 @@ bool goes_one_way(const blink_mpi_call& call, const blink_mpi_blocks& targets) {
 
 void copy_own(void* to, const void* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
-}
-
-std::int64_t shared_cache_bytes() {
-  static const std::int64_t bytes = std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 8L << 20);
-  return bytes;
 }
 
 // What a call that goes one way moves on this rank, beside its own block.
@@ -662,7 +657,7 @@ int Communicator::send_one_way(const blink_mpi_call& wanted, const blink_mpi_blo
   parts_.clear();  // each rank sends and receives: what is long goes by turns
   each_part(wanted, rank, size, sources, targets, in, out,
             [&](const OneWay::Part& part) { return parts_.push_back(part), BLINK_OK; });
-  const bool past_caches = sum_of(targets) * size >= kPastCaches * shared_cache_bytes();
+  const bool past_caches = blink::are_past_caches(sum_of(targets) * size);
   for (OneWay::Part& part : parts_) part.past_caches = past_caches;
   return ways.finish(parts_);
 }

@@ -52,6 +52,9 @@ void prepare_copies();
 void copy_bytes(void* dst, const void* src, std::size_t bytes);
 // The same by stores that bypass the caches, which then need not read what is overwritten; for more than they hold.
 void copy_past_caches(void* dst, const void* src, std::size_t bytes);
+// Whether buffers of so many bytes, those of all ranks together, are too many for the cache that cores share, so that
+// copies of results would not stay there.
+bool are_past_caches(std::int64_t bytes);
 
 // "base", "avx2", "avx512" or "neon".
 const char* isa_name();

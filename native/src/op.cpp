@@ -1,7 +1,6 @@
 #include "op.h"
 
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,19 +10,8 @@ using blink::kNowhere;
 
 namespace {
 
-// Where the buffers of all ranks are so many times as large as the cache that they share, copies of results bypass the
-// caches: they would not stay there anyway.
-constexpr std::int64_t kPastCaches = 2;
 // What stays in a second-level cache between two copies.
 constexpr std::size_t kPieceBytes = 256 << 10;
-
-std::int64_t shared_cache_bytes() {
-  static const std::int64_t bytes = [] {
-    const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or less where the system does not say
-    return found > 0 ? std::int64_t{found} : std::int64_t{32} << 20;
-  }();
-  return bytes;
-}
 
 // How long steps are in vain until an execution makes do with what is there, as in a wait.
 constexpr std::int64_t kPatienceUs = 2'000;
@@ -113,7 +101,7 @@ int blink_op::prepare(const void* input, void* output, bool scaled, double scale
   if (lends_input) call_.input = routes_.place_to_lend(input_, t.input_bytes, tables_.lends_input);
   if (lends_output) call_.output = routes_.place_to_lend(output_, t.output_bytes, tables_.lends_output);
   routes_.begin(call_.input, call_.output);
-  past_caches_ = std::max(t.input_bytes, t.output_bytes) * comm_.size() >= kPastCaches * shared_cache_bytes();
+  past_caches_ = blink::are_past_caches(std::max(t.input_bytes, t.output_bytes) * comm_.size());
   std::fill(received_.begin(), received_.end(), 0);
   std::fill(sent_.begin(), sent_.end(), 0);
   at_ = Position{};
