@@ -12,12 +12,9 @@
 #pragma once
 
 #include "blink/call.h"
+#include "blink/target.h"
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define BLINK_DEVICE __device__ __forceinline__
-#else
-#define BLINK_DEVICE inline
-#endif
+#define BLINK_DEVICE BLINK_INLINE  // as generated text says it
 
 namespace blink {
 
@@ -71,8 +68,8 @@ BLINK_DEVICE constexpr Word latest(Word first, Word second, More... more) {
 
 }  // namespace blink
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#include "blink/context_cuda.h"
+#ifdef BLINK_BLOCKS
+#include "blink/context_block.h"
 #else
 #include "blink/context_host.h"
 #endif

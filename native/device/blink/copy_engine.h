@@ -6,7 +6,9 @@
 // object needs no library. Elsewhere, and for GPUs, the copy entries become nothing.
 #pragma once
 
-#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#include "blink/target.h"
+
+#ifndef BLINK_BLOCKS
 
 #include "blink/context.h"
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "blink/call.h"
+#include "blink/target.h"
 
 namespace blink {
 
@@ -30,7 +31,7 @@ static_assert(sizeof(Reduction) == sizeof(Call), "kernels of both kinds take as 
 
 }  // namespace blink
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#ifdef BLINK_BLOCKS
 
 #include "blink/reduce.h"
 

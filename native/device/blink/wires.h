@@ -118,7 +118,7 @@ struct Units<LL128> : LineUnits {
   BLINK_INLINE static bool warp_any(bool yes) { return any_of_warp(yes); }
   // Whatever parted the threads of a line: they read and write it by one instruction.
   BLINK_INLINE static void warp_sync() { converge(); }
-#ifdef BLINK_CUDA
+#ifdef BLINK_WHOLE_LINES
   BLINK_INLINE static bool read(const char* message, uint32_t unit, Word position, Pair& raw) {
     raw = load_halves(message + unit * 16);
     return unit % 8 != 7 || raw.high == flag(position);

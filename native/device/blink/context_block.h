@@ -1,4 +1,5 @@
-// The kernel context on a GPU. The block's state lies in shared memory; what differs between threads, in registers.
+// The kernel context of a block with threads. Its state lies in the block's shared memory; what differs between threads,
+// in registers.
 #pragma once
 
 #include "blink/execute.h"
