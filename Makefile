@@ -1,7 +1,7 @@
 # Two commands on a fresh machine with Python 3.11 or newer and nothing else:
 #   make run     own environment, install, plan and run an AllReduce where rings fail, then one between processes
 #   make test    own environment, linters, types, layers, native tests, tests: what a merge must pass
-# and `make test-all`, which leaves nothing out.
+# and `make test-all`, which leaves nothing out; `make gpu` is for a machine with an NVIDIA GPU.
 # With a C++ compiler the native library is built too; `make native` builds it again after a change in native/.
 
 PYTHON ?= python3
@@ -18,7 +18,7 @@ export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
 export PYTHONDONTWRITEBYTECODE :=
 SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
-.PHONY: run test test-all lint types layers collect unit native native-test bench clean
+.PHONY: run test test-all lint types layers collect unit native native-test bench gpu clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -65,6 +65,10 @@ native-test: $(VENV)/.dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/planning.py
+
+# On a machine with an NVIDIA GPU: writes benchmarks/gpu.md, to be committed. The program ends with 3 where there is none.
+gpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/gpu_day.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

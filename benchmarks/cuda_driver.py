@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76
+#: What a kernel needs, by the names that pages use.
+_NEEDS = {"registers": 4, "local_bytes": 3, "shared_bytes": 1}
 
 
 class CudaError(Exception):
@@ -163,6 +165,23 @@ class Cuda:
         self._call("cuModuleLoadData", c.byref(module), c.c_char_p(image))
         self._call("cuModuleGetFunction", c.byref(function), module, name.encode())
         return int(function.value or 0)
+
+    def needs(self, function: int) -> dict[str, int]:
+        """Per thread its registers and bytes of local memory, per block its bytes of shared memory."""
+        found = {}
+        for name, number in _NEEDS.items():
+            value = c.c_int()
+            self._call("cuFuncGetAttribute", c.byref(value), number, c.c_void_p(function))
+            found[name] = value.value
+        return found
+
+    def occupancy(self, function: int, threads: int) -> int:
+        """Blocks of so many threads that fit on a multiprocessor."""
+        blocks = c.c_int()
+        self._call(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor", c.byref(blocks), c.c_void_p(function), threads, c.c_size_t(0)
+        )
+        return blocks.value
 
     def launch(self, function: int, blocks: int, threads: int, stream: int, arguments: Sequence[Any]) -> None:
         """``arguments`` are ctypes objects."""

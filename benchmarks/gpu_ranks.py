@@ -13,17 +13,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from cuda_driver import Cuda, CudaError
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.runtime.gpu_group import GpuGroup
 
 _FLOAT32, _SUM = 7, 0
 _LEAST_NCCL = 23000
-#: Replays whose bits are compared.
-COMPARED = 100
 
 
 class Ranks(Protocol):
@@ -48,7 +47,7 @@ class Ours:
             self.groups = list(pool.map(made, range(size)))
 
     def all_reduce(self, rank: int, send: int, recv: int, count: int, stream: int) -> None:
-        self.groups[rank].run("allreduce", send, recv, count, "float32", "sum", stream=stream)
+        self.groups[rank].run(CollectiveCall("allreduce", "float32", count), send, recv, stream=stream)
 
     def close(self) -> None:
         with ThreadPoolExecutor(len(self.groups)) as pool:
@@ -163,31 +162,85 @@ class Field:
         return all(bool(np.allclose(one, expected, rtol=1e-5, atol=1e-5)) for one in found)
 
 
-def latency(cuda: Cuda, size: int, nbytes: int, replays: int) -> dict[str, Any]:
-    """One-hop AllReduce as one graph replay: its time, and whether all replays give the same bits on all ranks."""
-    ranks, field = Ours(cuda, size, "one_hop"), Field(cuda, size, nbytes // 4)
+class Replays(NamedTuple):
+    """How replays of one graph came out, on all ranks."""
+
+    replays: int
+    right: bool
+    same_bits: bool
+
+
+def replays(cuda: Cuda, size: int, nbytes: int, count: int) -> Replays:
+    """An AllReduce as a call, then as a graph, its outputs spoiled before each replay."""
+    ranks, field = Ours(cuda, size), Field(cuda, size, nbytes // 4)
     field.all_reduce(ranks)
-    cuda.synchronize(field.streams[0])
     right = field.right()
     graph = field.graph(ranks)
-    first = field.streams[0]
-    times = [field.seconds(lambda: cuda.replay(graph, first)) for _ in range(replays + 10)][10:]
     bits = []
-    for _ in range(COMPARED):
+    for _ in range(count):
         field.spoil()
-        cuda.replay(graph, first)
+        cuda.replay(graph, field.streams[0])
         bits += field.results()
     right = right and field.right()
+    ranks.close()
+    return Replays(count, right, len(dict.fromkeys(bits)) == 1)
+
+
+def order(cuda: Cuda, size: int, rounds: int, count: int = 25_000, hold_bytes: int = 1 << 26) -> bool:
+    """Whether a graph, a call and a graph, each in streams of its own, read what the one before wrote.
+
+    Only the groups order them. The first is held up, so that what does not wait for it comes too early.
+    """
+    ranks, every = Ours(cuda, size), range(size)
+    source = cuda.put(np.ones(count, np.float32))
+    scratch = cuda.empty(hold_bytes)
+    at = [[cuda.empty(4 * count) for _ in range(4)] for _ in every]
+    streams = [[cuda.stream() for _ in every] for _ in range(3)]
+
+    def step(rank: int, number: int) -> None:
+        ranks.all_reduce(rank, at[rank][number], at[rank][number + 1], count, streams[number][rank])
+
+    def captured(rank: int, number: int) -> int:
+        cuda.begin_capture(streams[number][rank])
+        step(rank, number)
+        return cuda.end_capture(streams[number][rank])
+
+    graphs = {number: [captured(rank, number) for rank in every] for number in (0, 2)}
+    kept = True
+    for _ in range(rounds):
+        for rank in every:
+            for address in at[rank]:
+                cuda.fill(address, 0xFF, 4 * count, streams[0][rank])  # not a number
+            cuda.synchronize(streams[0][rank])
+        for rank, stream in enumerate(streams[0]):
+            for _ in range(40):
+                cuda.fill(scratch, 0, hold_bytes, stream)
+            cuda.copy(at[rank][0], source, 4 * count, stream)
+        for rank in every:
+            cuda.replay(graphs[0][rank], streams[0][rank])
+            step(rank, 1)
+            cuda.replay(graphs[2][rank], streams[2][rank])
+        for rank in every:
+            for number in range(3):
+                cuda.synchronize(streams[number][rank])
+            found = [cuda.get(address, count, np.float32) for address in at[rank]]
+            kept = kept and all(bool((one == size**number).all()) for number, one in enumerate(found))
+    ranks.close()
+    return kept
+
+
+def latency(cuda: Cuda, size: int, nbytes: int, count: int) -> dict[str, Any]:
+    """One-hop AllReduce as one graph replay: its time."""
+    ranks, field = Ours(cuda, size, "one_hop"), Field(cuda, size, nbytes // 4)
+    graph, first = field.graph(ranks), field.streams[0]
+    times = [field.seconds(lambda: cuda.replay(graph, first)) for _ in range(count + 10)][10:]
     ranks.close()
     return {
         "ranks": size,
         "bytes": nbytes,
-        "replays": replays,
-        "compared": COMPARED,
-        "right": right,
+        "replays": count,
         "median_us": statistics.median(times) * 1e6,
         "p10_us": statistics.quantiles(times, n=10)[0] * 1e6,
-        "same_bits": len(dict.fromkeys(bits)) == 1,
     }
 
 

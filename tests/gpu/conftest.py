@@ -1,7 +1,4 @@
-"""Tests that need an NVIDIA GPU. Without one, a driver, the library or a compiler all are skipped, with the reason.
-
-``BLINK_TEST_RANKS`` (default 4) is how many ranks share the GPU.
-"""
+"""Tests that need an NVIDIA GPU. Without one, a driver, the library or a compiler all are skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -45,12 +42,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in ours:
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
-
-
-@pytest.fixture(scope="session")
-def size() -> int:
-    """Ranks on the GPU."""
-    return int(os.environ.get("BLINK_TEST_RANKS", "4"))
 
 
 @pytest.fixture(scope="session")

@@ -207,6 +207,16 @@ CU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
   return kSuccess;
 }
 
+// A kernel of the double needs 32 registers per thread, and no memory of the GPU.
+CU_API cuFuncGetAttribute(int* value, int attribute, CUfunction handle) {
+  CU_ENTER(kDriver);
+  constexpr int kRegisters = 4, kAttributes = 16;
+  if (!value || attribute < 0 || attribute >= kAttributes) return kInvalidValue;
+  if (!handles<CUfunc_st>().find(handle)) return kInvalidHandle;
+  *value = attribute == kRegisters ? 32 : 0;
+  return kSuccess;
+}
+
 CU_API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned, CUstream stream, void** parameters, void** extra) {
   CU_ENTER(kDriver | kContext);

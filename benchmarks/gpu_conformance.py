@@ -1,6 +1,7 @@
 """Ranks on one GPU that run collectives through libblink.so's plain interface, against the oracle.
 
-    standalone_ranks.py STORE SIZE RANK|all CASE     # all: every rank is a thread of this process
+    gpu_conformance.py SIZE all|few                  # every rank is a thread of this process
+    gpu_conformance.py SIZE all|few RANK STORE       # one of them
 
 Says ``ok``, or what is wrong.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +31,7 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 def calls(case: str, size: int) -> Iterator[tuple[Collective, int, str, str]]:
     """Collective, count, type and operation of each call; the same on all ranks."""
-    if case == "sanitizer":
+    if case == "few":
         yield Collective("allreduce", size), 1037, "float32", "sum"
         yield Collective("broadcast", size, root=0), 1037, "float32", "sum"
         return
@@ -83,15 +85,20 @@ def work(store: str, size: int, rank: int, case: str) -> list[str]:
     return wrong
 
 
-def main() -> None:
-    store, size, which, case = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    ranks = range(size) if which == "all" else [int(which)]
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        found = list(pool.map(lambda rank: work(store, size, rank, case), ranks))
-    wrong = [text for texts in found for text in texts]
+def conformance(size: int, case: str) -> tuple[int, list[str]]:
+    """All ranks, as threads of this process: how many calls each made, and what is wrong."""
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(lambda rank: work(f"{place}/store", size, rank, case), range(size)))
+    return sum(1 for _ in calls(case, size)), [text for texts in found for text in texts]
+
+
+def main() -> int:
+    size, case = int(sys.argv[1]), sys.argv[2]
+    alone = sys.argv[3:]
+    wrong = work(alone[1], size, int(alone[0]), case) if alone else conformance(size, case)[1]
     print("\n".join(wrong[:20]) if wrong else "ok", flush=True)
-    sys.exit(1 if wrong else 0)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""A GPU day: what one NVIDIA GPU says of generated code and ``libblink.so``, as one page with numbers and verdicts.
+
+    make gpu                                   # or: python benchmarks/gpu_day.py [--only fold,latency] [--quick]
+
+The steps of ``gpu_steps.py``, in the order of what could fail first. Each is a process with a deadline; all together
+end within ``--within`` seconds. The page (``benchmarks/gpu.md``) is written anew after each step, so it is complete
+whatever a step does: one that hangs, dies or says nothing readable stands there with the last lines that it wrote.
+Exit 0: all goals are reached; 1: one is missed, a result is wrong or a step failed; 3: there is no GPU, and no page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_steps import NO_GPU, STEPS, Verdict
+
+PAGE = Path(__file__).with_name("gpu.md")
+#: Machines that are lent go back after ten minutes.
+WITHIN_S = 530.0
+SHOWN_LINES = 25
+#: A process that is told to abort writes where it was, and has so long for that.
+_LAST_WORDS_S = 3.0
+_NO_VERDICT = ("not begun", "not measured")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A process that ends with a line of JSON: ``{"rows": [{…}], "verdicts": [["ok", "what"], …]}``."""
+
+    name: str
+    what: str
+    deadline_s: float
+    command: tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    """What became of a step; ``verdicts`` are never empty."""
+
+    step: Step
+    verdicts: list[Verdict]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    last_lines: str = ""
+
+
+def steps(names: Sequence[str], quick: bool) -> list[Step]:
+    """The real ones; the first says what the machine is."""
+    program = str(Path(__file__).with_name("gpu_steps.py"))
+    start = (sys.executable, "-X", "faulthandler", program)
+    return [
+        Step(name, row.what, row.deadline_s, (*start, name, *(["--quick"] if quick else [])))
+        for name, row in STEPS.items()
+        if name in names
+    ]
+
+
+def run_step(step: Step, limit_s: float) -> tuple[Outcome, int | None]:
+    """What it found, or how it failed; and its exit code, None if it had to be ended."""
+    began = time.monotonic()
+    # A file: a pipe would be held open by whatever a dead step has left behind.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            step.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(limit_s)
+        _end(process)
+        output.seek(0)
+        said = output.read().decode(errors="replace")
+    seconds = time.monotonic() - began
+    last_lines = "\n".join(said.strip().splitlines()[-SHOWN_LINES:])
+    found = _read(said) if code == 0 else None
+    if found is not None:
+        well = all(kind in ("ok", "MISSED", *_NO_VERDICT) for kind, _ in found[0])
+        return Outcome(step, *found, seconds, "" if well else last_lines), code
+    why = (
+        f"not done within {limit_s:.0f} s"
+        if code is None
+        else f"died of {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with exit code {code}"
+        if code
+        else "said nothing that can be read"
+    )
+    return Outcome(step, [("FAILED", why)], [], seconds, last_lines), code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process, which first writes where it was, and all that it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WORDS_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver cannot be ended
+        process.wait(_LAST_WORDS_S)
+
+
+def _read(said: str) -> tuple[list[Verdict], list[dict[str, Any]]] | None:
+    """The verdicts and rows of the last line, if that is what it is."""
+    try:
+        found = json.loads(said.strip().splitlines()[-1])
+        verdicts = [(str(kind), str(words)) for kind, words in found["verdicts"]]
+        rows = [dict(row) for row in found["rows"]]
+    except (LookupError, TypeError, ValueError):
+        return None
+    return (verdicts, rows) if verdicts else None
+
+
+def run_all(todo: Sequence[Step], page: Path, within_s: float, command: str) -> int:
+    """Runs them, writes the page after each, and says how it ended: 0, 1, or 3 without a GPU."""
+    began, ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), time.monotonic() + within_s
+    outcomes = [Outcome(step, [("not begun", "the page was written before")]) for step in todo]
+    for index, step in enumerate(todo):
+        left_s = ends - time.monotonic()
+        if left_s < 1:
+            outcomes[index].verdicts = [("not begun", f"the {within_s:.0f} s of all steps were used up")]
+            continue
+        outcomes[index], code = run_step(step, min(step.deadline_s, left_s))
+        if index == 0 and code == NO_GPU:
+            print(outcomes[0].last_lines, file=sys.stderr)
+            return NO_GPU
+        write(page, text(outcomes, began, command))
+        for kind, words in outcomes[index].verdicts:
+            print(f"{step.name:10} {kind:12} {words}", flush=True)
+    write(page, text(outcomes, began, command))
+    kinds = [kind for outcome in outcomes for kind, _ in outcome.verdicts]
+    return int(any(kind not in ("ok", *_NO_VERDICT) for kind in kinds))
+
+
+def write(page: Path, content: str) -> None:
+    """In one piece, whenever this process may be ended."""
+    fresh = page.with_name(f"{page.name}.{os.getpid()}")
+    fresh.write_text(content, encoding="utf-8")
+    fresh.replace(page)
+
+
+def text(outcomes: Sequence[Outcome], began: str, command: str) -> str:
+    """The page."""
+    machine = outcomes[0].rows[0] if outcomes[0].rows else {}
+    head = {"date": began, "command": f"`{command}`", **machine}
+    verdicts = [
+        {"step": one.step.name, "verdict": kind, "what": words, "seconds": f"{one.seconds:.1f}"}
+        for one in outcomes
+        for kind, words in one.verdicts
+    ]
+    lines = ["# A GPU day", "", *_table([{"": name, " ": value} for name, value in head.items()])]
+    lines += ["", "## Verdicts", "", *_table(verdicts), ""]
+    for one in outcomes:
+        table = [*_table(one.rows), ""] if one.rows and one is not outcomes[0] else []
+        said = ["```", one.last_lines.replace("```", "` ` `"), "```", ""] if one.last_lines else []
+        if table or said:
+            lines += [
+                "",
+                f"## {one.step.name}",
+                "",
+                one.step.what,
+                "",
+                *table,
+                *([""] if table and said else []),
+                *said,
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for row in rows:
+        yield f"| {' | '.join(_cell(row.get(name, '')) for name in columns)} |"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return " ".join(shown.replace("|", "\\|").split())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--quick", action="store_true", help="small buffers and few rounds: whether it works at all")
+    parser.add_argument("--only", default=",".join(STEPS), help="names of steps; the first one runs always")
+    parser.add_argument("--within", type=float, default=WITHIN_S, metavar="SECONDS")
+    given = parser.parse_args()
+    names = given.only.split(",")
+    unknown = [name for name in names if name not in STEPS]
+    if unknown:
+        parser.error(f"--only {unknown[0]}: expected some of {', '.join(STEPS)}")
+    command = " ".join(["python", "benchmarks/gpu_day.py", *sys.argv[1:]])
+    return run_all(steps([next(iter(STEPS)), *names], given.quick), given.page, given.within, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
