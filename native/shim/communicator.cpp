@@ -10,7 +10,7 @@ namespace blink::shim {
 namespace {
 
 // An abort waits so long for kernels to give up, and no longer: what then still runs is left to deferred_release.cpp.
-constexpr double kAbortSeconds = 1;
+constexpr double kAbortSeconds = 1, kForeverSeconds = 1e9;
 
 // "1800", "0.5".
 std::string seconds_text(double seconds) {
@@ -85,7 +85,7 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   CUresult result = resources_->engine->capture_of(operation.stream, &capture);
   ChunkSearches::Use use;
   // A call that cannot be captured counts, too: on other ranks it may have been.
-  if (result == kCudaSuccess && !searches_->next(choice, capture.any(), &use)) {
+  if (!searches_->next(choice, capture.any() || result != kCudaSuccess, &use)) {
     give_up("rank 0 stopped in the middle of choosing a chunk size");
     return ncclRemoteError;
   }
@@ -94,14 +94,19 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
     searches_->launched(choice, use, bytes);
     return ncclSuccess;
   }
-  if (capture.any()) {
-    // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was.
-    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " +
-         describe(resources_->engine->driver(), result, "its capture"));
-    return ncclUnhandledCudaError;
+  return refused(result, "a launch", capture.any());
+}
+
+// What the driver did not take.
+ncclResult_t Communicator::refused(CUresult result, const char* what, bool captured) {
+  const std::string text = describe(resources_->engine->driver(), result, what);
+  if (captured || concerns_capture(result)) {
+    // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was. So it is
+    // where a call on the legacy stream comes while another stream is captured.
+    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " + text);
+  } else {
+    give_up(text);  // peers that have launched wait for this rank: they are told
   }
-  // Peers that have launched wait for this rank: they are told.
-  give_up(describe(resources_->engine->driver(), result, "a launch"));
   return ncclUnhandledCudaError;
 }
 
@@ -124,8 +129,7 @@ ncclResult_t Communicator::join(const std::vector<CUstream>& streams) {
          ": the streams of a group's calls must all be captured by the same graph, or none of them");
     return ncclInvalidUsage;
   }
-  give_up(describe(resources_->engine->driver(), result, "the streams of a group"));
-  return ncclUnhandledCudaError;
+  return refused(result, "the streams of a group");
 }
 
 void Communicator::fork(CUstream stream, std::size_t line) {
@@ -154,9 +158,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
   if (result == kCudaSuccess) {
     result = resources_->engine->launch(parts, static_cast<std::uint64_t>(timeout_s_ * 1e9), stream, line);
   }
-  if (result == kCudaSuccess) return ncclSuccess;
-  give_up(describe(resources_->engine->driver(), result, "messages"));
-  return ncclUnhandledCudaError;
+  return result == kCudaSuccess ? static_cast<ncclResult_t>(ncclSuccess) : refused(result, "messages");
 }
 
 // Watchdogs ask while another thread may be stuck in a launch.
@@ -187,7 +189,8 @@ void Communicator::abort() {
 void Communicator::finalize() {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
-  release(timeout_s_ + kAbortSeconds);  // kernels wait for peers that long, so do their owners, as NCCL's do
+  // As long as kernels wait for peers, so do their owners, as NCCL's do.
+  release(timeout_s_ > 0 ? timeout_s_ + kAbortSeconds : kForeverSeconds);
   bootstrap_.reset();
   if (report_ != nullptr) report_->tell();
 }

@@ -38,7 +38,10 @@ class Communicator {
   std::uint64_t next_child() { return children_++; }  // numbers splits, shrinks and grows of this communicator
 
   // There is no NCCL to leave anything to: the plan serves all sizes, with `algorithm`, or "" for the best. Before begin().
-  void rely(const std::string& algorithm) { place_.algorithm = algorithm.empty() ? "best" : algorithm; }
+  void rely(const std::string& algorithm) {
+    place_.algorithm = algorithm.empty() ? "best" : algorithm;
+    timeout_s_ = seconds_from("BLINK_TIMEOUT", 1800);  // and nobody who would abort it
+  }
   // Why nothing is ours; empty where the trees are ready. After settle().
   std::string why_not();
 
@@ -80,6 +83,7 @@ class Communicator {
   ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream, std::size_t line);
   int decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const;
   ncclResult_t trouble();
+  ncclResult_t refused(CUresult result, const char* what, bool captured = false);
   std::string connection_text(std::uint32_t index) const;
   void share_page(std::shared_ptr<SharedPage> page);
   bool aborted();
@@ -90,7 +94,7 @@ class Communicator {
   const std::string key_;
   std::unique_ptr<Bootstrap> bootstrap_;
   std::string why_not_;
-  const double timeout_s_ = seconds_from("BLINK_TIMEOUT", 1800);
+  double timeout_s_ = seconds_from("BLINK_TIMEOUT", 0);  // 0: kernels wait until they are aborted, as NCCL's do
   Place place_;
   std::atomic<std::uint64_t> children_{0};
   std::atomic<bool> settled_{true}, cancelled_{false};  // settled: also where nothing was begun

@@ -145,7 +145,8 @@ void end_ours(ncclComm_t comm, End how, bool freed) {
     if (member == nullptr) return;
     const bool ended = member->ended.exchange(true);
     if (how == End::kAbort && (freed || !ended)) member->communicator->abort();
-    if (how == End::kFinalize && !ended) member->communicator->finalize();
+    // What does not block is waited for when it is freed.
+    if (how == End::kFinalize && !ended && (freed || member->blocking)) member->communicator->finalize();
   });
 }
 

@@ -29,6 +29,8 @@ constexpr unsigned kEventExternal = 1;
 constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
 constexpr int kCaptureModeRelaxed = 2;
 constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901, kCudaCaptureMerge = 902;
+// An error of what is being captured, not of what was enqueued before: the context is as good as it was.
+inline bool concerns_capture(CUresult result) { return 900 <= result && result <= 908; }
 constexpr int kAttributeStreamMemoryOperations64 = 122;
 constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 

@@ -137,19 +137,23 @@ std::shared_ptr<Stream> stream_of(CUstream handle) {
 
 void invalidate(Capture& capture) { capture.invalid = true; }
 
-CUresult check_capture(Stream& stream) {
-  if (stream.capture) return stream.capture->invalid ? kCaptureInvalidated : kSuccess;
-  if (!stream.legacy) return kSuccess;
-  // Work in the legacy stream would make it wait for streams that are being captured.
-  CUresult error = kSuccess;
+// Work in the legacy stream would make it wait for these, which are being captured.
+static std::vector<std::shared_ptr<Stream>> captured_beside(const Stream& stream) {
+  std::vector<std::shared_ptr<Stream>> found;
   for (const auto& weak : all().streams) {
     const auto other = weak.lock();
-    if (other && other->blocking && other->device == stream.device && other->capture) {
-      invalidate(*other->capture);
-      error = kCaptureImplicit;
+    if (stream.legacy && other && other->blocking && other->device == stream.device && other->capture) {
+      found.push_back(other);
     }
   }
-  return error;
+  return found;
+}
+
+CUresult check_capture(Stream& stream) {
+  if (stream.capture) return stream.capture->invalid ? kCaptureInvalidated : kSuccess;
+  const auto others = captured_beside(stream);
+  for (const auto& other : others) invalidate(*other->capture);
+  return others.empty() ? kSuccess : kCaptureImplicit;
 }
 
 OpPtr enqueue(Stream& stream, Work work, std::vector<OpPtr> after) {
@@ -349,9 +353,7 @@ CU_API cuStreamIsCapturing(CUstream handle, int* status) {
   if (!stream) return kInvalidHandle;
   if (!status) return kInvalidValue;
   std::lock_guard<std::mutex> lock(engine());
-  if (stream->legacy) {
-    if (CUresult error = check_capture(*stream)) return error;
-  }
+  if (!captured_beside(*stream).empty()) return kCaptureImplicit;  // and they go on
   *status = !stream->capture ? kCaptureStatusNone
                              : stream->capture->invalid ? kCaptureStatusInvalidated : kCaptureStatusActive;
   return kSuccess;
@@ -364,6 +366,7 @@ CU_API cuStreamGetCaptureInfo_v2(CUstream handle, int* status, std::uint64_t* id
   if (!stream) return kInvalidHandle;
   if (!status) return kInvalidValue;
   std::lock_guard<std::mutex> lock(engine());
+  if (!captured_beside(*stream).empty()) return kCaptureImplicit;  // and they go on
   *status = !stream->capture ? kCaptureStatusNone
                              : stream->capture->invalid ? kCaptureStatusInvalidated : kCaptureStatusActive;
   if (id) *id = stream->capture ? stream->capture->id : 0;

@@ -220,8 +220,39 @@ static void in_half_a_capture(struct World* world) {
   end_streams(world, others);
 }
 
+static void refused(struct World* world, cudaStream_t* stream, const char* what) {
+  ncclResult_t result = ncclSuccess;
+  begin_calls(world);
+  FOR_LOCALS(local) {
+    const ncclResult_t called = make_call(local, &kCall, local->comm, stream ? stream[local->index] : NULL);
+    if (called != ncclSuccess) result = called;
+  }
+  if (world->locals > 1) result = ncclGroupEnd();
+  ++world->checks;
+  if (result != ncclUnhandledCudaError) wrong(world, world->local[0].rank, "%s gives %d", what, (int)result);
+}
+
+// The default stream waits for streams that are being captured, which cannot be.
+static void on_the_legacy_stream(struct World* world) {
+  cudaStream_t blocking[kMostRanks];
+  FOR_LOCALS(local) {
+    use(world, local);
+    CU(cuda.cuStreamCreate(&blocking[local->index], 0));
+  }
+  begin_capture(world, blocking);
+  refused(world, NULL, "the legacy stream beside a capture");
+  FOR_LOCALS(local) {
+    CUgraph graph;
+    use(world, local);
+    if (!cuda.cuStreamEndCapture(blocking[local->index], &graph)) CU(cuda.cuGraphDestroy(graph));
+  }
+  end_streams(world, blocking);
+}
+
 // A stream must not be waited for while it is captured: that ends the capture.
 void run_graph_lost(struct World* world) {
+  check(world, &kCall);
+  on_the_legacy_stream(world);
   check(world, &kCall);
   in_half_a_capture(world);
   begin_capture(world, world->own);
@@ -229,15 +260,7 @@ void run_graph_lost(struct World* world) {
     use(world, local);
     if (!cuda.cuStreamSynchronize(local->stream)) wrong(world, local->rank, "a captured stream can be waited for");
   }
-  ncclResult_t result = ncclSuccess;
-  begin_calls(world);
-  FOR_LOCALS(local) {
-    const ncclResult_t called = make_call(local, &kCall, local->comm, local->stream);
-    if (called != ncclSuccess) result = called;
-  }
-  if (world->locals > 1) result = ncclGroupEnd();
-  ++world->checks;
-  if (result != ncclUnhandledCudaError) wrong(world, world->local[0].rank, "a lost capture gives %d", (int)result);
+  refused(world, world->own, "a lost capture");
   FOR_LOCALS(local) {
     CUgraph graph;
     use(world, local);
