@@ -7,10 +7,8 @@
 #include <cstdio>
 #include <random>
 #include <string>
-#include <thread>
 
 #include "check.h"
-#include "host/launch.h"
 #include "test_device_mesh.h"
 
 namespace {
@@ -34,7 +32,7 @@ std::uint32_t delay_ms[kRanks] = {};  // kNobody: does not come at all
 template <class Wire>
 void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
   if (delay_ms[rank] == kNobody) return;
-  if (delay_ms[rank] > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms[rank]));
+  if (delay_ms[rank] > 0) linger(delay_ms[rank]);
   const bool root = rank == 0;
   const bool leaf = rank == kRanks - 1;
   if (root) {
@@ -103,7 +101,7 @@ struct Run {
       call.timeout_ns = timeout_ns;
       calls.push_back(call);
     }
-    return blink_launch(kEntries[wire], calls.data(), kRanks, mesh.geometry.parts, timeout_s);
+    return launch_blocks(kEntries[wire], calls.data(), kRanks, mesh.geometry.parts, timeout_s);
   }
 
   void expect_right(std::uint32_t wire, Word chunk_bytes, const std::string& what) {

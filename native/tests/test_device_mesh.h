@@ -1,16 +1,97 @@
-// Ranks of a generated program in one process: connections with all their memory, and a call for each rank.
+// Ranks of a generated program in one process: connections with all their memory, and a call for each rank; and how
+// blocks are run, with a thread each or, with BLINK_EMULATED, with 64 or 128 emulated ones under a schedule of their own.
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "blink/context.h"
+#include "check.h"
+
+#ifdef BLINK_EMULATED
+#include "emulate/launch.h"
+#else
+#include <chrono>
+#include <thread>
+
+#include "host/launch.h"
+#endif
 
 namespace {
+
+#ifdef BLINK_EMULATED
+
+constexpr bool kEmulated = true;
+std::uint64_t schedule = 1;  // the next seed
+
+inline std::uint32_t block_threads() { return schedule % 2 == 0 ? 64 : 128; }
+
+// What blink_launch returns; 2: a finding, which is printed. Time is none of the schedule's: where nobody gets anywhere
+// it is over.
+inline int launch_blocks(void (*entry)(const blink::Call*, std::uint32_t), const blink::Call* calls,
+                         std::uint32_t ranks, std::uint32_t blocks, double) {
+  blink::emulate::Options options;
+  options.seed = schedule++;
+  options.stuck = [&] {
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) *const_cast<std::uint32_t*>(calls[rank].abort) = 1;
+  };
+  const std::string finding = blink::emulate::run(
+      {ranks, blocks, block_threads()}, [&](std::uint32_t rank, std::uint32_t block) { entry(calls + rank, block); },
+      options);
+  if (!finding.empty()) {
+    std::printf("%s\n", finding.c_str());
+    return 2;
+  }
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    if (calls[rank].status->code != 0) return 1;
+  }
+  return 0;
+}
+
+// Runs body(context) as the only block of the only rank.
+template <class Wire, class Body>
+void run_block(const blink::Call& call, Body body) {
+  blink::emulate::Options options;
+  options.seed = schedule++;
+  const std::string finding = blink::emulate::run(
+      {1, 1, block_threads()},
+      [&](std::uint32_t, std::uint32_t) {
+        auto& state = blink::device::block_state<blink::device::State>();
+        blink::KernelContext<Wire> context(state, call, 0, 0);
+        body(context);
+      },
+      options);
+  blink_test::expect(finding.empty(), "%s", finding.c_str());
+}
+
+inline void linger(std::uint32_t ms) {
+  for (std::uint32_t i = 0; i < 2 * ms; ++i) blink::emulate::pause();
+}
+
+#else
+
+constexpr bool kEmulated = false;
+
+inline int launch_blocks(void (*entry)(const blink::Call*, std::uint32_t), const blink::Call* calls,
+                         std::uint32_t ranks, std::uint32_t blocks, double timeout_s) {
+  return blink_launch(entry, calls, ranks, blocks, timeout_s);
+}
+
+template <class Wire, class Body>
+void run_block(const blink::Call& call, Body body) {
+  blink::KernelContext<Wire> context(call, 0, 0);
+  body(context);
+}
+
+inline void linger(std::uint32_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+#endif
 
 using blink::Call;
 using blink::Connection;

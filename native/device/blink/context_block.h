@@ -120,7 +120,8 @@ class ContextBase {
 
 }  // namespace blink
 
-// One block of a rank: channel blockIdx.x / parts, part blockIdx.x % parts.
+// One block of a rank: channel number / parts, part number % parts.
+#ifdef BLINK_CUDA
 #define BLINK_ENTRY(name, Wire, function)                                                                         \
   extern "C" __global__ void __launch_bounds__(::blink::kMostThreads)                                             \
       name(const __grid_constant__ ::blink::Call call) {                                                          \
@@ -129,3 +130,12 @@ class ContextBase {
     ::blink::KernelContext<::blink::Wire> context(state, call, channel, blockIdx.x % call.parts);                 \
     function(context, call.rank, channel);                                                                        \
   }
+#else  // for each of its threads
+#define BLINK_ENTRY(name, Wire, function)                                                                         \
+  extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
+    auto& state = ::blink::device::block_state<::blink::device::State>();                                         \
+    const uint32_t channel = block / call->parts;                                                                 \
+    ::blink::KernelContext<::blink::Wire> context(state, *call, channel, block % call->parts);                    \
+    function(context, call->rank, channel);                                                                       \
+  }
+#endif

@@ -1,5 +1,6 @@
 // What the device layer needs from the machine under it: a block of threads, loads and stores that other ranks
-// see in order, a clock. On the GPU by PTX; on this CPU a block is one thread, and the same is said with atomics.
+// see in order, a clock. There are three: a GPU, by PTX; this CPU, where a block is one thread and the same is said with
+// atomics; and this CPU with threads, schedules and memory emulated (native/device/emulate/), which runs a GPU's code.
 //
 // Each defines
 //
@@ -36,6 +37,8 @@ struct Pair {
 
 #if defined(BLINK_CUDA)
 #include "blink/platform_cuda.h"
+#elif defined(BLINK_EMULATED)
+#include "emulate/platform_emulated.h"
 #else
 #include "blink/platform_host.h"
 #endif

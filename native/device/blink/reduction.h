@@ -35,12 +35,20 @@ static_assert(sizeof(Reduction) == sizeof(Call), "kernels of both kinds take as 
 
 #include "blink/reduce.h"
 
+#ifdef BLINK_CUDA
 #define BLINK_FOLD_ENTRY(name)                                                                                    \
   extern "C" __global__ void __launch_bounds__(::blink::kMostThreads)                                             \
       name(const __grid_constant__ ::blink::Reduction reduction) {                                                \
     __shared__ ::blink::device::State state;                                                                      \
     ::blink::device::reduce(state, reduction, blockIdx.x);                                                        \
   }
+#else  // for each of its threads
+#define BLINK_FOLD_ENTRY(name)                                                                                    \
+  extern "C" __attribute__((visibility("default"))) void name(const ::blink::Reduction* reduction,                \
+                                                              uint32_t block) {                                   \
+    ::blink::device::reduce(::blink::device::block_state<::blink::device::State>(), *reduction, block);           \
+  }
+#endif
 
 #else
 

@@ -1,9 +1,13 @@
-// What the text is compiled for: a GPU (BLINK_CUDA), whose blocks have threads (BLINK_BLOCKS), or this CPU, where a block
-// is one thread.
+// What the text is compiled for: a GPU (BLINK_CUDA), blocks with threads that are emulated on this CPU (BLINK_EMULATED,
+// from the command line), or this CPU with blocks of one thread. The first two run the same code, that of blocks with
+// threads (BLINK_BLOCKS).
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define BLINK_CUDA 1
+#endif
+
+#if defined(BLINK_CUDA) || defined(BLINK_EMULATED)
 #define BLINK_BLOCKS 1
 #endif
 

@@ -1,0 +1,51 @@
+// What code for a block with threads asks of the machine under it, where that is emulated on this CPU. Two machines have
+// it, and a program is linked with one of them:
+//
+//   fibers.cpp    all threads of all blocks of all ranks in one thread of this CPU, under a random schedule, with a
+//                 memory as weak as a GPU's: one seed, one run. It says what no GPU would survive.
+//   threads.cpp   a thread of this CPU for each, so that the thread sanitizer sees what orders what
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blink/call.h"
+
+namespace blink {
+namespace emulate {
+
+constexpr uint32_t kWarp = 32;
+// Threads that write or read one line of 128 bytes by one instruction, 16 bytes each.
+constexpr uint32_t kOctet = 8;
+
+uint32_t thread_index();
+uint32_t threads();
+// Memory of the block; full of garbage when it begins.
+void* shared_memory(std::size_t bytes);
+
+enum class Meeting : uint32_t { kNone, kBarrier, kAnyOfBlock, kAllOfWarp, kAnyOfWarp, kConverge };
+// Waits for all threads of the block, or of the warp; the answer to a vote. A finding: some of them are elsewhere.
+bool meet(Meeting meeting, bool yes);
+
+// What other blocks write or read. The address is a multiple of 8.
+Word load_relaxed(const void* at);
+Word load_acquire(const void* at);
+void store_release(void* at, Word value);
+bool claim(void* at, Word value);
+// 16 bytes, of which each half is whole; and after a converge() the threads of an octet go through a line together.
+void load_halves(const char* at, Word (&to)[2]);
+void store_halves(char* at, const Word (&from)[2]);
+
+// What others see after a release. The address is a multiple of `bytes`, up to 16.
+void load_plain(const char* at, void* to, uint32_t bytes);
+void store_plain(char* at, const void* from, uint32_t bytes);
+
+// Of the block's memory, at any time.
+uint32_t load_shared(const uint32_t& shared);
+void store_shared(uint32_t& shared, uint32_t value);
+
+Word now_ns();
+void pause();
+
+}  // namespace emulate
+}  // namespace blink

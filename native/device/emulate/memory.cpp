@@ -1,0 +1,179 @@
+#include "emulate/memory.h"
+
+namespace blink {
+namespace emulate {
+namespace {
+
+// A block holds back no more than this.
+constexpr std::size_t kMostHeld = 256;
+
+// The bytes that are set in `mask`, and no others: they may be somebody else's.
+void copy_bytes(Word* to, const Word* from, Word mask) {
+  if (mask == ~Word{0}) {
+    *to = *from;
+    return;
+  }
+  for (uint32_t i = 0; i < sizeof(Word); ++i) {
+    if ((mask >> (8 * i) & 1) != 0) reinterpret_cast<char*>(to)[i] = reinterpret_cast<const char*>(from)[i];
+  }
+}
+
+Word read(const Word* at, Word mask) {
+  Word value = 0;
+  copy_bytes(&value, at, mask);
+  return value;
+}
+
+}  // namespace
+
+Memory::Shadow* Memory::shadow(const Word* at) {
+  const Word word = reinterpret_cast<Word>(at) / sizeof(Word);
+  if (word / kPage != last_number_) {
+    const auto found = pages_.find(word / kPage);
+    if (found == pages_.end()) return nullptr;
+    last_number_ = word / kPage;
+    last_ = found->second.get();
+  }
+  return &(*last_)[word % kPage];
+}
+
+Memory::Shadow& Memory::made(const Word* at) {
+  if (Shadow* const there = shadow(at)) return *there;
+  pages_[reinterpret_cast<Word>(at) / sizeof(Word) / kPage] = std::make_unique<Page>();
+  return *shadow(at);
+}
+
+Memory::Held* Memory::held_by_block(Shadow& of, const Stamp& by) {
+  for (uint32_t index = of.held; index != 0; index = pool_[index - 1].next) {
+    if (order_.same_block(pool_[index - 1].by, by)) return &pool_[index - 1];
+  }
+  return nullptr;
+}
+
+// What the block itself has stored: a thread sees its own, and what is before; the rest perhaps.
+Word Memory::with_own(Word value, Shadow& of, const Stamp& by) {
+  const Held* const own = of.held == 0 ? nullptr : held_by_block(of, by);
+  if (own == nullptr || !(order_.before(own->by, by) || random_.chance(128))) return value;
+  return (value & ~own->mask) | (own->value & own->mask);
+}
+
+Word Memory::load_relaxed(const Word* at, const Stamp& by) {
+  Shadow* const of = shadow(at);
+  return of == nullptr ? *at : with_own(*at, *of, by);
+}
+
+Word Memory::load_plain(const Word* at, Word mask, const Stamp& by, Word acquired) {
+  Shadow* const of = shadow(at);
+  if (of == nullptr) return read(at, mask);
+  const bool past = of->when > acquired && !order_.before(of->by, by) && random_.chance(weakness_.past);
+  const Word value = read(at, mask);
+  return with_own(past ? (value & ~of->changed) | of->before : value, *of, by);
+}
+
+void Memory::write(Shadow& of, Word* at, Word value, Word mask, const Stamp& by) {
+  of.before = read(at, mask);
+  of.changed = mask;
+  of.when = static_cast<uint32_t>(++now_);
+  of.by = by;
+  copy_bytes(at, &value, mask);
+}
+
+uint32_t Memory::hold(Word* at, Word value, Word mask, const Stamp& by) {
+  uint32_t index = static_cast<uint32_t>(pool_.size());
+  if (free_.empty()) {
+    pool_.emplace_back();
+  } else {
+    index = free_.back();
+    free_.pop_back();
+  }
+  Shadow& of = made(at);
+  std::vector<uint32_t>& held = held_[block_of(by)];
+  pool_[index] = {at, value, mask, by, of.held, static_cast<uint32_t>(held.size()), 0};
+  of.held = index + 1;
+  held.push_back(index);
+  return index;
+}
+
+void Memory::let_one_go(uint32_t index) {
+  const Held one = pool_[index];
+  Shadow& of = made(one.at);
+  uint32_t* link = &of.held;
+  while (*link != index + 1) link = &pool_[*link - 1].next;
+  *link = one.next;
+  std::vector<uint32_t>& held = held_[block_of(one.by)];
+  held[one.place] = held.back();
+  pool_[held[one.place]].place = one.place;
+  held.pop_back();
+  free_.push_back(index);
+  write(of, one.at, one.value, one.mask, one.by);
+}
+
+void Memory::let_go(uint32_t index) {
+  const uint32_t line = pool_[index].line;
+  if (line == 0) return let_one_go(index);
+  for (const uint32_t each : lines_[line - 1]) let_one_go(each);
+  free_lines_.push_back(line - 1);
+}
+
+void Memory::trim(uint32_t block) {
+  std::vector<uint32_t>& held = held_[block];
+  while (held.size() > kMostHeld) let_go(held[random_.below(held.size())]);
+}
+
+void Memory::store(Word* at, Word value, Word mask, const Stamp& by) {
+  Shadow& of = made(at);
+  if (of.held != 0) {
+    if (Held* const older = held_by_block(of, by)) let_go(static_cast<uint32_t>(older - pool_.data()));
+  }
+  if (!random_.chance(weakness_.held)) return write(of, at, value, mask, by);
+  hold(at, value, mask, by);
+  trim(block_of(by));
+}
+
+void Memory::store_line(Word* at, const Line& value, const std::array<Stamp, kLine>& by) {
+  for (uint32_t i = 0; i < kLine; ++i) {
+    Shadow& of = made(at + i);
+    if (Held* const older = held_by_block(of, by[i])) let_go(static_cast<uint32_t>(older - pool_.data()));
+  }
+  if (!random_.chance(weakness_.held)) {
+    for (uint32_t i = 0; i < kLine; ++i) write(made(at + i), at + i, value[i], ~Word{0}, by[i]);
+    return;
+  }
+  uint32_t line = static_cast<uint32_t>(lines_.size());
+  if (free_lines_.empty()) {
+    lines_.emplace_back();
+  } else {
+    line = free_lines_.back();
+    free_lines_.pop_back();
+  }
+  for (uint32_t i = 0; i < kLine; ++i) {
+    lines_[line][i] = hold(at + i, value[i], ~Word{0}, by[i]);
+    pool_[lines_[line][i]].line = line + 1;
+  }
+  trim(block_of(by[0]));
+}
+
+void Memory::release(const Stamp& by) {
+  std::vector<uint32_t>& held = held_[block_of(by)];
+  // What takes the place of one that goes has been looked at, or comes later.
+  for (std::size_t i = held.size(); i-- > 0;) {
+    if (i < held.size() && order_.before(pool_[held[i]].by, by)) let_go(held[i]);
+  }
+}
+
+void Memory::let_some_go() {
+  if (!random_.chance(weakness_.let_go)) return;
+  std::vector<uint32_t>& held = held_[random_.below(held_.size())];
+  if (!held.empty()) let_go(held[random_.below(held.size())]);
+}
+
+bool Memory::let_all_go() {
+  bool some = false;
+  for (std::vector<uint32_t>& held : held_) {
+    for (; !held.empty(); some = true) let_go(held.back());
+  }
+  return some;
+}
+
+}  // namespace emulate
+}  // namespace blink

@@ -1,0 +1,50 @@
+// What `-fsanitize=thread` makes a compiler call before every plain access. Bodies that are compiled with it, and linked
+// with this instead of the sanitizer, tell the fibers what they touch.
+#include <cstddef>
+
+namespace blink {
+namespace emulate {
+
+void touched(const void* at, std::size_t bytes, bool write);
+
+}  // namespace emulate
+}  // namespace blink
+
+#define BLINK_TOUCHES(name, bytes)                                                              \
+  extern "C" __attribute__((visibility("default"))) void __tsan_read##name(const void* at) {    \
+    blink::emulate::touched(at, bytes, false);                                                  \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) void __tsan_write##name(const void* at) {   \
+    blink::emulate::touched(at, bytes, true);                                                   \
+  }
+
+BLINK_TOUCHES(1, 1)
+BLINK_TOUCHES(2, 2)
+BLINK_TOUCHES(4, 4)
+BLINK_TOUCHES(8, 8)
+BLINK_TOUCHES(16, 16)
+
+extern "C" {
+
+__attribute__((visibility("default"))) void __tsan_unaligned_read2(const void* at) { __tsan_read2(at); }
+__attribute__((visibility("default"))) void __tsan_unaligned_read4(const void* at) { __tsan_read4(at); }
+__attribute__((visibility("default"))) void __tsan_unaligned_read8(const void* at) { __tsan_read8(at); }
+__attribute__((visibility("default"))) void __tsan_unaligned_read16(const void* at) { __tsan_read16(at); }
+__attribute__((visibility("default"))) void __tsan_unaligned_write2(const void* at) { __tsan_write2(at); }
+__attribute__((visibility("default"))) void __tsan_unaligned_write4(const void* at) { __tsan_write4(at); }
+__attribute__((visibility("default"))) void __tsan_unaligned_write8(const void* at) { __tsan_write8(at); }
+__attribute__((visibility("default"))) void __tsan_unaligned_write16(const void* at) { __tsan_write16(at); }
+__attribute__((visibility("default"))) void __tsan_read_range(const void* at, std::size_t bytes) {
+  blink::emulate::touched(at, bytes, false);
+}
+__attribute__((visibility("default"))) void __tsan_write_range(const void* at, std::size_t bytes) {
+  blink::emulate::touched(at, bytes, true);
+}
+__attribute__((visibility("default"))) void __tsan_func_entry(const void*) {}
+__attribute__((visibility("default"))) void __tsan_func_exit() {}
+__attribute__((visibility("default"))) void __tsan_init() {}
+
+unsigned __tsan_atomic32_load(const volatile unsigned* at, int order);
+__attribute__((visibility("default"))) unsigned __tsan_atomic32_load(const volatile unsigned* at, int) { return *at; }
+
+}  // extern "C"
