@@ -1,489 +1,254 @@
 #include "bundle.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <charconv>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <numeric>
-#include <set>
-#include <sstream>
-#include <utility>
 
 #include "blink/call.h"
+#include "bootstrap.h"
+#include "log.h"
 
 namespace blink::shim {
 namespace {
 
-constexpr int kVersion = 2;
-constexpr std::size_t kMostFileBytes = 64 << 20;
-constexpr std::uint64_t kMostRanks = 4096, kMostParts = 1024, kMostSlots = 1 << 16;
-constexpr std::uint64_t kMostSplitChunks = 1 << 10, kMostChannels = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
+constexpr std::size_t kMostFileBytes = 64 << 20, kMostImageBytes = 64 << 20;
+constexpr std::int64_t kMostRanks = 4096, kMostSlots = 1 << 16, kMostRows = 1 << 20;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;  // of a segment: no sum or product overflows
 // Whatever lies in a segment begins on a line, and so do the counters of every part.
-constexpr std::uint64_t kLine = 128, kGroup = 16;
-constexpr std::uint64_t kAnySize = ~std::uint64_t{0};
+constexpr std::int64_t kLine = 128, kGroup = 16;
 
 constexpr std::array<const char*, 8> kCollectives = {"broadcast",      "reduce", "allreduce", "allgather",
                                                      "reduce_scatter", "gather", "scatter",   "alltoall"};
 
-struct Malformed {
+struct Refused {
   std::string text;
 };
 
 [[noreturn]] void expected(const std::string& what, const std::string& got) {
-  constexpr std::size_t kShown = 80;
-  throw Malformed{"expected " + what + ", got " +
-                  (got.empty() ? "nothing" : "'" + (got.size() > kShown ? got.substr(0, kShown) + "…" : got) + "'")};
+  throw Refused{"expected " + what + ", got " + got};
 }
 
-bool is_word(const std::string& text, const char* more) {
-  const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-  return !text.empty() && text.find_first_not_of(letters + more) == std::string::npos;
-}
-
-std::uint64_t number_in(const std::string& text, const std::string& what, std::uint64_t least, std::uint64_t most) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-    expected(what + " of " + std::to_string(least) + " to " + std::to_string(most), text);
-  }
-  return value;
-}
-
-// The words of one line, taken from left to right.
-class Line {
- public:
-  explicit Line(const std::string& text) : text_(text) {}
-
-  bool has_more() const { return at_ < text_.size(); }
-  bool comes(const std::string& name) const { return text_.compare(at_, name.size() + 1, name + " ") == 0; }
-
-  std::string word(const std::string& what) {
-    const std::size_t end = std::min(text_.find(' ', at_), text_.size());
-    const std::string taken = at_ < text_.size() ? text_.substr(at_, end - at_) : "";
-    if (taken.empty()) expected(what, has_more() ? "two spaces" : "");
-    at_ = std::min(end + 1, text_.size());
-    // A space that nothing follows is half a line.
-    if (end + 1 == text_.size()) expected("a word after '" + taken + "'", "");
-    return taken;
-  }
-  void key(const std::string& name) {
-    const std::string got = word("'" + name + "'");
-    if (got != name) expected("'" + name + "'", got);
-  }
-  std::uint64_t number(const std::string& what, std::uint64_t least, std::uint64_t most) {
-    return number_in(word(what), what, least, most);
-  }
-  std::uint64_t named(const std::string& name, std::uint64_t least, std::uint64_t most) {
-    key(name);
-    return number("'" + name + "'", least, most);
-  }
-  // A number of bytes that ends on a line of the segment.
-  std::uint64_t aligned(const std::string& name, std::uint64_t least, std::uint64_t most) {
-    const std::uint64_t bytes = named(name, least, most);
-    if (bytes % kLine != 0) expected("'" + name + "' to be a multiple of 128", std::to_string(bytes));
-    return bytes;
-  }
-  // A number that counts the items of a kind, from 0 on, without a gap.
-  void index(const std::string& what, std::size_t have) {
-    if (have >= kMostItems) expected("at most " + std::to_string(kMostItems) + " of " + what, "more");
-    const std::string got = word("the number of the " + what);
-    if (got != std::to_string(have)) expected(what + " " + std::to_string(have), got);
-  }
-  template <std::size_t N>
-  std::size_t one_of(const std::string& what, const std::array<const char*, N>& names) {
-    const std::string got = word(what);
-    const auto found = std::find(names.begin(), names.end(), got);
-    if (found == names.end()) expected(what, got);
-    return static_cast<std::size_t>(found - names.begin());
-  }
-  std::string rest(const std::string& what) {
-    if (!has_more()) expected(what, "");
-    return text_.substr(std::exchange(at_, text_.size()));
-  }
-  void end() const {
-    if (has_more()) expected("the end of the line", text_.substr(at_));
-  }
-
- private:
-  const std::string& text_;
-  std::size_t at_ = 0;
-};
-
-// Reads the lines in the order in which the planner writes them.
-class Reader {
- public:
-  Reader(const std::string& text, Bundle* bundle) : bundle_(*bundle) {
-    std::istringstream stream(text);
-    for (std::string line; std::getline(stream, line);) lines_.push_back(line);
-  }
-
-  // Of the line at hand, from 1 on.
-  std::size_t number() const { return number_; }
-
-  void read() {
-    const std::string first = "blink-bundle " + std::to_string(kVersion);
-    if (lines_[0] != first) expected("'" + first + "'", lines_[0]);
-    one("plan", &Reader::plan);
-    one("ranks", &Reader::ranks);
-    one("geometry", &Reader::geometry);
-    for (int rank = 0; rank < bundle_.nranks; ++rank) one("segment", &Reader::segment);
-    all("memory", &Reader::memory);
-    all("connection", &Reader::connection);
-    bundle_.first_path = bundle_.connections.size();
-    all("paths", &Reader::paths);
-    all("path", &Reader::path);
-    find_overlaps();
-    all("split", &Reader::split);
-    all("image", &Reader::image);
-    all("program", &Reader::program);
-    do {
-      one("choice", &Reader::choice);
-    } while (number_ < lines_.size());
-  }
-
- private:
-  typedef void (Reader::*Item)(Line& line);
-
-  void one(const char* kind, Item item) {
-    const std::string text = number_ < lines_.size() ? lines_[number_] : "";
-    ++number_;
-    Line line(text);
-    line.key(kind);
-    (this->*item)(line);
-    line.end();
-  }
-  void all(const std::string& kind, Item item) {
-    const std::string begin = kind + " ";
-    while (number_ < lines_.size() && lines_[number_].compare(0, begin.size(), begin) == 0) one(kind.c_str(), item);
-  }
-
-  void plan(Line& line) {
-    const std::string hash = line.word("a hash");
-    const bool is_hash = hash.size() == 64 && hash.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (!is_hash) expected("64 hexadecimal digits", hash);
-    bundle_.plan = hash;
-  }
-
-  void ranks(Line& line) { bundle_.nranks = static_cast<int>(line.number("the number of ranks", 1, kMostRanks)); }
-
-  void geometry(Line& line) {
-    bundle_.parts = static_cast<std::uint32_t>(line.named("parts", 1, kMostParts));
-    bundle_.slots = static_cast<std::uint32_t>(line.named("slots", 1, kMostSlots));
-    bundle_.slot_bytes = line.aligned("slot_bytes", kLine, kMostBytes);
-    bundle_.line_bytes = line.aligned("line_bytes", 0, kMostBytes);
-    bundle_.threads = static_cast<std::uint32_t>(line.named("threads", 1, kMostThreads));
-    // A block of the GPU is made of whole warps; on the CPU one thread is a block.
-    if (bundle_.threads != 1 && bundle_.threads % 32 != 0) {
-      expected("threads to be 1 or a multiple of 32", std::to_string(bundle_.threads));
-    }
-    if (line.has_more()) {
-      bundle_.copy_slots = static_cast<std::uint32_t>(line.named("copy_slots", 1, kMostSlots));
-      bundle_.copy_slot_bytes = line.aligned("copy_slot_bytes", kLine, kMostBytes);
-    }
-  }
-
-  void segment(Line& line) {
-    line.index("segment", bundle_.segments.size());
-    bundle_.segments.push_back(line.number("bytes", 0, kMostBytes));
-  }
-
-  void memory(Line& line) {
-    line.index("memory", bundle_.segments.size() - static_cast<std::size_t>(bundle_.nranks));
-    bundle_.segments.push_back(line.number("bytes", kLine, kMostBytes));
-    if (bundle_.segments.back() % kLine != 0) expected("whole lines", std::to_string(bundle_.segments.back()));
-  }
-
-  void connection(Line& line) {
-    line.index("connection", bundle_.connections.size());
-    Bundle::Connection connection;
-    const auto last = static_cast<std::uint64_t>(bundle_.nranks - 1);
-    connection.src = static_cast<int>(line.named("src", 0, last));
-    connection.dst = static_cast<int>(line.named("dst", 0, last));
-    if (connection.src == connection.dst) expected("two ranks", "twice rank " + std::to_string(connection.src));
-    const std::uint64_t messages = std::uint64_t{bundle_.parts} * bundle_.slots, counters = bundle_.parts * kLine;
-    connection.home = connection.dst;
-    if (line.comes("pulled")) {
-      line.key("pulled");
-      connection.home = connection.src;
-    } else if (line.comes("memory")) {
-      connection.home = memory_in(line);
-      connection.on_host = true;
-    }
-    connection.ring = area(line, "ring", connection.home, messages, bundle_.slot_bytes);
-    connection.lines = area(line, "lines", connection.home, messages, bundle_.line_bytes);
-    connection.tail = area(line, "tail", connection.tail_at(), 1, counters);
-    connection.head = area(line, "head", connection.head_at(), 1, counters);
-    connection.src_position = area(line, "src_position", connection.src, 1, counters);
-    connection.dst_position = area(line, "dst_position", connection.dst, 1, counters);
-    if (bundle_.copy_slots != 0 && connection.copied()) {
-      const auto ring = [&](const char* name, int at) {
-        return area(line, name, at, bundle_.copy_slots, bundle_.copy_slot_bytes);
-      };
-      connection.copy_ring = ring("copy_ring", connection.home);
-      connection.copy_tail = area(line, "copy_tail", connection.tail_at(), 1, kLine);
-      connection.copy_head = area(line, "copy_head", connection.head_at(), 1, kLine);
-      if (connection.staged()) connection.copy_landing = ring("copy_landing", connection.dst);
-    }
-    bundle_.connections.push_back(connection);
-  }
-
-  int memory_in(Line& line) const {
-    const std::size_t memories = bundle_.segments.size() - static_cast<std::size_t>(bundle_.nranks);
-    if (memories == 0) expected("a plan with memories", "none");
-    return bundle_.nranks + static_cast<int>(line.named("memory", 0, memories - 1));
-  }
-
-  void paths(Line& line) {
-    if (bundle_.path_slots != 0) expected("one line of 'paths'", "two");
-    bundle_.path_slots = static_cast<std::uint32_t>(line.named("slots", 1, kMostSlots));
-    bundle_.path_slot_bytes = line.aligned("slot_bytes", kLine, kMostBytes);
-  }
-
-  void path(Line& line) {
-    line.index("path", bundle_.connections.size() - bundle_.first_path);
-    if (bundle_.path_slots == 0) expected("a line of 'paths' before a path", "");
-    Bundle::Connection path;
-    const auto last = static_cast<std::uint64_t>(bundle_.nranks - 1);
-    path.src = static_cast<int>(line.named("src", 0, last));
-    path.dst = static_cast<int>(line.named("dst", 0, last));
-    path.on_host = line.comes("memory");
-    path.home = path.on_host ? memory_in(line) : static_cast<int>(line.named("home", 0, last));
-    if (path.src == path.dst || path.home == path.src) {
-      expected("two ranks, and a path that ends on another than the first", std::to_string(path.src));
-    }
-    path.copy_ring = area(line, "ring", path.home, bundle_.path_slots, bundle_.path_slot_bytes);
-    path.tail = path.copy_tail = area(line, "tail", path.tail_at(), 1, kLine);
-    path.head = path.copy_head = area(line, "head", path.head_at(), 1, kLine);
-    bundle_.connections.push_back(path);
-  }
-
-  void split(Line& line) {
-    if (bundle_.splits.size() >= kMostItems) expected("fewer splits", "more");
-    Bundle::Split split;
-    const auto last = static_cast<std::uint64_t>(bundle_.nranks - 1);
-    split.src = static_cast<int>(line.named("src", 0, last));
-    split.dst = static_cast<int>(line.named("dst", 0, last));
-    split.least = line.named("least", 1, kAnySize);
-    split.most = line.named("most", split.least, kAnySize);
-    split.chunks = static_cast<std::uint32_t>(line.named("chunks", 1, kMostSplitChunks));
-    line.key("parts");
-    std::istringstream stream(line.word("parts of a message") + ",");
-    for (std::string text; std::getline(stream, text, ',');) split.parts.push_back(part(text, split));
-    if (split.parts.back().stop != Bundle::kWhole) expected("parts that are all of a message", "less");
-    line.key("why");
-    split.why = line.rest("a reason");
-    bundle_.splits.push_back(std::move(split));
-  }
-
-  // "3:524288": path 3, up to half of the message.
-  Bundle::Part part(const std::string& text, const Bundle::Split& split) const {
-    const std::size_t colon = std::min(text.find(':'), text.size());
-    const std::size_t paths = bundle_.connections.size() - bundle_.first_path;
-    if (paths == 0) expected("a path before its split", text);
-    const std::uint64_t before = split.parts.empty() ? 0 : split.parts.back().stop;
-    Bundle::Part part;
-    const std::size_t id = bundle_.first_path + number_in(text.substr(0, colon), "a path", 0, paths - 1);
-    const Bundle::Connection& path = bundle_.connections[id];
-    if (path.src != split.src || path.dst != split.dst) expected("a path between the two ranks", text);
-    // Both ends count a path's chunks alone: in one message it has one part.
-    for (const Bundle::Part& other : split.parts) {
-      if (other.path == id) expected("every path once", text);
-    }
-    part.path = static_cast<std::uint32_t>(id);
-    const std::string stop = colon < text.size() ? text.substr(colon + 1) : "";
-    part.stop = number_in(stop, "the end of a part", before + 1, Bundle::kWhole);
-    return part;
-  }
-
-  // The offset of `count` × `bytes` bytes in a segment.
-  std::uint64_t area(Line& line, const char* name, int at, std::uint64_t count, std::uint64_t bytes) {
-    const std::uint64_t segment = bundle_.segments[static_cast<std::size_t>(at)];
-    const bool is_rank = at < bundle_.nranks;
-    const std::uint64_t offset = line.aligned(name, 0, segment);
-    if (bytes != 0 && count > (segment - offset) / bytes) {
-      expected(std::string("'") + name + "' to end within the " + std::to_string(segment) + " bytes of " +
-                   (is_rank ? "rank " + std::to_string(at) + "'s segment"
-                            : "memory " + std::to_string(at - bundle_.nranks)),
-               std::to_string(count) + " × " + std::to_string(bytes) + " bytes from " + std::to_string(offset));
-    }
-    if (bytes != 0) areas_.push_back({at, offset, offset + count * bytes, bundle_.connections.size(), name});
-    return offset;
-  }
-
-  void find_overlaps() {
-    const auto before = [](const Area& a, const Area& b) {
-      return a.segment != b.segment ? a.segment < b.segment : a.begin < b.begin;
-    };
-    std::sort(areas_.begin(), areas_.end(), before);
-    for (std::size_t i = 1; i < areas_.size(); ++i) {
-      const Area &one = areas_[i - 1], &two = areas_[i];
-      if (one.segment != two.segment || one.end <= two.begin) continue;
-      expected("connections that do not overlap", "'" + std::string(two.name) + "' of connection " +
-               std::to_string(two.connection) + " within '" + one.name + "' of connection " +
-               std::to_string(one.connection));
-    }
-  }
-
-  void image(Line& line) {
-    line.index("image", bundle_.images.size());
-    Bundle::Image image;
-    line.key("arch");
-    image.arch = line.word("an architecture");
-    if (!is_word(image.arch, "_")) expected("an architecture such as sm_90", image.arch);
-    line.key("file");
-    const std::string file = line.word("a file");
-    // Images lie in the bundle: what another user can write is not run.
-    if (!is_word(file, "_-.") || file[0] == '.') expected("the name of a file in the bundle", file);
-    image.file = bundle_.directory + "/" + file;
-    struct stat about {};
-    if (stat(image.file.c_str(), &about) != 0 || !S_ISREG(about.st_mode) || access(image.file.c_str(), R_OK) != 0) {
-      expected("a file that can be read", image.file);
-    }
-    bundle_.images.push_back(image);
-  }
-
-  int root_of(const std::string& text) const {
-    if (text == "-1") return -1;
-    return static_cast<int>(number_in(text, "a root", 0, static_cast<std::uint64_t>(bundle_.nranks - 1)));
-  }
-
-  Collective collective(Line& line) {
-    line.key("collective");
-    return static_cast<Collective>(line.one_of("a collective", kCollectives));
-  }
-
-  void program(Line& line) {
-    line.index("program", bundle_.programs.size());
-    Bundle::Program program;
-    program.collective = collective(line);
-    line.key("root");
-    const std::string root = line.word("a root");
-    program.root = root_of(root);
-    if (has_root(program.collective) != (program.root >= 0)) {
-      expected(has_root(program.collective) ? "the rank of the root" : "root -1, as this collective has none", root);
-    }
-    program.channels = static_cast<std::uint32_t>(line.named("channels", 1, kMostChannels));
-    line.key("image");
-    program.images = image_ids(line.word("numbers of images"));
-    for (std::size_t protocol = 0; protocol < Bundle::kProtocols.size(); ++protocol) {
-      if (protocol == Bundle::kCopies && !line.has_more()) continue;
-      line.key(Bundle::kProtocols[protocol]);
-      const std::string kernel = line.word("a kernel or -");
-      if (kernel == "-") continue;
-      if (!is_word(kernel, "_")) expected("a kernel's name or -", kernel);
-      if (protocol == Bundle::kCopies && bundle_.copy_slots == 0) expected("slots for copies in the geometry", "");
-      program.kernel[protocol] = kernel;
-    }
-    bundle_.programs.push_back(program);
-  }
-
-  std::vector<int> image_ids(const std::string& text) const {
-    std::vector<int> ids;
-    if (bundle_.images.empty()) expected("an image before its program", "");
-    std::istringstream stream(text + ",");  // so that an empty last entry is one
-    for (std::string id; std::getline(stream, id, ',');) {
-      ids.push_back(static_cast<int>(number_in(id, "an image", 0, bundle_.images.size() - 1)));
-    }
-    if (std::set<int>(ids.begin(), ids.end()).size() != ids.size()) expected("every image once", text);
-    return ids;
-  }
-
-  void choice(Line& line) {
-    Bundle::Choice choice;
-    choice.collective = collective(line);
-    line.key("root");
-    const std::string root = line.word("a root");
-    choice.root = root == "any" ? -1 : root_of(root);
-    if (choice.root >= 0 && !has_root(choice.collective)) expected("root -1 or any, as this collective has none", root);
-    choice.least = line.named("least", 0, kAnySize);
-    choice.most = line.named("most", choice.least, kAnySize);
-    line.key("program");
-    const std::string program = line.word("a program or -1");
-    if (program != "-1") choice.program = program_id(program);
-    line.key("protocol");
-    const std::string protocol = line.word("a protocol");
-    const std::uint64_t chunk_bytes = line.named("chunk", 0, kMostBytes);
-    choice.search = line.named("search", 0, 1) == 1;
-    if (line.comes("other")) other(line, &choice);
-    line.key("why");
-    choice.why = line.rest("the reason");
-    if (choice.program < 0) {
-      if (protocol != "-") expected("protocol -, as nothing of ours runs", protocol);
-      if (choice.search) expected("search 0, as nothing of ours runs", "1");
-      if (choice.other.program >= 0) expected("no other program, as nothing of ours runs", "one");
-    } else {
-      choose(choice, &choice, protocol, chunk_bytes);
-    }
-    bundle_.choices.push_back(choice);
-  }
-
-  int program_id(const std::string& text) const {
-    if (bundle_.programs.empty()) expected("a program before the choice of it", text);
-    return static_cast<int>(number_in(text, "a program", 0, bundle_.programs.size() - 1));
-  }
-
-  void other(Line& line, Bundle::Choice* choice) const {
-    line.key("other");
-    choice->other.program = program_id(line.word("a program"));
-    line.key("protocol");
-    const std::string protocol = line.word("a protocol");
-    choose(*choice, &choice->other, protocol, line.named("chunk", 0, kMostBytes));
-  }
-
-  // A program for a choice must do what is asked for, and have room for the chunk.
-  void choose(const Bundle::Choice& choice, Bundle::Way* way, const std::string& protocol,
-              std::uint64_t chunk_bytes) const {
-    const Bundle::Program& program = bundle_.programs[static_cast<std::size_t>(way->program)];
-    if (program.collective != choice.collective || program.root != choice.root) {
-      const auto text = [](Collective collective, int root) {
-        return std::string(name_of(collective)) + " with root " + std::to_string(root);
-      };
-      expected("a program for " + text(choice.collective, choice.root), text(program.collective, program.root));
-    }
-    const auto found = std::find(Bundle::kProtocols.begin(), Bundle::kProtocols.end(), protocol);
-    if (found == Bundle::kProtocols.end()) expected("simple, ll or ll128, or copies", protocol);
-    way->protocol = static_cast<Bundle::Protocol>(found - Bundle::kProtocols.begin());
-    if (program.kernel[way->protocol].empty()) {
-      expected("a protocol that program " + std::to_string(way->program) + " has a kernel for", protocol);
-    }
-    // Copy engines do not serve graphs: the kernel does.
-    if (way->protocol == Bundle::kCopies && program.kernel[Bundle::kSimple].empty()) {
-      expected("a program that also has a kernel for simple", protocol);
-    }
-    const std::uint64_t most = bundle_.capacity(way->protocol);
-    way->chunk_bytes = chunk_bytes;
-    if (chunk_bytes == 0 || chunk_bytes % kGroup != 0 || chunk_bytes > most) {
-      expected("a chunk of a multiple of 16 bytes up to the " + std::to_string(most) + " of a message",
-               std::to_string(chunk_bytes));
-    }
-  }
-
-  struct Area {
-    int segment;
-    std::uint64_t begin, end;
-    std::size_t connection;
-    const char* name;
-  };
-  Bundle& bundle_;
-  std::vector<std::string> lines_;
-  std::size_t number_ = 1;
-  std::vector<Area> areas_;
-};
-
-// False if it cannot be read or is larger than any plan.
-bool contents(const std::string& path, std::string* text) {
+// False if it cannot be read or is longer than it may be.
+bool contents(const std::string& path, std::size_t most, std::string* bytes) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);
   if (file == nullptr) return false;
   std::array<char, 1 << 16> buffer;
   for (std::size_t got; (got = std::fread(buffer.data(), 1, buffer.size(), file.get())) > 0;) {
-    text->append(buffer.data(), got);
-    if (text->size() > kMostFileBytes) return false;
+    bytes->append(buffer.data(), got);
+    if (bytes->size() > most) return false;
   }
   return std::ferror(file.get()) == 0;
 }
+
+// The header and the tables, as they lie in the file; whole, of this version and as they were written.
+void take(const std::string& bytes, Bundle* bundle) {
+  blink_gpu_bundle& head = *bundle;
+  if (bytes.size() < sizeof head) {
+    expected("a file of " + std::to_string(sizeof head) + " bytes and more", std::to_string(bytes.size()));
+  }
+  std::memcpy(&head, bytes.data(), sizeof head);
+  const auto same = [](const char* what, std::uint64_t wanted, std::uint64_t got) {
+    if (got != wanted) expected(std::string(what) + " " + std::to_string(wanted), std::to_string(got));
+  };
+  same("a bundle, which begins with", BLINK_GPU_BUNDLE_MAGIC, head.magic);
+  same("a bundle of this version of blink-ccl, ABI", BLINK_ABI, head.abi);
+  same("a file of as many bytes as it says,", head.bytes, bytes.size());
+  constexpr std::size_t kDigested = offsetof(blink_gpu_bundle, digest) + sizeof head.digest;
+  const std::string digest = sha256(bytes.data() + kDigested, bytes.size() - kDigested);
+  bundle->plan = hex(head.digest, sizeof head.digest);
+  if (digest != bundle->plan) expected("what was written, digest " + bundle->plan, digest);
+
+  std::size_t at = sizeof head;
+  const auto table = [&](auto* rows, std::uint64_t count) {
+    const std::uint64_t size = count * sizeof (*rows)[0];
+    if (size > bytes.size() - at) expected("tables that end with the file", std::to_string(count) + " rows");
+    rows->resize(count);
+    if (size > 0) std::memcpy(static_cast<void*>(&(*rows)[0]), bytes.data() + at, size);
+    at += size;
+  };
+  table(&bundle->segments, head.segment_rows);
+  table(&bundle->connections, head.connection_rows);
+  table(&bundle->split_parts, head.part_rows);
+  table(&bundle->splits, head.split_rows);
+  table(&bundle->images, head.image_rows);
+  table(&bundle->program_images, head.program_image_rows);
+  table(&bundle->programs, head.program_rows);
+  table(&bundle->choices, head.choice_rows);
+  table(&bundle->texts, head.text_bytes);
+  same("tables that are all of the file,", bytes.size(), at);
+}
+
+// What memory safety needs of the numbers: a digest says who wrote them last, not that they are right.
+class Checks {
+ public:
+  explicit Checks(const Bundle& bundle) : b_(bundle) {}
+
+  void all() {
+    header();
+    each("segment", b_.segments, [this](std::uint64_t bytes) {
+      range("bytes", bytes, 0, kMostBytes, number_ < ranks() ? 1 : kLine);
+    });
+    each("connection", b_.connections, [this](const Bundle::Connection& row) { connection(row); });
+    each("split", b_.splits, [this](const Bundle::Split& row) { split(row); });
+    each("image", b_.images, [this](const Bundle::Image& row) { image(row); });
+    each("program", b_.programs, [this](const Bundle::Program& row) { program(row); });
+    each("choice", b_.choices, [this](const Bundle::Choice& row) { choice(row); });
+  }
+
+ private:
+  template <class T, class Check>
+  void each(const char* table, const std::vector<T>& rows, const Check& check) {
+    table_ = table;
+    for (number_ = 0; number_ < static_cast<std::int64_t>(rows.size()); ++number_) {
+      check(rows[static_cast<std::size_t>(number_)]);
+    }
+  }
+  [[noreturn]] void no(const std::string& what, const std::string& got) const {
+    throw Refused{std::string(table_) + " " + std::to_string(number_) + ": expected " + what + ", got " + got};
+  }
+  void that(bool good, const char* what, const std::string& got) const {
+    if (!good) no(what, got);
+  }
+  template <class T>
+  void range(const char* name, T value, std::int64_t least, std::int64_t most, std::int64_t unit = 1) const {
+    const auto it = static_cast<std::int64_t>(value);
+    if (it >= least && it <= most && it % unit == 0) return;
+    const std::string steps = unit == 1 ? "" : " in steps of " + std::to_string(unit);
+    no(name + (" of " + std::to_string(least)) + " to " + std::to_string(most) + steps, std::to_string(it));
+  }
+  // Rows [first, first + count) of a table.
+  void rows(const char* name, std::uint32_t first, std::uint32_t count, std::size_t of) const {
+    range(name, std::uint64_t{first} + count, 0, static_cast<std::int64_t>(of));
+    range(name, count, 1, kMostRows);
+  }
+  void text(const char* name, std::uint32_t at) const { range(name, at, 0, b_.text_bytes - std::int64_t{1}); }
+  std::int64_t ranks() const { return b_.nranks; }
+
+  void header() {
+    table_ = "header";
+    range("nranks", b_.nranks, 1, kMostRanks);
+    range("segment_rows", b_.segment_rows, ranks(), kMostRows);
+    for (const std::uint32_t count : {b_.connection_rows, b_.image_rows, b_.program_rows, b_.choice_rows, b_.split_rows}) {
+      range("rows", count, 0, kMostRows);
+    }
+    range("first_path", b_.first_path, 0, b_.connection_rows);
+    range("parts", b_.parts, 1, 1024);
+    range("slots", b_.slots, 1, kMostSlots);
+    range("slot_bytes", b_.slot_bytes, kLine, kMostBytes, kLine);
+    range("line_bytes", b_.line_bytes, 0, kMostBytes, kLine);
+    // A block of the GPU is made of whole warps; on the CPU one thread is a block.
+    range("threads", b_.threads, 1, kMostThreads, b_.threads == 1 ? 1 : 32);
+    range("copy_slots", b_.copy_slots, 0, kMostSlots);
+    range("copy_slot_bytes", b_.copy_slot_bytes, b_.copy_slots == 0 ? 0 : kLine, kMostBytes, kLine);
+    range("path_slots", b_.path_slots, b_.first_path == b_.connection_rows ? 0 : 1, kMostSlots);
+    range("path_slot_bytes", b_.path_slot_bytes, b_.path_slots == 0 ? 0 : kLine, kMostBytes, kLine);
+    that(!b_.texts.empty() && b_.texts.front() == 0 && b_.texts.back() == 0, "texts that begin and end with 0", "others");
+  }
+
+  // `count` × `bytes` bytes in a segment.
+  void area(const char* name, std::uint64_t at, int segment, std::uint64_t count, std::uint64_t bytes) const {
+    const auto end = static_cast<std::int64_t>(b_.segments[static_cast<std::size_t>(segment)]);
+    range(name, at, 0, end, kLine);
+    if (bytes != 0 && count > (static_cast<std::uint64_t>(end) - at) / bytes) {
+      no(std::string(name) + " to end within the " + std::to_string(end) + " bytes of segment " + std::to_string(segment),
+         std::to_string(count) + " × " + std::to_string(bytes) + " bytes from " + std::to_string(at));
+    }
+  }
+
+  void connection(const Bundle::Connection& row) const {
+    const auto segments = static_cast<std::int64_t>(b_.segments.size());
+    const std::uint64_t messages = std::uint64_t{b_.parts} * b_.slots, counters = std::uint64_t{b_.parts} * kLine;
+    const bool path = b_.is_path(static_cast<std::size_t>(number_));
+    range("src", row.src, 0, ranks() - 1);
+    range("dst", row.dst, 0, ranks() - 1);
+    that(row.src != row.dst, "two ranks", "one");
+    range("home", row.home, row.staged() ? ranks() : 0, (row.staged() ? segments : ranks()) - 1);
+    that(row.staged() || (path ? row.copied() : row.pushed() || !row.copied()), "a home where it may be",
+         std::to_string(row.home));
+    if (!path) {
+      area("ring", row.ring, row.home, messages, b_.slot_bytes);
+      area("lines", row.lines, row.home, messages, b_.line_bytes);
+      area("src_position", row.src_position, row.src, 1, counters);
+      area("dst_position", row.dst_position, row.dst, 1, counters);
+    }
+    area("tail", row.tail, row.tail_at(), 1, path ? kLine : counters);
+    area("head", row.head, row.head_at(), 1, path ? kLine : counters);
+    const std::uint32_t slots = b_.slots_of(static_cast<std::size_t>(number_));
+    const std::uint64_t slot_bytes = b_.slot_bytes_of(static_cast<std::size_t>(number_));
+    if (slots == 0 || !row.copied()) return;
+    area("copy_ring", row.copy_ring, row.home, slots, slot_bytes);
+    area("copy_tail", row.copy_tail, row.tail_at(), 1, kLine);
+    area("copy_head", row.copy_head, row.head_at(), 1, kLine);
+    if (row.staged() && !path) area("copy_landing", row.copy_landing, row.dst, slots, slot_bytes);
+  }
+
+  void split(const Bundle::Split& row) const {
+    range("chunks", row.chunks, 1, 1 << 10);
+    rows("parts", row.first_part, row.part_rows, b_.split_parts.size());
+    text("why", row.why);
+    std::uint32_t before = 0;
+    std::vector<std::uint32_t> paths;
+    for (const Bundle::Part& part : b_.parts_of(row)) {
+      range("path", part.path, b_.first_path, b_.connection_rows - std::int64_t{1});
+      const Bundle::Connection& path = b_.connections[part.path];
+      that(path.src == row.src && path.dst == row.dst, "paths between its two ranks", std::to_string(part.path));
+      // Both ends count a path's chunks alone: in one message it has one part.
+      that(std::find(paths.begin(), paths.end(), part.path) == paths.end(), "every path once", std::to_string(part.path));
+      paths.push_back(part.path);
+      range("stop", part.stop, before + std::int64_t{1}, Bundle::kWhole);
+      before = part.stop;
+    }
+    that(before == Bundle::kWhole, "parts that are all of a message", std::to_string(before));
+  }
+
+  void image(const Bundle::Image& row) const {
+    range("bytes", row.bytes, 1, kMostImageBytes);
+    text("arch", row.arch);
+    text("file", row.file);
+    // Images lie in the bundle: what another user can write is not run.
+    const std::string file = b_.text(row.file);
+    that(!file.empty() && file[0] != '.' && file.find('/') == std::string::npos, "the name of a file in the bundle", file);
+  }
+
+  void program(const Bundle::Program& row) const {
+    range("collective", row.collective, 0, kCollectives.size() - 1);
+    const bool rooted = has_root(row.kind());
+    range("root", row.root, rooted ? 0 : -1, rooted ? ranks() - 1 : -1);
+    range("channels", row.channels, 1, 1 << 16);
+    rows("images", row.first_image, row.image_rows, b_.program_images.size());
+    for (const std::uint32_t image : b_.images_of(row)) range("image", image, 0, b_.image_rows - std::int64_t{1});
+    for (const std::uint32_t kernel : row.kernel) text("kernel", kernel);
+    that(b_.copy_slots != 0 || !row.has(Bundle::kCopies), "slots for what copy engines run", "none");
+  }
+
+  void choice(const Bundle::Choice& row) const {
+    range("collective", row.collective, 0, kCollectives.size() - 1);
+    text("why", row.why);
+    range("program", row.program, -1, b_.program_rows - std::int64_t{1});
+    range("other_program", row.other_program, -1, row.program < 0 ? -1 : b_.program_rows - std::int64_t{1});
+    if (row.program >= 0) way("protocol", row, row.program, row.protocol, row.chunk_bytes);
+    if (row.compares()) way("other_protocol", row, row.other_program, row.other_protocol, row.other_chunk_bytes);
+  }
+
+  // A program for a choice must do what is asked for, and have room for the chunk.
+  void way(const char* name, const Bundle::Choice& row, int number, std::uint32_t protocol, std::uint64_t chunk) const {
+    const Bundle::Program& chosen = b_.programs[static_cast<std::size_t>(number)];
+    range(name, protocol, 0, Bundle::kProtocols.size() - 1);
+    const auto wanted = static_cast<Bundle::Protocol>(protocol);
+    // Copy engines do not serve graphs: the kernel does.
+    that(chosen.collective == row.collective && chosen.root == row.root && chosen.has(wanted) &&
+             (wanted != Bundle::kCopies || chosen.has(Bundle::kSimple)),
+         "a program with this collective, root and protocol", "program " + std::to_string(number));
+    range("chunk_bytes", chunk, kGroup, static_cast<std::int64_t>(b_.capacity(wanted)), kGroup);
+  }
+
+  const Bundle& b_;
+  const char* table_ = "";
+  std::int64_t number_ = 0;
+};
 
 }  // namespace
 
@@ -497,6 +262,17 @@ std::uint64_t Bundle::capacity(Protocol protocol) const {
   return protocol == kLL ? line_bytes / 2 : line_bytes / 128 * 120;
 }
 
+bool Bundle::read_image(const Image& image, std::string* code, std::string* why) const {
+  const std::string file = file_of(image);
+  if (contents(file, kMostImageBytes, code) && code->size() == image.bytes &&
+      sha256(code->data(), code->size()) == hex(image.digest, sizeof image.digest)) {
+    return true;
+  }
+  *why = file + ": expected the " + std::to_string(image.bytes) + " bytes that the planner wrote, got " +
+         std::to_string(code->size()) + " bytes, or others";
+  return false;
+}
+
 const char* name_of(Collective collective) {
   if (is_message(collective)) return collective == Collective::kSend ? "send" : "recv";
   return kCollectives[static_cast<std::size_t>(collective)];
@@ -508,22 +284,17 @@ bool has_root(Collective collective) {
 }
 
 bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why) {
-  const std::string path = directory + "/bundle.txt";
+  const std::string path = directory + "/bundle";
   *bundle = {};
-  bundle->directory = directory;
-  std::string text;
-  if (!contents(path, &text)) {
-    *why = path + ": expected a file of at most " + std::to_string(kMostFileBytes) + " bytes that can be read";
-    return false;
-  }
-  Reader reader(text, bundle);
+  std::string bytes;
   try {
-    // The last line, too, has its end, or part of it is missing.
-    if (text.empty() || text.back() != '\n') expected("a file that ends with a line's end", "a part of it");
-    reader.read();
+    if (!contents(path, kMostFileBytes, &bytes)) expected("a file of at most 64 MiB that can be read", "none");
+    take(bytes, bundle);
+    Checks(*bundle).all();
+    bundle->directory = directory;
     return true;
-  } catch (const Malformed& malformed) {
-    *why = path + ", line " + std::to_string(reader.number()) + ": " + malformed.text;
+  } catch (const Refused& refused) {
+    *why = path + ": " + refused.text;
     *bundle = {};
     return false;
   }

@@ -1,4 +1,4 @@
-// What the planner decided: the text file `bundle.txt` that blinkccl.nccl writes, read and checked.
+// What the planner decided: the file that blinkccl.nccl writes (blink/gpu_bundle.h), read and checked.
 #pragma once
 
 #include <array>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "blink/gpu_bundle.h"
 #include "blink/types.h"
 
 namespace blink::shim {
@@ -20,94 +21,82 @@ const char* name_of(Collective collective);
 bool has_root(Collective collective);
 inline bool is_message(Collective collective) { return collective >= Collective::kSend; }
 
-struct Bundle {
-  struct Connection {
-    // Where messages lie: dst, src (pulled), or nranks + the number of a memory. A path of messages between two ranks
-    // may have them on a third rank's GPU, whose program need not call anything.
-    int src = 0, dst = 0, home = 0;
-    bool on_host = false;  // home is a memory
-    std::uint64_t ring = 0, lines = 0;  // offsets in home's segment
-    std::uint64_t tail = 0, head = 0;   // in those of tail_at() and head_at()
-    std::uint64_t src_position = 0, dst_position = 0;  // in src's and dst's
-    // For copy engines, where the geometry has slots for them and messages are not pulled: a ring of larger slots, and
-    // its counters, in the same segments; and a ring in dst's into which they fetch what is staged.
-    std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0, copy_landing = 0;
+// Rows of one table that belong to a row of another.
+template <class T>
+struct Rows {
+  const T *first, *last;
+  const T* begin() const { return first; }
+  const T* end() const { return last; }
+};
+
+struct Bundle : blink_gpu_bundle {
+  struct Connection : blink_gpu_connection {
     bool pushed() const { return home == dst; }
     bool copied() const { return home != src; }
-    bool staged() const { return on_host; }
+    bool staged() const { return on_host != 0; }
     int tail_at() const { return staged() ? home : dst; }
     int head_at() const { return staged() ? home : src; }
   };
-  // How messages of some sizes go from a rank to another: in parts side by side, each by a path of its own.
-  struct Part {
-    std::uint32_t path = 0;  // a connection
-    std::uint64_t stop = 0;  // where it ends, in kWhole-ths of the message; it begins where the one before ends
-  };
-  struct Split {
-    int src = 0, dst = 0;
-    std::uint64_t least = 0, most = 0;  // bytes of a message
-    std::uint32_t chunks = 1;           // of the longest part, and of all others; more where slots are too small for it
-    std::vector<Part> parts;
-    std::string why;
-  };
-  static constexpr std::uint64_t kWhole = 1 << 20;
-  struct Image {
-    std::string arch, file;  // "sm_90", "any", or "host": an object with copy entries; the file with its directory
-  };
-  struct Program {
-    Collective collective = Collective::kAllReduce;
-    int root = -1;
-    std::uint32_t channels = 0;
-    std::vector<int> images;
-    std::string kernel[4];  // by Protocol; empty: there is none. The last, for copy engines, may be left out
-  };
+  typedef blink_gpu_part Part;
+  typedef blink_gpu_split Split;
+  typedef blink_gpu_image Image;
+  static constexpr std::uint32_t kWhole = 1 << 20;
   // BLINK_PROTOCOL=simple|ll|ll128|copies, read by the planner, makes it choose one wherever it can.
   enum Protocol { kSimple = 0, kLL = 1, kLL128 = 2, kCopies = 3 };
   static constexpr std::array<const char*, 4> kProtocols = {"simple", "ll", "ll128", "copies"};
+  struct Program : blink_gpu_program {
+    Collective kind() const { return static_cast<Collective>(collective); }
+    bool has(Protocol protocol) const { return kernel[protocol] != 0; }
+  };
   struct Way {
-    int program = -1;  // −1: NCCL's; for `other`: there is none
+    int program = -1;
     Protocol protocol = kSimple;
     std::uint64_t chunk_bytes = 0;
   };
-  struct Choice : Way {
-    Collective collective = Collective::kAllReduce;
-    int root = -1;  // −1: any
-    std::uint64_t least = 0, most = 0;  // bytes of S
-    bool search = false;
-    Way other;  // is tried in the first calls, and kept where it is faster
-    std::string why;
+  struct Choice : blink_gpu_choice {
+    Collective kind() const { return static_cast<Collective>(collective); }
+    bool compares() const { return other_program >= 0; }
+    Way own_way() const { return {program, static_cast<Protocol>(protocol), chunk_bytes}; }
+    Way other_way() const { return {other_program, static_cast<Protocol>(other_protocol), other_chunk_bytes}; }
   };
 
-  std::string plan, directory;
-  int nranks = 0;
-  std::uint32_t parts = 1, slots = 2, threads = 1;
-  std::uint64_t slot_bytes = 0, line_bytes = 0;
-  std::uint32_t copy_slots = 0;  // 0: nothing is for copy engines
-  std::uint64_t copy_slot_bytes = 0;
-  std::vector<std::uint64_t> segments;  // bytes, by rank, and then of memories: pinned ones of the host
-  std::uint64_t memory_bytes() const;   // of all memories, which lie one behind the other
-  std::vector<Connection> connections;  // from first_path on: paths of messages, with a ring for copy engines alone
-  std::size_t first_path = 0;
-  std::uint32_t path_slots = 0;
-  std::uint64_t path_slot_bytes = 0;
+  std::string directory, plan;  // the digest in hexadecimal digits
+  std::vector<std::uint64_t> segments;
+  std::vector<Connection> connections;
+  std::vector<Part> split_parts;
   std::vector<Split> splits;
   std::vector<Image> images;
+  std::vector<std::uint32_t> program_images;
   std::vector<Program> programs;
   std::vector<Choice> choices;
+  std::string texts;
 
+  const char* text(std::uint32_t at) const { return texts.c_str() + at; }
+  Rows<Part> parts_of(const Split& split) const {
+    return {split_parts.data() + split.first_part, split_parts.data() + split.first_part + split.part_rows};
+  }
+  Rows<std::uint32_t> images_of(const Program& program) const {
+    const std::uint32_t* const first = program_images.data() + program.first_image;
+    return {first, first + program.image_rows};
+  }
+  const char* kernel_of(const Program& program, Protocol protocol) const { return text(program.kernel[protocol]); }
+  std::string file_of(const Image& image) const { return directory + "/" + text(image.file); }
+  std::uint64_t memory_bytes() const;  // of all memories
   bool is_path(std::size_t connection) const { return connection >= first_path; }
   // Of the ring for copy engines.
   std::uint32_t slots_of(std::size_t connection) const { return is_path(connection) ? path_slots : copy_slots; }
   std::uint64_t slot_bytes_of(std::size_t connection) const {
     return is_path(connection) ? path_slot_bytes : copy_slot_bytes;
   }
-
   // How much data a message of one part holds: LL's lines are half flags, LL128's have 8 bytes of flag in 128.
   std::uint64_t capacity(Protocol protocol) const;
+
+  // The content of an image's file; false and `why` where it is not what the planner wrote.
+  bool read_image(const Image& image, std::string* code, std::string* why) const;
 };
 
-// False and `why` (file, line, what was expected) for a file that is missing, malformed, of another version, or whose
-// numbers contradict each other (ranks out of range, offsets outside a segment, unknown images or programs).
+// False and `why` (the file, which row, what was expected, what it has) for a file that is missing, cut off, damaged, of
+// another version, or whose numbers would lead outside of its tables or of the ranks' memory.
 bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why);
 
 }  // namespace blink::shim

@@ -83,9 +83,9 @@ ChunkSearches::ChunkSearches(const Driver& driver, const Bundle& bundle, SharedP
   int slots = 0;
   for (std::size_t i = 0; i < searches_.size(); ++i) {
     const Bundle::Choice& row = bundle.choices[i];
-    searches_[i].compares = row.other.program >= 0;
-    if ((row.search || searches_[i].compares) && slots < kSearches) searches_[i].slot = slots++;
-    begin_miad(row, &searches_[i].miad);
+    searches_[i].compares = row.compares();
+    if ((row.search != 0 || searches_[i].compares) && slots < kSearches) searches_[i].slot = slots++;
+    begin_miad(row.own_way(), &searches_[i].miad);
   }
 }
 
@@ -112,7 +112,7 @@ bool ChunkSearches::next(int choice, bool captured, Use* use) {
   Search& search = searches_[static_cast<std::size_t>(choice)];
   const std::uint64_t call = search.calls++;
   *use = Use{};
-  use->way = row;
+  use->way = row.own_way();
   if (search.slot < 0) return true;
   // A capture must not ask the driver about events; its calls count all the same.
   if (!captured) {
@@ -121,7 +121,7 @@ bool ChunkSearches::next(int choice, bool captured, Use* use) {
   }
   Agreement::Reading agreed;
   if (!page_->value_for(search.slot, call, row.chunk_bytes, &agreed)) return false;
-  if ((agreed.value & kOther) != 0) use->way = row.other;
+  if ((agreed.value & kOther) != 0) use->way = row.other_way();
   use->way.chunk_bytes = agreed.value & ~kFlags;
   if (call == 0 || agreed.number != search.number) trace(choice, "uses", use->way, call);
   if (agreed.number != search.number) search.tries = 0;
@@ -169,7 +169,7 @@ void ChunkSearches::decide(int choice, Search* search) {
   const std::uint64_t from = page_->decide(search->slot, search->next);
   if (from == 0) return;  // somebody was just passing; the next call tries again
   const Bundle::Choice& row = bundle_.choices[static_cast<std::size_t>(choice)];
-  Bundle::Way way = search->other ? row.other : row;
+  Bundle::Way way = search->other ? row.other_way() : row.own_way();
   way.chunk_bytes = search->next & ~kFlags;
   trace(choice, "will use", way, from);
   search->settled = (search->next & kSettled) != 0;
@@ -182,20 +182,20 @@ std::uint64_t ChunkSearches::next_value(int choice, Search* search, double gb_pe
   if (search->compares && !search->other) {
     search->own_gb_per_s = gb_per_s;
     search->other = true;
-    return row.other.chunk_bytes | kOther;
+    return row.other_chunk_bytes | kOther;
   }
   if (search->compares) {
     const double own = search->own_gb_per_s;
     search->compares = false;
     search->other = gb_per_s > own * (1 + kNoise);
     info("row " + std::to_string(choice) + " of the plan: program " + std::to_string(row.program) + " reached " +
-         rate_text(own) + ", program " + std::to_string(row.other.program) + " " + rate_text(gb_per_s) +
-         " in the first calls; program " + std::to_string(search->other ? row.other.program : row.program) + " is kept");
+         rate_text(own) + ", program " + std::to_string(row.other_program) + " " + rate_text(gb_per_s) +
+         " in the first calls; program " + std::to_string(search->other ? row.other_program : row.program) + " is kept");
     if (!search->other) gb_per_s = own;
-    begin_miad(search->other ? row.other : row, &search->miad);
+    begin_miad(search->other ? row.other_way() : row.own_way(), &search->miad);
   }
   const std::uint64_t other = search->other ? kOther : 0;
-  if (!row.search) return search->miad.chunk_bytes | other | kSettled;
+  if (row.search == 0) return search->miad.chunk_bytes | other | kSettled;
   search->miad.observe(gb_per_s);
   search->miad.chunk_bytes = whole_groups(search->miad.chunk_bytes);
   return search->miad.chunk_bytes | other | (search->miad.steady() ? kSettled : 0);

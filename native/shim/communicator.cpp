@@ -230,7 +230,7 @@ int Communicator::decide(const Operation& operation, std::uint64_t bytes, std::s
   if (is_message(operation.collective)) return decide_message(operation, bytes, why);
   const Bundle& bundle = resources_->bundle;
   const Bundle::Choice* const row = choice_of(bundle, operation.collective, operation.root, bytes);
-  if (why != nullptr) *why = row == nullptr ? "the plan has no row for it" : row->why;
+  if (why != nullptr) *why = row == nullptr ? "the plan has no row for it" : bundle.text(row->why);
   return row == nullptr || row->program < 0 ? -1 : static_cast<int>(row - bundle.choices.data());
 }
 
@@ -245,7 +245,7 @@ int Communicator::decide_message(const Operation& operation, std::uint64_t bytes
   if (why != nullptr) {
     *why = row == nullptr ? "no path table (BLINK_PATHS) has more than the direct path for it"
            : captured     ? "copy engines serve no graphs"
-                          : row->why;
+                          : bundle.text(row->why);
   }
   // Both ends capture a message, or none does.
   return row == nullptr || captured ? -1 : static_cast<int>(row - bundle.splits.data());

@@ -173,21 +173,24 @@ CopyEngineRun::~CopyEngineRun() {
 
 bool CopyEngineRun::open_object(int program, Program* made, std::string* why) {
   const Bundle::Program& told = bundle_.programs[static_cast<std::size_t>(program)];
-  const std::string& name = told.kernel[Bundle::kCopies];
-  for (const int image : told.images) {
-    const Bundle::Image& file = bundle_.images[static_cast<std::size_t>(image)];
-    if (file.arch != "host") continue;
-    made->object = dlopen(file.file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const std::string name = bundle_.kernel_of(told, Bundle::kCopies);
+  for (const std::uint32_t number : bundle_.images_of(told)) {
+    const Bundle::Image& image = bundle_.images[number];
+    if (std::string("host") != bundle_.text(image.arch)) continue;
+    std::string code;
+    if (!bundle_.read_image(image, &code, why)) return false;  // what is cut off would end this process
+    const std::string file = bundle_.file_of(image);
+    made->object = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (made->object == nullptr) {
       const char* text = dlerror();
-      *why = file.file + " cannot be opened: " + (text == nullptr ? "no reason given" : text);
+      *why = file + " cannot be opened: " + (text == nullptr ? "no reason given" : text);
       return false;
     }
     made->entry = reinterpret_cast<CopyEntry>(dlsym(made->object, name.c_str()));
-    if (made->entry == nullptr) *why = file.file + " has no " + name;
+    if (made->entry == nullptr) *why = file + " has no " + name;
     return made->entry != nullptr;
   }
-  *why = "the plan has no code for copy engines of " + std::string(name_of(told.collective));
+  *why = "the plan has no code for copy engines of " + std::string(name_of(told.kind()));
   return false;
 }
 
@@ -516,14 +519,14 @@ void CopyEngineRun::cut(const Message& message, std::map<std::uint32_t, Word>* n
   };
   Word longest = 0;
   Word begin = 0;
-  for (const Bundle::Part& part : message.split->parts) {
+  for (const Bundle::Part& part : bundle_.parts_of(*message.split)) {
     longest = std::max(longest, end_of(part.stop) - begin);
     begin = end_of(part.stop);
   }
   const Word slot = bundle_.path_slot_bytes;
   const Word rounds = std::max<Word>(message.split->chunks, (longest + slot - 1) / slot);
   begin = 0;
-  for (const Bundle::Part& part : message.split->parts) {
+  for (const Bundle::Part& part : bundle_.parts_of(*message.split)) {
     const Word end = end_of(part.stop);
     const Word chunk = ((end - begin + rounds - 1) / rounds + kGroup - 1) / kGroup * kGroup;
     Word& number = (*numbers)[part.path];

@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <random>
@@ -121,40 +119,35 @@ bool Engine::allocate(std::string* why) {
 }
 
 bool Engine::load(std::string* why) {
-  std::map<int, CUmodule> loaded;
+  std::map<std::uint32_t, CUmodule> loaded;
   for (const Bundle::Program& program : bundle_.programs) {
-    const auto fits = [this](int image) {
-      const std::string& arch = bundle_.images[static_cast<std::size_t>(image)].arch;
-      return arch == arch_ || arch == "any";
-    };
-    const auto image = std::find_if(program.images.begin(), program.images.end(), fits);
-    if (image == program.images.end()) {
-      *why = "the plan has no code for " + arch_ + " of " + name_of(program.collective);
+    const auto images = bundle_.images_of(program);
+    const auto image = std::find_if(images.begin(), images.end(), [this](std::uint32_t one) {
+      return bundle_.text(bundle_.images[one].arch) == arch_;
+    });
+    if (image == images.end()) {
+      *why = "the plan has no code for " + arch_ + " of " + name_of(program.kind());
       return false;
     }
     if (loaded.find(*image) == loaded.end()) {
-      const std::string& file = bundle_.images[static_cast<std::size_t>(*image)].file;
-      std::ifstream stream(file, std::ios::binary);
-      std::vector<char> code((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-      if (!stream || code.empty()) {
-        *why = file + " cannot be read";
-        return false;
-      }
+      std::string code;
+      if (!bundle_.read_image(bundle_.images[*image], &code, why)) return false;
+      const std::string what = "cuModuleLoadData of " + bundle_.file_of(bundle_.images[*image]);
       CUmodule module = nullptr;
-      if (!ok(driver_.module_load(&module, code.data()), ("cuModuleLoadData of " + file).c_str(), why)) return false;
+      if (!ok(driver_.module_load(&module, code.data()), what.c_str(), why)) return false;
       modules_.push_back(module);
       loaded[*image] = module;
     }
     Kernels kernels;
-    for (int protocol = 0; protocol < 3; ++protocol) {
-      const std::string& name = program.kernel[protocol];
-      if (name.empty()) continue;
+    for (const Bundle::Protocol protocol : {Bundle::kSimple, Bundle::kLL, Bundle::kLL128}) {
+      if (!program.has(protocol)) continue;
+      const std::string name = bundle_.kernel_of(program, protocol);
       if (!ok(driver_.module_function(&kernels.by_protocol[protocol], loaded[*image], name.c_str()),
               ("cuModuleGetFunction of " + name).c_str(), why)) {
         return false;
       }
     }
-    if (!program.kernel[Bundle::kCopies].empty() &&
+    if (program.has(Bundle::kCopies) &&
         !ok(driver_.module_function(&kernels.fold, loaded[*image], kFold),
             ("cuModuleGetFunction of " + std::string(kFold)).c_str(), why)) {
       return false;

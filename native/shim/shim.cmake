@@ -3,6 +3,7 @@ file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/real_nccl.cpp PROPERTIES
   COMPILE_DEFINITIONS "BLINK_VERSION=\"${version}\"")
 add_library(shim_objects OBJECT ${shim_sources})
+target_compile_definitions(shim_objects PUBLIC ${abi})
 target_include_directories(shim_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../device
   ${CMAKE_CURRENT_LIST_DIR}/../bootstrap)
 target_link_libraries(shim_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})

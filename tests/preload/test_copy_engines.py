@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from preloaded import Preloaded
 
+from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl.programs import candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.chunking import bind
@@ -51,21 +52,16 @@ def test_equals_nccl_whatever_runs_late(
     assert {line.protocol for line in outcome.usage if line.state == "blink"} == {"copies"}
 
 
-def journals(preloaded: Preloaded, count: int, place: Path, **variables: object) -> tuple[list[list[str]], str]:
-    """The functions of the driver that each of four ranks calls for one AllReduce, and the text of the plan."""
+def journals(preloaded: Preloaded, count: int, place: Path, **variables: object) -> tuple[list[list[str]], int]:
+    """The functions of the driver that each of four ranks calls for one AllReduce of floats, and its chunk's bytes."""
     files = [place.with_name(f"{place.name}.{rank}") for rank in range(4)]
     each = [{"BLINK_DOUBLE_JOURNAL": file} for file in files]
     outcome = preloaded.scene("many_calls", 4, count=count, each=each, **{**TREES, **variables}).right()
     (bundle,) = {found for one in outcome.ended for found in re.findall(r"blink planner: bundle (\S+) after", one.err)}
-    text = Path(bundle, "bundle.txt").read_text()
-    return [[line.split()[0] for line in file.read_text().splitlines()] for file in files], text
-
-
-def chunk_bytes_of(text: str, count: int) -> int:
-    """Of an AllReduce of ``count`` floats."""
-    rows = [line.split() for line in text.splitlines() if line.startswith("choice collective allreduce ")]
-    (chunk_bytes,) = {int(row[14]) for row in rows if int(row[6]) <= 4 * count <= int(row[8])}
-    return chunk_bytes
+    rows = bundles.read(Path(bundle, bundles.FILE).read_bytes())["choice"]
+    meant = [row for row in rows if row["collective"] == bundles.CODES["allreduce"]]
+    (chunk_bytes,) = {row["chunk_bytes"] for row in meant if row["least"] <= 4 * count <= row["most"]}
+    return [[line.split()[0] for line in file.read_text().splitlines()] for file in files], chunk_bytes
 
 
 def uses(program: Program) -> list[tuple[int, int, bool, int]]:
@@ -86,7 +82,7 @@ def uses(program: Program) -> list[tuple[int, int, bool, int]]:
 def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
     count = 60_000
     narrow = {"BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": NARROW}
-    copies, text = journals(preloaded, count, tmp_path / "copies", **narrow)
+    copies, chunk_bytes = journals(preloaded, count, tmp_path / "copies", **narrow)
     simple, _ = journals(preloaded, count, tmp_path / "simple", BLINK_PROTOCOL="simple")
     topology = parse_spec(TREES["BLINK_TOPO"])
     planned = candidates(JobPlacement(topology, topology.ranks[:4]), (TREES["BLINK_ALGO"],), 8, {})
@@ -99,7 +95,6 @@ def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
     # Slices of any size take as many chunks. A message is counted by its sender and by its receiver, a launch when it
     # begins and when it ends.
     (one,) = planned.found["allreduce", -1]
-    chunk_bytes = chunk_bytes_of(text, count)
     even, plain = (
         sum(cut[role.slice].chunks * len(role.sends) for role in one.program.roles)
         for cut in (bind(one.program, count, 4, chunk_bytes, even_chunks=even).extents for even in (True, False))
@@ -121,12 +116,12 @@ def test_what_is_staged_goes_up_and_down_by_copies(preloaded: Preloaded, tmp_pat
     count = 200_000
     mist = {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring"}
     narrow = {"BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "1M"}
-    copies, text = journals(preloaded, count, tmp_path / "copies", **narrow, **mist)
+    copies, chunk_bytes = journals(preloaded, count, tmp_path / "copies", **narrow, **mist)
     simple, _ = journals(preloaded, count, tmp_path / "simple", BLINK_PROTOCOL="simple", **mist)
     topology = parse_spec("mist")
     (one,) = candidates(JobPlacement(topology, topology.ranks[:4]), ("ring",), 8, {}).found["allreduce", -1]
     program = one.program
-    extents = bind(program, count, 4, chunk_bytes_of(text, count), even_chunks=True).extents
+    extents = bind(program, count, 4, chunk_bytes, even_chunks=True).extents
     staged = sum(
         extents[role.slice].chunks for role in program.roles for queue in role.sends if program.queues[queue].is_staged
     )

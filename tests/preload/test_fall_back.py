@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from preloaded import Built, Outcome, Preloaded
 
+from blinkccl.native.headers import header
+from blinkccl.nccl import bundle as bundles
 from blinkccl.runtime.peer_info import package_version
 
 RANKS = 3
@@ -92,26 +95,50 @@ def test_cache_that_cannot_be_written(preloaded: Preloaded, tmp_path: Path) -> N
     assert all("blink-bundle-" in path for path in outcome.left)  # later planners remove it
 
 
-@pytest.mark.parametrize("what", ["text", "code", "empty"])
-def test_damaged_plan_in_the_cache(preloaded: Preloaded, tmp_path: Path, what: str) -> None:
-    """Never a wrong sum: the plan is made anew, or NCCL runs everything."""
+def hostile(content: bytes) -> bytes:
+    """A bundle whose first choice names a program that is not there, with the digest of that."""
+    row = header("gpu_bundle.h").structs["blink_gpu_choice"]
+    choice, file = row.wire(), bundles.read(content)
+    at = len(content) - file["header"][0]["text_bytes"] - len(file["choice"]) * choice.size
+    members = dict(zip(row.names, choice.unpack_from(content, at), strict=True)) | {"program": 1 << 30}
+    spoilt = content[:at] + choice.pack(*members.values()) + content[at + choice.size :]
+    return spoilt[:24] + sha256(spoilt[56:]).digest() + spoilt[56:]
+
+
+def test_hostile_plan_in_the_cache(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Its digest is right, and its rows name what is not there: NCCL runs everything, and people learn why."""
     own = tmp_path / "own"
     two = {"BLINK_CACHE": own, "BLINK_TOPO": "clique:2", "BLINK_ALGO": "ring"}
     assert preloaded.client("process", 2, **SHORT, **two).right().calls("blink").total() > 0
     (bundle,) = (own / "bundles").iterdir()
-    text = bundle / "bundle.txt"
-    if what == "text":
-        text.write_text(text.read_text().replace("segment 1", "segment 7"))
-    elif what == "empty":
-        text.write_text("")
-    else:
-        for image in bundle.glob("*.cubin"):
-            image.write_bytes(image.read_bytes()[:100] + b"\0" * 400 + image.read_bytes()[500:])
+    file = bundle / bundles.FILE
+    file.write_bytes(hostile(file.read_bytes()))
     outcome = preloaded.client("process", 2, **SHORT, **two).right()
     assert outcome.agreed()
-    assert outcome.calls("blink").total() == 0 or what == "empty"
-    if what != "empty":
-        assert any("NCCL runs everything" in line for line in outcome.blink)
+    assert outcome.calls("blink").total() == 0
+    (line,) = [line for line in outcome.blink if "NCCL runs everything" in line]
+    assert f"{file}: choice 0: expected program of -1 to " in line
+
+
+@pytest.mark.parametrize("what", ["bit", "cut", "version", "code", "empty"])
+def test_damaged_plan_in_the_cache(preloaded: Preloaded, tmp_path: Path, what: str) -> None:
+    """The plan is made anew."""
+    own = tmp_path / "own"
+    two = {"BLINK_CACHE": own, "BLINK_TOPO": "clique:2", "BLINK_ALGO": "ring"}
+    assert preloaded.client("process", 2, **SHORT, **two).right().calls("blink").total() > 0
+    (bundle,) = (own / "bundles").iterdir()
+    file = bundle / bundles.FILE
+    content = file.read_bytes()
+    if what == "code":
+        for image in bundle.glob("*.cubin"):
+            image.write_bytes(image.read_bytes()[:100] + b"\0" * 400 + image.read_bytes()[500:])
+    else:
+        spoilt = {"bit": content[:-9] + b"\1" + content[-8:], "cut": content[:-1], "empty": b""}
+        file.write_bytes(spoilt.get(what, content[:8] + b"\0" * 8 + content[16:]))
+    outcome = preloaded.client("process", 2, **SHORT, **two).right()
+    assert outcome.agreed()
+    assert outcome.calls("blink").total() > 0
+    assert file.read_bytes() == content
 
 
 def test_algorithm_that_is_none(fallen) -> None:
@@ -174,9 +201,9 @@ def test_pair_without_peer_access(preloaded: Preloaded) -> None:
     outcome = preloaded.client("process", RANKS, **SHORT, BLINK_DOUBLE_NO_PEER="0-1", BLINK_CACHE=own).right()
     assert outcome.calls("blink")["allreduce"] > 0
     assert outcome.agreed()
-    (text,) = (own / "bundles").glob("*/bundle.txt")
-    words = [line.split() for line in text.read_text().splitlines() if line.startswith("connection ")]
-    assert {(int(word[3]), int(word[5])) for word in words} == {(0, 2), (2, 0), (1, 2), (2, 1)}
+    (file,) = (own / "bundles").glob(f"*/{bundles.FILE}")
+    rows = bundles.read(file.read_bytes())["connection"]
+    assert {(row["src"], row["dst"]) for row in rows} == {(0, 2), (2, 0), (1, 2), (2, 1)}
 
 
 def test_no_pair_has_peer_access(preloaded: Preloaded) -> None:
@@ -191,9 +218,8 @@ def test_no_pair_has_peer_access(preloaded: Preloaded) -> None:
     outcome = preloaded.client("process", RANKS, **SHORT, **job).right()
     assert outcome.calls("blink")["allreduce"] > 0
     assert outcome.agreed()
-    (text,) = (own / "bundles").glob("*/bundle.txt")
-    words = [line.split() for line in text.read_text().splitlines() if line.startswith("connection ")]
-    assert {word[6] for word in words} == {"memory"}
+    (file,) = (own / "bundles").glob(f"*/{bundles.FILE}")
+    assert all(row["on_host"] for row in bundles.read(file.read_bytes())["connection"])
 
 
 def test_pair_that_spoils_bytes(fallen, preloaded: Preloaded) -> None:

@@ -92,7 +92,6 @@ def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str
 def _device_library(place: Path, sanitizer: str) -> Path:
     flags = [
         *_flags(DEVICE, SHARED),
-        f"-DBLINK_ABI={abi()}u",
         "-ffp-contract=off",
         f"-Wl,--version-script={NATIVE / 'blink_exports.map'}",
     ]
@@ -107,4 +106,5 @@ def _flags(*directories: Path) -> list[str]:
         for header in sorted([*directory.rglob("*.h"), *directory.rglob("*.def")]):
             content.update(header.read_bytes())
     version = f'-DBLINK_VERSION="{package_version()}"'
-    return [*(f"-I{one}" for one in directories), f"-DBLINK_TEST_{content.hexdigest()[:16].upper()}", version]
+    named = [f"-DBLINK_ABI={abi()}u", f"-DBLINK_TEST_{content.hexdigest()[:16].upper()}", version]
+    return [*(f"-I{one}" for one in directories), *named]

@@ -1,66 +1,114 @@
-"""The bundle that all ranks load: a directory with a text that says where everything is, and the compiled code.
+"""The bundle that all ranks load: a directory with one file that says where everything is, and the compiled code.
 
-::
-
-    blink-bundle 2
-    plan <sha256>                         what all ranks must agree on
-    ranks <n>
-    geometry parts P slots S slot_bytes B line_bytes L threads T
-    segment <rank> <bytes>
-    memory <number> <bytes>               of the host, in which connections are staged
-    connection <id> src <rank> dst <rank> ring <off in dst> lines <off in dst> tail <off in dst> head <off in src> …
-    connection <id> src <rank> dst <rank> pulled ring <off in src> lines <off in src> tail <off in dst> …
-    connection <id> src <rank> dst <rank> memory <number> ring <off in it> lines … tail … head <off in it> …
-    paths slots S slot_bytes B            of messages, where the planner has any
-    path <id> src <rank> dst <rank> home <rank> ring <off in home> tail <off in dst> head <off in src>
-    path <id> src <rank> dst <rank> memory <number> ring <off in it> tail … head <off in it>
-    split src <rank> dst <rank> least <bytes> most <bytes> chunks <n> parts <path>:<end in 2^20ths>,… why …
-    image <id> arch <sm_90> file <name in this directory>
-    program <id> collective <name> root <r|-1> channels <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
-    choice collective <name> root <r|-1> least <S> most <S> program <id|-1> protocol <p|-> chunk <c> search <0|1> why …
-    choice collective … search <0|1> other <id> protocol <p> chunk <c> why …    two programs, which first calls compare
-
-Where copy engines run something, the geometry ends with ``copy_slots N copy_slot_bytes B``, each connection that is not
-pulled with ``copy_ring X copy_tail Y copy_head Z``, and with ``copy_landing W`` too where it is staged, their programs
-with ``copies <entry>``, and these have an image of arch ``host`` too.
-
-``bundle.h`` of libblink.so reads it. The directory's name is a hash of the question (topology, ranks, settings,
-versions, budgets), so the next job with the same question finds it; it appears as a whole or not at all.
+The file is laid out by ``blink/gpu_bundle.h``: a header with a digest of all that follows, tables of rows, and texts.
+The rows of images have digests of their files. ``native/shim/bundle.cpp`` reads it, and :func:`read` here. The
+directory's name is a hash of the question (topology, ranks, settings, versions, budgets), so the next job with the
+same question finds it; it appears as a whole or not at all.
 """
 
 from __future__ import annotations
 
+import ctypes as c
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from blinkccl.codegen.layout import SegmentLayout
-from blinkccl.codegen.text import COPIES
 from blinkccl.errors import LaunchError
-from blinkccl.nccl.choices import ChoiceRow, ChoiceTable
+from blinkccl.native.headers import abi, header
+from blinkccl.nccl.choices import PROTOCOLS, ChoiceRow, ChoiceTable
 from blinkccl.nccl.geometry import THREADS
 from blinkccl.nccl.images import Image, ImagePart, kernel_of
 from blinkccl.nccl.message_paths import MessagePlan
-from blinkccl.nccl.programs import CandidateProgram
+from blinkccl.nccl.programs import SLOTS, CandidateProgram
 from blinkccl.private_files import open_trusted, private_directory
 from blinkccl.runtime.process import has_ended, mark
 
-TEXT = "bundle.txt"
+FILE = "bundle"
 #: Longer ones are none of ours.
-MAX_TEXT_BYTES, MAX_IMAGE_BYTES = 16 << 20, 64 << 20
+MAX_FILE_BYTES, MAX_IMAGE_BYTES = 64 << 20, 64 << 20
 #: So many are kept, and none goes that was used within a day: a job that runs may still be loading it.
 MOST_BUNDLES, LEAST_AGE_S = 64, 86_400.0
 _PREFIX = "blink-bundle-"
-#: Order of the columns of a program; that for copy engines comes after them.
-_PROTOCOLS = ("simple", "ll", "ll128")
+_LAYOUT = header("gpu_bundle.h")
+CODES = header("types.h").numbers("blink_collective")
+
+
+def _struct(name: str) -> type[c.Structure]:
+    return _LAYOUT.layout(name)(type(name, (c.Structure,), {}))
+
+
+_Header = _struct("blink_gpu_bundle")
+#: The tables, in the order of the file.
+_ROWS = {
+    name.removesuffix("_rows"): _struct(f"blink_gpu_{name.removesuffix('_rows')}")
+    for name in _LAYOUT.structs["blink_gpu_bundle"].names
+    if name.endswith("_rows")
+}
+
+
+class _Texts:
+    """Texts by where they begin; each once, and one line."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {"": 0}
+        self.content = b"\0"
+
+    def place(self, text: str) -> int:
+        text = " ".join(text.replace("\0", "?").split())
+        if text not in self._places:
+            self._places[text] = len(self.content)
+            self.content += text.encode() + b"\0"
+        return self._places[text]
+
+
+def read(content: bytes) -> dict[str, list[dict[str, Any]]]:
+    """The members of a file's rows, with texts for their places, by table, and of its "header".
+
+    A ValueError if it is cut off, damaged, or of another version.
+    """
+    size = c.sizeof(_Header)
+    if len(content) < size:
+        raise ValueError(f"expected {size} bytes and more, got {len(content)}")
+    head: Any = _Header.from_buffer_copy(content)
+    expected = (_LAYOUT.constants["BLINK_GPU_BUNDLE_MAGIC"], abi(), len(content), _digest_of(content))
+    got = (head.magic, head.abi, head.bytes, bytes(head.digest))
+    if got != expected:
+        raise ValueError(f"expected magic, ABI, bytes and digest {expected}, got {got}")
+    texts = content[len(content) - head.text_bytes :]
+    tables, at = {"header": [_members(head, texts)]}, size
+    for name, kind in _ROWS.items():
+        count = getattr(head, f"{name}_rows")
+        rows = (kind * count).from_buffer_copy(content, at)
+        tables[name] = [_members(row, texts) for row in rows]
+        at += c.sizeof(rows)
+    return tables
+
+
+def _members(row: c.Structure, texts: bytes) -> dict[str, Any]:
+    def told(name: str) -> object:
+        value = getattr(row, name)
+        if name == "kernel":
+            return tuple(texts[at : texts.index(0, at)].decode() for at in value)
+        if name in ("why", "arch", "file"):
+            return texts[value : texts.index(0, value)].decode()
+        return bytes(value) if isinstance(value, c.Array) else value
+
+    return {name: told(name) for name, *_ in row._fields_}
+
+
+def _digest_of(content: bytes) -> bytes:
+    member: Any = _Header.digest
+    return sha256(content[member.offset + member.size :]).digest()
 
 
 @dataclass(frozen=True)
@@ -93,63 +141,69 @@ class Bundle:
     def ranks(self) -> int:
         return self.layout.ranks
 
-    def text(self) -> str:
-        """The text of ``bundle.txt``; its plan is a hash of all else and of the compiled code."""
-        body = "\n".join([*self._lines(), ""])
-        plan = sha256(body.encode())
+    def content(self) -> bytes:
+        """The file's bytes."""
+        texts, geometry, first_path = _Texts(), self.layout.geometry, len(self.layout.connections)
+        tables: dict[str, list[dict[str, Any]]] = {name: [] for name in _ROWS}
+        tables["segment"] = [{"bytes": size} for size in self.layout.segment_bytes]
+        tables["connection"] = [asdict(x) | {"on_host": x.home >= self.ranks} for x in self.layout.connections]
+        tables["connection"] += self.messages.connections()
+        for row, parts in self.messages.rows(first_path):
+            first = len(tables["part"])
+            tables["split"].append(row | {"first_part": first, "part_rows": len(parts), "why": texts.place(row["why"])})
+            tables["part"] += parts
         for image in self.images:
-            plan.update(image.built.read_bytes())
-        return f"blink-bundle 2\nplan {plan.hexdigest()}\n{body}"
-
-    def _lines(self) -> Iterator[str]:
-        geometry = self.layout.geometry
-        yield f"ranks {self.ranks}"
-        copies = geometry.copy_slots > 0
-        yield (
-            f"geometry parts {geometry.parts} slots {geometry.slots} slot_bytes {geometry.slot_bytes} "
-            f"line_bytes {geometry.line_bytes} threads {THREADS}"
-            + (f" copy_slots {geometry.copy_slots} copy_slot_bytes {geometry.copy_slot_bytes}" if copies else "")
+            code = image.built.read_bytes()
+            named = {"arch": texts.place(image.arch), "file": texts.place(image.file)}
+            tables["image"].append({"bytes": len(code), "digest": tuple(sha256(code).digest())} | named)
+        for part, images in self.programs:
+            first = len(tables["program_image"])
+            tables["program"].append(_program(part, texts) | {"first_image": first, "image_rows": len(images)})
+            tables["program_image"] += [{"image": number} for number in images]
+        tables["choice"] = [self._choice(row, texts) for row in self.table.choices]
+        rows = b"".join(bytes(_ROWS[name](**row)) for name, table in tables.items() for row in table)
+        head: Any = _Header(
+            magic=_LAYOUT.constants["BLINK_GPU_BUNDLE_MAGIC"],
+            abi=abi(),
+            bytes=c.sizeof(_Header) + len(rows) + len(texts.content),
+            **{f"{name}_rows": len(table) for name, table in tables.items()},
+            text_bytes=len(texts.content),
+            first_path=first_path,
+            nranks=self.ranks,
+            threads=THREADS,
+            path_slots=SLOTS if self.messages.placed else 0,
+            path_slot_bytes=self.messages.slot_bytes,
+            **asdict(geometry),
         )
-        sizes = self.layout.segment_bytes
-        yield from (f"segment {rank} {size}" for rank, size in enumerate(sizes[: self.ranks]))
-        yield from (f"memory {number} {size}" for number, size in enumerate(sizes[self.ranks :]))
-        for number, x in enumerate(self.layout.connections):
-            home = "" if x.home == x.dst else " pulled" if x.home == x.src else f" memory {x.home - self.ranks}"
-            yield (
-                f"connection {number} src {x.src} dst {x.dst}{home} ring {x.ring} lines {x.lines} tail {x.tail} "
-                f"head {x.head} src_position {x.src_position} dst_position {x.dst_position}"
-                + (
-                    f" copy_ring {x.copy_ring} copy_tail {x.copy_tail} copy_head {x.copy_head}"
-                    if copies and x.home != x.src
-                    else ""
-                )
-                + (f" copy_landing {x.copy_landing}" if copies and x.home >= self.ranks else "")
-            )
-        yield from self.messages.lines(self.ranks)
-        yield from (f"image {number} arch {x.arch} file {x.file}" for number, x in enumerate(self.images))
-        yield from (self._program(number, *one) for number, one in enumerate(self.programs))
-        yield from (self._choice(row) for row in self.table.choices)
+        content = b"".join([bytes(head), rows, texts.content])
+        head.digest = tuple(_digest_of(content))
+        return bytes(head) + content[c.sizeof(head) :]
 
-    def _program(self, number: int, part: ImagePart, images: Sequence[int]) -> str:
-        collective, entry = part.candidate.collective, kernel_of(part.candidate).entry
-        kernels = " ".join(f"{p} {entry(p) if p in part.protocols else '-'}" for p in _PROTOCOLS)
-        by_copies = f" {COPIES} {entry(COPIES)}" if COPIES in part.protocols else ""
-        return (
-            f"program {number} collective {collective.name} root {-1 if collective.root is None else collective.root} "
-            f"channels {part.candidate.channels} image {','.join(map(str, images))} {kernels}{by_copies}"
-        )
-
-    def _choice(self, row: ChoiceRow) -> str:
-        program = -1 if row.candidate is None else self.program_of(row.candidate, row.protocol)
-        other = ""
+    def _choice(self, row: ChoiceRow, texts: _Texts) -> dict[str, Any]:
+        ways = {"program": -1, "other_program": -1}
+        if row.candidate is not None:
+            ways |= self._way("", row.candidate, row.protocol, row.chunk_bytes)
         if row.other is not None:
-            number = self.program_of(row.other.candidate, row.other.protocol)
-            other = f"other {number} protocol {row.other.protocol} chunk {row.other.chunk_bytes} "
-        why = " ".join(row.why.split())
-        return (
-            f"choice collective {row.collective} root {row.root} least {row.least} most {row.most} program {program} "
-            f"protocol {row.protocol} chunk {row.chunk_bytes} search {int(row.search)} {other}why {why}"
-        )
+            ways |= self._way("other_", row.other.candidate, row.other.protocol, row.other.chunk_bytes)
+        told = {"least": row.least, "most": row.most, "search": row.search, "why": texts.place(row.why)}
+        return {"collective": CODES[row.collective], "root": row.root} | told | ways
+
+    def _way(self, which: str, candidate: CandidateProgram, protocol: str, chunk_bytes: int) -> dict[str, int]:
+        return {
+            f"{which}program": self.program_of(candidate, protocol),
+            f"{which}protocol": PROTOCOLS.index(protocol),
+            f"{which}chunk_bytes": chunk_bytes,
+        }
+
+
+def _program(part: ImagePart, texts: _Texts) -> dict[str, Any]:
+    collective, entry = part.candidate.collective, kernel_of(part.candidate).entry
+    return {
+        "collective": CODES[collective.name],
+        "root": -1 if collective.root is None else collective.root,
+        "channels": part.candidate.channels,
+        "kernel": tuple(texts.place(entry(one) if one in part.protocols else "") for one in PROTOCOLS),
+    }
 
 
 class BundleCache:
@@ -165,11 +219,11 @@ class BundleCache:
         path = self._directory / digest
         try:
             private_directory(self._directory)
-            text = _trusted(path / TEXT, MAX_TEXT_BYTES)
-            names = [line.split()[5] for line in text.decode().splitlines() if line.startswith("image ")]
-            for name in names:
-                _trusted(path / Path(name).name, MAX_IMAGE_BYTES)
-        except (OSError, LaunchError, UnicodeDecodeError, IndexError):
+            for image in read(_trusted(path / FILE, MAX_FILE_BYTES))["image"]:
+                code = _trusted(path / Path(image["file"]).name, MAX_IMAGE_BYTES)
+                if sha256(code).digest() != image["digest"]:
+                    return None
+        except (OSError, LaunchError, ValueError):
             return None
         with suppress(OSError):
             os.utime(path)
@@ -209,7 +263,7 @@ def _write(directory: Path, bundle: Bundle) -> Path:
         directory.mkdir(mode=0o700, exist_ok=True)
         for image in bundle.images:
             (directory / image.file).write_bytes(image.built.read_bytes())
-        (directory / TEXT).write_text(bundle.text(), encoding="utf-8", newline="\n")
+        (directory / FILE).write_bytes(bundle.content())
     except OSError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -219,10 +273,7 @@ def _write(directory: Path, bundle: Bundle) -> Path:
 def _trusted(path: Path, max_bytes: int) -> bytes:
     """The content of a file of ours; OSError says why it is none."""
     with open_trusted(path, max_bytes) as file:
-        content = file.read()
-    if not content:
-        raise OSError("empty")
-    return content
+        return file.read()
 
 
 def _remove_unused(bundles: Iterable[Path], keep: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from dataclasses import replace as replaced
 from fractions import Fraction
 from itertools import pairwise, permutations
+from typing import Any
 
 from blinkccl.algorithms import multi_path
 from blinkccl.algorithms.path_table import Pair, PathTable, Split
@@ -88,22 +89,19 @@ class MessagePlan:
         """Each once; its place is its number."""
         return tuple(dict.fromkeys(path for split in self.splits for path, _ in split.parts))
 
-    def lines(self, ranks: int) -> Iterator[str]:
-        """Of ``bundle.txt``; nothing where there are no splits."""
-        if not self.splits:
-            return
-        yield f"paths slots {SLOTS} slot_bytes {self.slot_bytes}"
-        number = {one.path: place for place, one in enumerate(self.placed)}
-        for place, one in enumerate(self.placed):
-            home = f"memory {one.segment - ranks}" if one.path.on_host else f"home {one.segment}"
-            ends = f"path {place} src {one.path.src} dst {one.path.dst}"
-            yield f"{ends} {home} ring {one.ring} tail {one.tail} head {one.head}"
+    def connections(self) -> Iterator[dict[str, int]]:
+        """The paths as connections of ``blink/gpu_bundle.h``."""
+        for one in self.placed:
+            counters = {"tail": one.tail, "copy_tail": one.tail, "head": one.head, "copy_head": one.head}
+            ends = {"src": one.path.src, "dst": one.path.dst, "home": one.segment, "on_host": int(one.path.on_host)}
+            yield ends | counters | {"copy_ring": one.ring}
+
+    def rows(self, first_path: int) -> Iterator[tuple[dict[str, Any], list[dict[str, int]]]]:
+        """Each split and its parts; the first path is connection ``first_path``."""
+        number = {one.path: first_path + place for place, one in enumerate(self.placed)}
         for split in self.splits:
-            parts = ",".join(f"{number[path]}:{stop}" for path, stop in split.parts)
-            yield (
-                f"split src {split.src} dst {split.dst} least {split.least} most {split.most} chunks {split.chunks} "
-                f"parts {parts} why {' '.join(split.why.split())}"
-            )
+            row = {name: getattr(split, name) for name in ("src", "dst", "least", "most", "chunks", "why")}
+            yield row, [{"path": number[path], "stop": stop} for path, stop in split.parts]
 
 
 def plan(

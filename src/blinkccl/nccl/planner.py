@@ -33,6 +33,7 @@ from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
 from blinkccl.codegen.text import COPIES
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.forest.model import topology_hash
+from blinkccl.native.headers import abi
 from blinkccl.nccl import choices, message_paths
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.copies import fault_of_job, fault_of_sharing
@@ -49,7 +50,7 @@ from blinkccl.runtime.peer_info import package_version
 from blinkccl.topology.model import Topology
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
-FORMAT = 6
+FORMAT = 7
 PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -140,7 +141,7 @@ class _Question:
         return digest_of(
             [
                 package_version(),
-                str(FORMAT),
+                repr((FORMAT, abi())),
                 headers_digest(include_directory()),
                 topology_hash(where.topology),
                 where.topology.name,

@@ -79,21 +79,21 @@ def test_a_part_of_nothing_is_left_out():
     assert [(path.home, stop) for path, stop in split.parts] == [(1, WHOLE // 2), (3, WHOLE)]
 
 
-def test_the_text_for_the_library():
-    """Memories are numbered by themselves, behind the ranks; the third path's slots are in the first one."""
+def test_the_rows_for_the_library():
+    """Memories come behind the ranks; the third path's slots are in the first one."""
     messages, _ = place(
         plan(cedar(), table(SPLIT), False, {}), SegmentLayout(Geometry(), (), (0,) * 4, 4), (), Budget(8, 1 << 20)
     )
-    head, *lines = messages.lines(4)
-    size = messages.slot_bytes
-    assert head == f"paths slots 4 slot_bytes {size}"
-    assert lines[:4] == [
-        f"path 0 src 0 dst 1 home 1 ring 0 tail {4 * size} head 0",
-        f"path 1 src 0 dst 1 home 2 ring 0 tail {4 * size + 128} head 128",
-        f"path 2 src 0 dst 1 memory 0 ring 0 tail {4 * size} head {4 * size + 128}",
-        f"path 3 src 0 dst 1 memory 0 ring {4 * size + 256} tail {8 * size + 256} head {8 * size + 384}",
+    size, names = messages.slot_bytes, ("src", "dst", "home", "on_host", "copy_ring", "copy_tail", "copy_head")
+    assert [tuple(row[name] for name in names) for row in messages.connections()] == [
+        (0, 1, 1, 0, 0, 4 * size, 0),
+        (0, 1, 2, 0, 0, 4 * size + 128, 128),
+        (0, 1, 4, 1, 0, 4 * size, 4 * size + 128),
+        (0, 1, 4, 1, 4 * size + 256, 8 * size + 256, 8 * size + 384),
     ]
-    assert lines[4].startswith("split src 0 dst 1 least 1 most 9223372036854775807 chunks 4 parts 0:524288,1:873813,")
+    ((split, parts),) = messages.rows(7)
+    assert (split["src"], split["dst"], split["least"], split["most"], split["chunks"]) == (0, 1, 1, 2**63 - 1, 4)
+    assert [(part["path"], part["stop"]) for part in parts[:2]] == [(7, 524288), (8, 873813)]
 
 
 def test_without_nccl_every_pair_and_size_is_served():
@@ -164,5 +164,5 @@ def test_slots_lie_apart_and_within_their_part_of_the_memory(weights, streams, s
         assert taken[-1][1] <= placed.segment_bytes[segment]
         assert sum(end - begin for begin, end in taken) <= staging // 4 + 64 * 128
         assert all(begin % 128 == 0 for begin, _ in taken)
-    lines = list(messages.lines(4))
-    assert len(lines) == 1 + len(messages.paths) + len(messages.splits)
+    assert len(list(messages.connections())) == len(messages.paths)
+    assert len(list(messages.rows(0))) == len(messages.splits)

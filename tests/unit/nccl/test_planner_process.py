@@ -15,6 +15,7 @@ from jobs_by_hand import peers, settings
 from blinkccl.codegen.device_files import host_library
 from blinkccl.codegen.host_compiler import COPIES_FLAGS
 from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl import images
 from blinkccl.nccl.planner import answer
 
@@ -61,13 +62,13 @@ def test_a_job_gets_a_bundle(planned):
     line, said = planned
     word, _, path = line.partition(" ")
     assert word == "bundle"
-    text = (Path(path) / "bundle.txt").read_text()
-    assert "\nranks 3\n" in text
-    assert "choice collective allreduce root -1 least 0 " in text
-    assert "why BLINK_ALGO=one_hop; blink one_hop" in text
-    files = [line.split()[5] for line in text.splitlines() if line.startswith("image ")]
-    assert files
-    assert all((Path(path) / name).read_bytes().startswith(b"\x7fELF") for name in files)
+    file = bundles.read((Path(path) / bundles.FILE).read_bytes())
+    assert file["header"][0]["nranks"] == 3
+    row = next(row for row in file["choice"] if row["collective"] == bundles.CODES["allreduce"])
+    assert row["least"] == 0
+    assert row["why"].startswith("BLINK_ALGO=one_hop; blink one_hop")
+    assert file["image"]
+    assert all((Path(path) / row["file"]).read_bytes().startswith(b"\x7fELF") for row in file["image"])
     assert "images compiled" in said
 
 
@@ -94,11 +95,11 @@ def test_another_protocol_has_another_answer(planned, surroundings):
     assert line != planned[0]
     assert "programs planned" in said
     path = Path(line.partition(" ")[2])
-    text = (path / "bundle.txt").read_text()
-    assert "why BLINK_ALGO=one_hop BLINK_PROTOCOL=copies; blink one_hop copies" in text
-    images = [row.split() for row in text.splitlines() if row.startswith("image ")]
-    assert {row[3] for row in images} == {"sm_90", "host"}
-    assert all((path / row[5]).read_bytes().startswith(b"\x7fELF") for row in images)
+    file = bundles.read((path / bundles.FILE).read_bytes())
+    whys = {row["why"].partition(" copies")[0] for row in file["choice"]}
+    assert "BLINK_ALGO=one_hop BLINK_PROTOCOL=copies; blink one_hop" in whys
+    assert {row["arch"] for row in file["image"]} == {"sm_90", "host"}
+    assert all((path / row["file"]).read_bytes().startswith(b"\x7fELF") for row in file["image"])
     assert ask(surroundings, rows, BLINK_DOUBLE_NVCC_FAIL="must not be called")[0] == line
 
 
@@ -179,8 +180,11 @@ def compiled(monkeypatch, tmp_path):
 def rows_of(line):
     word, _, path = line.partition(" ")
     assert word == "bundle"
-    text = (Path(path) / "bundle.txt").read_text()
-    return [row.split() for row in text.splitlines() if row.startswith("choice ")], text
+    return bundles.read((Path(path) / bundles.FILE).read_bytes())
+
+
+def programs_of(file, collective):
+    return {row["program"] >= 0 for row in file["choice"] if row["collective"] == bundles.CODES[collective]}
 
 
 def test_what_is_not_compiled_in_time_is_left_to_nccl(compiled, tmp_path):
@@ -188,14 +192,13 @@ def test_what_is_not_compiled_in_time_is_left_to_nccl(compiled, tmp_path):
     data = json.dumps(peers(2, device=0, uuid="0" * 32, settings=settings(algo="one_hop"))).encode()
     compiled.add("blink_broadcast_")
     first = answer(data, environ)
-    rows, text = rows_of(first)
-    assert {row[10] for row in rows if row[2] == "broadcast"} == {"-1"}
-    assert "-1" not in {row[10] for row in rows if row[2] == "allreduce"}
-    assert "why one_hop ll was not compiled in time, the next job may have it; BLINK_ALGO=one_hop" in text
+    file = rows_of(first)
+    assert (programs_of(file, "broadcast"), programs_of(file, "allreduce")) == ({False}, {True})
+    late = "one_hop ll was not compiled in time, the next job may have it; BLINK_ALGO=one_hop"
+    assert any(row["why"].startswith(late) for row in file["choice"])
     compiled.clear()
     second = answer(data, environ)
-    rows, _ = rows_of(second)
-    assert "-1" not in {row[10] for row in rows}
+    assert all(row["program"] >= 0 for row in rows_of(second)["choice"])
     assert second.startswith(f"bundle {tmp_path / 'cache'}")
     assert answer(data, environ) == second
 
@@ -211,12 +214,13 @@ def test_copies_without_their_object_are_left_to_nccl(compiled, monkeypatch, tmp
     monkeypatch.setattr("blinkccl.nccl.images.build", build)
     chosen = settings(algo="one_hop", protocol="copies")
     data = json.dumps(peers(2, device=0, uuid="0" * 32, settings=chosen)).encode()
-    rows, text = rows_of(answer(data, {"BLINK_CACHE": str(tmp_path / "cache")}))
-    assert {row[12] for row in rows if row[2] == "broadcast"} == {"-"}
-    assert {row[12] for row in rows if row[2] == "allreduce"} == {"copies"}
-    assert "why one_hop copies was not compiled in time, the next job may have it" in text
-    assert "broadcast" not in "".join(row for row in text.splitlines() if row.startswith("image "))
-    assert not list((tmp_path / "cache").glob("bundles/*/bundle.txt"))
+    file = rows_of(answer(data, {"BLINK_CACHE": str(tmp_path / "cache")}))
+    assert (programs_of(file, "broadcast"), programs_of(file, "allreduce")) == ({False}, {True})
+    assert {bundles.PROTOCOLS[row["protocol"]] for row in file["choice"] if row["program"] >= 0} == {"copies"}
+    late = "one_hop copies was not compiled in time, the next job may have it"
+    assert any(row["why"].startswith(late) for row in file["choice"])
+    assert not any("broadcast" in row["file"] for row in file["image"])
+    assert not list((tmp_path / "cache").glob(f"bundles/*/{bundles.FILE}"))
 
 
 def test_an_algorithm_that_serves_nothing_is_a_reason(compiled):

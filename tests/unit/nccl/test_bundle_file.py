@@ -1,11 +1,11 @@
-"""The text that libblink.so reads, and the cache on which the next job finds it."""
+"""The file that libblink.so reads, and the cache on which the next job finds it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import pytest
 from jobs_by_hand import on
 
 from blinkccl.codegen.layout import Geometry, ProgramGroup
-from blinkccl.native.headers import DIRECTORY
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.choices import SEARCH_FROM_BYTES, ChoiceRow, ChoiceTable, Terms, clamped, table
@@ -45,59 +46,77 @@ def bundle(tmp_path, content=b"code", processors=2, archs=("sm_80", "sm_90"), pr
     return Bundle(group.layout(shape), images, rows)
 
 
-def lines_of(text, kind):
-    return [line.split() for line in text.splitlines() if line.startswith(f"{kind} ")]
+def read(made):
+    return bundles.read(made.content())
 
 
-def test_the_text_has_its_lines_in_order_and_all_of_them(tmp_path):
+def kernels_of(row):
+    """By protocol."""
+    return dict(zip(bundles.PROTOCOLS, row["kernel"], strict=True))
+
+
+def test_a_file_says_what_was_written(tmp_path):
     made = bundle(tmp_path)
-    text = made.text()
-    assert text.startswith("blink-bundle 2\nplan ")
-    assert text.endswith("\n")
-    kinds = list(dict.fromkeys(line.split()[0] for line in text.splitlines()[1:]))
-    assert kinds == ["plan", "ranks", "geometry", "segment", "connection", "image", "program", "choice"]
-    assert "\ngeometry parts 2 slots 4 slot_bytes 65536 line_bytes 8192 threads 512\n" in text
-    assert len(lines_of(text, "segment")) == 4
-    assert len(lines_of(text, "connection")) == len(made.layout.connections)
-    assert len(lines_of(text, "choice")) == len(made.table.choices)
+    file = read(made)
+    (head,) = file["header"]
+    told = {name: head[name] for name in ("parts", "slots", "slot_bytes", "line_bytes", "threads", "copy_slots")}
+    assert tuple(told.values()) == (2, 4, 65536, 8192, 512, 0)
+    assert [row["bytes"] for row in file["segment"]] == list(made.layout.segment_bytes)
+    names = [member.name for member in fields(made.layout.connections[0])]
+    assert [[row[name] for name in names] for row in file["connection"]] == [
+        [getattr(one, name) for name in names] for one in made.layout.connections
+    ]
+    assert [row["why"] for row in file["choice"]] == [row.why for row in made.table.choices]
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x[:100], lambda x: b"", lambda x: x + b"\0"])
+def test_what_is_cut_off_is_not_read(tmp_path, change):
+    with pytest.raises(ValueError, match="expected"):
+        bundles.read(change(bundle(tmp_path).content()))
+
+
+@pytest.mark.parametrize("place", [0, 8, 30, 200, -1])
+def test_what_is_damaged_is_not_read(tmp_path, place):
+    content = bytearray(bundle(tmp_path).content())
+    content[place] ^= 4
+    with pytest.raises(ValueError, match="expected"):
+        bundles.read(bytes(content))
 
 
 def test_choices_name_programs_that_serve_them(tmp_path):
-    text = bundle(tmp_path).text()
-    programs = lines_of(text, "program")
-    for row in lines_of(text, "choice"):
-        collective, root, program, protocol = row[2], row[4], int(row[10]), row[12]
-        one = programs[program]
-        assert (one[3], one[5]) == (collective, root)
-        kernel = one[one.index(protocol) + 1]
-        assert kernel == f"blink_{collective}{'' if root == '-1' else f'_root{root}'}_optimal_{protocol}"
+    file = read(bundle(tmp_path))
+    for row in file["choice"]:
+        one = file["program"][row["program"]]
+        assert (one["collective"], one["root"]) == (row["collective"], row["root"])
+        name = list(COLLECTIVES)[row["collective"]] + ("" if row["root"] < 0 else f"_root{row['root']}")
+        protocol = bundles.PROTOCOLS[row["protocol"]]
+        assert kernels_of(one)[protocol] == f"blink_{name}_optimal_{protocol}"
 
 
 def test_choices_that_calls_compare_name_both_programs(tmp_path):
-    text = bundle(tmp_path, algorithm="hybrid").text()
-    programs = lines_of(text, "program")
-    found = [row for row in lines_of(text, "choice") if row[17] == "other"]
+    file = read(bundle(tmp_path, algorithm="hybrid"))
+    found = [row for row in file["choice"] if row["other_program"] >= 0]
     assert found
     for row in found:
-        number, protocol, chunk, why = int(row[18]), row[20], int(row[22]), row[23]
-        one = programs[number]
-        assert (one[3], one[5]) == (row[2], row[4])
-        assert one[one.index(protocol) + 1].endswith(f"_hybrid_{protocol}")
-        assert programs[int(row[10])][one.index(row[12]) + 1].endswith(f"_optimal_{row[12]}")
-        assert 0 < chunk <= GEOMETRY.capacity_bytes(protocol)
-        assert (row[19], row[21], why) == ("protocol", "chunk", "why")
+        one, other = file["program"][row["program"]], file["program"][row["other_program"]]
+        assert (other["collective"], other["root"]) == (row["collective"], row["root"])
+        protocol = bundles.PROTOCOLS[row["other_protocol"]]
+        assert kernels_of(other)[protocol].endswith(f"_hybrid_{protocol}")
+        own = bundles.PROTOCOLS[row["protocol"]]
+        assert kernels_of(one)[own].endswith(f"_optimal_{own}")
+        assert 0 < row["other_chunk_bytes"] <= GEOMETRY.capacity_bytes(protocol)
 
 
 def test_kernels_that_nobody_launches_are_not_written(tmp_path):
     made = bundle(tmp_path)
-    text = made.text()
+    written = {kernel for row in read(made)["program"] for kernel in row["kernel"]}
     for image in made.images:
         for part in image.text.parts:
             for protocol in ("simple", "ll", "ll128"):
                 entry = f"blink_{part.candidate.name}_{protocol}"
                 used = protocol in part.protocols
                 assert (f"BLINK_ENTRY({entry}," in image.text.text) is used
-                assert (f" {entry} " in text.replace("\n", " ")) is used
+                assert (entry in written) is used
 
 
 def test_files_are_per_collective_or_per_kernel(tmp_path):
@@ -117,50 +136,39 @@ def test_files_are_per_collective_or_per_kernel(tmp_path):
 
 
 def test_programs_name_an_image_for_every_architecture(tmp_path):
-    text = bundle(tmp_path).text()
-    images = lines_of(text, "image")
-    for row in lines_of(text, "program"):
-        ids = [int(number) for number in row[row.index("image") + 1].split(",")]
-        assert [images[number][3] for number in ids] == ["sm_80", "sm_90"]
+    file = read(bundle(tmp_path))
+    for row in file["program"]:
+        ids = file["program_image"][row["first_image"] : row["first_image"] + row["image_rows"]]
+        assert [file["image"][one["image"]]["arch"] for one in ids] == ["sm_80", "sm_90"]
 
 
-def test_the_plan_is_a_hash_of_text_and_code(tmp_path):
-    one, same, other = bundle(tmp_path).text(), bundle(tmp_path).text(), bundle(tmp_path, b"other").text()
+def test_the_digest_is_of_rows_and_code(tmp_path):
+    one, same, other = bundle(tmp_path).content(), bundle(tmp_path).content(), bundle(tmp_path, b"other").content()
     assert one == same
-    assert one.splitlines()[1] != other.splitlines()[1]
-    assert one.splitlines()[2:] == other.splitlines()[2:]
+    assert bundles.read(one)["header"][0]["digest"] != bundles.read(other)["header"][0]["digest"]
+    assert bundles.read(one)["choice"] == bundles.read(other)["choice"]
 
 
 def test_a_reason_is_one_line_whatever_it_holds(tmp_path):
     made = bundle(tmp_path)
-    row = ChoiceRow("allreduce", -1, 0, 9, None, "-", 0, False, "two\nlines  of\twhy")
-    text = replace(made, table=ChoiceTable((row, *made.table.choices))).text()
-    assert "why two lines of why\n" in text
+    row = ChoiceRow("allreduce", -1, 0, 9, None, "-", 0, False, "two\nlines  of\twhy\0")
+    file = read(replace(made, table=ChoiceTable((row, *made.table.choices))))
+    assert file["choice"][0]["why"] == "two lines of why?"
 
 
 def test_copy_engines_have_room_entry_and_graph_kernel(tmp_path):
     made = bundle(tmp_path, protocol="copies", archs=("sm_80", "host"))
-    text = made.text()
-    assert " line_bytes 8192 threads 512 copy_slots 4 copy_slot_bytes 1048576\n" in text
-    assert all(row[-6::2] == ["copy_ring", "copy_tail", "copy_head"] for row in lines_of(text, "connection"))
-    images = lines_of(text, "image")
-    for row in lines_of(text, "program"):
-        name = f"{row[3]}{'' if row[5] == '-1' else f'_root{row[5]}'}_optimal"
-        assert row[-8:] == [
-            "simple",
-            f"blink_{name}_simple",
-            "ll",
-            "-",
-            "ll128",
-            "-",
-            "copies",
-            f"blink_{name}_copies",
-        ]
-        ids = [int(number) for number in row[row.index("image") + 1].split(",")]
-        assert [images[number][3] for number in ids] == ["sm_80", "host"]
-    for row in lines_of(text, "choice"):
-        searched = "1" if int(row[6]) >= SEARCH_FROM_BYTES else "0"
-        assert (row[12], int(row[14]) <= 1 << 20, row[16]) == ("copies", True, searched)
+    file = read(made)
+    assert (file["header"][0]["copy_slots"], file["header"][0]["copy_slot_bytes"]) == (4, 1 << 20)
+    assert all(row["copy_tail"] > 0 < row["copy_head"] for row in file["connection"])
+    for row, (part, images) in zip(file["program"], made.programs, strict=True):
+        name = f"blink_{part.candidate.name}"
+        assert row["kernel"] == (f"{name}_simple", "", "", f"{name}_copies")
+        assert [file["image"][number]["arch"] for number in images] == ["sm_80", "host"]
+    for row in file["choice"]:
+        assert bundles.PROTOCOLS[row["protocol"]] == "copies"
+        assert row["chunk_bytes"] <= 1 << 20
+        assert row["search"] == (row["least"] >= SEARCH_FROM_BYTES)
 
 
 @pytest.mark.parametrize("processors", [2, 64])
@@ -197,14 +205,16 @@ def reader(tmp_path_factory):
         '  std::printf("%d %zu %zu %zu\\n", bundle.nranks, bundle.connections.size(), bundle.programs.size(), '
         "bundle.choices.size());\n}\n"
     )
-    command = ["g++", "-std=c++17", f"-I{shim}", f"-I{DIRECTORY}", source, shim / "bundle.cpp", "-o", place / "read"]
-    subprocess.run(command, check=True)
+    rooms = [f"-I{one}" for one in (shim, shim.parent / "bootstrap", DIRECTORY)]
+    parts = [shim / f"{name}.cpp" for name in ("bundle", "sha256", "log")]
+    flags = ["-std=c++17", f"-DBLINK_ABI={abi()}u", *rooms]
+    subprocess.run(["g++", *flags, source, *parts, "-o", place / "read"], check=True)
     return place / "read"
 
 
 @pytest.mark.parametrize("protocol", ["", "simple", "ll", "ll128", "copies"])
 def test_libblink_reads_it(tmp_path, reader, protocol):
-    """The reader of libblink.so itself says whether the text is well-formed and consistent."""
+    """The reader of libblink.so itself says whether the file is whole and consistent."""
     made = bundle(tmp_path, protocol=protocol)
     path = BundleCache(tmp_path / "bundles").put("0" * 40, made)
     read = subprocess.run([reader, path], capture_output=True, text=True)
@@ -224,16 +234,21 @@ def test_what_was_put_is_found_and_only_if_it_is_whole(tmp_path):
     assert cache.find(digest) is None
     assert cache.put(digest, bundle(tmp_path)) == path
     assert cache.find(digest) == path
-    (path / bundles.TEXT).write_text("")
+    code, content = next(path.glob("*.cubin")), (path / bundles.FILE).read_bytes()
+    code.write_bytes(b"c0de")
+    assert cache.find(digest) is None
+    code.write_bytes(b"code")
+    assert cache.find(digest) == path
+    (path / bundles.FILE).write_bytes(content[:-1])
     assert cache.find(digest) is None
 
 
 def test_a_job_that_was_slower_finds_that_of_the_faster(tmp_path):
     cache = BundleCache(tmp_path / "bundles")
     first = cache.put("0" * 40, bundle(tmp_path))
-    before = (first / bundles.TEXT).stat().st_ino
+    before = (first / bundles.FILE).stat().st_ino
     assert cache.put("0" * 40, bundle(tmp_path)) == first
-    assert (first / bundles.TEXT).stat().st_ino == before
+    assert (first / bundles.FILE).stat().st_ino == before
 
 
 @pytest.fixture
@@ -250,7 +265,7 @@ def test_a_directory_of_others_is_not_used(tmp_path, temporary):
     directory.chmod(0o777)
     path = BundleCache(directory).put("0" * 40, bundle(tmp_path))
     assert path.parent == temporary
-    assert (path / bundles.TEXT).read_text().startswith("blink-bundle 2")
+    assert bundles.read((path / bundles.FILE).read_bytes())["header"][0]["nranks"] == 4
     assert BundleCache(directory).find("0" * 40) is None
 
 
@@ -258,7 +273,7 @@ def test_what_lacks_something_is_not_found_again(tmp_path, temporary):
     cache = BundleCache(tmp_path / "bundles")
     path = cache.put(None, bundle(tmp_path))
     assert path.parent == temporary
-    assert (path / bundles.TEXT).is_file()
+    assert (path / bundles.FILE).is_file()
     assert not (tmp_path / "bundles").exists()
 
 
