@@ -1,0 +1,373 @@
+"""How a message goes from one block to another, as threads of :mod:`support.weak_memory`.
+
+What is modelled, line by line, is ``execute<Wire>`` with ``await_end`` and ``sweep`` (native/device/blink/execute.h),
+``fold_as`` as far as it reads and writes messages (fold.h: every thread its units), what a wire's ``Units`` do
+(wires.h), and ``open_end`` and ``close`` (state.h). One connection, a writing and a reading block; thread 0 has the end
+(``i = 0``).
+
+``but`` names what a variant does otherwise: one step of the protocol left out or weakened. The tests say which of them
+the search must refute, and which are sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from support.weak_memory import Searched, Thread, search
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of an instance: threads per block, slots, and per message its units (1 to the threads)."""
+
+    threads: int = 2
+    slots: int = 2
+    messages: int = 3
+    units: tuple[int, ...] = ()
+
+    def used(self, position: int) -> int:
+        return self.units[position] if self.units else self.threads
+
+
+class Block:
+    """The threads of a block, with its state in shared memory: plain places whose names begin with the block's."""
+
+    def __init__(self, name: str, shape: Shape, but: str) -> None:
+        self.name, self.shape, self.but = name, shape, but
+        self.threads = [Thread(f"{name}{t}", name) for t in range(shape.threads)]
+        self.counting = self.threads[0]
+
+    def barrier(self, which: str) -> None:
+        if self.but not in (f"no {which}", f"no {which} of the {self.name}"):
+            for thread in self.threads:
+                thread.barrier()
+
+    def note_message(self, position: int) -> None:
+        """``state.message[i]``, by the thread that has the end; all read it in fold()."""
+        self.counting.store(f"{self.name}.message", position % self.shape.slots)
+
+    def message(self, thread: Thread) -> None:
+        thread.load("message", f"{self.name}.message")
+
+    def advance(self, position: int) -> None:
+        """``advance``, before the last barrier."""
+        self.counting.store(f"{self.name}.position", position + 1)
+
+    def tell(self, counter: str, order: str) -> None:
+        """The counter of an end, after the last barrier: one store of one thread."""
+        self.counting.load("told", f"{self.name}.position")
+        self.counting.store(counter, lambda r: r["told"], order)
+
+    def await_room(self, position: int, acquire: str = "acquire") -> None:
+        """``await_end`` of a send. Credit that was acquired once need not be asked for again (``seen_head``)."""
+        one, room = self.counting, self.shape.slots + (self.but == "a slot too many")
+        if position == 0:
+            one.let("seen_head", 0)
+        if self.but == "heads not asked":
+            return
+
+        def ask() -> None:
+            one.wait("head", lambda head, r: head + room >= position + 1, said=f"≥ {position + 1 - room}")
+            if acquire == "acquire":
+                one.load("seen_head", "head", acquire)
+
+        one.when(lambda r: r["seen_head"] + room < position + 1, ask)
+
+
+# ---- Simple
+
+
+def data_of(slot: int, unit: int) -> str:
+    return f"ring{slot}[{unit}]"
+
+
+def ring(shape: Shape) -> list[str]:
+    return [data_of(slot, unit) for slot in range(shape.slots) for unit in range(shape.threads)]
+
+
+def simple_send(block: Block, position: int) -> None:
+    """One execution that sends: Units<Simple>::write, and the tail."""
+    shape, but = block.shape, block.but
+    block.await_room(position, "relaxed" if but == "head not acquired" else "acquire")
+    block.note_message(position)
+    block.barrier("first barrier")
+    for unit, thread in enumerate(block.threads):
+        block.message(thread)
+        thread.store(lambda r, unit=unit: data_of(r["message"], unit), (position, unit), among=ring(shape))
+    block.advance(position)
+    if but == "tail before the barrier":
+        block.tell("tail", "release")
+    block.barrier("last barrier")
+    if but != "tail before the barrier":
+        block.tell("tail", "relaxed" if but == "tail relaxed" else "release")
+
+
+def simple_receive(block: Block, position: int) -> None:
+    """One execution that receives. Each thread reads a unit of another thread: the barriers are what orders that."""
+    shape, but = block.shape, block.but
+    block.counting.wait("tail", lambda tail, r: tail >= position + 1, said=f"≥ {position + 1}")
+    if but != "tail not acquired":
+        block.counting.load("seen_tail", "tail", "acquire")
+    block.note_message(position)
+    block.barrier("first barrier")
+    for t, thread in enumerate(block.threads):
+        unit = (t + 1) % shape.threads
+        block.message(thread)
+        thread.load("data", lambda r, unit=unit: data_of(r["message"], unit), among=ring(shape))
+        thread.check(
+            lambda r, unit=unit: r["data"] == (position, unit), f"message {position}, unit {unit} is another's"
+        )
+    block.advance(position)
+    block.barrier("last barrier")
+    block.tell("head", "relaxed" if but == "head relaxed" else "release")
+
+
+def simple(shape: Shape, but: str = "") -> Searched:
+    writer, reader = Block("writer", shape, but), Block("reader", shape, but)
+    for position in range(shape.messages):
+        simple_send(writer, position)
+        simple_receive(reader, position)
+    return search(writer.threads + reader.threads)
+
+
+def relay(shape: Shape, but: str = "") -> Searched:
+    """Three blocks: the middle one receives and sends in one execution, head by thread 0 and tail by thread 1."""
+    first, middle, last = Block("writer", shape, but), Block("middle", shape, but), Block("reader", shape, but)
+    for position in range(shape.messages):
+        simple_send(first, position)
+        simple_receive(last, position)
+    for thread in last.threads:
+        thread.ops = [_renamed(op, "2") for op in thread.ops]
+    slots = shape.slots
+    t0, t1 = middle.threads[0], middle.threads[-1]
+    for position in range(shape.messages):
+        t0.wait("tail", lambda tail, r, position=position: tail >= position + 1)
+        t0.load("seen", "tail", "acquire")
+        t0.store("middle.message", position % slots)
+        t1.wait("head2", lambda head, r, position=position: head + slots >= position + 1)
+        t1.load("seen", "head2", "acquire")
+        t1.store("middle.message2", position % slots)
+        middle.barrier("first barrier")
+        for t, thread in enumerate(middle.threads):
+            unit = (t + 1) % shape.threads
+            thread.load("from", "middle.message")
+            thread.load("to", "middle.message2")
+            thread.load("data", lambda r, unit=unit: data_of(r["from"], unit), among=ring(shape))
+            thread.store(
+                lambda r, unit=unit: data_of(r["to"], unit) + "2",
+                lambda r: r["data"],
+                among=[name + "2" for name in ring(shape)],
+            )
+        middle.barrier("last barrier")
+        t0.store("head", position + 1, "release")
+        t1.store("tail2", position + 1, "relaxed" if but == "tail relaxed in the middle" else "release")
+    return search(first.threads + middle.threads + last.threads)
+
+
+def _renamed(op: Any, suffix: str) -> Any:
+    shared = ("head", "tail", *op.among)
+    if op.among:
+        at = op.at
+        return replace(op, at=lambda r: at(r) + suffix, among=tuple(name + suffix for name in op.among))
+    return replace(op, at=op.at + suffix) if op.at in shared else op
+
+
+# ---- LL and LL128
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How messages with flags go about it."""
+
+    #: Of the store of a head by the reader, and of its load by the writer.
+    head: str = "release"
+    acquire: str = "acquire"
+    #: The wires of the messages in turn, on the same memory.
+    wires: tuple[str, ...] = ("LL",)
+    #: Whether LL128's receiver zeroes what it has read.
+    clears: bool = False
+    #: LL's flags come round after so many messages; its sender sweeps every half of that.
+    modulus: int = 1 << 31
+    sweeps: bool = True
+    #: Whether what was stored half a round of flags ago has arrived. PTX names no time after which a store is seen.
+    old_arrive: bool = True
+    #: Whether a line of LL128 is one store, and is one load.
+    store_together: bool = True
+    load_together: bool = True
+
+    def wire(self, position: int) -> str:
+        return self.wires[position % len(self.wires)]
+
+
+def word(slot: int, unit: int) -> str:
+    return f"line{slot}[{unit}]"
+
+
+def ll_flag(lines: Lines, position: int) -> tuple[str, int]:
+    """Units<LL>::flag: the position modulo 2^31, with the uppermost bit set."""
+    return ("LL", position % lines.modulus)
+
+
+def lines_send(block: Block, lines: Lines, position: int) -> None:
+    """Units<LL>::write and Units<LL128>::write (flag behind the data), and sweep()."""
+    shape, slot = block.shape, position % block.shape.slots
+    block.await_room(position, lines.acquire)
+    block.note_message(position)
+    block.barrier("first barrier")
+    for unit, thread in enumerate(block.threads):
+        block.message(thread)
+        if lines.wire(position) == "LL128":
+            _write_line(thread, lines, position, slot, unit)
+        elif unit < shape.used(position):
+            thread.store(word(slot, unit), (ll_flag(lines, position), (position, unit)), "relaxed")
+    every = lines.modulus // 2
+    if lines.sweeps and position >= every and position % every < shape.slots:
+        for unit in range(shape.used(position), shape.threads):
+            block.threads[(unit + 1) % shape.threads].store(word(slot, unit), ("swept", position), "relaxed")
+    block.advance(position)
+    block.barrier("last barrier")
+
+
+def _write_line(thread: Thread, lines: Lines, position: int, slot: int, unit: int) -> None:
+    """A line of two words, data and flag. LL128's data may be any bits: those of the next LL's flag, where it has one.
+
+    (Both wires on the same memory are modelled with one slot: the next message is the next one there.)
+    """
+    if unit != 0:
+        return
+    data = (ll_flag(lines, position + 1), "any bits")
+    if lines.store_together and not _mixed(lines):
+        thread.store(f"line{slot}", (position, position + 1), "relaxed")
+    else:
+        # Kept together where words are single places: the flag is the last store and the first load, as on a CPU.
+        thread.store(word(slot, 0), data if _mixed(lines) else position, "relaxed")
+        thread.store(word(slot, 1), position + 1, "release" if lines.store_together else "relaxed")
+
+
+def _mixed(lines: Lines) -> bool:
+    return "LL" in lines.wires
+
+
+def lines_receive(block: Block, lines: Lines, position: int) -> None:
+    """Units<Wire>::read until the flags are right, ``clear``, and the head."""
+    shape, slot = block.shape, position % block.shape.slots
+    flag, long_ago = ll_flag(lines, position), position - lines.modulus // 2
+    block.note_message(position)
+    block.barrier("first barrier")
+    for unit, thread in enumerate(block.threads):
+        block.message(thread)
+        if lines.wire(position) == "LL128":
+            _read_line(thread, lines, position, slot, unit)
+        elif unit < shape.used(position):
+            if lines.old_arrive and long_ago >= 0:
+                thread.arrived(word(slot, unit), lambda v: _position(v) <= long_ago)
+            thread.wait(word(slot, unit), lambda v, r: _flag(v) == flag, register="data", said=f"{flag}")
+            expected = (flag, (position, unit))
+            thread.check(
+                lambda r, expected=expected: r["data"] == expected, f"message {position}, unit {unit} is another's"
+            )
+    block.advance(position)
+    block.barrier("last barrier")
+    block.tell("head", lines.head)
+
+
+def _flag(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) else None
+
+
+def _position(value: Any) -> int:
+    """Of the message that a word was stored by."""
+    if not isinstance(value, tuple):
+        return -1
+    return int(value[1] if value[0] == "swept" else value[1][0])
+
+
+def _read_line(thread: Thread, lines: Lines, position: int, slot: int, unit: int) -> None:
+    flag = position + 1
+    if _mixed(lines) or not lines.store_together:
+        if unit == 0:
+            order = "acquire" if lines.store_together else "relaxed"
+            thread.wait(word(slot, 1), lambda v, r: v == flag, order, said=f"flag {flag}")
+            thread.load("data", word(slot, 0), "relaxed")
+            expected = (ll_flag(lines, position + 1), "any bits") if _mixed(lines) else position
+            thread.check(lambda r: r["data"] == expected, f"message {position} is another's")
+            if lines.clears:
+                thread.store(word(slot, 0), 0, "relaxed")
+                thread.store(word(slot, 1), 0, "relaxed")
+    elif lines.load_together:
+        if unit == 0:
+            thread.wait(f"line{slot}", lambda v, r: v != 0 and v[1] == flag, register="line", said=f"flag {flag}")
+            thread.check(lambda r: r["line"][0] == position, f"message {position} is another's")
+    elif unit == 0:
+        # Two lanes that load by themselves: data first, then a vote over the flag.
+        thread.load("line", f"line{slot}", "relaxed")
+        thread.barrier()
+        thread.check(lambda r: r["line"] != 0 and r["line"][0] == position, f"message {position} is another's")
+    else:
+        thread.wait(f"line{slot}", lambda v, r: v != 0 and v[1] == flag, said=f"flag {flag}")
+        thread.barrier()
+
+
+def flagged(shape: Shape, lines: Lines, but: str = "") -> Searched:
+    writer, reader = Block("writer", shape, but), Block("reader", shape, but)
+    for position in range(shape.messages):
+        lines_send(writer, lines, position)
+        lines_receive(reader, lines, position)
+    return search(writer.threads + reader.threads)
+
+
+# ---- launches
+
+
+def launches(wires: Sequence[str], lines: Lines, but: str = "", slots: int = 2) -> Searched:
+    """A launch per message, each with its wire, on one connection: ``open_end`` and ``close`` keep the position.
+
+    Launches of one rank follow each other in its stream, and the end of a kernel is a fence for all of its threads.
+    Another thread has the end in each launch, as may be where programs differ.
+    """
+    shape = Shape(2, slots, len(wires))
+    writer, reader = Block("writer", shape, but), Block("reader", shape, but)
+    for position, wire in enumerate(wires):
+        for block in (writer, reader):
+            block.counting = block.threads[position % 2]
+            if position > 0:
+                block.counting.load("opened", f"{block.name}.position_at")
+                block.counting.check(lambda r, position=position: r["opened"] == position, "another position than left")
+        # seen_head is 0 again.
+        writer.counting.let("seen_head", 0)
+        (simple_send if wire == "Simple" else _send_lines(lines))(writer, position)
+        (simple_receive if wire == "Simple" else _receive_lines(lines))(reader, position)
+        for block in (writer, reader):
+            block.barrier("barrier of close()")
+            closing = block.threads[position % 2]
+            closing.load("closed", f"{block.name}.position")
+            closing.store(f"{block.name}.position_at", lambda r: r["closed"])
+            for thread in block.threads:
+                if but != "no order between launches":
+                    thread.barrier()
+                if but != "no fence between launches":
+                    thread.fence()
+    return search(writer.threads + reader.threads)
+
+
+def gives_up(but: str = "") -> Searched:
+    """An execution that was not completed: ``step_back`` by the thread that has the end, then ``close`` by another."""
+    block = Block("reader", Shape(), but)
+    block.advance(0)
+    block.barrier("last barrier")
+    block.counting.store("reader.position", 0)
+    block.barrier("barrier of close()")
+    closing = block.threads[1]
+    closing.load("closed", "reader.position")
+    closing.check(lambda r: r["closed"] == 0, "the position of an execution that was not completed")
+    return search(block.threads)
+
+
+def _send_lines(lines: Lines) -> Any:
+    return lambda block, position: lines_send(block, lines, position)
+
+
+def _receive_lines(lines: Lines) -> Any:
+    return lambda block, position: lines_receive(block, lines, position)

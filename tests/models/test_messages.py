@@ -1,0 +1,164 @@
+"""Every execution of small instances of the message protocols is right, and every step of them is needed.
+
+What the search says of LL and LL128, whose messages have flags and no counters:
+
+- On memory of their own, where nobody but the sender writes, heads may be relaxed, stored and loaded. The store of a
+  head exists only after its reader has seen all flags of the message, and that of the next message in the slot only
+  after the writer has seen the head; a word with its flag is one store, so the old one was read whole. No order between
+  places is used. LL128 the same, as long as a line is one store *and* one load.
+- Where the receiver zeroes what it has read (LL and LL128 on the same memory), the head must be released and acquired:
+  else the next message may come before the zero in coherence order, and is lost for ever.
+- A head that LL stored relaxed may be what a later launch of Simple acquires. That is in order because the end of a
+  kernel is a fence. Within one launch a connection must not have both.
+- Flags that come round need the sweep, and that a store of half a round ago has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from message_models import Lines, Shape, flagged, gives_up, launches, relay, simple
+
+from support.weak_memory import Search, Searched
+
+TWO = Shape(threads=2, slots=2, messages=3)
+RELAXED = {"head": "relaxed", "acquire": "relaxed"}
+LL, LL128 = Lines(), Lines(wires=("LL128",))
+#: Both on the same memory, in turns.
+BOTH = ("LL128", "LL")
+SAME = Shape(threads=2, slots=1, messages=4)
+#: Long messages at both ends of a round of flags, short ones between them.
+ROUND = Shape(2, 1, 5, (2, 1, 1, 1, 2))
+ROUND_OF_TWO = Shape(2, 2, 11, (2, 2, 1, 1, 1, 1, 1, 1, 2, 2, 2))
+
+Model = Callable[[], Searched]
+SOUND: dict[str, Model] = {
+    "Simple": lambda: simple(TWO),
+    "Simple, three threads": lambda: simple(Shape(3, 2, 5)),
+    "Simple, one slot": lambda: simple(Shape(2, 1, 3)),
+    "Simple through a third block": lambda: relay(Shape(2, 2, 2)),
+    "LL": lambda: flagged(TWO, LL),
+    "LL, heads relaxed": lambda: flagged(Shape(2, 2, 4), Lines(**RELAXED)),
+    "LL, heads relaxed, three threads": lambda: flagged(Shape(3, 2, 4), Lines(**RELAXED)),
+    "LL128": lambda: flagged(TWO, LL128),
+    "LL128, heads relaxed": lambda: flagged(Shape(2, 2, 4), Lines(wires=("LL128",), **RELAXED)),
+    "LL and LL128 on the same memory": lambda: flagged(SAME, Lines(wires=BOTH, clears=True)),
+    "flags come round": lambda: flagged(ROUND, Lines(modulus=4)),
+    "flags come round, heads relaxed": lambda: flagged(ROUND, Lines(modulus=4, **RELAXED)),
+    "flags come round, two slots": lambda: flagged(ROUND_OF_TWO, Lines(modulus=8, **RELAXED)),
+    "launches": lambda: launches(("Simple", "LL", "Simple"), LL),
+    "launches, heads of LL relaxed": lambda: launches(("Simple", "LL", "Simple"), Lines(**RELAXED)),
+    "launches on the same memory": lambda: launches(BOTH, Lines(wires=BOTH, clears=True), slots=1),
+    "an execution is given up": gives_up,
+}
+SLOW: dict[str, Model] = {
+    "Simple, larger": lambda: simple(Shape(4, 3, 8)),
+    "Simple through a third block, larger": lambda: relay(Shape(2, 2, 5)),
+    "LL, larger": lambda: flagged(Shape(4, 3, 7), Lines(**RELAXED)),
+    "LL128, larger": lambda: flagged(Shape(3, 3, 9), Lines(wires=("LL128",), **RELAXED)),
+    "flags come round, larger": lambda: flagged(Shape(2, 2, 19, (2, 2, *(1, 1, 1, 1, 1, 1, 2) * 3)), Lines(modulus=8)),
+    "launches, more": lambda: launches(("Simple", "LL", "Simple", "LL", "LL", "Simple"), Lines(**RELAXED)),
+}
+
+OTHERS, LOST, RACE = "is another's", "nobody can go on", "race: "
+#: What is left out or weakened → the model, and what the search must find.
+REFUTED: dict[str, tuple[Model, str]] = {
+    **{
+        f"Simple, {but}": ((lambda but=but: simple(TWO, but)), RACE)
+        for but in (
+            "tail relaxed",
+            "tail before the barrier",
+            "tail not acquired",
+            "head relaxed",
+            "head not acquired",
+            "heads not asked",
+            "a slot too many",
+            *(
+                f"no {which} of the {end}"
+                for which in ("first barrier", "last barrier")
+                for end in ("writer", "reader")
+            ),
+        )
+    },
+    **{
+        f"through a third block, {but}": ((lambda but=but: relay(TWO, but)), RACE)
+        for but in ("tail relaxed in the middle", "no first barrier of the middle", "no last barrier of the middle")
+    },
+    "LL, a slot too many": (lambda: flagged(TWO, LL, "a slot too many"), LOST),
+    "LL, heads not asked": (lambda: flagged(TWO, LL, "heads not asked"), LOST),
+    **{
+        f"LL, no {which} of the {end}": (
+            (lambda which=which, end=end: flagged(TWO, Lines(**RELAXED), f"no {which} of the {end}")),
+            RACE,
+        )
+        for which in ("first barrier", "last barrier")
+        for end in ("writer", "reader")
+    },
+    "LL128, a line is several stores": (lambda: flagged(TWO, Lines(wires=("LL128",), store_together=False)), OTHERS),
+    "LL128, a line is several loads": (lambda: flagged(TWO, Lines(wires=("LL128",), load_together=False)), OTHERS),
+    "on the same memory, not zeroed": (lambda: flagged(SAME, Lines(wires=BOTH)), OTHERS),
+    "on the same memory, heads relaxed": (lambda: flagged(SAME, Lines(wires=BOTH, clears=True, head="relaxed")), LOST),
+    "on the same memory, heads not acquired": (
+        lambda: flagged(SAME, Lines(wires=BOTH, clears=True, acquire="relaxed")),
+        LOST,
+    ),
+    "launches on the same memory, heads relaxed": (
+        lambda: launches(BOTH, Lines(wires=BOTH, clears=True, head="relaxed"), slots=1),
+        LOST,
+    ),
+    "flags come round, not swept": (lambda: flagged(ROUND, Lines(modulus=4, sweeps=False)), OTHERS),
+    "flags come round in two slots, not swept": (lambda: flagged(ROUND_OF_TWO, Lines(modulus=8, sweeps=False)), OTHERS),
+    "flags come round, old stores under way": (lambda: flagged(ROUND, Lines(modulus=4, old_arrive=False)), OTHERS),
+    "launches, heads of LL relaxed, no fence between": (
+        lambda: launches(("Simple", "LL", "Simple"), Lines(head="relaxed"), "no fence between launches"),
+        RACE,
+    ),
+    "launches in no order": (lambda: launches(("Simple", "LL"), LL, "no order between launches"), RACE),
+    "an execution is given up, no barrier in close()": (lambda: gives_up("no barrier of close()"), RACE),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_every_execution_is_right(name: str) -> None:
+    found = SOUND[name]()
+    assert found.finding is None, str(found.finding)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", SLOW)
+def test_every_execution_of_a_larger_instance_is_right(name: str) -> None:
+    found = SLOW[name]()
+    assert found.finding is None, str(found.finding)
+
+
+@pytest.mark.parametrize("name", REFUTED)
+def test_no_step_can_be_left_out(name: str) -> None:
+    model, expected = REFUTED[name]
+    finding = model().finding
+    assert finding is not None
+    assert expected in finding.what, str(finding)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SOUND, *REFUTED])
+def test_what_is_not_interleaved_hides_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with all interleavings."""
+    model = SOUND[name] if name in SOUND else REFUTED[name][0]
+    fewer = model()
+    monkeypatch.setattr(Search, "_alone", lambda *_: False)
+    every = model()
+    assert (every.finding is None) == (fewer.finding is None), str(every.finding)
+    assert every.finding is not None or every.states >= fewer.states
+
+
+def test_a_finding_is_told_as_an_execution() -> None:
+    finding = flagged(SAME, Lines(wires=BOTH, clears=True, head="relaxed")).finding
+    assert finding is not None
+    lines = str(finding).splitlines()
+    told = [
+        lines.index(line) for line in ("  reader0: relaxed store line0[0] := 0", "  reader0: relaxed store head := 1")
+    ]
+    wiped = "  writer0: relaxed store line0[0] := (('LL', 1), (1, 0)), before 0 in coherence order"
+    assert [*told, lines.index(wiped)] == sorted([*told, lines.index(wiped)])

@@ -1,0 +1,682 @@
+"""Every execution of a few short threads under a weak memory, searched state by state.
+
+The memory is one of views: each place that is read or written atomically keeps the history of its writes in coherence
+order, each thread a view (how far it has seen each history). A relaxed load may read any write that its view does not
+forbid, a relaxed store may come anywhere behind the view; a release store hands on the storing thread's view, an
+acquire load takes it over, a barrier joins those of a block's threads. That allows what PTX's memory model allows of
+strong accesses at one scope (stores and loads of different places overtake each other, threads disagree about the order
+of writes), but for one thing: a load that is overtaken by a store after it. Where that matters the load is written as
+:meth:`Thread.load_later`: it reads at any time until :meth:`Thread.use`, also behind a barrier, but not behind a
+release that it comes before. Stores that a thread's condition depends on are never early: PTX has no values out of thin
+air.
+
+Plain accesses have no history: each must know of the last write, and a write of all reads since, else it is a race, and
+a race is a finding. So are a check that fails and threads that wait for ever.
+
+Threads are straight lines of operations (a loop is unrolled, a wait is one operation), so every execution is finite.
+States are visited once; operations that no other thread can notice are not interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+Registers = dict[str, Any]
+#: A constant, or a function of the thread's registers.
+Value = Any
+_WRITING = ("store", "cas")
+_RELEASING, _ACQUIRING = ("release", "acq_rel", "sc"), ("acquire", "acq_rel", "sc")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation; ``at`` names a place, or computes the name of one of ``among``."""
+
+    kind: str
+    at: Any = None
+    order: str = ""
+    register: str = ""
+    value: Value = None
+    test: Any = None
+    text: str = ""
+    among: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Thread:
+    """A thread of a block (blocks of one name meet in barriers), written operation by operation."""
+
+    name: str
+    block: str = ""
+    ops: list[Op] = field(default_factory=list)
+
+    def store(self, at: Any, value: Value, order: str = "plain", among: Sequence[str] = ()) -> None:
+        self.ops.append(Op("store", at, order, value=value, among=tuple(among)))
+
+    def load(self, register: str, at: Any, order: str = "plain", among: Sequence[str] = ()) -> None:
+        self.ops.append(Op("load", at, order, register, among=tuple(among)))
+
+    def load_later(self, register: str, at: str) -> None:
+        """A relaxed load that stores may overtake; :meth:`use` is where its value is needed."""
+        self.ops.append(Op("later", at, "relaxed", register))
+
+    def use(self, register: str) -> None:
+        self.ops.append(Op("use", register=register))
+
+    def wait(
+        self, at: str, test: Callable[..., bool], order: str = "relaxed", register: str = "", said: str = ""
+    ) -> None:
+        """Loads until ``test(value, registers)``."""
+        self.ops.append(Op("wait", at, order, register, test=test, text=said))
+
+    def arrived(self, at: str, test: Callable[[Any], bool]) -> None:
+        """What was stored there long ago (``test(value)``) has arrived: nothing older is read any more."""
+        self.ops.append(Op("arrived", at, "relaxed", test=test))
+
+    def cas(self, register: str, at: str, expected: Value, value: Value, order: str = "relaxed") -> None:
+        """``register``: what was there; ``value`` is there now if that was ``expected``."""
+        self.ops.append(Op("cas", at, order, register, value=value, test=expected))
+
+    def fence(self, order: str = "acq_rel") -> None:
+        self.ops.append(Op("fence", order=order))
+
+    def barrier(self) -> None:
+        """All threads of the block."""
+        self.ops.append(Op("barrier"))
+
+    def let(self, register: str, value: Value) -> None:
+        self.ops.append(Op("let", register=register, value=value))
+
+    def check(self, test: Callable[[Registers], bool], what: str) -> None:
+        self.ops.append(Op("check", test=test, text=what))
+
+    def when(self, test: Callable[[Registers], bool], then: Callable[[], None]) -> None:
+        """What ``then`` writes down is done if ``test(registers)``."""
+        at = len(self.ops)
+        self.ops.append(Op("skip"))
+        then()
+        self.ops[at] = Op("skip", test=test, value=len(self.ops))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What can go wrong, and how: the operations of one execution in their order."""
+
+    what: str
+    trace: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.what, *(f"  {line}" for line in self.trace)])
+
+
+@dataclass(frozen=True)
+class Searched:
+    """All executions were seen, or one with a finding."""
+
+    states: int
+    finding: Finding | None
+    #: The registers of all threads at the end of the executions, where they were asked for.
+    ends: frozenset[Any] = frozenset()
+
+
+# A view: how far in each history, and a set of bits, of known writes and reads of plain places.
+View = tuple[tuple[int, ...], int]
+#: A write in a history: its value, the view that it hands on, whether it is a successful compare-and-swap.
+Message = tuple[Any, View, bool]
+
+
+def _join(a: View, b: View) -> View:
+    if a == b:
+        return a
+    return tuple(map(max, a[0], b[0])), a[1] | b[1]
+
+
+class _T(NamedTuple):
+    """A thread's state."""
+
+    pc: int
+    registers: tuple[Any, ...]
+    view: View
+    released: View  # by its last fence
+    seen: View  # by relaxed loads, for its next fence
+    #: Per place ("release": what its last release store there handed on; "acquire": what relaxed loads there read).
+    kept: tuple[tuple[str, int, View], ...] = ()
+    #: Loads under way: register, place, the oldest write that they may read, whether a barrier lies behind them.
+    later: tuple[tuple[int, int, int, bool], ...] = ()
+
+
+class _State(NamedTuple):
+    threads: tuple[_T, ...]
+    histories: tuple[tuple[Message, ...], ...]
+    plain: tuple[Any, ...]
+    read: int  # bits of the reads since the last write
+    fence: View  # of the fences of order sc
+
+
+class WrongError(Exception):
+    """A finding, in words."""
+
+
+class Search:
+    """All executions of ``threads``.
+
+    ``start``: what places hold at first (0). ``at_end``: what is wrong with the registers of all threads when all have
+    ended, or None; ``collect``: what of them to return. ``reduce`` False: all interleavings, also equal ones.
+    """
+
+    def __init__(
+        self,
+        threads: Sequence[Thread],
+        start: Mapping[str, Any] | None = None,
+        at_end: Callable[[list[Registers]], str | None] | None = None,
+        collect: Callable[[list[Registers]], Any] | None = None,
+        most_states: int = 3_000_000,
+        reduce: bool = True,
+    ) -> None:
+        self._threads, self._at_end, self._collect, self._most = list(threads), at_end, collect, most_states
+        self._reduce = reduce
+        self._ops = [tuple(thread.ops) for thread in threads]
+        self._blocks = [
+            tuple(i for i, other in enumerate(threads) if other.block == thread.block and thread.block) or (index,)
+            for index, thread in enumerate(threads)
+        ]
+        self._names = [
+            {name: i for i, name in enumerate(dict.fromkeys(op.register for op in ops if op.register))}
+            for ops in self._ops
+        ]
+        orders: dict[str, set[bool]] = {}
+        for op in (op for ops in self._ops for op in ops if op.at is not None):
+            for place in op.among or (op.at,):
+                orders.setdefault(place, set()).add(op.order == "plain")
+        mixed = [place for place, found in orders.items() if len(found) > 1]
+        assert not mixed, f"plain and atomic accesses of {mixed}"
+        self._atomic = {place: i for i, place in enumerate(place for place in orders if orders[place] == {False})}
+        self._plain = {place: i for i, place in enumerate(place for place in orders if orders[place] == {True})}
+        self._places = list(self._atomic)
+        self._start = dict(start or {})
+        unknown = set(self._start) - set(orders)
+        assert not unknown, f"nobody uses {unknown}"
+        self._bits = len(threads) + 1
+        self._footprints = [self._footprint(ops) for ops in self._ops]
+        #: Per thread and operation, whether a fence is still to come.
+        self._fences = [[any(op.kind == "fence" for op in ops[pc:]) for pc in range(len(ops) + 1)] for ops in self._ops]
+
+    # ---- the search
+
+    def run(self) -> Searched:
+        seen: set[_State] = set()
+        ends: set[Any] = set()
+        said: list[str] = []
+        stack: list[tuple[Iterator[tuple[_State, str]], list[str]]] = [(iter([(self._first(), "")]), [])]
+        try:
+            while stack:
+                step = next(stack[-1][0], None)
+                if step is None:
+                    stack.pop()
+                    continue
+                said = [step[1]]
+                state = self._settled(step[0], said)
+                if state in seen:
+                    continue
+                seen.add(state)
+                if len(seen) > self._most:
+                    raise RuntimeError(f"more than {self._most} states")
+                if all(one.pc == len(ops) for one, ops in zip(state.threads, self._ops, strict=True)):
+                    ends.add(self._ended(state))
+                    continue
+                moves = self._moves(state)
+                first = next(moves, None)
+                if first is None:
+                    raise WrongError(f"nobody can go on: {self._waiting(state)}")
+                stack.append((chain([first], moves), said))
+        except WrongError as wrong:
+            lines = [line for _, some in stack for line in some] + said
+            return Searched(len(seen), Finding(str(wrong), tuple(filter(None, lines))))
+        return Searched(len(seen), None, frozenset(ends - {None}))
+
+    def _first(self) -> _State:
+        nothing: View = ((0,) * len(self._places), 0)
+        everything = (nothing[0], (1 << (len(self._plain) * self._bits)) - 1)
+        return _State(
+            tuple(_T(0, (None,) * len(names), everything, nothing, nothing) for names in self._names),
+            tuple(((self._start.get(place, 0), nothing, False),) for place in self._places),
+            tuple(self._start.get(place, 0) for place in self._plain),
+            0,
+            nothing,
+        )
+
+    def _ended(self, state: _State) -> Any:
+        registers = [self._registers(state, t) for t in range(len(self._threads))]
+        wrong = self._at_end(registers) if self._at_end else None
+        if wrong is not None:
+            raise WrongError(wrong)
+        return self._collect(registers) if self._collect else None
+
+    def _waiting(self, state: _State) -> str:
+        return "; ".join(
+            f"{thread.name} at {self._text(t, self._ops[t][state.threads[t].pc])}"
+            for t, thread in enumerate(self._threads)
+            if state.threads[t].pc < len(self._ops[t])
+        )
+
+    # ---- what no other thread can notice, done at once
+
+    def _settled(self, state: _State, lines: list[str]) -> _State:
+        moved = True
+        while moved:
+            moved = False
+            for t, ops in enumerate(self._ops):
+                while state.threads[t].pc < len(ops):
+                    op = ops[state.threads[t].pc]
+                    if op.kind == "barrier":
+                        if not self._all_there(state, t):
+                            break
+                        state = self._met(state, t)
+                        lines.append(f"{self._threads[t].block}: barrier")
+                    elif op.kind in ("let", "skip", "check") or op.order == "plain":
+                        state = self._local(state, t, op, lines)
+                    elif op.kind == "use" and not self._under_way(state, t, op):
+                        state = self._with(state, t, state.threads[t]._replace(pc=state.threads[t].pc + 1))
+                    else:
+                        break
+                    moved = True
+        return self._trimmed(state)
+
+    def _under_way(self, state: _State, t: int, op: Op) -> bool:
+        return any(one[0] == self._names[t][op.register] for one in state.threads[t].later)
+
+    def _all_there(self, state: _State, t: int) -> bool:
+        return all(
+            state.threads[i].pc < len(self._ops[i]) and self._ops[i][state.threads[i].pc].kind == "barrier"
+            for i in self._blocks[t]
+        )
+
+    def _met(self, state: _State, t: int) -> _State:
+        joined = state.threads[t].view
+        for i in self._blocks[t]:
+            joined = _join(joined, state.threads[i].view)
+        threads = list(state.threads)
+        for i in self._blocks[t]:
+            one = threads[i]
+            later = tuple((register, place, oldest, True) for register, place, oldest, _ in one.later)
+            threads[i] = one._replace(pc=one.pc + 1, view=joined, later=later)
+        return _State(tuple(threads), state.histories, state.plain, state.read, state.fence)
+
+    def _local(self, state: _State, t: int, op: Op, lines: list[str]) -> _State:
+        me = state.threads[t]
+        registers = self._registers(state, t)
+        pc = me.pc + 1
+        if op.kind == "check":
+            if not op.test(registers):
+                raise WrongError(f"{self._threads[t].name}: {op.text}: {registers}")
+            return self._with(state, t, me._replace(pc=pc))
+        if op.kind == "skip":
+            return self._with(state, t, me._replace(pc=pc if op.test(registers) else op.value))
+        if op.kind == "let":
+            return self._with(
+                state, t, me._replace(pc=pc, registers=self._set(t, me, op.register, _of(op.value, registers)))
+            )
+        return self._plain_access(state, t, op, registers, lines)
+
+    def _plain_access(self, state: _State, t: int, op: Op, registers: Registers, lines: list[str]) -> _State:
+        place = self._place(op, registers)
+        me, j = state.threads[t], self._plain[place]
+        wrote = 1 << (j * self._bits)
+        reads = ((1 << self._bits) - 2) << (j * self._bits)
+        mine = wrote << (t + 1)
+        name = self._threads[t].name
+        if op.kind == "load":
+            if not me.view[1] & wrote:
+                lines.append(f"{name}: loads {place}")
+                raise WrongError(f"race: {name} loads {place}, whose last store it need not see")
+            value = state.plain[j]
+            lines.append(f"{name}: loads {place}: {value}")
+            state = self._forget(state, mine)
+            view = (me.view[0], me.view[1] | mine)
+            me = state.threads[t]._replace(pc=me.pc + 1, view=view, registers=self._set(t, me, op.register, value))
+            threads = (*state.threads[:t], me, *state.threads[t + 1 :])
+            return _State(threads, state.histories, state.plain, state.read | mine, state.fence)
+        value = _of(op.value, registers)
+        lines.append(f"{name}: stores {place} := {value}")
+        if not me.view[1] & wrote:
+            raise WrongError(f"race: {name} stores {place}, whose last store it need not see")
+        if state.read & reads & ~mine & ~me.view[1]:
+            who = [
+                o.name for i, o in enumerate(self._threads) if state.read & ~me.view[1] & (wrote << (i + 1)) and i != t
+            ]
+            raise WrongError(f"race: {name} stores {place}, which {', '.join(who)} may not have loaded yet")
+        state = self._forget(state, wrote | reads)
+        view = (me.view[0], (me.view[1] | wrote) & ~reads)
+        threads = (*state.threads[:t], state.threads[t]._replace(pc=me.pc + 1, view=view), *state.threads[t + 1 :])
+        plain = (*state.plain[:j], value, *state.plain[j + 1 :])
+        return _State(threads, state.histories, plain, state.read & ~reads, state.fence)
+
+    def _forget(self, state: _State, bits: int) -> _State:
+        """Nobody knows of these reads and writes, as there are newer ones."""
+        keep = ~bits
+
+        def less(view: View) -> View:
+            return (view[0], view[1] & keep) if view[1] & bits else view
+
+        threads = tuple(
+            one._replace(
+                view=less(one.view),
+                released=less(one.released),
+                seen=less(one.seen),
+                kept=tuple((kind, place, less(view)) for kind, place, view in one.kept),
+            )
+            for one in state.threads
+        )
+        histories = tuple(
+            tuple((value, less(view), swapped) for value, view, swapped in history) for history in state.histories
+        )
+        return _State(threads, histories, state.plain, state.read, less(state.fence))
+
+    # ---- what others can notice
+
+    def _moves(self, state: _State) -> Iterator[tuple[_State, str]]:
+        """The states after one operation of one thread: of one alone where no other can come between."""
+        for t, one in enumerate(state.threads):
+            if one.pc < len(self._ops[t]) and not one.later and self._alone(state, t):
+                moves = self._moves_of(state, t)
+                first = next(moves, None)
+                if first is not None:
+                    yield first
+                    yield from moves
+                    return
+        for t in range(len(state.threads)):
+            yield from self._moves_of(state, t)
+
+    def _alone(self, state: _State, t: int) -> bool:
+        """Whether no other thread will ever do what is not independent of the thread's next operation."""
+        op = self._ops[t][state.threads[t].pc]
+        if not self._reduce or op.kind not in ("load", "wait", "store", "cas"):
+            return False
+        mine = sum(1 << self._atomic[place] for place in op.among or (op.at,))
+        for i, other in enumerate(state.threads):
+            if i == t:
+                continue
+            reads, writes = self._footprints[i][other.pc]
+            for _, place, _, _ in other.later:
+                reads |= 1 << place
+            if writes & mine or (op.kind in _WRITING and reads & mine):
+                return False
+        return True
+
+    def _footprint(self, ops: Sequence[Op]) -> list[tuple[int, int]]:
+        """Per operation the atomic places that it and all after it read, and write."""
+        found = [(0, 0)]
+        for op in reversed(ops):
+            reads, writes = found[-1]
+            if op.at is not None and op.order != "plain":
+                places = sum(1 << self._atomic[place] for place in op.among or (op.at,))
+                reads |= places if op.kind != "store" else 0
+                writes |= places if op.kind in _WRITING else 0
+            found.append((reads, writes))
+        return found[::-1]
+
+    def _moves_of(self, state: _State, t: int) -> Iterator[tuple[_State, str]]:
+        one, name = state.threads[t], self._threads[t].name
+        for index, (register, place, oldest, _) in enumerate(one.later):
+            for at in range(oldest, len(state.histories[place])):
+                value, view, _ = state.histories[place][at]
+                left = one.later[:index] + one.later[index + 1 :]
+                values = (*one.registers[:register], value, *one.registers[register + 1 :])
+                after = one._replace(
+                    later=left,
+                    registers=values,
+                    seen=_join(one.seen, view) if self._fences[t][one.pc] else one.seen,
+                    view=_at(one.view, place, at),
+                )
+                yield (
+                    self._with(state, t, after),
+                    f"{name}: its load of {self._places[place]} reads {value}{_age(state.histories[place], at)}",
+                )
+        if one.pc == len(self._ops[t]):
+            return
+        op = self._ops[t][one.pc]
+        if op.kind in ("barrier", "use"):
+            return
+        if op.kind == "fence":
+            if not self._held_up(state, t):
+                yield self._fenced(state, t, op), f"{name}: fence {op.order}"
+            return
+        registers = self._registers(state, t)
+        place = self._atomic[self._place(op, registers)]
+        if op.kind == "arrived":
+            old = [i for i, (value, _, _) in enumerate(state.histories[place]) if op.test(value)]
+            view = _at(one.view, place, old[-1]) if old else one.view
+            yield (
+                self._with(state, t, one._replace(pc=one.pc + 1, view=view)),
+                f"{name}: old stores of {op.at} are seen",
+            )
+        elif op.kind == "later":
+            later = (*one.later, (self._names[t][op.register], place, one.view[0][place], False))
+            yield self._with(state, t, one._replace(pc=one.pc + 1, later=later)), f"{name}: begins to load {op.at}"
+        elif op.kind == "store":
+            if op.order not in _RELEASING or not self._held_up(state, t):
+                yield from self._stores(state, t, op, place, _of(op.value, registers))
+        else:
+            yield from self._loads(state, t, op, place, registers)
+
+    def _held_up(self, state: _State, t: int) -> bool:
+        """Whether a load under way comes before what the thread is about to release."""
+        return bool(state.threads[t].later) or any(late[3] for i in self._blocks[t] for late in state.threads[i].later)
+
+    def _fenced(self, state: _State, t: int, op: Op) -> _State:
+        one = state.threads[t]
+        view = _join(one.view, one.seen)
+        fence = state.fence
+        if op.order == "sc":
+            view = fence = _join(view, fence)
+        threads = (*state.threads[:t], one._replace(pc=one.pc + 1, view=view, released=view), *state.threads[t + 1 :])
+        return _State(threads, state.histories, state.plain, state.read, fence)
+
+    def _stores(self, state: _State, t: int, op: Op, place: int, value: Any) -> Iterator[tuple[_State, str]]:
+        history = state.histories[place]
+        oldest = len(history) if op.order == "sc" else state.threads[t].view[0][place] + 1
+        for at in range(oldest, len(history) + 1):
+            if at < len(history) and history[at][2]:
+                continue
+            where = "" if at == len(history) else f", before {history[at][0]} in coherence order"
+            yield (
+                self._written(state, t, op, place, value, at),
+                f"{self._threads[t].name}: {op.order} store {self._places[place]} := {value}{where}",
+            )
+
+    def _written(
+        self, state: _State, t: int, op: Op, place: int, value: Any, at: int, read: View | None = None
+    ) -> _State:
+        """With a write at position ``at``; ``read``: what the write that it swaps with hands on."""
+        if at < len(state.histories[place]):
+            state = self._shifted(state, place, at)
+        one = state.threads[t]
+        view = _at(one.view, place, at)
+        kept = one.kept
+        if op.order in _RELEASING:
+            handed = view
+            kept = (*(row for row in kept if row[:2] != ("release", place)), ("release", place, view))
+        else:
+            handed = _at(one.released, place, at)
+            for kind, where, before in kept:
+                if (kind, where) == ("release", place):
+                    handed = _join(handed, before)
+        if read is not None:
+            handed = _join(handed, read)
+        histories = list(state.histories)
+        history = histories[place]
+        histories[place] = (*history[:at], (value, handed, read is not None), *history[at:])
+        registers = self._set(t, one, op.register, None) if op.register and read is None else one.registers
+        after = one._replace(pc=one.pc + 1, view=view, kept=self._needed(t, one.pc + 1, kept), registers=registers)
+        threads = (*state.threads[:t], after, *state.threads[t + 1 :])
+        return _State(threads, tuple(histories), state.plain, state.read, state.fence)
+
+    def _needed(self, t: int, pc: int, kept: tuple[tuple[str, int, View], ...]) -> tuple[tuple[str, int, View], ...]:
+        """Without what no later operation of the thread asks for."""
+        left = []
+        for row in kept:
+            kind, place, _ = row
+            name = self._places[place]
+            for op in self._ops[t][pc:]:
+                if name not in (op.among or (op.at,)):
+                    continue
+                if kind == "release" and op.kind in _WRITING and op.order not in _RELEASING:
+                    left.append(row)
+                    break
+                if kind == "acquire" and op.kind != "store" and op.order in _ACQUIRING:
+                    left.append(row)
+                    break
+        return tuple(sorted(left))
+
+    def _loads(self, state: _State, t: int, op: Op, place: int, registers: Registers) -> Iterator[tuple[_State, str]]:
+        one, history, name = state.threads[t], state.histories[place], self._threads[t].name
+        oldest = len(history) - 1 if op.order == "sc" else one.view[0][place]
+        good = None
+        for at in range(oldest, len(history)):
+            value, handed, _ = history[at]
+            text = f"{name}: {op.order} load {self._places[place]}: {value}{_age(history, at)}"
+            if op.kind == "wait" and not op.test(value, registers):
+                # Looks that change nothing are left out; one may make it miss what it waits for.
+                if good is not None:
+                    yield self._with(state, t, one._replace(view=_at(one.view, place, at))), f"{text}, goes on waiting"
+                continue
+            good = at
+            if op.kind == "cas" and value == _of(op.test, registers):
+                if at + 1 < len(history) and history[at + 1][2]:
+                    continue
+                if op.order in _RELEASING and self._held_up(state, t):
+                    continue
+                read = self._with(state, t, self._took(t, one, op, place, at, value, handed, one.pc))
+                new = _of(op.value, registers)
+                yield self._written(read, t, op, place, new, at + 1, handed), f"{text}, swapped with {new}"
+                continue
+            yield self._with(state, t, self._took(t, one, op, place, at, value, handed, one.pc + 1)), text
+
+    def _took(self, t: int, one: _T, op: Op, place: int, at: int, value: Any, handed: View, pc: int) -> _T:
+        """The thread after it has read."""
+        view, seen, kept = _at(one.view, place, at), one.seen, one.kept
+        if op.order in _ACQUIRING:
+            view = _join(view, handed)
+            for kind, where, before in kept:
+                if (kind, where) == ("acquire", place):
+                    view = _join(view, before)
+            kept = tuple(row for row in kept if row[:2] != ("acquire", place))
+        elif _join(view, handed) != view:
+            seen = _join(seen, handed) if self._fences[t][pc] else seen
+            before = [row[2] for row in kept if row[:2] == ("acquire", place)]
+            kept = tuple(row for row in kept if row[:2] != ("acquire", place))
+            kept = (*kept, ("acquire", place, _join(handed, *before) if before else handed))
+        registers = self._set(t, one, op.register, value) if op.register else one.registers
+        return one._replace(pc=pc, view=view, seen=seen, kept=self._needed(t, pc, kept), registers=registers)
+
+    # ---- views
+
+    def _shifted(self, state: _State, place: int, at: int) -> _State:
+        """Positions of a history from ``at`` on are one higher."""
+        return self._renumbered(state, lambda view: _moved(view, place, at), lambda p, i: i + (p == place and i >= at))
+
+    def _trimmed(self, state: _State) -> _State:
+        """Without writes that nobody can read any more, and views of threads that have ended."""
+        nothing: View = ((0,) * len(self._places), 0)
+        threads = tuple(
+            one
+            if one.pc < len(self._ops[t]) or one.later
+            else one._replace(view=nothing, released=nothing, seen=nothing, kept=())
+            for t, one in enumerate(state.threads)
+        )
+        state = _State(threads, state.histories, state.plain, state.read, state.fence)
+        gone = []
+        for place, history in enumerate(state.histories):
+            least = len(history) - 1
+            if least == 0:
+                continue
+            for t, one in enumerate(threads):
+                reads, writes = self._footprints[t][one.pc]
+                if (reads | writes) >> place & 1:
+                    least = min(least, one.view[0][place])
+                for _, where, oldest, _ in one.later:
+                    if where == place:
+                        least = min(least, oldest)
+            if least:
+                gone.append((place, least))
+        if not gone:
+            return state
+        less = dict(gone)
+
+        def lower(view: View) -> View:
+            seen = list(view[0])
+            for place, least in gone:
+                seen[place] = max(0, seen[place] - least)
+            return tuple(seen), view[1]
+
+        state = self._renumbered(state, lower, lambda place, i: max(0, i - less.get(place, 0)))
+        histories = tuple(history[less.get(place, 0) :] for place, history in enumerate(state.histories))
+        return _State(state.threads, histories, state.plain, state.read, state.fence)
+
+    @staticmethod
+    def _renumbered(state: _State, change: Callable[[View], View], position: Callable[[int, int], int]) -> _State:
+        threads = tuple(
+            one._replace(
+                view=change(one.view),
+                released=change(one.released),
+                seen=change(one.seen),
+                kept=one.kept and tuple((kind, place, change(view)) for kind, place, view in one.kept),
+                later=one.later
+                and tuple((register, place, position(place, i), met) for register, place, i, met in one.later),
+            )
+            for one in state.threads
+        )
+        histories = tuple(tuple((value, change(view), swap) for value, view, swap in one) for one in state.histories)
+        return _State(threads, histories, state.plain, state.read, change(state.fence))
+
+    # ---- registers and words
+
+    def _registers(self, state: _State, t: int) -> Registers:
+        return dict(zip(self._names[t], state.threads[t].registers, strict=True))
+
+    def _set(self, t: int, one: _T, register: str, value: Any) -> tuple[Any, ...]:
+        index = self._names[t][register]
+        return (*one.registers[:index], value, *one.registers[index + 1 :])
+
+    @staticmethod
+    def _with(state: _State, t: int, one: _T) -> _State:
+        threads = (*state.threads[:t], one, *state.threads[t + 1 :])
+        return _State(threads, state.histories, state.plain, state.read, state.fence)
+
+    @staticmethod
+    def _place(op: Op, registers: Registers) -> str:
+        place = _of(op.at, registers)
+        assert not op.among or place in op.among, place
+        return str(place)
+
+    @staticmethod
+    def _text(t: int, op: Op) -> str:
+        return " ".join(filter(None, [op.kind, op.order, str(op.at or ""), op.text or op.register]))
+
+
+def search(threads: Sequence[Thread], **options: Any) -> Searched:
+    """As :class:`Search` says."""
+    return Search(threads, **options).run()
+
+
+def _of(value: Value, registers: Registers) -> Any:
+    return value(registers) if callable(value) else value
+
+
+def _at(view: View, place: int, at: int) -> View:
+    """The view, but not less than position ``at`` of a place."""
+    seen = view[0]
+    return view if seen[place] >= at else ((*seen[:place], at, *seen[place + 1 :]), view[1])
+
+
+def _moved(view: View, place: int, at: int) -> View:
+    seen = view[0]
+    return view if seen[place] < at else ((*seen[:place], seen[place] + 1, *seen[place + 1 :]), view[1])
+
+
+def _age(history: Sequence[Message], at: int) -> str:
+    newer = len(history) - 1 - at
+    return f" ({newer} older than the newest)" if newer else ""
