@@ -4,16 +4,16 @@ if(NOT BLINK_TESTS)
   file(GLOB mpi_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
   list(FILTER mpi_sources EXCLUDE REGEX "preload(4|_fortran)")
   add_library(mpi_objects OBJECT ${mpi_sources})
-  target_include_directories(mpi_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../shim
+  target_include_directories(mpi_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../preload
     ${CMAKE_CURRENT_LIST_DIR}/../bootstrap ${CMAKE_CURRENT_LIST_DIR}/../src)
   target_link_libraries(mpi_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
-  add_library(mpi_shim_objects OBJECT ${CMAKE_CURRENT_LIST_DIR}/../shim/planner.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/../shim/log.cpp)
-  target_include_directories(mpi_shim_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR}/../shim
+  add_library(mpi_preload_objects OBJECT ${CMAKE_CURRENT_LIST_DIR}/../preload/planner.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/../preload/log.cpp)
+  target_include_directories(mpi_preload_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR}/../preload
     ${CMAKE_CURRENT_LIST_DIR}/../bootstrap)
   set(mpi_exports ${CMAKE_CURRENT_LIST_DIR}/blink_mpi_exports.map)
   add_library(blink_mpi SHARED)
-  target_link_libraries(blink_mpi PRIVATE mpi_objects mpi_shim_objects host_objects bootstrap_objects)
+  target_link_libraries(blink_mpi PRIVATE mpi_objects mpi_preload_objects host_objects bootstrap_objects)
   target_link_options(blink_mpi PRIVATE -Wl,--version-script=${mpi_exports} -Wl,--no-undefined)
   set_target_properties(blink_mpi PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${mpi_exports})
   add_library(blink_mpi4 SHARED ${CMAKE_CURRENT_LIST_DIR}/preload4.cpp)

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "sha256.h"
 
 namespace blink::shim {
 namespace {

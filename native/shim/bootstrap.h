@@ -45,9 +45,6 @@ class Bootstrap {
 // A key for communicators made from another one: a hash of the parts.
 std::string derived_key(const std::string& parent, const std::string& what);
 
-// SHA-256 (FIPS 180-4) in 64 hexadecimal digits: keys must neither collide nor be guessed.
-std::string sha256(const void* bytes, std::size_t size);
-
 // A key from the bytes of NCCL's unique ids.
 std::string key_of(const void* bytes, std::size_t size);
 

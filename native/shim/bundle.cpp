@@ -8,8 +8,8 @@
 #include <numeric>
 
 #include "blink/call.h"
-#include "bootstrap.h"
 #include "log.h"
+#include "sha256.h"
 
 namespace blink::shim {
 namespace {

@@ -113,7 +113,7 @@ ncclResult_t Communicator::refused(CUresult result, const char* what, bool captu
 ncclResult_t Communicator::enqueue_apart(const Operation& message) {
   const std::size_t line = 2 * static_cast<std::size_t>(message.root) + (message.collective == Collective::kSend ? 1 : 2);
   if (message.root < 0 || message.root >= place_.nranks || message.root == place_.rank) return ncclInvalidArgument;
-  if (line >= CopyWatch::kLines || !takes(message)) return ncclInvalidUsage;
+  if (line >= CopyEngines::kLines || !takes(message)) return ncclInvalidUsage;
   fork(message.stream, line);
   return enqueue({message}, message.stream, line);
 }
@@ -144,7 +144,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
   if (given_up_ || resources_ == nullptr) return ncclRemoteError;
   const ncclResult_t before = trouble();
   if (before != ncclSuccess) return before;
-  std::vector<CopyEngineRun::Message> parts;
+  std::vector<CopyEngines::Message> parts;
   for (const Operation& message : messages) {
     const bool sends = message.collective == Collective::kSend;
     const std::uint64_t bytes = total_bytes(message.collective, message.count, message.dtype, place_.nranks);

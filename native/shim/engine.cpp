@@ -388,7 +388,7 @@ bool Engine::open_copies(std::string* why) {
 }
 
 bool Engine::open_copy_engines(std::string* why) {
-  CopyEngineRun::Place place;
+  CopyEngines::Place place;
   place.rank = rank_;
   place.device = device_;
   place.context = context_;
@@ -396,10 +396,10 @@ bool Engine::open_copy_engines(std::string* why) {
   place.staging = static_cast<char*>(staging_);
   place.staging_device = staging_device_;
   place.staging_bytes = bundle_.memory_bytes();
-  place.words = reinterpret_cast<CopyWatch::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
+  place.words = reinterpret_cast<CopyEngines::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
   place.words_device = status_device_ + kWordsOfCopies;
   place.abort = page_->abort_word();
-  copies_ = CopyEngineRun::open(driver_, bundle_, place, why);
+  copies_ = CopyEngines::open(driver_, bundle_, place, why);
   return copies_ != nullptr;
 }
 
@@ -495,7 +495,7 @@ CUresult Engine::fork(CUstream stream, std::size_t line) {
   return result == kCudaSuccess ? copies_->fork(stream) : result;
 }
 
-CUresult Engine::launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
+CUresult Engine::launch(const std::vector<CopyEngines::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
                         std::size_t line) {
   if (line != 0) return copies_->launch(messages, timeout_ns, stream, line);
   const CUresult result = copies_->launch(messages, timeout_ns, stream, line);

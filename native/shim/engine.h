@@ -59,7 +59,7 @@ class Engine {
   // them in their group is enqueued, the messages. What the stream holds next comes after them.
   // Those of a line other than 0 wait for no other calls of the communicator.
   CUresult fork(CUstream stream, std::size_t line);
-  CUresult launch(const std::vector<CopyEngineRun::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
+  CUresult launch(const std::vector<CopyEngines::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
                   std::size_t line);
 
   // What a launch that ended early has said; code 0: none did.
@@ -128,7 +128,7 @@ class Engine {
   Status* status_ = nullptr;  // a page that the GPU sees; the words of copies_ are in it, too
   SharedPage* page_ = nullptr;
   std::unique_ptr<PeerWriteProbe> probe_;  // since connect()
-  std::unique_ptr<CopyEngineRun> copies_;  // where a program is for copy engines
+  std::unique_ptr<CopyEngines> copies_;  // where a program is for copy engines
   void* registered_ = nullptr;  // the page's memory,
   void* staging_ = nullptr;     // and that behind it,
   CUdeviceptr staging_device_ = 0;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "blink/call.h"
-#include "bootstrap.h"
+#include "sha256.h"
 
 namespace blink::shim {
 namespace {

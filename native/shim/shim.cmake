@@ -1,11 +1,12 @@
 # libblink.so, which is preloaded under programs that use NCCL.
-file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
+set(native ${CMAKE_CURRENT_LIST_DIR}/..)
+file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp ${native}/copies/*.cpp ${native}/preload/*.cpp)
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/real_nccl.cpp PROPERTIES
   COMPILE_DEFINITIONS "BLINK_VERSION=\"${version}\"")
 add_library(shim_objects OBJECT ${shim_sources})
 target_compile_definitions(shim_objects PUBLIC ${abi})
-target_include_directories(shim_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../device
-  ${CMAKE_CURRENT_LIST_DIR}/../bootstrap)
+target_include_directories(shim_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${native}/copies ${native}/preload
+  ${native}/device ${native}/bootstrap)
 target_link_libraries(shim_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
 
 if(NOT BLINK_TESTS)

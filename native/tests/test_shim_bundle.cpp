@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap.h"
 #include "bundle.h"
 #include "check.h"
 #include "directory.h"
+#include "sha256.h"
 
 namespace {
 

@@ -10,7 +10,7 @@ from preloaded import Preloaded
 from test_messages import table
 from variants import with_fault
 
-#: What is planted: the client's case; the file of native/shim; what is there once, and what it becomes.
+#: What is planted: the client's case; the file of libblink.so; what is there once, and what it becomes.
 FAULTS = {
     "launches do not follow each other": (
         "streams",

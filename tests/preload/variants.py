@@ -18,7 +18,8 @@ from blinkccl.runtime.peer_info import package_version
 from doubles.build import compile_library
 
 NATIVE = DOUBLES.parents[1] / "native"
-SHIM, BOOTSTRAP, DEVICE, SHARED = NATIVE / "shim", NATIVE / "bootstrap", NATIVE / "device", DIRECTORY
+SHIM, DEVICE, SHARED = NATIVE / "shim", NATIVE / "device", DIRECTORY
+ROOMS = [SHIM, *(NATIVE / name for name in ("copies", "preload", "bootstrap"))]
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # linux/personality.h
 #: What the sanitizers' runtimes are told.
@@ -70,13 +71,13 @@ def with_sanitizer(sanitizer: str) -> Built:
 
 
 def with_fault(directory: Path, planted: Mapping[str, tuple[str, str]]) -> Built:
-    """``planted``: file of native/shim → (text that is there once, what it becomes)."""
+    """``planted``: file of libblink.so → (text that is there once, what it becomes)."""
     return replace(built(), library=_library(directory, planted, None))
 
 
 def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str | None) -> Path:
     sources = []
-    for source in sorted([*SHIM.glob("*.cpp"), *BOOTSTRAP.glob("*.cpp")]):
+    for source in sorted(path for room in ROOMS for path in room.glob("*.cpp")):
         if source.name in planted:
             before, after = planted[source.name]
             text = source.read_text()
@@ -85,7 +86,7 @@ def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str
             source.write_text(text.replace(before, after))
         sources.append(source)
     exports = f"-Wl,--version-script={SHIM / 'blink_shim_exports.map'}"
-    flags = [*_flags(SHIM, BOOTSTRAP, DEVICE, SHARED), exports, "-Wl,-soname,libblink.so", "-ldl"]
+    flags = [*_flags(*ROOMS, DEVICE, SHARED), exports, "-Wl,-soname,libblink.so", "-ldl"]
     return compile_library(sources, place / "libblink.so", flags=flags, sanitizer=sanitizer)
 
 
@@ -102,7 +103,7 @@ def _device_library(place: Path, sanitizer: str) -> Path:
 def _flags(*directories: Path) -> list[str]:
     """Objects are cached by their flags: the headers are one of them."""
     content = hashlib.sha256()
-    for directory in (SHIM, BOOTSTRAP, DEVICE, SHARED):
+    for directory in (*ROOMS, DEVICE, SHARED):
         for header in sorted([*directory.rglob("*.h"), *directory.rglob("*.def")]):
             content.update(header.read_bytes())
     version = f'-DBLINK_VERSION="{package_version()}"'

@@ -205,8 +205,8 @@ def reader(tmp_path_factory):
         '  std::printf("%d %zu %zu %zu\\n", bundle.nranks, bundle.connections.size(), bundle.programs.size(), '
         "bundle.choices.size());\n}\n"
     )
-    rooms = [f"-I{one}" for one in (shim, shim.parent / "bootstrap", DIRECTORY)]
-    parts = [shim / f"{name}.cpp" for name in ("bundle", "sha256", "log")]
+    rooms = [f"-I{one}" for one in (shim, shim.parent / "preload", DIRECTORY)]
+    parts = [shim / "bundle.cpp", *(shim.parent / f"preload/{name}.cpp" for name in ("sha256", "log"))]
     flags = ["-std=c++17", f"-DBLINK_ABI={abi()}u", *rooms]
     subprocess.run(["g++", *flags, source, *parts, "-o", place / "read"], check=True)
     return place / "read"

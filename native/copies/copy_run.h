@@ -1,33 +1,4 @@
-// The third protocol, `copies`, beside Simple and LL: how copy engines run a program, as in Blink (MLSys 2020, §4.1). A generated loop is run on the host, and every execution becomes copies, waits and reduce kernels in streams.
-//
-// A message: the sender's stream waits until the receiver has given a slot back (`head`, in the sender's own memory),
-// copies into the slot, and counts it in `tail`, in the receiver's memory; the receiver's stream waits for that. Both
-// are stream memory operations, so ranks in other processes need no event of each other.
-//
-// A message that is staged goes into a slot in pinned memory of the host, with both counters there. A stream of the
-// receiver's of its own (one per peer and level) fetches it into a slot of a second ring, on the receiver's GPU, and
-// gives the one on the host back at once: so one chunk comes down while the next goes up and the last is combined. The
-// main stream follows by an event, and an event for each slot of that ring says when it was read.
-//
-// Streams: one per link, and one for all trees that use the link at the same level (§4.2.2), in which they take turns
-// chunk by chunk. An execution works in the stream of its first send; its other sends follow it by events. All of its
-// operands are combined by one kernel (blink_fold), into the own output if the result is kept, else in the place of its
-// first message, whose slot is given back when the copies from there are done. So there is no memory but the slots.
-//
-// Nothing waits on the host. The driver itself does where a stream holds too many commands (about a thousand), and then
-// one thread that serves several ranks could wait for itself: chunks are made so large that a call has few of them.
-//
-// Messages between two ranks (ncclSend and ncclRecv) take paths of their own, of which the plan says how much goes over
-// each. On all of them the sender copies a chunk into a slot and the receiver copies it to where it is wanted; only where
-// the slots lie differs: on the receiver's GPU, in pinned memory of the host, or on a GPU between the two, whose rank has
-// given the memory and does nothing. All messages of a group go side by side, a stream per end of a path, and begin where
-// the group begins, beside what NCCL serves of it. They are enqueued by chunk, sends before receives: so where all ranks
-// call the same group, every wait is again for something earlier in an order that they share.
-//
-// Positions are counted here, on the host, which a graph that is replayed would not know: while a stream is captured,
-// the communicator takes a kernel's protocol for the call.
-//
-// BLINK_PROTOCOL=copies makes the planner choose it wherever it has a program for it.
+// How copy engines run: what is put into which stream (copy_engine.h), and who ends what waits for ever.
 #pragma once
 
 #include <atomic>
@@ -46,24 +17,17 @@
 #include "blink/call.h"
 #include "blink/cut.h"
 #include "blink/reduction.h"
-#include "bundle.h"
+#include "copy_engine.h"
 #include "copy_plan.h"
-#include "driver.h"
 
 namespace blink::shim {
 
 // Frees streams that wait for a rank that will never come. Waits in a stream know no deadline and no abort flag, as those
 // of kernels do. A thread looks at words that the streams write, and at the abort word, while something runs.
-//
-// Launches that follow each other have one *line*, and those of different lines may run at the same time.
 class CopyWatch {
  public:
-  static constexpr std::size_t kLines = 64;
-  // Words that streams write, in memory that the GPU and this process see: how many launches of a line have begun, and
-  // ended.
-  struct Words {
-    std::uint64_t begun, ended;
-  };
+  typedef CopyEngines::Words Words;
+  static constexpr std::size_t kLines = CopyEngines::kLines;
   // Frees what waits now. Called again and again: work of peers that was set free may still write counters of ours, as
   // low as they should have been.
   typedef std::function<void()> Free;
@@ -104,52 +68,21 @@ class CopyWatch {
   std::thread thread_;
 };
 
-class CopyEngineRun final : private Copies {
+class CopyEngineRun final : public CopyEngines, private Copies {
  public:
-  // What it works with; all of it outlives it.
-  struct Place {
-    int rank = 0;
-    CUdevice device = 0;
-    CUcontext context = nullptr;
-    std::vector<CUdeviceptr> segments;          // by rank; 0 where no connection leads; then of memories, which lie
-    char* staging = nullptr;                    // one behind the other here,
-    CUdeviceptr staging_device = 0;             // where the GPU finds them,
-    std::uint64_t staging_bytes = 0;            // and are as large
-    CopyWatch::Words* words = nullptr;          // of all lines, which the GPU can write, all 0,
-    CUdeviceptr words_device = 0;               // where it finds them
-    volatile std::uint32_t* abort = nullptr;
-  };
-
-  // With `place.context` current. nullptr and `why` if the driver or the GPU has no stream memory operations.
-  static std::unique_ptr<CopyEngineRun> open(const Driver& driver, const Bundle& bundle, const Place& place,
-                                             std::string* why);
+  CopyEngineRun(const Driver& driver, const Bundle& bundle, const Place& place);
+  bool prepare(std::string* why);
   ~CopyEngineRun();  // with the context current
   CopyEngineRun(const CopyEngineRun&) = delete;
   CopyEngineRun& operator=(const CopyEngineRun&) = delete;
 
-  // Makes a program ready: its object is opened, its streams are created. `fold` is the reduce kernel of its image.
-  bool add(int program, CUfunction fold, std::string* why);
-
-  // Enqueues one collective, with the context current: after all that `stream` holds, and before all that comes next.
-  CUresult launch(int program, const Call& call, CUstream stream);
-
-  // One end of a message.
-  struct Message {
-    const Bundle::Split* split = nullptr;
-    bool sends = false;
-    CUdeviceptr at = 0;
-    std::uint64_t bytes = 0;
-  };
-  // Where messages that are launched next begin: after all that the stream holds now.
-  CUresult fork(CUstream stream) { return driver_.event_record(forked_, stream); }
-  // Enqueues messages that all go at once: what `stream` holds next comes after them. With the context current. Messages
-  // of a line other than 0, in which collectives are, do not wait for those of others.
-  CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream, std::size_t line);
-  // Whether all launches have ended.
-  bool idle() { return watch_->idle(); }
-
-  // Why launches were ended early; code 0: none was.
-  Status status() const;
+  bool add(int program, CUfunction fold, std::string* why) override;
+  CUresult launch(int program, const Call& call, CUstream stream) override;
+  CUresult fork(CUstream stream) override { return driver_.event_record(forked_, stream); }
+  CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream,
+                  std::size_t line) override;
+  bool idle() override { return watch_->idle(); }
+  Status status() const override;
 
  private:
   enum class Use { kSend, kReceive, kOwn, kFetch, kPath };
@@ -191,8 +124,6 @@ class CopyEngineRun final : private Copies {
     std::size_t bytes;
   };
 
-  CopyEngineRun(const Driver& driver, const Bundle& bundle, const Place& place);
-
   // --- Copies
   std::uint32_t rank() const override { return static_cast<std::uint32_t>(place_.rank); }
   void open(std::uint32_t, const std::uint32_t*, std::uint32_t) override {}  // the survey has seen them
@@ -202,7 +133,6 @@ class CopyEngineRun final : private Copies {
   bool execute(const Slice& slice, Word k, const CopyExecution& execution) override;
 
   // --- preparing
-  bool prepare(std::string* why);
   bool open_object(int program, Program* made, std::string* why);
   Stream* stream_for(std::uint32_t level, Use use, int peer, std::string* why);
   void describe(const Call& call);
@@ -271,7 +201,7 @@ class CopyEngineRun final : private Copies {
   CUevent begun_ = nullptr, forked_ = nullptr;
   CUevent start_ = nullptr;  // of the launch at hand: one of the two
   std::uint64_t launches_ = 0;  // of all lines
-  std::uint64_t launched_[CopyWatch::kLines] = {};
+  std::uint64_t launched_[kLines] = {};
   std::size_t line_ = 0;  // of the launch at hand
   Status fault_ = {};  // where it stuck
   bool fault_known_ = false;  // the watch's thread alone

@@ -1,4 +1,4 @@
-#include "bootstrap.h"
+#include "sha256.h"
 
 #include <array>
 #include <cstdint>

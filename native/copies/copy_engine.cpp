@@ -1,4 +1,4 @@
-#include "copy_engine.h"
+#include "copy_run.h"
 
 #include <dlfcn.h>
 
@@ -112,9 +112,9 @@ CopyEngineRun::CopyEngineRun(const Driver& driver, const Bundle& bundle, const P
   for (std::atomic<Word>& position : positions_) position = 0;
 }
 
-std::unique_ptr<CopyEngineRun> CopyEngineRun::open(const Driver& driver, const Bundle& bundle, const Place& place,
-                                                   std::string* why) {
-  std::unique_ptr<CopyEngineRun> made(new CopyEngineRun(driver, bundle, place));
+std::unique_ptr<CopyEngines> CopyEngines::open(const Driver& driver, const Bundle& bundle, const Place& place,
+                                               std::string* why) {
+  auto made = std::make_unique<CopyEngineRun>(driver, bundle, place);
   return made->prepare(why) ? std::move(made) : nullptr;
 }
 

@@ -1,0 +1,12 @@
+// SHA-256 (FIPS 180-4): of keys, which must neither collide nor be guessed, and of files.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace blink::shim {
+
+// In 64 hexadecimal digits.
+std::string sha256(const void* bytes, std::size_t size);
+
+}  // namespace blink::shim
