@@ -214,7 +214,10 @@ void Communicator::prepare(double grace_s) {
     InContext context(resources->engine->driver(), resources->engine->context());
     searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
                                                 place_.rank == 0);
-    say("trees are ready, plan " + resources->bundle.plan.substr(0, 8));
+    const std::uint32_t parts = resources->engine->parts(), planned = resources->bundle.parts;
+    say("trees are ready, plan " + resources->bundle.plan.substr(0, 8) +
+        (parts == planned ? "" : ", with " + std::to_string(parts) + " of " + std::to_string(planned) +
+                                     " blocks of each channel, as the GPU has no room for more"));
   } else {
     why_not_ = cancelled_ ? "aborted before the trees were ready" : why;
     // Rank 0 says it for all, unless it is not with us.

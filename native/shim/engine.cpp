@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <random>
 
 #include "log.h"
@@ -26,18 +25,6 @@ std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)
 constexpr std::size_t kWordsOfCopies = 2048;  // in the status page
 constexpr char kFold[] = "blink_fold";
 constexpr std::size_t kCapturesAtOnce = 8;  // more of one communicator, with calls in turn, are not kept apart
-
-// A launch whose blocks wait for other ranks must be on the GPU as a whole. All communicators of this process together
-// take at most half of what a GPU holds, so that everything else still gets through.
-struct Residence {
-  std::mutex mutex;
-  std::map<int, std::uint32_t> blocks;  // by device ordinal
-};
-
-Residence& residence() {
-  static Residence* residence = new Residence;  // lives as long as the process: engines may go at its very end
-  return *residence;
-}
 
 bool from_hex(const std::string& text, char* bytes, std::size_t size) {
   if (text.size() != 2 * size) return false;
@@ -162,32 +149,27 @@ bool Engine::reserve_blocks(int sharing, std::string* why) {
   if (!ok(driver_.device_attribute(&multiprocessors, kAttributeMultiprocessors, device_), "multiprocessors", why)) {
     return false;
   }
-  std::uint32_t most = 0;
-  int resident = 0;
+  std::uint32_t channels = 0;
+  int each = 0;
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
     for (CUfunction kernel : kernels_[i].by_protocol) {
       if (kernel == nullptr) continue;  // what copy engines run keeps nothing on the GPU
-      most = std::max(most, bundle_.programs[i].channels * bundle_.parts);
       int blocks = 0;
       if (!ok(driver_.occupancy(&blocks, kernel, static_cast<int>(bundle_.threads), 0), "occupancy", why)) return false;
-      resident = resident == 0 ? blocks : std::min(resident, blocks);
+      each = channels == 0 ? blocks : std::min(each, blocks);
+      channels = std::max(channels, bundle_.programs[i].channels);
     }
   }
-  if (most == 0) return true;  // copy engines run everything
-  const std::uint32_t limit = static_cast<std::uint32_t>(std::max(multiprocessors * resident, 0)) / 2 /
-                              static_cast<std::uint32_t>(std::max(sharing, 1));
-  Residence& here = residence();
-  const std::lock_guard<std::mutex> lock(here.mutex);
-  std::uint32_t& taken = here.blocks[ordinal_];
-  // Ranks of this process that share the GPU count in `taken` and in `sharing`: the stricter of the two.
-  if (most > limit || taken + most > limit * static_cast<std::uint32_t>(std::max(sharing, 1))) {
-    *why = "its kernels need " + std::to_string(most) + " blocks at once; of the " + std::to_string(limit) +
-           " that a communicator may keep on GPU " + std::to_string(ordinal_) + " others hold " + std::to_string(taken);
-    return false;
-  }
-  taken += most;
-  reserved_blocks_ = most;
-  return true;
+  parts_ = bundle_.parts;
+  if (channels == 0) return true;  // copy engines run everything
+  const auto count = [](int number) { return static_cast<std::uint32_t>(std::max(number, 0)); };
+  parts_ = blocks_.reserve({ordinal_, count(multiprocessors), count(each), count(sharing)}, channels, parts_, why);
+  return parts_ != 0;
+}
+
+void Engine::use_parts(std::uint32_t parts) {
+  parts_ = parts;
+  blocks_.keep(parts);
 }
 
 bool Engine::share_host_memory(SharedPage* page, std::string* why) {
@@ -511,11 +493,11 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   call.slot_bytes = bundle_.slot_bytes;
   call.line_bytes = bundle_.line_bytes;
   call.slots = bundle_.slots;
-  call.parts = bundle_.parts;
+  call.parts = parts_;
   call.rank = static_cast<std::uint32_t>(rank_);
   void* arguments[] = {&call};
   const std::size_t index = static_cast<std::size_t>(program);
-  const unsigned blocks = bundle_.programs[index].channels * bundle_.parts;
+  const unsigned blocks = bundle_.programs[index].channels * parts_;
   return driver_.launch(kernels_[index].by_protocol[protocol], blocks, 1, 1, bundle_.threads, 1, 1, 0, stream,
                         arguments, nullptr);
 }
@@ -546,13 +528,6 @@ bool Engine::drain(double seconds) {
   return true;
 }
 
-void Engine::give_back_blocks() {
-  Residence& here = residence();
-  const std::lock_guard<std::mutex> lock(here.mutex);
-  here.blocks[ordinal_] -= reserved_blocks_;
-  reserved_blocks_ = 0;
-}
-
 void Engine::close_peers() {
   if (context_ == nullptr) return;
   InContext context(driver_, context_);
@@ -565,7 +540,6 @@ void Engine::close_peers() {
 }
 
 Engine::~Engine() {
-  give_back_blocks();
   close_peers();
   if (context_ == nullptr) return;
   {

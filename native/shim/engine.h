@@ -13,6 +13,7 @@
 #include "deadline.h"
 #include "driver.h"
 #include "peer_write_probe.h"
+#include "resident_blocks.h"
 #include "shared_page.h"
 
 namespace blink::shim {
@@ -28,6 +29,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // Blocks of each channel for which there is room here. A launch has as many as all ranks have room for.
+  std::uint32_t parts() const { return parts_; }
+  void use_parts(std::uint32_t parts);
   // How others map the segment, as one line of text.
   std::string address() const;
   // Maps the segments of all peers into which a connection leads, and writes this rank's table of connections.
@@ -70,7 +74,7 @@ class Engine {
   bool drain(double seconds);
 
   // How an engine ends: nothing is launched any more, so other communicators may have its blocks; …
-  void give_back_blocks();
+  void give_back_blocks() { blocks_.keep(0); }
   // … when all ranks have got so far, the segments of the peers are closed; …
   void close_peers();
   // … and when all have closed them, its own segment is freed, with everything else, by the destructor.
@@ -124,7 +128,8 @@ class Engine {
   std::vector<Peer> peers_;
   std::vector<CUmodule> modules_;
   std::vector<Kernels> kernels_;
-  std::uint32_t reserved_blocks_ = 0;
+  ResidentBlocks blocks_;
+  std::uint32_t parts_ = 0;
   Status* status_ = nullptr;  // a page that the GPU sees; the words of copies_ are in it, too
   SharedPage* page_ = nullptr;
   std::unique_ptr<PeerWriteProbe> probe_;  // since connect()

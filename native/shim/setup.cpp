@@ -107,7 +107,8 @@ int ranks_on_gpu_of(int rank, const std::vector<std::string>& infos) {
       std::count_if(infos.begin(), infos.end(), [&here](const std::string& info) { return uuid_of(info) == here; }));
 }
 
-// Reads the plan, loads its code and allocates; what this rank then tells the others: the plan's hash and its address.
+// Reads the plan, loads its code and allocates; what this rank then tells the others: the plan's hash, its parts and
+// its address.
 std::string load(const Driver& cuda, const Place& place, int sharing, const std::string& directory, Resources* resources) {
   std::string trouble;
   if (!read_bundle(directory, &resources->bundle, &trouble)) return kRefused + trouble;
@@ -116,20 +117,26 @@ std::string load(const Driver& cuda, const Place& place, int sharing, const std:
            " ranks, the communicator has " + std::to_string(place.nranks);
   }
   resources->engine = Engine::open(cuda, resources->bundle, place.rank, place.device, sharing, resources->page.get(), &trouble);
-  return resources->engine == nullptr ? kRefused + trouble : kReady + resources->bundle.plan + " " + resources->engine->address();
+  if (resources->engine == nullptr) return kRefused + trouble;
+  return kReady + resources->bundle.plan + " " + std::to_string(resources->engine->parts()) + " " + resources->engine->address();
 }
 
-// What each rank has told after load() without the plan's hash; false where a hash is not this rank's.
+// What each rank has told after load(): the addresses, and the least number of parts. False where a plan's hash is not
+// this rank's.
 bool addresses_of(const std::vector<std::string>& words, const std::string& plan, std::vector<std::string>* addresses,
-                  std::string* why) {
+                  std::uint32_t* parts, std::string* why) {
   for (std::size_t rank = 0; rank < words.size(); ++rank) {
-    const std::string rest = words[rank].substr(std::strlen(kReady));
-    const std::string other = rest.substr(0, rest.find(' '));
+    std::istringstream rest(words[rank].substr(std::strlen(kReady)));
+    std::string other, address;
+    std::uint32_t room = 0;
+    rest >> other >> room >> std::ws;
     if (other != plan) {
       *why = "rank " + std::to_string(rank) + " has plan " + other + ", this rank " + plan;
       return false;
     }
-    addresses->push_back(rest.substr(std::min(rest.size(), other.size() + 1)));
+    *parts = std::min(*parts, room);
+    std::getline(rest, address);
+    addresses->push_back(address);
   }
   return true;
 }
@@ -144,8 +151,10 @@ bool connect_all(const Driver& cuda, const Place& place, int sharing, const std:
   const auto trying = [&deadline] {
     return deadline.moved_to(std::min(seconds_from("BLINK_PEER_TIMEOUT", 30), deadline.left()));
   };
-  const bool written = addresses_of(words, resources->bundle.plan, &addresses, why) &&
-                       resources->engine->connect(addresses, why) && resources->engine->write_probes(trying(), why);
+  std::uint32_t parts = resources->engine->parts();
+  const bool agreed = addresses_of(words, resources->bundle.plan, &addresses, &parts, why);
+  if (agreed) resources->engine->use_parts(parts);
+  const bool written = agreed && resources->engine->connect(addresses, why) && resources->engine->write_probes(trying(), why);
   if (!round(written ? kReady : kRefused + *why, &words)) return false;
   const bool arrived = resources->engine->check_probes(trying(), why);
   return round(arrived ? kReady : kRefused + *why, &words);

@@ -115,7 +115,7 @@ def test_two_ranks_on_each_gpu(preloaded: Preloaded) -> None:
 def test_communicators_share_the_blocks_of_a_gpu(preloaded: Preloaded) -> None:
     """The last of four finds no room, and is NCCL's on all ranks: nothing waits for blocks that never start."""
     outcome = preloaded.client(
-        "all", 2, cases="several", BLINK_TOPO="clique:2", BLINK_DOUBLE_SMS=12, BLINK_DOUBLE_OCCUPANCY=1
+        "all", 2, cases="several", BLINK_TOPO="clique:2", BLINK_DOUBLE_SMS=4, BLINK_DOUBLE_OCCUPANCY=1
     ).right()
     assert outcome.agreed()
     assert outcome.calls("blink").total() > 0

@@ -8,6 +8,9 @@
   X(graph) X(graph_fork) X(graph_order) X(graph_lost) X(split) X(shrink) X(grow) X(nonblocking) X(finalize)     \
   X(abort)
 
+// These only where they are named.
+#define LONG_CASES(X) X(six)
+
 // Messages of int32, `place` bytes into the buffers, on the local stream.
 void send_and_receive(struct World* world, const struct Local* local, int to, int from, size_t count, size_t place);
 void fill_message(struct World* world, const struct Local* local, int from, size_t count, size_t place);
@@ -15,4 +18,5 @@ void look_at_message(struct World* world, const struct Local* local, int from, s
 
 #define CASE_FUNCTION(name) void run_##name(struct World* world);
 CASES(CASE_FUNCTION)
+LONG_CASES(CASE_FUNCTION)
 #undef CASE_FUNCTION

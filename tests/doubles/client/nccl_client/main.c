@@ -19,8 +19,9 @@ struct Case {
 static const struct Case kCases[] = {
 #define CASE_ROW(name) {#name, run_##name},
     CASES(CASE_ROW)
-#undef CASE_ROW
     {NULL, NULL},
+    LONG_CASES(CASE_ROW)
+#undef CASE_ROW
 };
 
 static bool wanted(const char* list, const char* name) {
@@ -43,8 +44,10 @@ static long play(const struct Options* options, int first_rank, int locals) {
     world->local[i].rank = first_rank + i;
   }
   set_up(world);
-  for (const struct Case* one = kCases; one->name; ++one) {
-    if (!wanted(options->cases, one->name)) continue;
+  for (size_t i = 0; i < sizeof kCases / sizeof *kCases; ++i) {
+    const struct Case* const one = &kCases[i];
+    if (!one->name && !strcmp(options->cases, "all")) break;
+    if (!one->name || !wanted(options->cases, one->name)) continue;
     world->what = one->name;
     world->checks = world->failures = 0;
     one->run(world);

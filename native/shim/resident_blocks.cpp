@@ -1,0 +1,54 @@
+#include "resident_blocks.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+namespace blink::shim {
+namespace {
+
+struct Taken {
+  std::uint32_t blocks = 0;
+  std::uint32_t each = UINT32_MAX;  // the least of all kernels so far
+};
+
+struct Residence {
+  std::mutex mutex;
+  std::map<int, Taken> taken;  // by device
+};
+
+Residence& residence() {
+  static Residence* const the = new Residence;  // communicators may end with the process
+  return *the;
+}
+
+}  // namespace
+
+std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, std::uint32_t parts, std::string* why) {
+  const std::lock_guard<std::mutex> lock(residence().mutex);
+  Taken& taken = residence().taken[gpu.device];
+  const std::uint32_t held = gpu.multiprocessors * std::min(gpu.each, taken.each), most = held - (held + 3) / 4;
+  const std::uint32_t free = std::min(most - std::min(most, taken.blocks), most / gpu.ranks);
+  const std::uint32_t share = std::max(channels, held / 8 / gpu.ranks);
+  if (free < channels) {
+    *why = "its kernels need at least " + std::to_string(channels) + " blocks at once; of the " + std::to_string(most) +
+           " that communicators may keep on GPU " + std::to_string(gpu.device) + " others hold " +
+           std::to_string(taken.blocks);
+    return 0;
+  }
+  device_ = gpu.device;
+  channels_ = channels;
+  parts_ = std::min(parts, std::min(share, free) / channels);
+  taken.blocks += channels_ * parts_;
+  taken.each = std::min(gpu.each, taken.each);
+  return parts_;
+}
+
+void ResidentBlocks::keep(std::uint32_t parts) {
+  if (parts >= parts_) return;
+  const std::lock_guard<std::mutex> lock(residence().mutex);
+  residence().taken[device_].blocks -= channels_ * (parts_ - parts);
+  parts_ = parts;
+}
+
+}  // namespace blink::shim
