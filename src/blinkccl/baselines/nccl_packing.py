@@ -29,6 +29,8 @@ MOST_CHANNELS = 32
 MOST_ORDERS = 5040
 #: Above this many GPUs only their own order and its reverse are tried, unless they share an NVSwitch.
 EXACT_GPUS = 8
+#: Copies of its first chain that NCCL's search can take back on an NVSwitch; the last one only if links are to spare.
+MOST_TAKEN_BACK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +278,21 @@ class Packing:
         lanes = int(min(hop.gb_per_s for hop in self.server.hops.values()) / self.gb_per_s)
         for count in range(min(most, lanes + lanes // (len(self.server.gpus) - 1) + 1), least - 1, -1):
             ways = self._turns(count)
-            if len(ways) == count and self._fits(ways, 1):
+            if len(ways) == count and self._fits(ways, 1) and (self._across or self._in_reach(count, lanes)):
                 return ways
         return ()
+
+    def _in_reach(self, count: int, lanes: int) -> bool:
+        """Whether NCCL's search gets to the turns of the GPUs' order before its steps run out.
+
+        It begins with as many copies of one order as fit, ``lanes``, and takes the last ones back one by one. More
+        chains than that need other GPUs at their ends: all but ``lanes - back`` of the copies have to go. How far it
+        gets is what NCCL's wheels were seen to find.
+        """
+        gpus = len(self.server.gpus)
+        back = (gpus - 2) * (count - lanes)
+        spare = gpus * lanes - (gpus - 1) * count
+        return back < MOST_TAKEN_BACK or (back == MOST_TAKEN_BACK and spare >= MOST_TAKEN_BACK)
 
     def _turns(self, count: int) -> tuple[ServerChannel, ...]:
         gpus = self.server.gpus

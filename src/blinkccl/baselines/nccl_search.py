@@ -6,11 +6,13 @@ NVLink through another GPU of the job (NVB) and PCIe among them, and keeps what 
 slower channels down to half the speed of the best, as two halves may fit where a whole does not. In the end it makes
 two of each fast channel, and tries whether as many would run faster.
 
-Where we differ: NCCL's search stops after a number of steps, ours tries all orders of up to 8 GPUs. Beside NCCL's own
-search on 1,549 sets of GPUs of ten machines ours finds the same number, speed and kind of rings everywhere but for 7
-GPUs of a DGX-1P: 54 GB/s, where NCCL finds 36, 45 or 54 as these are numbered. Our chains are faster for 3 A100s and
-for 4 H100s on an NVSwitch, and slower for 5 A100s each of several servers. More than 8 GPUs without an NVSwitch get
-their own order and its reverse. NVLS, CollNet and PAT are left out.
+Where we differ: NCCL's search stops after a number of steps, ours tries all orders of up to 8 GPUs. Beside the search
+of NCCL 2.27 to 2.32, called in its wheels (``benchmarks/nccl_channels.py``) on 1,545 sets of GPUs of ten machines, ours
+finds the same number, speed and kind of rings and chains everywhere but for 7 GPUs of a DGX-1P: 54 GB/s, where NCCL
+finds 36, 45 or 54 as these are numbered. On NVSwitches that nobody builds, chains may differ by a step of the ladder.
+2.32 counts more between AMD's later processors, 24 or 30 GB/s for our 16. Across servers of 8 A100s or H100s chains
+may differ for 5 to 7 A100s each. More than 8 GPUs without an NVSwitch get their own order and its reverse. NVLS,
+CollNet and PAT are left out.
 """
 
 from __future__ import annotations

@@ -91,8 +91,11 @@ def test_how_often_each_kind_of_ring_is_found() -> None:
         ("dgx-2", None, (6, 20, "NVL", True), (20, "NVL")),
         ("dgx-a100", None, (12, 20, "NVL", True), (20, "NVL")),
         ("dgx-a100", (2, 5), (12, 20, "NVL", True), (40, "NVL")),
+        # 12 chains of 30 GB/s would fit; NCCL's search runs out of steps before it has turned as many as that takes.
+        ("dgx-a100", (0, 1, 2), (12, 20, "NVL", True), (20, "NVL")),
         ("hgx-h100", None, (12, 30, "NVL", True), (30, "NVL")),
         ("hgx-h100", (1, 2, 3), (12, 30, "NVL", True), (40, "NVL")),
+        ("hgx-h100", (0, 1, 2, 3), (12, 30, "NVL", True), (30, "NVL")),
         ("cedar", None, (6, 20, "NVL", False), (20, "NVL")),
         ("cedar", (1, 2, 3), (4, 20, "NVL", False), (20, "NVL")),
         ("mist", None, (2, 15, "SYS", True), (30, "SYS")),
