@@ -1,0 +1,84 @@
+"""The model of NCCL's search beside NCCL's own code, called inside its wheels (benchmarks/nccl_channels.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import nccl_channels
+import pytest
+from nccl_wheel import FETCH_S, WHEELS, Graph, fetched
+
+from blinkccl.baselines.nccl_search import search
+from blinkccl.private_files import cache_directory
+
+SCRIPT = Path(nccl_channels.__file__)
+MACHINES = "dgx-1v,dgx-a100,hgx-h100"
+COMPARE_S = 280
+ACROSS = "2x hgx-h100"
+
+
+def _cache() -> Path:
+    """Where wheels outlive a session of tests, which has a BLINK_CACHE of its own."""
+    lasting = {name: value for name, value in os.environ.items() if name != "BLINK_CACHE"}
+    directory = cache_directory(lasting, "nccl")
+    if directory is None:
+        pytest.skip("NCCL's wheels need a directory: neither HOME nor XDG_CACHE_HOME is set")
+    return directory
+
+
+def _compare(library: Path, *arguments: str) -> None:
+    command = [sys.executable, str(SCRIPT), "--library", str(library), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPARE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all alike" in done.stdout
+
+
+def test_some_sets_beside_a_wheel_that_is_here() -> None:
+    installed = [Path(entry, "nvidia", "nccl", "lib", "libnccl.so.2") for entry in sys.path]
+    kept = [_cache() / version / "libnccl.so.2" for version in reversed(WHEELS)]
+    library = next((path for path in (*kept, *installed) if path.exists()), None)
+    if library is None:
+        pytest.skip("no NCCL here: python benchmarks/nccl_channels.py fetches it")
+    _compare(library, "--machines", f"{MACHINES},{ACROSS}", "--sets", "4")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(FETCH_S + 2 * COMPARE_S)
+@pytest.mark.parametrize("version", WHEELS)
+def test_all_sets_beside_every_wheel(version: str) -> None:
+    try:
+        library = fetched(version, _cache())
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"pip cannot fetch NCCL: {error}")
+    _compare(library, "--machines", MACHINES)
+    _compare(library, "--machines", ACROSS, "--sets", "20")
+
+
+def _as_found(job: nccl_channels.Job) -> tuple[Graph, Graph]:
+    """What the model finds, as NCCL would write it."""
+    rings = search(job.one, job.gpus)
+    assert rings.tree is not None
+    own = (rings.count, rings.gb_per_s_per_channel, 0.0, rings.kind, "", rings.same, False, rings.rings)
+    orders = tuple(order for (order,) in rings.tree.orders)
+    tree = (rings.count, rings.tree.gb_per_s_per_channel, 0.0, rings.tree.kind, "", rings.same, False, orders)
+    return Graph(*own), Graph(*tree)
+
+
+def test_whatever_differs_is_said() -> None:
+    job = next(job for job in nccl_channels.jobs("dgx-1v", None) if job.gpus == (1, 4, 5, 6))
+    rings, chains = _as_found(job)
+    said = list(nccl_channels.differences(job, rings, chains))
+    assert said == []
+    for other in (replace(rings, count=3), replace(rings, gb_per_s=10.0), replace(rings, kind="SYS")):
+        (sentence,) = nccl_channels.differences(job, other, chains)
+        assert sentence.startswith("rings: NCCL ")
+        assert sentence.endswith("model 2 20 NVB")
+    assert list(nccl_channels.differences(job, replace(rings, same=True), chains)) != []
+    (sentence,) = nccl_channels.differences(job, rings, replace(chains, count=1))
+    assert sentence.startswith("chains: NCCL 1 ")
+    often = replace(rings, orders=rings.orders * 9)
+    assert any("do not fit" in sentence for sentence in nccl_channels.differences(job, often, chains))
