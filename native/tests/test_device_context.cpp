@@ -26,6 +26,7 @@ std::uint32_t up(std::uint32_t child) { return 2 * (child - 1); }
 std::uint32_t down(std::uint32_t child) { return up(child) + 1; }
 
 // The launch at hand; entries get a call and a block only.
+bool in_place = false;
 bool reduces = false;               // an AllReduce: up the chain to rank 0 and down again; else a broadcast from rank 0
 std::uint32_t delay_ms[kRanks] = {};  // kNobody: does not come at all
 
@@ -77,6 +78,37 @@ BLINK_ENTRY(context_ll128, LL128, run)
 
 namespace {
 
+// A star: rank 0 combines what all others send with its own and sends it back, more ends than fit into an order's words.
+constexpr std::uint32_t kLeaves = 11;
+
+template <class Wire>
+void run_star(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
+  if (rank == 0) {
+    context.open(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21);
+  } else {
+    context.open(rank - 1, kLeaves + rank - 1);
+  }
+  const Slice slice = context.slice(0, 0, 0, 1, 1, 1);
+  for (Word tick = 0; tick < slice.chunks + 1 && context.running(); ++tick) {
+    if (rank == 0) {
+      context.recv_reduce_copy_send(slice, tick, ends(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 3,
+                                    ends(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21), blink::complete);
+    } else {
+      context.send(slice, tick, ends(0));
+      context.recv(slice, tick - 1, 1);
+    }
+  }
+  context.close();
+}
+
+}  // namespace
+
+BLINK_ENTRY(star_simple, Simple, run_star)
+BLINK_ENTRY(star_ll, LL, run_star)
+BLINK_ENTRY(star_ll128, LL128, run_star)
+
+namespace {
+
 using Values = std::vector<std::uint32_t>;
 using Entry = void (*)(const Call*, std::uint32_t);
 const Entry kEntries[] = {context_simple, context_ll, context_ll128};
@@ -92,9 +124,9 @@ struct Run {
   int launch(std::uint32_t wire, Word chunk_bytes, Word timeout_ns) {
     std::vector<Call> calls;
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      outputs[rank].assign(inputs[0].size(), 0x11111111);
+      outputs[rank] = in_place ? inputs[rank] : Values(inputs[0].size(), 0x11111111);
       Call call = mesh.call(rank);
-      call.input = reinterpret_cast<const char*>(inputs[rank].data());
+      call.input = reinterpret_cast<const char*>((in_place ? outputs : inputs)[rank].data());
       call.output = reinterpret_cast<char*>(outputs[rank].data());
       call.count = inputs[0].size();
       call.chunk_bytes = chunk_bytes;
@@ -116,37 +148,70 @@ struct Run {
   }
 };
 
-// Flags come round: all the way from far below to far above every boundary, all wires by turns on the same connections,
-// with data that look like flags.
+// A launch of any kind, with data that look like flags.
+void test_any(Run& run, std::mt19937& random, const std::string& what) {
+  const Geometry& geometry = run.mesh.geometry;
+  const std::uint32_t wire = random() % 3;
+  const Word capacities[] = {geometry.slot_bytes, geometry.line_bytes / 2, geometry.line_bytes / 128 * 120};
+  const auto now = static_cast<std::uint32_t>(run.mesh.end(1, up(1)).position[0]);
+  const std::size_t count = random() % 900;
+  for (Values& values : run.inputs) {
+    values.clear();
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint32_t value = random() % 4 + 1;
+      values.push_back(random() % 4 == 0 ? value : (random() % 2 << 31 | (now + value)));
+    }
+  }
+  reduces = random() % 2 == 0;
+  in_place = random() % 2 == 0;
+  if (random() % 5 == 0) delay_ms[random() % kRanks] = 2;
+  run.expect_right(wire, (random() % (capacities[wire] / 16) + 1) * 16, what);
+  for (std::uint32_t& delay : delay_ms) delay = 0;
+  reduces = in_place = false;
+}
+
+// Flags come round: all the way from far below to far above every boundary, all wires by turns on the same connections.
 void test_wrap(std::mt19937& random) {
   for (const Word boundary : {Word{1} << 30, Word{1} << 31, Word{1} << 32, Word{3} << 31, Word{1} << 63}) {
     for (std::uint32_t slots = 2; slots <= 3; ++slots) {
       for (std::uint32_t parts = 1; parts <= 2; ++parts) {
-        const Geometry geometry = {parts, slots, 256, 384};
-        Run run(geometry);
+        Run run(parts == 1 ? Geometry{1, slots, 4096, 4096} : Geometry{2, slots, 256, 384});
         run.mesh.pretend(boundary - 20);
-        for (int launch = 0; launch < 20 && blink_test::failures < 5; ++launch) {
-          const std::uint32_t wire = random() % 3;
-          const Word capacities[] = {geometry.slot_bytes, geometry.line_bytes / 2, geometry.line_bytes / 128 * 120};
-          const auto now = static_cast<std::uint32_t>(run.mesh.end(1, up(1)).position[0]);
-          const std::size_t count = random() % 900;
-          for (Values& values : run.inputs) {
-            values.clear();
-            for (std::size_t i = 0; i < count; ++i) {
-              const std::uint32_t value = random() % 4 + 1;
-              values.push_back(random() % 4 == 0 ? value : (random() % 2 << 31 | (now + value)));
-            }
-          }
-          reduces = random() % 2 == 0;
-          if (random() % 5 == 0) delay_ms[random() % kRanks] = 2;
-          run.expect_right(wire, (random() % (capacities[wire] / 16) + 1) * 16,
-                           "launch " + std::to_string(launch) + " around " + std::to_string(boundary));
-          for (std::uint32_t& delay : delay_ms) delay = 0;
+        for (int launch = 0; launch < (kEmulated ? 6 : 20) && blink_test::failures < 5; ++launch) {
+          test_any(run, random, "launch " + std::to_string(launch) + " around " + std::to_string(boundary));
         }
       }
     }
   }
-  reduces = false;
+}
+
+void test_star(std::uint32_t wire) {
+  const Entry entries[] = {star_simple, star_ll, star_ll128};
+  Mesh::Pairs pairs;
+  for (std::uint32_t leaf = 1; leaf <= kLeaves; ++leaf) pairs.push_back({leaf, 0});
+  for (std::uint32_t leaf = 1; leaf <= kLeaves; ++leaf) pairs.push_back({0, leaf});
+  Mesh mesh(kLeaves + 1, pairs, {1, 2, 256, 384});
+  std::vector<Values> inputs(kLeaves + 1), outputs(kLeaves + 1);
+  Values wanted(150, 0);
+  std::vector<Call> calls;
+  for (std::uint32_t rank = 0; rank <= kLeaves; ++rank) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      inputs[rank].push_back(static_cast<std::uint32_t>(i) * 13 + rank);
+      wanted[i] += inputs[rank][i];
+    }
+    outputs[rank].resize(wanted.size());
+    Call call = mesh.call(rank);
+    call.input = reinterpret_cast<const char*>(inputs[rank].data());
+    call.output = reinterpret_cast<char*>(outputs[rank].data());
+    call.count = wanted.size();
+    call.chunk_bytes = 176;
+    calls.push_back(call);
+  }
+  const int code = launch_blocks(entries[wire], calls.data(), kLeaves + 1, 1, 50);
+  expect(code == 0, "a star, wire %u: the launch returned %d", wire, code);
+  for (std::uint32_t rank = 0; rank <= kLeaves; ++rank) {
+    expect(outputs[rank] == wanted, "a star, wire %u: rank %u has others", wire, rank);
+  }
 }
 
 // Lines that were last written one round of flags ago do not pass for new: whatever the wire was meanwhile, the slots
@@ -274,6 +339,7 @@ void test_one_status() {
 int main() {
   std::mt19937 random(11);
   test_wrap(random);
+  for (std::uint32_t wire = 0; wire < 3; ++wire) test_star(wire);
   test_stale_flags();
   test_left_behind();
   test_half_messages();

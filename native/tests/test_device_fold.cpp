@@ -204,7 +204,7 @@ void test_operation(Bench& bench, const Definition& of, std::uint32_t op, std::m
       for (int extra = 0; extra < (type.kind == Kind::kBool ? 1 : 4); ++extra) {
         for (int effort = 0; effort < blink_test::kEffort / 2; ++effort) {
           const std::uint64_t dice = random();
-          if (kEmulated && (dice >> 32) % 16 != 0) continue;  // a block has so many threads
+          if (kEmulated && (dice >> 32) % 40 != 0) continue;  // a block has so many threads
           const std::size_t count = counts[dice % 7];
           if (count == 0) continue;
           const std::uint32_t kind = joins ? static_cast<std::uint32_t>(extra % 3) : 0;

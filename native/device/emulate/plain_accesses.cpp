@@ -44,7 +44,17 @@ __attribute__((visibility("default"))) void __tsan_func_entry(const void*) {}
 __attribute__((visibility("default"))) void __tsan_func_exit() {}
 __attribute__((visibility("default"))) void __tsan_init() {}
 
-unsigned __tsan_atomic32_load(const volatile unsigned* at, int order);
-__attribute__((visibility("default"))) unsigned __tsan_atomic32_load(const volatile unsigned* at, int) { return *at; }
-
 }  // extern "C"
+
+// Of atomics what tests use: those of the device layer are the platform's.
+#define BLINK_ATOMICS(bits, Type)                                                                                     \
+  extern "C" __attribute__((visibility("default"))) Type __tsan_atomic##bits##_load(const volatile Type* at, int) {   \
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                                                     \
+  }                                                                                                                   \
+  extern "C" __attribute__((visibility("default"))) Type __tsan_atomic##bits##_fetch_add(volatile Type* at, Type by,  \
+                                                                                         int) {                       \
+    return __atomic_fetch_add(at, by, __ATOMIC_SEQ_CST);                                                              \
+  }
+
+BLINK_ATOMICS(32, unsigned)
+BLINK_ATOMICS(64, unsigned long)

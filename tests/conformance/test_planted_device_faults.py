@@ -1,0 +1,199 @@
+"""Faults in the device layer that only blocks with threads can have, or whose traces only a weak memory shows.
+
+Each is planted in a copy of the headers, and the tests of the kernel context must notice it on emulated blocks. With
+BLINK_ALL_TESTS=1 they are tried on blocks of one thread too, which shows what the emulation is for.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from blinkccl.native.headers import DIRECTORY, abi
+from support.emulation import CXX, DEVICE, machine_library, needs_compiler
+
+pytestmark = needs_compiler
+
+HERE = Path(__file__).parent
+NATIVE_TESTS = DEVICE.parent / "tests"
+#: Launches within which a fault is noticed; most are in the first ten.
+LAUNCHES = 600
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What stands between ``«`` and ``»``, statements or an expression, becomes ``new``; edits that make one fault."""
+
+    name: str
+    #: (file, the text around «the place», new).
+    edits: tuple[tuple[str, str, str], ...]
+    #: Whether the same tests notice it on blocks of one thread; None: now and then, as the system's schedule has it.
+    without_threads: bool | None = False
+
+
+def fault(name: str, *edits: str, seen: bool | None = False) -> Fault:
+    return Fault(name, tuple(zip(edits[::3], edits[1::3], edits[2::3], strict=True)), seen)
+
+
+_READY = "«if (any_of_block(!ready)) return false;»"
+_SWEEP = "«sweep<Wire>(state, job);»"
+_EACH = "for (uint32_t i = thread_index(); i < receives + sends; i += threads())"
+_ADVANCE = f"«{_EACH} advance(state, state.sides[state.at[i]]);»"
+_PUBLISH = "«if (counter != nullptr) store_release(counter, side.position);»"
+_SIDE = "const Side& side = state.sides[state.at[i]];"
+_VOTE = "«Units<Wire>::warp_all(ready)»"
+_LL_READ = "«raw.low >> 32 == wanted && raw.high >> 32 == wanted»"
+_LL128_WRITE = "«store_halves(message + unit * 16, {data.low, unit % 8 == 7 ? flag(position) : data.high});»"
+_SYNC = "«Units<Wire>::warp_sync();»"
+
+# fmt: off
+FAULTS = (
+    fault("no barrier between the waits and the fold",
+          "execute.h", _READY, "if (!ready) return false;"),
+    fault("no barrier after the fold",
+          "execute.h", "«any_of_block(!moved)»", "!moved"),
+    fault("a tail is raised by a thread that has not waited for the others",
+          "execute.h", _SWEEP, f"""sweep<Wire>(state, job); {_EACH} {{ {_SIDE}
+              if (i >= receives && Units<Wire>::kCounted) store_release(side.tail, side.position + 1); }}"""),
+    fault("a head is raised before the data have been read",
+          "execute.h", _READY, f"""if (any_of_block(!ready)) return false; {_EACH} {{ {_SIDE}
+              if (i < receives) store_release(side.head, side.position + 1); }}""", seen=None),
+    fault("slots are not wiped where flags come round",
+          "execute.h", _SWEEP, ";", seen=True),
+    fault("positions do not advance",
+          "execute.h", _ADVANCE, ";", seen=True),
+    fault("positions advance behind the barrier",
+          "execute.h", _ADVANCE, ";",
+          "execute.h", _PUBLISH, """advance(state, state.sides[state.at[i]]);
+              if (counter != nullptr) store_release(counter, side.position);"""),
+    fault("a counter is stored without a release",
+          "execute.h", _PUBLISH,
+          "if (counter != nullptr) store<Word>(reinterpret_cast<char*>(counter), side.position);"),
+    fault("a counter is read without an acquire",
+          "execute.h", "«load_acquire(counter)»", "load_relaxed(counter)"),
+    fault("one free slot too many is believed in",
+          "execute.h", "«side.seen_head + room >= position + 1»", "side.seen_head + room >= position", seen=None),
+    fault("a message too few is waited for",
+          "execute.h", "«load_relaxed(counter) + room < position + 1»", "load_relaxed(counter) + room < position",
+          seen=True),
+    fault("the stride of a warp in place of a block's",
+          "fold.h", "«first += threads() * kBatch»", "first += kWarp * kBatch"),
+    fault("units of a batch lie a warp apart in place of a block",
+          "fold.h", "«first + n * threads()»", "first + n * kWarp"),
+    fault("the last unit is left out",
+          "fold.h", "«unit(n) < job.units»", "unit(n) + 1 < job.units", seen=True),
+    fault("lanes without a unit return before the vote",
+          "fold.h", "«if (!Units<Wire>::kFlagged || operand == job.own_operand_index) return true;»",
+          "if (!Units<Wire>::kFlagged || operand == job.own_operand_index || !live(0)) return true;"),
+    fault("each lane goes by its own flag",
+          "fold.h", _VOTE, "ready"),
+    fault("one ready lane is enough for its warp",
+          "fold.h", _VOTE, "Units<Wire>::warp_any(ready)"),
+    fault("a lane gives up without its warp",
+          "fold.h", "«Units<Wire>::warp_any(should_give_up(state, patience, job.message(operand), false))»",
+          "should_give_up(state, patience, job.message(operand), false)"),
+    fault("lines are written by lanes that have not converged",
+          "fold.h", f"state.position[send] : 0;\n      {_SYNC}", ";"),
+    fault("lines are read by lanes that have not converged",
+          "fold.h", f"bool ready = true;\n    {_SYNC}", ";"),
+    fault("lanes behind the last line leave their warp",
+          "wires.h", "«(units + kWarp - 1) / kWarp * kWarp»", "units"),
+    fault("LL takes the flag of any message",
+          "wires.h", _LL_READ, "(raw.low & raw.high) >> 63 != 0", seen=True),
+    fault("LL looks at one of two flags",
+          "wires.h", _LL_READ, "raw.low >> 32 == wanted", seen=True),
+    fault("LL128's flag is in another lane's hands",
+          "wires.h", _LL128_WRITE,
+          "store_halves(message + unit * 16, {data.low, unit % 8 == 6 ? flag(position) : data.high});"),
+    fault("LL128's lines are plain stores",
+          "wires.h", _LL128_WRITE,
+          "store_pair(message + unit * 16, {data.low, unit % 8 == 7 ? flag(position) : data.high});"),
+    fault("LL128 does not look at its flag",
+          "wires.h", "«unit % 8 != 7 || raw.high == flag(position)»", "unit % 8 < 8"),
+    fault("LL128's lines are not cleared",
+          "wires.h", "clear(char* message, uint32_t unit) { «store_halves(message + unit * 16, {0, 0});» }", ";",
+          seen=True),
+    fault("no barrier behind the list of ends to open",
+          "state.h", "state.ends = ends;\n  «barrier();»", ";"),
+    fault("no barrier behind the ends that are opened",
+          "state.h", "open_end(state, end, state.at[end]);\n  «barrier();»", ";"),
+    fault("positions are stored without a barrier",
+          "state.h", "void close(State& state) {\n  «barrier();»", ";"),
+    fault("who gives up has advanced",
+          "execute.h", f"«{_EACH} step_back(state, state.sides[state.at[i]]);»", ";", seen=True),
+)
+# fmt: on
+
+
+def planted_headers(directory: Path) -> Path:
+    """A copy of the headers in which ``blink_planted`` chooses the fault, so that they are compiled once."""
+    shutil.copytree(DEVICE / "blink", directory / "blink")
+    changes: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for number, one in enumerate(FAULTS, 1):
+        for file, place, new in one.edits:
+            changes.setdefault((file, place), []).append((number, new))
+    for (file, place), choices in changes.items():
+        before, old, after = re.split("[«»]", place)
+        text = old
+        for number, new in choices:
+            if old.endswith(";"):
+                text = f"if (::blink_planted == {number}) {{ {new} }} else {{ {text} }}"
+            else:
+                text = f"(::blink_planted == {number} ? ({new}) : ({text}))"
+        path = directory / "blink" / file
+        content = path.read_text(encoding="utf-8")
+        assert content.count(before + old + after) == 1, f"a fault has no place in {file} any more: {place}"
+        path.write_text(content.replace(before + old + after, before + text + after), encoding="utf-8")
+    with (directory / "blink" / "target.h").open("a", encoding="utf-8") as target:
+        target.write("\nextern int blink_planted;\n")
+    return directory
+
+
+def built(directory: Path, flags: Sequence[str], *linked: str | Path) -> Path:
+    """The program with the tests, one object and what it is linked with."""
+    headers, program = planted_headers(directory / "headers"), directory / "faults"
+    assert CXX is not None
+    include = [f"-I{path}" for path in (headers, DIRECTORY, DEVICE, NATIVE_TESTS)]
+    common = [*CXX.split(), "-std=c++17", "-O1", "-ffp-contract=off", *include]
+    unit = directory / "faults.o"
+    subprocess.run([*common, *flags, "-c", HERE / "planted_faults.cpp", "-o", unit], check=True)
+    subprocess.run([*common, unit, *linked, "-pthread", "-o", program], check=True)
+    return program
+
+
+def noticed(program: Path, number: int, launches: int, deadline_s: float) -> tuple[bool, str]:
+    """Whether the tests failed with a fault, and what they said; also if they crashed or never came to an end."""
+    try:
+        ended = subprocess.run(
+            [program, str(number), str(launches)], capture_output=True, text=True, timeout=deadline_s, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return True, "it never ends"
+    return ended.returncode != 0, ended.stdout
+
+
+@pytest.mark.timeout(600)
+def test_all_are_noticed_on_emulated_blocks(tmp_path: Path) -> None:
+    library = machine_library()
+    program = built(tmp_path, ("-DBLINK_EMULATED", "-fsanitize=thread"), library, f"-Wl,-rpath,{library.parent}")
+    correct, said = noticed(program, 0, 60, 100)
+    assert not correct, said
+    missed = [one.name for number, one in enumerate(FAULTS, 1) if not noticed(program, number, LAUNCHES, 60)[0]]
+    assert missed == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_what_blocks_of_one_thread_notice(tmp_path: Path) -> None:
+    named = ('-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u")
+    program = built(tmp_path, (), *named, *sorted((DEVICE / "host").glob("*.cpp")))
+    assert not noticed(program, 0, 100, 100)[0]
+    for number, one in enumerate(FAULTS, 1):
+        if one.without_threads is not None:
+            assert noticed(program, number, 100, 60)[0] == one.without_threads, one.name

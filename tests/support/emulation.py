@@ -1,0 +1,108 @@
+"""Generated code on emulated blocks with threads (native/device/emulate): the code that GPUs run, on this CPU.
+
+A :class:`Machine` takes the place of the launcher of :mod:`blinkccl.engines.generated`, whose sessions then run on it.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from blinkccl.codegen.build import build
+from blinkccl.codegen.command import compiled, version_of
+from blinkccl.codegen.device_files import searched
+from blinkccl.engines import generated
+from blinkccl.engines.generated import LaunchCall
+
+DEVICE = Path(__file__).parents[2] / "native" / "device"
+CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+needs_compiler = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler: neither CXX, g++ nor clang++")
+_FLAGS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Wshadow", "-Werror")
+#: Bodies tell what they touch: plain_accesses.cpp takes the sanitizer's place, so nothing is linked with it.
+_BODIES = ("-O0", "-DBLINK_EMULATED", "-fsanitize=thread")
+
+
+class FindingError(Exception):
+    """What the emulation says is wrong, with the seed."""
+
+
+@dataclass(frozen=True)
+class EmulatedCompiler:
+    """Compiles bodies from the headers in ``include``, for the machine in ``library``; None: that machine itself."""
+
+    library: Path | None
+    include: Path = DEVICE
+    suffix: str = ".so"
+
+    @property
+    def _flags(self) -> tuple[str, ...]:
+        return (*_FLAGS, *(("-O2",) if self.library is None else _BODIES))
+
+    def fingerprint(self) -> str:
+        assert CXX is not None
+        return "\n".join([version_of(CXX), *self._flags, str(self.library)])
+
+    def compile(self, text: str, deadline_s: float) -> bytes:
+        def command(source: Path, output: Path) -> list[str]:
+            assert CXX is not None
+            include = [f"-I{path}" for path in (*searched(self.include), DEVICE)]
+            flags = shlex.join([*self._flags, *include, "-c", str(source), "-o", f"{output}.o"])
+            linked = shlex.join(
+                ["-shared", f"{output}.o", *([str(self.library)] if self.library else []), "-o", str(output)]
+            )
+            return ["sh", "-c", f"{CXX} {flags} && {CXX} {linked}"]
+
+        return compiled(text, ".cpp", command, deadline_s)
+
+
+@cache
+def machine_library() -> Path:
+    """The machine that runs in one thread, compiled."""
+    sources = [DEVICE / "emulate" / f"{name}.cpp" for name in ("fiber", "memory", "fibers", "launch", "plain_accesses")]
+    content = sha256(b"".join(path.read_bytes() for path in sorted((DEVICE / "emulate").iterdir()))).hexdigest()
+    text = f"// {content}\n" + "".join(f'#include "emulate/{path.name}"\n' for path in sources)
+    return build(text, EmulatedCompiler(None))
+
+
+@dataclass
+class Machine:
+    """Runs launches with ``threads`` threads per block, each under the schedule of the next ``seed``."""
+
+    threads: int = 64
+    seed: int = 0
+    launches: int = 0
+    libraries: dict[str, c.CDLL] = field(default_factory=dict)
+
+    def launch(self, entry: int, calls: c.Array[LaunchCall], blocks: int, timeout_s: float) -> None:
+        library = c.CDLL(str(machine_library()))
+        run = library.blink_emulate
+        run.argtypes = [c.c_void_p, c.c_void_p, c.c_uint32, c.c_uint32, c.c_uint32, c.c_uint64, c.c_char_p, c.c_uint32]
+        text = c.create_string_buffer(1000)
+        code = run(entry, c.addressof(calls), len(calls), blocks, self.threads, self.seed, text, len(text))
+        self.seed, self.launches = self.seed + 1, self.launches + 1
+        if code == 2:
+            raise FindingError(text.value.decode())
+
+
+#: What has been compiled for the emulation, by name.
+_libraries: dict[str, c.CDLL] = {}
+
+
+@contextmanager
+def emulated(machine: Machine) -> Iterator[Machine]:
+    """Sessions of :mod:`blinkccl.engines.generated` run on ``machine``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generated, "launch", machine.launch)
+        patch.setattr(generated, "host_compiler", lambda: EmulatedCompiler(machine_library()))
+        patch.setattr(generated, "_libraries", _libraries)
+        yield machine
