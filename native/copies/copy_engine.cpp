@@ -266,7 +266,7 @@ void CopyEngineRun::describe(const Call& call) {
 
 Slice CopyEngineRun::slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
                            Word stop_den, Word rounds) const {
-  return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, rounds);
+  return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, 0, rounds);
 }
 
 bool CopyEngineRun::execute(const Slice& slice, Word k, const CopyExecution& execution) {

@@ -494,6 +494,7 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   call.line_bytes = bundle_.line_bytes;
   call.slots = bundle_.slots;
   call.parts = parts_;
+  call.piece_bytes = kPieceBytes;
   call.rank = static_cast<std::uint32_t>(rank_);
   void* arguments[] = {&call};
   const std::size_t index = static_cast<std::size_t>(program);

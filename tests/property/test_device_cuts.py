@@ -1,8 +1,7 @@
-"""The device layer cuts slices as ``bind`` does, for any count, and its parts tile them."""
+"""The device layer cuts slices as ``bind`` does, for any count, and its parts tile them, wherever the first begins."""
 
 from __future__ import annotations
 
-import ctypes as c
 import itertools
 from fractions import Fraction
 
@@ -13,26 +12,19 @@ from hypothesis import strategies as st
 from blinkccl.codegen.channels import MAX_DENOMINATOR
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines import generated
 from blinkccl.engines.generated import LaunchCall
 from blinkccl.engines.registry import ENGINES
-from blinkccl.schedule.chunking import Extent, bind, largest_share
+from blinkccl.schedule.chunking import bind, largest_share
+from blinkccl.schedule.dealing import TURNS
 from blinkccl.schedule.program import Program, Slice
+from support.device_cuts import pieces
 from support.examples import examples
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
-#: More than kRoomBytes of context_host.h.
-ROOM_BYTES = 1 << 15
 #: The finest that generated code serves: numerator · count does not fit into a word.
 FINE = st.integers(0, MAX_DENOMINATOR - 1).map(lambda n: Fraction(n, MAX_DENOMINATOR - 1))
 ITEMSIZE = {"int8": 1, "float16": 2, "float32": 4, "float64": 8}
-
-
-class Piece(c.Structure):
-    """``blink::Slice``."""
-
-    _fields_ = [(name, c.c_uint64) for name in ("source", "target", "length", "chunks", "chunk")]
 
 
 def program(cuts: list[Fraction]) -> Program:
@@ -41,24 +33,9 @@ def program(cuts: list[Fraction]) -> Program:
     return Program(Collective("allreduce", 2), (0, 1), Fraction(1), slices, (), (), ())
 
 
-def pieces(of: Program, call: LaunchCall, part: int) -> list[Extent]:
-    """What the context of one part gets, as the generated text asks for it."""
-    library = generated.load()
-    library.blink_context_rounds.restype = c.c_uint64
-    room, piece, found = (c.c_uint64 * (ROOM_BYTES // 8))(), Piece(), []
-    library.blink_context_begin(room, c.byref(call), 0, 0, part)
-    share, rounds = largest_share(of), 0
-    if share is not None:
-        rounds = library.blink_context_rounds(room, c.c_uint64(share.numerator), c.c_uint64(share.denominator))
-    for one in of.slices:
-        numbers = (5, 7, *one.start.as_integer_ratio(), *one.stop.as_integer_ratio(), rounds)
-        library.blink_context_slice(room, *map(c.c_uint64, numbers), c.byref(piece))
-        assert piece.target - piece.source == 2 * call.count
-        found.append(Extent(piece.source - 5 * call.count, piece.length, piece.chunks, piece.chunk))
-    return found
-
-
-@example(cuts=[Fraction(1, 3)], count=11, dtype="float32", groups=1, parts=1)  # a tail beyond the rounds' chunks
+@example(
+    cuts=[Fraction(1, 3)], count=11, dtype="float32", groups=1, parts=1, least=0, turn=0
+)  # a tail beyond the rounds' chunks
 @examples(120)
 @given(
     cuts=st.lists(st.fractions(0, 1, max_denominator=60) | FINE, max_size=5),
@@ -66,8 +43,12 @@ def pieces(of: Program, call: LaunchCall, part: int) -> list[Extent]:
     dtype=st.sampled_from(list(ITEMSIZE)),
     groups=st.integers(1, 60),
     parts=st.integers(1, 5),
+    least=st.integers(0, 3000),
+    turn=st.integers(0, TURNS - 1),
 )
-def test_chunks_are_those_of_bind(cuts: list[Fraction], count: int, dtype: str, groups: int, parts: int) -> None:
+def test_chunks_are_those_of_bind(
+    cuts: list[Fraction], count: int, dtype: str, groups: int, parts: int, least: int, turn: int
+) -> None:
     of, itemsize = program(cuts), ITEMSIZE[dtype]
     group, share = 16 // itemsize, largest_share(of)
     call = LaunchCall(count=count, dtype=DTYPE_CODES[dtype], chunk_bytes=16 * groups)
@@ -85,16 +66,24 @@ def test_chunks_are_those_of_bind(cuts: list[Fraction], count: int, dtype: str, 
         if most == rounds:
             assert found.chunks == wanted.chunks
             assert found.chunks <= 1 or found.chunk_elements == wanted.chunk_elements
-    call.parts = parts
-    for extent, *own in zip(whole, *(pieces(of, call, part) for part in range(parts)), strict=True):
+    call.parts, call.piece_bytes = parts, 16 * least
+    begin = turn * parts // TURNS
+    begins = (turn,) * len(of.slices)
+    round_all = [pieces(of, call, (begin + step) % parts, begins) for step in range(parts)]
+    for extent, *own in zip(whole, *round_all, strict=True):
+        used = [piece for piece in own if piece.length]
+        assert own[: len(used)] == used, "the pieces lie next to each other"
         reached = extent.offset
-        for piece in own:
+        for piece in used:
             assert piece.offset == reached
             assert 0 < piece.chunk_elements <= group * groups
             assert piece.chunk_elements % group == 0
             assert piece.chunks == -(-piece.length // piece.chunk_elements)
             reached += piece.length
         assert reached == extent.offset + extent.length
+        whole_groups = -(-extent.length // group)
+        assert len(used) == min(parts, whole_groups, -(-whole_groups // max(1, least)))
+        assert all(piece.chunks == 0 for piece in own[len(used) :])
 
 
 @pytest.mark.parametrize("parts", [1, 4])

@@ -63,6 +63,7 @@ def programs() -> tuple[Program, ...]:
     which=st.integers(0, PROGRAMS - 1),
     protocol=st.sampled_from(list(WIRES)),
     parts=st.integers(1, 4),
+    piece_bytes=st.sampled_from([0, 16, 64, 1024]),
     chunk_bytes=st.sampled_from([16, 48, 112, 256, 4096]),
     count=st.sampled_from([0, 1, 7, 130, 1031]),
     served=st.sampled_from(SERVED),
@@ -73,6 +74,7 @@ def test_odd_programs_give_the_bits_of_the_reference(
     which: int,
     protocol: str,
     parts: int,
+    piece_bytes: int,
     chunk_bytes: int,
     count: int,
     served: tuple[str, str],
@@ -90,7 +92,8 @@ def test_odd_programs_give_the_bits_of_the_reference(
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = reference.run(program, inputs, **arguments)
     in_place = in_place and program.collective.name != "alltoall"
-    run = partial(generated.run, options=generated.GeneratedOptions(protocol, parts), in_place=in_place, deadline_s=20)
+    options = generated.GeneratedOptions(protocol, parts, piece_bytes)
+    run = partial(generated.run, options=options, in_place=in_place, deadline_s=20)
     assert unlike(run(program, inputs, **arguments), wanted) is None
 
 
@@ -116,7 +119,8 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
         }
         with np.errstate(over="ignore", invalid="ignore"):
             wanted = reference.run(program, inputs, **arguments)
-        assert unlike(session.run(program, inputs, **arguments, protocol=protocol, deadline_s=20), wanted) is None, turn
+        ways = {"protocol": protocol, "piece_bytes": random.choice([0, 64]), "deadline_s": 20}
+        assert unlike(session.run(program, inputs, **arguments, **ways), wanted) is None, turn
 
 
 def messages_passed(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], connections: int) -> list[int]:

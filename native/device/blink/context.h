@@ -3,7 +3,7 @@
 //   context.open(…)         the channel's connections; each becomes an End, counted from 0
 //   context.largest(…)      the largest share, where they differ: all are cut into as many chunks, so that trees which
 //                           take turns on a link get it by their weights
-//   context.slice(…)        the part's own piece of a share
+//   context.slice(…)        the part's own piece of a share; last where its first piece lies, in kTurns-ths of all parts
 //   context.recv_reduce_…   the execution of one role each (blinkccl/schedule/program.py says what one does)
 //   context.close()
 //

@@ -61,8 +61,8 @@ class ContextBase {
 
   BLINK_DEVICE void largest(Word num, Word den) { rounds_ = device::rounds_of(state_, num, den); }
   BLINK_DEVICE Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-                           Word stop_den) const {
-    return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, rounds_);
+                           Word stop_den, Word turn = 0) const {
+    return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, turn, rounds_);
   }
 
  protected:

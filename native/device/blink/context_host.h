@@ -26,8 +26,8 @@ void blink_context_open(void* room, const uint32_t* connections, uint32_t count)
 void blink_context_close(void* room);
 blink::Word blink_context_rounds(const void* room, blink::Word num, blink::Word den);
 void blink_context_slice(const void* room, blink::Word source_block, blink::Word target_block, blink::Word start_num,
-                      blink::Word start_den, blink::Word stop_num, blink::Word stop_den, blink::Word rounds,
-                      blink::Slice* slice);
+                      blink::Word start_den, blink::Word stop_num, blink::Word stop_den, blink::Word turn,
+                      blink::Word rounds, blink::Slice* slice);
 // False: given up.
 int blink_context_execute(void* room, const blink::Slice* slice, blink::Word k, const blink::Execution* execution);
 }
@@ -55,9 +55,10 @@ class ContextBase {
 
   void largest(Word num, Word den) { rounds_ = blink_context_rounds(room_, num, den); }
   Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-              Word stop_den) const {
+              Word stop_den, Word turn = 0) const {
     Slice slice;
-    blink_context_slice(room_, source_block, target_block, start_num, start_den, stop_num, stop_den, rounds_, &slice);
+    blink_context_slice(room_, source_block, target_block, start_num, start_den, stop_num, stop_den, turn, rounds_,
+                        &slice);
     return slice;
   }
 

@@ -64,7 +64,7 @@ class ContextBase<CopyEngine> {
 
   void largest(Word num, Word den) { rounds_ = copies_.rounds(num, den); }
   Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-              Word stop_den) const {
+              Word stop_den, Word = 0) const {  // there is one part, so it is all the same where pieces begin
     return copies_.slice(source_block, target_block, start_num, start_den, stop_num, stop_den, rounds_);
   }
 

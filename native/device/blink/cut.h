@@ -15,28 +15,41 @@ BLINK_INLINE Word boundary(Word num, Word den, Word count, Word group) {
   return group * (num * (count / unit) + num * (count % unit) / unit);
 }
 
+// Into how many pieces a share of so many groups is cut: one for each part, or fewer where they would be too small.
+BLINK_INLINE Word pieces_of(const State& state, Word groups) {
+  const Word least = state.piece_bytes / 16;
+  const Word worth = least == 0 ? state.parts : (groups + least - 1) / least;
+  return worth == 0 ? 1 : worth < state.parts ? worth : state.parts;
+}
+
 // How many chunks of the call's size does it take for the longest piece of a share of num/den of a block? At least one
 // where there are elements. It says the same on all ranks and for all parts, as the two ends of a connection must agree
 // on their chunks; so it counts from the fraction, and not from where the elements of the largest share happen to lie.
 BLINK_OUTLINE Word rounds_of(const State& state, Word num, Word den) {
   const Word unit = den * (16 / state.item_bytes);
   const Word groups = num * (state.count / unit) + (num * (state.count % unit) + unit - 1) / unit;
-  const Word piece = (groups + state.parts - 1) / state.parts;
+  const Word pieces = pieces_of(state, groups);
+  const Word piece = (groups + pieces - 1) / pieces;
   const Word chunk = state.chunk_bytes / 16;
   return (piece + chunk - 1) / chunk;
 }
 
-// The part's piece of [start, stop) of a block: whole groups, so that pieces stay aligned as slices are. Where `rounds`
-// is not 0 it is cut into so many chunks, as far as there are groups for them; never into larger ones than the call's.
+// The part's piece of [start, stop) of a block: whole groups, so that pieces stay aligned as slices are. The first is
+// that of part `turn` · parts / kTurns, the next that of the part after it, and so on round all parts; where there are
+// fewer pieces than parts the others get nothing. Where `rounds` is not 0 a piece is cut into so many chunks, as far as
+// there are groups for them; never into larger ones than the call's.
 BLINK_OUTLINE Slice cut(const State& state, Word source_block, Word target_block, Word start_num, Word start_den,
-                       Word stop_num, Word stop_den, Word rounds) {
+                       Word stop_num, Word stop_den, Word turn, Word rounds) {
   const Word group = 16 / state.item_bytes;
   const Word start = boundary(start_num, start_den, state.count, group);
   const Word stop = boundary(stop_num, stop_den, state.count, group);
   const Word length = stop > start ? stop - start : 0;
   const Word groups = (length + group - 1) / group;
-  const Word first = groups * state.part / state.parts * group;
-  const Word last = groups * (state.part + 1) / state.parts * group;
+  const Word pieces = pieces_of(state, groups);
+  const Word begin = turn * state.parts / kTurns;
+  const Word piece = state.part + (state.part < begin ? state.parts : 0) - begin;
+  const Word first = piece < pieces ? groups * piece / pieces * group : 0;
+  const Word last = piece < pieces ? groups * (piece + 1) / pieces * group : 0;
   Slice slice;
   slice.source = source_block * state.count + start + first;
   slice.target = target_block * state.count + start + first;

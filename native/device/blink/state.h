@@ -35,6 +35,7 @@ struct State {
   Word timeout_ns;
   uint32_t slots, parts, part, channel;
   uint32_t dtype, op, item_bytes, scale_kind;
+  uint32_t piece_bytes;
   uint32_t ends;
   uint32_t stopped;  // given up
 
@@ -79,6 +80,7 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32
     state.timeout_ns = call.timeout_ns;
     state.slots = call.slots;
     state.parts = call.parts;
+    state.piece_bytes = call.piece_bytes;
     state.part = part;
     state.channel = channel;
     set_operation(state, call.dtype, call.op, call.scale_kind, call.scale, call.scale_at);

@@ -61,10 +61,10 @@ __attribute__((visibility("default"))) blink::Word blink_context_rounds(const vo
 __attribute__((visibility("default"))) void blink_context_slice(const void* room, blink::Word source_block,
                                                              blink::Word target_block, blink::Word start_num,
                                                              blink::Word start_den, blink::Word stop_num,
-                                                             blink::Word stop_den, blink::Word rounds,
-                                                             blink::Slice* slice) {
+                                                             blink::Word stop_den, blink::Word turn,
+                                                             blink::Word rounds, blink::Slice* slice) {
   *slice = blink::device::cut(static_cast<const HostContext*>(room)->state, source_block, target_block, start_num,
-                              start_den, stop_num, stop_den, rounds);
+                              start_den, stop_num, stop_den, turn, rounds);
 }
 
 __attribute__((visibility("default"))) int blink_context_execute(void* room, const blink::Slice* slice, blink::Word k,

@@ -22,6 +22,7 @@ from blinkccl.collectives.spec import Block
 from blinkccl.errors import UnsupportedError
 from blinkccl.native.headers import header
 from blinkccl.schedule.chunking import placements
+from blinkccl.schedule.dealing import turns
 from blinkccl.schedule.liveness import atomic_liveness_fault
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.wiring import name_role
@@ -35,7 +36,10 @@ MAX_DENOMINATOR = 2**28
 
 @dataclass(frozen=True, slots=True)
 class LocalSlice:
-    """A slice as one rank sees it: its first block index in the rank's input and output (0 where it uses none)."""
+    """A slice as one rank sees it: its first block index in the rank's input and output (0 where it uses none).
+
+    ``turn``: where its first piece lies (:func:`blinkccl.schedule.dealing.turns`).
+    """
 
     slice: int
     block: Block
@@ -43,6 +47,7 @@ class LocalSlice:
     target: int
     start: Fraction
     stop: Fraction
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,8 @@ def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLo
         method = _method(role, _contributions(program, role))
         if method is not None:
             bodies.setdefault((role.rank, role.channel), []).append(RoleExecution(role, served, method))
-    loops = tuple(_loop(program, *key, bodies[key]) for key in sorted(bodies))
+    begins = turns(program)
+    loops = tuple(_loop(program, *key, bodies[key], begins) for key in sorted(bodies))
     for loop in loops:
         ends = len(loop.receives) + len(loop.sends)
         if ends > MAX_CHANNEL_ENDS:
@@ -182,14 +188,17 @@ def _method(role: Role, contributions: int) -> str | None:
     return "recv" if verbs == ["copy"] else "_".join(["recv", *(verbs or ["send"])])
 
 
-def _loop(program: Program, rank: int, channel: int, executions: list[RoleExecution]) -> ChannelLoop:
+def _loop(
+    program: Program, rank: int, channel: int, executions: list[RoleExecution], begins: tuple[int, ...]
+) -> ChannelLoop:
     roles = [each.role for each in executions]
     places = placements(program.collective)
     pieces: dict[int, LocalSlice] = {}
     for role in roles:
         part = program.slices[role.slice]
         source, target = (side.get(rank, 0) for side in (places[part.block].sources, places[part.block].targets))
-        pieces.setdefault(role.slice, LocalSlice(role.slice, part.block, source, target, part.start, part.stop))
+        local = LocalSlice(role.slice, part.block, source, target, part.start, part.stop, begins[role.slice])
+        pieces.setdefault(role.slice, local)
     return ChannelLoop(
         rank,
         channel,

@@ -145,6 +145,7 @@ def _slice(words: Words, piece: LocalSlice) -> str:
         piece.start.denominator,
         piece.stop.numerator,
         piece.stop.denominator,
+        *([piece.turn] if piece.turn else []),
     )
     part = "the whole block" if piece.stop - piece.start == 1 else f"{piece.start} … {piece.stop} of the block"
     return f"  const Slice {words.slice(piece.slice)} = context.slice({', '.join(map(str, numbers))});  // {part}"

@@ -81,10 +81,14 @@ def launch(entry: int, calls: c.Array[LaunchCall], blocks: int, timeout_s: float
 
 @dataclass(frozen=True, slots=True)
 class GeneratedOptions:
-    """How :func:`run` launches: messages travel as "simple", "ll" or "ll128", and ``parts`` blocks share a channel."""
+    """How :func:`run` launches: messages travel as "simple", "ll" or "ll128", and ``parts`` blocks share a channel.
+
+    No slice is cut into pieces of less than ``piece_bytes``; 0: into as many as there are parts.
+    """
 
     protocol: str = "simple"
     parts: int = 2
+    piece_bytes: int = 0
 
 
 def run(
@@ -131,6 +135,7 @@ def run(
         in_place=in_place,
         deadline_s=deadline_s,
         protocol=ways.protocol,
+        piece_bytes=ways.piece_bytes,
     )
 
 
@@ -180,6 +185,7 @@ class Session:
         in_place: bool = False,
         deadline_s: float = 60.0,
         protocol: str = "simple",
+        piece_bytes: int = 0,
     ) -> list[Array | None]:
         """As :func:`run`, for one of the programs; UsageError if messages do not fit. A DeadlineError ends its use."""
         if protocol not in WIRES:
@@ -201,7 +207,7 @@ class Session:
             told.abort, told.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
             told.timeout_ns = int(deadline_s * 1e9)
             self._describe(told, rank, row, chosen, factors if program.collective.reduces else None)
-            told.count, told.chunk_bytes = call.elements, chunk
+            told.count, told.chunk_bytes, told.piece_bytes = call.elements, chunk, piece_bytes
         entry = _entry(self._names[program], protocol)
         launch(entry, calls, len(program.channels) * self._geometry.parts, deadline_s + _GRACE_S)
         late = [rank for rank in range(n) if status[rank].code]

@@ -20,12 +20,9 @@ from blinkccl.units import parse_bytes
 
 T = TypeVar("T", int, float)
 
-#: More channels than that leave too few blocks to each.
-MOST_CHANNELS = 8
-MOST_PARTS = 16
 MOST_BLOCKS = 32
-#: Of one part's message.
-MOST_SLOT_BYTES, LEAST_SLOT_BYTES = 1 << 20, 4096
+#: Of one part's message. Below the second there are rather fewer parts than smaller messages; the third is the least.
+MOST_SLOT_BYTES, WORTH_SLOT_BYTES, LEAST_SLOT_BYTES = 1 << 20, 32 << 10, 4096
 MOST_LINE_BYTES, LEAST_LINE_BYTES = 32 << 10, 1024
 #: Of a message that copy engines carry: each costs them 10 us, so it is large. Memory for fewer bytes is not dealt out.
 MOST_COPY_BYTES, LEAST_COPY_BYTES = 8 << 20, 4096
@@ -41,14 +38,9 @@ class Budget:
     blocks: int
     staging_bytes: int
 
-    @property
-    def channels(self) -> int:
-        """At most so many in a program."""
-        return min(MOST_CHANNELS, self.blocks)
-
     def parts(self, channels: int) -> int:
         """Blocks of a channel where the widest program has ``channels``."""
-        return max(1, min(MOST_PARTS, self.blocks // max(1, channels)))
+        return max(1, self.blocks // max(1, channels))
 
 
 def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
@@ -123,7 +115,7 @@ def _for_kernels(group: ProgramGroup, channels: int, limits: Budget, most_bytes:
         each = (most_bytes - ends * parts * 2 * LINE_BYTES) // (arriving * parts * SLOTS)
         line = min(MOST_LINE_BYTES, max(LEAST_LINE_BYTES, each // 8 // 1024 * 1024))
         slot = min(MOST_SLOT_BYTES, (each - line) // LEAST_SLOT_BYTES * LEAST_SLOT_BYTES)
-        if slot >= LEAST_SLOT_BYTES:
+        if slot >= (WORTH_SLOT_BYTES if parts > 1 else LEAST_SLOT_BYTES):
             return Geometry(parts, SLOTS, slot, line)
         if parts == 1:
             least = arriving * SLOTS * (LEAST_SLOT_BYTES + LEAST_LINE_BYTES) + ends * 2 * LINE_BYTES

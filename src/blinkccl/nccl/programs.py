@@ -13,6 +13,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.schedule.dealing import dealt
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
@@ -123,11 +124,11 @@ def without_memories(place: JobPlacement) -> JobPlacement:
 def candidates(
     place: JobPlacement,
     algorithms: tuple[str, ...],
-    channels: int,
+    blocks: int,
     bad: Mapping[tuple[int, int], str],
     tell: Callable[[str], None] = lambda text: None,
 ) -> CandidatePrograms:
-    """All programs that can serve the job, of at most so many channels; ``tell`` is told what is left out.
+    """All programs that can serve the job, dealt to so many blocks per rank; ``tell`` is told what is left out.
 
     No program is taken in which ranks write to each other that must not (``bad``: ordered pairs, and why). Planned is
     on links that stores can take (:mod:`blinkccl.topology.memories`), so the rates that calls are taken for are those
@@ -146,7 +147,7 @@ def candidates(
             reasons: list[str] = []
             for topology, which in ways:
                 try:
-                    one = _candidate(Request(topology, collective, place.ranks, which), name, channels, bad)
+                    one = _candidate(Request(topology, collective, place.ranks, which), name, blocks, bad)
                     break
                 except (PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError) as error:
                     reasons.append(" ".join(str(error).split()))
@@ -162,9 +163,9 @@ def candidates(
     return result
 
 
-def _candidate(request: Request, name: str, channels: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:
+def _candidate(request: Request, name: str, blocks: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:
     forest = algorithm(name).plan(request)
-    program = lower(forest, slots=SLOTS, channels=channels)
+    program = dealt(lower(forest, slots=SLOTS), blocks)
     for queue in program.queues:
         if (queue.src, queue.dst) in bad and not queue.is_staged:
             raise UnsupportedError(

@@ -364,7 +364,7 @@ def test_blocks_are_shared_among_the_ranks_of_a_gpu():
 def test_channels_and_parts_keep_to_the_blocks():
     for blocks in (1, 3, 8, 20, 32):
         limits = Budget(blocks, 1 << 28)
-        assert all(channels * limits.parts(channels) <= blocks for channels in range(1, limits.channels + 1))
+        assert all(channels * limits.parts(channels) <= blocks for channels in range(1, blocks + 1))
 
 
 def test_nothing_joins_gpus_without_links():

@@ -30,6 +30,10 @@ typedef std::uint64_t Word;
 constexpr uint32_t kStride = 16;
 // Connections that a channel may open: a block keeps their counters in shared memory.
 constexpr uint32_t kMostEnds = 128;
+// Where the pieces of a slice begin is said in so many parts of all blocks of a channel.
+constexpr uint32_t kTurns = 64;
+// Libblink.so cuts no slice into pieces below this many bytes: two barriers and a fence take as long.
+constexpr uint32_t kPieceBytes = 16384;
 // The most threads of a block on a GPU, a multiple of 32.
 constexpr uint32_t kMostThreads = 512;
 // More messages than this are not combined by one reduce kernel.
@@ -86,7 +90,7 @@ struct Call {
   uint32_t op;         // of blink_operation
   uint32_t average;    // 1: divide where a reduction is complete
   uint32_t scale_kind;
-  uint32_t reserved;
+  uint32_t piece_bytes;  // no slice is cut into pieces smaller than that, a multiple of 16; 0: as many as parts
 };
 
 }  // namespace blink

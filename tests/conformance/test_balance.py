@@ -1,0 +1,139 @@
+"""All blocks of a rank move as many bytes, in every program that ``libblink.so`` can choose.
+
+What they move is added up anew from what the device layer cuts for each part, role by role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DTYPE_CODES
+from blinkccl.engines import generated
+from blinkccl.engines.generated import GeneratedOptions, LaunchCall
+from blinkccl.engines.reference import run as run_reference
+from blinkccl.engines.registry import ENGINES
+from blinkccl.native.headers import header
+from blinkccl.nccl.programs import DEFAULT, SLOTS, candidates
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.schedule.balance import MOST_IMBALANCE, imbalance
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.topology.catalog import connected_allocations
+from blinkccl.topology.spec import parse_spec
+from support.device_cuts import pieces
+from support.examples import ALL_TESTS
+
+pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
+
+PIECE_BYTES = header("call.h").constants["kPieceBytes"]
+#: Machines with NVIDIA's GPUs, with the blocks that a rank gets there where nobody says.
+BLOCKS = {
+    "dgx-1p": 14,
+    "dgx-1v": 20,
+    "dgx-2": 20,
+    "dgx-a100": 27,
+    "hgx-h100": 32,
+    "mist": 20,
+    "cedar": 20,
+    "pcie-8gpu": 20,
+    "pcie-8gpu-nvlink-pairs": 20,
+}
+LARGE = 1 << 30
+
+
+def jobs() -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """(machine, GPUs, blocks): whole machines, and with all tests every allocation of both DGX-1s."""
+    for name, blocks in BLOCKS.items():
+        if ALL_TESTS or name in ("hgx-h100", "mist"):
+            yield name, parse_spec(name).ranks, blocks
+    yield "dgx-1v", (1, 4, 5, 6), 20
+    if ALL_TESTS:
+        for name in ("dgx-1v", "dgx-1p"):
+            for gpus in connected_allocations(name):
+                yield name, gpus, BLOCKS[name]
+                yield name, gpus, 7
+
+
+def programs(name: str, gpus: tuple[int, ...], blocks: int, algorithms: tuple[str, ...]) -> Iterator[Program]:
+    place = JobPlacement(parse_spec(name), gpus)
+    for one in candidates(place, algorithms, blocks, {}).every:
+        if ALL_TESTS or one.collective.root in (None, 0, len(gpus) - 1):
+            yield one.program
+
+
+def moved_by_blocks(program: Program, parts: int, size_bytes: int) -> dict[int, list[int]]:
+    """By rank, the elements that each of its blocks reads and stores in a call of S bytes."""
+    call = LaunchCall(count=size_bytes // 4 // program.collective.total_blocks(), dtype=DTYPE_CODES["float32"])
+    call.parts, call.piece_bytes, call.chunk_bytes = parts, PIECE_BYTES, 1 << 18
+    lengths = [[piece.length for piece in pieces(program, call, part)] for part in range(parts)]
+    found = {rank: [0] * (parts * len(program.channels)) for rank in range(len(program.ranks))}
+    for role in program.roles:
+        times = len(role.receives) + role.contributes + role.keeps + len(role.sends)
+        for part in range(parts):
+            found[role.rank][role.channel * parts + part] += times * lengths[part][role.slice]
+    return found
+
+
+def worst(program: Program, parts: int, blocks: int, size_bytes: int) -> float:
+    """max/mean over all blocks of a rank, of the rank where that is most."""
+    found = moved_by_blocks(program, parts, size_bytes).values()
+    return max((max(loads) / (sum(loads) / blocks) for loads in found if any(loads)), default=1.0)
+
+
+@pytest.mark.parametrize(("name", "gpus", "blocks"), list(jobs()))
+def test_every_block_moves_as_much(name: str, gpus: tuple[int, ...], blocks: int) -> None:
+    checked = 0
+    algorithms = tuple(ALGORITHMS) if ALL_TESTS or len(gpus) == 4 else DEFAULT
+    for program in programs(name, gpus, blocks, algorithms):
+        parts = blocks // len(program.channels)
+        at_1_gib = worst(program, parts, blocks, LARGE)
+        assert at_1_gib <= MOST_IMBALANCE, (program.collective, len(program.channels))
+        assert at_1_gib == pytest.approx(float(imbalance(program, parts, blocks)), rel=0.02)
+        checked += 1
+    assert checked >= 20
+
+
+def test_the_check_sees_what_round_robin_does() -> None:
+    """Lane r is rank r's star, dealt to channel r: there four blocks of a rank move as much as 12 would in the mean."""
+    (one,) = candidates(JobPlacement(parse_spec("hgx-h100"), tuple(range(8))), ("optimal",), 32, {}).found[
+        "allgather", -1
+    ]
+    uneven = lower(one.forest, slots=SLOTS, channels=8)
+    assert imbalance(uneven, 4, 32) == Fraction(72, 23)
+    assert worst(uneven, 4, 32, LARGE) == pytest.approx(72 / 23, rel=0.01)
+    assert imbalance(one.program, 32, 32) == 1
+    assert imbalance(one.program, 16, 32) == 2, "blocks that run nothing count"
+
+
+def test_small_slices_run_side_by_side() -> None:
+    """Of 8 stars too small to be cut no two lie on one block; nor do the messages of an AllToAll on any rank."""
+    place = JobPlacement(parse_spec("hgx-h100"), tuple(range(8)))
+    found = candidates(place, ("optimal",), 32, {}).found
+    (stars,) = found["allreduce", -1]
+    for loads in moved_by_blocks(stars.program, 32, 8 * PIECE_BYTES).values():
+        assert sum(map(bool, loads)) == 8
+    (pairs,) = found["alltoall", -1]
+    for loads in moved_by_blocks(pairs.program, 32, 8 * PIECE_BYTES).values():
+        assert sum(map(bool, loads)) == 15
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "alltoall"])
+def test_dealt_programs_give_the_bits_of_the_reference(name: str) -> None:
+    """Small slices in few pieces and large ones in all, one after the other on the same connections."""
+    (one,) = candidates(JobPlacement(parse_spec("dgx-1v"), (1, 4, 5, 6)), ("optimal",), 5, {}).found[name, -1]
+    program, random = one.program, np.random.default_rng(3)
+    for count in (1, 700, 4000):
+        call = CollectiveCall.of(program.collective, "float32", count)
+        elements = count * (4 if name == "alltoall" else 1)
+        inputs = [random.standard_normal(elements).astype(np.float32) for _ in range(4)]
+        wanted = run_reference(program, inputs, call)
+        for protocol in ("simple", "ll", "ll128"):
+            options = GeneratedOptions(protocol, 5, 256)
+            found = generated.run(program, inputs, call, chunk_bytes=512, options=options)
+            assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
