@@ -91,6 +91,17 @@ ncclResult_t init_all(ncclComm_t* comms, int ndev, const int* devlist) {
   return result;
 }
 
+// `call` makes a child, whose handle goes where it is told. That of a call that fails is null.
+template <class Call>
+ncclResult_t child(PendingCommunicator pending, ncclComm_t* newcomm, Call call) {
+  const ncclResult_t result = call(pending.written != nullptr ? pending.written : newcomm);
+  if (pending.slot == nullptr) return result;
+  pending.deliver();
+  if (failed(result) && pending.real == nullptr) *newcomm = nullptr;
+  begin_or_defer(std::move(pending), result);
+  return result;
+}
+
 // The numbers of children are drawn on all ranks of the parent, whether or not they are in one.
 ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
   PendingCommunicator pending;
@@ -102,9 +113,8 @@ ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncc
     pending = child_of(*parent, "split:" + number + ":" + std::to_string(color), newcomm);
     pending.blocking = blocking(config, parent->blocking);
   });
-  const ncclResult_t result = real::ncclCommSplit(comm, color, key, newcomm, config);
-  if (pending.slot != nullptr) begin_or_defer(std::move(pending), result);
-  return result;
+  return child(std::move(pending), newcomm,
+               [&](ncclComm_t* made) { return real::ncclCommSplit(comm, color, key, made, config); });
 }
 
 // The ranks that are left out do not call, so they cannot draw a number: the others count by who is left out.
@@ -131,9 +141,8 @@ ncclResult_t shrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* newco
     pending = child_of(*parent, shrink_text(*parent, excluded, count), newcomm);
     pending.blocking = blocking(config, parent->blocking);
   });
-  const ncclResult_t result = real::ncclCommShrink(comm, excluded, count, newcomm, config, flags);
-  if (pending.slot != nullptr) begin_or_defer(std::move(pending), result);
-  return result;
+  return child(std::move(pending), newcomm,
+               [&](ncclComm_t* made) { return real::ncclCommShrink(comm, excluded, count, made, config, flags); });
 }
 
 enum class End { kAbort, kFinalize };

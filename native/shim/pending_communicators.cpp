@@ -1,10 +1,6 @@
 #include "pending_communicators.h"
 
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <unordered_map>
 
 #include "exports.h"
@@ -117,27 +113,12 @@ void settle(const std::vector<std::shared_ptr<Member>>& members) {
 // What has become of a pending that is waited for.
 enum class Stage { kWaits, kComplete, kGone };
 
-// What NCCL has written there. A caller who has learnt the handle may have let go of the place since, so the kernel
-// reads it, which says no where a load would end the process.
-ncclComm_t handle_in(ncclComm_t* slot) {
-  ncclComm_t handle = nullptr;
-  const iovec here = {&handle, sizeof handle};
-  const iovec there = {slot, sizeof handle};
-  if (process_vm_readv(getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(sizeof handle)) return handle;
-  if (errno == EFAULT) return nullptr;
-  return __atomic_load_n(slot, __ATOMIC_ACQUIRE);  // a sandbox without that call
-}
-
-// `comm` is in state `state`. A child's handle becomes known by its parent's state, or when somebody uses it.
+// `comm` is in state `state`. A child's handle becomes known by its parent's state.
 Stage stage_of(PendingCommunicator* pending, ncclComm_t comm, ncclResult_t state) {
   if (pending->real == nullptr) {
-    const bool parent = pending->parent == comm;
-    if (comm == nullptr || (parent && state == ncclInProgress)) return Stage::kWaits;
-    if (parent && state != ncclSuccess) return Stage::kGone;
-    const ncclComm_t handle = handle_in(pending->slot);
-    if (!parent && handle != comm) return Stage::kWaits;
-    if (handle == nullptr) return Stage::kGone;
-    pending->real = handle;
+    if (comm == nullptr || pending->parent != comm || state == ncclInProgress) return Stage::kWaits;
+    pending->deliver();
+    if (state != ncclSuccess || pending->real == nullptr) return Stage::kGone;
   }
   const ncclResult_t now = pending->real == comm ? state : state_of(pending->real);
   if (now == ncclInProgress) return Stage::kWaits;
@@ -163,16 +144,29 @@ PendingCommunicator announced(std::string key, int nranks, int rank) {
   return pending;
 }
 
+void PendingCommunicator::deliver() {
+  if (real != nullptr || slot == nullptr) return;
+  real = __atomic_load_n(written != nullptr ? written : slot, __ATOMIC_ACQUIRE);
+  if (written == nullptr || real == nullptr) return;
+  __atomic_store_n(slot, real, __ATOMIC_RELEASE);
+  delete written;
+  written = nullptr;
+}
+
 PendingCommunicator child_of(const Member& parent, const std::string& what, ncclComm_t* slot) {
   PendingCommunicator pending;
   pending.key = derived_key(parent.communicator->key(), what);
   pending.slot = slot;
+  pending.written = new ncclComm_t(nullptr);
   pending.parent = parent.real;
   pending.blocking = parent.blocking;
   return pending;
 }
 
 void begin_all(std::vector<PendingCommunicator> all, ncclResult_t result) {
+  for (PendingCommunicator& pending : all) {
+    if (pending.parent != nullptr || !failed(result)) pending.deliver();
+  }
   if (failed(result)) return;
   const ncclResult_t ours = guarded([&] {
     std::vector<std::shared_ptr<Member>> begun;
@@ -181,7 +175,6 @@ void begin_all(std::vector<PendingCommunicator> all, ncclResult_t result) {
       pending.blocking = pending.blocking && result == ncclSuccess;
       // A child that does not block is there when its parent's state says so, which may be now.
       const bool filled = result == ncclSuccess || pending.parent == nullptr;
-      if (filled && pending.real == nullptr) pending.real = __atomic_load_n(pending.slot, __ATOMIC_ACQUIRE);
       if (filled && pending.real == nullptr) continue;  // not a part of the split
       if (!pending.blocking) {
         wait_for(std::move(pending));

@@ -32,13 +32,19 @@ struct Member {
 // A communicator that the real NCCL is making.
 struct PendingCommunicator {
   std::string key;
-  ncclComm_t* slot = nullptr;    // where the real NCCL writes the handle
-  ncclComm_t parent = nullptr;   // its state says whether it has done so; nullptr: it has when the call returns
+  ncclComm_t* slot = nullptr;    // where the caller gets the handle
+  // Of a child: where the real NCCL writes it, in its own time; and the parent, whose state says when it has. Then the
+  // caller's slot is there still. Never freed before: NCCL may write there when nobody waits for it any more.
+  ncclComm_t* written = nullptr;
+  ncclComm_t parent = nullptr;
   ncclComm_t real = nullptr;     // the handle once it is known
   int nranks = 0, rank = -1;     // of a child: not known before it is complete
   bool blocking = true;
   std::unique_ptr<Bootstrap> bootstrap;  // where the rank is known: announced before the real initialisation
   std::string why_not;
+
+  // Hands over a handle that has come.
+  void deliver();
 };
 
 // For ranks that all know nranks and rank: to be called before the real NCCL makes sure that all have got here.
@@ -51,7 +57,7 @@ PendingCommunicator child_of(const Member& parent, const std::string& what, nccl
 void begin_all(std::vector<PendingCommunicator> pending, ncclResult_t result);
 
 // Begins what is complete by now among those that do not block. `comm` was just asked for its state, and says `state`:
-// a parent, or a child whose parent nobody asks. nullptr: nobody was asked.
+// a parent or a child. nullptr: nobody was asked.
 void begin_completed(ncclComm_t comm, ncclResult_t state);
 
 // The member of this handle; one that was just completed and not yet asked for its state is begun here: before its first
