@@ -67,7 +67,8 @@ class NoPipeSignal {
   bool was_pending_ = false, blocked_ = false;
 };
 
-// One write where the system allows: lines of several processes then do not mix.
+}  // namespace
+
 bool write_all(int descriptor, const std::string& text) {
   const NoPipeSignal quiet;
   for (std::size_t at = 0; at < text.size();) {
@@ -78,6 +79,8 @@ bool write_all(int descriptor, const std::string& text) {
   }
   return true;
 }
+
+namespace {
 
 // Opened for every line: so it is right after a fork, and in programs that close all descriptors.
 bool append_to(const std::string& path, const std::string& text) {
@@ -110,22 +113,6 @@ std::string file_of_lines() {
     }
   }
   return path.compare(0, 5, "/dev/") == 0 ? path : path + ".blink";
-}
-
-// Bytes of the UTF-8 character that begins at `at`; 0 if none does. No surrogates, nothing longer than needed.
-std::size_t character(const std::string& text, std::size_t at) {
-  const auto byte = [&text](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(at), second = byte(at + 1);
-  if (first < 0x80) return 1;
-  const std::size_t size = first >= 0xc2 && first <= 0xdf ? 2 : first >= 0xe0 && first <= 0xef ? 3
-                           : first >= 0xf0 && first <= 0xf4                                  ? 4
-                                                                                             : 0;
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte(at + i) & 0xc0) != 0x80) return 0;
-  }
-  const bool too_long = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
-  const bool no_character = (first == 0xed && second > 0x9f) || (first == 0xf4 && second > 0x8f);
-  return too_long || no_character ? 0 : size;
 }
 
 }  // namespace
@@ -179,19 +166,10 @@ std::string hex(const void* bytes, std::size_t size) {
 
 std::string quoted(const std::string& text) {
   std::string json = "\"";
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t size = character(text, at);
-    const unsigned char byte = static_cast<unsigned char>(text[at]);
-    if (size == 0) {
-      json += "\\ufffd";  // JSON has only characters
-    } else if (byte == '"' || byte == '\\') {
-      json += std::string("\\") + text[at];
-    } else if (byte < 0x20 || byte == 0x7f) {
-      json += "\\u00" + hex(&byte, 1);
-    } else {
-      json += text.substr(at, size);
-    }
-    at += size == 0 ? 1 : size;
+  for (const char letter : text) {
+    const unsigned char byte = static_cast<unsigned char>(letter);
+    if (byte < 0x20 || byte == 0x7f) json += "\\u00" + hex(&byte, 1);
+    else json += (letter == '"' || letter == '\\' ? "\\" : "") + std::string(1, letter);
   }
   return json + "\"";
 }

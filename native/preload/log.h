@@ -33,10 +33,13 @@ class KeepErrno {
   const int error_ = errno;
 };
 
+// One write where the system allows: lines of several processes then do not mix. Raises no SIGPIPE.
+bool write_all(int descriptor, const std::string& text);
+
 // Bytes as hexadecimal digits, two each.
 std::string hex(const void* bytes, std::size_t size);
 
-// `text` as a JSON string, with its quotes.
+// `text` as a JSON string, with its quotes. Bytes that are no UTF-8 stay as they are: who reads it says what they become.
 std::string quoted(const std::string& text);
 
 }  // namespace blink::shim

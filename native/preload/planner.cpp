@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "log.h"
+#include "memory_file.h"
 
 namespace blink::shim {
 namespace {
@@ -26,14 +26,14 @@ namespace {
 constexpr int kTickMs = 20;        // between two looks whether it has ended
 constexpr double kReapS = 2;       // for a killed process to end; one that hangs in the kernel may take longer
 constexpr int kFirstDescriptor = 3;
-constexpr std::size_t kMostOutBytes = 64 << 10, kMostErrBytes = 16 << 10;
+constexpr std::size_t kMostOutBytes = 64 << 10, kMostFileBytes = 64 << 20, kMostErrBytes = 16 << 10;
 constexpr char kWarning[] = "blink planner: warning: ";
 constexpr const char* kModule = "blinkccl.nccl.planner";
 constexpr const char* kOurs[] = {"libblink.so", "libblink_mpi.so", "libblink_mpi4.so"};
 constexpr int kMostLogged = 20;  // lines of its stderr
 
 struct Ended {
-  bool started = false, in_time = false;
+  bool started = false, in_time = false, too_much = false;
   bool known = false;  // false: the program that we are in has reaped it, and how it ended is lost
   int status = 0;      // of waitpid
   std::string why;     // where it did not start
@@ -42,66 +42,39 @@ struct Ended {
 
 class Descriptor {
  public:
-  explicit Descriptor(int descriptor = -1) : descriptor_(descriptor) {}
-  Descriptor(Descriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  ~Descriptor() { close(); }
-  void close() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    descriptor_ = -1;
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (descriptor_ >= 0) close(descriptor_);
   }
   int get() const { return descriptor_; }
-  bool open() const { return descriptor_ >= 0; }
 
  private:
-  int descriptor_;
+  const int descriptor_;
 };
 
-// Above 0, 1 and 2, which are free where the program has closed its own: the child's must not land on each other.
-Descriptor above_standard(int descriptor) {
-  if (descriptor < 0 || descriptor >= kFirstDescriptor) return Descriptor(descriptor);
-  const Descriptor low(descriptor);
-  return Descriptor(fcntl(descriptor, F_DUPFD_CLOEXEC, kFirstDescriptor));
-}
-
-// What the child reads: a file without a name, so that nobody has to wait until it has read it.
-Descriptor file_of(const std::string& input) {
-  Descriptor file = above_standard(memfd_create("blink-planner-input", MFD_CLOEXEC));
-  for (std::size_t at = 0; file.open() && at < input.size();) {
-    const ssize_t written = write(file.get(), input.data() + at, input.size() - at);
-    if (written > 0) at += static_cast<std::size_t>(written);
-    if (written < 0 && errno != EINTR) file.close();
-  }
-  if (file.open()) lseek(file.get(), 0, SEEK_SET);
+// One of the child's standard files: in memory, so that nobody has to wait until it is read. It appends, as others may
+// open it anew by its name. Above 0, 1 and 2, which are free where the program has closed its own: the child's must not
+// land on each other.
+int standard_file(const std::string& content) {
+  const Descriptor low(memory_file("blink-planner"));
+  const int file = fcntl(low.get(), F_DUPFD_CLOEXEC, kFirstDescriptor);
+  if (file < 0 || !write_all(file, content) || lseek(file, 0, SEEK_SET) != 0) return file;
+  fcntl(file, F_SETFL, O_APPEND);
   return file;
 }
 
-// What the child writes to: our end, which does not block, and its own. A pipe, as a script may open it again by name.
-struct Output {
-  Descriptor ours, theirs;
+std::size_t size_of(const Descriptor& file) { return static_cast<std::size_t>(std::max<off_t>(lseek(file.get(), 0, SEEK_END), 0)); }
 
-  bool open() {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) return false;
-    ours = above_standard(ends[0]);
-    theirs = above_standard(ends[1]);
-    return ours.open() && theirs.open() && fcntl(ours.get(), F_SETFL, O_NONBLOCK) == 0;
-  }
-  // What is there to be read; the caller looks at it when it is much, and comes back.
-  void take(std::string* text) {
-    std::array<char, 4096> buffer;
-    while (ours.open() && text->size() <= kMostOutBytes) {
-      const ssize_t got = read(ours.get(), buffer.data(), buffer.size());
-      if (got > 0) text->append(buffer.data(), static_cast<std::size_t>(got));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      if (got <= 0) ours.close();
-    }
-  }
-};
+// The last `most` bytes.
+std::string end_of(const Descriptor& file, std::size_t most) {
+  const std::size_t size = size_of(file);
+  std::string text(std::min(size, most), '\0');
+  const ssize_t got = pread(file.get(), &text[0], text.size(), static_cast<off_t>(size - text.size()));
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
 
 // Descriptors that the child would inherit. One that another thread opens right now may be missed.
 std::vector<int> inherited() {
@@ -219,34 +192,24 @@ class Child {
 Ended run_child(const std::vector<std::string>& words, const std::vector<std::string>& variables,
                 const std::string& input, const Deadline& deadline) {
   Ended ended;
-  Descriptor in = file_of(input);
-  Output out, err;
-  if (!in.open() || !out.open() || !err.open()) {
-    ended.why = std::strerror(errno);
-    return ended;
-  }
-  const auto take = [&] {
-    out.take(&ended.out);
-    err.take(&ended.err);
-    if (ended.err.size() > kMostErrBytes) ended.err.erase(0, ended.err.size() - kMostErrBytes);
-  };
+  const Descriptor in(standard_file(input)), out(standard_file("")), err(standard_file(""));
   pid_t pid = -1;
-  const int error = start(words, variables, {in.get(), out.theirs.get(), err.theirs.get()}, &pid);
-  out.theirs.close();
-  err.theirs.close();
+  const bool there = in.get() >= 0 && out.get() >= 0 && err.get() >= 0;
+  const int error = there ? start(words, variables, {in.get(), out.get(), err.get()}, &pid) : errno;
   if (error != 0) {
     ended.why = std::strerror(error);
     return ended;
   }
   ended.started = true;
   Child child(pid);
-  while (!(ended.in_time = child.has_ended()) && !deadline.passed() && ended.out.size() <= kMostOutBytes) {
-    std::array<pollfd, 2> set = {{{out.ours.get(), POLLIN, 0}, {err.ours.get(), POLLIN, 0}}};
-    poll(set.data(), set.size(), std::min(kTickMs, deadline.left_ms()));  // descriptors of −1 are passed over
-    take();
+  const auto written_too_much = [&] { return size_of(out) > kMostOutBytes || size_of(err) > kMostFileBytes; };
+  while (!(ended.in_time = child.has_ended()) && !deadline.passed() && !written_too_much()) {
+    poll(nullptr, 0, std::min(kTickMs, deadline.left_ms()));
   }
   child.end(&ended);
-  take();
+  ended.too_much = written_too_much();
+  ended.out = end_of(out, kMostOutBytes);
+  ended.err = end_of(err, kMostErrBytes);
   return ended;
 }
 
@@ -297,7 +260,7 @@ std::string how_it_ended(int status) {
 
 // Why it has no answer, of one that has run; empty if there is one, then in `line`.
 std::string trouble(const Ended& ended, std::string* line) {
-  if (!ended.in_time && ended.out.size() > kMostOutBytes) return "has written too much to its stdout";
+  if (ended.too_much) return "has written too much";
   if (!ended.in_time) return "has not ended by its deadline (BLINK_PLAN_TIMEOUT)";
   const std::vector<std::string> lines = lines_of(ended.out);
   const std::string refused = "refused ", last = lines.empty() ? "" : lines.back();

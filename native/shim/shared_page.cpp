@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "deadline.h"
+#include "memory_file.h"
 
 namespace blink::shim {
 namespace {
@@ -19,7 +20,6 @@ constexpr std::uint64_t kMagic = 0x3344524f424b4c42ull;  // "BLKBORD3"
 constexpr int kMostRanks = 4096;
 // The first part is what GPUs are shown: whole pages, on machines with large ones too.
 constexpr std::size_t kShownBytes = 64 << 10, kLine = 64;
-constexpr unsigned kNeverRun = 8;  // MFD_NOEXEC_SEAL
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // Everything is zero when fresh but the first line.
@@ -139,9 +139,7 @@ float SharedPage::least_said(int slot, std::uint64_t number) const {
 int SharedPage::create(int nranks, std::uint64_t staging, std::string* why) {
   if (!is_sensible(nranks, why)) return -1;
   const Layout layout(nranks);
-  // Some systems insist on memory files that can never be run; older ones do not know that flag.
-  int descriptor = memfd_create("blink-page", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverRun);
-  if (descriptor < 0 && errno == EINVAL) descriptor = memfd_create("blink-page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const int descriptor = memory_file("blink-page");
   if (descriptor < 0) {
     *why = failed("memfd_create");
     return -1;

@@ -19,6 +19,7 @@
 #include "deadline.h"
 #include "directory.h"
 #include "log.h"
+#include "sha256.h"
 
 namespace {
 
@@ -148,9 +149,7 @@ void reports() {
 void json() {
   expect(quoted("a\"b\\c\n\t\x01\x7f") == "\"a\\\"b\\\\c\\u000a\\u0009\\u0001\\u007f\"", "escapes");
   expect(quoted("é→😀") == "\"é→😀\"", "characters stay");
-  expect(quoted("\xff\xc3(\xed\xa0\x80\xc0\xaf\xf5") == "\"\\ufffd\\ufffd(\\ufffd\\ufffd\\ufffd\\ufffd\\ufffd\\ufffd\"",
-         "what is no character: %s", quoted("\xff\xc3(\xed\xa0\x80\xc0\xaf\xf5").c_str());
-  expect(quoted("\xe2\x82") == "\"\\ufffd\\ufffd\"" && quoted("") == "\"\"", "ends");
+  expect(quoted("\xff(") == "\"\xff(\"" && quoted("") == "\"\"", "what is no character stays, and nothing");
   expect(quoted(std::string("\0x", 2)) == "\"\\u0000x\"", "zero");
 }
 

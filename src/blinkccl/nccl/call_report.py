@@ -103,7 +103,7 @@ def read_call_report(data: bytes) -> CallReport:
         if not text.strip():
             continue
         try:
-            line = msgspec.json.decode(text, type=ReportLine)
+            line = msgspec.json.decode(text.decode(errors="replace"), type=ReportLine)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             unread += 1
             continue

@@ -100,7 +100,7 @@ def read_peer_info(data: bytes) -> GpuJob:
     if len(data) > MAX_PEER_INFO_BYTES:
         raise LaunchError(f"the ranks' peer info has {len(data)} bytes, expected at most {MAX_PEER_INFO_BYTES}")
     try:
-        peers = msgspec.json.decode(data, type=list[GpuPeerInfo])
+        peers = msgspec.json.decode(data.decode(errors="replace"), type=list[GpuPeerInfo])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise LaunchError(f"no peer info: {error}; expected the JSON array that libblink.so writes") from None
     for position, peer in enumerate(peers):
