@@ -9,7 +9,7 @@
 namespace blink::shim {
 namespace {
 
-// An abort waits so long for kernels to give up, and no longer: what then still runs is left to deferred_release.cpp.
+// An abort waits so long for kernels to give up, and no longer: what then still runs ends later, or with the process.
 constexpr double kAbortSeconds = 1, kForeverSeconds = 1e9;
 
 // "1800", "0.5".
@@ -183,14 +183,14 @@ void Communicator::abort() {
   if (resources_ != nullptr && (resources_->engine->has_unseen_replays() || !resources_->engine->drain(0))) {
     give_up("aborted on rank " + std::to_string(place_.rank), Level::kInfo);
   }
-  release(kAbortSeconds);
+  release(kAbortSeconds, false);
 }
 
 void Communicator::finalize() {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
   // As long as kernels wait for peers, so do their owners, as NCCL's do.
-  release(timeout_s_ > 0 ? timeout_s_ + kAbortSeconds : kForeverSeconds);
+  release(timeout_s_ > 0 ? timeout_s_ + kAbortSeconds : kForeverSeconds, true);
   bootstrap_.reset();
   if (report_ != nullptr) report_->tell();
 }
@@ -319,7 +319,8 @@ void Communicator::give_up(const std::string& why, Level level) {
   log(level, "communicator " + key_.substr(0, 8) + ": " + why);
 }
 
-void Communicator::release(double patience_s) {
+// `frees`: the caller may wait for whatever runs on the GPU, as he does in NCCL. Who aborts may not: it may never end.
+void Communicator::release(double patience_s, bool frees) {
   if (resources_ == nullptr) return;
   if (!resources_->engine->drain(patience_s)) {
     if (!given_up_) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
@@ -327,12 +328,11 @@ void Communicator::release(double patience_s) {
     resources_->engine->drain(kAbortSeconds);
   }
   share_page(nullptr);
-  {
-    InContext context(resources_->engine->driver(), resources_->engine->context());
-    searches_.reset();
-  }
-  release_when_unmapped(std::move(resources_));
-  resources_ = nullptr;
+  const Driver& driver = resources_->engine->driver();
+  InContext context(driver, resources_->engine->context());
+  searches_.reset();
+  retire(std::move(resources_));
+  if (frees) pool::unregister_pages(driver);
 }
 
 }  // namespace blink::shim

@@ -89,7 +89,7 @@ class Communicator {
   bool aborted();
   void raise_abort();
   void give_up(const std::string& why, Level level = Level::kWarn);
-  void release(double patience_s);
+  void release(double patience_s, bool frees);
 
   const std::string key_;
   std::unique_ptr<Bootstrap> bootstrap_;

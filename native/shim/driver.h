@@ -61,7 +61,6 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(copy_on_device, "cuMemcpyDtoDAsync_v2", (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                        \
   X(ipc_get, "cuIpcGetMemHandle", (CUipcMemHandle*, CUdeviceptr))                                                     \
   X(ipc_open, "cuIpcOpenMemHandle_v2", (CUdeviceptr*, CUipcMemHandle, unsigned))                                      \
-  X(ipc_close, "cuIpcCloseMemHandle", (CUdeviceptr))                                                                  \
   X(stream_create, "cuStreamCreate", (CUstream*, unsigned))                                                           \
   X(stream_destroy, "cuStreamDestroy_v2", (CUstream))                                                                 \
   X(stream_synchronize, "cuStreamSynchronize", (CUstream))                                                            \
@@ -76,16 +75,16 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(event_query, "cuEventQuery", (CUevent))                                                                           \
   X(event_elapsed, "cuEventElapsedTime", (float*, CUevent, CUevent))                                                  \
   X(module_load, "cuModuleLoadData", (CUmodule*, const void*))                                                        \
-  X(module_unload, "cuModuleUnload", (CUmodule))                                                                      \
   X(module_function, "cuModuleGetFunction", (CUfunction*, CUmodule, const char*))                                     \
   X(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", (int*, CUfunction, int, std::size_t))                   \
   X(launch, "cuLaunchKernel",                                                                                         \
     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**))
 
-// What only copy engines take: nullptr where the driver has none.
+// What can be done without: nullptr where the driver has none.
 #define BLINK_DRIVER_EXTRAS(X)                                                                                        \
   X(write_value, "cuStreamWriteValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                    \
   X(wait_value, "cuStreamWaitValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                      \
+  X(context_id, "cuCtxGetId", (CUcontext, unsigned long long*))                                                        \
   X(stream_create_with_priority, "cuStreamCreateWithPriority", (CUstream*, unsigned, int))                            \
   X(stream_priorities, "cuCtxGetStreamPriorityRange", (int*, int*))
 

@@ -18,10 +18,6 @@ namespace {
 
 constexpr CUresult kPeerAlreadyEnabled = 704;
 constexpr unsigned kIpcLazyPeerAccess = 1;
-// The driver hands out smaller pieces of blocks of this size, and exports whole blocks to other processes.
-constexpr std::size_t kBlock = 2 << 20;
-
-std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 constexpr std::size_t kWordsOfCopies = 2048;  // in the status page
 constexpr char kFold[] = "blink_fold";
 constexpr std::size_t kCapturesAtOnce = 8;  // more of one communicator, with calls in turn, are not kept apart
@@ -66,7 +62,7 @@ bool Engine::ok(CUresult result, const char* what, std::string* why) const {
 }
 
 std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
-                                     SharedPage* page, std::string* why) {
+                                     std::shared_ptr<SharedPage> page, std::string* why) {
   std::unique_ptr<Engine> engine(new Engine(driver, bundle, rank));
   engine->ordinal_ = device;
   int major = 0;
@@ -77,6 +73,7 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
                      engine->ok(driver.primary_retain(&engine->context_, engine->device_), "cuDevicePrimaryCtxRetain",
                                 why);
   if (!found) return nullptr;
+  engine->kept_ = pool::place_of(driver, engine->context_, device);
   engine->arch_ = "sm_" + std::to_string(major) + std::to_string(minor);
   InContext context(driver, engine->context_);
   if (!context) {
@@ -84,29 +81,27 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
     return nullptr;
   }
   if (!engine->allocate(why) || !engine->load(why) || !engine->reserve_blocks(sharing, why) ||
-      !engine->share_host_memory(page, why) || !engine->share_staging(page, why)) {
+      !engine->share_host_memory(std::move(page), why) || !engine->share_staging(why)) {
     return nullptr;
   }
   return engine;
 }
 
+// The segment, and behind it the table of connections and what it takes to try them.
 bool Engine::allocate(std::string* why) {
-  const std::size_t needed = std::max<std::size_t>(bundle_.segments[static_cast<std::size_t>(rank_)], 1);
-  const std::size_t bytes = (needed + kBlock - 1) / kBlock * kBlock;
-  const std::size_t table =
-      std::max<std::size_t>(bundle_.connections.size(), 1) * (sizeof(Connection) + PeerWriteProbe::kProbeBytes);
+  const std::size_t table = (bundle_.segments[static_cast<std::size_t>(rank_)] + 255) / 256 * 256;
+  const std::size_t bytes = table + bundle_.connections.size() * (sizeof(Connection) + PeerWriteProbe::kProbeBytes);
+  if (!pool::take(driver_, kept_, bytes, &arena_, why)) return false;
+  table_ = arena_.segment + table;
   return ok(driver_.stream_create(&setup_stream_, kStreamNonBlocking), "cuStreamCreate", why) &&
          ok(driver_.event_create(&last_event_, kEventDisableTiming), "cuEventCreate", why) &&
          ok(driver_.event_create(&joined_, kEventDisableTiming), "cuEventCreate", why) &&
-         ok(driver_.mem_alloc(&segment_, bytes), "cuMemAlloc_v2 of the staging segment", why) &&
-         ok(driver_.mem_alloc(&table_, table), "cuMemAlloc_v2 of the connection table", why) &&
-         ok(driver_.memset_async(segment_, 0, bytes, setup_stream_), "cuMemsetD8Async", why) &&
+         ok(driver_.memset_async(arena_.segment, 0, bytes, setup_stream_), "cuMemsetD8Async", why) &&
          ok(driver_.event_record(last_event_, setup_stream_), "cuEventRecord", why) &&
          ok(driver_.stream_synchronize(setup_stream_), "cuStreamSynchronize", why);
 }
 
 bool Engine::load(std::string* why) {
-  std::map<std::uint32_t, CUmodule> loaded;
   for (const Bundle::Program& program : bundle_.programs) {
     const auto images = bundle_.images_of(program);
     const auto image = std::find_if(images.begin(), images.end(), [this](std::uint32_t one) {
@@ -116,26 +111,23 @@ bool Engine::load(std::string* why) {
       *why = "the plan has no code for " + arch_ + " of " + name_of(program.kind());
       return false;
     }
-    if (loaded.find(*image) == loaded.end()) {
-      std::string code;
-      if (!bundle_.read_image(bundle_.images[*image], &code, why)) return false;
-      const std::string what = "cuModuleLoadData of " + bundle_.file_of(bundle_.images[*image]);
-      CUmodule module = nullptr;
-      if (!ok(driver_.module_load(&module, code.data()), what.c_str(), why)) return false;
-      modules_.push_back(module);
-      loaded[*image] = module;
+    const Bundle::Image& code = bundle_.images[*image];
+    CUmodule module = nullptr;
+    if (!pool::module(driver_, kept_, bundle_.file_of(code),
+                      [&](std::string* content) { return bundle_.read_image(code, content, why); }, &module, why)) {
+      return false;
     }
     Kernels kernels;
     for (const Bundle::Protocol protocol : {Bundle::kSimple, Bundle::kLL, Bundle::kLL128}) {
       if (!program.has(protocol)) continue;
       const std::string name = bundle_.kernel_of(program, protocol);
-      if (!ok(driver_.module_function(&kernels.by_protocol[protocol], loaded[*image], name.c_str()),
+      if (!ok(driver_.module_function(&kernels.by_protocol[protocol], module, name.c_str()),
               ("cuModuleGetFunction of " + name).c_str(), why)) {
         return false;
       }
     }
     if (program.has(Bundle::kCopies) &&
-        !ok(driver_.module_function(&kernels.fold, loaded[*image], kFold),
+        !ok(driver_.module_function(&kernels.fold, module, kFold),
             ("cuModuleGetFunction of " + std::string(kFold)).c_str(), why)) {
       return false;
     }
@@ -172,47 +164,33 @@ void Engine::use_parts(std::uint32_t parts) {
   blocks_.keep(parts);
 }
 
-bool Engine::share_host_memory(SharedPage* page, std::string* why) {
-  page_ = page;
-  // Shared: a fork must not part this process from the page that the GPU writes.
-  void* status = mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (status == MAP_FAILED) {
-    *why = std::string("mmap: ") + std::strerror(errno);
-    return false;
-  }
+bool Engine::share_host_memory(std::shared_ptr<SharedPage> page, std::string* why) {
   const unsigned flags = kHostRegisterPortable | kHostRegisterDeviceMap;
-  CUdeviceptr page_device = 0;
-  if (!ok(driver_.host_register(status, page_bytes(), flags), "cuMemHostRegister of the status page", why)) {
-    munmap(status, page_bytes());
+  CUdeviceptr shown = 0;
+  page_ = std::move(page);
+  if (!ok(driver_.host_register(page_->memory(), page_->bytes(), flags), "cuMemHostRegister of the shared page", why) ||
+      !ok(driver_.host_device_pointer(&shown, page_->memory(), 0), "cuMemHostGetDevicePointer", why)) {
     return false;
   }
-  status_ = static_cast<Status*>(status);
-  if (!ok(driver_.host_device_pointer(&status_device_, status, 0), "cuMemHostGetDevicePointer", why) ||
-      !ok(driver_.host_register(page->memory(), page->bytes(), flags), "cuMemHostRegister of the shared page", why)) {
-    return false;
-  }
-  registered_ = page->memory();
-  if (!ok(driver_.host_device_pointer(&page_device, registered_, 0), "cuMemHostGetDevicePointer", why)) return false;
-  const char* word = reinterpret_cast<const char*>(const_cast<const std::uint32_t*>(page->abort_word()));
-  abort_device_ = page_device + static_cast<CUdeviceptr>(word - static_cast<const char*>(registered_));
+  const char* word = reinterpret_cast<const char*>(const_cast<const std::uint32_t*>(page_->abort_word()));
+  abort_device_ = shown + static_cast<CUdeviceptr>(word - static_cast<const char*>(page_->memory()));
   return true;
 }
 
-bool Engine::share_staging(SharedPage* page, std::string* why) {
+bool Engine::share_staging(std::string* why) {
   const std::uint64_t bytes = bundle_.memory_bytes();
   if (bytes == 0) return true;
-  if (page->staging_bytes() < bytes) {
+  if (page_->staging_bytes() < bytes) {
     *why = "the plan stages messages in " + std::to_string(bytes) + " bytes of host memory, the ranks share " +
-           std::to_string(page->staging_bytes());
+           std::to_string(page_->staging_bytes());
     return false;
   }
   const unsigned flags = kHostRegisterPortable | kHostRegisterDeviceMap;
-  if (!ok(driver_.host_register(page->staging(), page->staging_bytes(), flags),
+  if (!ok(driver_.host_register(page_->staging(), page_->staging_bytes(), flags),
           "cuMemHostRegister of the memory for staging", why)) {
     return false;
   }
-  staging_ = page->staging();
-  return ok(driver_.host_device_pointer(&staging_device_, staging_, 0), "cuMemHostGetDevicePointer", why);
+  return ok(driver_.host_device_pointer(&staging_device_, page_->staging(), 0), "cuMemHostGetDevicePointer", why);
 }
 
 // Where this GPU finds the segments: 0 for a peer into which no connection leads; then the memories.
@@ -232,9 +210,9 @@ std::string Engine::address() const {
   char bus_id[64] = "";
   InContext context(driver_, context_);
   // Where handles cannot be made (some containers), ranks of the same process still reach each other.
-  const bool exported = context && driver_.ipc_get(&handle, segment_) == kCudaSuccess;
+  const bool exported = context && driver_.ipc_get(&handle, arena_.segment) == kCudaSuccess;
   const bool named = driver_.device_bus_id(bus_id, sizeof bus_id, device_) == kCudaSuccess && bus_id[0] != '\0';
-  return process_name() + " " + std::to_string(segment_) + " " + std::to_string(ordinal_) + " " +
+  return process_name() + " " + std::to_string(arena_.segment) + " " + std::to_string(ordinal_) + " " +
          (exported ? hex(handle.reserved, sizeof handle.reserved) : "-") + " " + (named ? bus_id : "?");
 }
 
@@ -273,11 +251,7 @@ bool Engine::map_peer(int peer, const std::string& address, std::string* why) {
     *why = whom + " cannot share its memory with other processes";
     return false;
   }
-  if (!ok(driver_.ipc_open(&entry.base, memory, kIpcLazyPeerAccess), ("cuIpcOpenMemHandle of " + whom).c_str(), why)) {
-    return false;
-  }
-  entry.opened = true;
-  return true;
+  return ok(driver_.ipc_open(&entry.base, memory, kIpcLazyPeerAccess), ("cuIpcOpenMemHandle of " + whom).c_str(), why);
 }
 
 // The other end's segment and, where a path leads over a GPU between the two, that one's.
@@ -297,7 +271,7 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
     *why = "the GPU's context cannot be made current";
     return false;
   }
-  peers_[static_cast<std::size_t>(rank_)].base = segment_;
+  peers_[static_cast<std::size_t>(rank_)].base = arena_.segment;
   std::vector<Connection> table(bundle_.connections.size());
   for (std::size_t i = 0; i < table.size(); ++i) {
     const Bundle::Connection& from = bundle_.connections[i];
@@ -307,7 +281,7 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
     const CUdeviceptr home = at[static_cast<std::size_t>(from.home)];
     const CUdeviceptr tail = at[static_cast<std::size_t>(from.tail_at())] + from.tail;
     const CUdeviceptr head = at[static_cast<std::size_t>(from.head_at())] + from.head;
-    const CUdeviceptr own = segment_ + (from.src == rank_ ? from.src_position : from.dst_position);
+    const CUdeviceptr own = arena_.segment + (from.src == rank_ ? from.src_position : from.dst_position);
     table[i] = {reinterpret_cast<char*>(home + from.ring), reinterpret_cast<char*>(home + from.lines),
                 reinterpret_cast<Word*>(tail), reinterpret_cast<Word*>(head), reinterpret_cast<Word*>(own)};
   }
@@ -375,11 +349,11 @@ bool Engine::open_copy_engines(std::string* why) {
   place.device = device_;
   place.context = context_;
   place.segments = segments();
-  place.staging = static_cast<char*>(staging_);
+  place.staging = static_cast<char*>(page_->staging());
   place.staging_device = staging_device_;
   place.staging_bytes = bundle_.memory_bytes();
-  place.words = reinterpret_cast<CopyEngines::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
-  place.words_device = status_device_ + kWordsOfCopies;
+  place.words = reinterpret_cast<CopyEngines::Words*>(reinterpret_cast<char*>(arena_.status) + kWordsOfCopies);
+  place.words_device = arena_.status_device + kWordsOfCopies;
   place.abort = page_->abort_word();
   copies_ = CopyEngines::open(driver_, bundle_, place, why);
   return copies_ != nullptr;
@@ -489,7 +463,7 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   if (protocol == Bundle::kCopies) return copies_->launch(program, call, stream);
   call.connections = reinterpret_cast<const Connection*>(table_);
   call.abort = reinterpret_cast<const std::uint32_t*>(abort_device_);
-  call.status = reinterpret_cast<Status*>(status_device_);
+  call.status = reinterpret_cast<Status*>(arena_.status_device);
   call.slot_bytes = bundle_.slot_bytes;
   call.line_bytes = bundle_.line_bytes;
   call.slots = bundle_.slots;
@@ -511,10 +485,10 @@ Status Engine::status() const {
   // The kernel that gives up stores code and connection as one word, after the rest; other blocks try to claim that word
   // before and after it (state.h).
   typedef Word __attribute__((may_alias)) AnyWord;
-  const Word first = __atomic_load_n(reinterpret_cast<const AnyWord*>(status_), __ATOMIC_ACQUIRE);
+  const Word first = __atomic_load_n(reinterpret_cast<const AnyWord*>(arena_.status), __ATOMIC_ACQUIRE);
   const auto code = static_cast<std::uint32_t>(first);
   if (code == kRunning) return {};
-  return {code, static_cast<std::uint32_t>(first >> 32), status_->sending, status_->channel, status_->position};
+  return {code, static_cast<std::uint32_t>(first >> 32), arena_.status->sending, arena_.status->channel, arena_.status->position};
 }
 
 bool Engine::drain(double seconds) {
@@ -529,39 +503,19 @@ bool Engine::drain(double seconds) {
   return true;
 }
 
-void Engine::close_peers() {
+// What peers have mapped stays mapped, as their memory stays theirs (pool.h).
+Engine::~Engine() {
   if (context_ == nullptr) return;
   InContext context(driver_, context_);
-  copies_.reset();  // their streams lead to the peers
-  for (Peer& peer : peers_) {
-    // Where the program has reset the GPU, these addresses may be somebody else's by now.
-    if (peer.opened && context) driver_.ipc_close(peer.base);
-    peer.opened = false;
-  }
-}
-
-Engine::~Engine() {
-  close_peers();
-  if (context_ == nullptr) return;
-  {
-    InContext context(driver_, context_);
-    if (!context) return;  // the program has reset the GPU
-    for (CUmodule module : modules_) driver_.module_unload(module);
-    if (registered_ != nullptr) driver_.host_unregister(registered_);
-    if (staging_ != nullptr) driver_.host_unregister(staging_);
-    if (status_ != nullptr) {
-      driver_.host_unregister(status_);
-      munmap(status_, page_bytes());
-    }
-    if (table_ != 0) driver_.mem_free(table_);
-    if (segment_ != 0) driver_.mem_free(segment_);
+  if (context) {  // else the program has reset the GPU
+    copies_.reset();
     // A graph that is still there names it, and CUDA does not say what becomes of a graph whose event is gone.
     if (joined_ != nullptr) driver_.event_destroy(joined_);
     if (last_event_ != nullptr && !in_graphs_) driver_.event_destroy(last_event_);
     for (const Captured& captured : captures_) driver_.event_destroy(captured.event);
     if (setup_stream_ != nullptr) driver_.stream_destroy(setup_stream_);
   }
-  driver_.primary_release(device_);
+  pool::give(kept_, arena_, std::move(page_));
 }
 
 }  // namespace blink::shim

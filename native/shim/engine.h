@@ -13,6 +13,7 @@
 #include "deadline.h"
 #include "driver.h"
 #include "peer_write_probe.h"
+#include "pool.h"
 #include "resident_blocks.h"
 #include "shared_page.h"
 
@@ -24,7 +25,8 @@ class Engine {
   // nullptr and `why`: no memory, no image for this GPU, a kernel that is missing, no room for the blocks.
   // `sharing`: how many ranks of the communicator use this GPU.
   static std::unique_ptr<Engine> open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
-                                      SharedPage* page, std::string* why);
+                                      std::shared_ptr<SharedPage> page, std::string* why);
+  // When all that was launched has ended, and this rank has told the others that it is done.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -73,12 +75,6 @@ class Engine {
   // All that was launched has ended, here and by replays so far; false if that takes longer than the deadline.
   bool drain(double seconds);
 
-  // How an engine ends: nothing is launched any more, so other communicators may have its blocks; …
-  void give_back_blocks() { blocks_.keep(0); }
-  // … when all ranks have got so far, the segments of the peers are closed; …
-  void close_peers();
-  // … and when all have closed them, its own segment is freed, with everything else, by the destructor.
-
   const Driver& driver() const { return driver_; }
   CUcontext context() const { return context_; }
 
@@ -87,8 +83,8 @@ class Engine {
   bool allocate(std::string* why);
   bool load(std::string* why);
   bool reserve_blocks(int sharing, std::string* why);
-  bool share_host_memory(SharedPage* page, std::string* why);
-  bool share_staging(SharedPage* page, std::string* why);
+  bool share_host_memory(std::shared_ptr<SharedPage> page, std::string* why);
+  bool share_staging(std::string* why);
   std::vector<CUdeviceptr> segments() const;
   bool map_peer(int peer, const std::string& address, std::string* why);
   bool map_for(const Bundle::Connection& connection, const std::vector<std::string>& addresses, std::string* why);
@@ -103,8 +99,7 @@ class Engine {
 
   struct Peer {
     CUdeviceptr base = 0;
-    bool opened = false;  // by IPC, to be closed
-    std::string gpu;      // its bus id
+    std::string gpu;  // its bus id
   };
   // The communicator's last launch in one capture.
   struct Captured {
@@ -123,21 +118,18 @@ class Engine {
   int ordinal_ = 0;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
+  std::uint64_t kept_ = 0;  // where the pool keeps what is on this GPU
   std::string arch_;
-  CUdeviceptr segment_ = 0, table_ = 0;
+  Arena arena_;  // with the words of copies_ in its status page
+  CUdeviceptr table_ = 0;
   std::vector<Peer> peers_;
-  std::vector<CUmodule> modules_;
   std::vector<Kernels> kernels_;
   ResidentBlocks blocks_;
   std::uint32_t parts_ = 0;
-  Status* status_ = nullptr;  // a page that the GPU sees; the words of copies_ are in it, too
-  SharedPage* page_ = nullptr;
+  std::shared_ptr<SharedPage> page_;
   std::unique_ptr<PeerWriteProbe> probe_;  // since connect()
   std::unique_ptr<CopyEngines> copies_;  // where a program is for copy engines
-  void* registered_ = nullptr;  // the page's memory,
-  void* staging_ = nullptr;     // and that behind it,
-  CUdeviceptr staging_device_ = 0;
-  CUdeviceptr status_device_ = 0, abort_device_ = 0;
+  CUdeviceptr staging_device_ = 0, abort_device_ = 0;
   CUstream setup_stream_ = nullptr;
   // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this
   // event and record it. Inside a capture they follow each other by an event of the capture.

@@ -116,7 +116,7 @@ std::string load(const Driver& cuda, const Place& place, int sharing, const std:
     return kRefused + std::string("the plan is for ") + std::to_string(resources->bundle.nranks) +
            " ranks, the communicator has " + std::to_string(place.nranks);
   }
-  resources->engine = Engine::open(cuda, resources->bundle, place.rank, place.device, sharing, resources->page.get(), &trouble);
+  resources->engine = Engine::open(cuda, resources->bundle, place.rank, place.device, sharing, resources->page, &trouble);
   if (resources->engine == nullptr) return kRefused + trouble;
   return kReady + resources->bundle.plan + " " + std::to_string(resources->engine->parts()) + " " + resources->engine->address();
 }
@@ -199,7 +199,7 @@ std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, doub
   }
   // Whatever this rank knows of the last round, a peer may have gone on and have its segment mapped: that is given back
   // as if the communicator had run.
-  if (resources->page != nullptr) release_when_unmapped(std::move(resources));
+  if (resources->page != nullptr) retire(std::move(resources));
   return nullptr;
 }
 

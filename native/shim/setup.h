@@ -31,12 +31,9 @@ struct Place {
 std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, double grace_s,
                                   const std::atomic<bool>& cancelled, std::string* why);
 
-// Gives back what a communicator had when no peer has it mapped any more. A peer's last store may still be on its way
-// when this rank has finished, and to free what another process has open is undefined. So when its own launches have
-// ended a rank says SharedPage::done(); when all have, each closes its peers' memory and says SharedPage::closed(); when
-// all have, each frees its own: in this call, or later in a thread of its own. What a peer has mapped is never freed:
-// where one has died, or its process has ended before it closed, it stays with this process. Where the setup failed
-// there may be no engine, but the page waits for this rank's word all the same.
-void release_when_unmapped(std::unique_ptr<Resources> resources);
+// Ends what a communicator had, when its launches have ended: now, or when another one ends. Then this rank says
+// SharedPage::done(), and its memory is kept for later communicators (pool.h). Where the setup failed there may be no
+// engine, but the page waits for this rank's word all the same. Waits for nothing and frees nothing, in any thread.
+void retire(std::unique_ptr<Resources> resources);
 
 }  // namespace blink::shim

@@ -84,7 +84,7 @@ bool is_search(int slot) { return slot >= 0 && slot < kSearches; }
 
 // What a rank needs no more.
 struct alignas(kLine) SharedPage::Flags {
-  std::atomic<std::uint32_t> done, closed;
+  std::atomic<std::uint32_t> done;
 };
 
 SharedPage::~SharedPage() { munmap(memory_, Layout(nranks_).bytes + staging_bytes_); }
@@ -97,18 +97,15 @@ std::size_t SharedPage::bytes() const { return kShownBytes; }
 void* SharedPage::staging() const { return memory_ + Layout(nranks_).bytes; }
 
 void SharedPage::done() { flags(rank_).done.store(1, std::memory_order_release); }
-bool SharedPage::all_done() const { return all(&Flags::done); }
-void SharedPage::closed() { flags(rank_).closed.store(1, std::memory_order_release); }
-bool SharedPage::all_closed() const { return all(&Flags::closed); }
 
 SharedPage::Flags& SharedPage::flags(int rank) const {
   static_assert(sizeof(Flags) == kLine, "as Layout has them");
   return reinterpret_cast<Flags*>(memory_ + Layout(nranks_).flags)[rank];
 }
 
-bool SharedPage::all(std::atomic<std::uint32_t> Flags::*flag) const {
+bool SharedPage::all_done() const {
   for (int rank = 0; rank < nranks_; ++rank) {
-    if ((flags(rank).*flag).load(std::memory_order_acquire) == 0) return false;
+    if (flags(rank).done.load(std::memory_order_acquire) == 0) return false;
   }
   return true;
 }

@@ -118,12 +118,9 @@ class SharedPage {
   void* staging() const;
   std::size_t staging_bytes() const { return staging_bytes_; }
 
-  // This rank writes into nobody's memory any more / all ranks have said so.
+  // This rank writes into nobody's memory any more / all ranks have said so: now memory may be used for something else.
   void done();
   bool all_done() const;
-  // This rank has no peer's memory mapped any more / all ranks have said so: now memory may be freed.
-  void closed();
-  bool all_closed() const;
 
   // --- one value for all ranks ------------------------------------------------------------------------------------
   // Call number `call` (0, 1, 2, … the same on all ranks) of search `slot`: the value to use, `initial` until rank 0
@@ -145,7 +142,6 @@ class SharedPage {
   SharedPage(unsigned char* memory, int nranks, int rank, std::size_t staging_bytes)
       : memory_(memory), nranks_(nranks), rank_(rank), staging_bytes_(staging_bytes) {}
   Flags& flags(int rank) const;
-  bool all(std::atomic<std::uint32_t> Flags::*flag) const;
   Agreement agreement(int slot) const;
 
   unsigned char* const memory_;

@@ -149,7 +149,6 @@ def test_algorithm_that_is_none(fallen) -> None:
     ("rank", "fault", "words"),
     [
         (1, "cuMemAlloc_v2:4:2", "out of memory) from cuMemAlloc_v2 of the staging segment"),
-        (2, "cuMemAlloc_v2:5:2", "out of memory) from cuMemAlloc_v2 of the connection table"),
         (0, "cuMemsetD8Async:1:2", "rank 0: CUDA_ERROR_OUT_OF_MEMORY"),
         (2, "cuIpcOpenMemHandle_v2:1:1", "rank 2: CUDA_ERROR_INVALID_VALUE (invalid argument) from cuIpcOpenMemHandle"),
         (0, "cuModuleLoadData:1:200", "rank 0: CUDA_ERROR_INVALID_IMAGE"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from preloaded import Preloaded
@@ -82,19 +84,27 @@ def test_rank_that_leaves_with_nothing_under_way(preloaded: Preloaded, scene: st
     assert [(line["what"], line["code"]) for one in outcome.ended for line in one.said] == [("left", 0)] * 3
 
 
-def test_memory_that_is_freed_during_a_capture(preloaded: Preloaded) -> None:
-    """By a thread of ours, which the capture of the program's own thread must survive."""
-    preloaded.scene("captures", odd=0).right()
+def test_aborts_wait_for_no_other_communicator(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Only NCCL's own memory is given back, which waits for all that runs on the GPU, as do these others."""
+    waits = {"cuMemFree_v2", "cuMemHostUnregister", "cuModuleUnload", "cuIpcCloseMemHandle", "cuCtxSynchronize"}
+
+    def called(name: str, **variables: object) -> list[Counter[str]]:
+        journals = [tmp_path / f"{name}{rank}" for rank in range(3)]
+        each = [{"BLINK_DOUBLE_JOURNAL": journal} for journal in journals]
+        preloaded.scene("leaves", odd=1, each=each, **variables).right()
+        words = [[line.split()[0] for line in journal.read_text().splitlines()] for journal in journals[1:]]
+        return [Counter(word for word in of_rank if word in waits) for of_rank in words]  # rank 0 has a planner
+
+    assert called("with") == called("without", LD_PRELOAD=None)
 
 
-def test_memory_comes_back(preloaded: Preloaded) -> None:
-    """Once no peer has it mapped: the double of the driver ends a process that frees what another one has open."""
-    outcome = preloaded.scene("freed", odd=1, timeout_s=40).right()
-    assert [line["what"] for one in outcome.ended for line in one.said] == ["had memory"] * 3
-
-
-def test_memory_comes_back_where_a_rank_cannot_map_its_peers(preloaded: Preloaded) -> None:
-    """The others have mapped each other by then."""
-    fault = [{}, {}, {"BLINK_DOUBLE_FAIL": "cuIpcOpenMemHandle_v2:2:1"}]
-    outcome = preloaded.scene("freed", odd=1, each=fault, timeout_s=40).right()
-    assert outcome.reached_nccl()["AllReduce"] == 3
+@pytest.mark.parametrize("fault", ["", "cuIpcOpenMemHandle_v2:2:1"])
+def test_memory_is_used_again(preloaded: Preloaded, fault: str) -> None:
+    """By the next communicator; also where a rank cannot map its peers, who have mapped each other by then."""
+    each = [{}, {}, {"BLINK_DOUBLE_FAIL": fault or None}]
+    outcome = preloaded.scene("followed", odd=1, each=each, timeout_s=60).right()
+    for one in outcome.ended:
+        taken = [line["seconds"] for line in one.said]
+        assert len(taken) == 3
+        assert taken[0] == taken[1] == taken[2] > 1 << 20
+    assert outcome.reached_nccl()["AllReduce"] == (3 if fault else 0)

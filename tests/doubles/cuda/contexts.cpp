@@ -128,6 +128,13 @@ CU_API cuCtxSetCurrent(CUcontext context) {
   return kSuccess;
 }
 
+CU_API cuCtxGetId(CUcontext context, unsigned long long* id) {
+  CU_ENTER(kDriver);
+  if (!id || device_of(context) < 0) return kInvalidContext;
+  *id = 1 + static_cast<unsigned long long>(device_of(context));
+  return kSuccess;
+}
+
 CU_API cuCtxGetCurrent(CUcontext* context) {
   CU_ENTER(kDriver);
   if (!context) return kInvalidValue;
