@@ -331,7 +331,7 @@ void Communicator::release(double patience_s, bool frees) {
   const Driver& driver = resources_->engine->driver();
   InContext context(driver, resources_->engine->context());
   searches_.reset();
-  retire(std::move(resources_));
+  release_when_ended(std::move(resources_));
   if (frees) pool::unregister_pages(driver);
 }
 

@@ -199,7 +199,7 @@ std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, doub
   }
   // Whatever this rank knows of the last round, a peer may have gone on and have its segment mapped: that is given back
   // as if the communicator had run.
-  if (resources->page != nullptr) retire(std::move(resources));
+  if (resources->page != nullptr) release_when_ended(std::move(resources));
   return nullptr;
 }
 

@@ -34,6 +34,6 @@ std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, doub
 // Ends what a communicator had, when its launches have ended: now, or when another one ends. Then this rank says
 // SharedPage::done(), and its memory is kept for later communicators (pool.h). Where the setup failed there may be no
 // engine, but the page waits for this rank's word all the same. Waits for nothing and frees nothing, in any thread.
-void retire(std::unique_ptr<Resources> resources);
+void release_when_ended(std::unique_ptr<Resources> resources);
 
 }  // namespace blink::shim

@@ -10,7 +10,7 @@
 namespace blink::shim {
 namespace {
 
-struct Retired {
+struct Ended {
   std::mutex mutex;
   std::vector<std::unique_ptr<Resources>> all;
 };
@@ -23,11 +23,11 @@ bool has_ended(const std::unique_ptr<Resources>& one) {
 
 }  // namespace
 
-void retire(std::unique_ptr<Resources> resources) {
-  static Retired* const retired = new Retired;  // with the process
-  const std::lock_guard<std::mutex> lock(retired->mutex);
-  retired->all.push_back(std::move(resources));
-  retired->all.erase(std::remove_if(retired->all.begin(), retired->all.end(), has_ended), retired->all.end());
+void release_when_ended(std::unique_ptr<Resources> resources) {
+  static Ended* const ended = new Ended;  // with the process
+  const std::lock_guard<std::mutex> lock(ended->mutex);
+  ended->all.push_back(std::move(resources));
+  ended->all.erase(std::remove_if(ended->all.begin(), ended->all.end(), has_ended), ended->all.end());
 }
 
 }  // namespace blink::shim
