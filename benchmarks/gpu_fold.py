@@ -39,7 +39,7 @@ struct Bench {{
 }};
 }}
 
-extern "C" __global__ void __launch_bounds__({THREADS}) bench_fold(const __grid_constant__ blink::Bench bench) {{
+extern "C" __global__ void __launch_bounds__({THREADS}, blink::kBlocksAtOnce) bench_fold(const __grid_constant__ blink::Bench bench) {{
   using namespace blink;
   using namespace blink::device;
   __shared__ State state;
@@ -57,15 +57,16 @@ extern "C" __global__ void __launch_bounds__({THREADS}) bench_fold(const __grid_
       const char* const at = i < receives ? bench.source[i + 1] : bench.target[i - receives + 1];
       state.message[i] = const_cast<char*>(at) + first;
     }}
+    if (thread_index() == 0) {{
+      const Word left = bench.bytes - first;
+      const uint32_t bytes = static_cast<uint32_t>(left < bench.chunk_bytes ? left : bench.chunk_bytes);
+      state.job = job_of<Simple>(bench.source[0] + first, bench.target[0] + first, bytes, receives, sends, 0, 1);
+    }}
     barrier();
-    const Word left = bench.bytes - first;
-    const uint32_t bytes = static_cast<uint32_t>(left < bench.chunk_bytes ? left : bench.chunk_bytes);
-    const Job job =
-        job_of<Simple>(bench.source[0] + first, bench.target[0] + first, bytes, receives, sends, 0, 1);
     if (receives == 0) {{
-      fold_as<Simple, Untouched>(state, job);
+      fold_as<Simple, Untouched>(state);
     }} else {{
-      fold_as<Simple, FORMAT>(state, job);
+      fold_as<Simple, FORMAT>(state);
     }}
   }}
 }}

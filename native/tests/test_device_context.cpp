@@ -36,6 +36,7 @@ void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
   if (delay_ms[rank] > 0) linger(delay_ms[rank]);
   const bool root = rank == 0;
   const bool leaf = rank == kRanks - 1;
+  const Slice& slice = context.slice(0, 0, 0, 1, 1, 1);
   if (root) {
     context.open(up(1), down(1));
   } else if (leaf) {
@@ -43,7 +44,6 @@ void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
   } else {
     context.open(up(rank + 1), down(rank + 1), up(rank), down(rank));
   }
-  const Slice slice = context.slice(0, 0, 0, 1, 1, 1);
   const Word upward = kRanks - 1 - rank;
   const Word downward = rank + (reduces ? kRanks - 1 : 0);
   const Word end = blink::latest(slice.chunks + upward, slice.chunks + downward);
@@ -83,12 +83,12 @@ constexpr std::uint32_t kLeaves = 11;
 
 template <class Wire>
 void run_star(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
+  const Slice& slice = context.slice(0, 0, 0, 1, 1, 1);
   if (rank == 0) {
     context.open(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21);
   } else {
     context.open(rank - 1, kLeaves + rank - 1);
   }
-  const Slice slice = context.slice(0, 0, 0, 1, 1, 1);
   for (Word tick = 0; tick < slice.chunks + 1 && context.running(); ++tick) {
     if (rank == 0) {
       context.recv_reduce_copy_send(slice, tick, ends(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 3,

@@ -47,15 +47,16 @@ std::string describe(const Case& at, std::uint32_t wire) {
 }
 
 template <class Wire>
-blink::Slice whole(KernelContext<Wire>& context) {
+decltype(auto) whole(KernelContext<Wire>& context) {
   return context.slice(0, 0, 0, 1, 1, 1);
 }
 
 template <class Wire>
 void send_own(const Call& call, std::uint32_t connection) {
   run_block<Wire>(call, [&](KernelContext<Wire>& context) {
+    const blink::Slice& slice = whole(context);
     context.open(connection);
-    context.send(whole(context), 0, ends(0));
+    context.send(slice, 0, ends(0));
     context.close();
   });
 }
@@ -63,9 +64,9 @@ void send_own(const Call& call, std::uint32_t connection) {
 template <class Wire>
 void fold(const Call& call, const Case& at) {
   run_block<Wire>(call, [&](KernelContext<Wire>& context) {
-    context.open(0, 1, 2, 3);
     context.contributors(at.divisor);
-    const blink::Slice slice = whole(context);
+    const blink::Slice& slice = whole(context);
+    context.open(0, 1, 2, 3);
     const auto go = [&](auto from) {
       if (at.passes_on) {
         context.recv_reduce_copy_send(slice, 0, from, at.own_operand, ends(3), blink::complete);
@@ -86,8 +87,9 @@ void fold(const Call& call, const Case& at) {
 template <class Wire>
 void receive(const Call& call) {
   run_block<Wire>(call, [&](KernelContext<Wire>& context) {
+    const blink::Slice& slice = whole(context);
     context.open(3);
-    context.recv(whole(context), 0, 0);
+    context.recv(slice, 0, 0);
     context.close();
   });
 }

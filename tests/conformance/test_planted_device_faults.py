@@ -42,14 +42,15 @@ def fault(name: str, *edits: str, seen: bool | None = False) -> Fault:
 
 
 _READY = "«if (any_of_block(!ready)) return false;»"
-_SWEEP = "«sweep<Wire>(state, job);»"
-_EACH = "for (uint32_t i = thread_index(); i < receives + sends; i += threads())"
+_SWEEP = "«sweep<Wire>(state);»"
+_EACH = "for (uint32_t i = thread_index(); i < ends; i += threads())"
+_ENDS = "uint32_t{order.receives} + order.sends"
 _ADVANCE = f"«{_EACH} advance(state, state.sides[state.at[i]]);»"
 _PUBLISH = "«if (counter != nullptr) store_release(counter, side.position);»"
 _SIDE = "const Side& side = state.sides[state.at[i]];"
 _VOTE = "«Units<Wire>::warp_all(ready)»"
 _LL_READ = "«raw.low >> 32 == wanted && raw.high >> 32 == wanted»"
-_LL128_WRITE = "«store_halves(message + unit * 16, {data.low, unit % 8 == 7 ? flag(position) : data.high});»"
+_LL128_WRITE = "«store_halves(message + unit * 16, {data.low, has_flag(unit) ? flag(position) : data.high});»"
 _SYNC = "«Units<Wire>::warp_sync();»"
 
 # fmt: off
@@ -59,11 +60,11 @@ FAULTS = (
     fault("no barrier after the fold",
           "execute.h", "«any_of_block(!moved)»", "!moved"),
     fault("a tail is raised by a thread that has not waited for the others",
-          "execute.h", _SWEEP, f"""sweep<Wire>(state, job); {_EACH} {{ {_SIDE}
-              if (i >= receives && Units<Wire>::kCounted) store_release(side.tail, side.position + 1); }}"""),
+          "execute.h", _SWEEP, f"""sweep<Wire>(state); {_EACH.replace("ends", _ENDS)} {{ {_SIDE}
+              if (i >= order.receives && Units<Wire>::kCounted) store_release(side.tail, side.position + 1); }}"""),
     fault("a head is raised before the data have been read",
-          "execute.h", _READY, f"""if (any_of_block(!ready)) return false; {_EACH} {{ {_SIDE}
-              if (i < receives) store_release(side.head, side.position + 1); }}""", seen=None),
+          "execute.h", _READY, f"""if (any_of_block(!ready)) return false; {_EACH.replace("ends", _ENDS)} {{ {_SIDE}
+              if (i < order.receives) store_release(side.head, side.position + 1); }}""", seen=None),
     fault("slots are not wiped where flags come round",
           "execute.h", _SWEEP, ";", seen=True),
     fault("positions do not advance",
@@ -82,22 +83,31 @@ FAULTS = (
     fault("a message too few is waited for",
           "execute.h", "«load_relaxed(counter) + room < position + 1»", "load_relaxed(counter) + room < position",
           seen=True),
+    fault("the job is written behind the barrier",
+          "execute.h", "«if (thread_index() == 0) write_job<Wire>(state, slice, k, order);»", ";",
+          "execute.h", _READY, """if (any_of_block(!ready)) return false;
+              if (thread_index() == 0) { write_job<Wire>(state, slice, k, order); }"""),
+    fault("the job is read behind the last barrier",
+          "execute.h", "i < «receives» ?", "state.job.receives"),
+    fault("each thread cuts a slice that all share",
+          "context_block.h", "«device::thread_index() == count_++ * device::kWarp % device::threads()»",
+          "count_++ < kMostSlices"),
     fault("the stride of a warp in place of a block's",
           "fold.h", "«first += threads() * kBatch»", "first += kWarp * kBatch"),
     fault("units of a batch lie a warp apart in place of a block",
           "fold.h", "«first + n * threads()»", "first + n * kWarp"),
     fault("the last unit is left out",
-          "fold.h", "«unit(n) < job.units»", "unit(n) + 1 < job.units", seen=True),
+          "fold.h", "«unit(n) < state.job.units»", "unit(n) + 1 < state.job.units", seen=True),
     fault("lanes without a unit return before the vote",
-          "fold.h", "«if (!Units<Wire>::kFlagged || operand == job.own_operand_index) return true;»",
-          "if (!Units<Wire>::kFlagged || operand == job.own_operand_index || !live(0)) return true;"),
+          "fold.h", "«if (!Units<Wire>::kFlagged || operand == state.job.own_operand_index) return true;»",
+          "if (!Units<Wire>::kFlagged || operand == state.job.own_operand_index || !live(0)) return true;"),
     fault("each lane goes by its own flag",
           "fold.h", _VOTE, "ready"),
     fault("one ready lane is enough for its warp",
           "fold.h", _VOTE, "Units<Wire>::warp_any(ready)"),
     fault("a lane gives up without its warp",
-          "fold.h", "«Units<Wire>::warp_any(should_give_up(state, patience, job.message(operand), false))»",
-          "should_give_up(state, patience, job.message(operand), false)"),
+          "fold.h", "«Units<Wire>::warp_any(should_give_up(state, patience, receive, false))»",
+          "should_give_up(state, patience, receive, false)"),
     fault("lines are written by lanes that have not converged",
           "fold.h", f"state.position[send] : 0;\n      {_SYNC}", ";"),
     fault("lines are read by lanes that have not converged",
@@ -110,12 +120,12 @@ FAULTS = (
           "wires.h", _LL_READ, "raw.low >> 32 == wanted", seen=True),
     fault("LL128's flag is in another lane's hands",
           "wires.h", _LL128_WRITE,
-          "store_halves(message + unit * 16, {data.low, unit % 8 == 6 ? flag(position) : data.high});"),
+          "store_halves(message + unit * 16, {data.low, in_line(unit) == 6 ? flag(position) : data.high});"),
     fault("LL128's lines are plain stores",
           "wires.h", _LL128_WRITE,
-          "store_pair(message + unit * 16, {data.low, unit % 8 == 7 ? flag(position) : data.high});"),
+          "store_pair(message + unit * 16, {data.low, has_flag(unit) ? flag(position) : data.high});"),
     fault("LL128 does not look at its flag",
-          "wires.h", "«unit % 8 != 7 || raw.high == flag(position)»", "unit % 8 < 8"),
+          "wires.h", "«!has_flag(unit) || raw.high == flag(position)»", "unit % 8 < 8"),
     fault("LL128's lines are not cleared",
           "wires.h", "clear(char* message, uint32_t unit) { «store_halves(message + unit * 16, {0, 0});» }", ";",
           seen=True),

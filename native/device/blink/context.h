@@ -1,9 +1,10 @@
 // The interface of generated text: a kernel context runs the loop of one rank and channel, for one part.
 //
-//   context.open(…)         the channel's connections; each becomes an End, counted from 0
 //   context.largest(…)      the largest share, where they differ: all are cut into as many chunks, so that trees which
 //                           take turns on a link get it by their weights
-//   context.slice(…)        the part's own piece of a share; last where its first piece lies, in kTurns-ths of all parts
+//   context.slice(…)        the part's own piece of a share, there after open(); last where its first piece lies, in
+//                           kTurns-ths of all parts
+//   context.open(…)         the channel's connections; each becomes an End, counted from 0
 //   context.recv_reduce_…   the execution of one role each (blinkccl/schedule/program.py says what one does)
 //   context.close()
 //
@@ -33,7 +34,7 @@ struct LL128 {
 // A connection of the channel, in the order of open().
 typedef uint32_t End;
 // The own data do not join a reduction.
-constexpr uint32_t kNoOwnOperand = 0xffffffffu;
+constexpr uint32_t kNoOwnOperand = 0xff;
 
 enum Completion { partial = 0, complete = 1 };
 

@@ -11,28 +11,30 @@ namespace device {
 // So many ends of either kind fit into a word.
 constexpr uint32_t kPacked = 8;
 
-// One execution as generated text asks for it.
-struct Order {
-  Word from = 0, to = 0;  // ends, 8 bits each
-  uint32_t receives = 0, sends = 0;
-  uint32_t own_operand_index = 0;
-  uint32_t divisor = 1;
-  bool keeps = false;
-  bool noted = false;     // the ends are in the state, as there are too many of them
+// What the threads of a block share.
+struct Board {
+  State state;
+  Slice slices[kMostSlices];
+};
+
+// The ends of an execution.
+struct PackedEnds {
+  Word from = 0, to = 0;  // 8 bits each
+  bool noted = false;     // they are in the state, as there are too many of them
 };
 
 // Once per kernel and not once per execution: what a plan says is only numbers, so its code stays small.
 template <class Wire>
-BLINK_OUTLINE bool carry_out(State& state, const Slice slice, const Word k, const Order order) {
+BLINK_OUTLINE bool carry_out(State& state, const Slice& slice, const Word k, const Order order,
+                             const PackedEnds ends) {
   bool ready = true;
   for (uint32_t i = thread_index(); i < order.receives + order.sends; i += threads()) {
     const bool sending = i >= order.receives;
-    const Word packed = sending ? order.to >> (8 * (i - order.receives)) : order.from >> (8 * i);
-    const End end = order.noted ? state.at[i] : static_cast<End>(packed & 255);
+    const Word packed = sending ? ends.to >> (8 * (i - order.receives)) : ends.from >> (8 * i);
+    const End end = ends.noted ? state.at[i] : static_cast<End>(packed & 255);
     ready = await_end<Wire>(state, i, end, sending) && ready;
   }
-  return execute<Wire>(state, ready, chunk_of(state, slice, k), order.receives, order.sends, order.own_operand_index,
-                       order.keeps, order.divisor);
+  return execute<Wire>(state, ready, slice, k, order);
 }
 
 }  // namespace device
@@ -40,9 +42,9 @@ BLINK_OUTLINE bool carry_out(State& state, const Slice slice, const Word k, cons
 template <class Wire>
 class ContextBase {
  public:
-  BLINK_DEVICE ContextBase(device::State& state, const Call& call, uint32_t channel, uint32_t part)
-      : state_(state), average_(call.average) {
-    device::begin(state, call, channel, part);
+  BLINK_DEVICE ContextBase(device::Board& board, const Call& call, uint32_t channel, uint32_t part)
+      : state_(board.state), slices_(board.slices) {
+    device::begin(state_, call, channel, part);
   }
   ContextBase(const ContextBase&) = delete;
   ContextBase& operator=(const ContextBase&) = delete;
@@ -56,13 +58,27 @@ class ContextBase {
     device::open(state_, kCount);
   }
   BLINK_DEVICE void close() { device::close(state_); }
-  BLINK_DEVICE void contributors(uint32_t count) { contributors_ = count; }
+  // Before open().
+  BLINK_DEVICE void contributors(uint32_t count) {
+    if (device::thread_index() == 0) state_.contributors = count;
+  }
   BLINK_DEVICE bool running() const { return running_; }
 
-  BLINK_DEVICE void largest(Word num, Word den) { rounds_ = device::rounds_of(state_, num, den); }
-  BLINK_DEVICE Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-                           Word stop_den, Word turn = 0) const {
-    return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, turn, rounds_);
+  BLINK_DEVICE void largest(Word num, Word den) {
+    num_ = num;
+    den_ = den;
+  }
+  // Divisions take long: each slice is cut by a warp of its own, side by side. open() makes all wait for them.
+  BLINK_DEVICE const Slice& slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
+                                  Word stop_den, Word turn = 0) {
+    Slice& slice = slices_[count_];
+    if (device::thread_index() == count_++ * device::kWarp % device::threads()) {
+      const Word rounds = den_ == 0 ? 0 : device::rounds_of(state_, num_, den_);
+      const Slice piece =
+          device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, turn, rounds);
+      slice = piece;
+    }
+    return slice;
   }
 
  protected:
@@ -70,13 +86,9 @@ class ContextBase {
   BLINK_DEVICE void execute(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t own_operand_index,
                             const Ends<kTo>& to, bool keeps, Completion completion) {
     if (k >= slice.chunks || !running_) return;
-    device::Order order;
-    order.receives = kFrom;
-    order.sends = kTo;
-    order.own_operand_index = own_operand_index;
-    order.divisor = completion == complete && average_ != 0 ? contributors_ : 1;
-    order.keeps = keeps;
-    order.noted = kFrom > device::kPacked || kTo > device::kPacked;
+    const device::Order order = {kFrom, kTo, static_cast<uint8_t>(own_operand_index), keeps, completion == complete};
+    device::PackedEnds ends;
+    ends.noted = kFrom > device::kPacked || kTo > device::kPacked;
     if constexpr (kFrom > device::kPacked || kTo > device::kPacked) {
       constexpr int kReceives = kFrom;
       constexpr int kAll = kFrom + kTo;
@@ -85,10 +97,10 @@ class ContextBase {
       }
       device::barrier();
     } else {
-      order.from = pack(from);
-      order.to = pack(to);
+      ends.from = pack(from);
+      ends.to = pack(to);
     }
-    running_ = device::carry_out<Wire>(state_, slice, k, order);
+    running_ = device::carry_out<Wire>(state_, slice, k, order, ends);
   }
 
  private:
@@ -112,9 +124,9 @@ class ContextBase {
   }
 
   device::State& state_;
-  Word rounds_ = 0;
-  uint32_t average_;
-  uint32_t contributors_ = 1;
+  Slice* const slices_;
+  uint32_t count_ = 0;  // of slices
+  Word num_ = 0, den_ = 0;
   bool running_ = true;
 };
 
@@ -123,19 +135,19 @@ class ContextBase {
 // One block of a rank: channel number / parts, part number % parts.
 #ifdef BLINK_CUDA
 #define BLINK_ENTRY(name, Wire, function)                                                                         \
-  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads)                                             \
+  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads, ::blink::kBlocksAtOnce)                     \
       name(const __grid_constant__ ::blink::Call call) {                                                          \
-    __shared__ ::blink::device::State state;                                                                      \
+    __shared__ ::blink::device::Board board;                                                                      \
     const uint32_t channel = blockIdx.x / call.parts;                                                             \
-    ::blink::KernelContext<::blink::Wire> context(state, call, channel, blockIdx.x % call.parts);                 \
+    ::blink::KernelContext<::blink::Wire> context(board, call, channel, blockIdx.x % call.parts);                 \
     function(context, call.rank, channel);                                                                        \
   }
 #else  // for each of its threads
 #define BLINK_ENTRY(name, Wire, function)                                                                         \
   extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
-    auto& state = ::blink::device::block_state<::blink::device::State>();                                         \
+    auto& board = ::blink::device::block_state<::blink::device::Board>();                                         \
     const uint32_t channel = block / call->parts;                                                                 \
-    ::blink::KernelContext<::blink::Wire> context(state, *call, channel, block % call->parts);                    \
+    ::blink::KernelContext<::blink::Wire> context(board, *call, channel, block % call->parts);                    \
     function(context, call->rank, channel);                                                                       \
   }
 #endif

@@ -143,6 +143,11 @@ struct SmallFloat {
 template <class Bits, uint32_t kSize>
 struct OneByOne {
   static constexpr uint32_t kBytes = kSize;
+  BLINK_INLINE static void widen_two(uint32_t codes, float& first, float& second) {
+    constexpr uint32_t kMask = (1u << (8 * kSize)) - 1;
+    first = Bits::widen(codes & kMask);
+    second = Bits::widen(codes >> (8 * kSize) & kMask);
+  }
   BLINK_INLINE static uint32_t narrow_two(float first, float second) {
     return Bits::narrow(first) | Bits::narrow(second) << (8 * kSize);
   }
@@ -150,10 +155,10 @@ struct OneByOne {
 
 struct HalfBits : OneByOne<HalfBits, 2> {
 #ifdef BLINK_CUDA
-  BLINK_INLINE static float widen(uint32_t code) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(code)));
-    return value;
+  BLINK_INLINE static void widen_two(uint32_t codes, float& first, float& second) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(first), "=f"(second)
+        : "r"(codes));
   }
   BLINK_INLINE static uint32_t narrow(float value) {
     uint16_t code;
@@ -200,9 +205,10 @@ struct Narrow : FloatOps<float> {
   static constexpr uint32_t kWidth = 8 * Bits::kBytes;
 
   BLINK_INLINE static void widen(Word word, Acc (&to)[kCount]) {
-    constexpr uint32_t kMask = (1u << kWidth) - 1;
     BLINK_UNROLL
-    for (uint32_t i = 0; i < kCount; ++i) to[i] = Bits::widen(static_cast<uint32_t>(word >> (kWidth * i)) & kMask);
+    for (uint32_t i = 0; i < kCount; i += 2) {
+      Bits::widen_two(static_cast<uint32_t>(word >> (kWidth * i)), to[i], to[i + 1]);
+    }
   }
   BLINK_INLINE static Word narrow(const Acc (&from)[kCount]) {
     Word word = 0;
@@ -222,32 +228,34 @@ typedef Narrow<ByteBits<5, 2, true>> Float8E5M2;
 
 // ---- operations
 
-// a = a ∘ b, element by element. The operation is asked for once, not for each element.
-template <class Format, uint32_t kAccs>
-BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[kAccs][Format::kCount],
-                          const typename Format::Acc (&b)[kAccs][Format::kCount]) {
-#define BLINK_EACH(expression)                                     \
-  BLINK_UNROLL                                                     \
-  for (uint32_t n = 0; n < kAccs; ++n) {                           \
-    BLINK_UNROLL                                                   \
-    for (uint32_t i = 0; i < Format::kCount; ++i) a[n][i] = expression; \
-  }
+// Not an operation: a = b.
+constexpr uint32_t kTakesNext = 0xffffffffu;
+
+// a = a ∘ b, element by element of a word. The operation is asked for once, not for each element.
+template <class Format>
+BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[Format::kCount],
+                          const typename Format::Acc (&b)[Format::kCount]) {
+#define BLINK_EACH(expression) \
+  BLINK_UNROLL                 \
+  for (uint32_t i = 0; i < Format::kCount; ++i) a[i] = expression;
   typedef typename Format::Acc Acc;
-  if (op == BLINK_SUM) {
-    BLINK_EACH(Format::sum(a[n][i], b[n][i]))
+  if (op == kTakesNext) {
+    BLINK_EACH(b[i])
+  } else if (op == BLINK_SUM) {
+    BLINK_EACH(Format::sum(a[i], b[i]))
   } else if (op == BLINK_PROD) {
-    BLINK_EACH(Format::product(a[n][i], b[n][i]))
+    BLINK_EACH(Format::product(a[i], b[i]))
   } else if (op == BLINK_MIN) {
-    BLINK_EACH(Format::lesser(a[n][i], b[n][i]))
+    BLINK_EACH(Format::lesser(a[i], b[i]))
   } else if (op == BLINK_MAX) {
-    BLINK_EACH(Format::greater(a[n][i], b[n][i]))
+    BLINK_EACH(Format::greater(a[i], b[i]))
   } else if constexpr (Format::kBits) {
     if (op == BLINK_BAND) {
-      BLINK_EACH(static_cast<Acc>(a[n][i] & b[n][i]))
+      BLINK_EACH(static_cast<Acc>(a[i] & b[i]))
     } else if (op == BLINK_BOR) {
-      BLINK_EACH(static_cast<Acc>(a[n][i] | b[n][i]))
+      BLINK_EACH(static_cast<Acc>(a[i] | b[i]))
     } else {
-      BLINK_EACH(static_cast<Acc>(a[n][i] ^ b[n][i]))
+      BLINK_EACH(static_cast<Acc>(a[i] ^ b[i]))
     }
   }
 #undef BLINK_EACH
@@ -255,8 +263,8 @@ BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[kAccs][Format::
 
 // On bool, sum, max and bor are "or"; prod, min and band are "and". A bool is a byte, 0 or 1.
 BLINK_INLINE constexpr uint32_t op_of_bools(uint32_t op) {
-  constexpr uint32_t kMeaning[] = {BLINK_BOR, BLINK_BAND, BLINK_BAND, BLINK_BOR, BLINK_BAND, BLINK_BOR, BLINK_BXOR};
-  return kMeaning[op];
+  if (op == BLINK_BXOR) return BLINK_BXOR;
+  return op == BLINK_PROD || op == BLINK_MIN || op == BLINK_BAND ? BLINK_BAND : BLINK_BOR;
 }
 
 }  // namespace device

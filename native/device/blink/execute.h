@@ -34,7 +34,8 @@ BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
 
 // LL's flags come round: now and then a message wipes all that it leaves of its slot's lines.
 template <class Wire>
-BLINK_INLINE void sweep(const State& state, const Job& job) {
+BLINK_INLINE void sweep(const State& state) {
+  const Job& job = state.job;
   constexpr Word kEvery = Word{1} << 30;
   const uint32_t used = Units<Wire>::kFlagged ? Units<Wire>::count(job.bytes) : 0;
   for (uint32_t i = job.receives; i < job.receives + job.sends; ++i) {
@@ -57,22 +58,37 @@ BLINK_INLINE void step_back(const State& state, Side& side) {
   side.slot = (side.slot == 0 ? state.slots : side.slot) - 1;
 }
 
+// What an execution is asked to do with the ends that stand in state.at.
+struct Order {
+  uint8_t receives, sends;
+  uint8_t own_operand_index;
+  bool keeps, completes;
+};
+
+template <class Wire>
+BLINK_INLINE void write_job(State& state, const Slice& slice, Word k, const Order& order) {
+  const Chunk chunk = chunk_of(state, slice, k);
+  const uint32_t divisor = order.completes && state.average != 0 ? state.contributors : 1;
+  state.job = job_of<Wire>(chunk.source, order.keeps ? chunk.target : nullptr, chunk.bytes, order.receives,
+                           order.sends, order.own_operand_index, divisor);
+}
+
 // `ready`: this thread's ends are. False: given up.
 template <class Wire>
-BLINK_INLINE bool execute(State& state, bool ready, const Chunk& chunk, uint32_t receives, uint32_t sends,
-                          uint32_t own_operand_index, bool keeps, uint32_t divisor) {
+BLINK_INLINE bool execute(State& state, bool ready, const Slice& slice, Word k, const Order& order) {
+  if (thread_index() == 0) write_job<Wire>(state, slice, k, order);
   if (any_of_block(!ready)) return false;
-  char* const kept = keeps ? chunk.target : nullptr;
-  const Job job = job_of<Wire>(chunk.source, kept, chunk.bytes, receives, sends, own_operand_index, divisor);
-  const bool moved = fold<Wire>(state, job);
-  sweep<Wire>(state, job);
+  const bool moved = fold<Wire>(state);
+  sweep<Wire>(state);
+  const uint32_t receives = state.job.receives;
+  const uint32_t ends = receives + state.job.sends;
   // Before the barrier, so that whoever waits for an end next sees it.
-  for (uint32_t i = thread_index(); i < receives + sends; i += threads()) advance(state, state.sides[state.at[i]]);
+  for (uint32_t i = thread_index(); i < ends; i += threads()) advance(state, state.sides[state.at[i]]);
   if (any_of_block(!moved)) {
-    for (uint32_t i = thread_index(); i < receives + sends; i += threads()) step_back(state, state.sides[state.at[i]]);
+    for (uint32_t i = thread_index(); i < ends; i += threads()) step_back(state, state.sides[state.at[i]]);
     return false;
   }
-  for (uint32_t i = thread_index(); i < receives + sends; i += threads()) {
+  for (uint32_t i = thread_index(); i < ends; i += threads()) {
     // One store for whatever a thread has to tell: a release waits for all that was written before it.
     const Side& side = state.sides[state.at[i]];
     Word* const counter = i < receives ? side.head : Units<Wire>::kCounted ? side.tail : nullptr;

@@ -16,17 +16,17 @@ BLINK_INLINE void reduce(State& state, const Reduction& reduction, uint32_t bloc
   if (thread_index() == 0) {
     set_operation(state, reduction.dtype, reduction.op, reduction.scale_kind, reduction.scale,
                   reinterpret_cast<const char*>(reduction.scale));
+    const uint32_t bytes = left < reduction.piece_bytes ? left : reduction.piece_bytes;
+    state.job = job_of<Simple>(joins ? reduction.own + first : nullptr, reduction.target + first, bytes,
+                               reduction.receives, 0, joins ? reduction.own_operand_index : kNoOwnOperand,
+                               reduction.divisor);
   }
   for (uint32_t i = thread_index(); i < reduction.receives; i += threads()) {
     const char* const message = reduction.messages + static_cast<Word>(reduction.lines[i]) * kLineBytes;
     state.message[i] = const_cast<char*>(message) + first;
   }
   barrier();
-  const uint32_t bytes = left < reduction.piece_bytes ? left : reduction.piece_bytes;
-  const Job job =
-      job_of<Simple>(joins ? reduction.own + first : nullptr, reduction.target + first, bytes, reduction.receives, 0,
-                     joins ? reduction.own_operand_index : kNoOwnOperand, reduction.divisor);
-  fold<Simple>(state, job);
+  fold<Simple>(state);
 }
 
 }  // namespace device

@@ -37,7 +37,7 @@ static_assert(sizeof(Reduction) == sizeof(Call), "kernels of both kinds take as 
 
 #ifdef BLINK_CUDA
 #define BLINK_FOLD_ENTRY(name)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads)                                             \
+  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads, ::blink::kBlocksAtOnce)                     \
       name(const __grid_constant__ ::blink::Reduction reduction) {                                                \
     __shared__ ::blink::device::State state;                                                                      \
     ::blink::device::reduce(state, reduction, blockIdx.x);                                                        \

@@ -23,6 +23,22 @@ struct Side {
   uint32_t connection;
 };
 
+// What the current execution does to the data.
+struct Job {
+  const char* own;  // joins as operand number `own_operand_index`
+  char* kept;       // nullptr: not kept
+  uint32_t bytes;
+  uint32_t receives, sends;
+  uint32_t own_operand_index;    // kNoOwnOperand: the own data do not join
+  uint32_t divisor;
+  uint32_t units;   // of the message
+  uint32_t whole;   // so many of them, the first ones, are whole words of the own data
+
+  BLINK_INLINE bool joins() const { return own_operand_index != kNoOwnOperand; }
+  BLINK_INLINE uint32_t operands() const { return receives + (joins() ? 1 : 0); }
+  BLINK_INLINE uint32_t message(uint32_t operand) const { return operand > own_operand_index ? operand - 1 : operand; }
+};
+
 struct State {
   const char* input;
   char* output;
@@ -38,8 +54,11 @@ struct State {
   uint32_t piece_bytes;
   uint32_t ends;
   uint32_t stopped;  // given up
+  uint32_t average;  // of the call
+  uint32_t contributors;
 
   // The current execution: its receives, then its sends.
+  Job job;
   End at[kMostEnds];
   char* message[kMostEnds];
   Word position[kMostEnds];
@@ -84,6 +103,8 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32
     state.part = part;
     state.channel = channel;
     set_operation(state, call.dtype, call.op, call.scale_kind, call.scale, call.scale_at);
+    state.average = call.average;
+    state.contributors = 1;
     state.ends = 0;
     state.stopped = 0;
   }
@@ -125,7 +146,7 @@ BLINK_INLINE void close(State& state) {
 
 // The first block of the rank that gives up says why. `code` and `connection` are one word: a sign in the connection
 // claims the record while the code is still 0, and both are stored at once when the rest is there.
-BLINK_OUTLINE void give_up(State& state, uint32_t code, uint32_t connection, bool sending, Word position) {
+BLINK_INLINE void give_up(State& state, uint32_t code, uint32_t connection, bool sending, Word position) {
   store_shared(state.stopped, code);
   Status* const status = state.status;
   if (status == nullptr) return;
@@ -141,29 +162,36 @@ BLINK_OUTLINE void give_up(State& state, uint32_t code, uint32_t connection, boo
 #endif
 }
 
+// A clock of two registers' worth less than 64 bits: about a millisecond a tick, never 0.
+BLINK_INLINE uint32_t coarse_now() { return static_cast<uint32_t>(now_ns() >> 20) | 1; }
+
+// For how long, or whether at all: when the wait began, by the coarse clock, is returned; 0: given up.
+BLINK_OUTLINE uint32_t look_around(State& state, uint32_t since, uint32_t i, bool sending) {
+  if (load_shared(state.stopped) != 0) return 0;
+  uint32_t code = kRunning;
+  if (state.abort != nullptr && load_relaxed(state.abort) != 0) code = kAborted;
+  const uint32_t now = coarse_now();
+  if (since == 0) since = now;
+  if (code == kRunning && state.timeout_ns != 0) {
+    if (static_cast<Word>(now - since) << 20 >= state.timeout_ns) code = kTimedOut;
+  }
+  if (code == kRunning) return since;
+  give_up(state, code, state.sides[state.at[i]].connection, sending, state.position[i]);
+  return 0;
+}
+
 // How long something has been waited for.
 struct Patience {
-  Word since = 0;
   uint32_t spins = 0;
-  bool looked = false;
+  uint32_t since = 0;  // 0: nobody has looked at the clock
 };
 
 // To be asked between two looks at what is awaited: whether to give up, as message number i of the execution.
 BLINK_INLINE bool should_give_up(State& state, Patience& patience, uint32_t i, bool sending) {
   pause(patience.spins);
   if (++patience.spins % kSpinsPerLook != 0) return false;
-  if (load_shared(state.stopped) != 0) return true;
-  uint32_t code = kRunning;
-  if (state.abort != nullptr && load_relaxed(state.abort) != 0) code = kAborted;
-  if (code == kRunning && state.timeout_ns != 0) {
-    const Word now = now_ns();
-    if (!patience.looked) patience.since = now;
-    patience.looked = true;
-    if (now - patience.since >= state.timeout_ns) code = kTimedOut;
-  }
-  if (code == kRunning) return false;
-  give_up(state, code, state.sides[state.at[i]].connection, sending, state.position[i]);
-  return true;
+  patience.since = look_around(state, patience.since, i, sending);
+  return patience.since == 0;
 }
 
 }  // namespace device

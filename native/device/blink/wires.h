@@ -101,14 +101,18 @@ struct Units<LL128> : LineUnits {
   BLINK_INLINE static uint32_t whole(uint32_t bytes) { return bytes / 120 * 8; }
   // A warp stays together: it looks at 4 lines at a time, also where there are fewer.
   BLINK_INLINE static uint32_t padded(uint32_t units) { return (units + kWarp - 1) / kWarp * kWarp; }
-  BLINK_INLINE static uint32_t offset(uint32_t unit) { return unit / 8 * 120 + unit % 8 * 16; }
-  BLINK_INLINE static uint32_t width(uint32_t unit) { return unit % 8 == 7 ? 8 : 16; }
+  // Which unit of its line it is. Threads come in whole lines, so each has the same one of every line it looks at.
+  BLINK_INLINE static uint32_t in_line(uint32_t unit) { return (kWarp % 8 == 0 ? thread_index() : unit) % 8; }
+  BLINK_INLINE static bool has_flag(uint32_t unit) { return in_line(unit) == 7; }
+  // 120 bytes a line and 16 a unit.
+  BLINK_INLINE static uint32_t offset(uint32_t unit) { return unit * 15 + in_line(unit); }
+  BLINK_INLINE static uint32_t width(uint32_t unit) { return has_flag(unit) ? 8 : 16; }
   BLINK_INLINE static Pair load_own(const char* at, uint32_t unit) {
-    return {load<Word>(at), unit % 8 == 7 ? 0 : load<Word>(at + 8)};
+    return {load<Word>(at), has_flag(unit) ? 0 : load<Word>(at + 8)};
   }
   BLINK_INLINE static void store_own(char* at, uint32_t unit, const Pair& data) {
     store<Word>(at, data.low);
-    if (unit % 8 != 7) store<Word>(at + 8, data.high);
+    if (!has_flag(unit)) store<Word>(at + 8, data.high);
   }
 
   BLINK_INLINE static Word flag(Word position) { return position + 1; }
@@ -121,10 +125,10 @@ struct Units<LL128> : LineUnits {
 #ifdef BLINK_WHOLE_LINES
   BLINK_INLINE static bool read(const char* message, uint32_t unit, Word position, Pair& raw) {
     raw = load_halves(message + unit * 16);
-    return unit % 8 != 7 || raw.high == flag(position);
+    return !has_flag(unit) || raw.high == flag(position);
   }
   BLINK_INLINE static void write(char* message, uint32_t unit, Word position, const Pair& data) {
-    store_halves(message + unit * 16, {data.low, unit % 8 == 7 ? flag(position) : data.high});
+    store_halves(message + unit * 16, {data.low, has_flag(unit) ? flag(position) : data.high});
   }
 #else
   // Nobody keeps 128 bytes together here: the flag is written last and read first.
@@ -136,7 +140,7 @@ struct Units<LL128> : LineUnits {
   }
   static void write(char* message, uint32_t unit, Word position, const Pair& data) {
     auto* const words = reinterpret_cast<AnyWord*>(message + unit * 16);
-    if (unit % 8 != 7) return store_halves(message + unit * 16, data);
+    if (!has_flag(unit)) return store_halves(message + unit * 16, data);
     __atomic_store_n(words, data.low, __ATOMIC_RELAXED);
     store_release(words + 1, flag(position));
   }

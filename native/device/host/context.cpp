@@ -26,9 +26,12 @@ bool execute(State& state, const blink::Slice& slice, blink::Word k, const blink
     const blink::End end = sending ? execution.to[i - execution.receives] : execution.from[i];
     ready = blink::device::await_end<Wire>(state, i, end, sending);
   }
-  return blink::device::execute<Wire>(state, ready, blink::device::chunk_of(state, slice, k), execution.receives,
-                                      execution.sends, execution.own_operand_index, execution.keeps != 0,
-                                      execution.divisor);
+  state.contributors = execution.divisor;
+  const blink::device::Order order = {static_cast<std::uint8_t>(execution.receives),
+                                      static_cast<std::uint8_t>(execution.sends),
+                                      static_cast<std::uint8_t>(execution.own_operand_index), execution.keeps != 0,
+                                      execution.divisor > 1};
+  return blink::device::execute<Wire>(state, ready, slice, k, order);
 }
 
 }  // namespace

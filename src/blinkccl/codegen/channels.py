@@ -30,6 +30,7 @@ from blinkccl.schedule.wiring import name_role
 #: A warp looks after the counters of an execution: a thread for each end.
 MAX_ENDS = 32
 MAX_CHANNEL_ENDS = header("call.h").constants["kMostEnds"]
+MAX_CHANNEL_SLICES = header("call.h").constants["kMostSlices"]
 #: Up to here numerator · count does not overflow 64 bits for any buffer of a GPU.
 MAX_DENOMINATOR = 2**28
 
@@ -86,8 +87,9 @@ def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLo
 
     Connections will hold ``slots`` messages; None: as the program's channels say. UnsupportedError, which names the
     roles, if blocks that wait for all ends at once would deadlock, a role has more than :data:`MAX_ENDS` ends or a loop
-    more than :data:`MAX_CHANNEL_ENDS`, or a fraction is too fine. Cost: linear in roles and messages, but for
-    look-aheads beyond the slots: see :func:`~blinkccl.schedule.liveness.atomic_liveness_fault`.
+    more than :data:`MAX_CHANNEL_ENDS` or :data:`MAX_CHANNEL_SLICES` slices, or a fraction is too fine. Cost: linear in
+    roles and messages, but for look-aheads beyond the slots: see
+    :func:`~blinkccl.schedule.liveness.atomic_liveness_fault`.
     """
     _refuse(program)
     fault = _deadlock(program, slots)
@@ -112,6 +114,11 @@ def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLo
             raise UnsupportedError(
                 f"rank {loop.rank} has {ends} connections in channel {loop.channel}: generated code serves "
                 f"{MAX_CHANNEL_ENDS} per channel; lower the plan to more channels"
+            )
+        if len(loop.pieces) > MAX_CHANNEL_SLICES:
+            raise UnsupportedError(
+                f"rank {loop.rank} has {len(loop.pieces)} slices in channel {loop.channel}: generated code serves "
+                f"{MAX_CHANNEL_SLICES} per channel; lower the plan to more channels"
             )
     return loops
 

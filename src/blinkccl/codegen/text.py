@@ -121,7 +121,6 @@ def _function(words: Words, connections: tuple[int, ...], loop: ChannelLoop, lar
     lines += ["template <class Wire>", f"BLINK_DEVICE void {_name(loop)}(KernelContext<Wire>& context) {{"]
     if names:
         lines.append(_broken("  enum : End { ", names, " };"))
-    lines.append(_broken("  context.open(", ids, ");"))
     if loop.contributors > 1:
         lines.append(f"  context.contributors({loop.contributors});")
     if largest is not None:
@@ -129,6 +128,7 @@ def _function(words: Words, connections: tuple[int, ...], loop: ChannelLoop, lar
         part = "the whole block" if largest == 1 else f"{largest} of the block"
         lines.append(f"  context.largest({numbers});  // shares have as many chunks as one of {part}")
     lines += [_slice(words, piece) for piece in loop.pieces]
+    lines.append(_broken("  context.open(", ids, ");"))
     lines.append(_broken("  const Word end = latest(", [_end(words, loop, piece) for piece in loop.pieces], ");"))
     lines.append(f"  for (Word tick = {loop.first_tick}; tick < end && context.running(); ++tick) {{")
     for each in loop.executions:
@@ -148,7 +148,7 @@ def _slice(words: Words, piece: LocalSlice) -> str:
         *([piece.turn] if piece.turn else []),
     )
     part = "the whole block" if piece.stop - piece.start == 1 else f"{piece.start} … {piece.stop} of the block"
-    return f"  const Slice {words.slice(piece.slice)} = context.slice({', '.join(map(str, numbers))});  // {part}"
+    return f"  const Slice& {words.slice(piece.slice)} = context.slice({', '.join(map(str, numbers))});  // {part}"
 
 
 def _end(words: Words, loop: ChannelLoop, piece: LocalSlice) -> str:

@@ -17,8 +17,8 @@ using namespace blink;
 template <class Wire>
 BLINK_DEVICE void rank0_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
+  const Slice& tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   context.open(4, 0);
-  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 2);
   for (Word tick = 0; tick < end && context.running(); ++tick) {
     context.recv(tree0, tick - 2, from_gpu5);
@@ -33,8 +33,8 @@ BLINK_DEVICE void rank0_channel0(KernelContext<Wire>& context) {
 template <class Wire>
 BLINK_DEVICE void rank0_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
+  const Slice& tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   context.open(5, 1);
-  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree1.chunks + 3);
   for (Word tick = 1; tick < end && context.running(); ++tick) {
     context.recv(tree1, tick - 3, from_gpu5);
@@ -49,8 +49,8 @@ BLINK_DEVICE void rank0_channel1(KernelContext<Wire>& context) {
 template <class Wire>
 BLINK_DEVICE void rank1_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
+  const Slice& tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   context.open(6, 2);
-  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 2);
   for (Word tick = 0; tick < end && context.running(); ++tick) {
     context.recv(tree0, tick - 2, from_gpu5);
@@ -65,8 +65,8 @@ BLINK_DEVICE void rank1_channel0(KernelContext<Wire>& context) {
 template <class Wire>
 BLINK_DEVICE void rank1_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu6, to_gpu6 };
+  const Slice& tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   context.open(9, 3);
-  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree1.chunks + 4);
   for (Word tick = 0; tick < end && context.running(); ++tick) {
     context.recv(tree1, tick - 4, from_gpu6);
@@ -81,9 +81,9 @@ BLINK_DEVICE void rank1_channel1(KernelContext<Wire>& context) {
 template <class Wire>
 BLINK_DEVICE void rank2_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu1, from_gpu4, from_gpu6, to_gpu1, to_gpu4, to_gpu6 };
-  context.open(0, 2, 10, 4, 6, 7);
   context.contributors(4);
-  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  const Slice& tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(0, 2, 10, 4, 6, 7);
   const Word end = latest(tree0.chunks + 1);
   for (Word tick = 1; tick < end && context.running(); ++tick) {
     context.recv_reduce_copy_send(tree0, tick - 1, ends(from_gpu1, from_gpu4, from_gpu6), 2, ends(to_gpu1, to_gpu4,
@@ -97,9 +97,9 @@ BLINK_DEVICE void rank2_channel0(KernelContext<Wire>& context) {
 template <class Wire>
 BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };
-  context.open(1, 11, 5, 8);
   context.contributors(4);
-  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  const Slice& tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(1, 11, 5, 8);
   const Word end = latest(tree1.chunks + 2);
   for (Word tick = 2; tick < end && context.running(); ++tick) {
     context.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), complete);
@@ -113,8 +113,8 @@ BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {
 template <class Wire>
 BLINK_DEVICE void rank3_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
+  const Slice& tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   context.open(7, 10);
-  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 2);
   for (Word tick = 0; tick < end && context.running(); ++tick) {
     context.recv(tree0, tick - 2, from_gpu5);
@@ -129,8 +129,8 @@ BLINK_DEVICE void rank3_channel0(KernelContext<Wire>& context) {
 template <class Wire>
 BLINK_DEVICE void rank3_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu5, from_gpu4, to_gpu4, to_gpu5 };
+  const Slice& tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   context.open(8, 3, 9, 11);
-  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree1.chunks + 3);
   for (Word tick = 1; tick < end && context.running(); ++tick) {
     context.recv_copy_send(tree1, tick - 3, from_gpu5, ends(to_gpu4));

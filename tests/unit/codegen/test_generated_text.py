@@ -47,9 +47,9 @@ def test_the_root_of_a_tree() -> None:
         "template <class Wire>",
         "BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {",
         "  enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };",
-        "  context.open(1, 11, 5, 8);",
         "  context.contributors(4);",
-        "  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block",
+        "  const Slice& tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block",
+        "  context.open(1, 11, 5, 8);",
         "  const Word end = latest(tree1.chunks + 2);",
         "  for (Word tick = 2; tick < end && context.running(); ++tick) {",
         "    context.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), "
