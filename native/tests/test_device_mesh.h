@@ -62,8 +62,8 @@ void run_block(const blink::Call& call, Body body) {
   const std::string finding = blink::emulate::run(
       {1, 1, block_threads()},
       [&](std::uint32_t, std::uint32_t) {
-        auto& board = blink::device::block_state<blink::device::Board>();
-        blink::KernelContext<Wire> context(board, call, 0, 0);
+        auto& memory = blink::device::block_state<blink::device::BlockMemory>();
+        blink::KernelContext<Wire> context(memory, call, 0, 0);
         body(context);
       },
       options);

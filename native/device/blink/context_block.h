@@ -12,7 +12,7 @@ namespace device {
 constexpr uint32_t kPacked = 8;
 
 // What the threads of a block share.
-struct Board {
+struct BlockMemory {
   State state;
   Slice slices[kMostSlices];
 };
@@ -42,8 +42,8 @@ BLINK_OUTLINE bool carry_out(State& state, const Slice& slice, const Word k, con
 template <class Wire>
 class ContextBase {
  public:
-  BLINK_DEVICE ContextBase(device::Board& board, const Call& call, uint32_t channel, uint32_t part)
-      : state_(board.state), slices_(board.slices) {
+  BLINK_DEVICE ContextBase(device::BlockMemory& memory, const Call& call, uint32_t channel, uint32_t part)
+      : state_(memory.state), slices_(memory.slices) {
     device::begin(state_, call, channel, part);
   }
   ContextBase(const ContextBase&) = delete;
@@ -137,17 +137,17 @@ class ContextBase {
 #define BLINK_ENTRY(name, Wire, function)                                                                         \
   extern "C" __global__ void __launch_bounds__(::blink::kMostThreads, ::blink::kBlocksAtOnce)                     \
       name(const __grid_constant__ ::blink::Call call) {                                                          \
-    __shared__ ::blink::device::Board board;                                                                      \
+    __shared__ ::blink::device::BlockMemory memory;                                                               \
     const uint32_t channel = blockIdx.x / call.parts;                                                             \
-    ::blink::KernelContext<::blink::Wire> context(board, call, channel, blockIdx.x % call.parts);                 \
+    ::blink::KernelContext<::blink::Wire> context(memory, call, channel, blockIdx.x % call.parts);                \
     function(context, call.rank, channel);                                                                        \
   }
 #else  // for each of its threads
 #define BLINK_ENTRY(name, Wire, function)                                                                         \
   extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
-    auto& board = ::blink::device::block_state<::blink::device::Board>();                                         \
+    auto& memory = ::blink::device::block_state<::blink::device::BlockMemory>();                                  \
     const uint32_t channel = block / call->parts;                                                                 \
-    ::blink::KernelContext<::blink::Wire> context(board, *call, channel, block % call->parts);                    \
+    ::blink::KernelContext<::blink::Wire> context(memory, *call, channel, block % call->parts);                   \
     function(context, call->rank, channel);                                                                       \
   }
 #endif
