@@ -46,8 +46,10 @@ foreach(file IN LISTS tests)
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()
   if(name MATCHES "^test_emulated")
-    # Emulated memory is accessed by the machine, which is checked; the code of blocks has been, in test_device_*.
-    target_compile_options(${name} PRIVATE -fno-sanitize=all)
+    if(BLINK_SANITIZE MATCHES "address")
+      # Emulated memory is accessed by the machine, which is checked; the code of blocks has been, in test_device_*.
+      target_compile_options(${name} PRIVATE -fno-sanitize=all)
+    endif()
     target_link_libraries(${name} PRIVATE host_objects emulate_objects)
   elseif(name MATCHES "^test_shim_")
     target_link_libraries(${name} PRIVATE shim_objects bootstrap_objects)

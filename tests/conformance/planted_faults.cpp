@@ -19,6 +19,9 @@ int main(int count, char** arguments) {
     Run run(round % 2 == 0 ? Geometry{1, slots, 4096, 4096} : Geometry{2, slots, 256, 384});
     run.mesh.pretend(from);
     for (int i = 0; i < 6 && !noticed(); ++i, ++launched) test_any(run, random, "launch " + std::to_string(launched));
+#ifdef BLINK_REAL_THREADS  // their time is the system's
+    continue;
+#endif
     if (!noticed()) test_star(round % 3);
     if (round % 4 == 0 && !noticed()) test_stale_flags();
     if (round % 4 == 1 && !noticed()) test_left_behind();

@@ -14,10 +14,26 @@
 
 #include "blink/call.h"
 
-extern "C" int blink_launch(void (*entry)(const blink::Call*, uint32_t), const blink::Call* calls, uint32_t ranks,
-                            uint32_t blocks, double timeout_s);
+#ifdef BLINK_EMULATED
+#include "emulate/launch.h"
+#else
+#include "host/launch.h"
+#endif
 
 typedef void (*Entry)(const blink::Call*, uint32_t);
+
+// Whether all blocks came to their ends; where they are emulated, with 64 threads each.
+inline bool launched(Entry entry, const std::vector<blink::Call>& calls, std::uint32_t blocks) {
+  const auto ranks = static_cast<std::uint32_t>(calls.size());
+#ifdef BLINK_EMULATED
+  char text[600] = "";
+  const int code = blink_emulate(entry, calls.data(), ranks, blocks, 64, 0, text, sizeof text);
+  std::printf("%s", text);
+  return code == 0;
+#else
+  return blink_launch(entry, calls.data(), ranks, blocks, 0) == 0;
+#endif
+}
 
 inline std::uint64_t number() {
   long long read = 0;
@@ -91,7 +107,7 @@ inline bool run_case(const Entry* entries, std::uint64_t index) {
       calls[rank].abort = &never;
       calls[rank].status = &statuses[rank];
     }
-    if (blink_launch(entries[entry], calls.data(), ranks, blocks, 0) != 0) {
+    if (!launched(entries[entry], calls, blocks)) {
       std::printf("entry %d: a block gave up\n", static_cast<int>(entry));
       return false;
     }

@@ -84,13 +84,13 @@ def test_random_schedules_equal_the_oracle() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("threads", [64, 128])
 @pytest.mark.parametrize("protocol", WIRES)
-def test_large_sizes_equal_the_oracle(protocol: str) -> None:
+def test_large_sizes_equal_the_oracle(protocol: str, threads: int) -> None:
     """A Mi of elements and a few more, for every algorithm and collective."""
-    with emulated(Machine(seed=1 << 32)) as machine:
+    with emulated(Machine(threads, seed=1 << 32)) as machine:
         generated.prepare(programs(1).values())
         for number, (plan, program) in enumerate(programs(2).items()):
-            machine.threads = (64, 128)[number % 2]
             blocks = program.collective.total_blocks()
             found = difference(
                 partial(generated.run, options=generated.GeneratedOptions(protocol, 2)),

@@ -19,6 +19,7 @@ from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from support.planned import asked, planned
+from support.processes import fixed_addresses
 
 HERE = Path(__file__).parent
 DEVICE = HERE.parents[1] / "native" / "device"
@@ -71,14 +72,26 @@ def _values(buffer: Array | None) -> Iterator[int]:
 
 
 @pytest.mark.skipif(CXX is None, reason="there is no C++ compiler: neither CXX, g++ nor clang++")
-@pytest.mark.parametrize("sanitizer", ["thread", pytest.param("address,undefined", marks=pytest.mark.slow)])
-def test_generated_code_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
-    made = programs()
+@pytest.mark.parametrize(
+    ("sanitizer", "emulated"),
+    [
+        ("thread", False),
+        pytest.param("address,undefined", False, marks=pytest.mark.slow),
+        pytest.param("thread", True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_generated_code_under_sanitizers(sanitizer: str, emulated: bool, tmp_path: Path) -> None:
+    """On blocks of one thread; and on emulated ones, a thread of this CPU for each of their 64, as far as these go."""
+    made = [program for program in programs() if not emulated or len(program.channels) <= 2]
     (tmp_path / "generated.cpp").write_text(source(made), encoding="utf-8")
     program = tmp_path / "run"
     flags = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     flags += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
-    files = [tmp_path / "generated.cpp", *sorted((DEVICE / "host").glob("*.cpp"))]
+    machine = sorted((DEVICE / "host").glob("*.cpp"))
+    if emulated:
+        flags += ["-DBLINK_EMULATED", "-Wno-tsan"]
+        machine = [DEVICE / "emulate" / "threads.cpp", DEVICE / "emulate" / "launch.cpp"]
+    files = [tmp_path / "generated.cpp", *machine]
     named = ['-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"]
     assert CXX is not None
     built = subprocess.run(
@@ -92,19 +105,12 @@ def test_generated_code_under_sanitizers(sanitizer: str, tmp_path: Path) -> None
     cases = [case(i, each) for i, each in enumerate(made)]
     options = {"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
     ended = subprocess.run(
-        [*_fixed_addresses(), program],
+        [*fixed_addresses(), program],
         input="\n".join(cases),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1500 if emulated else 200,
         env={**os.environ, **options},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr[:4000]
     assert ended.stdout == f"{len(cases)} cases\n"
-
-
-def _fixed_addresses() -> list[str]:
-    """ThreadSanitizer of GCC 12 and 13 does not start where the kernel puts memory at more than 2^28 random places."""
-    setarch = shutil.which("setarch")
-    works = setarch and subprocess.run([setarch, "-R", "true"], capture_output=True).returncode == 0
-    return [str(setarch), "-R"] if works else []

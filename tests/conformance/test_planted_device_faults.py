@@ -17,6 +17,7 @@ import pytest
 
 from blinkccl.native.headers import DIRECTORY, abi
 from support.emulation import CXX, DEVICE, machine_library, needs_compiler
+from support.processes import fixed_addresses
 
 pytestmark = needs_compiler
 
@@ -72,7 +73,7 @@ FAULTS = (
     fault("positions advance behind the barrier",
           "execute.h", _ADVANCE, ";",
           "execute.h", _PUBLISH, """advance(state, state.sides[state.at[i]]);
-              if (counter != nullptr) store_release(counter, side.position);"""),
+              if (counter != nullptr) store_release(counter, side.position);""", seen=True),
     fault("a counter is stored without a release",
           "execute.h", _PUBLISH,
           "if (counter != nullptr) store<Word>(reinterpret_cast<char*>(counter), side.position);"),
@@ -181,7 +182,11 @@ def noticed(program: Path, number: int, launches: int, deadline_s: float) -> tup
     """Whether the tests failed with a fault, and what they said; also if they crashed or never came to an end."""
     try:
         ended = subprocess.run(
-            [program, str(number), str(launches)], capture_output=True, text=True, timeout=deadline_s, errors="replace"
+            [*fixed_addresses(), program, str(number), str(launches)],
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return True, "it never ends"
@@ -195,6 +200,20 @@ def test_all_are_noticed_on_emulated_blocks(tmp_path: Path) -> None:
     correct, said = noticed(program, 0, 60, 100)
     assert not correct, said
     missed = [one.name for number, one in enumerate(FAULTS, 1) if not noticed(program, number, LAUNCHES, 60)[0]]
+    assert missed == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_thread_sanitizer_sees_what_lacks_an_order(tmp_path: Path) -> None:
+    """A thread of this CPU for each emulated one: barriers, releases and acquires that are missing are data races."""
+    flags = ("-DBLINK_EMULATED", "-DBLINK_REAL_THREADS", "-fsanitize=thread", "-g1", "-Wno-tsan")
+    program = built(tmp_path, flags, *flags, DEVICE / "emulate" / "threads.cpp")
+    assert not noticed(program, 0, 8, 300)[0]
+    missed = []
+    for number, one in enumerate(FAULTS, 1):
+        if one.name.startswith("no barrier") or " without a release" in one.name or " without an acquire" in one.name:
+            missed += [] if noticed(program, number, 20, 300)[0] else [one.name]
     assert missed == []
 
 

@@ -1,0 +1,18 @@
+// The kernel context on emulated blocks whose threads are real ones: no thread touches what another one has written
+// without a barrier, a release and an acquire, or an atomic access between them.
+// Sanitizers: thread.
+#define BLINK_EMULATED 1
+
+#define main context_main
+#include "test_device_context.cpp"
+#undef main
+
+int main() {
+  std::mt19937 random(3);
+  for (const Geometry& geometry : {Geometry{1, 2, 4096, 4096}, Geometry{2, 3, 256, 384}}) {
+    Run run(geometry);
+    for (int i = 0; i < 3; ++i) test_any(run, random, "launch " + std::to_string(i));
+  }
+  test_left_behind();
+  return blink_test::verdict();
+}
