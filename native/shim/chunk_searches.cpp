@@ -70,6 +70,12 @@ void trace(int choice, const char* what, const Bundle::Way& way, std::uint64_t c
 // and whether this is for good: then nobody times calls any more.
 constexpr std::uint64_t kOther = 1, kSettled = 2, kFlags = 15;
 
+Bundle::Way way_of(const Bundle::Choice& row, std::uint64_t agreed) {
+  Bundle::Way way = (agreed & kOther) != 0 ? row.other_way() : row.own_way();
+  way.chunk_bytes = agreed & ~kFlags;
+  return way;
+}
+
 std::string rate_text(double gb_per_s) {
   std::ostringstream text;
   text << std::setprecision(3) << gb_per_s << " GB/s";
@@ -78,8 +84,8 @@ std::string rate_text(double gb_per_s) {
 
 }  // namespace
 
-ChunkSearches::ChunkSearches(const Driver& driver, const Bundle& bundle, SharedPage* page, bool decides)
-    : driver_(driver), bundle_(bundle), page_(page), decides_(decides), searches_(bundle.choices.size()) {
+ChunkSearches::ChunkSearches(const Driver& driver, const Bundle& bundle, SharedPage* page, int rank)
+    : driver_(driver), bundle_(bundle), page_(page), rank_(rank), searches_(bundle.choices.size()) {
   int slots = 0;
   for (std::size_t i = 0; i < searches_.size(); ++i) {
     const Bundle::Choice& row = bundle.choices[i];
@@ -107,34 +113,34 @@ void ChunkSearches::begin_miad(const Bundle::Way& way, Miad* miad) const {
   miad->start();
 }
 
-bool ChunkSearches::next(int choice, bool captured, Use* use) {
+ChunkSearches::Use ChunkSearches::next(int choice, bool captured) {
   const Bundle::Choice& row = bundle_.choices[static_cast<std::size_t>(choice)];
   Search& search = searches_[static_cast<std::size_t>(choice)];
+  Use use;
+  use.way = row.own_way();
+  if (search.slot < 0) return use;
   const std::uint64_t call = search.calls++;
-  *use = Use{};
-  use->way = row.own_way();
-  if (search.slot < 0) return true;
-  // A capture must not ask the driver about events; its calls count all the same.
-  if (!captured) {
-    measure(&search);
-    if (decides_) decide(choice, &search);
+  if (!search.settled) {
+    // A capture must not ask the driver about events; its calls count all the same.
+    if (!captured) measure(&search);
+    if (!captured && rank_ == 0) decide(choice, &search);
+    const Agreement::Reading agreed = page_->agreement(search.slot).value_for(call, row.chunk_bytes);
+    const bool changed = call == 0 || agreed.number != search.agreed.number;
+    if (changed) search.tries = 0;
+    search.agreed = agreed;
+    search.settled = (agreed.value & kSettled) != 0;
+    if (changed) trace(choice, "uses", way_of(row, agreed.value), call);
   }
-  Agreement::Reading agreed;
-  if (!page_->value_for(search.slot, call, row.chunk_bytes, &agreed)) return false;
-  if ((agreed.value & kOther) != 0) use->way = row.other_way();
-  use->way.chunk_bytes = agreed.value & ~kFlags;
-  if (call == 0 || agreed.number != search.number) trace(choice, "uses", use->way, call);
-  if (agreed.number != search.number) search.tries = 0;
-  search.number = agreed.number;
+  use.way = way_of(row, search.agreed.value);
   Timing& timing = search.timing;
-  if (captured || (agreed.value & kSettled) != 0 || search.tries == kTries || timing.pending) return true;
+  if (captured || search.settled || search.tries == kTries || timing.pending) return use;
   const bool made = (timing.before != nullptr || driver_.event_create(&timing.before, 0) == kCudaSuccess) &&
                     (timing.after != nullptr || driver_.event_create(&timing.after, 0) == kCudaSuccess);
   if (made) {
-    use->before = timing.before;
-    use->after = timing.after;
+    use.before = timing.before;
+    use.after = timing.after;
   }
-  return true;
+  return use;
 }
 
 void ChunkSearches::launched(int choice, const Use& use, std::uint64_t bytes) {
@@ -142,7 +148,7 @@ void ChunkSearches::launched(int choice, const Use& use, std::uint64_t bytes) {
   Search& search = searches_[static_cast<std::size_t>(choice)];
   search.timing.pending = true;
   search.timing.bytes = bytes;
-  search.timing.number = search.number;
+  search.timing.number = search.agreed.number;
 }
 
 // Takes in the timed call if it has ended; never waits for it.
@@ -152,29 +158,21 @@ void ChunkSearches::measure(Search* search) {
   timing.pending = false;
   float ms = 0;
   if (driver_.event_elapsed(&ms, timing.before, timing.after) != kCudaSuccess || !(ms > 0)) return;
-  if (timing.number != search->number) return;  // it was under an earlier decision
+  if (timing.number != search->agreed.number) return;  // it was under an earlier decision
   search->gb_per_s[static_cast<std::size_t>(search->tries++)] = static_cast<double>(timing.bytes) / (ms * 1e6);
   if (search->tries < kTries) return;
   std::sort(search->gb_per_s.begin(), search->gb_per_s.end());
-  page_->say(search->slot, search->number, static_cast<float>(search->gb_per_s[kTries / 2]));
+  page_->agreement(search->slot).say(rank_, search->agreed.number, static_cast<float>(search->gb_per_s[kTries / 2]));
 }
 
 void ChunkSearches::decide(int choice, Search* search) {
-  if (search->settled) return;
-  if (search->next == 0) {
-    const float slowest = page_->least_said(search->slot, search->decisions);
-    if (!(slowest > 0)) return;  // not all ranks have said it yet
-    search->next = next_value(choice, search, static_cast<double>(slowest));
-  }
-  const std::uint64_t from = page_->decide(search->slot, search->next);
-  if (from == 0) return;  // somebody was just passing; the next call tries again
-  const Bundle::Choice& row = bundle_.choices[static_cast<std::size_t>(choice)];
-  Bundle::Way way = search->other ? row.other_way() : row.own_way();
-  way.chunk_bytes = search->next & ~kFlags;
-  trace(choice, "will use", way, from);
-  search->settled = (search->next & kSettled) != 0;
-  search->next = 0;
+  Agreement agreement = page_->agreement(search->slot);
+  const float slowest = agreement.least_said(search->decisions);
+  if (!(slowest > 0)) return;  // not all ranks have said it yet
+  const std::uint64_t value = next_value(choice, search, static_cast<double>(slowest));
+  const std::int64_t from = agreement.decide(value);
   search->decisions += 1;
+  trace(choice, "will use", way_of(bundle_.choices[static_cast<std::size_t>(choice)], value), static_cast<std::uint64_t>(from));
 }
 
 std::uint64_t ChunkSearches::next_value(int choice, Search* search, double gb_per_s) const {

@@ -34,7 +34,7 @@ struct Miad {
 
 class ChunkSearches {
  public:
-  ChunkSearches(const Driver& driver, const Bundle& bundle, SharedPage* page, bool decides);
+  ChunkSearches(const Driver& driver, const Bundle& bundle, SharedPage* page, int rank);
   ~ChunkSearches();
   ChunkSearches(const ChunkSearches&) = delete;
   ChunkSearches& operator=(const ChunkSearches&) = delete;
@@ -43,8 +43,8 @@ class ChunkSearches {
     Bundle::Way way;
     CUevent before = nullptr, after = nullptr;  // to be recorded around the launch; null: it is not timed
   };
-  // The next call of this choice. False: rank 0 died in the middle of a decision. In a captured call nothing is timed.
-  bool next(int choice, bool captured, Use* use);
+  // The next call of this choice. In a captured call nothing is timed.
+  Use next(int choice, bool captured);
   // The launch that `use` was for is enqueued; `bytes` is its S.
   void launched(int choice, const Use& use, std::uint64_t bytes);
 
@@ -61,14 +61,13 @@ class ChunkSearches {
   struct Search {
     int slot = -1;  // on the page; −1: nothing is searched for
     std::uint64_t calls = 0;
-    std::uint64_t number = 0;  // of the decision that the last call was under
+    Agreement::Reading agreed;  // of the last call
+    bool settled = false;       // for good: nobody times calls any more
     Timing timing;
     std::array<double, kTries> gb_per_s{};
     int tries = 0;
     // Rank 0's.
     std::uint64_t decisions = 0;  // so many are on the page
-    std::uint64_t next = 0;       // what is to be said there; 0: nothing
-    bool settled = false;
     bool compares = false;  // two programs are being compared still
     bool other = false;     // of which this is the other one
     double own_gb_per_s = 0;
@@ -84,7 +83,7 @@ class ChunkSearches {
   const Driver& driver_;
   const Bundle& bundle_;
   SharedPage* page_;
-  bool decides_;
+  int rank_;  // 0 decides
   std::vector<Search> searches_;
 };
 

@@ -83,12 +83,8 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   if (!context) return ncclUnhandledCudaError;
   Engine::Capture capture;
   CUresult result = resources_->engine->capture_of(operation.stream, &capture);
-  ChunkSearches::Use use;
   // A call that cannot be captured counts, too: on other ranks it may have been.
-  if (!searches_->next(choice, capture.any() || result != kCudaSuccess, &use)) {
-    give_up("rank 0 stopped in the middle of choosing a chunk size");
-    return ncclRemoteError;
-  }
+  const ChunkSearches::Use use = searches_->next(choice, capture.any() || result != kCudaSuccess);
   if (result == kCudaSuccess) result = launch(operation, use, capture);
   if (result == kCudaSuccess) {
     searches_->launched(choice, use, bytes);
@@ -213,7 +209,7 @@ void Communicator::prepare(double grace_s) {
   if (resources != nullptr) {
     InContext context(resources->engine->driver(), resources->engine->context());
     searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
-                                                place_.rank == 0);
+                                                place_.rank);
     const std::uint32_t parts = resources->engine->parts(), planned = resources->bundle.parts;
     say("trees are ready, plan " + resources->bundle.plan.substr(0, 8) +
         (parts == planned ? "" : ", with " + std::to_string(parts) + " of " + std::to_string(planned) +

@@ -8,7 +8,6 @@ for here. ``but`` names what a variant does otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from support.weak_memory import Registers, Searched, Thread, search
 
@@ -41,134 +40,96 @@ def status(blocks: int = 2, but: str = "") -> Searched:
     return search([*threads, host])
 
 
-def decision(at: str, index: int) -> str:
-    return f"decisions[{index}].{at}"
+def agreement(ranks: Sequence[Sequence[int]], decisions: int, but: str = "") -> Searched:
+    """Each rank makes the calls that it has here; beside them rank 0 decides ``decisions`` times.
 
-
-def agreement(
-    calls: int, decisions: int, others: Sequence[Sequence[int]] = ((1, 2, 3),), history: int = 2, but: str = ""
-) -> Searched:
-    """A rank makes ``calls`` calls, rank 0 tries to decide ``decisions`` times beside it, and ``others`` reach so far.
-
-    Ranks learn nothing from each other, and what they read changes nothing: of all but one it is enough how far they
-    are. That one must use, at every call, the last decision for it of all that are ever made; then all use the same.
+    A word is open with the calls that have come by, or sealed: then it is below 0. The values are 1, 2, ….
     """
-    released = but == "stores released only"
-    order, look = ("release", "acquire") if released else ("sc", "sc")
-    one, decider = Thread("rank0"), Thread("decider")
-    for call in range(calls):
-        _call(one, call, history, order, look, but)
-    more = [Thread(f"rank{rank}") for rank in range(1, len(others) + 1)]
-    for rank, calls_reached in enumerate(others, 1):
-        for reached in calls_reached:
-            more[rank - 1].store(f"reached{rank}", reached, order)
+    threads = [Thread(f"rank{rank}") for rank in range(len(ranks))]
+    for one, calls in zip(threads, ranks, strict=True):
+        others = sum(map(len, ranks)) - len(calls)
+        for call in calls:
+            _call(one, call, decisions, others + 1, but)
+    decider = Thread("decider")
+    decider.let("before", 0)
     for number in range(1, decisions + 1):
-        _decide(decider, number, 1 + len(others), range(history), order, look, but)
+        _decide(decider, number, sum(map(len, ranks)), but)
 
     def wrong(registers: list[Registers]) -> str | None:
-        made = [(at, number) for number in range(1, decisions + 1) if (at := registers[-1][f"made{number}"])]
-        for call in range(calls):
-            expected = max((number for at, number in made if at <= call), default=0)
-            if registers[0][f"used{call}"] != expected:
-                return f"call {call} uses decision {registers[0][f'used{call}']}, not {expected} of {made}"
+        made = [(registers[-1][f"made{number}"], number) for number in range(1, decisions + 1)]
+        for rank, calls in enumerate(ranks):
+            for call in calls:
+                expected = max((number for at, number in made if at <= call), default=0)
+                if registers[rank][f"used{call}"] != expected:
+                    return f"call {call} of rank {rank} uses {registers[rank][f'used{call}']}, not {expected} of {made}"
         return None
 
-    return search([one, *more, decider], at_end=wrong)
+    return search([*threads, decider], at_end=wrong)
 
 
-def _call(one: Thread, call: int, history: int, order: str, look: str, but: str) -> None:
-    """``value_for``."""
-    one.store("reached0", call + 1, order)
-    if but == "proposed not looked at":
-        pass
-    elif but == "proposed read once":
-        one.load("proposed", "proposed", look)
-    else:
-        one.wait("proposed", lambda at, r: at == 0 or at > call, look, said=f"none ≤ {call}")
-    one.load("decided", "decided", look)
-    one.let("used", 0)
-    one.let("found", False)
-    for back in range(history):
+def _sealed(at: int) -> int:
+    return -1 - at
 
-        def look_at(back: int = back) -> None:
-            def index(r: Registers) -> int:
-                return int(r["decided"] - 1 - back) % history
 
-            among = [decision("from", i) for i in range(history)]
-            one.load("from", lambda r: decision("from", index(r)), "relaxed", among)
+def _call(one: Thread, call: int, decisions: int, tries: int, but: str) -> None:
+    """``value_for``; ``tries``: so often the word can have become another before this rank swaps it."""
+    look = "relaxed" if but == "word relaxed" else "acquire"
+    one.let(f"used{call}", 0)
+    one.let("on", True)
+    mark = call if but == "raised by one too few" else call + 1
+    for number in range(1, decisions + 1):
+        word = f"word{number}"
 
-            def take() -> None:
-                values = [decision("value", i) for i in range(history)]
-                one.load("used", lambda r: decision("value", index(r)), "relaxed", values)
-                one.let("found", True)
+        def come_to(word: str = word, number: int = number) -> None:
+            one.load("word", word, look)
+            one.let("swapped", False)
 
-            one.when(lambda r: r["from"] <= call, take)
+            def swap() -> None:
+                if but == "raised without a swap":
+                    one.store(word, mark, "relaxed")
+                    one.let("swapped", True)
+                    return
+                one.cas("old", word, lambda r: r["word"], mark, look)
+                one.let("swapped", lambda r: r["old"] == r["word"])
+                one.let("word", lambda r: r["old"])
 
-        one.when(lambda r, back=back: not r["found"] and r["decided"] - back > 0, look_at)
-    one.let(f"used{call}", lambda r: r["used"])
+            for _ in range(0 if but == "not raised" else tries):
+                one.when(lambda r: not r["swapped"] and 0 <= r["word"] < mark, swap)
+            one.let("on", lambda r: r["word"] < 0 and _sealed(r["word"]) <= call)
+            one.when(lambda r: r["on"], lambda: one.load(f"used{call}", f"value{number}", "relaxed"))
+
+        one.when(lambda r: r["on"], come_to)
     # What is of no use any more, so that states that differ in it are one.
-    for name in ("used", "found", "decided", "from"):
+    for name in ("word", "old", "swapped", "on"):
         one.let(name, None)
 
 
-def _decide(one: Thread, number: int, ranks: int, slots: range, order: str, look: str, but: str) -> None:
-    """``pick``, ``propose``, ``passed``, ``commit`` or ``withdraw``; value ``number`` stands for the decision's."""
-    history = len(slots)
-    if number == 1:
-        one.let("count", 0)
-        for i in slots:
-            one.let(f"from{i}", 0)
-    for rank in range(ranks):
-        one.load(f"r{rank}", f"reached{rank}", look)
+def _decide(one: Thread, number: int, tries: int, but: str) -> None:
+    """``decide``; ``before`` is the call from which on the decision before counts."""
+    word, value = f"word{number}", f"value{number}"
+    if but != "sealed before its value":
+        one.store(value, number, "relaxed")
+    one.load("word", word, "relaxed")
+    one.let("swapped", False)
 
-    def reached(r: Registers) -> list[int]:
-        return [r[f"r{rank}"] for rank in range(ranks)]
+    def at(r: Registers) -> int:
+        return max(r["word"], r["before"])
 
-    def may(r: Registers) -> bool:
-        full = r["count"] >= history and but != "ring overwritten at once"
-        return not full or min(reached(r)) > r[f"from{(r['count'] + 1) % history}"]
-
-    one.let("K", lambda r: max(reached(r)) + 2 if may(r) else 0)
-
-    def propose() -> None:
-        if but == "decided, then proposed":
-            _commit(one, number, history, order)
-            one.store("proposed", lambda r: r["K"], order)
-            one.store("proposed", 0, order)
+    def swap() -> None:
+        if but == "sealed without a swap":
+            one.store(word, lambda r: _sealed(at(r)), "release")
+            one.let("swapped", True)
             return
-        one.store("proposed", lambda r: r["K"], order)
-        for rank in range(ranks):
-            one.load(f"r{rank}", f"reached{rank}", look)
-        ahead = 1 if but == "passed by one too many" else 0
-        one.let("passed", lambda r: but != "nobody asked whether it has passed" and max(reached(r)) > r["K"] + ahead)
+        order = "relaxed" if but == "sealed relaxed" else "release"
+        one.cas("old", word, lambda r: r["word"], lambda r: _sealed(at(r)), order)
+        one.let("swapped", lambda r: r["old"] == r["word"])
+        one.let("word", lambda r: r["old"])
 
-        def commit() -> None:
-            if but == "proposal ended before the pair":
-                one.store("proposed", 0, order)
-            _commit(one, number, history, order)
-            if but not in ("proposal ended before the pair", "proposal never ended"):
-                one.store("proposed", 0, order)
-
-        def withdraw() -> None:
-            if but != "withdrawn in silence":
-                one.store("proposed", 0, order)
-
-        one.when(lambda r: not r["passed"], commit)
-        one.when(lambda r: r["passed"], withdraw)
-
-    one.when(lambda r: r["K"] != 0, propose)
-    for name in ("K", "passed", *(f"r{rank}" for rank in range(ranks))):
+    for _ in range(tries + 1):
+        one.when(lambda r: not r["swapped"], swap)
+    if but == "sealed before its value":
+        one.store(value, number, "relaxed")
+    one.let("before", at)
+    one.let(f"made{number}", at)
+    for name in ("word", "old", "swapped"):
         one.let(name, None)
-
-
-def _commit(one: Thread, number: int, history: int, order: str) -> None:
-    def place(which: str) -> Any:
-        return lambda r: decision(which, r["count"] % history)
-
-    for which, value in (("from", lambda r: r["K"]), ("value", number)):
-        one.store(place(which), value, "relaxed", [decision(which, i) for i in range(history)])
-    one.store("decided", lambda r: r["count"] + 1, order)
-    for i in range(history):
-        one.let(f"from{i}", lambda r, i=i: r["K"] if r["count"] % history == i else r[f"from{i}"])
-    one.let("count", lambda r: r["count"] + 1)
-    one.let(f"made{number}", lambda r: r["K"])

@@ -14,7 +14,12 @@ CALLS = 80
 
 @pytest.mark.parametrize("protocol", ["simple", pytest.param("copies", marks=pytest.mark.slow)])
 def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str) -> None:
-    settings = {"BLINK_DEBUG": "TRACE", "BLINK_PROTOCOL": protocol, "BLINK_STAGING_BYTES": 24 << 20}
+    settings = {
+        "BLINK_DEBUG": "TRACE",
+        "BLINK_CHUNKS": "search",
+        "BLINK_PROTOCOL": protocol,
+        "BLINK_STAGING_BYTES": 24 << 20,
+    }
     outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=1_050_000, **settings).right()
     used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
     # What rank 0 has said comes into force at that call, on every rank.
@@ -31,5 +36,5 @@ def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str) -> None:
 
 
 def test_small_calls_are_not_searched(preloaded: Preloaded) -> None:
-    outcome = preloaded.scene("many_calls", 2, calls=20, count=1000, BLINK_DEBUG="TRACE").right()
+    outcome = preloaded.scene("many_calls", 2, calls=20, count=1000, BLINK_DEBUG="TRACE", BLINK_CHUNKS="search").right()
     assert not any(SAID.match(line) for line in outcome.blink)

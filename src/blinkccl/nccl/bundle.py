@@ -119,6 +119,8 @@ class Bundle:
     images: tuple[Image, ...]
     table: ChoiceTable
     messages: MessagePlan = field(default_factory=MessagePlan)
+    #: Whether first calls try chunk sizes where that is worth it.
+    search: bool = False
 
     @cached_property
     def programs(self) -> tuple[tuple[ImagePart, tuple[int, ...]], ...]:
@@ -185,7 +187,7 @@ class Bundle:
             ways |= self._way("", row.candidate, row.protocol, row.chunk_bytes)
         if row.other is not None:
             ways |= self._way("other_", row.other.candidate, row.other.protocol, row.other.chunk_bytes)
-        told = {"least": row.least, "most": row.most, "search": row.search, "why": texts.place(row.why)}
+        told = {"least": row.least, "most": row.most, "search": row.search and self.search, "why": texts.place(row.why)}
         return {"collective": CODES[row.collective], "root": row.root} | told | ways
 
     def _way(self, which: str, candidate: CandidateProgram, protocol: str, chunk_bytes: int) -> dict[str, int]:

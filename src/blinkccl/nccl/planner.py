@@ -6,9 +6,9 @@ libblink.so runs it once per communicator, on rank 0. It reads what each rank sa
 everything.
 
 Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
-BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), and BLINK_DEBUG for how long everything
-took; CXX where copy engines run something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the
-peer info, on which the ranks have agreed.
+BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), BLINK_CHUNKS, and BLINK_DEBUG for how
+long everything took; CXX where copy engines run something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE
+are taken from the peer info, on which the ranks have agreed.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ from blinkccl.topology.model import Topology
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
 FORMAT = 7
 PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
+#: "search": first calls try chunk sizes; else they are as predicted.
+CHUNKS = "BLINK_CHUNKS"
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -155,7 +157,7 @@ class _Question:
                 repr((self.limits, self.no_copies)),
                 "" if self.paths is None else path_table.to_json(self.paths),
                 # Another compiler makes other code of the same text; the one found by itself is the same here.
-                *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX")),
+                *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX", CHUNKS)),
             ]
         )
 
@@ -201,7 +203,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     parts = (part for image in images for part in image.text.parts)
     there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
     whole = len(images) == sum(len(architectures_of(one, job)) for one in written)
-    return Bundle(layout, images, choices.without(rows, there), messages), whole
+    return Bundle(layout, images, choices.without(rows, there), messages, environ.get(CHUNKS) == "search"), whole
 
 
 def _layout(

@@ -158,7 +158,8 @@ def test_a_reason_is_one_line_whatever_it_holds(tmp_path):
 
 def test_copy_engines_have_room_entry_and_graph_kernel(tmp_path):
     made = bundle(tmp_path, protocol="copies", archs=("sm_80", "host"))
-    file = read(made)
+    file = read(replace(made, search=True))
+    assert not any(row["search"] for row in read(made)["choice"])
     assert (file["header"][0]["copy_slots"], file["header"][0]["copy_slot_bytes"]) == (4, 1 << 20)
     assert all(row["copy_tail"] > 0 < row["copy_head"] for row in file["connection"])
     for row, (part, images) in zip(file["program"], made.programs, strict=True):
