@@ -12,6 +12,9 @@ a hop over anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]
 what is left of a link's rate  1/2     0.86    1       4 of 8 bytes; 120 of 128, of which NCCL counts 0.92
 =============================  ======  ======  ======  ================================================================
 
+The simulator knows links and hops; the blocks that must move all that have a rate of their own, and a call takes as
+long as its busiest block at least (:mod:`~blinkccl.nccl.block_costs`).
+
 An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So a plan is found faster than NCCL where its trees
 are better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
 
@@ -36,8 +39,8 @@ from msgspec.structs import replace
 from blinkccl.baselines.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
 from blinkccl.baselines.nccl_system import arch_named
 from blinkccl.codegen.text import COPIES
+from blinkccl.nccl.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s
 from blinkccl.nccl.programs import CandidateProgram
-from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
 from blinkccl.simulate.run import best_chunk_bytes, bind_bytes, simulate
@@ -113,31 +116,36 @@ def timing(
     costs = _calibration(protocol, fast, arch)
     most = parts * capacity_bytes
     chunk = min(best_chunk_bytes(program, network, costs, size_bytes), most)
-    seconds = _simulated_s(program, network, costs, size_bytes, chunk)
+    seconds = _simulated_s(candidate, costs, size_bytes, chunk)
     if protocol == COPIES:
-        seconds, chunk = _by_copies(program, network, costs, size_bytes, chunk, most, seconds)
+        seconds, chunk = _by_copies(candidate, costs, size_bytes, chunk, most, seconds)
+    part_chunk = _of_part(candidate, size_bytes, chunk, parts, capacity_bytes)
+    if protocol != COPIES:
+        bound, step_us = bind_bytes(program, size_bytes, size_bytes + 1), costs.engine.signal_us.value
+        rate = block_gb_per_s(protocol, _row(arch))
+        busy_s = busiest_block_s(candidate.work, bound, parts, rate, step_us)
+        seconds = max(seconds, costs.engine.launch_us.value * 1e-6 + busy_s)
     if protocol == "ll":
         collective = program.collective
         busbw = float(LL_GB_PER_S[_row(arch)][0]) * 1e9
         seconds = max(seconds, size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw)
-    return PredictedTime(seconds, _of_part(program, size_bytes, chunk, parts, capacity_bytes))
+    return PredictedTime(seconds, part_chunk)
 
 
-def _simulated_s(program: Program, network: Topology, costs: Calibration, size_bytes: int, chunk_bytes: int) -> float:
+def _simulated_s(candidate: CandidateProgram, costs: Calibration, size_bytes: int, chunk_bytes: int) -> float:
     timed = simulate(
-        program,
-        network,
+        candidate.program,
+        candidate.network,
         costs,
         size_bytes,
         chunk_bytes=chunk_bytes,
-        settings=Settings(even_chunks=_evenly(program), budget=BUDGET, coarser=True),
+        settings=Settings(even_chunks=candidate.evenly, budget=BUDGET, coarser=True),
     )
     return timed.seconds
 
 
 def _by_copies(
-    program: Program,
-    network: Topology,
+    candidate: CandidateProgram,
     costs: Calibration,
     size_bytes: int,
     chunk_bytes: int,
@@ -148,12 +156,12 @@ def _by_copies(
 
     Given are the chunk that is best for the links, and the time it takes there.
     """
-    issuing_s = _issuing_s(program, size_bytes, chunk_bytes, costs)
+    issuing_s = _issuing_s(candidate, size_bytes, chunk_bytes, costs)
     best = max(seconds, issuing_s), chunk_bytes
     while issuing_s > seconds and chunk_bytes < most_bytes:
         chunk_bytes = min(2 * chunk_bytes, most_bytes)
-        seconds = _simulated_s(program, network, costs, size_bytes, chunk_bytes)
-        issuing_s = _issuing_s(program, size_bytes, chunk_bytes, costs)
+        seconds = _simulated_s(candidate, costs, size_bytes, chunk_bytes)
+        issuing_s = _issuing_s(candidate, size_bytes, chunk_bytes, costs)
         best = min(best, (max(seconds, issuing_s), chunk_bytes))
     return best
 
@@ -170,27 +178,25 @@ def least_copies_s(candidate: CandidateProgram, size_bytes: int, capability: int
     return moving_s + (engine.launch_us.value + depth * engine.issue_us.value) * 1e-6
 
 
-def _issuing_s(program: Program, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:
+def _issuing_s(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:
     """How long the busiest rank's thread takes to issue all commands."""
-    extents = bind_bytes(program, size_bytes, chunk_bytes, _evenly(program)).extents
+    program = candidate.program
+    extents = bind_bytes(program, size_bytes, chunk_bytes, candidate.evenly).extents
     messages = dict.fromkeys(range(len(program.ranks)), 0)
     for role in program.roles:
         messages[role.rank] += extents[role.slice].chunks * max(1, len(role.sends))
     return max(messages.values()) * costs.engine.issue_us.value * 1e-6
 
 
-def _of_part(program: Program, size_bytes: int, chunk_bytes: int, parts: int, capacity_bytes: int) -> int:
+def _of_part(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, parts: int, capacity_bytes: int) -> int:
     """The chunk of one part; where everything is one chunk, the largest there is."""
-    bound = bind_bytes(program, size_bytes, chunk_bytes, _evenly(program))
+    bound = bind_bytes(candidate.program, size_bytes, chunk_bytes, candidate.evenly)
     if all(extent.chunks <= 1 for extent in bound.extents):
         chunk_bytes = parts * capacity_bytes
-    part = -(-chunk_bytes // (parts * _GROUP)) * _GROUP
+    largest = max((extent.length * bound.itemsize for extent in bound.extents), default=0)
+    pieces = max(1, min(parts, -(-largest // PIECE_BYTES)))
+    part = -(-chunk_bytes // (pieces * _GROUP)) * _GROUP
     return max(_GROUP, min(part, capacity_bytes // _GROUP * _GROUP))
-
-
-def _evenly(program: Program) -> bool:
-    """Whether its code cuts all slices into as many chunks."""
-    return largest_share(program) is not None
 
 
 def _kinds(program: Program, network: Topology) -> set[str]:

@@ -22,7 +22,7 @@ T = TypeVar("T", int, float)
 
 MOST_BLOCKS = 32
 #: Of one part's message. Below the second there are rather fewer parts than smaller messages; the third is the least.
-MOST_SLOT_BYTES, WORTH_SLOT_BYTES, LEAST_SLOT_BYTES = 1 << 20, 32 << 10, 4096
+MOST_SLOT_BYTES, WORTH_SLOT_BYTES, LEAST_SLOT_BYTES = 128 << 10, 32 << 10, 4096
 MOST_LINE_BYTES, LEAST_LINE_BYTES = 32 << 10, 1024
 #: Of a message that copy engines carry: each costs them 10 us, so it is large. Memory for fewer bytes is not dealt out.
 MOST_COPY_BYTES, LEAST_COPY_BYTES = 8 << 20, 4096

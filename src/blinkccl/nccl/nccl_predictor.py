@@ -4,8 +4,10 @@
   collectives that it has algorithms for.
 - *Sends and receives*: AllToAll, Gather and Scatter. All messages go at once on NCCL's paths, and the busiest link
   says how long that takes: less than it would be, as NCCL's channels per peer are not counted.
-- *NVLS*: AllReduce in the switch, on Hopper and later. Its rate is 480 GB/s of 450 (eight H100s, published nccl-tests
-  runs), its latency at least that of two hops.
+- *NVLS*: what the NVSwitch of Hopper and later combines and multicasts, for 3 GPUs or more. For AllReduce the rate is
+  that of published nccl-tests runs on 4 to 8 H100s, which is more than NCCL's own model says, and the latency that of
+  two hops, which is less. AllGather and ReduceScatter are NCCL's model (0.85 of the channels' rate on Hopper, 0.74 on
+  Blackwell, 25 us), without what it takes off for its last channel: never slower than that.
 - *A ring of ours*, at the costs that our plans are given, where NCCL's model has no answer (several ranks on a GPU,
   links that it does not know). That knows neither NCCL's channels nor its tuning, and the reason is told.
 """
@@ -28,8 +30,10 @@ from blinkccl.schedule.lower import lower
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import bus_factor
 
-#: busbw of an AllReduce in the switch, as a part of what a GPU's NVLinks have together.
-NVLS_RATE = 480 / 450
+#: busbw of an AllReduce in the switch by GPUs, as a part of what a GPU's NVLinks have together; of 8 for more.
+NVLS_RATE = {3: 370 / 450, 4: 370 / 450, 5: 420 / 450, 6: 440 / 450, 7: 460 / 450, 8: 480 / 450}
+#: What NCCL counts of its channels for AllGather and ReduceScatter in the switch, and the latency.
+NVLS_EFFICIENCY, NVLS_US = {"hopper": 0.85, "blackwell": 0.74}, 25.0
 #: NCCL sends messages of up to so many bytes by LL (its parameter P2P_LL_THRESHOLD).
 P2P_LL_BYTES = 16384
 #: GPUs that reduce in the switch at least.
@@ -79,7 +83,7 @@ class NcclPredictor:
             return self._sends(collective, size_bytes)
         chosen = choose(self._searched, collective.name, size_bytes)
         found = NcclPrediction(chosen.seconds, f"NCCL {chosen.algorithm} {chosen.protocol}")
-        in_switch = self._nvls(collective, size_bytes)
+        in_switch = self._nvls(self._searched, collective, size_bytes)
         return found if in_switch is None or found.seconds <= in_switch.seconds else in_switch
 
     @cached_property
@@ -89,20 +93,24 @@ class NcclPredictor:
             raise UnsupportedError("the ranks are of several NVLink domains")
         return servers[0]
 
-    def _nvls(self, collective: Collective, size_bytes: int) -> NcclPrediction | None:
-        if collective.name != "allreduce" or self._arch not in ("hopper", "blackwell"):
+    def _nvls(self, channels: Channels, collective: Collective, size_bytes: int) -> NcclPrediction | None:
+        """What the switch takes; None where it combines nothing."""
+        ranks = collective.world_size
+        if self._arch not in NVLS_EFFICIENCY or ranks < _LEAST_NVLS or not self._server.switched:
             return None
-        if collective.world_size < _LEAST_NVLS or not self._server.switched:
-            return None
-        topology = self._place.topology
-        unit = exact_unit(topology)
-        port = min(
-            sum(unit * x.capacity for x in topology.links if x.src == rank and x.kind == "nvlink")
-            for rank in self._place.ranks
-        )
-        busbw = NVLS_RATE * float(port) * 1e9
-        seconds = _latency_s("Simple", True, 2) + size_bytes * _factor(collective) / busbw
-        return NcclPrediction(seconds, "NCCL NVLS")
+        if collective.name == "allreduce":
+            topology = self._place.topology
+            unit = exact_unit(topology)
+            port = min(
+                sum(unit * x.capacity for x in topology.links if x.src == rank and x.kind == "nvlink")
+                for rank in self._place.ranks
+            )
+            rate = NVLS_RATE[min(ranks, max(NVLS_RATE))] * float(port) / _factor(collective)
+            return NcclPrediction(_latency_s("Simple", True, 2) + size_bytes / (rate * 1e9), "NCCL NVLS")
+        if collective.name in ("allgather", "reduce_scatter"):
+            rate = channels.count * channels.gb_per_s_per_channel * NVLS_EFFICIENCY[self._arch] * (ranks - 1) / ranks
+            return NcclPrediction(NVLS_US * 1e-6 + size_bytes / (rate * 1e9), "NCCL NVLS")
+        return None
 
     def _sends(self, collective: Collective, size_bytes: int) -> NcclPrediction:
         """One message per pair, all at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.algorithms.registry import Request, algorithm
@@ -12,7 +13,9 @@ from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
+from blinkccl.nccl.block_costs import BlockWork, work_of
 from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.dealing import dealt
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -56,6 +59,16 @@ class CandidateProgram:
     @property
     def channels(self) -> int:
         return len(self.program.channels)
+
+    @cached_property
+    def evenly(self) -> bool:
+        """Whether its code cuts all slices into as many chunks."""
+        return largest_share(self.program) is not None
+
+    @cached_property
+    def work(self) -> BlockWork:
+        """What its blocks do."""
+        return work_of(self.program)
 
 
 @dataclass

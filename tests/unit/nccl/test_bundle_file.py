@@ -32,7 +32,7 @@ def chosen(protocol="", algorithm="optimal"):
     """What four GPUs of a DGX-1V take where there is no NCCL."""
     where = place(on("dgx-1v", (1, 4, 5, 6)))
     planned = candidates(where, wanted(algorithm), 4, {})
-    return clamped(table(planned, 4, Terms(80, largest(2), protocol=protocol), None), GEOMETRY)
+    return clamped(table(planned, 4, Terms(80, largest(20), protocol=protocol), None), GEOMETRY)
 
 
 def bundle(tmp_path, content=b"code", processors=2, archs=("sm_80", "sm_90"), protocol="", algorithm="optimal"):

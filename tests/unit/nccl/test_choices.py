@@ -27,6 +27,8 @@ from blinkccl.topology.spec import parse_spec
 from blinkccl.units import bus_factor
 
 MIB = 1 << 20
+#: Of a rank on V100s.
+BLOCKS = 20
 
 
 def on_machine(spec, ranks=None):
@@ -35,9 +37,9 @@ def on_machine(spec, ranks=None):
 
 
 def table(where, capability=70, algorithms=DEFAULT, forced="", predictor=True, **terms):
-    planned = candidates(where, algorithms, 8, {})
+    planned = candidates(where, algorithms, BLOCKS, {})
     against = NcclPredictor(where, capability) if predictor else None
-    return choices.table(planned, len(where.ranks), Terms(capability, largest(4), forced, **terms), against)
+    return choices.table(planned, len(where.ranks), Terms(capability, largest(BLOCKS), forced, **terms), against)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def test_every_size_of_every_collective_and_root_has_one_row(four):
     assert {row.collective for row in four.choices} == set(SERVED)
     for row in four.taken:
         assert row.chunk_bytes % 16 == 0
-        assert 0 < row.chunk_bytes <= largest(4).capacity_bytes(row.protocol)
+        assert 0 < row.chunk_bytes <= largest(BLOCKS).capacity_bytes(row.protocol)
     searched = [row for row in four.choices if row.search]
     assert searched
     for row in searched:
@@ -90,7 +92,9 @@ def test_only_what_is_faster_by_the_margin_is_taken(four):
         if row.candidate is None or row.least == 0:
             continue
         size = row.least
-        ours = timing(row.candidate, row.protocol, size, 70, 4, largest(4).capacity_bytes(row.protocol)).seconds
+        ours = timing(
+            row.candidate, row.protocol, size, 70, BLOCKS, largest(BLOCKS).capacity_bytes(row.protocol)
+        ).seconds
         theirs = predictor.at(row.candidate.collective, size).seconds
         assert ours * choices.MARGIN < theirs
         checked += 1
@@ -157,7 +161,7 @@ def test_sends_of_nccl_take_their_own_paths_only():
 
 def test_ll128_needs_nvlink_all_the_way_and_volta():
     def protocols(spec, ranks, capability):
-        (one,) = candidates(on_machine(spec, ranks), ("optimal",), 8, {}).found["allreduce", -1]
+        (one,) = candidates(on_machine(spec, ranks), ("optimal",), BLOCKS, {}).found["allreduce", -1]
         return protocols_of(one, capability)
 
     assert protocols("dgx-1v", (0, 1, 2, 3), 70) == ("ll", "ll128", "simple")
@@ -168,33 +172,33 @@ def test_ll128_needs_nvlink_all_the_way_and_volta():
 
 def test_no_program_uses_a_pair_that_failed_the_check():
     where = on_machine("hgx-h100", (0, 1, 2, 3))
-    planned = candidates(where, DEFAULT, 8, {(1, 2): "3 bytes wrong"})
+    planned = candidates(where, DEFAULT, BLOCKS, {(1, 2): "3 bytes wrong"})
     for one in planned.every:
         assert all((queue.src, queue.dst) != (1, 2) or queue.is_staged for queue in one.program.queues)
     assert ("gather", 0) in planned.found
     (alltoall,) = planned.found["alltoall", -1]
     assert {queue.is_staged for queue in alltoall.program.queues} == {True}, "its trees do without GPUs' own memories"
     without_pcie = on_machine("clique:4")
-    planned = candidates(without_pcie, DEFAULT, 8, {(1, 2): "3 bytes wrong"})
+    planned = candidates(without_pcie, DEFAULT, BLOCKS, {(1, 2): "3 bytes wrong"})
     assert "rank 1 to rank 2, which failed the peer check: 3 bytes wrong" in planned.why_not(("alltoall", -1))
 
 
 def test_gpus_that_reach_no_other_stage_all_messages():
     """A box of GPUs without peer access: all goes by way of the processors' memories."""
     nobody = {(a, b): "no peer access" for a in range(8) for b in range(8) if a != b}
-    planned = candidates(without(on_machine("pcie-8gpu"), nobody), ("optimal",), 8, nobody)
+    planned = candidates(without(on_machine("pcie-8gpu"), nobody), ("optimal",), BLOCKS, nobody)
     assert {key[0] for key in planned.found} == set(SERVED)
     assert all(queue.is_staged for one in planned.every for queue in one.program.queues)
 
 
 def test_trees_go_round_a_direct_link_that_failed_the_check():
     where = without(on_machine("dgx-1v", (0, 1, 2, 3)), {(0, 1): "lost"})
-    found = candidates(where, ("optimal",), 8, {(0, 1): "lost"}).found["allreduce", -1]
+    found = candidates(where, ("optimal",), BLOCKS, {(0, 1): "lost"}).found["allreduce", -1]
     assert all({queue.src, queue.dst} != {0, 1} for one in found for queue in one.program.queues)
 
 
 def test_programs_that_are_the_same_are_planned_once():
-    planned = candidates(on_machine("dgx-2"), DEFAULT, 8, {})
+    planned = candidates(on_machine("dgx-2"), DEFAULT, BLOCKS, {})
     assert [one.algorithm for one in planned.found["alltoall", -1]] == ["optimal"]
 
 
@@ -204,13 +208,13 @@ def test_gpus_that_nvlink_leaves_apart_are_joined_by_pcie():
     with pytest.raises(TopologyError):
         network_for(apart.topology, apart.ranks, "fast")
     assert links_for(apart) == "pcie"
-    assert ("allreduce", -1) in candidates(apart, ("optimal",), 8, {}).found
+    assert ("allreduce", -1) in candidates(apart, ("optimal",), BLOCKS, {}).found
 
 
 def test_plans_promise_what_stores_can_have():
     """An AC922's GPUs reach each other at 75 GB/s; as much again lies behind a processor's memory."""
     where = on_machine("mist", (0, 1))
-    for one in candidates(where, DEFAULT, 8, {}).every:
+    for one in candidates(where, DEFAULT, BLOCKS, {}).every:
         assert all(len(queue.path) == 2 for queue in one.program.queues)
         assert one.program.rate * one.network.unit_gb_per_s * bus_factor(one.collective.name, 2) <= 75
     last = rows(table(where, predictor=False), "allreduce")[-1]
@@ -219,7 +223,7 @@ def test_plans_promise_what_stores_can_have():
 
 def test_gpus_that_a_processors_memory_joins_stage_their_messages_there():
     where = on_machine("mist", (0, 2))
-    for one in candidates(where, DEFAULT, 8, {(0, 1): "no peer access", (1, 0): "no peer access"}).every:
+    for one in candidates(where, DEFAULT, BLOCKS, {(0, 1): "no peer access", (1, 0): "no peer access"}).every:
         assert all(queue.is_staged for queue in one.program.queues)
     used = {row.protocol for row in table(where, predictor=False).choices}
     assert used == {"simple", "ll"}, (
@@ -248,7 +252,7 @@ def test_hybrid_stages_what_nvlink_has_no_room_for(hybrid):
     one = last.other.candidate
     assert one.program.rate * one.network.unit_gb_per_s == 79
     assert last.why.startswith("BLINK_ALGO=hybrid; blink optimal simple ")
-    assert ", first calls try hybrid simple 62.6 GB/s, " in last.why
+    assert ", first calls try hybrid simple 62.7 GB/s, " in last.why
     # Both are compiled, and given memory.
     assert {one.algorithm for one in hybrid.candidates} == {"optimal", "hybrid"}
     assert "simple" in hybrid.protocols(one)
@@ -266,7 +270,7 @@ def test_what_is_compared_is_compared_by_class(hybrid):
 
 
 def test_messages_of_both_programs_fit_into_the_memory_there_is(hybrid):
-    small = replace(largest(4), slot_bytes=4096, line_bytes=2048)
+    small = replace(largest(BLOCKS), slot_bytes=4096, line_bytes=2048)
     for row in choices.clamped(hybrid, small).choices:
         assert all(way.chunk_bytes <= small.capacity_bytes(way.protocol) for way in row.ways)
     assert any(way.chunk_bytes > 4096 for row in hybrid.choices for way in row.ways[1:])
@@ -298,14 +302,14 @@ def test_hybrid_is_never_slower_than_nvlink_alone(machine, gpus):
     """As predicted, at any size: what is tried beside NVLink alone is predicted faster, and that is not slower."""
     where = on_machine(machine, gpus)
     taken = rows(table(where, algorithms=wanted("hybrid"), forced="hybrid"), "allreduce")
-    (alone,) = (one for one in candidates(where, ("optimal",), 8, {}).found["allreduce", -1])
+    (alone,) = (one for one in candidates(where, ("optimal",), BLOCKS, {}).found["allreduce", -1])
     compared = 0
     for row in taken:
         assert [way.candidate.algorithm for way in row.ways] in (["optimal"], ["optimal", "hybrid"])
         size = max(row.least, 8)
 
         def seconds(candidate, protocol, size=size):
-            return timing(candidate, protocol, size, 70, 4, largest(4).capacity_bytes(protocol)).seconds
+            return timing(candidate, protocol, size, 70, BLOCKS, largest(BLOCKS).capacity_bytes(protocol)).seconds
 
         times = [seconds(way.candidate, way.protocol) for way in row.ways]
         assert times[0] <= 1.03 * seconds(alone, row.protocol)
@@ -339,7 +343,7 @@ def test_architectures_are_rows_of_nccls_tables(capability, name):
 
 def test_segments_keep_to_the_budget():
     where = on_machine("dgx-1v")
-    every = candidates(where, ("optimal",), 8, {}).every
+    every = candidates(where, ("optimal",), BLOCKS, {}).every
     group, channels = ProgramGroup([one.program for one in every]), max(one.channels for one in every)
     for staging in (256 << 20, 64 << 20, 16 << 20):
         chosen = geometry(group, channels, Budget(32, staging))
@@ -369,7 +373,7 @@ def test_channels_and_parts_keep_to_the_blocks():
 
 def test_nothing_joins_gpus_without_links():
     with pytest.raises(TopologyError):
-        candidates(without(on_machine("chain:3"), {(0, 1): "lost"}), DEFAULT, 8, {})
+        candidates(without(on_machine("chain:3"), {(0, 1): "lost"}), DEFAULT, BLOCKS, {})
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -377,7 +381,7 @@ def test_a_forced_protocol_takes_all_that_can_run_with_it(protocol):
     found = table(on_machine("dgx-1v", (1, 4, 5, 6)), algorithms=("optimal",), protocol=wanted_protocol(protocol))
     assert found.taken == found.choices
     assert {row.protocol for row in found.choices} == {protocol}
-    most = largest(4).capacity_bytes(protocol)
+    most = largest(BLOCKS).capacity_bytes(protocol)
     assert all(0 < row.chunk_bytes <= most for row in found.choices)
     own = rows(found, "allreduce")
     assert own[0].why.startswith(f"BLINK_PROTOCOL={protocol}; blink optimal {protocol} ")
@@ -406,7 +410,7 @@ def test_ll128_is_not_forced_where_lines_may_be_torn(spec, capability, said):
     found = table(where, capability, ("optimal",), predictor=False, protocol="ll128")
     assert not found.taken
     assert all(row.why.startswith("BLINK_PROTOCOL=ll128; ") and said in row.why for row in found.choices)
-    terms = Terms(capability, largest(4), protocol="ll128")
+    terms = Terms(capability, largest(BLOCKS), protocol="ll128")
     why = choices.nothing_taken(found, terms, True)
     assert why.startswith("nothing can run with BLINK_PROTOCOL=ll128 (allreduce: LL128 needs ")
 
@@ -420,26 +424,26 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(setting):
 
 def test_trees_are_timed_with_their_part_of_each_link():
     """On all of a DGX-1V: sixths to twenty-fourths."""
-    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["allreduce", -1]
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).found["allreduce", -1]
     lane = 20e9  # as NCCL counts it
     for protocol, rate in (("simple", 1.0), ("ll128", 0.92 * 120 / 128)):
-        timed = timing(one, protocol, 1 << 30, 70, 4, largest(4).capacity_bytes(protocol))
+        timed = timing(one, protocol, 1 << 30, 70, BLOCKS, largest(BLOCKS).capacity_bytes(protocol))
         least_s = (1 << 30) / (float(one.program.rate) * lane * rate)
         assert least_s < timed.seconds < 1.05 * least_s
 
 
 def test_kernels_are_predicted_faster_than_copies(four):
     assert {row.protocol for row in four.choices} == {"simple", "ll", "ll128", "-"}
-    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["broadcast", 0]
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).found["broadcast", 0]
     for size in (4 * MIB, 1 << 30):
         copies = timing(one, "copies", size, 70, 1, largest(1).capacity_bytes("copies"))
-        simple = timing(one, "simple", size, 70, 4, largest(4).capacity_bytes("simple"))
+        simple = timing(one, "simple", size, 70, BLOCKS, largest(BLOCKS).capacity_bytes("simple"))
         assert simple.seconds < copies.seconds < 3 * simple.seconds
         assert least_copies_s(one, size, 70) <= copies.seconds
 
 
 def test_copies_pay_for_every_message_that_a_rank_issues():
-    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["allreduce", -1]
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).found["allreduce", -1]
     fine, coarse = (timing(one, "copies", 64 * MIB, 70, 1, chunk).seconds for chunk in (64 << 10, 8 * MIB))
     messages = 64 * MIB / (64 << 10)  # of each rank, if it sent everything once
     assert fine > messages * 10e-6
@@ -472,9 +476,9 @@ def test_copy_engines_serve_one_rank_per_gpu_of_a_process():
 
 
 def test_copy_engines_combine_a_number_of_messages():
-    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 2}"), ("one_shot",), 8, {}).found["allreduce", -1]
+    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 2}"), ("one_shot",), BLOCKS, {}).found["allreduce", -1]
     assert fault_of_program(one.program) == "rank 0 combines 20 messages at once, copy engines at most 19"
-    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 1}"), ("one_shot",), 8, {}).found["allreduce", -1]
+    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 1}"), ("one_shot",), BLOCKS, {}).found["allreduce", -1]
     assert fault_of_program(one.program) is None
 
 
@@ -507,7 +511,7 @@ def test_copy_engines_need_one_role_at_each_end():
 
 
 def test_copies_that_run_get_memory_within_the_budget():
-    every = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).every
+    every = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).every
     group, channels = ProgramGroup([one.program for one in every]), max(one.channels for one in every)
     for staging in (2 << 30, 256 << 20, 16 << 20):
         limits = Budget(32, staging)

@@ -81,6 +81,22 @@ def test_a_gap_is_stated_as_a_gap():
     assert "88.9% of the bound" in text
 
 
+@pytest.mark.parametrize(
+    ("spec", "name", "said"),
+    [
+        ("hgx-h100", "allreduce", True),
+        ("hgx-h100", "reduce_scatter", True),
+        ("hgx-h100", "allgather", False),
+        ("dgx-a100", "allreduce", False),
+        ("dgx-1v", "allreduce", False),
+    ],
+)
+def test_where_a_switch_reduces_the_bound_is_said_to_be_without_it(spec, name, said):
+    """Its 450 GB/s of busbw are no more than what NVLS reaches without sending everything to GPUs and back."""
+    (line,) = (one for one in plan_text(_plan(spec, name)).splitlines() if one.startswith("bound "))
+    assert line.endswith("optimal, without reduction in the switch" if said else "optimal")
+
+
 def test_long_plans_are_cut_with_a_word():
     text = plan_text(_plan("clique:12", "alltoall"))
     assert "… and 116 more (all of them: --json)" in text
