@@ -85,23 +85,16 @@ PremulSum scalar_of(const void* scalar, int dtype, int residence) {
 }
 
 }  // namespace
-}  // namespace blink::shim
-
-using namespace blink::shim;
 
 #define BLINK_LIST(...) __VA_ARGS__
 
 // The function and the one with a configuration: `parameters` and `arguments` in parentheses, then the Operation.
-#define BLINK_COLLECTIVE(name, parameters, arguments, ...)                                              \
-  ncclResult_t name parameters {                                                                        \
-    const auto forward = [&] { return real::name arguments; };                                          \
-    if (passes(BLINK_CALLER)) return forward();                                                         \
-    return guarded([&] { return run(comm, __VA_ARGS__, nullptr, forward); });                           \
-  }                                                                                                     \
-  ncclResult_t name##Config(BLINK_LIST parameters, const ncclCollConfig_t* config) {                    \
-    const auto forward = [&] { return real::name##Config(BLINK_LIST arguments, config); };              \
-    if (passes(BLINK_CALLER)) return forward();                                                         \
-    return guarded([&] { return run(comm, __VA_ARGS__, config, forward); });                            \
+#define BLINK_COLLECTIVE(name, parameters, arguments, ...)                                            \
+  ncclResult_t ours::name parameters {                                                                \
+    return run(comm, __VA_ARGS__, nullptr, [&] { return real::name arguments; });                     \
+  }                                                                                                   \
+  ncclResult_t ours::name##Config(BLINK_LIST parameters, const ncclCollConfig_t* config) {            \
+    return run(comm, __VA_ARGS__, config, [&] { return real::name##Config(BLINK_LIST arguments, config); }); \
   }
 
 #define BLINK_OPERATION(collective, send, recv, op, root) \
@@ -155,51 +148,42 @@ BLINK_COLLECTIVE(ncclScatter,
                  (sendbuff, recvbuff, count, datatype, root, comm, stream),
                  BLINK_OPERATION(kScatter, sendbuff, recvbuff, kSum, root))
 
-ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
-  const auto forward = [&] { return real::ncclSend(sendbuff, count, datatype, peer, comm, stream); };
-  if (passes(BLINK_CALLER)) return forward();
-  return guarded([&] { return run_message(comm, BLINK_OPERATION(kSend, sendbuff, nullptr, kSum, peer), forward); });
+ncclResult_t ours::ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                            cudaStream_t stream) {
+  return run_message(comm, BLINK_OPERATION(kSend, sendbuff, nullptr, kSum, peer),
+                     [&] { return real::ncclSend(sendbuff, count, datatype, peer, comm, stream); });
 }
 
-ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
-  const auto forward = [&] { return real::ncclRecv(recvbuff, count, datatype, peer, comm, stream); };
-  if (passes(BLINK_CALLER)) return forward();
-  return guarded([&] { return run_message(comm, BLINK_OPERATION(kRecv, nullptr, recvbuff, kSum, peer), forward); });
+ncclResult_t ours::ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                            cudaStream_t stream) {
+  return run_message(comm, BLINK_OPERATION(kRecv, nullptr, recvbuff, kSum, peer),
+                     [&] { return real::ncclRecv(recvbuff, count, datatype, peer, comm, stream); });
 }
 
 // The old broadcast, always in place.
-ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
-                       cudaStream_t stream) {
-  const auto forward = [&] { return real::ncclBcast(buff, count, datatype, root, comm, stream); };
-  if (passes(BLINK_CALLER)) return forward();
-  return guarded([&] {
-    return run(comm, BLINK_OPERATION(kBroadcast, buff, buff, kSum, root), nullptr, forward);
-  });
+ncclResult_t ours::ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
+                             cudaStream_t stream) {
+  return run(comm, BLINK_OPERATION(kBroadcast, buff, buff, kSum, root), nullptr,
+             [&] { return real::ncclBcast(buff, count, datatype, root, comm, stream); });
 }
 
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
-                                      ncclScalarResidence_t residence, ncclComm_t comm) {
+ncclResult_t ours::ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
+                                            ncclScalarResidence_t residence, ncclComm_t comm) {
   const ncclResult_t result = real::ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm);
-  if (passes(BLINK_CALLER) || result != ncclSuccess) return result;
-  return guarded([&] {
-    if (const auto member = find_member(comm)) {
-      const std::lock_guard<std::mutex> lock(member->mutex);
-      member->scalars[*op] = scalar_of(scalar, datatype, residence);
-    }
-    return result;
-  });
+  const auto member = result == ncclSuccess ? find_member(comm) : nullptr;
+  if (member == nullptr) return result;
+  const std::lock_guard<std::mutex> lock(member->mutex);
+  member->scalars[*op] = scalar_of(scalar, datatype, residence);
+  return result;
 }
 
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+ncclResult_t ours::ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   const ncclResult_t result = real::ncclRedOpDestroy(op, comm);
-  if (passes(BLINK_CALLER) || result != ncclSuccess) return result;
-  return guarded([&] {
-    if (const auto member = find_member(comm)) {
-      const std::lock_guard<std::mutex> lock(member->mutex);
-      member->scalars.erase(op);
-    }
-    return result;
-  });
+  const auto member = result == ncclSuccess ? find_member(comm) : nullptr;
+  if (member == nullptr) return result;
+  const std::lock_guard<std::mutex> lock(member->mutex);
+  member->scalars.erase(op);
+  return result;
 }
+
+}  // namespace blink::shim

@@ -160,99 +160,84 @@ void end_ours(ncclComm_t comm, End how, bool freed) {
 }
 
 }  // namespace
-}  // namespace blink::shim
 
-using namespace blink::shim;
-
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
-  const auto call = [&] { return real::ncclCommInitRank(comm, nranks, commId, rank); };
-  if (passes(BLINK_CALLER)) return call();
-  return guarded([&] { return join({comm, nranks, rank, &commId, sizeof commId, nullptr}, call); });
+ncclResult_t ours::ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
+  return join({comm, nranks, rank, &commId, sizeof commId, nullptr},
+              [&] { return real::ncclCommInitRank(comm, nranks, commId, rank); });
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
-                                    ncclConfig_t* config) {
-  const auto call = [&] { return real::ncclCommInitRankConfig(comm, nranks, commId, rank, config); };
-  if (passes(BLINK_CALLER)) return call();
-  return guarded([&] { return join({comm, nranks, rank, &commId, sizeof commId, config}, call); });
+ncclResult_t ours::ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
+                                          ncclConfig_t* config) {
+  return join({comm, nranks, rank, &commId, sizeof commId, config},
+              [&] { return real::ncclCommInitRankConfig(comm, nranks, commId, rank, config); });
 }
 
-ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId, ncclUniqueId* commIds,
-                                      ncclConfig_t* config) {
-  const auto call = [&] { return real::ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config); };
-  if (passes(BLINK_CALLER)) return call();
+ncclResult_t ours::ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId, ncclUniqueId* commIds,
+                                            ncclConfig_t* config) {
   const std::size_t ids = nId > 0 && nId <= nranks ? static_cast<std::size_t>(nId) : 0;
-  return guarded([&] { return join({newcomm, nranks, myrank, commIds, ids * sizeof(ncclUniqueId), config}, call); });
+  return join({newcomm, nranks, myrank, commIds, ids * sizeof(ncclUniqueId), config},
+              [&] { return real::ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config); });
 }
 
-ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
-  if (passes(BLINK_CALLER)) return real::ncclCommInitAll(comm, ndev, devlist);
-  return guarded([&] { return init_all(comm, ndev, devlist); });
+ncclResult_t ours::ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
+  return init_all(comm, ndev, devlist);
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
-  if (passes(BLINK_CALLER)) return real::ncclCommSplit(comm, color, key, newcomm, config);
-  return guarded([&] { return split(comm, color, key, newcomm, config); });
+ncclResult_t ours::ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
+  return split(comm, color, key, newcomm, config);
 }
 
-ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount, ncclComm_t* newcomm,
-                            ncclConfig_t* config, int shrinkFlags) {
-  const auto call = [&](auto shrink) {
-    return shrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags);
-  };
-  if (passes(BLINK_CALLER)) return call(real::ncclCommShrink);
-  return guarded([&] { return call(shrink); });
+ncclResult_t ours::ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount, ncclComm_t* newcomm,
+                                  ncclConfig_t* config, int shrinkFlags) {
+  return shrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags);
 }
 
 // New ranks know the unique id and old ones the parent; there is no key that both know. So a grown communicator is
 // NCCL's, and so are its children.
-ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank, ncclComm_t* newcomm,
-                          ncclConfig_t* config) {
+ncclResult_t ours::ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
+                                ncclComm_t* newcomm, ncclConfig_t* config) {
   const ncclResult_t result = real::ncclCommGrow(comm, nRanks, uniqueId, rank, newcomm, config);
-  if (!passes(BLINK_CALLER) && !failed(result)) {
+  if (!failed(result)) {
     info("a communicator was grown to " + std::to_string(nRanks) + " ranks: NCCL runs everything of it");
   }
   return result;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize, false);
+ncclResult_t ours::ncclCommFinalize(ncclComm_t comm) {
+  end_ours(comm, End::kFinalize, false);
   return real::ncclCommFinalize(comm);
 }
 
-ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize, true);
+ncclResult_t ours::ncclCommDestroy(ncclComm_t comm) {
+  end_ours(comm, End::kFinalize, true);
   return real::ncclCommDestroy(comm);
 }
 
 // First ours: the real one waits for streams on which our kernels may wait for a rank that is gone.
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kAbort, true);
+ncclResult_t ours::ncclCommAbort(ncclComm_t comm) {
+  end_ours(comm, End::kAbort, true);
   return real::ncclCommAbort(comm);
 }
 
-ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kAbort, false);
+ncclResult_t ours::ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
+  end_ours(comm, End::kAbort, false);
   return real::ncclCommRevoke(comm, revokeFlags);
 }
 
 // All ranks suspend together, to have memory back: ours is given back for good, and after ncclCommResume NCCL runs
 // everything.
-ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize, false);
+ncclResult_t ours::ncclCommSuspend(ncclComm_t comm, int flags) {
+  end_ours(comm, End::kFinalize, false);
   return real::ncclCommSuspend(comm, flags);
 }
 
-ncclResult_t ncclCommResume(ncclComm_t comm) { return real::ncclCommResume(comm); }
-
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
+ncclResult_t ours::ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   const ncclResult_t result = real::ncclCommGetAsyncError(comm, asyncError);
-  if (passes(BLINK_CALLER) || result != ncclSuccess || asyncError == nullptr) return result;
-  return guarded([&] {
-    begin_completed(comm, *asyncError);
-    if (*asyncError == ncclSuccess) {
-      if (const auto member = find_member(comm)) *asyncError = member->communicator->async_error();
-    }
-    return result;
-  });
+  if (result != ncclSuccess || asyncError == nullptr) return result;
+  begin_completed(comm, *asyncError);
+  if (*asyncError != ncclSuccess) return result;
+  if (const auto member = find_member(comm)) *asyncError = member->communicator->async_error();
+  return result;
 }
+
+}  // namespace blink::shim

@@ -1,5 +1,5 @@
-// What libblink.so exports in NCCL's name: every function of NCCL, declared from the same table that forwards them, so
-// that a wrapper with another signature does not compile. And what every wrapper does: no exception leaves it.
+// What libblink.so exports in NCCL's name: every function of NCCL, declared and defined by one table (real_nccl.cpp). Each
+// goes straight on to the real one, or, where it is none of NCCL's own calls, to ours, which no exception leaves.
 #pragma once
 
 #include <cxxabi.h>
@@ -18,6 +18,12 @@ extern "C" {
 }
 
 namespace blink::shim {
+
+namespace ours {
+#define BLINK_HANDLED(result, name, parameters, arguments, absent) result name parameters;
+#define BLINK_FORWARDED(result, name, parameters, arguments, absent)
+#include "nccl_functions.def"
+}  // namespace ours
 
 template <class Body>
 ncclResult_t guarded(Body body) {

@@ -22,7 +22,7 @@ HANDLED = (
     "ncclAllGather", "ncclAllGatherConfig", "ncclAllReduce", "ncclAllReduceConfig", "ncclAlltoAll",
     "ncclAlltoAllConfig", "ncclBcast", "ncclBroadcast", "ncclBroadcastConfig", "ncclCommAbort", "ncclCommDestroy",
     "ncclCommFinalize", "ncclCommGetAsyncError", "ncclCommGrow", "ncclCommInitAll", "ncclCommInitRank",
-    "ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommResume", "ncclCommRevoke", "ncclCommShrink",
+    "ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommRevoke", "ncclCommShrink",
     "ncclCommSplit", "ncclCommSuspend", "ncclGather", "ncclGatherConfig", "ncclGroupEnd", "ncclGroupSimulateEnd",
     "ncclGroupStart", "ncclRecv", "ncclRedOpCreatePreMulSum", "ncclRedOpDestroy", "ncclReduce", "ncclReduceConfig",
     "ncclReduceScatter", "ncclReduceScatterConfig", "ncclScatter", "ncclScatterConfig", "ncclSend",

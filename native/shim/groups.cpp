@@ -131,21 +131,10 @@ void begin_or_defer(PendingCommunicator pending, ncclResult_t result) {
   if (ours != ncclSuccess) warn("a communicator could not be made: NCCL runs everything of it");
 }
 
+ncclResult_t ours::ncclGroupStart() { return start(); }
+ncclResult_t ours::ncclGroupEnd() { return finish(real::ncclGroupEnd, true); }
+ncclResult_t ours::ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
+  return finish([simInfo] { return real::ncclGroupSimulateEnd(simInfo); }, false);
+}
+
 }  // namespace blink::shim
-
-using namespace blink::shim;
-
-ncclResult_t ncclGroupStart() {
-  if (passes(BLINK_CALLER)) return real::ncclGroupStart();
-  return guarded(start);
-}
-
-ncclResult_t ncclGroupEnd() {
-  if (passes(BLINK_CALLER)) return real::ncclGroupEnd();
-  return guarded([] { return finish(real::ncclGroupEnd, true); });
-}
-
-ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
-  if (passes(BLINK_CALLER)) return real::ncclGroupSimulateEnd(simInfo);
-  return guarded([simInfo] { return finish([simInfo] { return real::ncclGroupSimulateEnd(simInfo); }, false); });
-}

@@ -227,8 +227,14 @@ bool passes(const void* caller) {
 
 }  // namespace blink::shim
 
-// The functions that Blink has nothing to add to.
-#define BLINK_HANDLED(result, name, parameters, arguments, absent)
+// What is exported: the functions that do more, and those that Blink has nothing to add to.
+#define BLINK_HANDLED(result, name, parameters, arguments, absent)                          \
+  result name parameters {                                                                  \
+    using namespace blink::shim;                                                            \
+    const void* const caller = __builtin_extract_return_addr(__builtin_return_address(0));  \
+    if (passes(caller)) return real::name arguments;                                        \
+    return guarded([&] { return ours::name arguments; });                                   \
+  }
 #define BLINK_FORWARDED(result, name, parameters, arguments, absent) \
   result name parameters { return blink::shim::real::name arguments; }
 #include "nccl_functions.def"

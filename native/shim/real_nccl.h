@@ -27,6 +27,4 @@ int real_version();
 // thread of its own. `caller`: the return address of the exported function.
 bool passes(const void* caller);
 
-#define BLINK_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
-
 }  // namespace blink::shim
