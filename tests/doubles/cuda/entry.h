@@ -13,12 +13,12 @@ enum Needs : unsigned {
   kNoCapture = 4,    // and is not among what CUDA calls unsafe while a stream is captured
 };
 
-// 0, or the error to return. The function's name becomes a line of the journal.
-CUresult enter(const char* function, unsigned needs);
+// 0, or the error to return. The function's name becomes a line of the journal. `caller`: the address to return to.
+CUresult enter(const char* function, unsigned needs, const void* caller);
 
 void mark_initialized();
 
 }  // namespace cuda_double
 
 #define CU_ENTER(needs) \
-  if (CUresult refused = ::cuda_double::enter(__func__, (needs))) return refused
+  if (CUresult refused = ::cuda_double::enter(__func__, (needs), __builtin_return_address(0))) return refused

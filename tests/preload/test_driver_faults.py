@@ -1,0 +1,75 @@
+"""The driver answers with an error at each of its entry points in turn: the job falls back or ends with a code.
+
+Whatever call it is, and whichever time it is made: no process hangs or crashes, and whoever gets wrong numbers is told
+by an error of the call or of the communicator. (Where a rank fails in a call, its peers' kernels give up, and their
+streams go on: ncclCommGetAsyncError is how their programs learn of it.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from preloaded import Outcome, Preloaded
+
+from support.examples import ALL_TESTS
+
+RANKS = 2
+UNKNOWN_ERROR = 999
+#: Seconds that kernels wait here for a rank that has ended.
+PATIENCE = {"BLINK_TIMEOUT": 4}
+#: The program and NCCL call the same driver; what they do with its errors is not our matter.
+OURS = {"BLINK_DOUBLE_CALLER": "libblink.so"}
+JOB = {"cases": "sizes,streams", "sizes": "1,1000", "BLINK_TOPO": "clique:2"}
+#: What a merge waits for: one call of creation, two of calls, one of the end.
+FEW = ("cuModuleLoadData", "cuEventRecord", "cuStreamWaitEvent", "cuMemHostUnregister")
+
+
+def journal(path: Path) -> Counter[str]:
+    return Counter(path.read_text().split())
+
+
+def run(preloaded: Preloaded, *, failing: str = "", journals: Sequence[Path] = ()) -> Outcome:
+    each: list[dict[str, object]] = [{}, {}]
+    if failing:
+        each[1]["BLINK_DOUBLE_FAIL"] = failing
+    for rank, path in enumerate(journals):
+        each[rank]["BLINK_DOUBLE_JOURNAL"] = path
+    return preloaded.client("process", RANKS, each=each, timeout_s=40, **JOB, **PATIENCE, **OURS)
+
+
+def assert_sound(outcome: Outcome) -> None:
+    """Every process ended by itself: with right numbers, or after a call that gave an error."""
+    for one in outcome.ended:
+        failed = [line for line in one.said if not line["ok"]]
+        told = [line for line in failed if " gives " in line.get("what", "")]
+        assert one.code == (1 if failed else 0), f"exit code {one.code}\n{one.out}{one.err[-3000:]}"
+        assert bool(failed) == bool(told), f"{one.out}{one.err[-3000:]}"
+    assert outcome.left == []
+
+
+def times(count: int) -> list[str]:
+    """Which of so many calls fail: all, the first, the last, and one between."""
+    return list(dict.fromkeys(["*", "1", str((count + 1) // 2), str(count)]))
+
+
+@pytest.mark.timeout(1200)
+def test_an_error_at_any_entry_point(preloaded: Preloaded, tmp_path: Path) -> None:
+    paths = [tmp_path / "calls0", tmp_path / "calls1"]
+    run(preloaded, journals=paths).right()
+    made = journal(paths[1])
+    assert set(FEW) <= set(made), made
+    fell_back, failures = 0, []
+    for name in sorted(made) if ALL_TESTS else FEW:
+        for nth in times(made[name]) if ALL_TESTS else ["1"]:
+            failing = f"{name}:{nth}:{UNKNOWN_ERROR}"
+            try:
+                outcome = run(preloaded, failing=failing)
+                assert_sound(outcome)
+                fell_back += all(one.code == 0 for one in outcome.ended)
+            except (AssertionError, pytest.fail.Exception) as error:
+                failures.append(f"{failing}: {error}")
+    assert not failures, "\n\n".join(failures)
+    assert fell_back > 0
