@@ -39,7 +39,8 @@ struct Bench {{
 }};
 }}
 
-extern "C" __global__ void __launch_bounds__({THREADS}, blink::kBlocksAtOnce) bench_fold(const __grid_constant__ blink::Bench bench) {{
+extern "C" __global__ void __launch_bounds__({THREADS}, blink::kBlocksAtOnce)
+    bench_fold(const __grid_constant__ blink::Bench bench) {{
   using namespace blink;
   using namespace blink::device;
   __shared__ State state;
