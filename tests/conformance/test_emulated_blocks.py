@@ -69,6 +69,7 @@ def test_random_schedules_equal_the_oracle() -> None:
             chunk_bytes = CHUNKS[turn // 2 % len(CHUNKS)]
             dtype, op = SERVED[number % len(SERVED)]
             machine.threads = threads = larger if ALL_TESTS else (64, 128)[number % 2]
+            machine.skew = turn // 3 % 4
             found = difference(
                 partial(generated.run, options=generated.GeneratedOptions(protocol, 1 + turn % 2)),
                 program,

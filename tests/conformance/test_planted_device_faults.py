@@ -58,6 +58,8 @@ _SYNC = "«Units<Wire>::warp_sync();»"
 FAULTS = (
     fault("no barrier between the waits and the fold",
           "execute.h", _READY, "if (!ready) return false;"),
+    fault("a thread leaves before a barrier",
+          "execute.h", _READY, "if (any_of_block(!ready) || thread_index() == 33) return false;"),
     fault("no barrier after the fold",
           "execute.h", "«any_of_block(!moved)»", "!moved"),
     fault("a tail is raised by a thread that has not waited for the others",

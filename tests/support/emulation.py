@@ -12,17 +12,21 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from blinkccl.codegen.build import build
 from blinkccl.codegen.command import compiled, version_of
 from blinkccl.codegen.device_files import searched
 from blinkccl.engines import generated
+from blinkccl.engines.buffers import filled
 from blinkccl.engines.generated import LaunchCall
+from blinkccl.engines.registry import Array
 
 DEVICE = Path(__file__).parents[2] / "native" / "device"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
@@ -68,7 +72,7 @@ class EmulatedCompiler:
 @cache
 def machine_library() -> Path:
     """The machine that runs in one thread, compiled."""
-    sources = [DEVICE / "emulate" / f"{name}.cpp" for name in ("fiber", "memory", "fibers", "launch", "plain_accesses")]
+    sources = [path for path in sorted((DEVICE / "emulate").glob("*.cpp")) if path.name != "threads.cpp"]
     content = sha256(b"".join(path.read_bytes() for path in sorted((DEVICE / "emulate").iterdir()))).hexdigest()
     text = f"// {content}\n" + "".join(f'#include "emulate/{path.name}"\n' for path in sources)
     return build(text, EmulatedCompiler(None))
@@ -80,6 +84,8 @@ class Machine:
 
     threads: int = 64
     seed: int = 0
+    #: Buffers begin so many elements behind an address that suits all types.
+    skew: int = 0
     launches: int = 0
     libraries: dict[str, c.CDLL] = field(default_factory=dict)
 
@@ -93,6 +99,11 @@ class Machine:
         if code == 2:
             raise FindingError(text.value.decode())
 
+    def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
+        memory = np.zeros(count * dtype.itemsize + 64 + self.skew * dtype.itemsize, np.uint8)
+        start = -memory.ctypes.data % 64 + self.skew * dtype.itemsize
+        return memory[start : start + count * dtype.itemsize].view(dtype)
+
 
 #: What has been compiled for the emulation, by name.
 _libraries: dict[str, c.CDLL] = {}
@@ -103,6 +114,7 @@ def emulated(machine: Machine) -> Iterator[Machine]:
     """Sessions of :mod:`blinkccl.engines.generated` run on ``machine``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generated, "launch", machine.launch)
+        patch.setattr(generated, "filled", partial(filled, zeros=machine.zeros))
         patch.setattr(generated, "host_compiler", lambda: EmulatedCompiler(machine_library()))
         patch.setattr(generated, "_libraries", _libraries)
         yield machine

@@ -1,6 +1,14 @@
 #include "emulate/fiber.h"
 
+#include <sys/mman.h>
+
 #include <cstdint>
+#include <cstring>
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #if defined(__x86_64__)
 
@@ -66,3 +74,35 @@ void Fiber::switch_to(Fiber& to) { swapcontext(&at_, &to.at_); }
 }  // namespace blink
 
 #endif
+
+namespace blink {
+namespace emulate {
+namespace {
+
+constexpr std::uint64_t kStackEnd = 0x57ac4e4d57ac4e4d;  // nobody may go so far
+
+}  // namespace
+
+char* Stacks::of(std::size_t fiber, std::size_t fibers) {
+  if (fibers > count_) {
+    if (memory_ != nullptr) munmap(memory_, count_ * kStackBytes);
+    void* const got = mmap(nullptr, fibers * kStackBytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<char*>(got);
+    count_ = fibers;
+  }
+  char* const stack = memory_ + fiber * kStackBytes;
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(stack, kStackBytes);
+#endif
+  std::memcpy(stack, &kStackEnd, sizeof kStackEnd);
+  return stack;
+}
+
+bool Stacks::held(std::size_t fiber) const {
+  return std::memcmp(memory_ + fiber * kStackBytes, &kStackEnd, sizeof kStackEnd) == 0;
+}
+
+}  // namespace emulate
+}  // namespace blink

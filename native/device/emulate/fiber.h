@@ -1,4 +1,4 @@
-// Control that goes from stack to stack, without the system.
+// Control that goes from stack to stack, without the system, and the stacks.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +23,21 @@ class Fiber {
 #else
   ucontext_t at_;
 #endif
+};
+
+constexpr std::size_t kStackBytes = 64 << 10;
+
+// Stacks for all fibers of a run, kept for the next one.
+class Stacks {
+ public:
+  // That of a fiber, before it begins.
+  char* of(std::size_t fiber, std::size_t fibers);
+  // Whether it was long enough so far.
+  bool held(std::size_t fiber) const;
+
+ private:
+  char* memory_ = nullptr;
+  std::size_t count_ = 0;
 };
 
 }  // namespace emulate

@@ -1,0 +1,137 @@
+// The machine that runs everything in one thread of this CPU: a fiber per thread, and a schedule that is drawn from a
+// seed. It goes from thread to thread at meetings, at waits and, as often as the seed wants it, at accesses of memory.
+//
+//   schedule.cpp   who goes on, and when nobody can
+//   meetings.cpp   barriers, votes, and threads that go through a line side by side
+//   fibers.cpp     what code for a block asks of it (machine.h)
+#pragma once
+
+#include <deque>
+#include <string>
+
+#include "emulate/fiber.h"
+#include "emulate/launch.h"
+#include "emulate/machine.h"
+#include "emulate/memory.h"
+#include "emulate/shared_state.h"
+#include "emulate/temper.h"
+
+namespace blink {
+namespace emulate {
+
+struct Block;
+
+struct Thread {
+  Fiber fiber;
+  Block* block = nullptr;
+  uint32_t index = 0;  // in the block
+  Stamp stamp;
+  Word acquired = 0;
+  Meeting at = Meeting::kNone;
+  bool yes = false, answer = false;
+  bool ended = false;
+  bool paused = false;
+  bool alone = false;  // its line was not gone through together
+  bool starved = false;
+  uint32_t place = 0;  // among those that can run, in their list
+};
+
+// Threads that a converge() has brought together go through lines by one instruction each, until one does anything else.
+struct Octet {
+  bool together = false;
+  bool writes = false;
+  uint32_t arrived = 0;  // a bit each
+  char* line = nullptr;
+  Memory::Line data;
+};
+
+struct Block {
+  uint32_t rank, number;
+  Thread* threads;
+  std::vector<Octet> octets;
+  std::vector<uint32_t> arrived;  // at a meeting of the warp; the last one: of the block
+  std::vector<uint32_t> gone;     // threads of the warp, of the block, that have ended
+  std::vector<uint32_t> at_block;  // threads of the warp at a meeting of the block
+  std::vector<Word> memory;
+  std::size_t memory_bytes = 0;
+  std::unique_ptr<SharedState> state;
+};
+
+class Machine {
+ public:
+  Machine(const Grid& grid, const std::function<void(uint32_t, uint32_t)>& body, const Options& options)
+      : grid_(grid), body_(body), options_(options), random_(options.seed), temper_(temper_of(random_)),
+        order_{grid.threads}, memory_(order_, grid.ranks * grid.blocks, temper_.weakness, random_) {}
+
+  std::string run();
+
+  // Of the thread that runs.
+  Thread& current() { return *current_; }
+  void body() {
+    body_(current_->block->rank, current_->block->number);
+    end();
+  }
+  bool meet(Meeting meeting, bool yes);
+  bool through_line(char* at, Word (&halves)[2], bool writes);
+  void halves_alone(char* at, Word (&halves)[2], bool writes);
+  void pause();
+  // Before each access of memory that others see.
+  void access() {
+    part();
+    step();
+  }
+  void acquire() { current_->acquired = memory_.now(); }
+  void* shared_memory(std::size_t bytes);
+  void touch(const void* at, std::size_t bytes, bool write);
+  Word now_ns() const { return time_ns_; }
+  Memory& memory() { return memory_; }
+  uint32_t threads() const { return grid_.threads; }
+  __attribute__((format(printf, 2, 3))) void find(const char* what, ...);
+
+ private:
+  void begin();
+  void end();
+  void step() {
+    time_ns_ += 10;
+    memory_.let_some_go();
+    if (random_.chance(temper_.switches)) reschedule();
+  }
+  void reschedule();
+  Thread* pick();
+  Thread* pick_of(std::vector<Thread*>& list);
+  bool go_on_waiting();
+  void choose_starved();
+  void add(Thread& thread, bool paused);
+  void remove(Thread& thread);
+  void part();
+  void gather(Thread* first, uint32_t count, Meeting meeting, uint32_t& arrived);
+  void look_for_absent(Thread& thread);
+  std::string standings(const Thread* first, uint32_t count) const;
+  Octet& octet() { return current_->block->octets[current_->index / kOctet]; }
+
+  const Grid grid_;
+  const std::function<void(uint32_t, uint32_t)>& body_;
+  const Options& options_;
+  Random random_;
+  const Temper temper_;
+  const Order order_;
+  Memory memory_;
+  std::deque<Block> blocks_;
+  std::vector<Thread> threads_;
+  std::vector<Thread*> ready_, paused_;
+  Fiber main_;
+  Thread* current_ = nullptr;
+  std::size_t left_ = 0;
+  Word time_ns_ = 0;
+  Word quiet_ = 0;      // looks of waiting threads since something happened
+  Word changed_at_ = 0;  // the memory's time then
+  uint32_t leaps_ = 0;
+  bool told_stuck_ = false;
+  std::string finding_;
+};
+
+// The one that runs.
+extern Machine* machine;
+
+}  // namespace emulate
+}  // namespace blink
