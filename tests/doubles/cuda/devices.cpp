@@ -6,6 +6,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "blink/call.h"
 #include "entry.h"
 
 namespace cuda_double {
@@ -99,9 +100,31 @@ int Machine::ordinal_of(const CUuuid& uuid) const {
   return -1;
 }
 
+namespace {
+
+// What a multiprocessor has: threads, blocks, bytes of shared memory; and 65536 registers.
+struct Multiprocessor {
+  int threads, blocks, shared_bytes;
+};
+
+Multiprocessor multiprocessor_of(int arch) {
+  if (arch == 75) return {1024, 16, 64 << 10};
+  if (arch == 80) return {2048, 32, 164 << 10};
+  if (arch >= 86 && arch < 90) return {1536, arch == 89 ? 24 : 16, (arch == 87 ? 164 : 100) << 10};
+  if (arch >= 120) return {1536, 24, 100 << 10};
+  if (arch >= 90) return {2048, 32, 228 << 10};
+  return {2048, 32, 96 << 10};
+}
+
+}  // namespace
+
+// Of kernels as large as they may be: tests/conformance/test_machine_code.py holds real ones against these numbers.
 int occupancy_of(int threads) {
-  const int given = machine().occupancy;
-  return given > 0 ? given : std::max(1, std::min(32, 2048 / std::max(threads, 64)));
+  if (machine().occupancy > 0) return machine().occupancy;
+  const Multiprocessor has = multiprocessor_of(machine().arch);
+  const int whole_warps = (threads + 31) / 32 * 32;
+  return std::min({has.blocks, has.threads / whole_warps, has.shared_bytes / static_cast<int>(blink::kBlockBytes),
+                   65536 / (whole_warps * static_cast<int>(blink::kThreadRegisters))});
 }
 
 }  // namespace cuda_double

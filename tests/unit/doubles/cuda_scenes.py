@@ -406,6 +406,14 @@ def co_residency(path: str) -> None:
         expect(0, cuda.cuStreamSynchronize(stream))
 
 
+def occupancy(path: str, *wanted: str) -> None:
+    """Blocks of 128, 512 and 1024 threads on a multiprocessor."""
+    cuda.ready()
+    function = _loaded(path, "meet")
+    seen = [cuda.out(cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, n, 0) for n in (128, 512, 1024)]
+    expect(list(map(int, wanted)), seen)
+
+
 def wrong_arch(path: str) -> None:
     cuda.ready()
     image = ctypes.create_string_buffer(Path(path).read_bytes())

@@ -135,6 +135,15 @@ def test_blocks_beyond_co_residency_wait(scene: Scene, kernels: str) -> None:
     passes(scene("co_residency", kernels, BLINK_DOUBLE_SMS=1, BLINK_DOUBLE_OCCUPANCY=2))
 
 
+@pytest.mark.parametrize(("arch", "wanted"), [(75, (3, 2, 1)), (80, (8, 2, 1)), (90, (8, 2, 1)), (120, (5, 2, 1))])
+def test_occupancy_is_that_of_kernels_within_their_budgets(
+    scene: Scene, doubles, tmp_path: Path, arch: int, wanted: tuple[int, ...]
+) -> None:
+    """64 registers a thread and 17 KiB of shared memory a block, by each architecture's limits."""
+    image = compiled(doubles, tmp_path, "-cubin", f"-arch=sm_{arch}")
+    passes(scene("occupancy", image, *map(str, wanted), BLINK_DOUBLE_ARCH=arch))
+
+
 def test_image_for_another_architecture(scene: Scene, kernels: str, doubles, tmp_path: Path) -> None:
     passes(scene("wrong_arch", kernels, BLINK_DOUBLE_ARCH=80))
     several = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90"]

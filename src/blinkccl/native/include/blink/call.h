@@ -36,8 +36,11 @@ constexpr uint32_t kTurns = 64;
 constexpr uint32_t kPieceBytes = 16384;
 // The most threads of a block on a GPU, a multiple of 32.
 constexpr uint32_t kMostThreads = 512;
-// So many blocks of that many threads are on a multiprocessor at once: 64 registers for each thread.
+// So many blocks of that many threads are on a multiprocessor at once, which has 65536 registers. With what GPUs keep
+// for themselves, a block has so many bytes of shared memory.
 constexpr uint32_t kBlocksAtOnce = 2;
+constexpr uint32_t kThreadRegisters = 64;
+constexpr uint32_t kBlockBytes = 17408;
 // Slices that a channel may have on one rank: a block keeps them in shared memory.
 constexpr uint32_t kMostSlices = 128;
 // More messages than this are not combined by one reduce kernel.
