@@ -87,8 +87,12 @@ bool make(const Driver& driver, std::size_t bytes, Arena* arena, std::string* wh
   } else if (ok(driver, driver.host_device_pointer(&arena->status_device, status, 0), "cuMemHostGetDevicePointer", why)) {
     arena->status = static_cast<Status*>(status);
     return true;
+  } else {
+    driver.host_unregister(status);
+    munmap(status, page_bytes());
   }
   driver.mem_free(arena->segment);  // nobody has used it
+  *arena = {};
   return false;
 }
 
