@@ -45,18 +45,27 @@ class Block:
                 thread.barrier()
 
     def note_message(self, position: int) -> None:
-        """``state.message[i]``, by the thread that has the end; all read it in fold()."""
+        """``state.message[i]``, by the thread that has the end, and ``write_job``, by the first; all read them."""
         self.counting.store(f"{self.name}.message", position % self.shape.slots)
+        self.threads[0].store(f"{self.name}.job", position)
 
     def message(self, thread: Thread) -> None:
         thread.load("message", f"{self.name}.message")
 
     def advance(self, position: int) -> None:
-        """``advance``, before the last barrier."""
+        """``advance`` before the last barrier, behind which the job may be the next one's already."""
+        if self.but != "job read after the last barrier":
+            self._read_job()
         self.counting.store(f"{self.name}.position", position + 1)
+
+    def _read_job(self) -> None:
+        for thread in self.threads:
+            thread.load("job", f"{self.name}.job")
 
     def tell(self, counter: str, order: str) -> None:
         """The counter of an end, after the last barrier: one store of one thread."""
+        if self.but == "job read after the last barrier":
+            self._read_job()
         self.counting.load("told", f"{self.name}.position")
         self.counting.store(counter, lambda r: r["told"], order)
 
@@ -361,6 +370,7 @@ def gives_up(but: str = "") -> Searched:
     block.barrier("barrier of close()")
     closing = block.threads[1]
     closing.load("closed", "reader.position")
+    block.barrier("end of the kernel")
     closing.check(lambda r: r["closed"] == 0, "the position of an execution that was not completed")
     return search(block.threads)
 

@@ -74,6 +74,7 @@ REFUTED: dict[str, tuple[Model, str]] = {
             "head not acquired",
             "heads not asked",
             "a slot too many",
+            "job read after the last barrier",
             *(
                 f"no {which} of the {end}"
                 for which in ("first barrier", "last barrier")
