@@ -81,3 +81,13 @@ def test_function_that_this_nccl_lacks(preloaded: Preloaded, files: Built, tmp_p
     assert ended.out.startswith("[0, 5, 5, 5, 5, 5, 5, 5, 5, 0] 21000 ")
     said = [line for line in ended.blink if "ncclCommWindowDeregister" in line]
     assert said == ["WARN this NCCL (version code 21000) has no ncclCommWindowDeregister: the call returns an error"]
+
+
+def test_nccl_that_is_newer_than_known(preloaded: Preloaded) -> None:
+    """Its plans are made with what is known of the newest, and its calls go where they always go."""
+    job = {"cases": "sizes,streams", "sizes": "1,1000", "BLINK_ALGO": None}
+    newer = preloaded.client("process", 2, **job, BLINK_DOUBLE_NCCL_VERSION=29900).right()
+    known = preloaded.client("process", 2, **job).right()
+    assert (newer.calls("blink"), newer.calls("nccl")) == (known.calls("blink"), known.calls("nccl"))
+    assert newer.calls("blink").total() > 0
+    assert newer.agreed()

@@ -22,7 +22,8 @@ ncclResult_t ask(const char* function, ncclComm_t handle, int* out, int ncclComm
 NCCL_API(ncclResult_t, ncclGetVersion, (int* version)) {
   note(__func__);
   if (!version) return fail(ncclInvalidArgument, "ncclGetVersion : version is NULL");
-  *version = NCCL_VERSION_CODE;
+  const char* const told = std::getenv("BLINK_DOUBLE_NCCL_VERSION");
+  *version = told ? std::atoi(told) : NCCL_VERSION_CODE;
   return ncclSuccess;
 }
 
