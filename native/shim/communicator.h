@@ -42,6 +42,8 @@ class Communicator {
     place_.algorithm = algorithm.empty() ? "best" : algorithm;
     timeout_s_ = seconds_from("BLINK_TIMEOUT", 1800);  // and nobody who would abort it
   }
+  // What the program asks of it. Before begin().
+  void wish(const Wishes& wishes) { place_.wishes = wishes; }
   // Why nothing is ours; empty where the trees are ready. After settle().
   std::string why_not();
 

@@ -54,7 +54,7 @@ ncclResult_t join(const Newcomer& newcomer, Call call) {
     const std::string key = key_of(newcomer.ids, newcomer.bytes);
     pending = newcomer.nranks > 1 ? announced(key, newcomer.nranks, newcomer.rank) : single_rank();
     pending.slot = newcomer.slot;
-    pending.blocking = blocking(newcomer.config, true);
+    pending.wishes = wishes_of(newcomer.config, {});
   });
   const ncclResult_t result = call();
   if (pending.slot != nullptr) begin_or_defer(std::move(pending), result);
@@ -77,7 +77,7 @@ ncclResult_t init_all(ncclComm_t* comms, int ndev, const int* devlist) {
     for (int rank = 0; rank < ndev; ++rank) {
       all.push_back(ndev > 1 ? announced(key, ndev, rank) : single_rank());
       all.back().slot = comms + rank;
-      all.back().blocking = blocking(nullptr, true);
+      all.back().wishes = wishes_of(nullptr, {});
     }
   });
   const ncclResult_t result = real::ncclCommInitAll(comms, ndev, devlist);
@@ -111,7 +111,7 @@ ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncc
     const std::string number = std::to_string(parent->communicator->next_child());
     if (color == kSplitNoColor || newcomm == nullptr) return;
     pending = child_of(*parent, "split:" + number + ":" + std::to_string(color), newcomm);
-    pending.blocking = blocking(config, parent->blocking);
+    pending.wishes = wishes_of(config, parent->wishes);
   });
   return child(std::move(pending), newcomm,
                [&](ncclComm_t* made) { return real::ncclCommSplit(comm, color, key, made, config); });
@@ -139,10 +139,20 @@ ncclResult_t shrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* newco
     }
     if (newcomm == nullptr || excluded == nullptr || count < 1 || count >= parent->nranks) return;
     pending = child_of(*parent, shrink_text(*parent, excluded, count), newcomm);
-    pending.blocking = blocking(config, parent->blocking);
+    pending.wishes = wishes_of(config, parent->wishes);
   });
   return child(std::move(pending), newcomm,
                [&](ncclComm_t* made) { return real::ncclCommShrink(comm, excluded, count, made, config, flags); });
+}
+
+// A window is for kernels of NCCL's that load and store through it: from here on all calls are NCCL's. All ranks register
+// it together, so they agree on the first call that is. What we run still ends as it would.
+void leave_to_nccl(ncclComm_t comm) {
+  beside([&] {
+    const auto member = find_member(comm);
+    if (member == nullptr || member->ended.exchange(true) || member->rank != 0) return;
+    info("communicator " + member->communicator->key().substr(0, 8) + " has a registered window: NCCL runs what comes");
+  });
 }
 
 enum class End { kAbort, kFinalize };
@@ -155,7 +165,7 @@ void end_ours(ncclComm_t comm, End how, bool freed) {
     const bool ended = member->ended.exchange(true);
     if (how == End::kAbort && (freed || !ended)) member->communicator->abort();
     // What does not block is waited for when it is freed.
-    if (how == End::kFinalize && !ended && (freed || member->blocking)) member->communicator->finalize();
+    if (how == End::kFinalize && !ended && (freed || member->wishes.blocking)) member->communicator->finalize();
   });
 }
 
@@ -224,7 +234,12 @@ ncclResult_t ours::ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
   return real::ncclCommRevoke(comm, revokeFlags);
 }
 
-// All ranks suspend together, to have memory back: ours is given back for good, and after ncclCommResume NCCL runs
+ncclResult_t ours::ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win, int winFlags) {
+  leave_to_nccl(comm);
+  return real::ncclCommWindowRegister(comm, buff, size, win, winFlags);
+}
+
+// All ranks suspend together, to have memory back. Ours is over, and kept for later communicators; after ncclCommResume NCCL runs
 // everything.
 ncclResult_t ours::ncclCommSuspend(ncclComm_t comm, int flags) {
   end_ours(comm, End::kFinalize, false);

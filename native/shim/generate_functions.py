@@ -23,7 +23,8 @@ HANDLED = (
     "ncclAlltoAllConfig", "ncclBcast", "ncclBroadcast", "ncclBroadcastConfig", "ncclCommAbort", "ncclCommDestroy",
     "ncclCommFinalize", "ncclCommGetAsyncError", "ncclCommGrow", "ncclCommInitAll", "ncclCommInitRank",
     "ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommRevoke", "ncclCommShrink",
-    "ncclCommSplit", "ncclCommSuspend", "ncclGather", "ncclGatherConfig", "ncclGroupEnd", "ncclGroupSimulateEnd",
+    "ncclCommSplit", "ncclCommSuspend", "ncclCommWindowRegister", "ncclGather", "ncclGatherConfig", "ncclGroupEnd",
+    "ncclGroupSimulateEnd",
     "ncclGroupStart", "ncclRecv", "ncclRedOpCreatePreMulSum", "ncclRedOpDestroy", "ncclReduce", "ncclReduceConfig",
     "ncclReduceScatter", "ncclReduceScatterConfig", "ncclScatter", "ncclScatterConfig", "ncclSend",
 )  # fmt: skip

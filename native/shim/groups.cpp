@@ -118,7 +118,7 @@ void Group::settle_real() {
 void begin_or_defer(PendingCommunicator pending, ncclResult_t result) {
   if (failed(result)) return;
   const ncclResult_t ours = guarded([&] {
-    pending.blocking = pending.blocking && result == ncclSuccess;
+    pending.wishes.blocking = pending.wishes.blocking && result == ncclSuccess;
     if (group != nullptr) {
       group->add(std::move(pending));
       return ncclSuccess;

@@ -1,6 +1,7 @@
 #include "nccl_types.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 
 namespace blink::shim {
@@ -8,6 +9,7 @@ namespace blink::shim {
 // As a compiler lays out NCCL's own declarations on 64-bit machines.
 static_assert(sizeof(ncclUniqueId) == 128 && sizeof(ncclTeam_t) == 12 && sizeof(ncclMultimemHandle_t) == 8);
 static_assert(offsetof(ConfigHead, magic) == 8 && offsetof(ConfigHead, blocking) == 16);
+static_assert(offsetof(ConfigHead, max_ctas) == 28 && offsetof(ConfigHead, cta_policy) == 60);
 static_assert(offsetof(CollConfigHead, min_ctas) == 24 && offsetof(CollConfigHead, alg_selection) == 40);
 static_assert(offsetof(CollConfigHead, cta_policy) == 52 && offsetof(CollConfigHead, launch_completion_event) == 64);
 static_assert(sizeof(CollConfigHead) == 72);
@@ -27,17 +29,66 @@ const char* text_of(ncclResult_t result) {
   }
 }
 
-bool blocking(const ncclConfig_t* config, bool inherited) {
-  if (const char* text = std::getenv("NCCL_COMM_BLOCKING"); text != nullptr && *text != '\0') {
-    char* end = nullptr;
-    const long value = std::strtol(text, &end, 0);
-    if (*end == '\0' && (value == 0 || value == 1)) return value == 1;
-  }
-  if (config == nullptr) return inherited;
+namespace {
+
+// A field of the configuration, as NCCL reads it: not what is behind its end, nor what is newer than the header that the
+// caller was compiled with.
+int field(const ncclConfig_t* config, std::size_t at, unsigned since) {
   const auto* head = reinterpret_cast<const ConfigHead*>(config);
-  // A configuration that is given replaces the parent's; what is unset in it has NCCL's default.
-  if (head->magic != kConfigMagic || head->size < offsetof(ConfigHead, blocking) + sizeof head->blocking) return true;
-  return head->blocking != 0;
+  int value = kConfigUnset;
+  if (head->magic != kConfigMagic || head->version < since || head->size < at + sizeof value) return value;
+  std::memcpy(&value, reinterpret_cast<const char*>(config) + at, sizeof value);
+  return value;
+}
+
+bool number_of(const char* variable, long* value) {
+  const char* const text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return false;
+  char* end = nullptr;
+  *value = std::strtol(text, &end, 0);
+  return *end == '\0';
+}
+
+void at_most(Wishes* wishes, long blocks) {
+  if (blocks < 1 || blocks > INT32_MAX || (wishes->most_blocks != 0 && wishes->most_blocks <= blocks)) return;
+  wishes->most_blocks = static_cast<int>(blocks);
+}
+
+void only_nccl(Wishes* wishes, const std::string& name, const std::string& value) {
+  if (wishes->only_nccl.empty()) wishes->only_nccl = name + "=" + value;
+}
+
+void read(const ncclConfig_t* config, Wishes* wishes) {
+  const struct { const char* name; int value, usual; } rows[] = {
+      {"cgaClusterSize", field(config, offsetof(ConfigHead, cga_cluster_size), 21700), 0},
+      {"minCTAs", field(config, offsetof(ConfigHead, min_ctas), 21700), 1},
+      {"CTAPolicy", field(config, offsetof(ConfigHead, cta_policy), 22700), 0},
+  };
+  for (const auto& row : rows) {
+    if (row.value != kConfigUnset && row.value != row.usual) only_nccl(wishes, row.name, std::to_string(row.value));
+  }
+  at_most(wishes, field(config, offsetof(ConfigHead, max_ctas), 21700));
+  const int blocking = field(config, offsetof(ConfigHead, blocking), 0);
+  wishes->blocking = blocking != 0;
+}
+
+}  // namespace
+
+Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited) {
+  Wishes wishes;
+  if (config == nullptr) wishes = inherited;
+  else read(config, &wishes);  // it replaces the parent's; what is unset in it has NCCL's default
+  long value = 0;
+  if (number_of("NCCL_COMM_BLOCKING", &value) && (value == 0 || value == 1)) wishes.blocking = value == 1;
+  for (const char* name : {"NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS",
+                           "NCCL_MIN_NCHANNELS", "NCCL_CGA_CLUSTER_SIZE", "NCCL_CTA_POLICY"}) {
+    const char* const text = std::getenv(name);
+    if (text != nullptr && *text != '\0') only_nccl(&wishes, name, text);
+  }
+  for (const char* name : {"NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"}) {
+    if (number_of(name, &value)) at_most(&wishes, value);
+  }
+  return wishes;
 }
 
 bool tuned(const ncclCollConfig_t* config) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "blink/types.h"
 
@@ -62,11 +63,15 @@ constexpr int kShrinkAbort = 1;  // a flag: what the parent still runs is ended 
 constexpr int kConfigUnset = INT32_MIN;
 constexpr unsigned kConfigMagic = 0xcafebeef;
 
-// The beginning of ncclConfig_t that we read; it is append-only, and `size` says how much of it there is.
+// ncclConfig_t as of 2.27, as far as we read it; it is append-only, and `size` says how much of it there is.
 struct ConfigHead {
   std::size_t size;
   unsigned magic, version;
-  int blocking;
+  int blocking, cga_cluster_size, min_ctas, max_ctas;
+  const char* net_name;
+  int split_share, traffic_class;
+  const char* comm_name;
+  int collnet_enable, cta_policy;
 };
 
 // ncclCollConfig_t as of 2.32; append-only too.
@@ -84,9 +89,15 @@ struct CollConfigHead {
 // Our own words for a result, for when there is no NCCL to ask; total.
 const char* text_of(ncclResult_t result);
 
-// Whether calls for a communicator made with `config` wait for their end; `inherited` where it does not say
-// (nullptr, unset). NCCL_COMM_BLOCKING overrules both, as in NCCL.
-bool blocking(const ncclConfig_t* config, bool inherited);
+// What a program asks of a communicator.
+struct Wishes {
+  bool blocking = true;   // calls wait for their end
+  int most_blocks = 0;    // of a kernel; 0: as many as it wants
+  std::string only_nccl;  // what only NCCL can do, in its words: "cgaClusterSize=4"
+};
+
+// Those of a communicator made with `config`; `inherited` where there is none. NCCL's variables overrule both, as in NCCL.
+Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited);
 
 // Whether a call's configuration asks for something that only NCCL can do: anything but "as usual", and all that we
 // cannot read.

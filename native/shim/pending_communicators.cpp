@@ -81,12 +81,13 @@ std::shared_ptr<Member> begin(PendingCommunicator pending) {
   member->real = pending.real;
   member->nranks = pending.nranks;
   member->rank = pending.rank;
-  member->blocking = pending.blocking;
+  member->wishes = pending.wishes;
   member->communicator = std::make_shared<Communicator>(pending.key, std::move(pending.bootstrap), pending.why_not);
   {
     const std::lock_guard<std::mutex> lock(table().mutex);
     table().members[member->real] = member;
   }
+  member->communicator->wish(member->wishes);
   member->communicator->begin(pending.nranks, pending.rank, device, child ? kChildGraceS : 0);
   return member;
 }
@@ -159,7 +160,7 @@ PendingCommunicator child_of(const Member& parent, const std::string& what, nccl
   pending.slot = slot;
   pending.written = new ncclComm_t(nullptr);
   pending.parent = parent.real;
-  pending.blocking = parent.blocking;
+  pending.wishes = parent.wishes;
   return pending;
 }
 
@@ -172,11 +173,11 @@ void begin_all(std::vector<PendingCommunicator> all, ncclResult_t result) {
     std::vector<std::shared_ptr<Member>> begun;
     bool waiting = false;
     for (PendingCommunicator& pending : all) {
-      pending.blocking = pending.blocking && result == ncclSuccess;
+      pending.wishes.blocking = pending.wishes.blocking && result == ncclSuccess;
       // A child that does not block is there when its parent's state says so, which may be now.
       const bool filled = result == ncclSuccess || pending.parent == nullptr;
       if (filled && pending.real == nullptr) continue;  // not a part of the split
-      if (!pending.blocking) {
+      if (!pending.wishes.blocking) {
         wait_for(std::move(pending));
         waiting = true;
       } else if (auto member = try_begin(std::move(pending))) {

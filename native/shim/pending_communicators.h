@@ -20,7 +20,7 @@ struct Member {
   std::shared_ptr<Communicator> communicator;
   ncclComm_t real = nullptr;
   int nranks = 0, rank = -1;
-  bool blocking = true;
+  Wishes wishes;
   // Revoked, suspended or finalized: whatever comes now is for the real one, which refuses it or runs it.
   std::atomic<bool> ended{false};
 
@@ -39,7 +39,7 @@ struct PendingCommunicator {
   ncclComm_t parent = nullptr;
   ncclComm_t real = nullptr;     // the handle once it is known
   int nranks = 0, rank = -1;     // of a child: not known before it is complete
-  bool blocking = true;
+  Wishes wishes;
   std::unique_ptr<Bootstrap> bootstrap;  // where the rank is known: announced before the real initialisation
   std::string why_not;
 

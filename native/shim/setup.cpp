@@ -70,7 +70,9 @@ std::string describe_rank(const Driver* cuda, const Place& place, const std::str
        << ",\"settings\":{\"algo\":"
        << (place.algorithm.empty() ? setting("BLINK_ALGO") : quoted(place.algorithm))
        << ",\"protocol\":" << setting("BLINK_PROTOCOL") << ",\"topo\":" << setting("BLINK_TOPO")
-       << ",\"nccl_topo_file\":" << setting("NCCL_TOPO_FILE") << "}}";
+       << ",\"nccl_topo_file\":" << setting("NCCL_TOPO_FILE")
+       << ",\"only_nccl\":" << quoted(place.wishes.only_nccl)
+       << ",\"most_blocks\":" << quoted(place.wishes.most_blocks == 0 ? "" : std::to_string(place.wishes.most_blocks)) << "}}";
   return info.str();
 }
 

@@ -8,6 +8,7 @@
 
 #include "bundle.h"
 #include "engine.h"
+#include "nccl_types.h"
 #include "bootstrap.h"
 #include "shared_page.h"
 
@@ -24,6 +25,7 @@ struct Place {
   int nranks = 0, rank = 0, device = 0;
   int nccl_version = 0;     // 0: there is none to leave anything to
   std::string algorithm;    // where it is empty, BLINK_ALGO's
+  Wishes wishes;
 };
 
 // The same outcome on all ranks: an object, or nullptr and why. Every wait ends by BLINK_PLAN_TIMEOUT (120 s) and some,

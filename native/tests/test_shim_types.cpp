@@ -13,8 +13,54 @@
 using blink_test::expect;
 using namespace blink::shim;
 
+static bool blocking(const ncclConfig_t* config, bool inherited) {
+  Wishes parent;
+  parent.blocking = inherited;
+  return wishes_of(config, parent).blocking;
+}
+
+static std::string only_nccl(const ConfigHead& head) {
+  return wishes_of(reinterpret_cast<const ncclConfig_t*>(&head), {}).only_nccl;
+}
+
+// What a configuration says of blocks: what we cannot do is NCCL's, by name, and what is newer than its header is not read.
+static void blocks_of_configurations() {
+  ConfigHead head{};
+  head.size = sizeof head;
+  head.magic = kConfigMagic;
+  head.version = 22700;
+  head.blocking = head.cga_cluster_size = head.min_ctas = head.max_ctas = head.cta_policy = kConfigUnset;
+  const auto* config = reinterpret_cast<const ncclConfig_t*>(&head);
+  expect(only_nccl(head).empty() && wishes_of(config, {}).most_blocks == 0, "nothing is asked");
+  head.max_ctas = 6;
+  expect(only_nccl(head).empty() && wishes_of(config, {}).most_blocks == 6, "maxCTAs");
+  Wishes parent;
+  parent.most_blocks = 3;
+  expect(wishes_of(nullptr, parent).most_blocks == 3 && wishes_of(config, parent).most_blocks == 6, "inherited");
+  head.min_ctas = 1;
+  head.cga_cluster_size = 0;
+  expect(only_nccl(head).empty(), "what is so anyway");
+  head.cta_policy = 2;
+  expect(only_nccl(head) == "CTAPolicy=2", "a policy");
+  head.version = 21700;
+  expect(only_nccl(head).empty(), "a header that has no policy");
+  head.min_ctas = 16;
+  expect(only_nccl(head) == "minCTAs=16", "the least");
+  head.min_ctas = 1;
+  head.cga_cluster_size = 4;
+  expect(only_nccl(head) == "cgaClusterSize=4", "clusters");
+  head.size = 20;
+  expect(only_nccl(head).empty() && wishes_of(config, {}).most_blocks == 0, "a configuration that is too short");
+  setenv("NCCL_MAX_NCHANNELS", "2", 1);
+  expect(only_nccl(head) == "NCCL_MAX_NCHANNELS=2" && wishes_of(nullptr, {}).most_blocks == 2, "NCCL's variable");
+  unsetenv("NCCL_MAX_NCHANNELS");
+}
+
 int main() {
-  ConfigHead head{sizeof(ConfigHead), kConfigMagic, 23203, 0};
+  ConfigHead head{};
+  head.size = sizeof head;
+  head.magic = kConfigMagic;
+  head.version = 23203;
   const auto* config = reinterpret_cast<const ncclConfig_t*>(&head);
   unsetenv("NCCL_COMM_BLOCKING");
   expect(blocking(nullptr, true) && !blocking(nullptr, false), "without a configuration: inherited");
@@ -34,10 +80,11 @@ int main() {
   for (int dtype = -1; dtype <= 12; ++dtype) {
     expect((size_of(dtype) > 0) == (dtype >= 0 && dtype < 12), "the size of type %d", dtype);
   }
+  blocks_of_configurations();
   std::string why;
   setenv("BLINK_CUDA_LIB", "/no/such/libcuda.so.1", 1);
   expect(driver(&why) == nullptr && why.find("no CUDA driver: /no/such/libcuda.so.1") == 0, "%s", why.c_str());
-  expect(CopyEngineRun::open(Driver{}, Bundle{}, {}, &why) == nullptr &&
+  expect(CopyEngines::open(Driver{}, Bundle{}, {}, &why) == nullptr &&
              why.find("the CUDA driver has no stream memory operations") == 0,
          "%s", why.c_str());
   return blink_test::verdict();

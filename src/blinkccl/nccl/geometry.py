@@ -48,6 +48,7 @@ def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
     multiprocessors = min(peer.multiprocessors for peer in job.peers)
     default = min(MOST_BLOCKS, max(1, multiprocessors // 4 // job.shared))
     blocks = number(environ, "BLINK_MAX_BLOCKS", default, 1024, int)
+    blocks = min(blocks, number({"maxCTAs": job.setting("most_blocks")}, "maxCTAs", blocks, 2**31, int))
     return Budget(blocks, number(environ, "BLINK_STAGING_BYTES", STAGING_BYTES, 1 << 40, parse_bytes))
 
 

@@ -90,6 +90,11 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     algo = job.setting("algo")
     if algo == "nccl":
         raise UnsupportedError("BLINK_ALGO=nccl")
+    only_nccl = job.setting("only_nccl")
+    if only_nccl and algo in ("", AUTO):
+        raise UnsupportedError(f"the program asks for {only_nccl}, which is NCCL's to do; BLINK_ALGO would overrule it")
+    if only_nccl:
+        log.say(f"BLINK_ALGO={algo} overrules {only_nccl}")
     names = wanted(algo)
     choices.wanted_protocol(job.setting("protocol"))
     where = place(job, log.say)

@@ -62,6 +62,40 @@ static void look(void) {
   for (size_t i = 0; i < count; ++i) MUST(values[i] != (float)(ranks * (int)(i % 7) + others));
 }
 
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes, ncclWindow_t* window, int flags);
+
+// Two calls before a buffer is registered, one with a window of it.
+static int window(void) {
+  void* handle;
+  ncclWindow_t windows;
+  MUST(all_reduce());
+  look();
+  MUST(ncclCommRegister(comm, (void*)in, count * sizeof *values, &handle));
+  fill();
+  MUST(all_reduce());
+  look();
+  ncclCommWindowRegister(comm, (void*)in, count * sizeof *values, &windows, 0);  // the double of NCCL has none
+  fill();
+  MUST(all_reduce());
+  look();
+  MUST(ncclCommDeregister(comm, handle));
+  MUST(ncclCommDestroy(comm));
+  return end("done", 0, 0);
+}
+
+// CLIENT_CONFIG: "cgaClusterSize minCTAs maxCTAs CTAPolicy", -1 for what is not set.
+static ncclConfig_t configured(const char* text) {
+  ncclConfig_t config = config_of(1);
+  int* const fields[] = {&config.cgaClusterSize, &config.minCTAs, &config.maxCTAs, &config.more[1]};
+  for (int i = 0; i < 4; ++i) {
+    char* rest;
+    const long value = strtol(text, &rest, 10);
+    if (value >= 0) *fields[i] = (int)value;
+    text = rest;
+  }
+  return config;
+}
+
 static ncclResult_t state_of(void) {
   ncclResult_t state = ncclSuccess;
   MUST(ncclCommGetAsyncError(comm, &state));
@@ -199,7 +233,9 @@ int scene_main(int words, char** word) {
   struct World world = {.options = &options, .what = scene, .local = {{.rank = rank}}};
   const ncclUniqueId id = next_id(&world);
   if (!strcmp(scene, "impatient")) return impatient(id);
-  MUST(ncclCommInitRank(&comm, ranks, id, rank));
+  ncclConfig_t config = configured(getenv("CLIENT_CONFIG") ? getenv("CLIENT_CONFIG") : "-1 -1 -1 -1");
+  MUST(ncclCommInitRankConfig(&comm, ranks, id, rank, &config));
+  if (!strcmp(scene, "window")) return window();
   if (!strcmp(scene, "many_calls")) return many_calls(false);
   if (!strcmp(scene, "calls_in_step")) return many_calls(true);
   if (!strcmp(scene, "lonely")) return lonely();

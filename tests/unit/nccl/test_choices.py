@@ -7,7 +7,7 @@ from itertools import pairwise
 from operator import attrgetter
 
 import pytest
-from jobs_by_hand import job, on
+from jobs_by_hand import job, on, settings
 
 from blinkccl.codegen.channels import ChannelLoop, RoleExecution
 from blinkccl.codegen.layout import ProgramGroup
@@ -360,6 +360,8 @@ def test_blocks_are_shared_among_the_ranks_of_a_gpu():
     assert budget(on("", (0,) * 8), {}).blocks == 4
     assert budget(on("", (0,) * 8), {"BLINK_MAX_BLOCKS": "16"}).blocks == 16
     assert budget(on("", (0, 1)), {"BLINK_STAGING_BYTES": "64M"}).staging_bytes == 64 * MIB
+    few, many = (on("", (0, 1), settings=settings(topo="", most_blocks=most)) for most in ("6", "600"))
+    assert [budget(one, {"BLINK_MAX_BLOCKS": "16"}).blocks for one in (few, many)] == [6, 16]
     for wrong in ("0", "-1", "many", "99999"):
         with pytest.raises(LaunchError, match=f"BLINK_MAX_BLOCKS={wrong}"):
             budget(on("", (0, 1)), {"BLINK_MAX_BLOCKS": wrong})
