@@ -42,7 +42,7 @@ void Communicator::begin(int nranks, int rank, int device, double grace_s) {
     if (bootstrap_ == nullptr) say("NCCL runs everything: " + why_not_);
     return;
   }
-  settled_ = false;
+  state_ = State::kSettling;
   setup_ = std::thread([this, grace_s] { prepare(grace_s); });
 }
 
@@ -59,8 +59,8 @@ bool Communicator::takes(const Operation& operation) {
       total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
   const bool counts = operation.collective != Collective::kRecv;  // a message counts where it is sent
   // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
-  if (given_up_) return true;
-  if (resources_ == nullptr) {
+  if (state_ == State::kFailed) return true;
+  if (state_ != State::kOurs) {
     if (counts) report_->count(operation, bytes, nullptr, -1, why_not_);
     return false;
   }
@@ -72,7 +72,7 @@ bool Communicator::takes(const Operation& operation) {
 
 ncclResult_t Communicator::enqueue(const Operation& operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (given_up_ || resources_ == nullptr) return ncclRemoteError;
+  if (state_ != State::kOurs) return ncclRemoteError;
   if (operation.count == 0) return ncclSuccess;
   const ncclResult_t before = trouble();
   if (before != ncclSuccess) return before;
@@ -116,7 +116,7 @@ ncclResult_t Communicator::enqueue_apart(const Operation& message) {
 
 ncclResult_t Communicator::join(const std::vector<CUstream>& streams) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (streams.size() < 2 || given_up_ || resources_ == nullptr) return ncclSuccess;
+  if (streams.size() < 2 || state_ != State::kOurs) return ncclSuccess;
   InContext context(resources_->engine->driver(), resources_->engine->context());
   const CUresult result = context ? resources_->engine->join(streams) : kCudaInvalidContext;
   if (result == kCudaSuccess) return ncclSuccess;
@@ -130,14 +130,14 @@ ncclResult_t Communicator::join(const std::vector<CUstream>& streams) {
 
 void Communicator::fork(CUstream stream, std::size_t line) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (given_up_ || resources_ == nullptr) return;
+  if (state_ != State::kOurs) return;
   InContext context(resources_->engine->driver(), resources_->engine->context());
   forked_ = context ? resources_->engine->fork(stream, line) : kCudaInvalidContext;
 }
 
 ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstream stream, std::size_t line) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (given_up_ || resources_ == nullptr) return ncclRemoteError;
+  if (state_ != State::kOurs) return ncclRemoteError;
   const ncclResult_t before = trouble();
   if (before != ncclSuccess) return before;
   std::vector<CopyEngines::Message> parts;
@@ -159,7 +159,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
 
 // Watchdogs ask while another thread may be stuck in a launch.
 ncclResult_t Communicator::async_error() {
-  if (!settled_) return ncclInProgress;
+  if (state_ == State::kSettling) return ncclInProgress;
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock) return aborted() ? ncclRemoteError : ncclSuccess;
   return resources_ == nullptr ? static_cast<ncclResult_t>(ncclSuccess) : trouble();
@@ -177,7 +177,7 @@ void Communicator::abort() {
   // Who has nothing under way leaves quietly: peers may still finish a call without this rank, which programs abort
   // at their end. Who may have replays that are not seen is taken to have something under way.
   if (resources_ != nullptr && (resources_->engine->has_unseen_replays() || !resources_->engine->drain(0))) {
-    give_up("aborted on rank " + std::to_string(place_.rank), Level::kInfo);
+    give_up("aborted", Level::kInfo);
   }
   release(kAbortSeconds, false);
 }
@@ -221,8 +221,8 @@ void Communicator::prepare(double grace_s) {
     say("NCCL runs everything: " + why_not_, without_rank_0);
   }
   if (resources != nullptr) share_page(resources->page);
+  state_ = resources != nullptr ? State::kOurs : State::kTheirs;
   resources_ = std::move(resources);
-  settled_ = true;
 }
 
 int Communicator::decide(const Operation& operation, std::uint64_t bytes, std::string* why) const {
@@ -266,22 +266,17 @@ CUresult Communicator::launch(const Operation& operation, const ChunkSearches::U
 
 // What the kernels have said, once; peers are told at once.
 ncclResult_t Communicator::trouble() {
+  if (state_ == State::kFailed || cancelled_) return ncclRemoteError;  // cancelled: abort() says so itself
   const Status status = resources_->engine->status();
   if (status.code == kRunning) {
     if (__atomic_load_n(resources_->page->abort_word(), __ATOMIC_RELAXED) == 0) return ncclSuccess;
     // No call of this communicator comes to an end any more.
-    if (!told_) warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": another rank has given up");
-    told_ = true;
+    give_up("another rank has given up");
     return ncclRemoteError;
   }
-  if (!told_) {
-    told_ = true;
-    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": " +
-         (status.code == kTimedOut ? "waited " + seconds_text(timeout_s_) + " s" : std::string("gave up waiting")) +
-         " for " + (status.sending != 0 ? "room for " : "") + "message " + std::to_string(status.position) +
-         " on connection " + connection_text(status.connection) + ", channel " + std::to_string(status.channel));
-    raise_abort();
-  }
+  give_up((status.code == kTimedOut ? "waited " + seconds_text(timeout_s_) + " s" : std::string("gave up waiting")) +
+          " for " + (status.sending != 0 ? "room for " : "") + "message " + std::to_string(status.position) +
+          " on connection " + connection_text(status.connection) + ", channel " + std::to_string(status.channel));
   return ncclRemoteError;
 }
 
@@ -308,18 +303,18 @@ void Communicator::raise_abort() {
 }
 
 void Communicator::give_up(const std::string& why, Level level) {
-  if (given_up_) return;
-  given_up_ = true;
+  if (state_ == State::kFailed) return;
+  state_ = State::kFailed;
   why_not_ = why;
   raise_abort();
-  log(level, "communicator " + key_.substr(0, 8) + ": " + why);
+  log(level, "rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": " + why);
 }
 
 // `frees`: the caller may wait for whatever runs on the GPU, as he does in NCCL. Who aborts may not: it may never end.
 void Communicator::release(double patience_s, bool frees) {
   if (resources_ == nullptr) return;
   if (!resources_->engine->drain(patience_s)) {
-    if (!given_up_) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
+    if (state_ != State::kFailed) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
     raise_abort();
     resources_->engine->drain(kAbortSeconds);
   }
@@ -328,6 +323,7 @@ void Communicator::release(double patience_s, bool frees) {
   InContext context(driver, resources_->engine->context());
   searches_.reset();
   release_when_ended(std::move(resources_));
+  if (state_ == State::kOurs) state_ = State::kTheirs;
   if (frees) pool::unregister_pages(driver);
 }
 

@@ -99,7 +99,11 @@ class Communicator {
   double timeout_s_ = seconds_from("BLINK_TIMEOUT", 0);  // 0: kernels wait until they are aborted, as NCCL's do
   Place place_;
   std::atomic<std::uint64_t> children_{0};
-  std::atomic<bool> settled_{true}, cancelled_{false};  // settled: also where nothing was begun
+  // begin(): theirs → settling → ours, or theirs again. Ours end as failed, with an error for all calls that come, or as
+  // theirs, when they are given back.
+  enum class State { kTheirs, kSettling, kOurs, kFailed };
+  std::atomic<State> state_{State::kTheirs};
+  std::atomic<bool> cancelled_{false};  // the setup is to end
   std::mutex joining_, mutex_;
   std::thread setup_;
   std::unique_ptr<CallReport> report_;
@@ -107,7 +111,6 @@ class Communicator {
   std::unique_ptr<ChunkSearches> searches_;
   std::mutex page_mutex_;
   std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
-  bool given_up_ = false, told_ = false;
   CUresult forked_ = kCudaSuccess;  // what fork() came to
 };
 

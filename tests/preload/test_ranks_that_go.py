@@ -26,13 +26,13 @@ WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection fro
 )
 def test_killed_while_peers_wait(preloaded: Preloaded, scene: str, odd: int, count: int, protocol: str | None) -> None:
     """Their watchdogs abort, the kernels give up, the streams are free again."""
-    outcome = preloaded.scene(scene, odd=odd, count=count, BLINK_PROTOCOL=protocol, timeout_s=20)
+    outcome = preloaded.scene(scene, odd=odd, count=count, BLINK_PROTOCOL=protocol, timeout_s=60)
     codes = [one.code for one in outcome.ended]
     assert codes.pop(odd) == -signal.SIGKILL
     assert codes == [0, 0]
     alive = [one for rank, one in enumerate(outcome.ended) if rank != odd]
     assert [one.said[-1]["what"] for one in alive] == ["aborted"] * 2
-    assert any("aborted on rank" in line for one in alive for line in one.blink)
+    assert any(line.endswith(": aborted") for one in alive for line in one.blink)
     assert outcome.left == []
 
 
