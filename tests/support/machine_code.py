@@ -107,8 +107,10 @@ def compiled_code(text: str, architecture: str, nvcc: str, include: list[Path], 
 
 def ptx_functions(ptx: str) -> dict[str, str]:
     """Function or kernel → its body."""
-    head = r"^(?:\.visible |\.weak )?\.(?:func|entry)[^;{]*?(\w+)\s*\([^;{]*?\)[^;{()]*"
-    found = re.finditer(head + r"\{(.*?)^\}", ptx, re.M | re.S)
+    start = r"^(?:\.visible |\.weak )?\.(?:func|entry)\b"
+    head = start + r"[^;{]*?(\w+)\s*\([^;{]*?\)[^;{()]*"
+    # Up to the next one: a body's assembly may have lines that begin with a brace, too.
+    found = re.finditer(head + rf"\{{(.*?)(?={start}|\Z)", ptx, re.M | re.S)
     return {each[1]: each[2] for each in found}
 
 
