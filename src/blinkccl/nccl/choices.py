@@ -26,10 +26,8 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.nccl.copies import fault_of_program
 from blinkccl.nccl.costs import (
-    LEAST_COPIES_BYTES,
     MOST_BYTES,
     PredictedTime,
-    least_copies_s,
     ll128_fault,
     protocols_of,
     timing,
@@ -157,10 +155,7 @@ class Terms:
         """Why the protocol that is forced cannot run the program; None: it can, or none is forced."""
         if self.protocol == "ll128":
             return ll128_fault(candidate, self.capability)
-        return self.copies_fault(candidate) if self.protocol == COPIES else None
-
-    def copies_fault(self, candidate: CandidateProgram) -> str | None:
-        return self.no_copies or fault_of_program(candidate.program)
+        return (self.no_copies or fault_of_program(candidate.program)) if self.protocol == COPIES else None
 
 
 def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredictor | None) -> ChoiceTable:
@@ -220,7 +215,6 @@ class _Timed:
         self._candidate, self._terms = candidate, terms
         self._protocols = [terms.protocol] if terms.protocol else [*protocols_of(candidate, terms.capability)]
         self._floor_s: dict[str, float] = {}
-        self._copies: bool | None = False if terms.protocol or terms.no_copies else None
 
     def at(self, size_bytes: int) -> Ours:
         if not self._terms.protocol:
@@ -236,20 +230,7 @@ class _Timed:
         lost = [one for one in found if found[one].seconds > found[best].seconds * _CLEARLY]
         slower = self._protocols[: self._protocols.index(best)]
         self._protocols = [one for one in self._protocols if one not in lost or one not in slower]
-        if self._copies_may_win(size_bytes, found[best].seconds):
-            timed = self._timing(COPIES, size_bytes)
-            if timed.seconds * MARGIN < found[best].seconds:
-                return self._candidate, COPIES, timed
         return self._candidate, best, found[best]
-
-    def _copies_may_win(self, size_bytes: int, best_s: float) -> bool:
-        """They need memory and code of their own: it takes more than the margin."""
-        least_s = least_copies_s(self._candidate, size_bytes, self._terms.capability)
-        if self._copies is False or size_bytes < LEAST_COPIES_BYTES or least_s * MARGIN >= best_s:
-            return False
-        if self._copies is None:
-            self._copies = self._terms.copies_fault(self._candidate) is None
-        return self._copies
 
     def _timing(self, protocol: str, size_bytes: int) -> PredictedTime:
         geometry = self._terms.geometry

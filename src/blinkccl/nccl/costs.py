@@ -54,8 +54,6 @@ NCCL_NAMES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
 RATE = {"simple": 1.0, "ll": 4 / 8, "ll128": 0.92 * 120 / 128}
 #: LL is for small sizes, LL128 for those in between: beyond, they have never been faster.
 MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": 1 << 62, COPIES: 1 << 62}
-#: Below, copy engines are not looked at: a chunk's cost alone is more than a kernel takes for all.
-LEAST_COPIES_BYTES = 1 << 20
 #: The calibrations of a DGX-1V's copy engines, and of NCCL's kernels there.
 _COPY_ENGINES, _THEIR_KERNELS = "v100-copy-engine", "nccl-2.4-v100"
 #: Tasks of a simulation; above, several chunks are timed as one.
@@ -164,18 +162,6 @@ def _by_copies(
         issuing_s = _issuing_s(candidate, size_bytes, chunk_bytes, costs)
         best = min(best, (max(seconds, issuing_s), chunk_bytes))
     return best
-
-
-def least_copies_s(candidate: CandidateProgram, size_bytes: int, capability: int) -> float:
-    """What copy engines take at least: all bytes at the plan's rate, and a chunk's way. It may spare a simulation."""
-    program, network = candidate.program, candidate.network
-    costs = _calibration(COPIES, True, architecture(capability))
-    engine = costs.engine
-    depth = 1 + max((role.offset for role in program.roles), default=0)
-    crossed = _kinds(program, network)
-    rate = max(row.gb_per_s.value for row in costs.link if row.kind in crossed)
-    moving_s = size_bytes / (float(program.rate) * network.unit_gb_per_s * 1e9 * rate) if program.rate else 0.0
-    return moving_s + (engine.launch_us.value + depth * engine.issue_us.value) * 1e-6
 
 
 def _issuing_s(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:

@@ -16,7 +16,7 @@ from blinkccl.errors import LaunchError, TopologyError, UnsupportedError, UsageE
 from blinkccl.nccl import choices
 from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
 from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_loops, fault_of_program
-from blinkccl.nccl.costs import PredictedTime, architecture, least_copies_s, protocols_of, timing
+from blinkccl.nccl.costs import PredictedTime, architecture, protocols_of, timing
 from blinkccl.nccl.geometry import Budget, budget, geometry, largest
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, SERVED, candidates, collectives, links_for, wanted
@@ -441,7 +441,6 @@ def test_kernels_are_predicted_faster_than_copies(four):
         copies = timing(one, "copies", size, 70, 1, largest(1).capacity_bytes("copies"))
         simple = timing(one, "simple", size, 70, BLOCKS, largest(BLOCKS).capacity_bytes("simple"))
         assert simple.seconds < copies.seconds < 3 * simple.seconds
-        assert least_copies_s(one, size, 70) <= copies.seconds
 
 
 def test_copies_pay_for_every_message_that_a_rank_issues():
@@ -452,20 +451,21 @@ def test_copies_pay_for_every_message_that_a_rank_issues():
     assert fine > 1.5 * coarse
 
 
-def test_copies_are_taken_where_they_are_predicted_faster(monkeypatch):
+def test_copies_are_taken_where_they_are_asked_for(monkeypatch):
+    """Nobody has timed them on a GPU: no prediction turns them on, however good."""
+
     def slow_kernels(candidate, protocol, *rest):
         found = timing(candidate, protocol, *rest)
-        return found if protocol == "copies" else PredictedTime(found.seconds * 3, found.chunk_bytes)
+        return found if protocol == "copies" else PredictedTime(found.seconds * 9, found.chunk_bytes)
 
     monkeypatch.setattr("blinkccl.nccl.choices.timing", slow_kernels)
     where = on_machine("dgx-1v", (1, 4, 5, 6))
-    found = table(where, algorithms=("optimal",), predictor=False)
+    assert not table(where, algorithms=("optimal",), predictor=False).copies
+    found = table(where, algorithms=("optimal",), predictor=False, protocol="copies")
     own = rows(found, "allreduce")
-    assert own[0].protocol == "ll"
     assert (own[-1].protocol, own[-1].search) == ("copies", True)
     assert "blink optimal copies" in own[-1].why
     assert "simple" in found.protocols(own[-1].candidate)
-    assert not table(where, algorithms=("optimal",), predictor=False, no_copies="none here").copies
 
 
 def test_copy_engines_serve_one_rank_per_gpu_of_a_process():
