@@ -24,6 +24,31 @@ def test_ranks_as_torch_has_them(preloaded: Preloaded, files: Built) -> None:
     assert outcome.reached_nccl() == {}
 
 
+@pytest.mark.parametrize("by", ["BLINK_NCCL_LIB", "torch"])
+def test_bindings_that_open_the_library_by_its_path(
+    preloaded: Preloaded, files: Built, tmp_path: Path, by: str
+) -> None:
+    """What VLLM_NCCL_SO_PATH=libblink.so comes to: nothing is preloaded, and handles are the library's own."""
+    client, nccl = Path(__file__).with_name("opened_client.py"), files.doubles.nccl
+    commands = [
+        [
+            sys.executable,
+            client,
+            files.library,
+            "2",
+            str(rank),
+            tmp_path / "id",
+            "3",
+            *([nccl] if by == "torch" else []),
+        ]
+        for rank in range(2)
+    ]
+    variables = {"BLINK_NCCL_LIB": nccl} if by == "BLINK_NCCL_LIB" else {}
+    outcome = preloaded.run(commands, LD_PRELOAD=None, BLINK_TOPO="clique:2", **variables).right()
+    assert outcome.calls("blink") == {"allreduce": 6}
+    assert outcome.reached_nccl() == {}
+
+
 FORKED = "import os; child = os.fork(); child or os._exit(3); os.waitpid(child, 0)"
 MAPS = "print([line.split()[-1] for line in open('/proc/self/maps') if '.so' in line])"
 
