@@ -117,6 +117,8 @@ bool Engine::load(std::string* why) {
                       [&](std::string* content) { return bundle_.read_image(code, content, why); }, &module, why)) {
       return false;
     }
+    // To ask for a function loads its code, also where CUDA loads lazily (its programming guide, "Lazy Loading"). A launch
+    // that had to load would wait for kernels that run, and they may wait for it.
     Kernels kernels;
     for (const Bundle::Protocol protocol : {Bundle::kSimple, Bundle::kLL, Bundle::kLL128}) {
       if (!program.has(protocol)) continue;
