@@ -95,10 +95,10 @@ def test_replayed_graphs_in_processes_that_end_as_programs_do(machine, tmp_path)
 def test_the_conformance_for_gpus_passes_on_the_double(machine, tmp_path, which):
     """What tests/gpu runs on a GPU; ranks share device 0."""
     environment = {**machine, "PYTHONPATH": str(ROOT / "benchmarks")}
-    command = [sys.executable, str(ROOT / "tests/gpu/standalone_ranks.py"), str(tmp_path), "3"]
+    command = [sys.executable, str(ROOT / "benchmarks/gpu_conformance.py"), "3", "all"]
+    alone = [[]] if which == "threads" else [[str(rank), str(tmp_path / "store")] for rank in range(3)]
     started = [
-        subprocess.Popen([*command, ranks_here, "all"], env=environment, stdout=subprocess.PIPE, text=True)
-        for ranks_here in (["all"] if which == "threads" else ["0", "1", "2"])
+        subprocess.Popen([*command, *words], env=environment, stdout=subprocess.PIPE, text=True) for words in alone
     ]
     assert [process.communicate(timeout=DEADLINE_S)[0] for process in started] == ["ok\n"] * len(started)
 
