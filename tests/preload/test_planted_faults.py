@@ -48,11 +48,11 @@ FAULTS = {
         "kCapturesAtOnce = 8;",
         "kCapturesAtOnce = 1;",
     ),
-    "a failed capture is taken for none": (
+    "an error of a capture is taken for the communicator's": (
         "graph_lost",
-        "engine.cpp",
-        "state == kCaptureInvalidated};",
-        "false};",
+        "communicator.cpp",
+        "  if (captured || concerns_capture(result)) {\n",
+        "  if (captured) {\n",
     ),
     "copies do not wait for their message": (
         "sizes",
