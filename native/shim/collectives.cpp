@@ -44,32 +44,43 @@ bool acceptable(Member& member, Operation* operation) {
   return operation_known(member, operation) && buffers_there(member, *operation);
 }
 
+// To NCCL, at its place among our calls of the communicator.
+template <class Forward>
+ncclResult_t leave(const std::shared_ptr<Member>& member, CUstream stream, Forward forward) {
+  if (Group* const group = Group::current()) {
+    group->leaves(member, stream);
+    return forward();
+  }
+  const ncclResult_t before = member->communicator->before_nccl(stream);
+  const ncclResult_t result = member->communicator->after_nccl(stream, forward());
+  return failed(before) && !failed(result) ? before : result;
+}
+
 // Nothing to move is NCCL's too: it checks the arguments and runs nothing.
 template <class Forward>
 ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* config, Forward forward) {
-  if (operation.count == 0 || tuned(config)) return forward();
-  const auto member = find_member(comm);
-  if (member == nullptr || member->ended || !acceptable(*member, &operation)) return forward();
-  if (Group* const group = Group::current()) group->uses(member.get(), operation.stream);
-  if (!member->communicator->takes(operation)) return forward();
-  if (Group* const group = Group::current()) {
-    group->add(member, operation);
-    return ncclSuccess;
-  }
-  return member->communicator->enqueue(operation);
+  const auto member = operation.count == 0 ? nullptr : find_member(comm);
+  if (member == nullptr) return forward();
+  Group* const group = Group::current();
+  if (group != nullptr) group->uses(member.get(), operation.stream);
+  const bool ours = !member->ended && !tuned(config) && acceptable(*member, &operation) &&
+                    member->communicator->takes(operation);
+  if (!ours) return leave(member, operation.stream, forward);
+  if (group == nullptr) return member->communicator->enqueue(operation);
+  group->add(member, operation);
+  return ncclSuccess;
 }
 
 // An end of a message. A message to itself is NCCL's, and so is what it must refuse.
 ncclResult_t run_message(ncclComm_t comm, const Operation& message, const std::function<ncclResult_t()>& forward) {
   const bool sends = message.collective == Collective::kSend;
-  if (message.count == 0 || size_of(message.dtype) == 0 || (sends ? message.send : message.recv) == nullptr) {
-    return forward();
-  }
-  const auto member = find_member(comm);
-  if (member == nullptr || member->ended || message.root < 0 || message.root >= member->nranks) return forward();
+  const auto member = message.count == 0 ? nullptr : find_member(comm);
+  if (member == nullptr) return forward();
   Group* const group = Group::current();
   if (group != nullptr) group->uses(member.get(), message.stream);
-  if (message.root == member->rank || !member->communicator->takes(message)) return forward();
+  const bool sensible = size_of(message.dtype) != 0 && (sends ? message.send : message.recv) != nullptr &&
+                        0 <= message.root && message.root < member->nranks && message.root != member->rank;
+  if (member->ended || !sensible || !member->communicator->takes(message)) return leave(member, message.stream, forward);
   if (group != nullptr) {
     group->add(member, message);
     return ncclSuccess;

@@ -128,6 +128,26 @@ ncclResult_t Communicator::join(const std::vector<CUstream>& streams) {
   return refused(result, "the streams of a group");
 }
 
+ncclResult_t Communicator::order(CUstream stream, CUresult (Engine::*step)(CUstream)) {
+  settle();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ != State::kOurs) return ncclSuccess;
+  InContext context(resources_->engine->driver(), resources_->engine->context());
+  const CUresult result = context ? (resources_->engine.get()->*step)(stream) : kCudaInvalidContext;
+  // What a capture does not take NCCL refuses itself.
+  if (result == kCudaSuccess || concerns_capture(result)) return ncclSuccess;
+  return refused(result, "the order of NCCL's calls and ours");
+}
+
+ncclResult_t Communicator::after_nccl(CUstream stream, ncclResult_t result) {
+  if (result == ncclInProgress) {
+    late_stream_ = stream;
+    late_ = true;
+  }
+  if (result != ncclSuccess) return result;
+  return order(stream, &Engine::after_nccl);
+}
+
 void Communicator::fork(CUstream stream, std::size_t line) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::kOurs) return;
@@ -159,6 +179,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
 
 // Watchdogs ask while another thread may be stuck in a launch.
 ncclResult_t Communicator::async_error() {
+  if (late_.exchange(false)) after_nccl(late_stream_, ncclSuccess);
   if (state_ == State::kSettling) return ncclInProgress;
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock) return aborted() ? ncclRemoteError : ncclSuccess;

@@ -61,6 +61,12 @@ class Communicator {
   // ncclInvalidUsage, as NCCL has it, where not all are captured by the same graph, or none is.
   ncclResult_t join(const std::vector<CUstream>& streams);
 
+  // Before and after NCCL serves a call of this communicator, which comes after our calls so far, and before our next
+  // ones. What is to be returned; `result` is what NCCL did, and where that is ncclInProgress, ncclCommGetAsyncError sees
+  // the call's end.
+  ncclResult_t before_nccl(CUstream stream) { return order(stream, &Engine::before_nccl); }
+  ncclResult_t after_nccl(CUstream stream, ncclResult_t result);
+
   // Messages that go at once, in two steps: before anything else of their group is enqueued, and after all of it. They
   // begin after what the stream holds at the first step, and what it holds next comes after them.
   void fork(CUstream stream) { fork(stream, 0); }
@@ -85,6 +91,7 @@ class Communicator {
   ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream, std::size_t line);
   int decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const;
   ncclResult_t trouble();
+  ncclResult_t order(CUstream stream, CUresult (Engine::*step)(CUstream));
   ncclResult_t refused(CUresult result, const char* what, bool captured = false);
   std::string connection_text(std::uint32_t index) const;
   void share_page(std::shared_ptr<SharedPage> page);
@@ -112,6 +119,8 @@ class Communicator {
   std::mutex page_mutex_;
   std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
   CUresult forked_ = kCudaSuccess;  // what fork() came to
+  std::atomic<bool> late_{false};   // NCCL is still enqueuing a call, on this stream
+  CUstream late_stream_ = nullptr;
 };
 
 }  // namespace blink::shim

@@ -95,6 +95,7 @@ bool Engine::allocate(std::string* why) {
   table_ = arena_.segment + table;
   return ok(driver_.stream_create(&setup_stream_, kStreamNonBlocking), "cuStreamCreate", why) &&
          ok(driver_.event_create(&last_event_, kEventDisableTiming), "cuEventCreate", why) &&
+         ok(driver_.event_create(&nccl_event_, kEventDisableTiming), "cuEventCreate", why) &&
          ok(driver_.event_create(&joined_, kEventDisableTiming), "cuEventCreate", why) &&
          ok(driver_.memset_async(arena_.segment, 0, bytes, setup_stream_), "cuMemsetD8Async", why) &&
          ok(driver_.event_record(last_event_, setup_stream_), "cuEventRecord", why) &&
@@ -370,27 +371,29 @@ CUresult Engine::capture_of(CUstream stream, Capture* capture) const {
   return kCudaSuccess;
 }
 
-// Lets `stream` wait for the communicator's last launch.
-CUresult Engine::follow(CUstream stream, unsigned long long capture) {
-  // On the same stream too: its handle may be that of a stream that is gone, whose work still runs.
-  if (capture == 0) return driver_.stream_wait_event(stream, last_event_, 0);
+// Lets `stream` wait for the communicator's last launch: ours, and, before one of ours, NCCL's, which orders its own.
+CUresult Engine::follow(CUstream stream, unsigned long long capture, bool ours) {
   const auto is_it = [capture](const Captured& one) { return one.capture == capture; };
   const auto earlier = std::find_if(captures_.begin(), captures_.end(), is_it);
-  if (earlier != captures_.end()) {
+  if (capture != 0 && earlier != captures_.end()) {
     return earlier->stream == stream ? kCudaSuccess : driver_.stream_wait_event(stream, earlier->event, 0);
   }
-  if (!mixes_) return kCudaSuccess;
-  in_graphs_ = true;
-  return driver_.stream_wait_event(stream, last_event_, kEventExternal);
+  if (capture != 0 && !mixes_) return kCudaSuccess;
+  in_graphs_ = in_graphs_ || capture != 0;
+  // On the same stream too: its handle may be that of a stream that is gone, whose work still runs.
+  const unsigned flags = capture != 0 ? kEventExternal : 0;
+  const CUresult result = driver_.stream_wait_event(stream, last_event_, flags);
+  if (result != kCudaSuccess || !ours || (capture == 0 && !beside_nccl_)) return result;
+  return driver_.stream_wait_event(stream, nccl_event_, flags);  // by a graph also where NCCL serves its first call later
 }
 
-CUresult Engine::note(CUstream stream, unsigned long long capture) {
-  if (capture == 0) return driver_.event_record(last_event_, stream);
+CUresult Engine::note(CUstream stream, unsigned long long capture, CUevent event) {
+  if (capture == 0) return driver_.event_record(event, stream);
   // Which call of a capture is its last one cannot be known: each is recorded, and each record comes after the one
   // before, so that the last one counts.
   CUresult result = kCudaSuccess;
-  if (mixes_) result = driver_.event_record_with_flags(last_event_, stream, kEventExternal);
-  unseen_ = unseen_ || !mixes_ || result != kCudaSuccess;
+  if (mixes_) result = driver_.event_record_with_flags(event, stream, kEventExternal);
+  unseen_ = unseen_ || (event == last_event_ && (!mixes_ || result != kCudaSuccess));
   return result == kCudaSuccess ? note_captured(stream, capture) : result;
 }
 
@@ -446,6 +449,19 @@ CUresult Engine::join(const std::vector<CUstream>& streams) {
     result = follow(streams[i], captures[i].id);
   }
   return result;
+}
+
+CUresult Engine::before_nccl(CUstream stream) {
+  Capture capture;
+  const CUresult result = capture_of(stream, &capture);
+  return result != kCudaSuccess || capture.lost ? result : follow(stream, capture.id, false);
+}
+
+CUresult Engine::after_nccl(CUstream stream) {
+  Capture capture;
+  const CUresult result = capture_of(stream, &capture);
+  beside_nccl_ = true;
+  return result != kCudaSuccess || capture.lost ? result : note(stream, capture.id, nccl_event_);
 }
 
 CUresult Engine::fork(CUstream stream, std::size_t line) {
@@ -513,7 +529,9 @@ Engine::~Engine() {
     copies_.reset();
     // A graph that is still there names it, and CUDA does not say what becomes of a graph whose event is gone.
     if (joined_ != nullptr) driver_.event_destroy(joined_);
-    if (last_event_ != nullptr && !in_graphs_) driver_.event_destroy(last_event_);
+    for (CUevent event : {last_event_, nccl_event_}) {
+      if (event != nullptr && !in_graphs_) driver_.event_destroy(event);
+    }
     for (const Captured& captured : captures_) driver_.event_destroy(captured.event);
     if (setup_stream_ != nullptr) driver_.stream_destroy(setup_stream_);
   }

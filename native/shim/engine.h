@@ -61,6 +61,11 @@ class Engine {
   // where some are in a capture that others are not in.
   CUresult join(const std::vector<CUstream>& streams);
 
+  // NCCL serves a call of this communicator on `stream`. What is put there between the two comes after our calls so far,
+  // and before those that follow.
+  CUresult before_nccl(CUstream stream);
+  CUresult after_nccl(CUstream stream);
+
   // Messages, in two steps: where they begin, which is after all that the stream holds now; and, when what comes before
   // them in their group is enqueued, the messages. What the stream holds next comes after them.
   // Those of a line other than 0 wait for no other calls of the communicator.
@@ -92,8 +97,9 @@ class Engine {
   bool open_copy_engines(std::string* why);
   bool wait_for_setup(const Deadline& deadline, const char* what, std::string* why);
   CUresult run(int program, Bundle::Protocol protocol, Call call, CUstream stream);
-  CUresult follow(CUstream stream, unsigned long long capture);
-  CUresult note(CUstream stream, unsigned long long capture);
+  CUresult follow(CUstream stream, unsigned long long capture, bool ours = true);
+  CUresult note(CUstream stream, unsigned long long capture) { return note(stream, capture, last_event_); }
+  CUresult note(CUstream stream, unsigned long long capture, CUevent event);
   CUresult note_captured(CUstream stream, unsigned long long capture);
   bool ok(CUresult result, const char* what, std::string* why) const;
 
@@ -134,10 +140,12 @@ class Engine {
   // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this
   // event and record it. Inside a capture they follow each other by an event of the capture.
   CUevent last_event_ = nullptr;
+  CUevent nccl_event_ = nullptr;  // behind NCCL's last call, of which drain() does not know: NCCL ends its own
   CUevent joined_ = nullptr;  // of join() alone
   std::vector<Captured> captures_;  // the latest, the oldest first
   bool mixes_ = true;       // replays wait for last_event_ and record it
-  bool in_graphs_ = false;  // a graph may name last_event_
+  bool in_graphs_ = false;  // a graph may name these events
+  bool beside_nccl_ = false;  // it has served a call
   bool unseen_ = false;
 };
 

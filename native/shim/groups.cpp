@@ -57,6 +57,11 @@ void Group::uses(const Member* member, CUstream stream) {
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
 
+void Group::leaves(std::shared_ptr<Member> member, CUstream stream) {
+  const auto call = std::make_pair(std::move(member), stream);
+  if (std::find(left_.begin(), left_.end(), call) == left_.end()) left_.push_back(call);
+}
+
 ncclResult_t Group::join_streams() {
   ncclResult_t result = ncclSuccess;
   for (const Part& part : parts_) {
@@ -67,7 +72,11 @@ ncclResult_t Group::join_streams() {
 }
 
 ncclResult_t Group::begin() {
-  const ncclResult_t joined = join_streams();
+  ncclResult_t joined = join_streams();
+  for (const auto& [member, stream] : left_) {
+    const ncclResult_t ordered = member->communicator->before_nccl(stream);
+    if (failed(ordered) && !failed(joined)) joined = ordered;
+  }
   for (const Part& part : parts_) {
     if (!failed(joined) && !part.messages.empty()) {
       part.member->communicator->fork(streams_[part.member.get()].at(0));
@@ -81,9 +90,22 @@ ncclResult_t Group::end(ncclResult_t result, bool runs) {
   // A group with an error runs nothing, neither NCCL's part nor ours.
   if (!runs || failed(result)) return result;
   if (result == ncclInProgress) settle_real();
+  const ncclResult_t noted = guarded([this, result] { return note_left(result); });
   const ncclResult_t ours = enqueue();
   const ncclResult_t joined = guarded([this] { return join_streams(); });
-  return failed(ours) ? ours : failed(joined) ? joined : result;
+  return failed(noted) ? noted : failed(ours) ? ours : failed(joined) ? joined : result;
+}
+
+// All streams of NCCL's calls go on when these have ended, so that behind each of them is behind all.
+ncclResult_t Group::note_left(ncclResult_t result) {
+  ncclResult_t first = ncclSuccess;
+  for (const auto& [member, stream] : left_) {
+    ncclResult_t state = result;
+    if (state == ncclInProgress) real::ncclCommGetAsyncError(member->real, &state);
+    const ncclResult_t noted = member->communicator->after_nccl(stream, state);
+    if (failed(noted) && !failed(first)) first = noted;
+  }
+  return first;
 }
 
 ncclResult_t Group::enqueue() {

@@ -24,6 +24,9 @@ class Group {
   void uses(const Member* member, CUstream stream);
   void add(PendingCommunicator pending) { pending_.push_back(std::move(pending)); }
 
+  // NCCL serves a call of the communicator on this stream, in the group.
+  void leaves(std::shared_ptr<Member> member, CUstream stream);
+
   // Before the real group's end: where it begins, ours begins.
   ncclResult_t begin();
   // The real group has ended with `result`. `runs`: false where it was only simulated.
@@ -43,9 +46,11 @@ class Group {
   ncclResult_t join_streams();
   ncclResult_t enqueue();
   void settle_real();
+  ncclResult_t note_left(ncclResult_t result);
 
   std::vector<Call> calls_;  // of collectives
   std::vector<Part> parts_;
+  std::vector<std::pair<std::shared_ptr<Member>, CUstream>> left_;  // to NCCL, each once
   std::map<const Member*, std::vector<CUstream>> streams_;  // each once, in the order of the calls
   std::vector<PendingCommunicator> pending_;
 };

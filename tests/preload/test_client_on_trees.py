@@ -67,7 +67,7 @@ def test_graphs_and_calls_in_order(preloaded: Preloaded, seed: int, ranks: int, 
     variables = {"BLINK_DOUBLE_SEED": seed, "BLINK_PROTOCOL": protocol}
     outcome = preloaded.client("threads", ranks, cases="graph_order,graph_lost", **variables).right()
     assert outcome.agreed()
-    assert outcome.calls("nccl").total() == 0
+    assert set(outcome.calls("nccl")) == {"send"}
     assert outcome.calls("blink")["allreduce"] > 0
     assert protocol in (None, *(line.protocol for line in outcome.usage))
     refused = [line for line in outcome.blink if "a call cannot be captured" in line]

@@ -27,13 +27,13 @@ FAULTS = {
     "replays do not wait": (
         "graph_order",
         "engine.cpp",
-        "  return driver_.stream_wait_event(stream, last_event_, kEventExternal);\n",
-        "  return kCudaSuccess;\n",
+        "  in_graphs_ = in_graphs_ || capture != 0;\n",
+        "  if (capture != 0) return kCudaSuccess;\n",
     ),
     "the end of a replay is not noted": (
         "graph_order",
         "engine.cpp",
-        "  if (mixes_) result = driver_.event_record_with_flags(last_event_, stream, kEventExternal);\n",
+        "  if (mixes_) result = driver_.event_record_with_flags(event, stream, kEventExternal);\n",
         "",
     ),
     "calls of one capture do not follow each other": (
@@ -47,6 +47,30 @@ FAULTS = {
         "engine.cpp",
         "kCapturesAtOnce = 8;",
         "kCapturesAtOnce = 1;",
+    ),
+    "NCCL's calls do not wait for ours": (
+        "graph_order",
+        "engine.cpp",
+        ": follow(stream, capture.id, false);\n",
+        ": kCudaSuccess;\n",
+    ),
+    "calls do not wait for NCCL's": (
+        "graph_order",
+        "engine.cpp",
+        "  return driver_.stream_wait_event(stream, nccl_event_, flags);",
+        "  return kCudaSuccess;",
+    ),
+    "the end of NCCL's calls is not noted": (
+        "graph_order",
+        "engine.cpp",
+        ": note(stream, capture.id, nccl_event_);\n",
+        ": kCudaSuccess;\n",
+    ),
+    "calls do not wait for what NCCL enqueues later": (
+        "nonblocking",
+        "communicator.cpp",
+        "  if (late_.exchange(false)) after_nccl(late_stream_, ncclSuccess);\n",
+        "",
     ),
     "an error of a capture is taken for the communicator's": (
         "graph_lost",
@@ -123,8 +147,8 @@ FAULTS = {
     "messages do not wait for all streams of their group": (
         "exchange",
         "groups.cpp",
-        "  const ncclResult_t joined = join_streams();\n",
-        "  const ncclResult_t joined = ncclSuccess;\n",
+        "  ncclResult_t joined = join_streams();\n",
+        "  ncclResult_t joined = ncclSuccess;\n",
     ),
     "not all streams of a group wait for its messages": (
         "exchange",
@@ -135,8 +159,8 @@ FAULTS = {
     "collectives do not wait for all streams of their group": (
         "streams",
         "groups.cpp",
-        "  const ncclResult_t joined = join_streams();\n",
-        "  const ncclResult_t joined = ncclSuccess;\n",
+        "  ncclResult_t joined = join_streams();\n",
+        "  ncclResult_t joined = ncclSuccess;\n",
     ),
     "not all streams of a group wait for its collectives": (
         "streams",

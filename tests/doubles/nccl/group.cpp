@@ -44,6 +44,11 @@ ncclResult_t run_jobs(const std::vector<std::pair<std::shared_ptr<ncclComm>, Job
   return in_progress ? ncclInProgress : ncclSuccess;
 }
 
+// Non-blocking communicators get their work from a thread of their own, when the call has returned.
+ncclResult_t launch_or_defer(const std::shared_ptr<ncclComm>& comm, const std::vector<Task>& tasks) {
+  return comm->blocking ? launch(comm, tasks) : run_jobs({{comm, [comm, tasks] { return launch(comm, tasks); }}});
+}
+
 }  // namespace
 
 bool in_group() { return group.depth > 0; }
@@ -59,7 +64,7 @@ ncclResult_t add_job(const std::shared_ptr<ncclComm>& comm, Job job) {
 }
 
 ncclResult_t add_task(const std::shared_ptr<ncclComm>& comm, const Task& task) {
-  if (!in_group()) return launch(comm, {task});
+  if (!in_group()) return launch_or_defer(comm, {task});
   const auto is_its = [&](const auto& one) { return one.first == comm; };
   const auto at = std::find_if(group.tasks.begin(), group.tasks.end(), is_its);
   if (at != group.tasks.end()) at->second.push_back(task);
@@ -77,12 +82,14 @@ ncclResult_t end_group() {
   const ncclResult_t refused = group.error;
   group = Group();
   if (refused != ncclSuccess) return refused;
-  const ncclResult_t made = run_jobs(jobs);
-  if (made != ncclSuccess && made != ncclInProgress) return made;
+  ncclResult_t result = run_jobs(jobs);
+  if (result != ncclSuccess && result != ncclInProgress) return result;
   for (const auto& [comm, its] : tasks) {
-    if (ncclResult_t error = launch(comm, its)) return error;
+    const ncclResult_t launched = launch_or_defer(comm, its);
+    if (launched != ncclSuccess && launched != ncclInProgress) return launched;
+    if (launched == ncclInProgress) result = launched;
   }
-  return made;
+  return result;
 }
 
 }  // namespace nccl_double

@@ -6,13 +6,16 @@
 
 static const struct Call kCall = {kAllReduce, 999, ncclInt32, ncclSum, 0, false, false, false, 0};
 
-enum { kElements = 999, kLanes = 6, kWays = 6, kSteps = 8, kRegionBytes = 16384, kRounds = 3 };
+enum { kElements = 999, kLanes = 6, kWays = 8, kSteps = 10, kRegionBytes = 16384, kRounds = 3 };
 
 // Of run_graph_order, in which each step reads, in another stream, what the one before wrote. g: a graph, f: a graph of
 // two calls in two streams, captured at the same time as the other one, e: a call outside of graphs. And which step is
 // the first of each.
-static const char kWay[kWays + 1] = "gegfef";
-static const int kFirst[kWays] = {0, 1, 2, 3, 5, 6};
+static const char kWay[kWays + 1] = "gegfefee";
+static const int kFirst[kWays] = {0, 1, 2, 3, 5, 6, 8, 9};
+// Steps that are messages, which NCCL serves: alone after a graph and before one, after another call of their graph and
+// before one, between calls.
+static bool is_message(int number) { return number == 1 || number == 4 || number == 6 || number == 8; }
 
 struct Graphs {
   CUgraph graph[kMostRanks];
@@ -103,10 +106,20 @@ static CUdeviceptr region(const struct Local* local, int number) {
   return local->recv + (CUdeviceptr)number * kRegionBytes;
 }
 
-// Sums once, and then keeps the sum: what is not there yet is negative.
+// Sums once, and then keeps the sum, which all ranks have: what is not there yet is negative.
 static void step(struct World* world, int number, cudaStream_t* stream) {
   begin_calls(world);
   FOR_LOCALS(local) {
+    if (is_message(number)) {
+      const int n = world->ranks, i = local->index;
+      NCCL(ncclGroupStart());
+      NCCL(ncclSend((const void*)region(local, number), kElements, ncclInt32, (local->rank + 1) % n, local->comm,
+                    stream[i]));
+      NCCL(ncclRecv((void*)region(local, number + 1), kElements, ncclInt32, (local->rank + n - 1) % n, local->comm,
+                    stream[i]));
+      NCCL(ncclGroupEnd());
+      continue;
+    }
     NCCL(ncclAllReduce((const void*)region(local, number), (void*)region(local, number + 1), kElements, ncclInt32,
                        number ? ncclMin : ncclSum, local->comm, stream[local->index]));
   }

@@ -122,29 +122,55 @@ void run_grow(struct World* world) {
   destroy_comms(world, less);
 }
 
+static void in_time(struct World* world, ncclResult_t result) {
+  if (result != ncclInProgress) NCCL(result);
+}
+
+// A call on one stream sums what messages on another one bring, which NCCL enqueues when their call has returned.
+static void sum_of_messages(struct World* world, ncclComm_t* comm, cudaStream_t* other) {
+  const int n = world->ranks;
+  FOR_LOCALS(local) {
+    put_in(world, local, &kSome, local->stream);
+    CU(cuda.cuMemsetD8Async(local->send + kBufferBytes / 2, 0xee, kSome.count * 4, local->stream));
+  }
+  follow(world, world->own, other);
+  NCCL(ncclGroupStart());
+  FOR_LOCALS(local) {
+    const int i = local->index, to = (local->rank + 1) % n, from = (local->rank + n - 1) % n;
+    const void* const sent = (const void*)place_of(world, local, &kSome).send;
+    in_time(world, ncclSend(sent, kSome.count, kSome.type, to, comm[i], other[i]));
+    in_time(world, ncclRecv((void*)(local->send + kBufferBytes / 2), kSome.count, kSome.type, from, comm[i], other[i]));
+  }
+  in_time(world, ncclGroupEnd());
+  FOR_LOCALS(local) NCCL(settled(comm[local->index]));
+  NCCL(ncclGroupStart());
+  FOR_LOCALS(local) {
+    void* const sum = (void*)place_of(world, local, &kSome).recv;
+    in_time(world, ncclAllReduce((const void*)(local->send + kBufferBytes / 2), sum, kSome.count, kSome.type, kSome.op,
+                                 comm[local->index], local->stream));
+  }
+  in_time(world, ncclGroupEnd());
+  FOR_LOCALS(local) NCCL(settled(comm[local->index]));
+  FOR_LOCALS(local) look_at(world, local, &kSome, local->stream);
+}
+
 void run_nonblocking(struct World* world) {
   ncclComm_t comm[kMostRanks];
+  cudaStream_t other[kMostRanks];
   ncclConfig_t config = config_of(0);
   make_comms(world, comm, &config);
   for (int round = 0; round < 3; ++round) {
     FOR_LOCALS(local) put_in(world, local, &kSome, local->stream);
     if (world->locals > 1) NCCL(ncclGroupStart());
-    FOR_LOCALS(local) {
-      const int i = local->index;
-      const ncclResult_t result = make_call(local, &kSome, comm[i], local->stream);
-      if (result != ncclInProgress) NCCL(result);
-    }
-    if (world->locals > 1) {
-      const ncclResult_t result = ncclGroupEnd();
-      if (result != ncclInProgress) NCCL(result);
-    }
+    FOR_LOCALS(local) in_time(world, make_call(local, &kSome, comm[local->index], local->stream));
+    if (world->locals > 1) in_time(world, ncclGroupEnd());
     FOR_LOCALS(local) NCCL(settled(comm[local->index]));
     FOR_LOCALS(local) look_at(world, local, &kSome, local->stream);
   }
-  FOR_LOCALS(local) {
-    const ncclResult_t result = ncclCommFinalize(comm[local->index]);
-    if (result != ncclInProgress) NCCL(result);
-  }
+  make_streams(world, other);
+  for (int round = 0; round < 3; ++round) sum_of_messages(world, comm, other);
+  end_streams(world, other);
+  FOR_LOCALS(local) in_time(world, ncclCommFinalize(comm[local->index]));
   FOR_LOCALS(local) NCCL(settled(comm[local->index]));
   destroy_comms(world, comm);
 }
