@@ -36,8 +36,8 @@ bool buffers_there(const Member& member, const Operation& operation) {
   return (operation.send != nullptr || !sends) && (operation.recv != nullptr || !keeps);
 }
 
-// Whether NCCL would take this call: type, operation, root, and buffers where this rank needs them. Otherwise it gets the
-// call, and the caller NCCL's own error. Afterwards a premul_sum in `operation` has its scalar.
+// Whether NCCL would take this call: type, operation, root, and buffers where this rank needs them. Otherwise it gets
+// the call, and the caller NCCL's own error. Afterwards a premul_sum in `operation` has its scalar.
 bool acceptable(Member& member, Operation* operation) {
   if (size_of(operation->dtype) == 0) return false;
   if (has_root(operation->collective) && (operation->root < 0 || operation->root >= member.nranks)) return false;
@@ -97,67 +97,35 @@ PremulSum scalar_of(const void* scalar, int dtype, int residence) {
 
 }  // namespace
 
-#define BLINK_LIST(...) __VA_ARGS__
-
-// The function and the one with a configuration: `parameters` and `arguments` in parentheses, then the Operation.
-#define BLINK_COLLECTIVE(name, parameters, arguments, ...)                                            \
-  ncclResult_t ours::name parameters {                                                                \
-    return run(comm, __VA_ARGS__, nullptr, [&] { return real::name arguments; });                     \
-  }                                                                                                   \
-  ncclResult_t ours::name##Config(BLINK_LIST parameters, const ncclCollConfig_t* config) {            \
-    return run(comm, __VA_ARGS__, config, [&] { return real::name##Config(BLINK_LIST arguments, config); }); \
-  }
-
 #define BLINK_OPERATION(collective, send, recv, op, root) \
   Operation{Collective::collective, send, recv, count, datatype, op, root, stream_of(stream), {}}
+#define BLINK_LIST(...) __VA_ARGS__
 
-BLINK_COLLECTIVE(ncclAllReduce,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
-                  ncclComm_t comm, cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, op, comm, stream),
-                 BLINK_OPERATION(kAllReduce, sendbuff, recvbuff, op, -1))
+// A collective, and the same with a configuration. Between the type and the communicator NCCL has `parameters`, each with
+// a comma behind it; `arguments` passes them on.
+#define BLINK_COLLECTIVE(name, collective, op, root, parameters, arguments)                                          \
+  ncclResult_t ours::name(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,               \
+                          BLINK_LIST parameters ncclComm_t comm, cudaStream_t stream) {                              \
+    return run(comm, BLINK_OPERATION(collective, sendbuff, recvbuff, op, root), nullptr, [&] {                       \
+      return real::name(sendbuff, recvbuff, count, datatype, BLINK_LIST arguments comm, stream);                     \
+    });                                                                                                              \
+  }                                                                                                                  \
+  ncclResult_t ours::name##Config(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,       \
+                                  BLINK_LIST parameters ncclComm_t comm, cudaStream_t stream,                        \
+                                  const ncclCollConfig_t* config) {                                                  \
+    return run(comm, BLINK_OPERATION(collective, sendbuff, recvbuff, op, root), config, [&] {                        \
+      return real::name##Config(sendbuff, recvbuff, count, datatype, BLINK_LIST arguments comm, stream, config);     \
+    });                                                                                                              \
+  }
 
-BLINK_COLLECTIVE(ncclBroadcast,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root,
-                  ncclComm_t comm, cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, root, comm, stream),
-                 BLINK_OPERATION(kBroadcast, sendbuff, recvbuff, kSum, root))
-
-BLINK_COLLECTIVE(ncclReduce,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
-                  int root, ncclComm_t comm, cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, op, root, comm, stream),
-                 BLINK_OPERATION(kReduce, sendbuff, recvbuff, op, root))
-
-BLINK_COLLECTIVE(ncclAllGather,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm,
-                  cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, comm, stream),
-                 BLINK_OPERATION(kAllGather, sendbuff, recvbuff, kSum, -1))
-
-BLINK_COLLECTIVE(ncclReduceScatter,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
-                  ncclComm_t comm, cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, op, comm, stream),
-                 BLINK_OPERATION(kReduceScatter, sendbuff, recvbuff, op, -1))
-
-BLINK_COLLECTIVE(ncclAlltoAll,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm,
-                  cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, comm, stream),
-                 BLINK_OPERATION(kAllToAll, sendbuff, recvbuff, kSum, -1))
-
-BLINK_COLLECTIVE(ncclGather,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root,
-                  ncclComm_t comm, cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, root, comm, stream),
-                 BLINK_OPERATION(kGather, sendbuff, recvbuff, kSum, root))
-
-BLINK_COLLECTIVE(ncclScatter,
-                 (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root,
-                  ncclComm_t comm, cudaStream_t stream),
-                 (sendbuff, recvbuff, count, datatype, root, comm, stream),
-                 BLINK_OPERATION(kScatter, sendbuff, recvbuff, kSum, root))
+BLINK_COLLECTIVE(ncclAllReduce, kAllReduce, op, -1, (ncclRedOp_t op, ), (op, ))
+BLINK_COLLECTIVE(ncclBroadcast, kBroadcast, kSum, root, (int root, ), (root, ))
+BLINK_COLLECTIVE(ncclReduce, kReduce, op, root, (ncclRedOp_t op, int root, ), (op, root, ))
+BLINK_COLLECTIVE(ncclAllGather, kAllGather, kSum, -1, (), ())
+BLINK_COLLECTIVE(ncclReduceScatter, kReduceScatter, op, -1, (ncclRedOp_t op, ), (op, ))
+BLINK_COLLECTIVE(ncclAlltoAll, kAllToAll, kSum, -1, (), ())
+BLINK_COLLECTIVE(ncclGather, kGather, kSum, root, (int root, ), (root, ))
+BLINK_COLLECTIVE(ncclScatter, kScatter, kSum, root, (int root, ), (root, ))
 
 ncclResult_t ours::ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                             cudaStream_t stream) {

@@ -1,5 +1,5 @@
-// What libblink.so exports in NCCL's name: every function of NCCL, declared and defined by one table (real_nccl.cpp). Each
-// goes straight on to the real one, or, where it is none of NCCL's own calls, to ours, which no exception leaves.
+// What libblink.so exports in NCCL's name: every function of NCCL, declared and defined by one table (real_nccl.cpp).
+// Each goes straight on to the real one, or, where it is none of NCCL's own calls, to ours, which no exception leaves.
 #pragma once
 
 #include <cxxabi.h>
@@ -12,16 +12,15 @@
 #include "nccl_types.h"
 
 extern "C" {
-#define BLINK_HANDLED(result, name, parameters, arguments, absent) result name parameters;
-#define BLINK_FORWARDED(result, name, parameters, arguments, absent) result name parameters;
+#define BLINK_FUNCTION(result, name, count, types, absent) result name types;
 #include "nccl_functions.def"
 }
 
 namespace blink::shim {
 
 namespace ours {
-#define BLINK_HANDLED(result, name, parameters, arguments, absent) result name parameters;
-#define BLINK_FORWARDED(result, name, parameters, arguments, absent)
+#define BLINK_HANDLED(name, count, types) ncclResult_t name types;
+#define BLINK_FUNCTION(result, name, count, types, absent)
 #include "nccl_functions.def"
 }  // namespace ours
 

@@ -24,7 +24,7 @@ typedef int ncclRedOp_t;
 typedef int ncclScalarResidence_t;
 typedef int ncclCommMemStat_t;
 typedef int ncclCftTeamMode_t;
-typedef uint32_t ncclCftLeId_t;
+typedef uint32_t ncclCftLeId;
 
 // Passed by value: their layout decides in which registers they travel.
 typedef struct ncclUniqueIdBytes { char internal[128]; } ncclUniqueId;

@@ -16,15 +16,13 @@ namespace blink::shim {
 namespace {
 
 enum Function : std::size_t {
-#define BLINK_HANDLED(result, name, parameters, arguments, absent) k_##name,
-#define BLINK_FORWARDED(result, name, parameters, arguments, absent) k_##name,
+#define BLINK_FUNCTION(result, name, count, types, absent) k_##name,
 #include "nccl_functions.def"
   kFunctions
 };
 
 const char* const kNames[] = {
-#define BLINK_HANDLED(result, name, parameters, arguments, absent) #name,
-#define BLINK_FORWARDED(result, name, parameters, arguments, absent) #name,
+#define BLINK_FUNCTION(result, name, count, types, absent) #name,
 #include "nccl_functions.def"
 };
 
@@ -193,17 +191,38 @@ const char* last_words() {
 
 }  // namespace
 
-#define BLINK_HANDLED(type, name, parameters, arguments, absent)                    \
-  type real::name parameters {                                                      \
-    using Type = type(*) parameters;                                                \
-    [[maybe_unused]] ncclResult_t refusal = ncclSuccess;                            \
-    const auto function = reinterpret_cast<Type>(find(k_##name, &refusal));         \
-    if (function == nullptr) return absent;                                         \
-    const Inside inside;                                                            \
-    return function arguments;                                                      \
+// The parameters `A a, B b, …` of so many types, and the arguments `a, b, …`.
+#define BLINK_TAKES_0()
+#define BLINK_TAKES_1(A) A a
+#define BLINK_TAKES_2(A, B) A a, B b
+#define BLINK_TAKES_3(A, B, C) A a, B b, C c
+#define BLINK_TAKES_4(A, B, C, D) A a, B b, C c, D d
+#define BLINK_TAKES_5(A, B, C, D, E) A a, B b, C c, D d, E e
+#define BLINK_TAKES_6(A, B, C, D, E, F) A a, B b, C c, D d, E e, F f
+#define BLINK_TAKES_7(A, B, C, D, E, F, G) A a, B b, C c, D d, E e, F f, G g
+#define BLINK_TAKES_8(A, B, C, D, E, F, G, H) A a, B b, C c, D d, E e, F f, G g, H h
+#define BLINK_TAKES_9(A, B, C, D, E, F, G, H, I) A a, B b, C c, D d, E e, F f, G g, H h, I i
+#define BLINK_TAKES_11(A, B, C, D, E, F, G, H, I, J, K) A a, B b, C c, D d, E e, F f, G g, H h, I i, J j, K k
+#define BLINK_GIVES_0
+#define BLINK_GIVES_1 a
+#define BLINK_GIVES_2 a, b
+#define BLINK_GIVES_3 a, b, c
+#define BLINK_GIVES_4 a, b, c, d
+#define BLINK_GIVES_5 a, b, c, d, e
+#define BLINK_GIVES_6 a, b, c, d, e, f
+#define BLINK_GIVES_7 a, b, c, d, e, f, g
+#define BLINK_GIVES_8 a, b, c, d, e, f, g, h
+#define BLINK_GIVES_9 a, b, c, d, e, f, g, h, i
+#define BLINK_GIVES_11 a, b, c, d, e, f, g, h, i, j, k
+
+#define BLINK_FUNCTION(result, name, count, types, absent)           \
+  result real::name(BLINK_TAKES_##count types) {                     \
+    [[maybe_unused]] ncclResult_t refusal = ncclSuccess;             \
+    const auto function = reinterpret_cast<result(*) types>(find(k_##name, &refusal)); \
+    if (function == nullptr) return absent;                          \
+    const Inside inside;                                             \
+    return function(BLINK_GIVES_##count);                            \
   }
-#define BLINK_FORWARDED(type, name, parameters, arguments, absent) \
-  BLINK_HANDLED(type, name, parameters, arguments, absent)
 #include "nccl_functions.def"
 
 int real_version() {
@@ -228,15 +247,15 @@ bool passes(const void* caller) {
 }  // namespace blink::shim
 
 // What is exported: the functions that do more, and those that Blink has nothing to add to.
-#define BLINK_HANDLED(result, name, parameters, arguments, absent)                          \
-  result name parameters {                                                                  \
-    using namespace blink::shim;                                                            \
-    const void* const caller = __builtin_extract_return_addr(__builtin_return_address(0));  \
-    if (passes(caller)) return real::name arguments;                                        \
-    return guarded([&] { return ours::name arguments; });                                   \
+#define BLINK_HANDLED(name, count, types)                                                  \
+  ncclResult_t name(BLINK_TAKES_##count types) {                                           \
+    using namespace blink::shim;                                                           \
+    const void* const caller = __builtin_extract_return_addr(__builtin_return_address(0)); \
+    if (passes(caller)) return real::name(BLINK_GIVES_##count);                            \
+    return guarded([&] { return ours::name(BLINK_GIVES_##count); });                       \
   }
-#define BLINK_FORWARDED(result, name, parameters, arguments, absent) \
-  result name parameters { return blink::shim::real::name arguments; }
+#define BLINK_FUNCTION(result, name, count, types, absent) \
+  result name(BLINK_TAKES_##count types) { return blink::shim::real::name(BLINK_GIVES_##count); }
 #include "nccl_functions.def"
 
 extern "C" const char* blink_shim_version();

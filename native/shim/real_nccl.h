@@ -6,7 +6,6 @@
 // function. What turns out to be Blink is never taken.
 #pragma once
 
-
 #include "nccl_types.h"
 
 namespace blink::shim {
@@ -15,8 +14,7 @@ namespace blink::shim {
 // its own interface in the same thread goes straight through. Where the library lacks the function: ncclInvalidUsage
 // and a line that names it; where there is no library: ncclSystemError and a line that says what was tried.
 namespace real {
-#define BLINK_HANDLED(result, name, parameters, arguments, absent) result name parameters;
-#define BLINK_FORWARDED(result, name, parameters, arguments, absent) result name parameters;
+#define BLINK_FUNCTION(result, name, count, types, absent) result name types;
 #include "nccl_functions.def"
 }  // namespace real
 

@@ -1,4 +1,4 @@
-"""What libblink.so takes NCCL's structures to be is what NCCL's own header says, in any version that is at hand.
+"""What libblink.so takes NCCL's structures and functions to be is what NCCL's headers say, in any version at hand.
 
 Headers: those of ``BLINK_NCCL_INCLUDE`` (directories, separated by colons), of NVIDIA's wheels and of the system.
 """
@@ -6,6 +6,7 @@ Headers: those of ``BLINK_NCCL_INCLUDE`` (directories, separated by colons), of 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,21 +43,68 @@ def headers() -> list[Path]:
     return [place for place in (*named, *wheels, Path("/usr/include")) if (place / "nccl.h").is_file()]
 
 
-def test_structures_are_laid_out_as_we_read_them(tmp_path: Path) -> None:
+def compiles(text: str, place: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Whether C++ that includes the headers in ``place`` does. What those want of CUDA is declared, too."""
+    streams = "typedef struct CUstream_st* cudaStream_t;\ntypedef struct CUevent_st* cudaEvent_t;\n"
+    (directory / "cuda_runtime.h").write_text(f"#pragma once\n#include <cstddef>\n#include <cstdint>\n{streams}")
+    (directory / "cuda.h").write_text("#pragma once\nenum CUmemLocationType {};\n")
+    (directory / "cuda_fp16.h").write_text("#pragma once\nstruct half {};\nstruct half2 {};\n")
+    for name in ("cuda_bf16.h", "cuda_fp8.h"):
+        (directory / name).write_text("")
+    (directory / "source.cpp").write_text(text)
+    command = [COMPILER, "-std=c++17", f"-I{directory}", f"-I{place}", str(directory / "source.cpp")]
+    return subprocess.run([*command, "-o", str(directory / "program")], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def places() -> list[Path]:
     found = headers()
     if not found or shutil.which(COMPILER) is None:
         pytest.skip("no nccl.h here (pip install nvidia-nccl-cu13 --no-deps, or BLINK_NCCL_INCLUDE), or no compiler")
-    # What the header wants of CUDA's, as far as these structures need it.
-    (tmp_path / "cuda_runtime.h").write_text(
-        "#pragma once\ntypedef struct CUstream_st* cudaStream_t;\ntypedef struct CUevent_st* cudaEvent_t;\n"
-    )
-    for name in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"):
-        (tmp_path / name).write_text("")
-    source = tmp_path / "layouts.cpp"
-    source.write_text(SOURCE)
-    for place in found:
-        program = tmp_path / "layouts"
-        command = [COMPILER, "-std=c++17", f"-I{tmp_path}", f"-I{place}", str(source), "-o", str(program)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found
+
+
+def test_structures_are_laid_out_as_we_read_them(places: list[Path], tmp_path: Path) -> None:
+    for place in places:
+        made = compiles(SOURCE, place, tmp_path)
         assert made.returncode == 0, f"{place}:\n{made.stderr[-2000:]}"
-        assert subprocess.run([program], check=False).returncode == 0, place
+        assert subprocess.run([tmp_path / "program"], check=False).returncode == 0, place
+
+
+#: Declared, but in no library up to 2.32.3: who looks for it must not find it.
+DECLARED_ONLY = {"ncclCftBarrierCreateRequirement"}
+TABLE = Path(__file__).resolve().parents[3] / "native" / "shim" / "nccl_functions.def"
+ROW = re.compile(r"^BLINK_(?:HANDLED\(|FORWARDED\(|FUNCTION\(([^,]+), )(nccl\w+), \d+, (\([^()]*\))", re.MULTILINE)
+DECLARED = re.compile(
+    r"^(?!.*(?:typedef|INLINE|inline|IR_EXTERN))[\w *]+?[ *](nccl[A-Z]\w*)(?<!Session)\s*\(", re.MULTILINE
+)
+
+
+def interface(place: Path) -> dict[str, str]:
+    """The headers with host functions: name → text. Before 2.32 those of the device interface were all over its own."""
+    own = (
+        ["host.h"]
+        if (place / "nccl_device" / "host.h").is_file()
+        else ["core.h", "lsa_barrier.h", "gin_barrier.h", "ll_a2a.h"]
+    )
+    files = ["nccl.h", *(f"nccl_device/{name}" for name in own)]
+    read = {name: (place / name).read_text(encoding="utf-8") for name in files if (place / name).is_file()}
+    return {name: re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL) for name, text in read.items()}
+
+
+def test_functions_are_those_of_the_headers(places: list[Path], tmp_path: Path) -> None:
+    """A function that is declared twice in C's way has the same types, or does not compile."""
+    rows = {
+        name: f"{result or 'ncclResult_t'} {name}{types};" for result, name, types in ROW.findall(TABLE.read_text())
+    }
+    for place in places:
+        texts = interface(place)
+        declared = {name for text in texts.values() for name in DECLARED.findall(text)} - DECLARED_ONLY
+        assert len(declared) > 35
+        assert declared <= rows.keys(), f"{place}: {TABLE.name} lacks {sorted(declared - rows.keys())}"
+        included = [f'#include "{name}"' for name in texts]
+        named = [f"typedef struct {name} {name}_t;" for name in ("ncclGinInboxA2AHandle", "ncclGinOutboxHandle")]
+        redeclared = [f"#undef {name}\n{rows[name]}" for name in sorted(declared)]  # one is a macro, too
+        source = "\n".join([*included, *named, 'extern "C" {', *redeclared, "}", "int main() {}"])
+        made = compiles(source, place, tmp_path)
+        assert made.returncode == 0, f"{place}:\n{made.stderr[-2000:]}"
