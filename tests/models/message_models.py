@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from support.weak_memory import Searched, Thread, search
+from support.litmus import Thread
+from support.weak_memory import Searched, search
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.weak_memory import Registers, Searched, Thread, search
+from support.litmus import Registers, Thread
+from support.weak_memory import Searched, search
 
 
 def status(blocks: int = 2, but: str = "") -> Searched:

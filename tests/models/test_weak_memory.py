@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.weak_memory import Thread, search
+from support.litmus import Thread
+from support.weak_memory import search
 
 #: Litmus test → threads, each a list of "x=1" (a store), "r=x" (a load), "|" (the fence of the variant), "r?x" (a load
 #: that may be overtaken); and the outcome in question, of the registers in order.

@@ -13,92 +13,21 @@ air.
 Plain accesses have no history: each must know of the last write, and a write of all reads since, else it is a race, and
 a race is a finding. So are a check that fails and threads that wait for ever.
 
-Threads are straight lines of operations (a loop is unrolled, a wait is one operation), so every execution is finite.
 States are visited once; operations that no other thread can notice are not interleaved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-Registers = dict[str, Any]
-#: A constant, or a function of the thread's registers.
-Value = Any
+from support.litmus import Op, Registers, Thread, value_of
+from support.views import Message, State, ThreadState, View, joined, raised, shifted
+
 _WRITING = ("store", "cas")
 _RELEASING, _ACQUIRING = ("release", "acq_rel", "sc"), ("acquire", "acq_rel", "sc")
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One operation; ``at`` names a place, or computes the name of one of ``among``."""
-
-    kind: str
-    at: Any = None
-    order: str = ""
-    register: str = ""
-    value: Value = None
-    test: Any = None
-    text: str = ""
-    among: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Thread:
-    """A thread of a block (blocks of one name meet in barriers), written operation by operation."""
-
-    name: str
-    block: str = ""
-    ops: list[Op] = field(default_factory=list)
-
-    def store(self, at: Any, value: Value, order: str = "plain", among: Sequence[str] = ()) -> None:
-        self.ops.append(Op("store", at, order, value=value, among=tuple(among)))
-
-    def load(self, register: str, at: Any, order: str = "plain", among: Sequence[str] = ()) -> None:
-        self.ops.append(Op("load", at, order, register, among=tuple(among)))
-
-    def load_later(self, register: str, at: str) -> None:
-        """A relaxed load that stores may overtake; :meth:`use` is where its value is needed."""
-        self.ops.append(Op("later", at, "relaxed", register))
-
-    def use(self, register: str) -> None:
-        self.ops.append(Op("use", register=register))
-
-    def wait(
-        self, at: str, test: Callable[..., bool], order: str = "relaxed", register: str = "", said: str = ""
-    ) -> None:
-        """Loads until ``test(value, registers)``."""
-        self.ops.append(Op("wait", at, order, register, test=test, text=said))
-
-    def arrived(self, at: str, test: Callable[[Any], bool]) -> None:
-        """What was stored there long ago (``test(value)``) has arrived: nothing older is read any more."""
-        self.ops.append(Op("arrived", at, "relaxed", test=test))
-
-    def cas(self, register: str, at: str, expected: Value, value: Value, order: str = "relaxed") -> None:
-        """``register``: what was there; ``value`` is there now if that was ``expected``."""
-        self.ops.append(Op("cas", at, order, register, value=value, test=expected))
-
-    def fence(self, order: str = "acq_rel") -> None:
-        self.ops.append(Op("fence", order=order))
-
-    def barrier(self) -> None:
-        """All threads of the block."""
-        self.ops.append(Op("barrier"))
-
-    def let(self, register: str, value: Value) -> None:
-        self.ops.append(Op("let", register=register, value=value))
-
-    def check(self, test: Callable[[Registers], bool], what: str) -> None:
-        self.ops.append(Op("check", test=test, text=what))
-
-    def when(self, test: Callable[[Registers], bool], then: Callable[[], None]) -> None:
-        """What ``then`` writes down is done if ``test(registers)``."""
-        at = len(self.ops)
-        self.ops.append(Op("skip"))
-        then()
-        self.ops[at] = Op("skip", test=test, value=len(self.ops))
 
 
 @dataclass(frozen=True)
@@ -120,40 +49,6 @@ class Searched:
     finding: Finding | None
     #: The registers of all threads at the end of the executions, where they were asked for.
     ends: frozenset[Any] = frozenset()
-
-
-# A view: how far in each history, and a set of bits, of known writes and reads of plain places.
-View = tuple[tuple[int, ...], int]
-#: A write in a history: its value, the view that it hands on, whether it is a successful compare-and-swap.
-Message = tuple[Any, View, bool]
-
-
-def _join(a: View, b: View) -> View:
-    if a == b:
-        return a
-    return tuple(map(max, a[0], b[0])), a[1] | b[1]
-
-
-class _T(NamedTuple):
-    """A thread's state."""
-
-    pc: int
-    registers: tuple[Any, ...]
-    view: View
-    released: View  # by its last fence
-    seen: View  # by relaxed loads, for its next fence
-    #: Per place ("release": what its last release store there handed on; "acquire": what relaxed loads there read).
-    kept: tuple[tuple[str, int, View], ...] = ()
-    #: Loads under way: register, place, the oldest write that they may read, whether a barrier lies behind them.
-    later: tuple[tuple[int, int, int, bool], ...] = ()
-
-
-class _State(NamedTuple):
-    threads: tuple[_T, ...]
-    histories: tuple[tuple[Message, ...], ...]
-    plain: tuple[Any, ...]
-    read: int  # bits of the reads since the last write
-    fence: View  # of the fences of order sc
 
 
 class WrongError(Exception):
@@ -207,10 +102,10 @@ class Search:
     # ---- the search
 
     def run(self) -> Searched:
-        seen: set[_State] = set()
+        seen: set[State] = set()
         ends: set[Any] = set()
         said: list[str] = []
-        stack: list[tuple[Iterator[tuple[_State, str]], list[str]]] = [(iter([(self._first(), "")]), [])]
+        stack: list[tuple[Iterator[tuple[State, str]], list[str]]] = [(iter([(self._first(), "")]), [])]
         try:
             while stack:
                 step = next(stack[-1][0], None)
@@ -237,25 +132,25 @@ class Search:
             return Searched(len(seen), Finding(str(wrong), tuple(filter(None, lines))))
         return Searched(len(seen), None, frozenset(ends - {None}))
 
-    def _first(self) -> _State:
+    def _first(self) -> State:
         nothing: View = ((0,) * len(self._places), 0)
         everything = (nothing[0], (1 << (len(self._plain) * self._bits)) - 1)
-        return _State(
-            tuple(_T(0, (None,) * len(names), everything, nothing, nothing) for names in self._names),
+        return State(
+            tuple(ThreadState(0, (None,) * len(names), everything, nothing, nothing) for names in self._names),
             tuple(((self._start.get(place, 0), nothing, False),) for place in self._places),
             tuple(self._start.get(place, 0) for place in self._plain),
             0,
             nothing,
         )
 
-    def _ended(self, state: _State) -> Any:
+    def _ended(self, state: State) -> Any:
         registers = [self._registers(state, t) for t in range(len(self._threads))]
         wrong = self._at_end(registers) if self._at_end else None
         if wrong is not None:
             raise WrongError(wrong)
         return self._collect(registers) if self._collect else None
 
-    def _waiting(self, state: _State) -> str:
+    def _waiting(self, state: State) -> str:
         return "; ".join(
             f"{thread.name} at {self._text(t, self._ops[t][state.threads[t].pc])}"
             for t, thread in enumerate(self._threads)
@@ -264,7 +159,7 @@ class Search:
 
     # ---- what no other thread can notice, done at once
 
-    def _settled(self, state: _State, lines: list[str]) -> _State:
+    def _settled(self, state: State, lines: list[str]) -> State:
         moved = True
         while moved:
             moved = False
@@ -279,49 +174,48 @@ class Search:
                     elif op.kind in ("let", "skip", "check") or op.order == "plain":
                         state = self._local(state, t, op, lines)
                     elif op.kind == "use" and not self._under_way(state, t, op):
-                        state = self._with(state, t, state.threads[t]._replace(pc=state.threads[t].pc + 1))
+                        state = state.with_thread(t, state.threads[t]._replace(pc=state.threads[t].pc + 1))
                     else:
                         break
                     moved = True
         return self._trimmed(state)
 
-    def _under_way(self, state: _State, t: int, op: Op) -> bool:
+    def _under_way(self, state: State, t: int, op: Op) -> bool:
         return any(one[0] == self._names[t][op.register] for one in state.threads[t].later)
 
-    def _all_there(self, state: _State, t: int) -> bool:
+    def _all_there(self, state: State, t: int) -> bool:
         return all(
             state.threads[i].pc < len(self._ops[i]) and self._ops[i][state.threads[i].pc].kind == "barrier"
             for i in self._blocks[t]
         )
 
-    def _met(self, state: _State, t: int) -> _State:
-        joined = state.threads[t].view
+    def _met(self, state: State, t: int) -> State:
+        view = state.threads[t].view
         for i in self._blocks[t]:
-            joined = _join(joined, state.threads[i].view)
+            view = joined(view, state.threads[i].view)
         threads = list(state.threads)
         for i in self._blocks[t]:
             one = threads[i]
             later = tuple((register, place, oldest, True) for register, place, oldest, _ in one.later)
-            threads[i] = one._replace(pc=one.pc + 1, view=joined, later=later)
-        return _State(tuple(threads), state.histories, state.plain, state.read, state.fence)
+            threads[i] = one._replace(pc=one.pc + 1, view=view, later=later)
+        return state._replace(threads=tuple(threads))
 
-    def _local(self, state: _State, t: int, op: Op, lines: list[str]) -> _State:
+    def _local(self, state: State, t: int, op: Op, lines: list[str]) -> State:
         me = state.threads[t]
         registers = self._registers(state, t)
         pc = me.pc + 1
         if op.kind == "check":
             if not op.test(registers):
                 raise WrongError(f"{self._threads[t].name}: {op.text}: {registers}")
-            return self._with(state, t, me._replace(pc=pc))
+            return state.with_thread(t, me._replace(pc=pc))
         if op.kind == "skip":
-            return self._with(state, t, me._replace(pc=pc if op.test(registers) else op.value))
+            return state.with_thread(t, me._replace(pc=pc if op.test(registers) else op.value))
         if op.kind == "let":
-            return self._with(
-                state, t, me._replace(pc=pc, registers=self._set(t, me, op.register, _of(op.value, registers)))
-            )
+            after = self._set(t, me, op.register, value_of(op.value, registers))
+            return state.with_thread(t, me._replace(pc=pc, registers=after))
         return self._plain_access(state, t, op, registers, lines)
 
-    def _plain_access(self, state: _State, t: int, op: Op, registers: Registers, lines: list[str]) -> _State:
+    def _plain_access(self, state: State, t: int, op: Op, registers: Registers, lines: list[str]) -> State:
         place = self._place(op, registers)
         me, j = state.threads[t], self._plain[place]
         wrote = 1 << (j * self._bits)
@@ -334,12 +228,11 @@ class Search:
                 raise WrongError(f"race: {name} loads {place}, whose last store it need not see")
             value = state.plain[j]
             lines.append(f"{name}: loads {place}: {value}")
-            state = self._forget(state, mine)
+            state = state.forgetting(mine)
             view = (me.view[0], me.view[1] | mine)
             me = state.threads[t]._replace(pc=me.pc + 1, view=view, registers=self._set(t, me, op.register, value))
-            threads = (*state.threads[:t], me, *state.threads[t + 1 :])
-            return _State(threads, state.histories, state.plain, state.read | mine, state.fence)
-        value = _of(op.value, registers)
+            return state.with_thread(t, me)._replace(read=state.read | mine)
+        value = value_of(op.value, registers)
         lines.append(f"{name}: stores {place} := {value}")
         if not me.view[1] & wrote:
             raise WrongError(f"race: {name} stores {place}, whose last store it need not see")
@@ -348,36 +241,15 @@ class Search:
                 o.name for i, o in enumerate(self._threads) if state.read & ~me.view[1] & (wrote << (i + 1)) and i != t
             ]
             raise WrongError(f"race: {name} stores {place}, which {', '.join(who)} may not have loaded yet")
-        state = self._forget(state, wrote | reads)
+        state = state.forgetting(wrote | reads)
         view = (me.view[0], (me.view[1] | wrote) & ~reads)
         threads = (*state.threads[:t], state.threads[t]._replace(pc=me.pc + 1, view=view), *state.threads[t + 1 :])
         plain = (*state.plain[:j], value, *state.plain[j + 1 :])
-        return _State(threads, state.histories, plain, state.read & ~reads, state.fence)
-
-    def _forget(self, state: _State, bits: int) -> _State:
-        """Nobody knows of these reads and writes, as there are newer ones."""
-        keep = ~bits
-
-        def less(view: View) -> View:
-            return (view[0], view[1] & keep) if view[1] & bits else view
-
-        threads = tuple(
-            one._replace(
-                view=less(one.view),
-                released=less(one.released),
-                seen=less(one.seen),
-                kept=tuple((kind, place, less(view)) for kind, place, view in one.kept),
-            )
-            for one in state.threads
-        )
-        histories = tuple(
-            tuple((value, less(view), swapped) for value, view, swapped in history) for history in state.histories
-        )
-        return _State(threads, histories, state.plain, state.read, less(state.fence))
+        return state._replace(threads=threads, plain=plain, read=state.read & ~reads)
 
     # ---- what others can notice
 
-    def _moves(self, state: _State) -> Iterator[tuple[_State, str]]:
+    def _moves(self, state: State) -> Iterator[tuple[State, str]]:
         """The states after one operation of one thread: of one alone where no other can come between."""
         for t, one in enumerate(state.threads):
             if one.pc < len(self._ops[t]) and not one.later and self._alone(state, t):
@@ -390,7 +262,7 @@ class Search:
         for t in range(len(state.threads)):
             yield from self._moves_of(state, t)
 
-    def _alone(self, state: _State, t: int) -> bool:
+    def _alone(self, state: State, t: int) -> bool:
         """Whether no other thread will ever do what is not independent of the thread's next operation."""
         op = self._ops[t][state.threads[t].pc]
         if not self._reduce or op.kind not in ("load", "wait", "store", "cas"):
@@ -418,7 +290,7 @@ class Search:
             found.append((reads, writes))
         return found[::-1]
 
-    def _moves_of(self, state: _State, t: int) -> Iterator[tuple[_State, str]]:
+    def _moves_of(self, state: State, t: int) -> Iterator[tuple[State, str]]:
         one, name = state.threads[t], self._threads[t].name
         for index, (register, place, oldest, _) in enumerate(one.later):
             for at in range(oldest, len(state.histories[place])):
@@ -428,11 +300,11 @@ class Search:
                 after = one._replace(
                     later=left,
                     registers=values,
-                    seen=_join(one.seen, view) if self._fences[t][one.pc] else one.seen,
-                    view=_at(one.view, place, at),
+                    seen=joined(one.seen, view) if self._fences[t][one.pc] else one.seen,
+                    view=raised(one.view, place, at),
                 )
                 yield (
-                    self._with(state, t, after),
+                    state.with_thread(t, after),
                     f"{name}: its load of {self._places[place]} reads {value}{_age(state.histories[place], at)}",
                 )
         if one.pc == len(self._ops[t]):
@@ -448,34 +320,33 @@ class Search:
         place = self._atomic[self._place(op, registers)]
         if op.kind == "arrived":
             old = [i for i, (value, _, _) in enumerate(state.histories[place]) if op.test(value)]
-            view = _at(one.view, place, old[-1]) if old else one.view
+            view = raised(one.view, place, old[-1]) if old else one.view
             yield (
-                self._with(state, t, one._replace(pc=one.pc + 1, view=view)),
+                state.with_thread(t, one._replace(pc=one.pc + 1, view=view)),
                 f"{name}: old stores of {op.at} are seen",
             )
         elif op.kind == "later":
             later = (*one.later, (self._names[t][op.register], place, one.view[0][place], False))
-            yield self._with(state, t, one._replace(pc=one.pc + 1, later=later)), f"{name}: begins to load {op.at}"
+            yield state.with_thread(t, one._replace(pc=one.pc + 1, later=later)), f"{name}: begins to load {op.at}"
         elif op.kind == "store":
             if op.order not in _RELEASING or not self._held_up(state, t):
-                yield from self._stores(state, t, op, place, _of(op.value, registers))
+                yield from self._stores(state, t, op, place, value_of(op.value, registers))
         else:
             yield from self._loads(state, t, op, place, registers)
 
-    def _held_up(self, state: _State, t: int) -> bool:
+    def _held_up(self, state: State, t: int) -> bool:
         """Whether a load under way comes before what the thread is about to release."""
         return bool(state.threads[t].later) or any(late[3] for i in self._blocks[t] for late in state.threads[i].later)
 
-    def _fenced(self, state: _State, t: int, op: Op) -> _State:
+    def _fenced(self, state: State, t: int, op: Op) -> State:
         one = state.threads[t]
-        view = _join(one.view, one.seen)
+        view = joined(one.view, one.seen)
         fence = state.fence
         if op.order == "sc":
-            view = fence = _join(view, fence)
-        threads = (*state.threads[:t], one._replace(pc=one.pc + 1, view=view, released=view), *state.threads[t + 1 :])
-        return _State(threads, state.histories, state.plain, state.read, fence)
+            view = fence = joined(view, fence)
+        return state.with_thread(t, one._replace(pc=one.pc + 1, view=view, released=view))._replace(fence=fence)
 
-    def _stores(self, state: _State, t: int, op: Op, place: int, value: Any) -> Iterator[tuple[_State, str]]:
+    def _stores(self, state: State, t: int, op: Op, place: int, value: Any) -> Iterator[tuple[State, str]]:
         history = state.histories[place]
         oldest = len(history) if op.order == "sc" else state.threads[t].view[0][place] + 1
         for at in range(oldest, len(history) + 1):
@@ -488,31 +359,31 @@ class Search:
             )
 
     def _written(
-        self, state: _State, t: int, op: Op, place: int, value: Any, at: int, read: View | None = None
-    ) -> _State:
+        self, state: State, t: int, op: Op, place: int, value: Any, at: int, read: View | None = None
+    ) -> State:
         """With a write at position ``at``; ``read``: what the write that it swaps with hands on."""
         if at < len(state.histories[place]):
             state = self._shifted(state, place, at)
         one = state.threads[t]
-        view = _at(one.view, place, at)
+        view = raised(one.view, place, at)
         kept = one.kept
         if op.order in _RELEASING:
             handed = view
             kept = (*(row for row in kept if row[:2] != ("release", place)), ("release", place, view))
         else:
-            handed = _at(one.released, place, at)
+            handed = raised(one.released, place, at)
             for kind, where, before in kept:
                 if (kind, where) == ("release", place):
-                    handed = _join(handed, before)
+                    handed = joined(handed, before)
         if read is not None:
-            handed = _join(handed, read)
+            handed = joined(handed, read)
         histories = list(state.histories)
         history = histories[place]
         histories[place] = (*history[:at], (value, handed, read is not None), *history[at:])
         registers = self._set(t, one, op.register, None) if op.register and read is None else one.registers
         after = one._replace(pc=one.pc + 1, view=view, kept=self._needed(t, one.pc + 1, kept), registers=registers)
         threads = (*state.threads[:t], after, *state.threads[t + 1 :])
-        return _State(threads, tuple(histories), state.plain, state.read, state.fence)
+        return state._replace(threads=threads, histories=tuple(histories))
 
     def _needed(self, t: int, pc: int, kept: tuple[tuple[str, int, View], ...]) -> tuple[tuple[str, int, View], ...]:
         """Without what no later operation of the thread asks for."""
@@ -531,7 +402,7 @@ class Search:
                     break
         return tuple(sorted(left))
 
-    def _loads(self, state: _State, t: int, op: Op, place: int, registers: Registers) -> Iterator[tuple[_State, str]]:
+    def _loads(self, state: State, t: int, op: Op, place: int, registers: Registers) -> Iterator[tuple[State, str]]:
         one, history, name = state.threads[t], state.histories[place], self._threads[t].name
         oldest = len(history) - 1 if op.order == "sc" else one.view[0][place]
         good = None
@@ -541,44 +412,49 @@ class Search:
             if op.kind == "wait" and not op.test(value, registers):
                 # Looks that change nothing are left out; one may make it miss what it waits for.
                 if good is not None:
-                    yield self._with(state, t, one._replace(view=_at(one.view, place, at))), f"{text}, goes on waiting"
+                    yield (
+                        state.with_thread(t, one._replace(view=raised(one.view, place, at))),
+                        f"{text}, goes on waiting",
+                    )
                 continue
             good = at
-            if op.kind == "cas" and value == _of(op.test, registers):
+            if op.kind == "cas" and value == value_of(op.test, registers):
                 if at + 1 < len(history) and history[at + 1][2]:
                     continue
                 if op.order in _RELEASING and self._held_up(state, t):
                     continue
-                read = self._with(state, t, self._took(t, one, op, place, at, value, handed, one.pc))
-                new = _of(op.value, registers)
+                read = state.with_thread(t, self._took(t, one, op, place, at, value, handed, one.pc))
+                new = value_of(op.value, registers)
                 yield self._written(read, t, op, place, new, at + 1, handed), f"{text}, swapped with {new}"
                 continue
-            yield self._with(state, t, self._took(t, one, op, place, at, value, handed, one.pc + 1)), text
+            yield state.with_thread(t, self._took(t, one, op, place, at, value, handed, one.pc + 1)), text
 
-    def _took(self, t: int, one: _T, op: Op, place: int, at: int, value: Any, handed: View, pc: int) -> _T:
+    def _took(
+        self, t: int, one: ThreadState, op: Op, place: int, at: int, value: Any, handed: View, pc: int
+    ) -> ThreadState:
         """The thread after it has read."""
-        view, seen, kept = _at(one.view, place, at), one.seen, one.kept
+        view, seen, kept = raised(one.view, place, at), one.seen, one.kept
         if op.order in _ACQUIRING:
-            view = _join(view, handed)
+            view = joined(view, handed)
             for kind, where, before in kept:
                 if (kind, where) == ("acquire", place):
-                    view = _join(view, before)
+                    view = joined(view, before)
             kept = tuple(row for row in kept if row[:2] != ("acquire", place))
-        elif _join(view, handed) != view:
-            seen = _join(seen, handed) if self._fences[t][pc] else seen
+        elif joined(view, handed) != view:
+            seen = joined(seen, handed) if self._fences[t][pc] else seen
             before = [row[2] for row in kept if row[:2] == ("acquire", place)]
             kept = tuple(row for row in kept if row[:2] != ("acquire", place))
-            kept = (*kept, ("acquire", place, _join(handed, *before) if before else handed))
+            kept = (*kept, ("acquire", place, joined(handed, *before) if before else handed))
         registers = self._set(t, one, op.register, value) if op.register else one.registers
         return one._replace(pc=pc, view=view, seen=seen, kept=self._needed(t, pc, kept), registers=registers)
 
     # ---- views
 
-    def _shifted(self, state: _State, place: int, at: int) -> _State:
+    def _shifted(self, state: State, place: int, at: int) -> State:
         """Positions of a history from ``at`` on are one higher."""
-        return self._renumbered(state, lambda view: _moved(view, place, at), lambda p, i: i + (p == place and i >= at))
+        return state.with_views(lambda view: shifted(view, place, at), lambda p, i: i + (p == place and i >= at))
 
-    def _trimmed(self, state: _State) -> _State:
+    def _trimmed(self, state: State) -> State:
         """Without writes that nobody can read any more, and views of threads that have ended."""
         nothing: View = ((0,) * len(self._places), 0)
         threads = tuple(
@@ -587,7 +463,7 @@ class Search:
             else one._replace(view=nothing, released=nothing, seen=nothing, kept=())
             for t, one in enumerate(state.threads)
         )
-        state = _State(threads, state.histories, state.plain, state.read, state.fence)
+        state = state._replace(threads=threads)
         gone = []
         for place, history in enumerate(state.histories):
             least = len(history) - 1
@@ -612,43 +488,22 @@ class Search:
                 seen[place] = max(0, seen[place] - least)
             return tuple(seen), view[1]
 
-        state = self._renumbered(state, lower, lambda place, i: max(0, i - less.get(place, 0)))
+        state = state.with_views(lower, lambda place, i: max(0, i - less.get(place, 0)))
         histories = tuple(history[less.get(place, 0) :] for place, history in enumerate(state.histories))
-        return _State(state.threads, histories, state.plain, state.read, state.fence)
-
-    @staticmethod
-    def _renumbered(state: _State, change: Callable[[View], View], position: Callable[[int, int], int]) -> _State:
-        threads = tuple(
-            one._replace(
-                view=change(one.view),
-                released=change(one.released),
-                seen=change(one.seen),
-                kept=one.kept and tuple((kind, place, change(view)) for kind, place, view in one.kept),
-                later=one.later
-                and tuple((register, place, position(place, i), met) for register, place, i, met in one.later),
-            )
-            for one in state.threads
-        )
-        histories = tuple(tuple((value, change(view), swap) for value, view, swap in one) for one in state.histories)
-        return _State(threads, histories, state.plain, state.read, change(state.fence))
+        return state._replace(histories=histories)
 
     # ---- registers and words
 
-    def _registers(self, state: _State, t: int) -> Registers:
+    def _registers(self, state: State, t: int) -> Registers:
         return dict(zip(self._names[t], state.threads[t].registers, strict=True))
 
-    def _set(self, t: int, one: _T, register: str, value: Any) -> tuple[Any, ...]:
+    def _set(self, t: int, one: ThreadState, register: str, value: Any) -> tuple[Any, ...]:
         index = self._names[t][register]
         return (*one.registers[:index], value, *one.registers[index + 1 :])
 
     @staticmethod
-    def _with(state: _State, t: int, one: _T) -> _State:
-        threads = (*state.threads[:t], one, *state.threads[t + 1 :])
-        return _State(threads, state.histories, state.plain, state.read, state.fence)
-
-    @staticmethod
     def _place(op: Op, registers: Registers) -> str:
-        place = _of(op.at, registers)
+        place = value_of(op.at, registers)
         assert not op.among or place in op.among, place
         return str(place)
 
@@ -660,21 +515,6 @@ class Search:
 def search(threads: Sequence[Thread], **options: Any) -> Searched:
     """As :class:`Search` says."""
     return Search(threads, **options).run()
-
-
-def _of(value: Value, registers: Registers) -> Any:
-    return value(registers) if callable(value) else value
-
-
-def _at(view: View, place: int, at: int) -> View:
-    """The view, but not less than position ``at`` of a place."""
-    seen = view[0]
-    return view if seen[place] >= at else ((*seen[:place], at, *seen[place + 1 :]), view[1])
-
-
-def _moved(view: View, place: int, at: int) -> View:
-    seen = view[0]
-    return view if seen[place] < at else ((*seen[:place], seen[place] + 1, *seen[place + 1 :]), view[1])
 
 
 def _age(history: Sequence[Message], at: int) -> str:
