@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 
 namespace blink::shim {
@@ -61,6 +62,22 @@ const Driver* driver(std::string* why) {
     return nullptr;
   }
   return &opened->functions;
+}
+
+bool has_remote_domain(const Driver& driver, CUdevice device) {
+  const char* named = std::getenv("NCCL_MEM_SYNC_DOMAIN");
+  int domains = 0;  // drivers before CUDA 12 do not know the attribute
+  return driver.launch_with_attributes != nullptr && (named == nullptr || std::strcmp(named, "0") != 0) &&
+         driver.device_attribute(&domains, kAttributeMemoryDomains, device) == kCudaSuccess && domains > 1;
+}
+
+CUresult launch(const Driver& driver, CUfunction kernel, Grid grid, CUstream stream, void** arguments, bool remote) {
+  if (!remote) return driver.launch(kernel, grid.blocks, 1, 1, grid.threads, 1, 1, 0, stream, arguments, nullptr);
+  CUlaunchAttribute domain{};
+  domain.id = kLaunchMemoryDomain;
+  domain.value.memory_domain = kRemoteMemoryDomain;
+  const CUlaunchConfig config{grid.blocks, 1, 1, grid.threads, 1, 1, 0, stream, &domain, 1};
+  return driver.launch_with_attributes(&config, kernel, arguments, nullptr);
 }
 
 std::string describe(const Driver& driver, CUresult result, const char* what) {

@@ -20,6 +20,17 @@ typedef struct CUevent_st* CUevent;
 typedef struct CUgraph_st* CUgraph;
 struct CUipcMemHandle { char reserved[64]; };
 struct CUuuid { char bytes[16]; };
+struct CUlaunchAttribute {
+  int id;
+  char before_value[4];
+  union { char bytes[64]; int memory_domain; } value;
+};
+struct CUlaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  CUstream stream;
+  CUlaunchAttribute* attributes;
+  unsigned attribute_count;
+};
 
 constexpr CUresult kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaInvalidContext = 201, kCudaNotReady = 600;
 constexpr int kStreamNonBlocking = 1, kEventDisableTiming = 2, kHostRegisterPortable = 1, kHostRegisterDeviceMap = 2;
@@ -32,6 +43,7 @@ constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901,
 // An error of what is being captured, not of what was enqueued before: the context is as good as it was.
 inline bool concerns_capture(CUresult result) { return 900 <= result && result <= 908; }
 constexpr int kAttributeStreamMemoryOperations64 = 122;
+constexpr int kAttributeMemoryDomains = 126, kLaunchMemoryDomain = 10, kRemoteMemoryDomain = 1;
 constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 
 // name of the member, name in libcuda, arguments. Versioned names where the header's macros say so.
@@ -84,6 +96,7 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 #define BLINK_DRIVER_EXTRAS(X)                                                                                        \
   X(write_value, "cuStreamWriteValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                    \
   X(wait_value, "cuStreamWaitValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                      \
+  X(launch_with_attributes, "cuLaunchKernelEx", (const CUlaunchConfig*, CUfunction, void**, void**))                  \
   X(context_id, "cuCtxGetId", (CUcontext, unsigned long long*))                                                        \
   X(stream_create_with_priority, "cuStreamCreateWithPriority", (CUstream*, unsigned, int))                            \
   X(stream_priorities, "cuCtxGetStreamPriorityRange", (int*, int*))
@@ -98,6 +111,14 @@ struct Driver {
 // The driver: BLINK_CUDA_LIB, else libcuda.so.1; nullptr and `why` if it is missing or too old (the function it lacks
 // is named). Opened in the first call, by one thread; later calls give the same answer.
 const Driver* driver(std::string* why);
+
+// Whether kernels that store into other GPUs go into the remote memory-sync domain, as NCCL's do: there their fences wait
+// for their own stores only, and those of the program's kernels for none of theirs. Where the GPU has several domains
+// (from Hopper on, with CUDA 12), unless NCCL_MEM_SYNC_DOMAIN is 0.
+bool has_remote_domain(const Driver& driver, CUdevice device);
+
+struct Grid { unsigned blocks, threads; };
+CUresult launch(const Driver& driver, CUfunction kernel, Grid grid, CUstream stream, void** arguments, bool remote);
 
 // "CUDA_ERROR_OUT_OF_MEMORY (out of memory) from cuMemAlloc_v2": for people.
 std::string describe(const Driver& driver, CUresult result, const char* what);

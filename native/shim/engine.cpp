@@ -74,6 +74,7 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
                                 why);
   if (!found) return nullptr;
   engine->kept_ = pool::place_of(driver, engine->context_, device);
+  engine->remote_ = has_remote_domain(driver, engine->device_);
   engine->arch_ = "sm_" + std::to_string(major) + std::to_string(minor);
   InContext context(driver, engine->context_);
   if (!context) {
@@ -491,8 +492,8 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   void* arguments[] = {&call};
   const std::size_t index = static_cast<std::size_t>(program);
   const unsigned blocks = bundle_.programs[index].channels * parts_;
-  return driver_.launch(kernels_[index].by_protocol[protocol], blocks, 1, 1, bundle_.threads, 1, 1, 0, stream,
-                        arguments, nullptr);
+  return shim::launch(driver_, kernels_[index].by_protocol[protocol], {blocks, bundle_.threads}, stream, arguments,
+                      remote_);
 }
 
 Status Engine::status() const {

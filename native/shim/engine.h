@@ -135,6 +135,7 @@ class Engine {
   std::shared_ptr<SharedPage> page_;
   std::unique_ptr<PeerWriteProbe> probe_;  // since connect()
   std::unique_ptr<CopyEngines> copies_;  // where a program is for copy engines
+  bool remote_ = false;  // has_remote_domain()
   CUdeviceptr staging_device_ = 0, abort_device_ = 0;
   CUstream setup_stream_ = nullptr;
   // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this

@@ -28,9 +28,11 @@ WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 class Doubles:
     """Where the built files are."""
 
-    #: ``libcuda.so.1``, for ``BLINK_CUDA_LIB``; and one that is too old, without ``cuDeviceGetUuid_v2``.
+    #: ``libcuda.so.1``, for ``BLINK_CUDA_LIB``; one that is too old, without ``cuDeviceGetUuid_v2``; and one of CUDA
+    #: 11.7, without ``cuLaunchKernelEx``.
     cuda: Path
     cuda_old: Path
+    cuda_11_7: Path
     #: ``libnccl.so.2``, for ``BLINK_NCCL_LIB``; its directory is for ``LD_LIBRARY_PATH``.
     nccl: Path
     #: The programs against NCCL's interface; and the scenes as a library, to be opened as Python opens torch.
@@ -88,6 +90,7 @@ def _places(place: Path) -> Doubles:
     return Doubles(
         cuda=place / "libcuda.so.1",
         cuda_old=place / "libcuda_old.so",
+        cuda_11_7=place / "libcuda_11_7.so",
         nccl=place / "libnccl.so.2",
         client=place / "nccl_client",
         ranks=place / "ranks",
@@ -98,12 +101,16 @@ def _places(place: Path) -> Doubles:
 
 def _build(found: Doubles, sanitizer: str | None) -> None:
     flags = ("-fPIC", "-fvisibility=hidden", f"-I{SHARED}")
-    sources = sorted((HERE / "cuda").glob("*.cpp"))
-    devices = HERE / "cuda" / "devices.cpp"
-    others = _objects([source for source in sources if source != devices], flags, sanitizer)
-    link = ("-shared", f"-Wl,--version-script={HERE / 'cuda' / 'exports.map'}", "-Wl,-soname,libcuda.so.1", "-ldl")
-    _link([*others, *_objects([devices], flags, sanitizer)], found.cuda, link, sanitizer)
-    _link([*others, *_objects([devices], ("-DCUDA_DOUBLE_OLD", *flags), sanitizer)], found.cuda_old, link, sanitizer)
+    objects = _objects(sorted((HERE / "cuda").glob("*.cpp")), flags, sanitizer)
+    for library, lacks in {
+        found.cuda: "",
+        found.cuda_old: "cuDeviceGetUuid_v2;",
+        found.cuda_11_7: "cuLaunchKernelEx;",
+    }.items():
+        exports = library.with_suffix(".map")
+        exports.write_text(f"{{ global: cu*; local: {lacks} *; }};\n")
+        link = ("-shared", f"-Wl,--version-script={exports}", "-Wl,-soname,libcuda.so.1", "-ldl")
+        _link(objects, library, link, sanitizer)
 
     link = ("-shared", f"-Wl,--version-script={HERE / 'nccl' / 'exports.map'}", "-Wl,-soname,libnccl.so.2", "-ldl")
     _link(_objects(sorted((HERE / "nccl").glob("*.cpp")), ("-fPIC",), sanitizer), found.nccl, link, sanitizer)

@@ -105,7 +105,7 @@ class Program:
 
     def launched(self) -> int:
         """Kernels of ours since the last time; NCCL's double has none."""
-        return sum(row[0] == "cuLaunchKernel" for row in self.new("BLINK_DOUBLE_JOURNAL"))
+        return sum(row[0].startswith("cuLaunchKernel") for row in self.new("BLINK_DOUBLE_JOURNAL"))
 
     @contextmanager
     def group(self, expected: int = SUCCESS, end: str = "ncclGroupEnd", *arguments: object) -> Iterator[None]:

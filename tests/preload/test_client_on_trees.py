@@ -86,6 +86,27 @@ def test_graphs_that_the_program_orders(preloaded: Preloaded, tmp_path: Path) ->
     assert called["cuEventRecordWithFlags"] == 0
 
 
+@pytest.mark.parametrize(
+    ("variables", "remote"),
+    [
+        ({}, True),
+        ({"NCCL_MEM_SYNC_DOMAIN": 0}, False),
+        ({"BLINK_DOUBLE_DRIVER": 11080}, False),
+        ({"driver": "11.7"}, False),
+    ],
+)
+def test_memory_sync_domain(preloaded: Preloaded, tmp_path: Path, variables: dict[str, object], remote: bool) -> None:
+    """In the remote domain, as NCCL launches, where the driver knows it, and unless NCCL's variable says no."""
+    given = {"BLINK_DOUBLE_JOURNAL": tmp_path / "driver", "BLINK_DOUBLE_CALLER": "libblink.so", **variables}
+    if given.pop("driver", None):
+        given["BLINK_CUDA_LIB"] = preloaded.built.doubles.cuda_11_7
+    outcome = preloaded.client("threads", cases="legacy_stream,graph_fork", **given).right()
+    assert outcome.calls("blink")["allreduce"] > 0
+    called = Counter((tmp_path / "driver").read_text().split())
+    launches = {name: called[name] > 0 for name in ("cuLaunchKernel", "cuLaunchKernelEx")}
+    assert launches == {"cuLaunchKernel": not remote, "cuLaunchKernelEx": remote}
+
+
 @pytest.mark.parametrize("variables", [{"BLINK_DISABLE": 1}, {"BLINK_ALGO": "nccl"}])
 def test_switched_off(preloaded: Preloaded, variables: dict[str, object]) -> None:
     outcome = preloaded.client("threads", cases="sizes,groups,abort", **variables).right()

@@ -258,7 +258,7 @@ def test_gpus_that_ranks_have_for_themselves(preloaded: Preloaded, files: Built,
 @pytest.mark.parametrize("seed", [0, 6])
 def test_launch_that_fails_on_one_rank(preloaded: Preloaded, seed: int) -> None:
     """Too late for NCCL: peers are inside the call. All end with an error, and soon."""
-    failing = on(1, BLINK_DOUBLE_FAIL="cuLaunchKernel:3:719")
+    failing = on(1, BLINK_DOUBLE_FAIL="cuLaunchKernelEx:3:719")
     outcome = preloaded.client("process", RANKS, **SHORT, each=failing, BLINK_DOUBLE_SEED=seed, timeout_s=30)
     assert [one.code for one in outcome.ended] == [1] * RANKS
     assert "CUDA_ERROR_LAUNCH_FAILED" in "".join(outcome.ended[1].blink)

@@ -16,6 +16,17 @@ typedef struct CUgraph_st* CUgraph;
 typedef struct CUgraphExec_st* CUgraphExec;
 struct CUipcMemHandle { char reserved[64]; };
 struct CUuuid { char bytes[16]; };
+struct CUlaunchAttribute {
+  int id;
+  char pad[4];
+  union { char pad[64]; int memSyncDomain; } value;
+};
+struct CUlaunchConfig {
+  unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  CUstream hStream;
+  CUlaunchAttribute* attrs;
+  unsigned numAttrs;
+};
 typedef void (*CUhostFn)(void*);
 
 #define CU_API extern "C" __attribute__((visibility("default"))) CUresult

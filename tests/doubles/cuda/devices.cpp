@@ -33,6 +33,7 @@ Machine described() {
   Machine made;
   const char* exclusive = std::getenv("BLINK_DOUBLE_EXCLUSIVE");
   made.exclusive = exclusive ? exclusive : "";
+  made.driver = static_cast<int>(setting("BLINK_DOUBLE_DRIVER", 13000));
   made.arch = static_cast<int>(setting("BLINK_DOUBLE_ARCH", 90));
   made.multiprocessors = static_cast<int>(setting("BLINK_DOUBLE_SMS", 132));
   made.occupancy = static_cast<int>(setting("BLINK_DOUBLE_OCCUPANCY", 0));
@@ -142,7 +143,7 @@ CU_API cuInit(unsigned flags) {
 CU_API cuDriverGetVersion(int* version) {
   CU_ENTER(kNothing);
   if (!version) return kInvalidValue;
-  *version = 13000;
+  *version = machine().driver;
   return kSuccess;
 }
 
@@ -169,7 +170,6 @@ CU_API cuDeviceGetName(char* name, int length, CUdevice device) {
   return kSuccess;
 }
 
-#ifndef CUDA_DOUBLE_OLD  // the variant that is built without this function stands for a driver that is too old
 CU_API cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   CU_ENTER(kDriver);
   if (!uuid) return kInvalidValue;
@@ -177,7 +177,6 @@ CU_API cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   *uuid = machine().devices[static_cast<std::size_t>(device)].uuid;
   return kSuccess;
 }
-#endif
 
 CU_API cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
   CU_ENTER(kDriver);
@@ -199,6 +198,10 @@ CU_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
     case 75: *value = machine().arch / 10; break;
     case 76: *value = machine().arch % 10; break;
     case 122: *value = setting("BLINK_DOUBLE_MEM_OPS", 1) ? 1 : 0; break;  // stream memory operations of 64 bits
+    case 126:
+      if (machine().memory_domains() == 0) return kInvalidValue;
+      *value = machine().memory_domains();
+      break;
     default:
       if (attribute < 1 || attribute > 200) return kInvalidValue;
       *value = 0;

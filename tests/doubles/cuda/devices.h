@@ -1,6 +1,7 @@
 // The GPUs of this machine, which are those that the environment describes; and the one that a thread works on.
 //
 //   BLINK_DOUBLE_DEVICES (4)   BLINK_DOUBLE_ARCH (90)   BLINK_DOUBLE_SMS (132)
+//   BLINK_DOUBLE_DRIVER (13000): before 12000 it knows no memory-sync domains, of which GPUs from arch 90 on have four
 //   BLINK_DOUBLE_OCCUPANCY (blocks per multiprocessor, of any size; else as many as kernels within their budgets leave)
 //   BLINK_DOUBLE_MEM_OPS (1): 0: its streams have no memory operations of 64 bits
 //   BLINK_DOUBLE_NO_PEER="0-1,2-0": device 0 cannot reach 1, 2 cannot reach 0
@@ -30,10 +31,11 @@ struct Device {
 struct Machine {
   std::vector<Device> devices;  // the visible ones, by ordinal
   std::string exclusive;  // empty: any number of processes may use a device
-  int arch, multiprocessors, occupancy;  // occupancy 0: as many as 2048 threads allow
+  int driver, arch, multiprocessors, occupancy;  // occupancy 0: as many as 2048 threads allow
   std::vector<std::pair<int, int>> no_peer, bad_peer, slow_peer;  // by number
 
   bool can_reach(int ordinal, int peer) const;
+  int memory_domains() const { return driver < 12000 ? 0 : arch < 90 ? 1 : 4; }  // 0: unknown
   bool spoils(int from, int to) const { return lists(bad_peer, from, to); }
   bool dawdles(int from, int to) const { return lists(slow_peer, from, to); }
   int ordinal_of(const CUuuid& uuid) const;  // -1: not visible here

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -217,14 +218,22 @@ CU_API cuFuncGetAttribute(int* value, int attribute, CUfunction handle) {
   return kSuccess;
 }
 
-CU_API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                      unsigned block_y, unsigned block_z, unsigned, CUstream stream, void** parameters, void** extra) {
-  CU_ENTER(kDriver | kContext);
+// The one attribute that it takes is the memory-sync domain, where this driver and this GPU have any to choose from.
+static bool takes_attributes(const CUlaunchConfig& config) {
+  constexpr int kMemorySyncDomain = 10, kRemote = 1;
+  return std::all_of(config.attrs, config.attrs + config.numAttrs, [](const CUlaunchAttribute& one) {
+    return one.id == kMemorySyncDomain && machine().memory_domains() > 1 && one.value.memSyncDomain >= 0 &&
+           one.value.memSyncDomain <= kRemote;
+  });
+}
+
+static CUresult launch_kernel(CUfunction handle, const CUlaunchConfig& config, void** parameters, void** extra) {
   const auto function = handles<CUfunc_st>().find(handle);
-  const auto into = stream_of(stream);
+  const auto into = stream_of(config.hStream);
   if (!function || !into) return kInvalidHandle;
-  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > kMostThreads || block_y != 1 ||
-      block_z != 1 || extra || !parameters || !parameters[0]) {
+  if (config.gridDimX == 0 || config.gridDimY != 1 || config.gridDimZ != 1 || config.blockDimX == 0 ||
+      config.blockDimX > kMostThreads || config.blockDimY != 1 || config.blockDimZ != 1 || extra || !parameters ||
+      !parameters[0] || !takes_attributes(config)) {
     return kInvalidValue;
   }
   if (function->device != into->device || function->device != current_device()) return kInvalidHandle;
@@ -232,8 +241,21 @@ CU_API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsig
   launch.kernel = function->kernel;
   launch.device = function->device;
   launch.slow_us = function->slow_us;
-  launch.blocks = grid_x;
-  launch.units = kUnitsPerMultiprocessor / occupancy_of(static_cast<int>(block_x));
+  launch.blocks = config.gridDimX;
+  launch.units = kUnitsPerMultiprocessor / occupancy_of(static_cast<int>(config.blockDimX));
   std::memcpy(&launch.call, parameters[0], sizeof launch.call);
-  return submit(stream, [launch] { launch.run(); });
+  return submit(config.hStream, [launch] { launch.run(); });
+}
+
+CU_API cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                      unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void** parameters,
+                      void** extra) {
+  CU_ENTER(kDriver | kContext);
+  return launch_kernel(function, {grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, nullptr, 0},
+                       parameters, extra);
+}
+
+CU_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
+  CU_ENTER(kDriver | kContext);
+  return config ? launch_kernel(function, *config, parameters, extra) : kInvalidValue;
 }

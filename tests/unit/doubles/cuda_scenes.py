@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -376,6 +377,23 @@ def launches(path: str) -> None:
     cuda.cuStreamWriteValue64_v2(cuda.stream(), gate, 1, 0)
     expect(0, cuda.cuStreamSynchronize(stream))
     expect([*range(1, 17)], [int.from_bytes(cuda.read(words + 8 * i, 8), "little") for i in range(16)])
+
+
+def memory_domains(path: str, asked: str, known: str, taken: str) -> None:
+    """A launch into the remote memory-sync domain gives ``taken``; other attributes and domains are refused anyhow."""
+    cuda.ready()
+    domains = ctypes.c_int(-1)
+    expect(int(asked), cuda.cuDeviceGetAttribute(ctypes.byref(domains), 126, 0))
+    expect(int(known), domains.value)
+    function, stream, words = _loaded(path, "gather"), cuda.stream(), cuda.allocate(16)
+    cuda.fill(words, 1, 16)
+    call = Call(words, words, 0, 0)
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(call))
+    for attribute, value, wanted in ((10, 1, int(taken)), (10, 2, 1), (2, 1, 1)):
+        entry = ctypes.create_string_buffer(struct.pack("=i4xi60x", attribute, value))
+        config = struct.pack("=7I4xQQI4x", 1, 1, 1, 32, 1, 1, 0, stream, ctypes.addressof(entry), 1)
+        expect(wanted, cuda.cuLaunchKernelEx(config, function, parameters, NONE))
+    expect(0, cuda.cuStreamSynchronize(stream))
 
 
 def co_residency(path: str) -> None:

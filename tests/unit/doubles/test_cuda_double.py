@@ -131,6 +131,15 @@ def test_kernels_run(scene: Scene, kernels: str, seed: int) -> None:
     passes(scene("launches", kernels, BLINK_DOUBLE_SEED=seed))
 
 
+@pytest.mark.parametrize(
+    ("driver", "arch", "wanted"), [(13000, 90, (0, 4, 0)), (13000, 80, (0, 1, 1)), (11080, 90, (1, -1, 1))]
+)
+def test_memory_domains(scene: Scene, doubles, tmp_path: Path, driver: int, arch: int, wanted: tuple[int, ...]) -> None:
+    """Old drivers do not know them, and GPUs before Hopper have one."""
+    image = compiled(doubles, tmp_path, "-cubin", f"-arch=sm_{arch}")
+    passes(scene("memory_domains", image, *map(str, wanted), BLINK_DOUBLE_DRIVER=driver, BLINK_DOUBLE_ARCH=arch))
+
+
 def test_blocks_beyond_co_residency_wait(scene: Scene, kernels: str) -> None:
     passes(scene("co_residency", kernels, BLINK_DOUBLE_SMS=1, BLINK_DOUBLE_OCCUPANCY=2))
 
@@ -160,6 +169,7 @@ def test_a_driver_that_is_too_old(doubles) -> None:
         return {line.split()[-1] for line in listed.stdout.splitlines()}
 
     assert symbols(doubles.cuda) - symbols(doubles.cuda_old) == {"cuDeviceGetUuid_v2"}
+    assert symbols(doubles.cuda) - symbols(doubles.cuda_11_7) == {"cuLaunchKernelEx"}
 
 
 def test_compiler_refuses_what_nvcc_refuses(doubles) -> None:
