@@ -170,7 +170,7 @@ class Checks {
          std::to_string(row.home));
     if (!path) {
       area("ring", row.ring, row.home, messages, b_.slot_bytes);
-      area("lines", row.lines, row.home, messages, b_.line_bytes);
+      area("lines", row.lines, row.home, 2 * messages, b_.line_bytes);
       area("src_position", row.src_position, row.src, 1, counters);
       area("dst_position", row.dst_position, row.dst, 1, counters);
     }

@@ -270,7 +270,8 @@ void test_half_messages() {
   for (const Row& row : rows) {
     Run run({1, 2, 256, 384});
     run.mesh.pretend(kPosition);
-    auto* const line = reinterpret_cast<Word*>(run.mesh.end(2, down(2)).lines);
+    const Word before = row.wire == 2 ? 2 * 384 : 0;  // LL's messages
+    auto* const line = reinterpret_cast<Word*>(run.mesh.end(2, down(2)).lines + before);
     line[0] = row.first;
     line[1] = row.second;
     line[15] = row.last;

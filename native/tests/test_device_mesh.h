@@ -123,7 +123,7 @@ class Mesh {
     const std::size_t messages = static_cast<std::size_t>(of.parts) * of.slots;
     for (std::size_t id = 0; id < pairs.size(); ++id) {
       char* const ring = add(messages * of.slot_bytes);
-      char* const lines = add(messages * of.line_bytes);
+      char* const lines = add(2 * messages * of.line_bytes);  // LL's, then LL128's
       Word* const tail = counters();
       Word* const head = counters();
       tables_[pairs[id].first][id] = {ring, lines, tail, head, counters()};
@@ -163,12 +163,12 @@ class Mesh {
     }
   }
 
-  // Calls body(words of one slot's lines, which slot).
+  // Calls body(words of one slot's lines of LL, which slot).
   template <class Body>
   void for_lines(Body body) {
     for (std::size_t id = 0; id < connections_; ++id) {
       Memory& lines = memory_[kPieces * id + 1];
-      for (std::size_t message = 0; message < lines.size / geometry.line_bytes; ++message) {
+      for (std::size_t message = 0; message < static_cast<std::size_t>(geometry.parts) * geometry.slots; ++message) {
         body(lines.words() + message * geometry.line_bytes / 8, message % geometry.slots);
       }
     }

@@ -191,16 +191,18 @@ def _renamed(op: Any, suffix: str) -> Any:
 class Lines:
     """How messages with flags go about it."""
 
-    #: Of the store of a head by the reader, and of its load by the writer.
-    head: str = "release"
-    acquire: str = "acquire"
-    #: The wires of the messages in turn, on the same memory.
+    #: The wires of the messages in turn.
     wires: tuple[str, ...] = ("LL",)
-    #: Whether LL128's receiver zeroes what it has read.
+    #: Of the store of a head by the reader, and of its load by the writer.
+    head: str = "relaxed"
+    acquire: str = "relaxed"
+    #: Whether each wire has memory of its own; if not, whether LL128's receiver zeroes what it has read.
+    apart: bool = True
     clears: bool = False
-    #: LL's flags come round after so many messages; its sender sweeps every half of that.
+    #: LL's flags come round after so many messages; every half of that the sender sweeps LL's lines: in a message of
+    #: one of these wires.
     modulus: int = 1 << 31
-    sweeps: bool = True
+    sweeps: tuple[str, ...] = ("LL", "LL128")
     #: Whether what was stored half a round of flags ago has arrived. PTX names no time after which a store is seen.
     old_arrive: bool = True
     #: Whether a line of LL128 is one store, and is one load.
@@ -213,6 +215,11 @@ class Lines:
 
 def word(slot: int, unit: int) -> str:
     return f"line{slot}[{unit}]"
+
+
+def line(slot: int) -> str:
+    """Of LL128, where it has memory of its own."""
+    return f"wide{slot}"
 
 
 def ll_flag(lines: Lines, position: int) -> tuple[str, int]:
@@ -233,8 +240,9 @@ def lines_send(block: Block, lines: Lines, position: int) -> None:
         elif unit < shape.used(position):
             thread.store(word(slot, unit), (ll_flag(lines, position), (position, unit)), "relaxed")
     every = lines.modulus // 2
-    if lines.sweeps and position >= every and position % every < shape.slots:
-        for unit in range(shape.used(position), shape.threads):
+    wire = lines.wire(position)
+    if wire in lines.sweeps and "LL" in lines.wires and position >= every and position % every < shape.slots:
+        for unit in range(shape.used(position) if wire == "LL" else 0, shape.threads):
             block.threads[(unit + 1) % shape.threads].store(word(slot, unit), ("swept", position), "relaxed")
     block.advance(position)
     block.barrier("last barrier")
@@ -249,7 +257,7 @@ def _write_line(thread: Thread, lines: Lines, position: int, slot: int, unit: in
         return
     data = (ll_flag(lines, position + 1), "any bits")
     if lines.store_together and not _mixed(lines):
-        thread.store(f"line{slot}", (position, position + 1), "relaxed")
+        thread.store(line(slot), (position, position + 1), "relaxed")
     else:
         # Kept together where words are single places: the flag is the last store and the first load, as on a CPU.
         thread.store(word(slot, 0), data if _mixed(lines) else position, "relaxed")
@@ -257,11 +265,11 @@ def _write_line(thread: Thread, lines: Lines, position: int, slot: int, unit: in
 
 
 def _mixed(lines: Lines) -> bool:
-    return "LL" in lines.wires
+    return "LL" in lines.wires and not lines.apart
 
 
 def lines_receive(block: Block, lines: Lines, position: int) -> None:
-    """Units<Wire>::read until the flags are right, ``clear``, and the head."""
+    """Units<Wire>::read until the flags are right, and the head."""
     shape, slot = block.shape, position % block.shape.slots
     flag, long_ago = ll_flag(lines, position), position - lines.modulus // 2
     block.note_message(position)
@@ -308,15 +316,15 @@ def _read_line(thread: Thread, lines: Lines, position: int, slot: int, unit: int
                 thread.store(word(slot, 1), 0, "relaxed")
     elif lines.load_together:
         if unit == 0:
-            thread.wait(f"line{slot}", lambda v, r: v != 0 and v[1] == flag, register="line", said=f"flag {flag}")
+            thread.wait(line(slot), lambda v, r: v != 0 and v[1] == flag, register="line", said=f"flag {flag}")
             thread.check(lambda r: r["line"][0] == position, f"message {position} is another's")
     elif unit == 0:
         # Two lanes that load by themselves: data first, then a vote over the flag.
-        thread.load("line", f"line{slot}", "relaxed")
+        thread.load("line", line(slot), "relaxed")
         thread.barrier()
         thread.check(lambda r: r["line"] != 0 and r["line"][0] == position, f"message {position} is another's")
     else:
-        thread.wait(f"line{slot}", lambda v, r: v != 0 and v[1] == flag, said=f"flag {flag}")
+        thread.wait(line(slot), lambda v, r: v != 0 and v[1] == flag, said=f"flag {flag}")
         thread.barrier()
 
 

@@ -44,7 +44,7 @@ class ContextBase {
  public:
   BLINK_DEVICE ContextBase(device::BlockMemory& memory, const Call& call, uint32_t channel, uint32_t part)
       : state_(memory.state), slices_(memory.slices) {
-    device::begin(state_, call, channel, part);
+    device::begin(state_, call, Wire::kNumber, channel, part);
   }
   ContextBase(const ContextBase&) = delete;
   ContextBase& operator=(const ContextBase&) = delete;

@@ -15,7 +15,7 @@ BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
   Side& side = state.sides[end];
   const Word position = side.position;
   state.at[i] = end;
-  state.message[i] = Units<Wire>::room(state, side);
+  state.message[i] = side.messages + side.slot * state.message_bytes;
   state.position[i] = position;
   if (!sending && !Units<Wire>::kCounted) return true;  // flags in the message itself tell
   const Word* const counter = sending ? side.head : side.tail;
@@ -27,21 +27,21 @@ BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
   while (load_relaxed(counter) + room < position + 1) {
     if (should_give_up(state, patience, i, sending)) return false;
   }
-  const Word seen = load_acquire(counter);
+  const Word seen = Units<Wire>::kOrderedHead ? load_acquire(counter) : load_relaxed(counter);
   if (sending) side.seen_head = seen;
   return true;
 }
 
-// LL's flags come round: now and then a message wipes all that it leaves of its slot's lines.
+// LL's flags come round: now and then a message, of whatever wire, wipes all that it leaves of LL's lines in its slot.
 template <class Wire>
 BLINK_INLINE void sweep(const State& state) {
   const Job& job = state.job;
   constexpr Word kEvery = Word{1} << 30;
-  const uint32_t used = Units<Wire>::kFlagged ? Units<Wire>::count(job.bytes) : 0;
+  const uint32_t used = Wire::kNumber == LL::kNumber ? job.units : 0;
   for (uint32_t i = job.receives; i < job.receives + job.sends; ++i) {
     if (state.position[i] < kEvery || state.position[i] % kEvery >= state.slots) continue;
-    const Side& side = state.sides[state.at[i]];
-    char* const lines = side.lines + (state.position[i] % state.slots) * state.line_bytes;
+    const Connection& of = state.connections[state.sides[state.at[i]].connection];
+    char* const lines = messages_of(state, of, LL::kNumber) + (state.position[i] % state.slots) * state.line_bytes;
     for (uint32_t unit = used + thread_index(); unit < state.line_bytes / 16; unit += threads()) {
       store_halves(lines + unit * 16, {0, 0});
     }
@@ -89,10 +89,14 @@ BLINK_INLINE bool execute(State& state, bool ready, const Slice& slice, Word k, 
     return false;
   }
   for (uint32_t i = thread_index(); i < ends; i += threads()) {
-    // One store for whatever a thread has to tell: a release waits for all that was written before it.
     const Side& side = state.sides[state.at[i]];
-    Word* const counter = i < receives ? side.head : Units<Wire>::kCounted ? side.tail : nullptr;
-    if (counter != nullptr) store_release(counter, side.position);
+    if constexpr (Units<Wire>::kOrderedHead) {
+      // One store for whatever a thread has to tell: a release waits for all that was written before it.
+      Word* const counter = i < receives ? side.head : Units<Wire>::kCounted ? side.tail : nullptr;
+      if (counter != nullptr) store_release(counter, side.position);
+    } else if (i < receives) {
+      store_relaxed(side.head, side.position);
+    }
   }
   return true;
 }

@@ -24,13 +24,19 @@ struct Untouched {
   static constexpr bool kUntouched = true;
 };
 
-// Units that a thread has in flight at once, of each of two operands: as many as fit into the registers that
+// Units that a thread has in flight at once, of each operand: as many as fit into the registers that
 // kBlocksAtOnce leaves it. Accumulators of narrow floats take two or four times the registers of what they are read
 // from, and lines with flags some more; what is not combined has none.
 template <class Wire, class Format>
 BLINK_INLINE constexpr uint32_t batch_of() {
   if (Format::kUntouched) return Units<Wire>::kFlagged ? 2 : 4;
   return Format::kCount > (Units<Wire>::kFlagged && Units<Wire>::kWords == 2 ? 2 : 4) ? 1 : 2;
+}
+
+// Operands that are on their way at once: two, but where 16 bytes of a line become 16 accumulators.
+template <class Wire, class Format>
+BLINK_INLINE constexpr uint32_t in_flight() {
+  return Units<Wire>::kFlagged && Units<Wire>::kWords * Format::kCount > 8 ? 1 : 2;
 }
 
 // One thread's next units: first, first + threads, …
@@ -60,10 +66,7 @@ struct Batch {
       ready = look(receive, raw);
     }
     BLINK_UNROLL
-    for (uint32_t n = 0; n < kBatch; ++n) {
-      if (live(n)) Units<Wire>::clear(state.message[receive], unit(n));
-      raw[n] = Units<Wire>::data(raw[n]);
-    }
+    for (uint32_t n = 0; n < kBatch; ++n) raw[n] = Units<Wire>::data(raw[n]);
     return true;
   }
 
@@ -182,17 +185,17 @@ BLINK_INLINE bool combine_batch(const Batch<Wire, kBatch>& batch) {
   typedef Sums<Wire, Format, kBatch> S;
   const State& state = batch.state;
   typename S::Accs sums = {};
-  // Two operands on their way at once.
+  constexpr uint32_t kInFlight = in_flight<Wire, Format>();
   BLINK_NO_UNROLL
-  for (uint32_t operand = 0; operand < state.job.operands(); operand += 2) {
-    const bool both = operand + 1 < state.job.operands();
+  for (uint32_t operand = 0; operand < state.job.operands(); operand += kInFlight) {
+    const bool both = kInFlight == 2 && operand + 1 < state.job.operands();
     Pair a[kBatch] = {};
     Pair b[kBatch] = {};
     const bool a_ready = batch.fetch(operand, a);
     const bool b_ready = !both || batch.fetch(operand + 1, b);
     if (!batch.accept(operand, a_ready, a)) return false;
     enter<Wire, Format, kBatch>(state, operand, a, sums);
-    if (!both) break;
+    if (!both) continue;
     if (!batch.accept(operand + 1, b_ready, b)) return false;
     enter<Wire, Format, kBatch>(state, operand + 1, b, sums);
   }

@@ -36,6 +36,9 @@ BLINK_INLINE Word load_relaxed(const Word* at) {
 BLINK_INLINE void store_release(Word* at, Word value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"(value) : "memory");
 }
+BLINK_INLINE void store_relaxed(Word* at, Word value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"(value) : "memory");
+}
 BLINK_INLINE uint32_t load_relaxed(const uint32_t* at) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(at)) : "memory");

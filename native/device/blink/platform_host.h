@@ -24,6 +24,7 @@ BLINK_INLINE Word load_relaxed(const Word* at) { return __atomic_load_n(at, __AT
 // A status begins with two words of 32 bits that are written as one.
 typedef Word __attribute__((may_alias)) AnyWord;
 BLINK_INLINE void store_release(AnyWord* at, Word value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+BLINK_INLINE void store_relaxed(AnyWord* at, Word value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
 BLINK_INLINE bool claim(AnyWord* at, Word value) {
   Word nothing = 0;
   return __atomic_compare_exchange_n(at, &nothing, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);

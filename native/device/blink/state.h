@@ -12,8 +12,7 @@ namespace device {
 
 // One end of a connection, for one part. The position rises in step with the other end's.
 struct Side {
-  char* ring;
-  char* lines;
+  char* messages;  // of the wire
   Word* tail;
   Word* head;
   Word* position_at;
@@ -47,9 +46,10 @@ struct State {
   Status* status;
   Word scale;  // bits of the element type or of the accumulator, as scale_kind says
   Word count;
-  Word chunk_bytes, slot_bytes, line_bytes;
+  Word chunk_bytes;
+  Word message_bytes, line_bytes;  // the room of a message of the wire, and of one of LL
   Word timeout_ns;
-  uint32_t slots, parts, part, channel;
+  uint32_t slots, parts, part, channel, wire;
   uint32_t dtype, op, item_bytes, scale_kind;
   uint32_t piece_bytes;
   uint32_t ends;
@@ -85,7 +85,7 @@ BLINK_INLINE void set_operation(State& state, uint32_t dtype, uint32_t op, uint3
   state.scale = scale_kind == kScaleStored ? load_item(stored, state.item_bytes) : bits;
 }
 
-BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32_t part) {
+BLINK_INLINE void begin(State& state, const Call& call, uint32_t wire, uint32_t channel, uint32_t part) {
   if (thread_index() == 0) {
     state.input = call.input;
     state.output = call.output;
@@ -94,13 +94,14 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32
     state.status = call.status;
     state.count = call.count;
     state.chunk_bytes = call.chunk_bytes;
-    state.slot_bytes = call.slot_bytes;
+    state.message_bytes = wire == Simple::kNumber ? call.slot_bytes : call.line_bytes;
     state.line_bytes = call.line_bytes;
     state.timeout_ns = call.timeout_ns;
     state.slots = call.slots;
     state.parts = call.parts;
     state.piece_bytes = call.piece_bytes;
     state.part = part;
+    state.wire = wire;
     state.channel = channel;
     set_operation(state, call.dtype, call.op, call.scale_kind, call.scale, call.scale_at);
     state.average = call.average;
@@ -111,12 +112,18 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32
   barrier();
 }
 
+// Where the messages of a part begin, each wire's in memory of its own.
+BLINK_INLINE char* messages_of(const State& state, const Connection& of, uint32_t wire) {
+  const Word before = static_cast<Word>(state.part) * state.slots;
+  if (wire == Simple::kNumber) return of.ring + before * state.message_bytes;
+  const Word all_parts = static_cast<Word>(state.parts) * state.slots;
+  return of.lines + (before + (wire == LL128::kNumber ? all_parts : 0)) * state.line_bytes;
+}
+
 BLINK_INLINE void open_end(State& state, End end, uint32_t connection) {
   const Connection& of = state.connections[connection];
-  const Word messages = static_cast<Word>(state.part) * state.slots;
   Side& side = state.sides[end];
-  side.ring = of.ring + messages * state.slot_bytes;
-  side.lines = of.lines + messages * state.line_bytes;
+  side.messages = messages_of(state, of, state.wire);
   side.tail = of.tail + state.part * kStride;
   side.head = of.head + state.part * kStride;
   side.position_at = of.position + state.part * kStride;

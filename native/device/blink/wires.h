@@ -6,13 +6,21 @@
 //   LL128    lines of 8 units: 120 bytes of data and 8 of flag. 8 neighbouring threads write one line by one
 //            instruction, and NVLink keeps it together.
 //
-// LL and LL128 use the same memory, in turns. What one left behind must never look like the other's flag, or like a
-// flag of its own from long ago:
-//  - LL's flags have their uppermost bit set; LL128's, as 8 bytes, are below 2^63. So an old LL flag, which lies in the
-//    upper half of where LL128 looks, is no LL128 flag.
-//  - LL128 has data where LL has flags. Its receiver zeroes what it has read, before it lets the slot be written again.
-//  - LL's flags come round after 2^31 messages. Every 2^30 messages the sender wipes what the message leaves of its
-//    slot's lines (execute.h), whatever the wire.
+// Each wire has memory of its own, which only the sender writes. What an old message left there never looks like a flag
+// that is waited for:
+//  - LL128's flag of message number p is p + 1: 64 bits that only rise. It lies at the same place of every line, and
+//    nothing but flags is ever stored there. So what lies there is 0, or the flag of a message p - n * slots: below the
+//    one that is waited for, or equal to it, and then the line is that message's own.
+//  - LL's flags lie at fixed places, too, but come round after 2^31 messages. Every 2^30 messages the sender wipes what
+//    the message leaves of LL's lines in its slot (execute.h): one of LL what is behind its units, one of another wire,
+//    which counts in the same positions, all. 0 is no flag: they have their uppermost bit set.
+//
+// Flags make the order of places superfluous. A word of LL, or a line of LL128, is one store and one load with its flag,
+// and whoever has seen the flag has all of it. So the head may be relaxed at both ends: it is stored after all flags have
+// been seen, and what comes into a slot next depends on the head that was read; no store is early, and the sender's own
+// are in order. Where lines are several stores and loads (this CPU's LL128), data are read behind their flag, and the
+// head says so by release and acquire. A relaxed head lets nobody know of what else its block did: a connection has one
+// wire within a launch, and the end of a kernel orders what the next wire may rely on.
 #pragma once
 
 #include "blink/state.h"
@@ -23,13 +31,12 @@ namespace device {
 template <class Wire>
 struct Units;
 
-// What most wires need not do: keep a warp together, and clear what was read.
+// What most wires need not do: keep a warp together.
 struct AloneUnits {
   BLINK_INLINE static uint32_t padded(uint32_t units) { return units; }
   BLINK_INLINE static bool warp_all(bool ready) { return ready; }
   BLINK_INLINE static bool warp_any(bool yes) { return yes; }
   BLINK_INLINE static void warp_sync() {}
-  BLINK_INLINE static void clear(char*, uint32_t) {}
 };
 
 // Messages with flags lie in lines, and nothing counts them.
@@ -37,15 +44,13 @@ struct LineUnits {
   static constexpr bool kCounted = false;
   static constexpr bool kFlagged = true;
   static constexpr uint32_t kAlignment = 8;
-  BLINK_INLINE static char* room(const State& state, const Side& side) {
-    return side.lines + side.slot * state.line_bytes;
-  }
 };
 
 template <>
 struct Units<Simple> : AloneUnits {
   static constexpr bool kCounted = true;   // by `tail`
   static constexpr bool kFlagged = false;
+  static constexpr bool kOrderedHead = true;  // stored with release, read with acquire
   static constexpr uint32_t kWords = 2;    // of data in a unit, at most
   static constexpr uint32_t kAlignment = 16;  // of own data that are read by whole words
 
@@ -56,9 +61,6 @@ struct Units<Simple> : AloneUnits {
   BLINK_INLINE static Pair load_own(const char* at, uint32_t) { return load_pair(at); }
   BLINK_INLINE static void store_own(char* at, uint32_t, const Pair& data) { store_pair(at, data); }
 
-  BLINK_INLINE static char* room(const State& state, const Side& side) {
-    return side.ring + side.slot * state.slot_bytes;
-  }
   BLINK_INLINE static bool read(const char* message, uint32_t unit, Word, Pair& raw) {
     raw = load_pair(message + unit * 16);
     return true;
@@ -71,6 +73,7 @@ struct Units<Simple> : AloneUnits {
 
 template <>
 struct Units<LL> : AloneUnits, LineUnits {
+  static constexpr bool kOrderedHead = false;
   static constexpr uint32_t kWords = 1;
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 7) / 8; }
@@ -95,6 +98,11 @@ struct Units<LL> : AloneUnits, LineUnits {
 
 template <>
 struct Units<LL128> : LineUnits {
+#ifdef BLINK_WHOLE_LINES
+  static constexpr bool kOrderedHead = false;
+#else
+  static constexpr bool kOrderedHead = true;
+#endif
   static constexpr uint32_t kWords = 2;
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 119) / 120 * 8; }
@@ -117,7 +125,6 @@ struct Units<LL128> : LineUnits {
 
   BLINK_INLINE static Word flag(Word position) { return position + 1; }
   BLINK_INLINE static Pair data(const Pair& raw) { return raw; }
-  BLINK_INLINE static void clear(char* message, uint32_t unit) { store_halves(message + unit * 16, {0, 0}); }
   BLINK_INLINE static bool warp_all(bool ready) { return all_of_warp(ready); }
   BLINK_INLINE static bool warp_any(bool yes) { return any_of_warp(yes); }
   // Whatever parted the threads of a line: they read and write it by one instruction.

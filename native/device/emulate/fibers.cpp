@@ -78,6 +78,11 @@ void store_release(void* at, Word value) {
   machine->memory().store(static_cast<Word*>(at), value, ~Word{0}, machine->current().stamp);
 }
 
+void store_relaxed(void* at, Word value) {
+  machine->access();
+  machine->memory().store(static_cast<Word*>(at), value, ~Word{0}, machine->current().stamp);
+}
+
 bool claim(void* at, Word value) {
   machine->access();
   Word* const word = static_cast<Word*>(at);

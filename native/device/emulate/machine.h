@@ -31,6 +31,7 @@ bool meet(Meeting meeting, bool yes);
 Word load_relaxed(const void* at);
 Word load_acquire(const void* at);
 void store_release(void* at, Word value);
+void store_relaxed(void* at, Word value);
 bool claim(void* at, Word value);
 // 16 bytes, of which each half is whole; and after a converge() the threads of an octet go through a line together.
 void load_halves(const char* at, Word (&to)[2]);

@@ -24,6 +24,7 @@ BLINK_INLINE Word load_acquire(const Word* at) { return emulate::load_acquire(at
 BLINK_INLINE Word load_relaxed(const Word* at) { return emulate::load_relaxed(at); }
 BLINK_INLINE uint32_t load_relaxed(const uint32_t* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 BLINK_INLINE void store_release(AnyWord* at, Word value) { emulate::store_release(at, value); }
+BLINK_INLINE void store_relaxed(AnyWord* at, Word value) { emulate::store_relaxed(at, value); }
 BLINK_INLINE bool claim(AnyWord* at, Word value) { return emulate::claim(at, value); }
 BLINK_INLINE Pair load_halves(const char* at) {
   Word halves[2];

@@ -241,6 +241,7 @@ bool meet(Meeting meeting, bool yes) {
 Word load_relaxed(const void* at) { return __atomic_load_n(static_cast<const Word*>(at), __ATOMIC_RELAXED); }
 Word load_acquire(const void* at) { return __atomic_load_n(static_cast<const Word*>(at), __ATOMIC_ACQUIRE); }
 void store_release(void* at, Word value) { __atomic_store_n(static_cast<Word*>(at), value, __ATOMIC_RELEASE); }
+void store_relaxed(void* at, Word value) { __atomic_store_n(static_cast<Word*>(at), value, __ATOMIC_RELAXED); }
 bool claim(void* at, Word value) {
   Word nothing = 0;
   return __atomic_compare_exchange_n(static_cast<Word*>(at), &nothing, value, false, __ATOMIC_RELAXED,

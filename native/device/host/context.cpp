@@ -42,7 +42,7 @@ __attribute__((visibility("default"))) void blink_context_begin(void* room, cons
                                                              uint32_t channel, uint32_t part) {
   HostContext& context = *new (room) HostContext;
   context.wire = wire;
-  blink::device::begin(context.state, *call, channel, part);
+  blink::device::begin(context.state, *call, wire, channel, part);
 }
 
 __attribute__((visibility("default"))) void blink_context_open(void* room, const uint32_t* connections,

@@ -30,7 +30,7 @@ class Geometry:
     parts: int = 1
     #: Messages that each ring holds.
     slots: int = 2
-    #: Of a message of the protocol simple, and of one of LL or LL128, flags included; positive multiples of 128.
+    #: Of a message of the protocol simple, and of one of LL or of LL128, flags included; positive multiples of 128.
     slot_bytes: int = 512 * 1024
     line_bytes: int = 16 * 1024
     #: Of messages that copy engines carry, which have a ring of their own and are not cut into parts; both 0: none.
@@ -147,7 +147,7 @@ class ProgramGroup:
             return end if home < len(self.ranks) else home
 
         rings = geometry.parts * geometry.slots * geometry.slot_bytes
-        lines = geometry.parts * geometry.slots * geometry.line_bytes
+        lines = 2 * geometry.parts * geometry.slots * geometry.line_bytes  # LL's, and LL128's
         counters = geometry.parts * LINE_BYTES
         data = [(take(home, rings), take(home, lines)) for _, _, home in self.ways]
         connections = tuple(

@@ -115,11 +115,11 @@ def _for_kernels(group: ProgramGroup, channels: int, limits: Budget, most_bytes:
     while True:
         each = (most_bytes - ends * parts * 2 * LINE_BYTES) // (arriving * parts * SLOTS)
         line = min(MOST_LINE_BYTES, max(LEAST_LINE_BYTES, each // 8 // 1024 * 1024))
-        slot = min(MOST_SLOT_BYTES, (each - line) // LEAST_SLOT_BYTES * LEAST_SLOT_BYTES)
+        slot = min(MOST_SLOT_BYTES, (each - 2 * line) // LEAST_SLOT_BYTES * LEAST_SLOT_BYTES)
         if slot >= (WORTH_SLOT_BYTES if parts > 1 else LEAST_SLOT_BYTES):
             return Geometry(parts, SLOTS, slot, line)
         if parts == 1:
-            least = arriving * SLOTS * (LEAST_SLOT_BYTES + LEAST_LINE_BYTES) + ends * 2 * LINE_BYTES
+            least = arriving * SLOTS * (LEAST_SLOT_BYTES + 2 * LEAST_LINE_BYTES) + ends * 2 * LINE_BYTES
             raise UnsupportedError(
                 f"{arriving} connections into one rank need {least} bytes of staging memory at least, more than the "
                 f"{most_bytes} of BLINK_STAGING_BYTES"

@@ -40,7 +40,7 @@ def taken(layout: SegmentLayout, rank: int) -> list[tuple[int, int]]:
         if at.home == rank:
             found += [
                 (at.ring, at.ring + rings * geometry.slot_bytes),
-                (at.lines, at.lines + rings * geometry.line_bytes),
+                (at.lines, at.lines + 2 * rings * geometry.line_bytes),
             ]
         is_staged = at.home >= layout.ranks
         if (at.home if is_staged else at.dst) == rank:

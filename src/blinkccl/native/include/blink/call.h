@@ -52,7 +52,8 @@ constexpr uint32_t kMostOperands = 19;
 // Where messages are staged in a processor's memory, all that both ends share lies there.
 struct Connection {
   char* ring;      // in the receiver's memory: per part `slots` messages of `slot_bytes`
-  char* lines;     // in the receiver's memory: per part `slots` messages of `line_bytes`, with flags inside
+  char* lines;     // in the receiver's memory, with flags inside: per part `slots` messages of `line_bytes` of LL, and
+                   // behind those of all parts the same again of LL128
   Word* tail;      // in the receiver's memory: messages that have been written into the ring
   Word* head;      // in the sender's memory: messages that have been read
   Word* position;  // in this rank's own memory: messages that this end has passed
