@@ -7,7 +7,7 @@
 #include "call_arguments.h"
 #include "exports.h"
 #include "groups.h"
-#include "pending_communicators.h"
+#include "members.h"
 #include "real_nccl.h"
 
 namespace blink::shim {
@@ -28,7 +28,7 @@ bool operation_known(Member& member, Operation* operation) {
 }
 
 bool buffers_there(const Member& member, const Operation& operation) {
-  const bool root = operation.root == member.rank;
+  const bool root = operation.root == member.place.rank;
   const bool sends = root || (operation.collective != Collective::kBroadcast &&
                               operation.collective != Collective::kScatter);
   const bool keeps = root || (operation.collective != Collective::kReduce &&
@@ -40,7 +40,7 @@ bool buffers_there(const Member& member, const Operation& operation) {
 // the call, and the caller NCCL's own error. Afterwards a premul_sum in `operation` has its scalar.
 bool acceptable(Member& member, Operation* operation) {
   if (size_of(operation->dtype) == 0) return false;
-  if (has_root(operation->collective) && (operation->root < 0 || operation->root >= member.nranks)) return false;
+  if (has_root(operation->collective) && (operation->root < 0 || operation->root >= member.place.nranks)) return false;
   return operation_known(member, operation) && buffers_there(member, *operation);
 }
 
@@ -51,8 +51,8 @@ ncclResult_t leave(const std::shared_ptr<Member>& member, CUstream stream, Forwa
     group->leaves(member, stream);
     return forward();
   }
-  const ncclResult_t before = member->communicator->before_nccl(stream);
-  const ncclResult_t result = member->communicator->after_nccl(stream, forward());
+  const ncclResult_t before = member->before_nccl(stream);
+  const ncclResult_t result = member->after_nccl(stream, forward());
   return failed(before) && !failed(result) ? before : result;
 }
 
@@ -64,9 +64,9 @@ ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* c
   Group* const group = Group::current();
   if (group != nullptr) group->uses(member.get(), operation.stream);
   const bool ours = !member->ended && !tuned(config) && acceptable(*member, &operation) &&
-                    member->communicator->takes(operation);
+                    member->takes(operation);
   if (!ours) return leave(member, operation.stream, forward);
-  if (group == nullptr) return member->communicator->enqueue(operation);
+  if (group == nullptr) return member->enqueue(operation);
   group->add(member, operation);
   return ncclSuccess;
 }
@@ -79,14 +79,14 @@ ncclResult_t run_message(ncclComm_t comm, const Operation& message, const std::f
   Group* const group = Group::current();
   if (group != nullptr) group->uses(member.get(), message.stream);
   const bool sensible = size_of(message.dtype) != 0 && (sends ? message.send : message.recv) != nullptr &&
-                        0 <= message.root && message.root < member->nranks && message.root != member->rank;
-  if (member->ended || !sensible || !member->communicator->takes(message)) return leave(member, message.stream, forward);
+                        0 <= message.root && message.root < member->place.nranks && message.root != member->place.rank;
+  if (member->ended || !sensible || !member->takes(message)) return leave(member, message.stream, forward);
   if (group != nullptr) {
     group->add(member, message);
     return ncclSuccess;
   }
-  member->communicator->fork(message.stream);
-  return member->communicator->enqueue({message}, message.stream);
+  member->fork(message.stream);
+  return member->enqueue({message}, message.stream);
 }
 
 PremulSum scalar_of(const void* scalar, int dtype, int residence) {

@@ -32,18 +32,20 @@ std::string Communicator::why_not() {
   return resources_ != nullptr ? "" : why_not_;
 }
 
-void Communicator::begin(int nranks, int rank, int device, double grace_s) {
-  place_.nranks = nranks;
-  place_.rank = rank;
-  place_.device = device;
-  place_.nccl_version = place_.algorithm.empty() ? real_version() : 0;
-  report_ = std::make_unique<CallReport>(key_, rank, nranks);
-  if (bootstrap_ == nullptr || nranks < 2) {
-    if (bootstrap_ == nullptr) say("NCCL runs everything: " + why_not_);
-    return;
-  }
+void Communicator::announce() {
+  bootstrap_ = Bootstrap::announce(key_, place.nranks, place.rank, &why_not_);
+  if (bootstrap_ == nullptr && why_not_.empty()) why_not_ = "this rank cannot be announced";
+}
+
+void Communicator::begin() {
+  const bool relied_on = !place.algorithm.empty();
+  timeout_s_ = seconds_from("BLINK_TIMEOUT", relied_on ? 1800 : 0);  // nobody would abort what nobody watches
+  place.nccl_version = relied_on ? 0 : real_version();
+  report_ = std::make_unique<CallReport>(key_, place.rank, place.nranks);
+  if (bootstrap_ == nullptr && why_not_.empty()) announce();
+  if (bootstrap_ == nullptr) return say("NCCL runs everything: " + why_not_);
   state_ = State::kSettling;
-  setup_ = std::thread([this, grace_s] { prepare(grace_s); });
+  setup_ = std::thread([this] { prepare(); });
 }
 
 void Communicator::settle() {
@@ -56,7 +58,7 @@ bool Communicator::takes(const Operation& operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (report_ == nullptr) return false;  // begin() was never reached
   const std::uint64_t bytes =
-      total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
+      total_bytes(operation.collective, operation.count, operation.dtype, place.nranks);
   const bool counts = operation.collective != Collective::kRecv;  // a message counts where it is sent
   // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
   if (state_ == State::kFailed) return true;
@@ -77,7 +79,7 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   const ncclResult_t before = trouble();
   if (before != ncclSuccess) return before;
   const std::uint64_t bytes =
-      total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
+      total_bytes(operation.collective, operation.count, operation.dtype, place.nranks);
   const int choice = decide(operation, bytes);
   InContext context(resources_->engine->driver(), resources_->engine->context());
   if (!context) return ncclUnhandledCudaError;
@@ -99,7 +101,7 @@ ncclResult_t Communicator::refused(CUresult result, const char* what, bool captu
   if (captured || concerns_capture(result)) {
     // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was. So it is
     // where a call on the legacy stream comes while another stream is captured.
-    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " + text);
+    warn("rank " + std::to_string(place.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " + text);
   } else {
     give_up(text);  // peers that have launched wait for this rank: they are told
   }
@@ -108,7 +110,7 @@ ncclResult_t Communicator::refused(CUresult result, const char* what, bool captu
 
 ncclResult_t Communicator::enqueue_apart(const Operation& message) {
   const std::size_t line = 2 * static_cast<std::size_t>(message.root) + (message.collective == Collective::kSend ? 1 : 2);
-  if (message.root < 0 || message.root >= place_.nranks || message.root == place_.rank) return ncclInvalidArgument;
+  if (message.root < 0 || message.root >= place.nranks || message.root == place.rank) return ncclInvalidArgument;
   if (line >= CopyEngines::kLines || !takes(message)) return ncclInvalidUsage;
   fork(message.stream, line);
   return enqueue({message}, message.stream, line);
@@ -121,7 +123,7 @@ ncclResult_t Communicator::join(const std::vector<CUstream>& streams) {
   const CUresult result = context ? resources_->engine->join(streams) : kCudaInvalidContext;
   if (result == kCudaSuccess) return ncclSuccess;
   if (result == kCudaCaptureMerge) {
-    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) +
+    warn("rank " + std::to_string(place.rank) + " of " + key_.substr(0, 8) +
          ": the streams of a group's calls must all be captured by the same graph, or none of them");
     return ncclInvalidUsage;
   }
@@ -163,9 +165,9 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
   std::vector<CopyEngines::Message> parts;
   for (const Operation& message : messages) {
     const bool sends = message.collective == Collective::kSend;
-    const std::uint64_t bytes = total_bytes(message.collective, message.count, message.dtype, place_.nranks);
-    const Bundle::Split* const split = split_of(resources_->bundle, sends ? place_.rank : message.root,
-                                                sends ? message.root : place_.rank, bytes);
+    const std::uint64_t bytes = total_bytes(message.collective, message.count, message.dtype, place.nranks);
+    const Bundle::Split* const split = split_of(resources_->bundle, sends ? place.rank : message.root,
+                                                sends ? message.root : place.rank, bytes);
     const auto at = reinterpret_cast<CUdeviceptr>(sends ? message.send : message.recv);
     parts.push_back({split, sends, at, bytes});
   }
@@ -213,15 +215,15 @@ void Communicator::finalize() {
 }
 
 void Communicator::say(const std::string& text, bool every_rank) const {
-  if (place_.rank == 0 || every_rank) info("communicator " + key_.substr(0, 8) + " of " + std::to_string(place_.nranks) +
+  if (place.rank == 0 || every_rank) info("communicator " + key_.substr(0, 8) + " of " + std::to_string(place.nranks) +
                              " ranks: " + text);
 }
 
-void Communicator::prepare(double grace_s) {
+void Communicator::prepare() {
   std::string why;
   std::unique_ptr<Resources> resources;
   try {
-    resources = set_up(bootstrap_.get(), place_, grace_s, cancelled_, &why);
+    resources = set_up(bootstrap_.get(), place, cancelled_, &why);
   } catch (const std::exception& error) {
     why = error.what();
   }
@@ -230,7 +232,7 @@ void Communicator::prepare(double grace_s) {
   if (resources != nullptr) {
     InContext context(resources->engine->driver(), resources->engine->context());
     searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
-                                                place_.rank);
+                                                place.rank);
     const std::uint32_t parts = resources->engine->parts(), planned = resources->bundle.parts;
     say("trees are ready, plan " + resources->bundle.plan.substr(0, 8) +
         (parts == planned ? "" : ", with " + std::to_string(parts) + " of " + std::to_string(planned) +
@@ -258,7 +260,7 @@ int Communicator::decide_message(const Operation& operation, std::uint64_t bytes
   const Bundle& bundle = resources_->bundle;
   const bool sends = operation.collective == Collective::kSend;
   const Bundle::Split* const row =
-      split_of(bundle, sends ? place_.rank : operation.root, sends ? operation.root : place_.rank, bytes);
+      split_of(bundle, sends ? place.rank : operation.root, sends ? operation.root : place.rank, bytes);
   Engine::Capture capture;
   const bool captured = row != nullptr &&
                         resources_->engine->capture_of(operation.stream, &capture) == kCudaSuccess && capture.any();
@@ -328,7 +330,7 @@ void Communicator::give_up(const std::string& why, Level level) {
   state_ = State::kFailed;
   why_not_ = why;
   raise_abort();
-  log(level, "rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": " + why);
+  log(level, "rank " + std::to_string(place.rank) + " of " + key_.substr(0, 8) + ": " + why);
 }
 
 // `frees`: the caller may wait for whatever runs on the GPU, as he does in NCCL. Who aborts may not: it may never end.

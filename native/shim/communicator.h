@@ -26,10 +26,7 @@ namespace blink::shim {
 
 class Communicator {
  public:
-  // A communicator whose real handle exists or is on its way. `bootstrap` (may be null: then nothing is ours, for the
-  // reason `why_not`) was announced before the real initialisation.
-  Communicator(std::string key, std::unique_ptr<Bootstrap> bootstrap, std::string why_not)
-      : key_(std::move(key)), bootstrap_(std::move(bootstrap)), why_not_(std::move(why_not)) {}
+  explicit Communicator(std::string key) : key_(std::move(key)) {}
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -37,19 +34,17 @@ class Communicator {
   const std::string& key() const { return key_; }
   std::uint64_t next_child() { return children_++; }  // numbers splits, shrinks and grows of this communicator
 
-  // There is no NCCL to leave anything to: the plan serves all sizes, with `algorithm`, or "" for the best. Before begin().
-  void rely(const std::string& algorithm) {
-    place_.algorithm = algorithm.empty() ? "best" : algorithm;
-    timeout_s_ = seconds_from("BLINK_TIMEOUT", 1800);  // and nobody who would abort it
-  }
-  // What the program asks of it. Before begin().
-  void wish(const Wishes& wishes) { place_.wishes = wishes; }
+  Place place;  // not to be changed after begin()
+
   // Why nothing is ours; empty where the trees are ready. After settle().
   std::string why_not();
 
-  // The real communicator is complete: meet, plan, load. Begins in a thread of its own; settle() waits for its end.
-  // `grace_s` as in Bootstrap::all_gather.
-  void begin(int nranks, int rank, int device, double grace_s);
+  // From now on the other ranks find this one. To be called before the real initialisation where that makes sure that all
+  // have got here: then place.grace_s may be 0.
+  void announce();
+  // The real communicator is complete: announces, where nobody has, then all meet, plan, load. Begins in a thread of its
+  // own; settle() waits for its end.
+  void begin();
   void settle();
 
   // Whether this call is ours: the same on all ranks. Settles first. Says once per (collective, size class, type, op)
@@ -79,11 +74,11 @@ class Communicator {
   ncclResult_t async_error();
 
   void abort();     // kernels that wait give up; nothing of ours is enqueued after it
-  void finalize(); // ends our part: waits for what was enqueued, frees memory when all ranks are done with it
+  void finalize();  // ends our part: waits for what was enqueued, frees memory when all ranks are done with it
 
  private:
   void say(const std::string& text, bool every_rank = false) const;
-  void prepare(double grace_s);
+  void prepare();
   // The row of the plan by which this call is ours, or −1: NCCL's; and why.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
@@ -103,8 +98,7 @@ class Communicator {
   const std::string key_;
   std::unique_ptr<Bootstrap> bootstrap_;
   std::string why_not_;
-  double timeout_s_ = seconds_from("BLINK_TIMEOUT", 0);  // 0: kernels wait until they are aborted, as NCCL's do
-  Place place_;
+  double timeout_s_ = 0;  // 0: kernels wait until they are aborted, as NCCL's do
   std::atomic<std::uint64_t> children_{0};
   // begin(): theirs → settling → ours, or theirs again. Ours end as failed, with an error for all calls that come, or as
   // theirs, when they are given back.

@@ -65,7 +65,7 @@ void Group::leaves(std::shared_ptr<Member> member, CUstream stream) {
 ncclResult_t Group::join_streams() {
   ncclResult_t result = ncclSuccess;
   for (const Part& part : parts_) {
-    const ncclResult_t joined = part.member->communicator->join(streams_[part.member.get()]);
+    const ncclResult_t joined = part.member->join(streams_[part.member.get()]);
     if (failed(joined) && !failed(result)) result = joined;
   }
   return result;
@@ -74,12 +74,12 @@ ncclResult_t Group::join_streams() {
 ncclResult_t Group::begin() {
   ncclResult_t joined = join_streams();
   for (const auto& [member, stream] : left_) {
-    const ncclResult_t ordered = member->communicator->before_nccl(stream);
+    const ncclResult_t ordered = member->before_nccl(stream);
     if (failed(ordered) && !failed(joined)) joined = ordered;
   }
   for (const Part& part : parts_) {
     if (!failed(joined) && !part.messages.empty()) {
-      part.member->communicator->fork(streams_[part.member.get()].at(0));
+      part.member->fork(streams_[part.member.get()].at(0));
     }
   }
   return joined;
@@ -102,7 +102,7 @@ ncclResult_t Group::note_left(ncclResult_t result) {
   for (const auto& [member, stream] : left_) {
     ncclResult_t state = result;
     if (state == ncclInProgress) real::ncclCommGetAsyncError(member->real, &state);
-    const ncclResult_t noted = member->communicator->after_nccl(stream, state);
+    const ncclResult_t noted = member->after_nccl(stream, state);
     if (failed(noted) && !failed(first)) first = noted;
   }
   return first;
@@ -114,12 +114,12 @@ ncclResult_t Group::enqueue() {
     if (failed(next) && !failed(result)) result = next;
   };
   for (const Call& call : calls_) {
-    keep_first(guarded([&] { return call.member->communicator->enqueue(call.operation); }));
+    keep_first(guarded([&] { return call.member->enqueue(call.operation); }));
   }
   for (const Part& part : parts_) {
     if (part.messages.empty()) continue;
     keep_first(guarded(
-        [&] { return part.member->communicator->enqueue(part.messages, streams_[part.member.get()].at(0)); }));
+        [&] { return part.member->enqueue(part.messages, streams_[part.member.get()].at(0)); }));
   }
   return result;
 }
@@ -137,20 +137,16 @@ void Group::settle_real() {
   }
 }
 
-void begin_or_defer(PendingCommunicator pending, ncclResult_t result) {
+void begin_or_defer(std::vector<Pending> all, ncclResult_t result) {
+  if (group == nullptr) return begin_all(std::move(all), result);
   if (failed(result)) return;
-  const ncclResult_t ours = guarded([&] {
-    pending.wishes.blocking = pending.wishes.blocking && result == ncclSuccess;
-    if (group != nullptr) {
+  beside([&] {
+    for (Pending& pending : all) {
+      bool& blocking = pending.member->place.wishes.blocking;
+      blocking = blocking && result == ncclSuccess;
       group->add(std::move(pending));
-      return ncclSuccess;
     }
-    std::vector<PendingCommunicator> one;
-    one.push_back(std::move(pending));
-    begin_all(std::move(one), result);
-    return ncclSuccess;
   });
-  if (ours != ncclSuccess) warn("a communicator could not be made: NCCL runs everything of it");
 }
 
 ncclResult_t ours::ncclGroupStart() { return start(); }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "communicator.h"
-#include "pending_communicators.h"
+#include "members.h"
 
 namespace blink::shim {
 
@@ -22,7 +22,7 @@ class Group {
   // A call of the communicator on this stream is in the group, ours or NCCL's: the group begins when all its streams get
   // there, and all of them go on when it has ended.
   void uses(const Member* member, CUstream stream);
-  void add(PendingCommunicator pending) { pending_.push_back(std::move(pending)); }
+  void add(Pending pending) { pending_.push_back(std::move(pending)); }
 
   // NCCL serves a call of the communicator on this stream, in the group.
   void leaves(std::shared_ptr<Member> member, CUstream stream);
@@ -52,10 +52,10 @@ class Group {
   std::vector<Part> parts_;
   std::vector<std::pair<std::shared_ptr<Member>, CUstream>> left_;  // to NCCL, each once
   std::map<const Member*, std::vector<CUstream>> streams_;  // each once, in the order of the calls
-  std::vector<PendingCommunicator> pending_;
+  std::vector<Pending> pending_;
 };
 
 // Into the group of this thread, or right away: what begin_all() does.
-void begin_or_defer(PendingCommunicator pending, ncclResult_t result);
+void begin_or_defer(std::vector<Pending> pending, ncclResult_t result);
 
 }  // namespace blink::shim

@@ -164,14 +164,14 @@ bool connect_all(const Driver& cuda, const Place& place, int sharing, const std:
 
 }  // namespace
 
-std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, double grace_s,
+std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place,
                                   const std::atomic<bool>& cancelled, std::string* why) {
   const double planning_s = seconds_from("BLINK_PLAN_TIMEOUT", 120);
   const Deadline planning(planning_s, &cancelled);
   // The rounds outlive the planner, so that its failure is told to all.
   const Deadline deadline(planning_s + 20, &cancelled);
   const Round round = [&](const std::string& mine, std::vector<std::string>* all) {
-    if (!bootstrap->all_gather(mine, all, grace_s, deadline, why)) return false;
+    if (!bootstrap->all_gather(mine, all, place.grace_s, deadline, why)) return false;
     for (std::size_t rank = 0; rank < all->size(); ++rank) {
       if (!starts_with((*all)[rank], kRefused)) continue;
       *why = "rank " + std::to_string(rank) + ": " + (*all)[rank].substr(std::strlen(kRefused));

@@ -22,15 +22,17 @@ struct Resources {
 };
 
 struct Place {
-  int nranks = 0, rank = 0, device = 0;
+  int nranks = 0, rank = -1, device = -1;
+  double grace_s = 0;       // as in Bootstrap::all_gather
   int nccl_version = 0;     // 0: there is none to leave anything to
-  std::string algorithm;    // where it is empty, BLINK_ALGO's
+  // Of one that has no NCCL to leave anything to: the plan serves all sizes with it ("best": with any). Else BLINK_ALGO's.
+  std::string algorithm;
   Wishes wishes;
 };
 
 // The same outcome on all ranks: an object, or nullptr and why. Every wait ends by BLINK_PLAN_TIMEOUT (120 s) and some,
 // or when `cancelled` is raised, which the other ranks see as a rank that has gone.
-std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, double grace_s,
+std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place,
                                   const std::atomic<bool>& cancelled, std::string* why);
 
 // Ends what a communicator had, when its launches have ended: now, or when another one ends. Then this rank says

@@ -12,8 +12,8 @@
 
 using namespace blink::shim;
 
-struct blink_shim_comm {
-  std::shared_ptr<Communicator> communicator;
+struct blink_shim_comm : Communicator {
+  using Communicator::Communicator;
 };
 
 namespace {
@@ -31,15 +31,14 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
     if (comm == nullptr || key == nullptr || nranks < 2 || rank < 0 || rank >= nranks) {
       return ncclInvalidArgument;
     }
-    const std::string name = key_of(key, std::strlen(key));
-    std::string trouble;
-    auto made = std::make_unique<blink_shim_comm>();
-    std::unique_ptr<Bootstrap> bootstrap = Bootstrap::announce(name, nranks, rank, &trouble);
-    made->communicator = std::make_shared<Communicator>(name, std::move(bootstrap), trouble);
-    made->communicator->rely(algorithm == nullptr ? "" : algorithm);
-    made->communicator->begin(nranks, rank, device, kGrace);
-    made->communicator->settle();
-    trouble = made->communicator->why_not();
+    auto made = std::make_unique<blink_shim_comm>(key_of(key, std::strlen(key)));
+    made->place.nranks = nranks;
+    made->place.rank = rank;
+    made->place.device = device;
+    made->place.grace_s = kGrace;
+    made->place.algorithm = algorithm == nullptr || *algorithm == '\0' ? "best" : algorithm;
+    made->begin();
+    const std::string trouble = made->why_not();
     if (trouble.empty()) {
       *comm = made.release();
       return ncclSuccess;
@@ -60,8 +59,8 @@ int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send,
     Operation operation{static_cast<Collective>(collective), send, recv, count, dtype, op, root,
                         static_cast<CUstream>(stream), {}};
     if (op == kPremulSum) std::memcpy(&operation.scalar.bits, scale, size_of(dtype));
-    if (!comm->communicator->takes(operation)) return ncclInvalidUsage;
-    return comm->communicator->enqueue(operation);
+    if (!comm->takes(operation)) return ncclInvalidUsage;
+    return comm->enqueue(operation);
   });
 }
 
@@ -69,21 +68,21 @@ int blink_shim_comm_message(blink_shim_comm* comm, int sends, void* at, std::siz
   return guarded([&]() -> int {
     if (comm == nullptr || at == nullptr) return ncclInvalidArgument;
     if (bytes == 0) return ncclSuccess;
-    return comm->communicator->enqueue_apart({sends != 0 ? Collective::kSend : Collective::kRecv, at, at, bytes,
+    return comm->enqueue_apart({sends != 0 ? Collective::kSend : Collective::kRecv, at, at, bytes,
                                               BLINK_NCCL_UINT8, 0, peer, static_cast<CUstream>(stream), {}});
   });
 }
 
 int blink_shim_comm_error(blink_shim_comm* comm) {
   return guarded([&]() -> int {
-    return comm == nullptr ? static_cast<int>(ncclInvalidArgument) : comm->communicator->async_error();
+    return comm == nullptr ? static_cast<int>(ncclInvalidArgument) : comm->async_error();
   });
 }
 
 int blink_shim_comm_abort(blink_shim_comm* comm) {
   return guarded([&]() -> int {
     if (comm == nullptr) return ncclInvalidArgument;
-    comm->communicator->abort();
+    comm->abort();
     return ncclSuccess;
   });
 }
@@ -92,7 +91,7 @@ int blink_shim_comm_destroy(blink_shim_comm* comm) {
   return guarded([&]() -> int {
     if (comm == nullptr) return ncclInvalidArgument;
     const std::unique_ptr<blink_shim_comm> owned(comm);
-    owned->communicator->finalize();
+    owned->finalize();
     return ncclSuccess;
   });
 }

@@ -11,50 +11,44 @@
 #include <vector>
 
 #include "communicator.h"
-#include "bootstrap.h"
+#include "exports.h"
 
 namespace blink::shim {
 
-// What the outer functions have to know of a communicator.
-struct Member {
-  std::shared_ptr<Communicator> communicator;
-  ncclComm_t real = nullptr;
-  int nranks = 0, rank = -1;
-  Wishes wishes;
+// A communicator with what the functions that NCCL's users call have to know of it.
+struct Member : Communicator {
+  using Communicator::Communicator;
+
+  ncclComm_t real = nullptr;  // once it is known
   // Revoked, suspended or finalized: whatever comes now is for the real one, which refuses it or runs it.
   std::atomic<bool> ended{false};
 
   std::mutex mutex;
-  std::map<int, PremulSum> scalars;      // by the number that ncclRedOpCreatePreMulSum gave
-  std::map<std::string, int> shrinks;    // how often without these ranks
+  std::map<int, PremulSum> scalars;    // by the number that ncclRedOpCreatePreMulSum gave
+  std::map<std::string, int> shrinks;  // how often without these ranks
 };
 
-// A communicator that the real NCCL is making.
-struct PendingCommunicator {
-  std::string key;
-  ncclComm_t* slot = nullptr;    // where the caller gets the handle
+// One that the real NCCL is making.
+struct Pending {
+  std::shared_ptr<Member> member;
+  ncclComm_t* slot = nullptr;  // where the caller gets the handle
   // Of a child: where the real NCCL writes it, in its own time; and the parent, whose state says when it has. Then the
   // caller's slot is there still. Never freed before: NCCL may write there when nobody waits for it any more.
   ncclComm_t* written = nullptr;
   ncclComm_t parent = nullptr;
-  ncclComm_t real = nullptr;     // the handle once it is known
-  int nranks = 0, rank = -1;     // of a child: not known before it is complete
-  Wishes wishes;
-  std::unique_ptr<Bootstrap> bootstrap;  // where the rank is known: announced before the real initialisation
-  std::string why_not;
 
   // Hands over a handle that has come.
   void deliver();
 };
 
 // For ranks that all know nranks and rank: to be called before the real NCCL makes sure that all have got here.
-PendingCommunicator announced(std::string key, int nranks, int rank);
+Pending announced(const std::string& key, int nranks, int rank, ncclComm_t* slot, const ncclConfig_t* config);
 // For children: their ranks are announced when NCCL has said who they are.
-PendingCommunicator child_of(const Member& parent, const std::string& what, ncclComm_t* slot);
+Pending child_of(const Member& parent, const std::string& what, ncclComm_t* slot, const ncclConfig_t* config);
 
 // The real NCCL has returned `result` for all of these: makes ours, begins all, then waits for those that block.
 // A communicator that fails here is NCCL's alone; the other ranks find nobody, and it is theirs alone too.
-void begin_all(std::vector<PendingCommunicator> pending, ncclResult_t result);
+void begin_all(std::vector<Pending> pending, ncclResult_t result);
 
 // Begins what is complete by now among those that do not block. `comm` was just asked for its state, and says `state`:
 // a parent or a child. nullptr: nobody was asked.
@@ -66,5 +60,16 @@ std::shared_ptr<Member> find_member(ncclComm_t comm);
 
 // Takes the handle out of everything, before the real one is freed. The member, if it has one.
 std::shared_ptr<Member> take_member(ncclComm_t comm);
+
+// Our own steps beside a real one: what fails in them costs the trees, never NCCL's result. False if they failed.
+template <class Body>
+bool beside(Body body) {
+  const ncclResult_t result = guarded([&] {
+    body();
+    return ncclSuccess;
+  });
+  if (result != ncclSuccess) warn("a communicator could not be made: NCCL runs everything of it");
+  return result == ncclSuccess;
+}
 
 }  // namespace blink::shim
