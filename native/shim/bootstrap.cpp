@@ -2,12 +2,12 @@
 
 #include <unistd.h>
 
-#include <cstdio>
-
 #include "sha256.h"
 
 namespace blink::shim {
 namespace {
+
+const std::string kReady = "+", kRefused = "-";  // what a rank says begins with one of them
 
 // A sentence that names the rank.
 std::string sentence(const blink_bootstrap_reason& reason) {
@@ -37,52 +37,37 @@ std::unique_ptr<Bootstrap> Bootstrap::announce(const std::string& key, int nrank
   return nullptr;
 }
 
-bool Bootstrap::all_gather(const std::string& mine, std::vector<std::string>* all, double grace_s,
-                           const Deadline& deadline, std::string* why) {
-  all->clear();
-  if (!round(mine, -1, grace_s, deadline, why)) return false;
-  for (int rank = 0; rank < nranks_; ++rank) {
-    const void* bytes = nullptr;
-    const std::size_t size = blink_bootstrap_bytes(handle_, rank, &bytes);
-    all->emplace_back(static_cast<const char*>(bytes), size);
-  }
-  return true;
-}
-
-int Bootstrap::share_descriptor(int descriptor, const Deadline& deadline, std::string* why) {
-  if (rank_ == 0 && descriptor < 0) {
-    *why = give_up("it has no descriptor to share");
-    return -1;
-  }
-  int shared = -1;
-  if (!round("", rank_ == 0 ? descriptor : -1, 0, deadline, why)) return -1;
-  if (blink_bootstrap_descriptors(handle_, 0, &shared, 1) != 1) *why = "rank 0 has shared no descriptor";
-  return shared;
-}
-
-bool Bootstrap::round(const std::string& mine, int descriptor, double grace_s, const Deadline& deadline,
-                      std::string* why) {
-  int status = blink_bootstrap_all_gather(handle_, mine.data(), mine.size(), &descriptor, descriptor < 0 ? 0 : 1,
-                                          grace_s, deadline.left());
+bool Bootstrap::all_gather(bool good, const std::string& words, std::vector<std::string>* all, int* descriptor,
+                           double grace_s, const Deadline& deadline, std::string* why) {
+  const std::string said = (good ? kReady : kRefused) + words;
+  const bool gives = descriptor != nullptr && *descriptor >= 0;
+  int status = blink_bootstrap_all_gather(handle_, said.data(), said.size(), descriptor, gives ? 1 : 0, grace_s,
+                                          deadline.left());
+  if (gives) close(*descriptor);
+  if (descriptor != nullptr) *descriptor = -1;
   while (status == BLINK_BOOTSTRAP_AGAIN && !deadline.called_off()) {
     status = blink_bootstrap_step(handle_, deadline.left_ms());
   }
-  if (status == BLINK_BOOTSTRAP_OK) return true;
-  if (status == BLINK_BOOTSTRAP_AGAIN) {
-    *why = give_up("the communicator was aborted");
+  if (status != BLINK_BOOTSTRAP_OK) {
+    blink_bootstrap_reason reason{BLINK_BOOTSTRAP_FAILED, rank_, getpid(), "the communicator was aborted"};
+    if (status == BLINK_BOOTSTRAP_AGAIN) blink_bootstrap_fail(handle_, &reason);  // the others are told, too
+    blink_bootstrap_cause(handle_, &reason);
+    *why = sentence(reason);
     return false;
   }
-  blink_bootstrap_reason reason{};
-  blink_bootstrap_cause(handle_, &reason);
-  *why = sentence(reason);
-  return false;
-}
-
-std::string Bootstrap::give_up(const char* text) {
-  blink_bootstrap_reason reason{BLINK_BOOTSTRAP_FAILED, rank_, getpid(), {}};
-  std::snprintf(reason.text, sizeof reason.text, "%s", text);
-  blink_bootstrap_fail(handle_, &reason);
-  return sentence(reason);
+  all->clear();
+  for (int rank = 0; rank < nranks_; ++rank) {
+    const void* bytes = nullptr;
+    const std::size_t size = blink_bootstrap_bytes(handle_, rank, &bytes);
+    const std::string heard(static_cast<const char*>(bytes), size);
+    if (heard.compare(0, 1, kReady) != 0) {
+      *why = "rank " + std::to_string(rank) + ": " + heard.substr(1);
+      return false;
+    }
+    all->push_back(heard.substr(1));
+  }
+  if (descriptor != nullptr) blink_bootstrap_descriptors(handle_, 0, descriptor, 1);
+  return true;
 }
 
 std::string derived_key(const std::string& parent, const std::string& what) {

@@ -23,21 +23,15 @@ class Bootstrap {
   // (NCCL's own initialisation): then `grace_s` of all_gather may be 0. nullptr and `why` if there can be no socket.
   static std::unique_ptr<Bootstrap> announce(const std::string& key, int nranks, int rank, std::string* why);
 
-  // Every rank gives words and gets everybody's, by rank. False and `why` if somebody is missing (named) or the deadline
-  // has passed; then it is false on every rank that is here. All ranks make the same calls.
+  // One round: every rank gives words, or, where it is not `good`, says why it cannot go on. All get everybody's words, by
+  // rank, and a duplicate of rank 0's open file `*descriptor`, which is closed (−1: none; nullptr: rank 0 gives none).
+  // False and `why` if a rank could not go on or is missing (named), or the deadline has passed; then it is false on every
+  // rank that is here. All ranks make the same calls.
   // `grace_s`: how long a rank may not be listening yet before it counts as missing; matters in the first call only.
-  bool all_gather(const std::string& mine, std::vector<std::string>* all, double grace_s, const Deadline& deadline,
-                  std::string* why);
-
-  // All ranks get a descriptor of rank 0's open file `descriptor` (ignored on others); rank 0 gets its own duplicate.
-  // −1 and `why` as above.
-  int share_descriptor(int descriptor, const Deadline& deadline, std::string* why);
+  bool all_gather(bool good, const std::string& words, std::vector<std::string>* all, int* descriptor, double grace_s,
+                  const Deadline& deadline, std::string* why);
 
  private:
-  bool round(const std::string& mine, int descriptor, double grace_s, const Deadline& deadline, std::string* why);
-  // This rank tells the others that it cannot go on; the first cause.
-  std::string give_up(const char* text);
-
   blink_bootstrap* const handle_;
   const int nranks_, rank_;
 };

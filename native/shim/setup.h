@@ -1,5 +1,5 @@
 // What a communicator has that runs on trees: how its ranks get it, and how they give it back. From "all are here" to
-// "all can launch" it is five rounds of messages, after each of which every rank knows whether every rank has got so far.
+// "all can launch" it is five rounds of messages, after each of which every rank knows whether all have got so far.
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ struct Place {
 
 // The same outcome on all ranks: an object, or nullptr and why. Every wait ends by BLINK_PLAN_TIMEOUT (120 s) and some,
 // or when `cancelled` is raised, which the other ranks see as a rank that has gone.
-std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place,
-                                  const std::atomic<bool>& cancelled, std::string* why);
+std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, const std::atomic<bool>& cancelled,
+                                  std::string* why);
 
 // Ends what a communicator had, when its launches have ended: now, or when another one ends. Then this rank says
 // SharedPage::done(), and its memory is kept for later communicators (pool.h). Where the setup failed there may be no
