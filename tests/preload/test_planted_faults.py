@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,6 +196,22 @@ FAULTS = {
     ),
 }
 SEEDS = range(6)
+#: Planted at the end of ``open_driver()``: a function's code is asked for by its first launch.
+LATE_LOADS = """  opened.good = true;
+  static Driver real;
+  real = opened.functions;
+  struct Late { CUmodule module; std::string name; CUfunction loaded; };
+  opened.functions.module_function = [](CUfunction* out, CUmodule module, const char* name) {
+    *out = reinterpret_cast<CUfunction>(new Late{module, name, nullptr});
+    return kCudaSuccess;
+  };
+  opened.functions.occupancy = [](int* blocks, CUfunction, int, std::size_t) { return *blocks = 2, kCudaSuccess; };
+  opened.functions.launch_with_attributes = [](const CUlaunchConfig* how, CUfunction function, void** one, void** two) {
+    Late& late = *reinterpret_cast<Late*>(function);
+    if (late.loaded == nullptr) real.module_function(&late.loaded, late.module, late.name.c_str());
+    return real.launch_with_attributes(how, late.loaded, one, two);
+  };
+"""
 
 
 @pytest.mark.slow
@@ -221,4 +239,22 @@ def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: s
         assert any("trees are ready" in line for line in outcome.blink), outcome.blink
         if outcome.ended[0].code != 0:
             return
+    pytest.fail("no seed notices it")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_kernel_that_is_loaded_late_is_noticed(preloaded: Preloaded, tmp_path: Path) -> None:
+    """The driver's double ends a program that loads code while kernels run, which may wait for what comes next."""
+    place = tmp_path / "variant"
+    place.mkdir()
+    faulty = replace(preloaded, built=with_fault(place, {"driver.cpp": ("  opened.good = true;\n", LATE_LOADS)}))
+    for seed in SEEDS:
+        preloaded.client("threads", cases="several", BLINK_DOUBLE_SEED=seed).right()
+    for seed in SEEDS:
+        (ended,) = faulty.client("threads", cases="several", BLINK_DOUBLE_SEED=seed, BLINK_TIMEOUT=2).ended
+        if re.search(r"cuda double: \w+ is loaded while \d+ kernels run on device", ended.err):
+            assert ended.code == -signal.SIGABRT
+            return
+        assert ended.code == 0, ended.err[-2000:]
     pytest.fail("no seed notices it")

@@ -14,6 +14,7 @@
 #include <elf.h>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct CUmod_st {
   int file = -1;
   int device = 0;
   std::vector<CUfunction> functions;
+  std::set<std::string> loaded;  // the names of those whose code is on the GPU
   std::mutex mutex;
 };
 
@@ -86,7 +88,7 @@ bool runs_here(void* library, int arch) {
 struct Room {
   std::mutex mutex;
   std::condition_variable freed;
-  int units = 0;
+  int units = 0, kernels = 0;  // units: free ones; kernels: that run
 };
 
 Room& room(int device) {
@@ -119,6 +121,7 @@ struct Launch {
     std::condition_variable ended;
     std::uint32_t left = blocks;
     Room& shared = room(device);
+    count(shared, 1);
     std::mt19937_64 random(seed() + blocks);
     for (std::uint32_t block = 0; block < blocks; ++block) {
       {
@@ -144,8 +147,27 @@ struct Launch {
     std::unique_lock<std::mutex> lock(mutex);
     ended.wait(lock, [&] { return left == 0; });
     if (slow_us != 0) usleep(slow_us);
+    count(shared, -1);
+  }
+
+  static void count(Room& shared, int one) {
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    shared.kernels += one;
   }
 };
+
+// The code of a kernel gets onto the GPU when its function is first asked for (CUDA_MODULE_LOADING=LAZY, the default since
+// CUDA 12.2), and CUDA may wait there for all that runs. Kernels that run may wait for what the program does next: that
+// would be for ever, so it is a finding, whatever comes of it this time.
+void load_code(int device, const char* name) {
+  const char* const mode = std::getenv("CUDA_MODULE_LOADING");
+  if (mode && !std::strcmp(mode, "EAGER")) return;
+  Room& shared = room(device);
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  if (shared.kernels == 0) return;
+  std::fprintf(stderr, "cuda double: %s is loaded while %d kernels run on device %d\n", name, shared.kernels, device);
+  std::abort();
+}
 
 }  // namespace
 
@@ -203,6 +225,7 @@ CU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
   function->device = module->device;
   function->slow_us = slow_us(name);
   std::lock_guard<std::mutex> lock(module->mutex);
+  if (module->loaded.insert(name).second) load_code(module->device, name);
   *out = handles<CUfunc_st>().add(function);
   module->functions.push_back(*out);
   return kSuccess;

@@ -379,6 +379,23 @@ def launches(path: str) -> None:
     expect([*range(1, 17)], [int.from_bytes(cuda.read(words + 8 * i, 8), "little") for i in range(16)])
 
 
+def late_load(path: str) -> None:
+    """A kernel that was asked for before can be asked for again while it waits; another one cannot."""
+    cuda.ready()
+    module = cuda.out(cuda.cuModuleLoadData, Path(path).read_bytes())
+    function = cuda.out(cuda.cuModuleGetFunction, module, b"meet")
+    state, stream = cuda.allocate(16), cuda.stream()
+    cuda.fill(state, 0, 16)
+    expect(0, _launch(function, Call(2, state, 0, state + 8), 1, 32, stream))
+    while not cuda.read(state, 1)[0]:
+        pass
+    cuda.out(cuda.cuModuleGetFunction, module, b"meet")
+    print("asked again", flush=True)
+    cuda.out(cuda.cuModuleGetFunction, module, b"gather")
+    cuda.fill(state + 8, 1, 8)
+    expect(0, cuda.cuStreamSynchronize(stream))
+
+
 def memory_domains(path: str, asked: str, known: str, taken: str) -> None:
     """A launch into the remote memory-sync domain gives ``taken``; other attributes and domains are refused anyhow."""
     cuda.ready()

@@ -153,6 +153,13 @@ def test_occupancy_is_that_of_kernels_within_their_budgets(
     passes(scene("occupancy", image, *map(str, wanted), BLINK_DOUBLE_ARCH=arch))
 
 
+@pytest.mark.parametrize(("mode", "code"), [("LAZY", -signal.SIGABRT), ("EAGER", 0)])
+def test_a_kernel_loaded_while_another_one_waits(scene: Scene, kernels: str, mode: str, code: int) -> None:
+    ended = scene("late_load", kernels, CUDA_MODULE_LOADING=mode)
+    assert (ended.returncode, ended.stdout) == (code, "asked again\n"), ended.stderr
+    assert ("gather is loaded while 1 kernels run on device 0" in ended.stderr) == (mode == "LAZY")
+
+
 def test_image_for_another_architecture(scene: Scene, kernels: str, doubles, tmp_path: Path) -> None:
     passes(scene("wrong_arch", kernels, BLINK_DOUBLE_ARCH=80))
     several = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90"]
