@@ -25,7 +25,7 @@ from pathlib import Path
 from nccl_wheel import WHEELS, Graph, Wheel, fetched
 
 from blinkccl.baselines.nccl_search import Chains, Channels, search
-from blinkccl.baselines.nccl_system import ARCHS, BROADWELLS, Server, guess_arch, see
+from blinkccl.baselines.nccl_system import ARCHS, BROADWELLS, OLDER_AMD, VERSION, Server, guess_arch, see
 from blinkccl.private_files import cache_directory
 from blinkccl.topology.assembly import compose
 from blinkccl.topology.catalog import machine
@@ -34,6 +34,8 @@ from blinkccl.topology.nccl_xml_write import write
 
 DEFAULT_MACHINES = "dgx-1v,dgx-a100,hgx-h100"
 BROADWELL_MODEL = "79"
+#: As NCCL counts families: 23, where files say 25 by themselves.
+OLDER_AMD_FAMILY = "143"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,14 @@ class Job:
     def name(self) -> str:
         return f"{self.spec} {','.join(map(str, self.gpus))}"
 
-    def expected(self) -> Channels:
-        """What the model finds."""
+    def expected(self, version: tuple[int, int] = VERSION) -> Channels:
+        """What the model finds for a version of NCCL."""
         if self.servers == 1:
-            return search(self.one, self.gpus)
+            return search(self.one, self.gpus, version=version)
         joined = compose(self.one, self.servers, self.nic_gb_per_s)
         size = len(self.one.ranks)
-        return search(joined, [server * size + gpu for server in range(self.servers) for gpu in self.gpus])
+        ranks = [server * size + gpu for server in range(self.servers) for gpu in self.gpus]
+        return search(joined, ranks, version=version)
 
     def file(self) -> str:
         """The server as NCCL's topology file, the job's GPUs and the network cards marked as NCCL marks them."""
@@ -71,6 +74,8 @@ class Job:
             net.attrib |= {"keep": "1", "rail": "-1", "plane": "-1"}  # the last two since 2.32
         for cpu in root.iter("cpu") if self.one.name in BROADWELLS else ():
             cpu.set("modelid", BROADWELL_MODEL)
+        for cpu in root.iter("cpu") if self.one.name in OLDER_AMD else ():
+            cpu.set("familyid", OLDER_AMD_FAMILY)
         return ET.tostring(root, encoding="unicode")
 
 
@@ -99,9 +104,9 @@ def jobs(spec: str, most: int | None) -> list[Job]:
     return [Job(spec, one, gpus, servers, nic) for gpus in sets[::-1][::step]]
 
 
-def differences(job: Job, rings: Graph, chains: Graph) -> Iterator[str]:
+def differences(job: Job, rings: Graph, chains: Graph, version: tuple[int, int] = VERSION) -> Iterator[str]:
     """A sentence for each thing that the model has otherwise."""
-    expected = job.expected()
+    expected = job.expected(version)
     across = job.servers > 1
     for what, graph, ours in (
         ("rings", rings, _figures(expected, expected.count, across)),
@@ -112,7 +117,7 @@ def differences(job: Job, rings: Graph, chains: Graph) -> Iterator[str]:
             yield f"{what}: NCCL {_text(theirs)}, model {_text(ours)}"
     if rings.same != expected.same:
         yield f"rings: NCCL {'the same' if rings.same else 'different'}, model not"
-    (server,) = see(job.one, job.gpus, expected.arch)
+    (server,) = see(job.one, job.gpus, expected.arch, version)
     for what, graph in (("rings", rings), ("chains", chains)) if not across and len(job.gpus) > 1 else ():
         for arc in _overfull(server, graph, closed=what == "rings"):
             yield f"{what}: NCCL's own do not fit the model's link {arc}"
@@ -170,7 +175,7 @@ def _compared(wheel: Wheel, asked: Sequence[Job], nvls: bool) -> int:
     shown: list[str] = []
     for job in asked:
         rings, chains, *more = wheel.search(job.file(), across=job.servers > 1, nvls=nvls)
-        said = list(differences(job, rings, chains))
+        said = list(differences(job, rings, chains, wheel.version[:2]))
         found.update({sentence.partition(":")[0] for sentence in said})
         shown += [f"    {job.name}: {sentence}" for sentence in said]
         shown += [f"    {job.name}: NVLS {_text((x.count, x.gb_per_s, x.kind))}" for x in more]

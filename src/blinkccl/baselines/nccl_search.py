@@ -10,9 +10,9 @@ Where we differ: NCCL's search stops after a number of steps, ours tries all ord
 of NCCL 2.27 to 2.32, called in its wheels (``benchmarks/nccl_channels.py``) on 1,545 sets of GPUs of ten machines, ours
 finds the same number, speed and kind of rings and chains everywhere but for 7 GPUs of a DGX-1P: 54 GB/s, where NCCL
 finds 36, 45 or 54 as these are numbered. On NVSwitches that nobody builds, chains may differ by a step of the ladder.
-2.32 counts more between AMD's later processors, 24 or 30 GB/s for our 16. Across servers of 8 A100s or H100s chains
-may differ for 5 to 7 A100s each. More than 8 GPUs without an NVSwitch get their own order and its reverse. NVLS,
-CollNet and PAT are left out.
+Across two servers of 8 A100s chains differ for 5 GPUs each where these are all of one processor's and one more: 30 GB/s
+inside a server, where NCCL finds 48 (before 2.29 for 4 to 6 GPUs, and slower ones). More than 8 GPUs without an
+NVSwitch get their own order and its reverse. NVLS, CollNet and PAT are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, ServerChannel, Stage
-from blinkccl.baselines.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, Hop, Server, guess_arch, see
+from blinkccl.baselines.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, VERSION, Hop, Server, guess_arch, see
 from blinkccl.errors import UnsupportedError
 from blinkccl.topology.model import Topology
 
@@ -91,8 +91,10 @@ class Channels:
         return len(self.rings[0])
 
 
-def search(topology: Topology, ranks: Sequence[int], arch: str | None = None) -> Channels:
-    """The channels that NCCL 2.30 would set up for a job of at least two GPUs.
+def search(
+    topology: Topology, ranks: Sequence[int], arch: str | None = None, version: tuple[int, int] = VERSION
+) -> Channels:
+    """The channels that NCCL of this version would set up for a job of at least two GPUs.
 
     ``arch`` is pascal, volta, ampere, hopper or blackwell; None takes what the machine's links tell. Across servers
     every server is searched by itself, and the slowest says the speed, as in NCCL. Of the network cards only those
@@ -102,7 +104,7 @@ def search(topology: Topology, ranks: Sequence[int], arch: str | None = None) ->
     if len(ranks) < 2:
         raise UnsupportedError(f"NCCL needs no channels for {len(ranks)} rank; give at least two GPUs")
     arch = guess_arch(topology) if arch is None else arch
-    servers = see(topology, ranks, arch)
+    servers = see(topology, ranks, arch, version)
     for server in servers:
         if len(servers) > 1 and not server.nics:
             at = topology.vertex[server.gpus[0]].server

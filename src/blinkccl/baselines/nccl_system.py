@@ -32,6 +32,14 @@ LOC, NVL, NVB, C2C, PIX, PXB, _P2C, PXN, PHB, SYS = range(len(KINDS))
 BROADWELL_GB_PER_S = 6
 #: Machines of the catalogue whose processors are Broadwells (NVIDIA DGX-1 User Guide).
 BROADWELLS = ("dgx-1p", "dgx-1v")
+#: GB/s between AMD's processors: up to NCCL 2.30 for all of them. From 2.32 on that is for the older ones alone, and
+#: those of families 25 (Zen 3 and 4) and 26 (Zen 5) have the others. Its source was not public when this was written:
+#: it is what the wheel of 2.32.3 prints for each family. A topology does not say which it has: family 25 is taken.
+AMD_GB_PER_S, AMD_BY_FAMILY, BY_FAMILY_FROM = 16, {25: 24, 26: 32}, (2, 32)
+#: Machines of the catalogue whose processors are AMD's of family 23 (NVIDIA DGX A100 User Guide).
+OLDER_AMD = ("dgx-a100",)
+#: The version of NCCL where nobody says.
+VERSION = (2, 30)
 
 Arc = tuple[int, int]
 #: Stands for the network in the arcs ``(card, NETWORK)`` and ``(NETWORK, card)``, which are all of a card's traffic.
@@ -169,11 +177,11 @@ class Server:
         return (min(found), max(found)) if found else (LOC, LOC)
 
 
-def see(topology: Topology, ranks: Sequence[int], arch: str) -> tuple[Server, ...]:
+def see(topology: Topology, ranks: Sequence[int], arch: str, version: tuple[int, int] = VERSION) -> tuple[Server, ...]:
     """The servers of a job as NCCL sees them: other GPUs are gone, with the links that end in them."""
     check_ranks(topology, ranks)
     check_nvidia(topology, ranks)
-    sight = _Sight(topology, frozenset(ranks), arch_named(arch))
+    sight = _Sight(topology, frozenset(ranks), arch_named(arch), version)
     return tuple(sight.server(gpus) for gpus in sight.domains())
 
 
@@ -189,19 +197,22 @@ def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
 class _Sight:
     """A topology cut down to a job, in NCCL's constants."""
 
-    def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch) -> None:
+    def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch, version: tuple[int, int]) -> None:
         self.topology, self.ranks, self.arch = topology, ranks, arch
         self.broadwells = any(word in BROADWELLS for word in topology.name.split())
+        older = version < BY_FAMILY_FROM or any(word in OLDER_AMD for word in topology.name.split())
+        self.amd_gb_per_s = Fraction(AMD_GB_PER_S if older else AMD_BY_FAMILY[25])
         self.unit = exact_unit(topology)
         here = {v.id for v in topology.vertices if v.id in ranks or topology.is_transit(v.id)}
         links = [x for x in topology.links if x.src in here and x.dst in here]
         self.kind = {(x.src, x.dst): x.kind for x in links}
         self.rate = {(x.src, x.dst): self._counted(x) for x in links}
+        #: As the machine says it, by server: that tells who made the processors.
         self.smp: dict[int, Fraction] = {}
-        for (src, dst), kind in self.kind.items():
-            if kind == "smp":
-                server = topology.vertex[src].server
-                self.smp[server] = min(self.smp.get(server, self.rate[src, dst]), self.rate[src, dst])
+        for x in links:
+            if x.kind == "smp":
+                server = topology.vertex[x.src].server
+                self.smp[server] = min(self.smp.get(server, x.capacity * self.unit), x.capacity * self.unit)
         self.ahead: dict[int, list[int]] = {}
         self.behind: dict[int, list[int]] = {}
         # Widest first, as NCCL keeps its links: the order decides between paths that are equally good.
@@ -214,6 +225,8 @@ class _Sight:
             return link.capacity * self.unit / self.arch.nominal_gb_per_s * self.arch.lane_gb_per_s
         if link.kind == "smp" and self.broadwells:
             return Fraction(BROADWELL_GB_PER_S)
+        if link.kind == "smp" and link.capacity * self.unit == AMD_GB_PER_S:
+            return self.amd_gb_per_s
         return link.capacity * self.unit
 
     def domains(self) -> list[tuple[int, ...]]:

@@ -20,7 +20,7 @@ from functools import cached_property
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.baselines.nccl_model import BASE_US, PROTOCOLS, SERVED, STEP_US, choose
 from blinkccl.baselines.nccl_search import Channels, search
-from blinkccl.baselines.nccl_system import NVL, Server, see
+from blinkccl.baselines.nccl_system import NVL, VERSION, Server, see
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl.costs import RATE, architecture, protocols_of, timing
@@ -53,10 +53,10 @@ class NcclPrediction:
 
 
 class NcclPredictor:
-    """NCCL on a job whose oldest GPU has this compute capability (90 for 9.0)."""
+    """NCCL of a version on a job whose oldest GPU has this compute capability (90 for 9.0)."""
 
-    def __init__(self, place: JobPlacement, capability: int) -> None:
-        self._place, self._capability = place, capability
+    def __init__(self, place: JobPlacement, capability: int, version: tuple[int, int] = VERSION) -> None:
+        self._place, self._capability, self._version = place, capability, version
         self._arch = architecture(capability)
         self._stood_in: dict[Collective, CandidateProgram] = {}
 
@@ -66,7 +66,7 @@ class NcclPredictor:
         if not self._place.real:
             return "several ranks share a GPU"
         try:
-            return search(self._place.topology, self._place.ranks, arch=self._arch)
+            return search(self._place.topology, self._place.ranks, self._arch, self._version)
         except BlinkError as error:
             return " ".join(str(error).split())
 
@@ -88,7 +88,7 @@ class NcclPredictor:
 
     @cached_property
     def _server(self) -> Server:
-        servers = see(self._place.topology, self._place.ranks, self._arch)
+        servers = see(self._place.topology, self._place.ranks, self._arch, self._version)
         if len(servers) != 1:
             raise UnsupportedError("the ranks are of several NVLink domains")
         return servers[0]

@@ -91,6 +91,12 @@ class GpuJob:
         """Whether calls can be left to NCCL."""
         return self.peers[0].nccl_version > 0
 
+    @property
+    def nccl_version(self) -> tuple[int, int]:
+        """Such as (2, 30); (0, 0) where there is no NCCL."""
+        number = self.peers[0].nccl_version
+        return number // 10000, number // 100 % 100
+
     def setting(self, name: str) -> str:
         """One of :data:`SETTINGS`, which all ranks agree on."""
         return self.peers[0].settings.get(name, "")

@@ -155,7 +155,13 @@ class _Question:
                 repr(where.ranks),
                 repr((where.real, sorted(self.bad))),
                 repr(
-                    (job.shared, job.capability, job.architectures, job.has_nccl, job.peers[0].driver_version // 1000)
+                    (
+                        job.shared,
+                        job.capability,
+                        job.architectures,
+                        job.nccl_version,
+                        job.peers[0].driver_version // 1000,
+                    )
                 ),
                 job.setting("algo"),
                 job.setting("protocol"),
@@ -186,7 +192,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
-    nccl = NcclPredictor(where, job.capability) if job.has_nccl and algo != BEST else None
+    nccl = NcclPredictor(where, job.capability, job.nccl_version) if job.has_nccl and algo != BEST else None
     widest = max((one.channels for one in planned.every), default=1)
     sizes, protocol = largest(limits.parts(widest)), job.setting("protocol")
     terms = choices.Terms(job.capability, sizes, forced, protocol, no_copies)

@@ -16,7 +16,8 @@ from blinkccl.baselines.nccl_search import search
 from blinkccl.private_files import cache_directory
 
 SCRIPT = Path(nccl_channels.__file__)
-MACHINES = "dgx-1v,dgx-a100,hgx-h100"
+MACHINES = "dgx-1v,dgx-a100,hgx-h100,pcie-4gpu-nvlink-pairs"
+PAIRS_ON_AMD = "pcie-8gpu-nvlink-pairs"
 COMPARE_S = 280
 ACROSS = "2x hgx-h100"
 
@@ -54,8 +55,18 @@ def test_all_sets_beside_every_wheel(version: str) -> None:
         library = fetched(version, _cache())
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"pip cannot fetch NCCL: {error}")
-    _compare(library, "--machines", MACHINES)
+    _compare(library, "--machines", f"{MACHINES},{PAIRS_ON_AMD}")
     _compare(library, "--machines", ACROSS, "--sets", "20")
+
+
+def test_newer_versions_count_more_between_processors_of_amd() -> None:
+    """Two GPUs behind two processors have 15 of 16 GB/s, by NCCL's ladder, and later all 24; others are unchanged."""
+    apart = next(job for job in nccl_channels.jobs(PAIRS_ON_AMD, None) if job.gpus == (0, 7))
+    found = [apart.expected(version) for version in ((2, 27), (2, 30), (2, 32), (2, 99))]
+    assert [one.count * one.gb_per_s_per_channel for one in found] == [15, 15, 24, 24]
+    for name in ("dgx-1v", "dgx-a100", "pcie-8gpu"):
+        job = next(job for job in nccl_channels.jobs(name, None) if job.gpus == (0, 2, 5, 7))
+        assert job.expected((2, 32)) == job.expected((2, 30))
 
 
 def _as_found(job: nccl_channels.Job) -> tuple[Graph, Graph]:
