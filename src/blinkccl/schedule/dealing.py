@@ -33,8 +33,9 @@ def dealt(program: Program, blocks: int) -> Program:
     """The same shares for ranks of so many blocks each; of a program that :func:`~blinkccl.schedule.lower.lower` made.
 
     One channel, or as few as have room for all connections and are even by
-    :data:`~blinkccl.schedule.balance.MOST_IMBALANCE`; where none are, those with room that are most so. Where there are
-    no such channels either, one: :func:`blinkccl.codegen.channels.channel_loops` says what is too much.
+    :data:`~blinkccl.schedule.balance.MOST_IMBALANCE`, with blocks that run nothing in the mean; where none are, those
+    with room that are most so. Where there are no such channels either, one:
+    :func:`blinkccl.codegen.channels.channel_loops` says what is too much.
     """
     whole = _in_channels(program, [0] * len(program.slices), 1)
     if _ends(whole) <= MOST_ENDS:
@@ -44,7 +45,7 @@ def dealt(program: Program, blocks: int) -> Program:
     for count in range(2, min(blocks, len(program.slices)) + 1):
         tried = _in_channels(program, _places(loads, count), count)
         if _ends(tried) <= MOST_ENDS:
-            found.append((imbalance(tried, blocks // count), tried))
+            found.append((imbalance(tried, blocks // count, blocks), tried))
             if found[-1][0] <= MOST_IMBALANCE:
                 break
     return _rotated(min(found, key=lambda one: one[0])[1] if found else whole)
