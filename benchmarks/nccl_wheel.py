@@ -20,6 +20,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+NEWEST = "nvidia-nccl-cu13"
 #: Wheels by NCCL's version, oldest first.
 WHEELS = {
     "2.27.5": "nvidia-nccl-cu12",
@@ -179,14 +180,29 @@ def _symbols(library: Path, wanted: Collection[str]) -> dict[str, int]:
 
 
 def fetched(version: str, directory: Path) -> Path:
-    """NCCL's library of that version in ``directory``, from PyPI if it is not there yet (200 to 330 MB)."""
+    """NCCL's library of that version in ``directory``, from PyPI if it is not there yet (200 to 330 MB).
+
+    Its headers lie beside it, in ``include``.
+    """
     library = directory / version / "libnccl.so.2"
-    if not library.exists():
+    if not (library.exists() and library.with_name("include").exists()):
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps"]
-            subprocess.run([*pip, "--dest", scratch, f"{WHEELS[version]}=={version}"], check=True, timeout=FETCH_S)
+            subprocess.run(
+                [*pip, "--dest", scratch, f"{WHEELS.get(version, NEWEST)}=={version}"], check=True, timeout=FETCH_S
+            )
             with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
-                fresh = Path(wheel.extract("nvidia/nccl/lib/libnccl.so.2", scratch))
-            fresh.rename(library)
+                wheel.extractall(scratch, [name for name in wheel.namelist() if name.startswith("nvidia/nccl/")])
+            fresh = Path(scratch, "nvidia", "nccl")
+            if not library.with_name("include").exists():
+                (fresh / "include").rename(library.with_name("include"))
+            (fresh / "lib" / library.name).rename(library)
     return library
+
+
+def newest() -> str:
+    """The newest version on the index; as :func:`fetched`, an error of ``subprocess`` where pip cannot ask it."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", NEWEST]
+    said = subprocess.run(pip, check=True, timeout=FETCH_S, capture_output=True, text=True).stdout
+    return said.split("(", 1)[1].split(")", 1)[0]

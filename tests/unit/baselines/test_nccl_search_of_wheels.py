@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,25 +9,16 @@ from pathlib import Path
 
 import nccl_channels
 import pytest
-from nccl_wheel import FETCH_S, WHEELS, Graph, fetched
+from nccl_wheel import FETCH_S, WHEELS, Graph
 
 from blinkccl.baselines.nccl_search import search
-from blinkccl.private_files import cache_directory
+from support.nccl_wheels import wheel, wheel_cache
 
 SCRIPT = Path(nccl_channels.__file__)
 MACHINES = "dgx-1v,dgx-a100,hgx-h100,pcie-4gpu-nvlink-pairs"
 PAIRS_ON_AMD = "pcie-8gpu-nvlink-pairs"
 COMPARE_S = 280
 ACROSS = "2x hgx-h100"
-
-
-def _cache() -> Path:
-    """Where wheels outlive a session of tests, which has a BLINK_CACHE of its own."""
-    lasting = {name: value for name, value in os.environ.items() if name != "BLINK_CACHE"}
-    directory = cache_directory(lasting, "nccl")
-    if directory is None:
-        pytest.skip("NCCL's wheels need a directory: neither HOME nor XDG_CACHE_HOME is set")
-    return directory
 
 
 def _compare(library: Path, *arguments: str) -> None:
@@ -40,7 +30,7 @@ def _compare(library: Path, *arguments: str) -> None:
 
 def test_some_sets_beside_a_wheel_that_is_here() -> None:
     installed = [Path(entry, "nvidia", "nccl", "lib", "libnccl.so.2") for entry in sys.path]
-    kept = [_cache() / version / "libnccl.so.2" for version in reversed(WHEELS)]
+    kept = [wheel_cache() / version / "libnccl.so.2" for version in reversed(WHEELS)]
     library = next((path for path in (*kept, *installed) if path.exists()), None)
     if library is None:
         pytest.skip("no NCCL here: python benchmarks/nccl_channels.py fetches it")
@@ -51,10 +41,7 @@ def test_some_sets_beside_a_wheel_that_is_here() -> None:
 @pytest.mark.timeout(FETCH_S + 2 * COMPARE_S)
 @pytest.mark.parametrize("version", WHEELS)
 def test_all_sets_beside_every_wheel(version: str) -> None:
-    try:
-        library = fetched(version, _cache())
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"pip cannot fetch NCCL: {error}")
+    library = wheel(version)
     _compare(library, "--machines", f"{MACHINES},{PAIRS_ON_AMD}")
     _compare(library, "--machines", ACROSS, "--sets", "20")
 

@@ -1,6 +1,7 @@
 """What libblink.so takes NCCL's structures and functions to be is what NCCL's headers say, in any version at hand.
 
-Headers: those of ``BLINK_NCCL_INCLUDE`` (directories, separated by colons), of NVIDIA's wheels and of the system.
+Headers: those of ``BLINK_NCCL_INCLUDE`` (directories, separated by colons), of NVIDIA's wheels and of the system; and
+with ``BLINK_ALL_TESTS=1`` those of every version that is known, and of the newest on the index, which pip fetches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from nccl_wheel import FETCH_S, WHEELS
 
+from support.nccl_wheels import wheel
+
+#: A wheel has to be fetched.
+pytestmark = pytest.mark.timeout(FETCH_S)
 COMPILER = os.environ.get("CXX", "g++")
 #: As native/shim/nccl_types.h has it; fields of the configuration by the version that brought them.
 SOURCE = """
@@ -56,9 +62,12 @@ def compiles(text: str, place: Path, directory: Path) -> subprocess.CompletedPro
     return subprocess.run([*command, "-o", str(directory / "program")], capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def places() -> list[Path]:
-    found = headers()
+@pytest.fixture(
+    scope="module",
+    params=["here", *(pytest.param(version, marks=pytest.mark.slow) for version in [*WHEELS, "newest"])],
+)
+def places(request: pytest.FixtureRequest) -> list[Path]:
+    found = headers() if request.param == "here" else [wheel(request.param).with_name("include")]
     if not found or shutil.which(COMPILER) is None:
         pytest.skip("no nccl.h here (pip install nvidia-nccl-cu13 --no-deps, or BLINK_NCCL_INCLUDE), or no compiler")
     return found
