@@ -10,6 +10,10 @@
 // its GPU as a whole, whatever else of ours is there: none keeps another from it. No order is asked of the program: ranks
 // may launch kernels of several communicators, and graphs that hold them, in orders of their own.
 //
+// They are reserved when a communicator is made, not by its first call: all ranks have to launch as many blocks as all of
+// them found room for, so they have to agree. A call cannot wait for that: inside of a group, or for a rank's call in a
+// thread that has other ranks to call, it would wait for what comes behind it.
+//
 // The last quarter is for NCCL's kernels, which wait, too, and are not counted here; and where several processes have
 // ranks on one GPU, each of them counts its own.
 #pragma once
