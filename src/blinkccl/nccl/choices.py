@@ -16,6 +16,7 @@ Eq 8's part for PCIe is 0 wherever the start of its transfers, which the predict
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -195,10 +196,8 @@ def _verdict(
     ours = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
     theirs = None
     if nccl is not None:
-        try:
+        with suppress(UnsupportedError):
             theirs = nccl.at(collective, size_bytes)
-        except UnsupportedError:
-            theirs = None
     faster = ours is not None and theirs is not None and ours[2].seconds * MARGIN < theirs.seconds
     return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster), other)
 

@@ -71,9 +71,7 @@ class PredictedTime:
 
 def architecture(capability: int) -> str:
     """The name that NCCL's model has for GPUs of this compute capability (90 for 9.0)."""
-    if capability < 70:
-        return "pascal"
-    return ("volta", "ampere", "hopper", "blackwell")[sum(capability >= least for least in ROWS[1:])]
+    return "pascal" if capability < 70 else ("volta", "ampere", "hopper", "blackwell")[_row(capability)]
 
 
 def protocols_of(candidate: CandidateProgram, capability: int) -> tuple[str, ...]:
@@ -120,12 +118,12 @@ def timing(
     part_chunk = _of_part(candidate, size_bytes, chunk, parts, capacity_bytes)
     if protocol != COPIES:
         bound, step_us = bind_bytes(program, size_bytes, size_bytes + 1), costs.engine.signal_us.value
-        rate = block_gb_per_s(protocol, _row(arch))
+        rate = block_gb_per_s(protocol, _row(capability))
         busy_s = busiest_block_s(candidate.work, bound, parts, rate, step_us)
         seconds = max(seconds, costs.engine.launch_us.value * 1e-6 + busy_s)
     if protocol == "ll":
         collective = program.collective
-        busbw = float(LL_GB_PER_S[_row(arch)][0]) * 1e9
+        busbw = float(LL_GB_PER_S[_row(capability)][0]) * 1e9
         seconds = max(seconds, size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw)
     return PredictedTime(seconds, part_chunk)
 
@@ -190,8 +188,9 @@ def _kinds(program: Program, network: Topology) -> set[str]:
     return {network.link[pair].kind for queue in program.queues for pair in pairwise(queue.path)}
 
 
-def _row(arch: str) -> int:
-    return sum(arch_named(arch).sm >= least for least in ROWS[1:])
+def _row(capability: int) -> int:
+    """Of NCCL's tables."""
+    return sum(capability >= least for least in ROWS[1:])
 
 
 @lru_cache(maxsize=64)

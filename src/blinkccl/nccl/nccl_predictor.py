@@ -30,7 +30,6 @@ from blinkccl.nccl.costs import RATE, architecture, protocols_of, timing
 from blinkccl.nccl.programs import SLOTS, CandidateProgram, links_for
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
-from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import bus_factor
 
 #: busbw of an AllReduce in the switch by GPUs, as a part of what a GPU's NVLinks have together; of 8 for more.
@@ -117,12 +116,8 @@ class NcclPredictor:
         if self._arch not in NVLS_EFFICIENCY or ranks < _LEAST_NVLS or not self._server.switched:
             return None
         if collective.name == "allreduce":
-            topology = self._place.topology
-            unit = exact_unit(topology)
-            port = min(
-                sum(unit * x.capacity for x in topology.links if x.src == rank and x.kind == "nvlink")
-                for rank in self._place.ranks
-            )
+            arch = self._server.arch
+            port = min(self._server.nvlink_gb_per_s.values()) / arch.lane_gb_per_s * arch.nominal_gb_per_s
             rate = NVLS_RATE[min(ranks, max(NVLS_RATE))] * float(port) / _factor(collective)
             return NcclPrediction(_latency_s("Simple", True, 2) + size_bytes / (rate * 1e9), "NCCL NVLS")
         if collective.name in ("allgather", "reduce_scatter"):
