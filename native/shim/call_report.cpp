@@ -4,27 +4,43 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <set>
 #include <sstream>
+#include <tuple>
 
 #include "log.h"
 
 namespace blink::shim {
 namespace {
 
-struct Living {
+using Row = std::tuple<int, int, int, int, int>;  // collective, size class, type, operation, choice
+struct Count {
+  std::uint64_t calls = 0, bytes = 0, least = 0, most = 0;
+  std::string protocol, why;
+  int program = -1;
+};
+struct Calls {
+  std::map<Row, Count> counts;
+  std::set<std::tuple<int, int, int>> logged;  // collective, size class, choice
+};
+struct Book {
   std::mutex mutex;
-  std::set<CallReport*> reports;
+  std::map<Caller, Calls> callers;
 };
 
-Living& living() {
-  static Living* living = [] {
+void write_all_lines();
+
+Book& book() {
+  static Book* const the = [] {
     static const pid_t owner = getpid();
     std::atexit([] {
-      if (getpid() == owner) CallReport::tell_all();  // a forked child has made none of these calls
+      if (getpid() == owner) write_all_lines();  // a forked child has made none of these calls
     });
-    return new Living;  // never destroyed: communicators may go at the very end of the process
+    return new Book;  // never destroyed: communicators may go at the very end of the process
   }();
-  return *living;
+  return *the;
 }
 
 int size_class(std::uint64_t bytes) { return bytes == 0 ? -1 : 63 - __builtin_clzll(bytes); }
@@ -39,28 +55,37 @@ std::string size_text(std::uint64_t bytes) {
   return std::to_string(bytes) + kUnits[unit];
 }
 
+void write_lines(const Caller& caller, const Calls& calls) {
+  for (const auto& [row, count] : calls.counts) {
+    const auto& [kind, unused, dtype, op, choice] = row;
+    static_cast<void>(unused);
+    const auto collective = static_cast<Collective>(kind);
+    std::ostringstream line;
+    line << "{\"pid\":" << getpid() << ",\"rank\":" << caller.rank << ",\"nranks\":" << caller.nranks
+         << ",\"comm\":" << quoted(caller.key.substr(0, 16))
+         << ",\"state\":" << (choice >= 0 ? "\"blink\"" : "\"nccl\"") << ",\"why\":" << quoted(count.why)
+         << ",\"collective\":" << quoted(name_of(collective)) << ",\"dtype\":" << quoted(type_name(dtype))
+         << ",\"op\":" << quoted(is_message(collective) ? "" : operation_name(op)) << ",\"least\":" << count.least
+         << ",\"most\":" << count.most << ",\"program\":" << count.program
+         << ",\"protocol\":" << quoted(count.protocol) << ",\"calls\":" << count.calls << ",\"bytes\":" << count.bytes
+         << "}";
+    report(line.str());
+  }
+}
+
+void write_all_lines() {
+  const std::lock_guard<std::mutex> lock(book().mutex);
+  for (const auto& [caller, calls] : book().callers) write_lines(caller, calls);
+}
+
 }  // namespace
 
-CallReport::CallReport(std::string key, int rank, int nranks) : key_(std::move(key)), rank_(rank), nranks_(nranks) {
-  Living& all = living();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  all.reports.insert(this);
-}
-
-CallReport::~CallReport() {
-  Living& all = living();
-  {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    all.reports.erase(this);
-  }
-  tell();
-}
-
-void CallReport::count(const Operation& operation, std::uint64_t bytes, const Bundle* bundle, int choice,
-                  const std::string& why) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const Row row(static_cast<int>(operation.collective), size_class(bytes), operation.dtype, operation.op, choice);
-  Count& count = counts_[row];
+void count_call(const Caller& caller, const Operation& operation, std::uint64_t bytes, const Bundle* bundle, int choice,
+                const std::string& why) {
+  const std::lock_guard<std::mutex> lock(book().mutex);
+  Calls& calls = book().callers[caller];
+  const int collective = static_cast<int>(operation.collective);
+  Count& count = calls.counts[Row(collective, size_class(bytes), operation.dtype, operation.op, choice)];
   if (count.calls == 0) {
     count.least = bytes;
     count.why = why;
@@ -77,41 +102,20 @@ void CallReport::count(const Operation& operation, std::uint64_t bytes, const Bu
   count.least = std::min(count.least, bytes);
   count.most = std::max(count.most, bytes);
   // Where nothing at all is ours, the communicator has said so.
-  if (rank_ == 0 && bundle != nullptr && log_level() >= Level::kInfo &&
-      logged_.emplace(static_cast<int>(operation.collective), size_class(bytes), choice).second) {
-    info(std::string(name_of(operation.collective)) + " from " + size_text(bytes) + " on " + std::to_string(nranks_) +
-         " ranks [" + key_.substr(0, 8) + "]: " +
-         (choice < 0 ? "NCCL"
-                     : "Blink, " + count.protocol +
-                           (count.program < 0 ? "" : ", program " + std::to_string(count.program))) +
-         (count.why.empty() ? "" : ": " + count.why));
-  }
+  if (caller.rank != 0 || bundle == nullptr || log_level() < Level::kInfo) return;
+  if (!calls.logged.emplace(collective, size_class(bytes), choice).second) return;
+  const std::string program = count.program < 0 ? "" : ", program " + std::to_string(count.program);
+  info(std::string(name_of(operation.collective)) + " from " + size_text(bytes) + " on " +
+       std::to_string(caller.nranks) + " ranks [" + caller.key.substr(0, 8) + "]: " +
+       (choice < 0 ? "NCCL" : "Blink, " + count.protocol + program) + (count.why.empty() ? "" : ": " + count.why));
 }
 
-void CallReport::tell() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [row, count] : counts_) {
-    const auto& [collective, unused, dtype, op, choice] = row;
-    (void)unused;
-    std::ostringstream line;
-    line << "{\"pid\":" << getpid() << ",\"rank\":" << rank_ << ",\"nranks\":" << nranks_
-         << ",\"comm\":" << quoted(key_.substr(0, 16)) << ",\"state\":" << (choice >= 0 ? "\"blink\"" : "\"nccl\"")
-         << ",\"why\":" << quoted(count.why)
-         << ",\"collective\":" << quoted(name_of(static_cast<Collective>(collective)))
-         << ",\"dtype\":" << quoted(type_name(dtype))
-         << ",\"op\":" << quoted(is_message(static_cast<Collective>(collective)) ? "" : operation_name(op))
-         << ",\"least\":" << count.least << ",\"most\":" << count.most << ",\"program\":" << count.program
-         << ",\"protocol\":" << quoted(count.protocol) << ",\"calls\":" << count.calls << ",\"bytes\":" << count.bytes
-         << "}";
-    report(line.str());
-  }
-  counts_.clear();
-}
-
-void CallReport::tell_all() {
-  Living& all = living();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  for (CallReport* report : all.reports) report->tell();
+void report_calls(const Caller& caller) {
+  const std::lock_guard<std::mutex> lock(book().mutex);
+  const auto calls = book().callers.find(caller);
+  if (calls == book().callers.end()) return;
+  write_lines(caller, calls->second);
+  book().callers.erase(calls);
 }
 
 }  // namespace blink::shim

@@ -41,7 +41,6 @@ void Communicator::begin() {
   const bool relied_on = !place.algorithm.empty();
   timeout_s_ = seconds_from("BLINK_TIMEOUT", relied_on ? 1800 : 0);  // nobody would abort what nobody watches
   place.nccl_version = relied_on ? 0 : real_version();
-  report_ = std::make_unique<CallReport>(key_, place.rank, place.nranks);
   if (bootstrap_ == nullptr && why_not_.empty()) announce();
   if (bootstrap_ == nullptr) return say("NCCL runs everything: " + why_not_);
   state_ = State::kSettling;
@@ -56,19 +55,15 @@ void Communicator::settle() {
 bool Communicator::takes(const Operation& operation) {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (report_ == nullptr) return false;  // begin() was never reached
-  const std::uint64_t bytes =
-      total_bytes(operation.collective, operation.count, operation.dtype, place.nranks);
-  const bool counts = operation.collective != Collective::kRecv;  // a message counts where it is sent
   // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
   if (state_ == State::kFailed) return true;
-  if (state_ != State::kOurs) {
-    if (counts) report_->count(operation, bytes, nullptr, -1, why_not_);
-    return false;
+  const bool ours = state_ == State::kOurs;
+  const std::uint64_t bytes = bytes_of(operation);
+  std::string why = why_not_;
+  const int choice = ours ? decide(operation, bytes, &why) : -1;
+  if (operation.collective != Collective::kRecv) {  // a message counts where it is sent
+    count_call(caller(), operation, bytes, ours ? &resources_->bundle : nullptr, choice, why);
   }
-  std::string why;
-  const int choice = decide(operation, bytes, &why);
-  if (counts) report_->count(operation, bytes, &resources_->bundle, choice, why);
   return choice >= 0;
 }
 
@@ -78,8 +73,7 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   if (operation.count == 0) return ncclSuccess;
   const ncclResult_t before = trouble();
   if (before != ncclSuccess) return before;
-  const std::uint64_t bytes =
-      total_bytes(operation.collective, operation.count, operation.dtype, place.nranks);
+  const std::uint64_t bytes = bytes_of(operation);
   const int choice = decide(operation, bytes);
   InContext context(resources_->engine->driver(), resources_->engine->context());
   if (!context) return ncclUnhandledCudaError;
@@ -99,8 +93,8 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
 ncclResult_t Communicator::refused(CUresult result, const char* what, bool captured) {
   const std::string text = describe(resources_->engine->driver(), result, what);
   if (captured || concerns_capture(result)) {
-    // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was. So it is
-    // where a call on the legacy stream comes while another stream is captured.
+    // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was. So it
+    // is where a call on the legacy stream comes while another stream is captured.
     warn("rank " + std::to_string(place.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " + text);
   } else {
     give_up(text);  // peers that have launched wait for this rank: they are told
@@ -109,7 +103,8 @@ ncclResult_t Communicator::refused(CUresult result, const char* what, bool captu
 }
 
 ncclResult_t Communicator::enqueue_apart(const Operation& message) {
-  const std::size_t line = 2 * static_cast<std::size_t>(message.root) + (message.collective == Collective::kSend ? 1 : 2);
+  const bool sends = message.collective == Collective::kSend;
+  const std::size_t line = 2 * static_cast<std::size_t>(message.root) + (sends ? 1 : 2);
   if (message.root < 0 || message.root >= place.nranks || message.root == place.rank) return ncclInvalidArgument;
   if (line >= CopyEngines::kLines || !takes(message)) return ncclInvalidUsage;
   fork(message.stream, line);
@@ -165,7 +160,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
   std::vector<CopyEngines::Message> parts;
   for (const Operation& message : messages) {
     const bool sends = message.collective == Collective::kSend;
-    const std::uint64_t bytes = total_bytes(message.collective, message.count, message.dtype, place.nranks);
+    const std::uint64_t bytes = bytes_of(message);
     const Bundle::Split* const split = split_of(resources_->bundle, sends ? place.rank : message.root,
                                                 sends ? message.root : place.rank, bytes);
     const auto at = reinterpret_cast<CUdeviceptr>(sends ? message.send : message.recv);
@@ -211,7 +206,7 @@ void Communicator::finalize() {
   // As long as kernels wait for peers, so do their owners, as NCCL's do.
   release(timeout_s_ > 0 ? timeout_s_ + kAbortSeconds : kForeverSeconds, true);
   bootstrap_.reset();
-  if (report_ != nullptr) report_->tell();
+  report_calls(caller());
 }
 
 void Communicator::say(const std::string& text, bool every_rank) const {
@@ -337,7 +332,8 @@ void Communicator::give_up(const std::string& why, Level level) {
 void Communicator::release(double patience_s, bool frees) {
   if (resources_ == nullptr) return;
   if (!resources_->engine->drain(patience_s)) {
-    if (state_ != State::kFailed) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
+    const bool told = state_ == State::kFailed;
+    if (!told) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
     raise_abort();
     resources_->engine->drain(kAbortSeconds);
   }

@@ -1,5 +1,5 @@
-// One NCCL communicator as libblink.so sees it: its key, what its ranks agreed on, and the roads that its calls take. The
-// real handle belongs to NCCL.
+// One NCCL communicator as libblink.so sees it: its key, what its ranks agreed on, and the roads that its calls take.
+// The real handle belongs to NCCL.
 #pragma once
 
 #include <atomic>
@@ -39,11 +39,11 @@ class Communicator {
   // Why nothing is ours; empty where the trees are ready. After settle().
   std::string why_not();
 
-  // From now on the other ranks find this one. To be called before the real initialisation where that makes sure that all
-  // have got here: then place.grace_s may be 0.
+  // From now on the other ranks find this one. To be called before the real initialisation where that makes sure that
+  // all have got here: then place.grace_s may be 0.
   void announce();
-  // The real communicator is complete: announces, where nobody has, then all meet, plan, load. Begins in a thread of its
-  // own; settle() waits for its end.
+  // The real communicator is complete: announces, where nobody has, then all meet, plan, load. Begins in a thread of
+  // its own; settle() waits for its end.
   void begin();
   void settle();
 
@@ -57,8 +57,8 @@ class Communicator {
   ncclResult_t join(const std::vector<CUstream>& streams);
 
   // Before and after NCCL serves a call of this communicator, which comes after our calls so far, and before our next
-  // ones. What is to be returned; `result` is what NCCL did, and where that is ncclInProgress, ncclCommGetAsyncError sees
-  // the call's end.
+  // ones. What is to be returned; `result` is what NCCL did, and where that is ncclInProgress, ncclCommGetAsyncError
+  // sees the call's end.
   ncclResult_t before_nccl(CUstream stream) { return order(stream, &Engine::before_nccl); }
   ncclResult_t after_nccl(CUstream stream, ncclResult_t result);
 
@@ -79,6 +79,10 @@ class Communicator {
  private:
   void say(const std::string& text, bool every_rank = false) const;
   void prepare();
+  Caller caller() const { return {key_, place.rank, place.nranks}; }
+  std::uint64_t bytes_of(const Operation& operation) const {
+    return total_bytes(operation.collective, operation.count, operation.dtype, place.nranks);
+  }
   // The row of the plan by which this call is ours, or −1: NCCL's; and why.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
@@ -100,14 +104,13 @@ class Communicator {
   std::string why_not_;
   double timeout_s_ = 0;  // 0: kernels wait until they are aborted, as NCCL's do
   std::atomic<std::uint64_t> children_{0};
-  // begin(): theirs → settling → ours, or theirs again. Ours end as failed, with an error for all calls that come, or as
-  // theirs, when they are given back.
+  // begin(): theirs → settling → ours, or theirs again. Ours end as failed, with an error for all calls that come, or
+  // as theirs, when they are given back.
   enum class State { kTheirs, kSettling, kOurs, kFailed };
   std::atomic<State> state_{State::kTheirs};
   std::atomic<bool> cancelled_{false};  // the setup is to end
   std::mutex joining_, mutex_;
   std::thread setup_;
-  std::unique_ptr<CallReport> report_;
   std::unique_ptr<Resources> resources_;
   std::unique_ptr<ChunkSearches> searches_;
   std::mutex page_mutex_;
