@@ -10,26 +10,6 @@
 #include "log.h"
 
 namespace blink::shim {
-namespace {
-
-std::uint64_t larger(const Miad& miad) {
-  // As Python computes it: the product in double, cut down to a whole number.
-  const auto multiplied = static_cast<std::uint64_t>(static_cast<double>(miad.chunk_bytes) * miad.factor);
-  return std::min(miad.most_bytes, std::max(miad.chunk_bytes + 1, multiplied));
-}
-
-std::uint64_t smaller(const Miad& miad) {
-  const bool fits = miad.chunk_bytes > miad.least_bytes && miad.chunk_bytes - miad.least_bytes > miad.step_bytes;
-  return fits ? miad.chunk_bytes - miad.step_bytes : miad.least_bytes;
-}
-
-void settle(Miad* miad) {
-  miad->phase = Miad::Phase::kSteady;
-  miad->chunk_bytes = miad->best_bytes;
-}
-
-}  // namespace
-
 void Miad::observe(double throughput_gb_per_s) {
   if (steady()) return;
   const double observed = throughput_gb_per_s > 0.0 ? throughput_gb_per_s : 0.0;  // no number is no throughput
@@ -39,15 +19,16 @@ void Miad::observe(double throughput_gb_per_s) {
     best_bytes = chunk_bytes;
     best_gb_per_s = observed;
   }
-  if (phase == Phase::kIncrease && rises) {
-    if (chunk_bytes >= most_bytes) return settle(this);
-    chunk_bytes = larger(*this);
-  } else if (phase == Phase::kIncrease || rises) {
-    if (chunk_bytes <= least_bytes) return settle(this);
-    chunk_bytes = smaller(*this);
+  if (phase == Phase::kIncrease && rises && chunk_bytes < most_bytes) {
+    // As Python computes it: the product in double, cut down to a whole number.
+    const auto multiplied = static_cast<std::uint64_t>(static_cast<double>(chunk_bytes) * factor);
+    chunk_bytes = std::min(most_bytes, std::max(chunk_bytes + 1, multiplied));
+  } else if ((phase == Phase::kDecrease) == rises && chunk_bytes > least_bytes) {
     phase = Phase::kDecrease;
+    chunk_bytes = chunk_bytes - least_bytes > step_bytes ? chunk_bytes - step_bytes : least_bytes;
   } else {
-    settle(this);
+    phase = Phase::kSteady;
+    chunk_bytes = best_bytes;
   }
 }
 
@@ -105,12 +86,11 @@ ChunkSearches::~ChunkSearches() {
 void ChunkSearches::begin_miad(const Bundle::Way& way, Miad* miad) const {
   const std::uint64_t capacity = bundle_.capacity(way.protocol);
   *miad = {};
-  miad->first_bytes = whole_groups(std::min(way.chunk_bytes, capacity));
-  miad->most_bytes = std::max(miad->first_bytes, whole_groups(capacity));
-  miad->least_bytes = std::min(miad->first_bytes, kLeastChunk);
+  miad->chunk_bytes = whole_groups(std::min(way.chunk_bytes, capacity));
+  miad->most_bytes = std::max(miad->chunk_bytes, whole_groups(capacity));
+  miad->least_bytes = std::min(miad->chunk_bytes, kLeastChunk);
   miad->step_bytes = whole_groups(miad->most_bytes / 16);
   miad->tolerance = kNoise;
-  miad->start();
 }
 
 ChunkSearches::Use ChunkSearches::next(int choice, bool captured) {
@@ -172,7 +152,8 @@ void ChunkSearches::decide(int choice, Search* search) {
   const std::uint64_t value = next_value(choice, search, static_cast<double>(slowest));
   const std::int64_t from = agreement.decide(value);
   search->decisions += 1;
-  trace(choice, "will use", way_of(bundle_.choices[static_cast<std::size_t>(choice)], value), static_cast<std::uint64_t>(from));
+  const Bundle::Choice& row = bundle_.choices[static_cast<std::size_t>(choice)];
+  trace(choice, "will use", way_of(row, value), static_cast<std::uint64_t>(from));
 }
 
 std::uint64_t ChunkSearches::next_value(int choice, Search* search, double gb_per_s) const {
@@ -188,7 +169,8 @@ std::uint64_t ChunkSearches::next_value(int choice, Search* search, double gb_pe
     search->other = gb_per_s > own * (1 + kNoise);
     info("row " + std::to_string(choice) + " of the plan: program " + std::to_string(row.program) + " reached " +
          rate_text(own) + ", program " + std::to_string(row.other_program) + " " + rate_text(gb_per_s) +
-         " in the first calls; program " + std::to_string(search->other ? row.other_program : row.program) + " is kept");
+         " in the first calls; program " + std::to_string(search->other ? row.other_program : row.program) +
+         " is kept");
     if (!search->other) gb_per_s = own;
     begin_miad(search->other ? row.other_way() : row.own_way(), &search->miad);
   }
@@ -202,8 +184,8 @@ std::uint64_t ChunkSearches::next_value(int choice, Search* search, double gb_pe
 }  // namespace blink::shim
 
 // For the test that compares this with miad.py: the state as plain memory, in the order of the header.
-static_assert(std::is_standard_layout<blink::shim::Miad>::value && sizeof(blink::shim::Miad) == 88 &&
-                  offsetof(blink::shim::Miad, phase) == 48 && offsetof(blink::shim::Miad, chunk_bytes) == 56,
+static_assert(std::is_standard_layout<blink::shim::Miad>::value && sizeof(blink::shim::Miad) == 80 &&
+                  offsetof(blink::shim::Miad, phase) == 40 && offsetof(blink::shim::Miad, chunk_bytes) == 48,
               "the layout that the test declares");
 
 extern "C" __attribute__((visibility("default"))) void blink_shim_miad_observe(blink::shim::Miad* miad,

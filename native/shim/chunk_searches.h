@@ -1,7 +1,7 @@
 // What the first calls of a size find out: which of two programs is faster, where a row of the plan has two, and then a
 // chunk size. All ranks time calls and say on the shared page what these reached; rank 0 takes the slowest rank's word,
-// compares, asks MIAD, and writes there from which call on what it wants next is in force; every rank looks it up by the
-// number of its call.
+// compares, asks MIAD, and writes there from which call on what it wants next is in force; every rank looks it up by
+// the number of its call.
 #pragma once
 
 #include <array>
@@ -19,14 +19,13 @@ namespace blink::shim {
 struct Miad {
   enum class Phase { kIncrease, kDecrease, kSteady };
 
-  std::uint64_t first_bytes = 1 << 20, step_bytes = 1 << 20, least_bytes = 64 << 10, most_bytes = 64 << 20;
+  std::uint64_t step_bytes = 1 << 20, least_bytes = 64 << 10, most_bytes = 64 << 20;
   double factor = 2.0, tolerance = 0.0;
   Phase phase = Phase::kIncrease;
-  std::uint64_t chunk_bytes = 0;  // to use in the next iteration; set by start()
+  std::uint64_t chunk_bytes = 1 << 20;  // to use in the next iteration
   std::uint64_t best_bytes = 0;
   double best_gb_per_s = -1.0, last_gb_per_s = -1.0;
 
-  void start() { chunk_bytes = first_bytes; }
   bool steady() const { return phase == Phase::kSteady; }
   // An iteration with chunk_bytes reached so much.
   void observe(double throughput_gb_per_s);
@@ -49,8 +48,9 @@ class ChunkSearches {
   void launched(int choice, const Use& use, std::uint64_t bytes);
 
  private:
-  // What is tried counts with the median of so many calls of a rank: each also waits for whichever rank comes last. That
-  // holds up either program alike, so where ranks come far apart a small gain is not seen, and the other is not kept.
+  // What is tried counts with the median of so many calls of a rank: each also waits for whichever rank comes last.
+  // That holds up either program alike, so where ranks come far apart a small gain is not seen, and the other is not
+  // kept.
   static constexpr int kTries = 3;
 
   struct Timing {

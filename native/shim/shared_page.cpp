@@ -25,13 +25,14 @@ constexpr std::uint64_t kSealed = std::uint64_t{1} << 63;
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share them");
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "kernels read the abort word");
 
-// All zero when fresh: the abort word · shown to here · Flags × ranks · (Decision × kDecisions, measured × ranks) ×
-// searches
+// All zero when fresh: the abort word · shown to here · a line with done × ranks · (Decision × kDecisions, measured ×
+// ranks) × searches
 struct Layout {
   explicit Layout(int nranks)
       : ranks(static_cast<std::size_t>(nranks)),
         searches(kShownBytes + ranks * kLine),
-        stride(Agreement::kDecisions * sizeof(Agreement::Decision) + (ranks * sizeof(std::uint64_t) + kLine - 1) / kLine * kLine),
+        stride(Agreement::kDecisions * sizeof(Agreement::Decision) +
+               (ranks * sizeof(std::uint64_t) + kLine - 1) / kLine * kLine),
         bytes((searches + kSearches * stride + kShownBytes - 1) / kShownBytes * kShownBytes) {}
   std::size_t ranks, searches, stride, bytes;
 };
@@ -72,11 +73,6 @@ bool is_sensible(int nranks, std::string* why) {
 
 }  // namespace
 
-// What a rank needs no more.
-struct alignas(kLine) SharedPage::Flags {
-  std::atomic<std::uint32_t> done;
-};
-
 SharedPage::~SharedPage() { munmap(memory_, Layout(nranks_).bytes + staging_bytes_); }
 
 volatile std::uint32_t* SharedPage::abort_word() {
@@ -86,23 +82,23 @@ volatile std::uint32_t* SharedPage::abort_word() {
 std::size_t SharedPage::bytes() const { return kShownBytes; }
 void* SharedPage::staging() const { return memory_ + Layout(nranks_).bytes; }
 
-void SharedPage::done() { flags(rank_).done.store(1, std::memory_order_release); }
+void SharedPage::done() { done_of(rank_).store(1, std::memory_order_release); }
 
-SharedPage::Flags& SharedPage::flags(int rank) const {
-  static_assert(sizeof(Flags) == kLine, "as Layout has them");
-  return reinterpret_cast<Flags*>(memory_ + kShownBytes)[rank];
+std::atomic<std::uint32_t>& SharedPage::done_of(int rank) const {
+  return *reinterpret_cast<std::atomic<std::uint32_t>*>(memory_ + kShownBytes + static_cast<std::size_t>(rank) * kLine);
 }
 
 bool SharedPage::all_done() const {
   for (int rank = 0; rank < nranks_; ++rank) {
-    if (flags(rank).done.load(std::memory_order_acquire) == 0) return false;
+    if (done_of(rank).load(std::memory_order_acquire) == 0) return false;
   }
   return true;
 }
 
 Agreement SharedPage::agreement(int slot) const {
   const Layout layout(nranks_);
-  auto* const decisions = reinterpret_cast<Agreement::Decision*>(memory_ + layout.searches + static_cast<std::size_t>(slot) * layout.stride);
+  unsigned char* const at = memory_ + layout.searches + static_cast<std::size_t>(slot) * layout.stride;
+  auto* const decisions = reinterpret_cast<Agreement::Decision*>(at);
   return {decisions, reinterpret_cast<std::atomic<std::uint64_t>*>(decisions + Agreement::kDecisions), nranks_};
 }
 

@@ -1,6 +1,6 @@
-// What the ranks of a communicator tell each other while it lives. One page of shared memory that all of them map: who is
-// done with whose memory, whether somebody gave up, what is in force from which call on (a chunk size, and which of two
-// programs), and what each rank measured under it. Behind it lies the memory in which a plan's messages are staged.
+// What the ranks of a communicator tell each other while it lives. One page of shared memory that all of them map: who
+// is done with whose memory, whether somebody gave up, what is in force from which call on (a chunk size, and which of
+// two programs), and what each rank measured under it. Behind it lies the memory in which a plan's messages are staged.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace blink::shim {
 
-// Which value call number k uses (what it means is chunk_searches.h's matter): the same on every rank, though ranks make
-// their calls at different times and rank 0 changes the value while they run; without waiting for each other.
+// Which value call number k uses (what it means is chunk_searches.h's matter): the same on every rank, though ranks
+// make their calls at different times and rank 0 changes the value while they run; without waiting for each other.
 //
 // In shared memory lie decisions, one behind the other, each a word and a value. A word is *open* and holds how many
 // calls have come by, or *sealed* and holds the call K from which on its value counts. Both only by compare and swap.
@@ -22,10 +22,11 @@ namespace blink::shim {
 // Rank r, call k:  1. goes through the decisions while they are sealed with a K ≤ k: the last one's value counts
 //                  2. where it finds an open one, it raises that word to k + 1
 //
-// Why all ranks agree on call k. The swaps of a word have one order, and the seal is the last of them. A rank whose call
-// k comes to a word before its seal leaves k + 1 there or finds more: so K > k, and the value is not for call k. One that
-// comes after it reads K, and the value that was written before. So every rank uses the value at exactly the calls from
-// K on that get so far; and as no K is below the one before, who stops at a sealed word with K > k misses nothing.
+// Why all ranks agree on call k. The swaps of a word have one order, and the seal is the last of them. A rank whose
+// call k comes to a word before its seal leaves k + 1 there or finds more: so K > k, and the value is not for call k.
+// One that comes after it reads K, and the value that was written before. So every rank uses the value at exactly the
+// calls from K on that get so far; and as no K is below the one before, who stops at a sealed word with K > k misses
+// nothing.
 //
 // Nobody waits, so nobody waits for a rank 0 that has died.
 class Agreement {
@@ -92,10 +93,9 @@ class SharedPage {
   Agreement agreement(int slot) const;
 
  private:
-  struct Flags;
   SharedPage(unsigned char* memory, int nranks, int rank, std::size_t staging_bytes)
       : memory_(memory), nranks_(nranks), rank_(rank), staging_bytes_(staging_bytes) {}
-  Flags& flags(int rank) const;
+  std::atomic<std::uint32_t>& done_of(int rank) const;
 
   unsigned char* const memory_;
   const int nranks_, rank_;

@@ -22,7 +22,6 @@ class State(ctypes.Structure):
     """``struct Miad`` of ``chunk_searches.h``."""
 
     _fields_ = [
-        ("first_bytes", ctypes.c_uint64),
         ("step_bytes", ctypes.c_uint64),
         ("least_bytes", ctypes.c_uint64),
         ("most_bytes", ctypes.c_uint64),
