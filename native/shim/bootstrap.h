@@ -23,11 +23,11 @@ class Bootstrap {
   // (NCCL's own initialisation): then `grace_s` of all_gather may be 0. nullptr and `why` if there can be no socket.
   static std::unique_ptr<Bootstrap> announce(const std::string& key, int nranks, int rank, std::string* why);
 
-  // One round: every rank gives words, or, where it is not `good`, says why it cannot go on. All get everybody's words, by
-  // rank, and a duplicate of rank 0's open file `*descriptor`, which is closed (−1: none; nullptr: rank 0 gives none).
-  // False and `why` if a rank could not go on or is missing (named), or the deadline has passed; then it is false on every
-  // rank that is here. All ranks make the same calls.
-  // `grace_s`: how long a rank may not be listening yet before it counts as missing; matters in the first call only.
+  // One round: every rank gives words, or, where it is not `good`, says why it cannot go on. All get everybody's words,
+  // by rank, and a duplicate of rank 0's open file `*descriptor`, which is closed (−1: none; nullptr: rank 0 gives
+  // none). False and `why` if a rank could not go on or is missing (named), or the deadline has passed; then it is
+  // false on every rank that is here. All ranks make the same calls. `grace_s`: how long a rank may not be listening
+  // yet before it counts as missing; matters in the first call only.
   bool all_gather(bool good, const std::string& words, std::vector<std::string>* all, int* descriptor, double grace_s,
                   const Deadline& deadline, std::string* why);
 

@@ -131,7 +131,8 @@ class Checks {
     table_ = "header";
     range("nranks", b_.nranks, 1, kMostRanks);
     range("segment_rows", b_.segment_rows, ranks(), kMostRows);
-    for (const std::uint32_t count : {b_.connection_rows, b_.image_rows, b_.program_rows, b_.choice_rows, b_.split_rows}) {
+    for (const std::uint32_t count :
+         {b_.connection_rows, b_.image_rows, b_.program_rows, b_.choice_rows, b_.split_rows}) {
       range("rows", count, 0, kMostRows);
     }
     range("first_path", b_.first_path, 0, b_.connection_rows);
@@ -145,7 +146,8 @@ class Checks {
     range("copy_slot_bytes", b_.copy_slot_bytes, b_.copy_slots == 0 ? 0 : kLine, kMostBytes, kLine);
     range("path_slots", b_.path_slots, b_.first_path == b_.connection_rows ? 0 : 1, kMostSlots);
     range("path_slot_bytes", b_.path_slot_bytes, b_.path_slots == 0 ? 0 : kLine, kMostBytes, kLine);
-    that(!b_.texts.empty() && b_.texts.front() == 0 && b_.texts.back() == 0, "texts that begin and end with 0", "others");
+    const bool ended = !b_.texts.empty() && b_.texts.front() == 0 && b_.texts.back() == 0;
+    that(ended, "texts that begin and end with 0", "others");
   }
 
   // `count` × `bytes` bytes in a segment.
@@ -153,7 +155,8 @@ class Checks {
     const auto end = static_cast<std::int64_t>(b_.segments[static_cast<std::size_t>(segment)]);
     range(name, at, 0, end, kLine);
     if (bytes != 0 && count > (static_cast<std::uint64_t>(end) - at) / bytes) {
-      no(std::string(name) + " to end within the " + std::to_string(end) + " bytes of segment " + std::to_string(segment),
+      no(std::string(name) + " to end within the " + std::to_string(end) + " bytes of segment " +
+             std::to_string(segment),
          std::to_string(count) + " × " + std::to_string(bytes) + " bytes from " + std::to_string(at));
     }
   }
@@ -196,7 +199,8 @@ class Checks {
       const Bundle::Connection& path = b_.connections[part.path];
       that(path.src == row.src && path.dst == row.dst, "paths between its two ranks", std::to_string(part.path));
       // Both ends count a path's chunks alone: in one message it has one part.
-      that(std::find(paths.begin(), paths.end(), part.path) == paths.end(), "every path once", std::to_string(part.path));
+      const bool fresh = std::find(paths.begin(), paths.end(), part.path) == paths.end();
+      that(fresh, "every path once", std::to_string(part.path));
       paths.push_back(part.path);
       range("stop", part.stop, before + std::int64_t{1}, Bundle::kWhole);
       before = part.stop;
@@ -210,7 +214,8 @@ class Checks {
     text("file", row.file);
     // Images lie in the bundle: what another user can write is not run.
     const std::string file = b_.text(row.file);
-    that(!file.empty() && file[0] != '.' && file.find('/') == std::string::npos, "the name of a file in the bundle", file);
+    const bool inside = !file.empty() && file[0] != '.' && file.find('/') == std::string::npos;
+    that(inside, "the name of a file in the bundle", file);
   }
 
   void program(const Bundle::Program& row) const {

@@ -95,8 +95,8 @@ struct Bundle : blink_gpu_bundle {
   bool read_image(const Image& image, std::string* code, std::string* why) const;
 };
 
-// False and `why` (the file, which row, what was expected, what it has) for a file that is missing, cut off, damaged, of
-// another version, or whose numbers would lead outside of its tables or of the ranks' memory.
+// False and `why` (the file, which row, what was expected, what it has) for a file that is missing, cut off, damaged,
+// of another version, or whose numbers would lead outside of its tables or of the ranks' memory.
 bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why);
 
 }  // namespace blink::shim

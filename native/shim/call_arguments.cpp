@@ -40,8 +40,8 @@ bool reduces(Collective collective) {
 }
 
 std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks) {
-  const bool whole = is_message(collective) || collective == Collective::kBroadcast || collective == Collective::kReduce ||
-                     collective == Collective::kAllReduce;
+  const bool whole = is_message(collective) || collective == Collective::kBroadcast ||
+                     collective == Collective::kReduce || collective == Collective::kAllReduce;
   return static_cast<std::uint64_t>(count) * size_of(dtype) * (whole ? 1 : static_cast<std::uint64_t>(nranks));
 }
 

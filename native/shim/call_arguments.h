@@ -1,5 +1,5 @@
-// A call's arguments: which row of the plan it falls under, and how generated code wants them. All of it is a function of
-// the plan and of what all ranks pass alike; never of pointers, times or anything else that may differ between them.
+// A call's arguments: which row of the plan it falls under, and how generated code wants them. All of it is a function
+// of the plan and of what all ranks pass alike; never of pointers, times or anything else that may differ between them.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ struct PremulSum {
   Word bits = 0;             // where that is null: an element of type `dtype`
 };
 
-// One call of a collective, as it came in, or an end of a message: its `root` is the other end, and its memory is `send`
-// or `recv`. Sizes are in elements, `count` as in nccl.h.
+// One call of a collective, as it came in, or an end of a message: its `root` is the other end, and its memory is
+// `send` or `recv`. Sizes are in elements, `count` as in nccl.h.
 struct Operation {
   Collective collective = Collective::kAllReduce;
   const void* send = nullptr;

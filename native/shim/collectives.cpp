@@ -101,8 +101,8 @@ PremulSum scalar_of(const void* scalar, int dtype, int residence) {
   Operation{Collective::collective, send, recv, count, datatype, op, root, stream_of(stream), {}}
 #define BLINK_LIST(...) __VA_ARGS__
 
-// A collective, and the same with a configuration. Between the type and the communicator NCCL has `parameters`, each with
-// a comma behind it; `arguments` passes them on.
+// A collective, and the same with a configuration. Between the type and the communicator NCCL has `parameters`, each
+// with a comma behind it; `arguments` passes them on.
 #define BLINK_COLLECTIVE(name, collective, op, root, parameters, arguments)                                          \
   ncclResult_t ours::name(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,               \
                           BLINK_LIST parameters ncclComm_t comm, cudaStream_t stream) {                              \

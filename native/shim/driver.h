@@ -112,9 +112,9 @@ struct Driver {
 // is named). Opened in the first call, by one thread; later calls give the same answer.
 const Driver* driver(std::string* why);
 
-// Whether kernels that store into other GPUs go into the remote memory-sync domain, as NCCL's do: there their fences wait
-// for their own stores only, and those of the program's kernels for none of theirs. Where the GPU has several domains
-// (from Hopper on, with CUDA 12), unless NCCL_MEM_SYNC_DOMAIN is 0.
+// Whether kernels that store into other GPUs go into the remote memory-sync domain, as NCCL's do: there their fences
+// wait for their own stores only, and those of the program's kernels for none of theirs. Where the GPU has several
+// domains (from Hopper on, with CUDA 12), unless NCCL_MEM_SYNC_DOMAIN is 0.
 bool has_remote_domain(const Driver& driver, CUdevice device);
 
 struct Grid { unsigned blocks, threads; };
@@ -123,8 +123,8 @@ CUresult launch(const Driver& driver, CUfunction kernel, Grid grid, CUstream str
 // "CUDA_ERROR_OUT_OF_MEMORY (out of memory) from cuMemAlloc_v2": for people.
 std::string describe(const Driver& driver, CUresult result, const char* what);
 
-// Makes a context current for a scope. What this thread does there ends nobody's stream capture: by default, to allocate
-// or free while another thread captures makes that capture invalid.
+// Makes a context current for a scope. What this thread does there ends nobody's stream capture: by default, to
+// allocate or free while another thread captures makes that capture invalid.
 class InContext {
  public:
   InContext(const Driver& driver, CUcontext context) : driver_(driver) {

@@ -119,8 +119,8 @@ bool Engine::load(std::string* why) {
                       [&](std::string* content) { return bundle_.read_image(code, content, why); }, &module, why)) {
       return false;
     }
-    // To ask for a function loads its code, also where CUDA loads lazily (its programming guide, "Lazy Loading"). A launch
-    // that had to load would wait for kernels that run, and they may wait for it.
+    // To ask for a function loads its code, also where CUDA loads lazily (its programming guide, "Lazy Loading"). A
+    // launch that had to load would wait for kernels that run, and they may wait for it.
     Kernels kernels;
     for (const Bundle::Protocol protocol : {Bundle::kSimple, Bundle::kLL, Bundle::kLL128}) {
       if (!program.has(protocol)) continue;
@@ -322,7 +322,8 @@ bool Engine::write_probes(const Deadline& deadline, std::string* why) {
 bool Engine::check_probes(const Deadline& deadline, std::string* why) {
   InContext context(driver_, context_);
   std::vector<int> missing;
-  if (!ok(context ? probe_->gather(setup_stream_) : kCudaInvalidContext, "cuMemcpyDtoDAsync of what peers wrote", why) ||
+  const CUresult gathered = context ? probe_->gather(setup_stream_) : kCudaInvalidContext;
+  if (!ok(gathered, "cuMemcpyDtoDAsync of what peers wrote", why) ||
       !wait_for_setup(deadline, "reading what peers wrote", why) ||
       !ok(probe_->missing(setup_stream_, &missing), "cuMemcpyDtoHAsync of what peers wrote", why)) {
     return false;
@@ -339,7 +340,8 @@ bool Engine::check_probes(const Deadline& deadline, std::string* why) {
 // another rank must not lie before that rank's own work: the planner leaves copy engines out where ranks of a process
 // share a GPU.
 bool Engine::open_copies(std::string* why) {
-  const bool any = std::any_of(kernels_.begin(), kernels_.end(), [](const Kernels& one) { return one.fold != nullptr; });
+  const auto folds = [](const Kernels& one) { return one.fold != nullptr; };
+  const bool any = std::any_of(kernels_.begin(), kernels_.end(), folds);
   if ((any || !bundle_.splits.empty()) && !open_copy_engines(why)) return false;
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
     if (kernels_[i].fold != nullptr && !copies_->add(static_cast<int>(i), kernels_[i].fold, why)) return false;
@@ -385,7 +387,8 @@ CUresult Engine::follow(CUstream stream, unsigned long long capture, bool ours) 
   const unsigned flags = capture != 0 ? kEventExternal : 0;
   const CUresult result = driver_.stream_wait_event(stream, last_event_, flags);
   if (result != kCudaSuccess || !ours || (capture == 0 && !beside_nccl_)) return result;
-  return driver_.stream_wait_event(stream, nccl_event_, flags);  // by a graph also where NCCL serves its first call later
+  // A graph waits also where NCCL serves its first call later.
+  return driver_.stream_wait_event(stream, nccl_event_, flags);
 }
 
 CUresult Engine::note(CUstream stream, unsigned long long capture, CUevent event) {
@@ -501,13 +504,14 @@ Status Engine::status() const {
     const Status of_copies = copies_->status();
     if (of_copies.code != kRunning) return of_copies;
   }
-  // The kernel that gives up stores code and connection as one word, after the rest; other blocks try to claim that word
-  // before and after it (state.h).
+  // The kernel that gives up stores code and connection as one word, after the rest; other blocks try to claim that
+  // word before and after it (state.h).
   typedef Word __attribute__((may_alias)) AnyWord;
   const Word first = __atomic_load_n(reinterpret_cast<const AnyWord*>(arena_.status), __ATOMIC_ACQUIRE);
   const auto code = static_cast<std::uint32_t>(first);
   if (code == kRunning) return {};
-  return {code, static_cast<std::uint32_t>(first >> 32), arena_.status->sending, arena_.status->channel, arena_.status->position};
+  const Status& status = *arena_.status;
+  return {code, static_cast<std::uint32_t>(first >> 32), status.sending, status.channel, status.position};
 }
 
 bool Engine::drain(double seconds) {

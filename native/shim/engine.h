@@ -1,5 +1,5 @@
-// What one rank owns on its GPU: a segment of memory that its peers write into, the generated code as loaded modules, and
-// what a launch needs: the tables of connections, the abort word, the place where a launch says why it ended early.
+// What one rank owns on its GPU: a segment of memory that its peers write into, the generated code as loaded modules,
+// and what a launch needs: the tables of connections, the abort word, the place where a launch says why it ended early.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +61,8 @@ class Engine {
   // where some are in a capture that others are not in.
   CUresult join(const std::vector<CUstream>& streams);
 
-  // NCCL serves a call of this communicator on `stream`. What is put there between the two comes after our calls so far,
-  // and before those that follow.
+  // NCCL serves a call of this communicator on `stream`. What is put there between the two comes after our calls so
+  // far, and before those that follow.
   CUresult before_nccl(CUstream stream);
   CUresult after_nccl(CUstream stream);
 

@@ -1,6 +1,6 @@
 // The open group of a thread. Our calls wait in it, in the order of the program, for the outermost ncclGroupEnd, as
-// NCCL's do; so do communicators, whose handles come then. Messages of a group go side by side, with each other and with
-// those that NCCL has: a rank may call them in any order.
+// NCCL's do; so do communicators, whose handles come then. Messages of a group go side by side, with each other and
+// with those that NCCL has: a rank may call them in any order.
 #pragma once
 
 #include <map>
@@ -19,8 +19,8 @@ class Group {
   static Group* current();
 
   void add(std::shared_ptr<Member> member, const Operation& operation);
-  // A call of the communicator on this stream is in the group, ours or NCCL's: the group begins when all its streams get
-  // there, and all of them go on when it has ended.
+  // A call of the communicator on this stream is in the group, ours or NCCL's: the group begins when all its streams
+  // get there, and all of them go on when it has ended.
   void uses(const Member* member, CUstream stream);
   void add(Pending pending) { pending_.push_back(std::move(pending)); }
 

@@ -54,8 +54,8 @@ void begin_all(std::vector<Pending> pending, ncclResult_t result);
 // a parent or a child. nullptr: nobody was asked.
 void begin_completed(ncclComm_t comm, ncclResult_t state);
 
-// The member of this handle; one that was just completed and not yet asked for its state is begun here: before its first
-// call, so that all ranks take the same road in it.
+// The member of this handle; one that was just completed and not yet asked for its state is begun here: before its
+// first call, so that all ranks take the same road in it.
 std::shared_ptr<Member> find_member(ncclComm_t comm);
 
 // Takes the handle out of everything, before the real one is freed. The member, if it has one.

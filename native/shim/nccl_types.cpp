@@ -31,8 +31,8 @@ const char* text_of(ncclResult_t result) {
 
 namespace {
 
-// A field of the configuration, as NCCL reads it: not what is behind its end, nor what is newer than the header that the
-// caller was compiled with.
+// A field of the configuration, as NCCL reads it: not what is behind its end, nor what is newer than the header that
+// the caller was compiled with.
 int field(const ncclConfig_t* config, std::size_t at, unsigned since) {
   const auto* head = reinterpret_cast<const ConfigHead*>(config);
   int value = kConfigUnset;

@@ -96,7 +96,8 @@ struct Wishes {
   std::string only_nccl;  // what only NCCL can do, in its words: "cgaClusterSize=4"
 };
 
-// Those of a communicator made with `config`; `inherited` where there is none. NCCL's variables overrule both, as in NCCL.
+// Those of a communicator made with `config`; `inherited` where there is none. NCCL's variables overrule both, as in
+// NCCL.
 Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited);
 
 // Whether a call's configuration asks for something that only NCCL can do: anything but "as usual", and all that we

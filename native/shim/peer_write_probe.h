@@ -1,8 +1,8 @@
 // Tries whether what a rank stores into its peers' memory arrives there, through the very mappings that kernels store
 // through, before anything runs: IOMMUs and access control on PCIe have been seen to lose such stores silently.
 //
-// Each end of a connection writes a probe behind the counter that it raises in the other end's memory, where its line is
-// empty, and that rank looks for it. Nothing reads these bytes afterwards.
+// Each end of a connection writes a probe behind the counter that it raises in the other end's memory, where its line
+// is empty, and that rank looks for it. Nothing reads these bytes afterwards.
 #pragma once
 
 #include <string>

@@ -84,7 +84,8 @@ bool make(const Driver& driver, std::size_t bytes, Arena* arena, std::string* wh
   } else if (!ok(driver, driver.host_register(status, page_bytes(), kHostRegisterPortable | kHostRegisterDeviceMap),
                  "cuMemHostRegister of the status page", why)) {
     munmap(status, page_bytes());
-  } else if (ok(driver, driver.host_device_pointer(&arena->status_device, status, 0), "cuMemHostGetDevicePointer", why)) {
+  } else if (ok(driver, driver.host_device_pointer(&arena->status_device, status, 0), "cuMemHostGetDevicePointer",
+                why)) {
     arena->status = static_cast<Status*>(status);
     return true;
   } else {
@@ -149,7 +150,8 @@ bool module(const Driver& driver, std::uint64_t place, const std::string& file, 
     return true;
   }
   std::string code;
-  if (!read(&code) || !ok(driver, driver.module_load(module, code.data()), "cuModuleLoadData of " + file, why)) return false;
+  if (!read(&code)) return false;
+  if (!ok(driver, driver.module_load(module, code.data()), "cuModuleLoadData of " + file, why)) return false;
   all().modules[{place, file}] = *module;
   return true;
 }

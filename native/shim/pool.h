@@ -1,8 +1,9 @@
 // What communicators leave on a GPU for those that come later: memory that peers write into, and loaded modules.
 //
-// To free device memory, to unload a module and to unregister host memory waits for all that runs on the GPU, and that may
-// be another communicator's kernel that waits for a rank that waits for us. So nothing of it is given back to CUDA while
-// the process runs but a page's registration, by who destroys a communicator, where NCCL frees its own memory, too.
+// To free device memory, to unload a module and to unregister host memory waits for all that runs on the GPU, and that
+// may be another communicator's kernel that waits for a rank that waits for us. So nothing of it is given back to CUDA
+// while the process runs but a page's registration, by who destroys a communicator, where NCCL frees its own memory,
+// too.
 #pragma once
 
 #include <cstddef>

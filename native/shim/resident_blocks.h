@@ -6,9 +6,9 @@
 // m be the least number of blocks that one of them holds, over all kernels of all communicators here; the reservations
 // come to at most 3/4 · M · m. A block of ours takes at most 1/m of whatever a multiprocessor has, so one that holds
 // fewer than m of ours, and nothing of others, has room for one more; and there always is one, since M · m blocks are
-// more than all that there may be. Others' work that waits for nobody ends, and leaves. So every kernel of ours gets onto
-// its GPU as a whole, whatever else of ours is there: none keeps another from it. No order is asked of the program: ranks
-// may launch kernels of several communicators, and graphs that hold them, in orders of their own.
+// more than all that there may be. Others' work that waits for nobody ends, and leaves. So every kernel of ours gets
+// onto its GPU as a whole, whatever else of ours is there: none keeps another from it. No order is asked of the
+// program: ranks may launch kernels of several communicators, and graphs that hold them, in orders of their own.
 //
 // They are reserved when a communicator is made, not by its first call: all ranks have to launch as many blocks as all of
 // them found room for, so they have to agree. A call cannot wait for that: inside of a group, or for a rank's call in a
@@ -35,8 +35,8 @@ class ResidentBlocks {
     std::uint32_t multiprocessors, each;  // blocks of these kernels that a multiprocessor holds
     std::uint32_t ranks;            // of the communicator that use it
   };
-  // Room for up to `parts` blocks of each of `channels`: how many parts, at least one; or 0 and `why`. An eighth of a GPU
-  // for one communicator, where a block of each channel needs no more: six find room.
+  // Room for up to `parts` blocks of each of `channels`: how many parts, at least one; or 0 and `why`. An eighth of a
+  // GPU for one communicator, where a block of each channel needs no more: six find room.
   std::uint32_t reserve(const Gpu& gpu, std::uint32_t channels, std::uint32_t parts, std::string* why);
   // So many parts are enough: others may have the rest.
   void keep(std::uint32_t parts);

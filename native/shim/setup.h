@@ -25,7 +25,8 @@ struct Place {
   int nranks = 0, rank = -1, device = -1;
   double grace_s = 0;       // as in Bootstrap::all_gather
   int nccl_version = 0;     // 0: there is none to leave anything to
-  // Of one that has no NCCL to leave anything to: the plan serves all sizes with it ("best": with any). Else BLINK_ALGO's.
+  // Of one that has no NCCL to leave anything to: the plan serves all sizes with it ("best": with any). Else
+  // BLINK_ALGO's.
   std::string algorithm;
   Wishes wishes;
 };
