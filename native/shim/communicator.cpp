@@ -200,13 +200,14 @@ void Communicator::abort() {
   release(kAbortSeconds, false);
 }
 
-void Communicator::finalize() {
+ncclResult_t Communicator::finalize() {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
   // As long as kernels wait for peers, so do their owners, as NCCL's do.
-  release(timeout_s_ > 0 ? timeout_s_ + kAbortSeconds : kForeverSeconds, true);
+  const ncclResult_t result = release(timeout_s_ > 0 ? timeout_s_ + kAbortSeconds : kForeverSeconds, true);
   bootstrap_.reset();
   report_calls(caller());
+  return result;
 }
 
 void Communicator::say(const std::string& text, bool every_rank) const {
@@ -329,14 +330,15 @@ void Communicator::give_up(const std::string& why, Level level) {
 }
 
 // `frees`: the caller may wait for whatever runs on the GPU, as he does in NCCL. Who aborts may not: it may never end.
-void Communicator::release(double patience_s, bool frees) {
-  if (resources_ == nullptr) return;
+ncclResult_t Communicator::release(double patience_s, bool frees) {
+  if (resources_ == nullptr) return ncclSuccess;
   if (!resources_->engine->drain(patience_s)) {
     const bool told = state_ == State::kFailed;
     if (!told) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
     raise_abort();
     resources_->engine->drain(kAbortSeconds);
   }
+  const ncclResult_t result = trouble();
   share_page(nullptr);
   const Driver& driver = resources_->engine->driver();
   InContext context(driver, resources_->engine->context());
@@ -344,6 +346,7 @@ void Communicator::release(double patience_s, bool frees) {
   release_when_ended(std::move(resources_));
   if (state_ == State::kOurs) state_ = State::kTheirs;
   if (frees) pool::unregister_pages(driver);
+  return result;
 }
 
 }  // namespace blink::shim

@@ -74,7 +74,8 @@ class Communicator {
   ncclResult_t async_error();
 
   void abort();     // kernels that wait give up; nothing of ours is enqueued after it
-  void finalize();  // ends our part: waits for what was enqueued, frees memory when all ranks are done with it
+  // Ends our part: waits for what was enqueued, frees memory when all ranks are done with it. And what became of it all.
+  ncclResult_t finalize();
 
  private:
   void say(const std::string& text, bool every_rank = false) const;
@@ -97,7 +98,7 @@ class Communicator {
   bool aborted();
   void raise_abort();
   void give_up(const std::string& why, Level level = Level::kWarn);
-  void release(double patience_s, bool frees);
+  ncclResult_t release(double patience_s, bool frees);
 
   const std::string key_;
   std::unique_ptr<Bootstrap> bootstrap_;

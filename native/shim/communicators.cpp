@@ -76,15 +76,17 @@ void leave_to_nccl(ncclComm_t comm) {
 enum class End { kAbort, kFinalize };
 
 // Our part of a communicator that goes on existing without us, or that is freed now.
-void end_ours(ncclComm_t comm, End how, bool freed) {
+ncclResult_t end_ours(ncclComm_t comm, End how, bool freed) {
+  ncclResult_t result = ncclSuccess;
   beside([&] {
     const auto member = freed ? take_member(comm) : find_member(comm);
     if (member == nullptr) return;
     const bool ended = member->ended.exchange(true);
     if (how == End::kAbort && (freed || !ended)) member->abort();
     // What does not block is waited for when it is freed.
-    if (how == End::kFinalize && !ended && (freed || member->place.wishes.blocking)) member->finalize();
+    if (how == End::kFinalize && !ended && (freed || member->place.wishes.blocking)) result = member->finalize();
   });
+  return result;
 }
 
 }  // namespace
@@ -164,9 +166,10 @@ ncclResult_t ours::ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId*
   return result;
 }
 
+// Nobody asks for its state any more: where a call of another rank has failed, this is the last to say so, as in NCCL.
 ncclResult_t ours::ncclCommFinalize(ncclComm_t comm) {
-  end_ours(comm, End::kFinalize, false);
-  return real::ncclCommFinalize(comm);
+  const ncclResult_t ours = end_ours(comm, End::kFinalize, false), result = real::ncclCommFinalize(comm);
+  return failed(result) ? result : failed(ours) ? ours : result;
 }
 
 ncclResult_t ours::ncclCommDestroy(ncclComm_t comm) {

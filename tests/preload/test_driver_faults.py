@@ -78,3 +78,10 @@ def test_an_error_at_any_entry_point(preloaded: Preloaded, tmp_path: Path, cases
                 failures.append(f"{failing}: {error}")
     assert not failures, "\n\n".join(failures)
     assert fell_back > 0
+
+
+def test_the_last_call_of_a_communicator(preloaded: Preloaded) -> None:
+    """Nobody makes another call, or asks for the state, before ``ncclCommFinalize``: so that says it."""
+    outcome = run(preloaded, "finalize", failing=f"cuLaunchKernelEx:*:{UNKNOWN_ERROR}")
+    assert_sound(outcome)
+    assert [one.code for one in outcome.ended] == [1, 1]
