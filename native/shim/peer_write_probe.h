@@ -3,6 +3,10 @@
 //
 // Each end of a connection writes a probe behind the counter that it raises in the other end's memory, where its line
 // is empty, and that rank looks for it. Nothing reads these bytes afterwards.
+//
+// Copies carry it, not a kernel. What is lost is lost by its address on the way, which is the same for both. That a line
+// of 128 bytes arrives whole, which LL128 needs, would show only to who reads it while it is written, never to a probe
+// that is read when all have been; and a kernel would be one more entry in the code of every plan and architecture.
 #pragma once
 
 #include <string>
