@@ -1,5 +1,5 @@
 // Ranks of a generated program in one process: connections with all their memory, and a call for each rank; and how
-// blocks are run, with a thread each or, with BLINK_EMULATED, with 64 or 128 emulated ones under a schedule of their own.
+// blocks are run, with a thread each or, with BLINK_EMULATED, with 32 to 128 emulated ones and a schedule of their own.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ namespace {
 constexpr bool kEmulated = true;
 std::uint64_t schedule = 1;  // the next seed
 
-inline std::uint32_t block_threads() { return schedule % 2 == 0 ? 64 : 128; }
+// One warp publishes for itself; of more the last one does.
+inline std::uint32_t block_threads() { return schedule % 5 == 0 ? 32 : schedule % 2 == 0 ? 64 : 128; }
 
 // What blink_launch returns; 2: a finding, which is printed. Time is none of the schedule's: where nobody gets anywhere
 // it is over.

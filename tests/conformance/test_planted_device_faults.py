@@ -42,12 +42,21 @@ def fault(name: str, *edits: str, seen: bool | None = False) -> Fault:
     return Fault(name, tuple(zip(edits[::3], edits[1::3], edits[2::3], strict=True)), seen)
 
 
-_READY = "«if (any_of_block(!ready)) return false;»"
+_READY = "«any_of_workers(Wire::kNumber, !ready)»"
 _SWEEP = "«sweep<Wire>(state);»"
-_EACH = "for (uint32_t i = thread_index(); i < ends; i += threads())"
+_EACH = "for (uint32_t i = thread_index(); i < ends; i += step)"
 _ENDS = "uint32_t{order.receives} + order.sends"
-_ADVANCE = f"«{_EACH} advance(state, state.sides[state.at[i]]);»"
-_PUBLISH = "«if (counter != nullptr) store_release(counter, side.position);»"
+_ADVANCE = "«advance(state, state.sides[state.at[i]]);»"
+_COUNTER = "i < notice.receives ? side.head : side.tail"
+_PUBLISH = f"«store_release({_COUNTER}, ++state.published[end]);»"
+_FREED, _FREE = "«arrive_at(kFree + turn, 2 * kWarp);»\n  return", "«meet_at(kFree + turn, 2 * kWarp);»"
+_TOLD, _TELL = (
+    "«meet_at(kTold + turn, 2 * kWarp);»",
+    "«if (thread_index() < kWarp) arrive_at(kTold + turn, 2 * kWarp);»",
+)
+_TELLS = "«if (apart) {\n      tell(turn);\n    } else {\n      publish(state, notice);\n    }»"
+_OPENED = "«for (uint32_t turn = 0; turn < 2; ++turn) arrive_at(kFree + turn, 2 * kWarp);»"
+_CLOSED = "«for (uint32_t turn = 0; turn < 2; ++turn) meet_at(kFree + turn, 2 * kWarp);»"
 _SIDE = "const Side& side = state.sides[state.at[i]];"
 _VOTE = "«Units<Wire>::warp_all(ready)»"
 _LL_READ = "«raw.low >> 32 == wanted && raw.high >> 32 == wanted»"
@@ -57,28 +66,31 @@ _SYNC = "«Units<Wire>::warp_sync();»"
 # fmt: off
 FAULTS = (
     fault("no barrier between the waits and the fold",
-          "execute.h", _READY, "if (!ready) return false;"),
+          "execute.h", _READY, "!ready"),
     fault("a thread leaves before a barrier",
-          "execute.h", _READY, "if (any_of_block(!ready) || thread_index() == 33) return false;"),
+          "execute.h", _READY, "any_of_workers(Wire::kNumber, !ready) || thread_index() == 33"),
     fault("no barrier after the fold",
-          "execute.h", "«any_of_block(!moved)»", "!moved"),
+          "execute.h", "«any_of_workers(Wire::kNumber, !moved)»", "!moved"),
     fault("a tail is raised by a thread that has not waited for the others",
           "execute.h", _SWEEP, f"""sweep<Wire>(state); {_EACH.replace("ends", _ENDS)} {{ {_SIDE}
               if (i >= order.receives && Units<Wire>::kCounted) store_release(side.tail, side.position + 1); }}"""),
     fault("a head is raised before the data have been read",
-          "execute.h", _READY, f"""if (any_of_block(!ready)) return false; {_EACH.replace("ends", _ENDS)} {{ {_SIDE}
-              if (i < order.receives) store_release(side.head, side.position + 1); }}""", seen=None),
+          "execute.h", _READY, f"""[&] {{ if (any_of_workers(Wire::kNumber, !ready)) return true;
+              {_EACH.replace("ends", _ENDS)} {{ {_SIDE}
+              if (i < order.receives) store_release(side.head, side.position + 1); }} return false; }}()""",
+          seen=None),
     fault("slots are not wiped where flags come round",
           "execute.h", _SWEEP, ";", seen=True),
     fault("positions do not advance",
           "execute.h", _ADVANCE, ";", seen=True),
     fault("positions advance behind the barrier",
           "execute.h", _ADVANCE, ";",
-          "execute.h", _PUBLISH, """advance(state, state.sides[state.at[i]]);
-              if (counter != nullptr) store_release(counter, side.position);""", seen=True),
+          "execute.h", _TELLS,
+          f"""{_EACH} advance(state, state.sides[state.at[i]]);
+              if (apart) {{ tell(turn); }} else {{ publish(state, notice); }}""", seen=True),
     fault("a counter is stored without a release",
           "execute.h", _PUBLISH,
-          "if (counter != nullptr) store<Word>(reinterpret_cast<char*>(counter), side.position);"),
+          f"store<Word>(reinterpret_cast<char*>({_COUNTER}), ++state.published[end]);"),
     fault("a counter is read without an acquire",
           "execute.h", "«load_acquire(counter)»", "load_relaxed(counter)"),
     fault("one free slot too many is believed in",
@@ -88,17 +100,17 @@ FAULTS = (
           seen=True),
     fault("the job is written behind the barrier",
           "execute.h", "«if (thread_index() == 0) write_job<Wire>(state, slice, k, order);»", ";",
-          "execute.h", _READY, """if (any_of_block(!ready)) return false;
-              if (thread_index() == 0) { write_job<Wire>(state, slice, k, order); }"""),
+          "execute.h", _READY, """[&] { const bool late = any_of_workers(Wire::kNumber, !ready);
+              if (thread_index() == 0) { write_job<Wire>(state, slice, k, order); } return late; }()"""),
     fault("the job is read behind the last barrier",
-          "execute.h", "i < «receives» ?", "state.job.receives"),
+          "execute.h", "i < «receives»; i += step) {", "state.job.receives"),
     fault("each thread cuts a slice that all share",
           "context_block.h", "«device::thread_index() == count_++ * device::kWarp % device::threads()»",
           "count_++ < kMostSlices"),
     fault("the stride of a warp in place of a block's",
-          "fold.h", "«first += threads() * kBatch»", "first += kWarp * kBatch"),
-    fault("units of a batch lie a warp apart in place of a block",
-          "fold.h", "«first + n * threads()»", "first + n * kWarp"),
+          "fold.h", "«first += load_shared(state.folding) * kBatch»", "first += kWarp * kBatch"),
+    fault("units of a batch lie a block apart in place of a warp",
+          "fold.h", "«first + n * kWarp»", "first + n * threads()"),
     fault("the last unit is left out",
           "fold.h", "«unit(n) < state.job.units»", "unit(n) + 1 < state.job.units", seen=True),
     fault("lanes without a unit return before the vote",
@@ -135,15 +147,42 @@ FAULTS = (
           "execute.h", "«state.position[i] % kEvery >= state.slots»",
           "state.position[i] % kEvery >= state.slots || state.wire != LL::kNumber", seen=True),
     fault("a relaxed head is stored before the flags have been seen",
-          "execute.h", _READY, f"""if (any_of_block(!ready)) return false; {_EACH.replace("ends", _ENDS)} {{ {_SIDE}
-              if (i < order.receives && !Units<Wire>::kOrderedHead) store_relaxed(side.head, side.position + 1); }}""",
+          "execute.h", _READY, f"""[&] {{ if (any_of_workers(Wire::kNumber, !ready)) return true;
+              {_EACH.replace("ends", _ENDS)} {{ {_SIDE}
+              if (i < order.receives && !Units<Wire>::kOrderedHead) store_relaxed(side.head, side.position + 1); }}
+              return false; }}()""",
           seen=None),
     fault("no barrier behind the list of ends to open",
           "state.h", "state.ends = ends;\n  «barrier();»", ";"),
     fault("no barrier behind the ends that are opened",
           "state.h", "open_end(state, end, state.at[end]);\n  «barrier();»", ";"),
     fault("positions are stored without a barrier",
-          "state.h", "void close(State& state) {\n  «barrier();»", ";"),
+          "state.h", "}\n  «barrier();»\n  for (uint32_t end = thread_index(); end < state.ends;", ";"),
+    fault("the publisher does not wait to be told",
+          "execute.h", _TOLD, ";",
+          "execute.h", _TELL, ";"),
+    fault("the publisher is told before the workers have met",
+          "execute.h", "«any_of_workers(Wire::kNumber, !moved)»",
+          """[&] { if (apart) { tell(turn); } return any_of_workers(Wire::kNumber, !moved); }()""",
+          "execute.h", _TELLS,
+          "if (!apart) { publish(state, notice); }"),
+    fault("a notice is written without waiting until it is free",
+          "execute.h", _FREE, ";",
+          "execute.h", _FREED, ";",
+          "state.h", _OPENED, ";",
+          "state.h", _CLOSED, ";"),
+    fault("nobody says that the notices are free at first",
+          "state.h", _OPENED, ";"),
+    fault("close() leaves who has arrived at a barrier",
+          "state.h", _CLOSED, ";"),
+    fault("the workers meet the publisher, too",
+          "state.h", "«workers(wire)», yes)", "threads()"),
+    fault("who gives up does not tell the publisher",
+          "execute.h", "«if (apart) tell(turn);»", ";"),
+    fault("the publisher goes on when the workers have given up",
+          "execute.h", "«notice.stops == 0»", "notice.stops < 2"),
+    fault("the publisher folds, too",
+          "state.h", "state.folding = «workers(wire)»", "threads()"),
     fault("who gives up has advanced",
           "execute.h", f"«{_EACH} step_back(state, state.sides[state.at[i]]);»", ";", seen=True),
 )
@@ -161,7 +200,7 @@ def planted_headers(directory: Path) -> Path:
         before, old, after = re.split("[«»]", place)
         text = old
         for number, new in choices:
-            if old.endswith(";"):
+            if old.endswith((";", "}")):
                 text = f"if (::blink_planted == {number}) {{ {new} }} else {{ {text} }}"
             else:
                 text = f"(::blink_planted == {number} ? ({new}) : ({text}))"

@@ -39,6 +39,46 @@ class Block:
         self.name, self.shape, self.but = name, shape, but
         self.threads = [Thread(f"{name}{t}", name) for t in range(shape.threads)]
         self.counting = self.threads[0]
+        #: The publisher, which meets no other thread but the first; None: the block publishes for itself.
+        self.publisher: Thread | None = None
+
+    def with_publisher(self) -> Block:
+        self.publisher = Thread(f"{self.name}'s publisher")
+        return self
+
+    @property
+    def all(self) -> list[Thread]:
+        return [*self.threads, self.publisher] if self.publisher else self.threads
+
+    def arrive(self, thread: Thread, barrier: str, position: int) -> None:
+        """``arrive_at`` one of two barriers, by turns: all that was done before is seen by who waits there."""
+        order = "relaxed" if self.but == f"no order by {barrier}" else "release"
+        thread.store(f"{self.name}.{barrier}{position % 2}", position + 1, order)
+
+    def meet(self, thread: Thread, barrier: str, position: int) -> None:
+        """``meet_at`` the same."""
+        if self.but != f"{barrier} not awaited":
+            place = f"{self.name}.{barrier}{position % 2}"
+            thread.wait(place, lambda seen, r: seen >= position + 1, "acquire", said=f"≥ {position + 1}")
+
+    def await_free(self, position: int) -> None:
+        """The notice of this turn has been published, the one before perhaps not."""
+        if self.publisher and position >= 2:
+            self.meet(self.threads[0], "free", position - 2)
+
+    def await_published(self, messages: int) -> None:
+        """``close``, which all threads meet in."""
+        for position in range(max(0, messages - 2), messages):
+            self.meet(self.threads[0], "free", position)
+
+    def publish(self, counter: str, position: int, order: str) -> None:
+        """A notice behind the last barrier, and what the publisher makes of it."""
+        assert self.publisher
+        self.arrive(self.threads[0], "told", position)
+        self.meet(self.publisher, "told", position)
+        self.publisher.load("value", f"{self.name}.notice{position % 2}")
+        self.publisher.store(counter, lambda r: r["value"], order)
+        self.arrive(self.publisher, "free", position)
 
     def barrier(self, which: str) -> None:
         if self.but not in (f"no {which}", f"no {which} of the {self.name}"):
@@ -58,13 +98,18 @@ class Block:
         if self.but != "job read after the last barrier":
             self._read_job()
         self.counting.store(f"{self.name}.position", position + 1)
+        if self.publisher:
+            self.counting.store(f"{self.name}.notice{position % 2}", position + 1)
 
     def _read_job(self) -> None:
         for thread in self.threads:
             thread.load("job", f"{self.name}.job")
 
-    def tell(self, counter: str, order: str) -> None:
+    def tell(self, counter: str, position: int, order: str) -> None:
         """The counter of an end, after the last barrier: one store of one thread."""
+        if self.publisher:
+            self.publish(counter, position, order)
+            return
         if self.but == "job read after the last barrier":
             self._read_job()
         self.counting.load("told", f"{self.name}.position")
@@ -102,16 +147,17 @@ def simple_send(block: Block, position: int) -> None:
     shape, but = block.shape, block.but
     block.await_room(position, "relaxed" if but == "head not acquired" else "acquire")
     block.note_message(position)
+    block.await_free(position)
     block.barrier("first barrier")
     for unit, thread in enumerate(block.threads):
         block.message(thread)
         thread.store(lambda r, unit=unit: data_of(r["message"], unit), (position, unit), among=ring(shape))
     block.advance(position)
     if but == "tail before the barrier":
-        block.tell("tail", "release")
+        block.tell("tail", position, "release")
     block.barrier("last barrier")
     if but != "tail before the barrier":
-        block.tell("tail", "relaxed" if but == "tail relaxed" else "release")
+        block.tell("tail", position, "relaxed" if but == "tail relaxed" else "release")
 
 
 def simple_receive(block: Block, position: int) -> None:
@@ -121,6 +167,7 @@ def simple_receive(block: Block, position: int) -> None:
     if but != "tail not acquired":
         block.counting.load("seen_tail", "tail", "acquire")
     block.note_message(position)
+    block.await_free(position)
     block.barrier("first barrier")
     for t, thread in enumerate(block.threads):
         unit = (t + 1) % shape.threads
@@ -131,7 +178,7 @@ def simple_receive(block: Block, position: int) -> None:
         )
     block.advance(position)
     block.barrier("last barrier")
-    block.tell("head", "relaxed" if but == "head relaxed" else "release")
+    block.tell("head", position, "relaxed" if but == "head relaxed" else "release")
 
 
 def simple(shape: Shape, but: str = "") -> Searched:
@@ -140,6 +187,17 @@ def simple(shape: Shape, but: str = "") -> Searched:
         simple_send(writer, position)
         simple_receive(reader, position)
     return search(writer.threads + reader.threads)
+
+
+def published(shape: Shape, but: str = "") -> Searched:
+    """Simple in blocks of several warps: a thread more in each, which publishes while the others go on."""
+    writer, reader = Block("writer", shape, but).with_publisher(), Block("reader", shape, but).with_publisher()
+    for position in range(shape.messages):
+        simple_send(writer, position)
+        simple_receive(reader, position)
+    for block in (writer, reader):
+        block.await_published(shape.messages)
+    return search(writer.all + reader.all)
 
 
 def relay(shape: Shape, but: str = "") -> Searched:
@@ -288,7 +346,7 @@ def lines_receive(block: Block, lines: Lines, position: int) -> None:
             )
     block.advance(position)
     block.barrier("last barrier")
-    block.tell("head", lines.head)
+    block.tell("head", position, lines.head)
 
 
 def _flag(value: Any) -> Any:

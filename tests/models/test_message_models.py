@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from message_models import Lines, Shape, flagged, gives_up, launches, relay, simple
+from message_models import Lines, Shape, flagged, gives_up, launches, published, relay, simple
 
 from support.weak_memory import Search, Searched
 
@@ -41,6 +41,9 @@ SOUND: dict[str, Model] = {
     "Simple": lambda: simple(TWO),
     "Simple, three threads": lambda: simple(Shape(3, 2, 5)),
     "Simple, one slot": lambda: simple(Shape(2, 1, 3)),
+    "Simple, with publishers": lambda: published(Shape(2, 2, 4)),
+    "Simple, with publishers and free slots": lambda: published(Shape(2, 4, 4)),
+    "Simple, with publishers and one slot": lambda: published(Shape(2, 1, 3)),
     "Simple through a third block": lambda: relay(Shape(2, 2, 2)),
     "LL": lambda: flagged(Shape(2, 2, 4), LL),
     "LL, three threads": lambda: flagged(Shape(3, 2, 4), LL),
@@ -56,6 +59,7 @@ SOUND: dict[str, Model] = {
 }
 SLOW: dict[str, Model] = {
     "Simple, larger": lambda: simple(Shape(4, 3, 8)),
+    "Simple, with publishers, larger": lambda: published(Shape(3, 3, 7)),
     "Simple through a third block, larger": lambda: relay(Shape(2, 2, 5)),
     "LL, larger": lambda: flagged(Shape(4, 3, 7), LL),
     "LL128, larger": lambda: flagged(Shape(3, 3, 9), LL128),
@@ -84,6 +88,22 @@ REFUTED: dict[str, tuple[Model, str]] = {
                 for end in ("writer", "reader")
             ),
         )
+    },
+    **{
+        f"with publishers, {but}": ((lambda but=but: published(Shape(2, 3, 3), but)), RACE)
+        for but in (
+            "no order by told",
+            "told not awaited",
+            "no order by free",
+            "free not awaited",
+            "tail before the barrier",
+            "tail relaxed",
+            "no last barrier of the writer",
+        )
+    },
+    **{
+        f"with publishers, {but}": ((lambda but=but: published(Shape(2, 2, 4), but)), RACE)
+        for but in ("head relaxed", "no last barrier of the reader")
     },
     **{
         f"through a third block, {but}": ((lambda but=but: relay(TWO, but)), RACE)

@@ -27,8 +27,9 @@ struct PackedEnds {
 template <class Wire>
 BLINK_OUTLINE bool carry_out(State& state, const Slice& slice, const Word k, const Order order,
                              const PackedEnds ends) {
+  if (Units<Wire>::kCounted && thread_index() >= workers(Wire::kNumber)) return publish_next(state);
   bool ready = true;
-  for (uint32_t i = thread_index(); i < order.receives + order.sends; i += threads()) {
+  for (uint32_t i = thread_index(); i < order.receives + order.sends; i += workers(Wire::kNumber)) {
     const bool sending = i >= order.receives;
     const Word packed = sending ? ends.to >> (8 * (i - order.receives)) : ends.from >> (8 * i);
     const End end = ends.noted ? state.at[i] : static_cast<End>(packed & 255);
@@ -92,10 +93,12 @@ class ContextBase {
     if constexpr (kFrom > device::kPacked || kTo > device::kPacked) {
       constexpr int kReceives = kFrom;
       constexpr int kAll = kFrom + kTo;
-      for (int i = static_cast<int>(device::thread_index()); i < kAll; i += static_cast<int>(device::threads())) {
+      const int workers = static_cast<int>(device::workers(Wire::kNumber));
+      const int thread = static_cast<int>(device::thread_index());
+      for (int i = thread; thread < workers && i < kAll; i += workers) {
         state_.at[i] = i < kReceives ? pick(from, i) : pick(to, i - kReceives);
       }
-      device::barrier();
+      if (thread < workers) device::any_of_workers(Wire::kNumber, false);
     } else {
       ends.from = pack(from);
       ends.to = pack(to);

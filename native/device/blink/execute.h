@@ -1,5 +1,6 @@
 // The execution of a role for one chunk: it waits for all its ends, then moves the data, then moves the counters on
-// (heads of what it read, tails of what it wrote). Three steps with a barrier between them.
+// (heads of what it read, tails of what it wrote). Three steps with a barrier between them; in blocks of several warps
+// the third is the publisher's (state.h), by a notice, and the others go on.
 #pragma once
 
 #include "blink/cut.h"
@@ -73,28 +74,86 @@ BLINK_INLINE void write_job(State& state, const Slice& slice, Word k, const Orde
                            order.sends, order.own_operand_index, divisor);
 }
 
-// `ready`: this thread's ends are. False: given up.
+// One store for each end, by the publisher, or all threads where there is none.
+BLINK_OUTLINE void publish(State& state, const Notice& notice) {
+  const uint32_t first = has_publisher(Simple::kNumber) ? thread_index() - workers(Simple::kNumber) : thread_index();
+  const uint32_t step = has_publisher(Simple::kNumber) ? kWarp : threads();
+  for (uint32_t i = first; i < notice.ends; i += step) {
+    const End end = notice.at[i];
+    const Side& side = state.sides[end];
+    store_release(i < notice.receives ? side.head : side.tail, ++state.published[end]);
+  }
+}
+
+// What the publisher does of an execution. False: the workers have given up.
+BLINK_INLINE bool publish_next(State& state) {
+  const uint32_t turn = state.publishers_turn;
+  meet_at(kTold + turn, 2 * kWarp);
+  const Notice& notice = state.notices[turn];
+  const bool goes_on = notice.stops == 0;
+  if (thread_index() % kWarp == 0) state.publishers_turn = turn ^ 1;
+  publish(state, notice);
+  converge();
+  arrive_at(kFree + turn, 2 * kWarp);
+  return goes_on;
+}
+
+// Of the workers, behind a barrier that they have passed since the notice was written.
+BLINK_INLINE void tell(uint32_t turn) {
+  if (thread_index() < kWarp) arrive_at(kTold + turn, 2 * kWarp);
+}
+
+BLINK_INLINE void write_notice_head(Notice& notice, uint32_t receives, uint32_t ends, uint32_t stops) {
+  notice.receives = receives;
+  notice.ends = ends;
+  notice.stops = stops;
+}
+
+// Of the workers; `ready`: this thread's ends are. False: given up.
 template <class Wire>
 BLINK_INLINE bool execute(State& state, bool ready, const Slice& slice, Word k, const Order& order) {
+  constexpr bool kCounted = Units<Wire>::kCounted;
+  const bool apart = has_publisher(Wire::kNumber);
+  const uint32_t turn = state.workers_turn;
+  Notice& notice = state.notices[turn];
+  const uint32_t step = workers(Wire::kNumber);
   if (thread_index() == 0) write_job<Wire>(state, slice, k, order);
-  if (any_of_block(!ready)) return false;
+  if (apart && thread_index() < kWarp) meet_at(kFree + turn, 2 * kWarp);
+  if (any_of_workers(Wire::kNumber, !ready)) {
+    if (apart && thread_index() == 0) write_notice_head(notice, 0, 0, 1);
+    if (apart) tell(turn);
+    return false;
+  }
   const bool moved = fold<Wire>(state);
   sweep<Wire>(state);
   const uint32_t receives = state.job.receives;
   const uint32_t ends = receives + state.job.sends;
+  if (kCounted && thread_index() == 0) {
+    write_notice_head(notice, receives, ends, 0);
+    state.workers_turn = turn ^ 1;
+  }
   // Before the barrier, so that whoever waits for an end next sees it.
-  for (uint32_t i = thread_index(); i < ends; i += threads()) advance(state, state.sides[state.at[i]]);
-  if (any_of_block(!moved)) {
-    for (uint32_t i = thread_index(); i < ends; i += threads()) step_back(state, state.sides[state.at[i]]);
+  for (uint32_t i = thread_index(); i < ends; i += step) {
+    advance(state, state.sides[state.at[i]]);
+    if (kCounted) notice.at[i] = state.at[i];
+  }
+  if (any_of_workers(Wire::kNumber, !moved)) {
+    for (uint32_t i = thread_index(); i < ends; i += step) step_back(state, state.sides[state.at[i]]);
     return false;
   }
-  for (uint32_t i = thread_index(); i < ends; i += threads()) {
+  if constexpr (kCounted) {
+    if (apart) {
+      tell(turn);
+    } else {
+      publish(state, notice);
+    }
+    return true;
+  }
+  for (uint32_t i = thread_index(); i < receives; i += step) {
     const Side& side = state.sides[state.at[i]];
-    if constexpr (Units<Wire>::kOrderedHead) {
-      // One store for whatever a thread has to tell: a release waits for all that was written before it.
-      Word* const counter = i < receives ? side.head : Units<Wire>::kCounted ? side.tail : nullptr;
-      if (counter != nullptr) store_release(counter, side.position);
-    } else if (i < receives) {
+    if (Units<Wire>::kOrderedHead) {
+      store_release(side.head, side.position);
+    } else {
       store_relaxed(side.head, side.position);
     }
   }

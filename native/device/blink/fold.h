@@ -39,13 +39,13 @@ BLINK_INLINE constexpr uint32_t in_flight() {
   return Units<Wire>::kFlagged && Units<Wire>::kWords * Format::kCount > 8 ? 1 : 2;
 }
 
-// One thread's next units: first, first + threads, …
+// One thread's next units: first, first + kWarp, …; distances that the compiler knows take no registers.
 template <class Wire, uint32_t kBatch>
 struct Batch {
   State& state;
   uint32_t first;
 
-  BLINK_INLINE uint32_t unit(uint32_t n) const { return first + n * threads(); }
+  BLINK_INLINE uint32_t unit(uint32_t n) const { return first + n * kWarp; }
   BLINK_INLINE bool live(uint32_t n) const { return unit(n) < state.job.units; }
 
   // Begins to read an operand. Whether all of it is there.
@@ -219,9 +219,11 @@ BLINK_INLINE bool carry_batch(const Batch<Wire, kBatch>& batch) {
 template <class Wire, class Format>
 BLINK_OUTLINE bool fold_as(State& state) {
   constexpr uint32_t kBatch = batch_of<Wire, Format>();
-  const uint32_t end = Units<Wire>::padded(state.job.units);
+  // What a loop can read again from shared memory takes no registers.
   BLINK_NO_UNROLL
-  for (uint32_t first = thread_index(); first < end; first += threads() * kBatch) {
+  for (uint32_t first = thread_index() / kWarp * kWarp * kBatch + thread_index() % kWarp;
+       first < Units<Wire>::padded(load_shared(state.job.units));
+       first += load_shared(state.folding) * kBatch) {
     const Batch<Wire, kBatch> batch = {state, first};
     if constexpr (Format::kUntouched) {
       if (!carry_batch(batch)) return false;

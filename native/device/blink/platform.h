@@ -6,6 +6,8 @@
 //
 //   thread_index, threads, kWarp            a block: threads, in warps of kWarp
 //   barrier, any_of_block                   of all its threads, which see afterwards what any of them did before
+//   meet_at, any_at, arrive_at              the same of so many threads, whole warps, at a barrier of 1 to 15; arrive_at
+//                                           lets those who wait there see, and does not wait
 //   all_of_warp, any_of_warp, converge      of all threads of a warp; only after converge() do they see, too, and go on
 //                                           side by side: the next accesses of the same line are one instruction
 //   load_acquire, load_relaxed,             what other ranks write or read; halves: each of 8 bytes is whole, and where

@@ -16,6 +16,22 @@ BLINK_INLINE uint32_t threads() { return blockDim.x; }
 BLINK_INLINE void barrier() { __syncthreads(); }
 // A barrier that tells all threads whether one of them said yes.
 BLINK_INLINE bool any_of_block(bool yes) { return __syncthreads_or(yes) != 0; }
+BLINK_INLINE void meet_at(uint32_t barrier, uint32_t count) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+BLINK_INLINE void arrive_at(uint32_t barrier, uint32_t count) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+BLINK_INLINE bool any_at(uint32_t barrier, uint32_t count, bool yes) {
+  uint32_t any;
+  asm volatile(
+      "{ .reg .pred mine, all; setp.ne.u32 mine, %1, 0;"
+      " barrier.red.or.pred all, %2, %3, mine; selp.u32 %0, 1, 0, all; }"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(yes)), "r"(barrier), "r"(count)
+      : "memory");
+  return any != 0;
+}
 BLINK_INLINE bool all_of_warp(bool yes) { return __all_sync(0xffffffffu, yes) != 0; }
 BLINK_INLINE bool any_of_warp(bool yes) { return __any_sync(0xffffffffu, yes) != 0; }
 BLINK_INLINE void converge() { __syncwarp(); }

@@ -14,6 +14,9 @@ BLINK_INLINE uint32_t thread_index() { return 0; }
 BLINK_INLINE uint32_t threads() { return 1; }
 BLINK_INLINE void barrier() {}
 BLINK_INLINE bool any_of_block(bool yes) { return yes; }
+BLINK_INLINE void meet_at(uint32_t, uint32_t) {}
+BLINK_INLINE void arrive_at(uint32_t, uint32_t) {}
+BLINK_INLINE bool any_at(uint32_t, uint32_t, bool yes) { return yes; }
 BLINK_INLINE bool all_of_warp(bool yes) { return yes; }
 BLINK_INLINE bool any_of_warp(bool yes) { return yes; }
 BLINK_INLINE void converge() {}

@@ -15,7 +15,6 @@ struct Side {
   char* messages;  // of the wire
   Word* tail;
   Word* head;
-  Word* position_at;
   Word position;
   Word seen_head;  // as far as this launch has acquired it
   uint32_t slot;  // position % slots
@@ -38,6 +37,13 @@ struct Job {
   BLINK_INLINE uint32_t message(uint32_t operand) const { return operand > own_operand_index ? operand - 1 : operand; }
 };
 
+// What an execution has to publish: heads of its receives, then tails of its sends, one message each.
+struct Notice {
+  uint32_t receives, ends;
+  uint32_t stops;  // given up
+  End at[kMostEnds];
+};
+
 struct State {
   const char* input;
   char* output;
@@ -54,6 +60,7 @@ struct State {
   uint32_t piece_bytes;
   uint32_t ends;
   uint32_t stopped;  // given up
+  uint32_t folding;  // threads that do
   uint32_t average;  // of the call
   uint32_t contributors;
 
@@ -64,7 +71,25 @@ struct State {
   Word position[kMostEnds];
 
   Side sides[kMostEnds];
+
+  // Which one is the workers' next, and the publisher's; and messages of an end that have been published.
+  Notice notices[2];
+  uint32_t workers_turn, publishers_turn;
+  Word published[kMostEnds];
 };
+
+// ---- who does what
+
+// Where messages are counted, the last warp of a block publishes what the others have done: a release waits for all
+// that they have written, and they need not. So they are workers: they go on with the next message, and begin the one
+// after it when this one is published. A block of one warp publishes for itself.
+BLINK_INLINE bool has_publisher(uint32_t wire) { return wire == Simple::kNumber && threads() > kWarp; }
+BLINK_INLINE uint32_t workers(uint32_t wire) { return has_publisher(wire) ? threads() - kWarp : threads(); }
+
+// Barriers: of the workers; of the first warp and the publisher, where a notice has been written, and where it may be
+// written again. Each of the latter two is for one of two notices.
+constexpr uint32_t kWorkers = 1, kTold = 2, kFree = 4;
+BLINK_INLINE bool any_of_workers(uint32_t wire, bool yes) { return any_at(kWorkers, workers(wire), yes); }
 
 // ---- beginning and end
 
@@ -108,6 +133,8 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t wire, uint32_t 
     state.contributors = 1;
     state.ends = 0;
     state.stopped = 0;
+    state.folding = workers(wire);
+    state.workers_turn = state.publishers_turn = 0;
   }
   barrier();
 }
@@ -126,8 +153,8 @@ BLINK_INLINE void open_end(State& state, End end, uint32_t connection) {
   side.messages = messages_of(state, of, state.wire);
   side.tail = of.tail + state.part * kStride;
   side.head = of.head + state.part * kStride;
-  side.position_at = of.position + state.part * kStride;
-  side.position = *side.position_at;
+  side.position = of.position[state.part * kStride];
+  state.published[end] = side.position;
   side.seen_head = 0;
   side.slot = static_cast<uint32_t>(side.position % state.slots);
   side.connection = connection;
@@ -139,13 +166,19 @@ BLINK_OUTLINE void open(State& state, uint32_t ends) {
   barrier();
   for (End end = thread_index(); end < ends; end += threads()) open_end(state, end, state.at[end]);
   barrier();
+  if (thread_index() < workers(state.wire)) return;
+  for (uint32_t turn = 0; turn < 2; ++turn) arrive_at(kFree + turn, 2 * kWarp);
 }
 
 // Also after the block has given up: then without the execution that was not completed.
 BLINK_INLINE void close(State& state) {
+  if (has_publisher(state.wire) && thread_index() < kWarp) {
+    for (uint32_t turn = 0; turn < 2; ++turn) meet_at(kFree + turn, 2 * kWarp);
+  }
   barrier();
   for (uint32_t end = thread_index(); end < state.ends; end += threads()) {
-    *state.sides[end].position_at = state.sides[end].position;
+    const Side& side = state.sides[end];
+    state.connections[side.connection].position[state.part * kStride] = side.position;
   }
 }
 

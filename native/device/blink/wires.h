@@ -16,11 +16,11 @@
 //    which counts in the same positions, all. 0 is no flag: they have their uppermost bit set.
 //
 // Flags make the order of places superfluous. A word of LL, or a line of LL128, is one store and one load with its flag,
-// and whoever has seen the flag has all of it. So the head may be relaxed at both ends: it is stored after all flags have
-// been seen, and what comes into a slot next depends on the head that was read; no store is early, and the sender's own
-// are in order. Where lines are several stores and loads (this CPU's LL128), data are read behind their flag, and the
-// head says so by release and acquire. A relaxed head lets nobody know of what else its block did: a connection has one
-// wire within a launch, and the end of a kernel orders what the next wire may rely on.
+// and whoever has seen the flag has all of it. So the head may be relaxed at both ends: it is stored after all flags
+// have been seen, and what comes into a slot next depends on the head that was read; no store is early, and the sender's
+// own are in order. Where lines are several stores and loads (this CPU's LL128), data are read behind their flag, and
+// the head says so by release and acquire. A relaxed head lets nobody know of what else its block did: a connection has
+// one wire within a launch, and the end of a kernel orders what the next wire may rely on.
 #pragma once
 
 #include "blink/state.h"

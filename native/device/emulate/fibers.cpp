@@ -59,6 +59,9 @@ uint32_t threads() { return machine->threads(); }
 void* shared_memory(std::size_t bytes) { return machine->shared_memory(bytes); }
 
 bool meet(Meeting meeting, bool yes) { return machine->meet(meeting, yes); }
+bool meet_at(uint32_t barrier, uint32_t count, Meeting meeting, bool yes) {
+  return machine->meet_at(barrier, count, meeting, yes);
+}
 
 Word load_relaxed(const void* at) {
   machine->access();

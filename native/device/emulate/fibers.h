@@ -45,13 +45,25 @@ struct Octet {
   Memory::Line data;
 };
 
+// Where so many of a block's threads meet.
+struct Barrier {
+  uint32_t arrived = 0, count = 0;
+  Meeting meeting = Meeting::kNone;
+  bool any = false;
+  Word acquired = 0;
+  Known known = {};
+  std::vector<Thread*> waiting;
+  std::vector<bool> here;  // by thread
+};
+
 struct Block {
   uint32_t rank, number;
   Thread* threads;
   std::vector<Octet> octets;
-  std::vector<uint32_t> arrived;  // at a meeting of the warp; the last one: of the block
+  std::array<Barrier, kBarriers> barriers;
+  std::vector<uint32_t> arrived;  // at a meeting of the warp
   std::vector<uint32_t> gone;     // threads of the warp, of the block, that have ended
-  std::vector<uint32_t> at_block;  // threads of the warp at a meeting of the block
+  std::vector<uint32_t> at_block;  // threads of the warp, of the block, that wait at a barrier
   std::vector<Word> memory;
   std::size_t memory_bytes = 0;
   std::unique_ptr<SharedState> state;
@@ -61,7 +73,8 @@ class Machine {
  public:
   Machine(const Grid& grid, const std::function<void(uint32_t, uint32_t)>& body, const Options& options)
       : grid_(grid), body_(body), options_(options), random_(options.seed), temper_(temper_of(random_)),
-        order_{grid.threads}, memory_(order_, grid.ranks * grid.blocks, temper_.weakness, random_) {}
+        order_{grid.threads, &known_}, known_(static_cast<std::size_t>(grid.ranks) * grid.blocks * grid.threads),
+        memory_(order_, grid.ranks * grid.blocks, temper_.weakness, random_) {}
 
   std::string run();
 
@@ -72,6 +85,7 @@ class Machine {
     end();
   }
   bool meet(Meeting meeting, bool yes);
+  bool meet_at(uint32_t barrier, uint32_t count, Meeting meeting, bool yes);
   bool through_line(char* at, Word (&halves)[2], bool writes);
   void halves_alone(char* at, Word (&halves)[2], bool writes);
   void pause();
@@ -104,7 +118,8 @@ class Machine {
   void add(Thread& thread, bool paused);
   void remove(Thread& thread);
   void part();
-  void gather(Thread* first, uint32_t count, Meeting meeting, uint32_t& arrived);
+  void gather(Thread* first, Meeting meeting);
+  void pass(Block& block, Barrier& barrier);
   void look_for_absent(Thread& thread);
   std::string standings(const Thread* first, uint32_t count) const;
   Octet& octet() { return current_->block->octets[current_->index / kOctet]; }
@@ -115,6 +130,7 @@ class Machine {
   Random random_;
   const Temper temper_;
   const Order order_;
+  std::vector<Known> known_;
   Memory memory_;
   std::deque<Block> blocks_;
   std::vector<Thread> threads_;

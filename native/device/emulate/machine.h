@@ -23,9 +23,12 @@ uint32_t threads();
 // Memory of the block; full of garbage when it begins.
 void* shared_memory(std::size_t bytes);
 
-enum class Meeting : uint32_t { kNone, kBarrier, kAnyOfBlock, kAllOfWarp, kAnyOfWarp, kConverge };
-// Waits for all threads of the block, or of the warp; the answer to a vote. A finding: some of them are elsewhere.
+constexpr uint32_t kBarriers = 16;
+enum class Meeting : uint32_t { kNone, kBarrier, kAnyOfBlock, kArrive, kAllOfWarp, kAnyOfWarp, kConverge };
+// Waits for all threads of the warp; the answer to a vote. A finding: some of them are elsewhere.
 bool meet(Meeting meeting, bool yes);
+// The same for `count` threads of the block, at its barrier number `barrier`. Who arrives does not wait.
+bool meet_at(uint32_t barrier, uint32_t count, Meeting meeting, bool yes);
 
 // What other blocks write or read. The address is a multiple of 8.
 Word load_relaxed(const void* at);

@@ -7,9 +7,11 @@ namespace blink {
 namespace emulate {
 namespace {
 
-const char* const kMeetings[] = {"", "barrier", "any_of_block", "all_of_warp", "any_of_warp", "converge"};
+const char* const kMeetings[] = {"", "barrier", "any_of_block", "arrives", "all_of_warp", "any_of_warp", "converge"};
 
-bool is_of_block(Meeting meeting) { return meeting == Meeting::kBarrier || meeting == Meeting::kAnyOfBlock; }
+void join(Known& to, const Known& from) {
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] = std::max(to[i], from[i]);
+}
 
 }  // namespace
 
@@ -37,54 +39,115 @@ void Machine::look_for_absent(Thread& thread) {
   if (block.arrived[warp] > 0 && block.arrived[warp] + block.at_block[warp] + block.gone[warp] == kWarp) {
     find("threads of a warp do not meet: %s", standings(block.threads + warp * kWarp, kWarp).c_str());
   }
-  if (block.arrived.back() > 0 && block.arrived.back() + block.gone.back() == grid_.threads) {
+  if (block.at_block.back() > 0 && block.at_block.back() + block.gone.back() == grid_.threads) {
     find("threads of a block do not meet: %s", standings(block.threads, grid_.threads).c_str());
+  }
+  for (const Barrier& barrier : block.barriers) {
+    if (block.gone.back() == grid_.threads && barrier.arrived > 0) {
+      find("threads come to a barrier that nobody passes: rank %u, block %u", block.rank, block.number);
+    }
   }
 }
 
-// All are there.
-void Machine::gather(Thread* first, uint32_t count, Meeting meeting, uint32_t& arrived) {
+// All of a warp are there.
+void Machine::gather(Thread* first, Meeting meeting) {
   bool any = false;
   bool all = true;
   Word acquired = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (first[i].at != meeting) find("threads meet at different places: %s", standings(first, count).c_str());
+  for (uint32_t i = 0; i < kWarp; ++i) {
+    if (first[i].at != meeting) find("threads meet at different places: %s", standings(first, kWarp).c_str());
     any = any || first[i].yes;
     all = all && first[i].yes;
     acquired = std::max(acquired, first[i].acquired);
   }
-  arrived = 0;
-  for (uint32_t i = 0; i < count; ++i) {
+  for (uint32_t i = 0; i < kWarp; ++i) {
     Thread& thread = first[i];
     thread.at = Meeting::kNone;
     thread.answer = meeting == Meeting::kAllOfWarp ? all : any;
     if (&thread != current_) add(thread, false);
-    if (is_of_block(meeting)) ++thread.stamp.barriers;
-    if (meeting == Meeting::kConverge) ++thread.stamp.converges;
-    if (is_of_block(meeting) || meeting == Meeting::kConverge) thread.acquired = acquired;
-    if (meeting == Meeting::kConverge) thread.block->octets[thread.index / kOctet].together = true;
+    if (meeting != Meeting::kConverge) continue;
+    ++thread.stamp.converges;
+    thread.acquired = acquired;
+    thread.block->octets[thread.index / kOctet].together = true;
   }
 }
 
 bool Machine::meet(Meeting meeting, bool yes) {
   part();
   Thread& thread = *current_;
-  Block& block = *thread.block;
   const uint32_t warp = thread.index / kWarp;
-  const bool of_block = is_of_block(meeting);
   thread.at = meeting;
   thread.yes = yes;
-  uint32_t& arrived = of_block ? block.arrived.back() : block.arrived[warp];
-  const uint32_t all = of_block ? grid_.threads : kWarp;
-  if (of_block) ++block.at_block[warp];
-  if (++arrived == all) {
-    if (of_block) std::fill(block.at_block.begin(), block.at_block.end(), 0);
-    gather(of_block ? block.threads : block.threads + warp * kWarp, all, meeting, arrived);
+  uint32_t& arrived = thread.block->arrived[warp];
+  if (++arrived == kWarp) {
+    arrived = 0;
+    gather(thread.block->threads + warp * kWarp, meeting);
     step();
   } else {
     remove(thread);
     look_for_absent(thread);
     reschedule();
+  }
+  return thread.answer;
+}
+
+// All are there.
+void Machine::pass(Block& block, Barrier& barrier) {
+  for (Thread* const thread : barrier.waiting) {
+    thread->at = Meeting::kNone;
+    thread->answer = barrier.any;
+    thread->acquired = barrier.acquired;
+    join(known_[thread->stamp.thread], barrier.known);
+    if (thread == current_) continue;
+    add(*thread, false);
+    --block.at_block[thread->index / kWarp];
+    --block.at_block.back();
+  }
+  barrier.waiting.clear();
+  barrier.here.assign(grid_.threads, false);
+  barrier.arrived = 0;
+  barrier.any = false;
+}
+
+bool Machine::meet_at(uint32_t number, uint32_t count, Meeting meeting, bool yes) {
+  part();
+  Thread& thread = *current_;
+  Block& block = *thread.block;
+  Barrier& barrier = block.barriers[number];
+  const bool waits = meeting != Meeting::kArrive;
+  if (barrier.arrived == 0) {
+    barrier.count = count;
+    barrier.meeting = Meeting::kNone;
+    barrier.acquired = 0;
+    barrier.here.resize(grid_.threads);
+  }
+  if (waits) thread.at = meeting;
+  if (barrier.count != count || (waits && barrier.meeting != Meeting::kNone && barrier.meeting != meeting)) {
+    find("threads meet at different places: %s", standings(block.threads, grid_.threads).c_str());
+  }
+  if (barrier.here[thread.index]) {
+    find("a thread comes to barrier %u twice: rank %u, block %u, thread %u", number, block.rank, block.number,
+         thread.index);
+  }
+  if (waits) barrier.meeting = meeting;
+  barrier.here[thread.index] = true;
+  barrier.any = barrier.any || yes;
+  barrier.acquired = std::max(barrier.acquired, thread.acquired);
+  join(barrier.known, known_[thread.stamp.thread]);
+  uint32_t& own = barrier.known[thread.index / kWarp];
+  own = std::max(own, ++thread.stamp.barriers);
+  if (waits) barrier.waiting.push_back(&thread);
+  if (++barrier.arrived == count) {
+    pass(block, barrier);
+    step();
+  } else if (waits) {
+    ++block.at_block[thread.index / kWarp];
+    ++block.at_block.back();
+    remove(thread);
+    look_for_absent(thread);
+    reschedule();
+  } else {
+    step();
   }
   return thread.answer;
 }

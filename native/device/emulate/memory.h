@@ -16,21 +16,27 @@
 namespace blink {
 namespace emulate {
 
-// When something was done, as threads of one block order it. What was done before a barrier that both have passed is
-// before; so it is with a converge() of their warp.
+// When something was done: how many barriers of the block its thread had come to, and converge()s of its warp.
 struct Stamp {
   uint32_t thread = 0;  // of all in the launch
   uint32_t barriers = 0, converges = 0;
 };
 
+// Of the warps of a block, each of which comes to barriers as a whole: what was done before so many barriers is known.
+using Known = std::array<uint32_t, 16>;
+
+// Threads of one block: what was done before a barrier is before what is done behind it, through others too; so it is
+// with a converge() of a warp. The second of two stamps is always one of now.
 struct Order {
-  uint32_t threads;  // of a block
+  uint32_t threads;                 // of a block
+  const std::vector<Known>* known;  // by thread
 
   bool same_block(const Stamp& a, const Stamp& b) const { return a.thread / threads == b.thread / threads; }
   bool before(const Stamp& a, const Stamp& b) const {
     if (a.thread == b.thread) return true;
     if (!same_block(a, b)) return false;
-    return a.barriers < b.barriers || (a.thread / 32 == b.thread / 32 && a.converges < b.converges);
+    return a.barriers < (*known)[b.thread][a.thread % threads / 32] ||
+           (a.thread / 32 == b.thread / 32 && a.converges < b.converges);
   }
 };
 

@@ -12,8 +12,17 @@ namespace device {
 
 BLINK_INLINE uint32_t thread_index() { return emulate::thread_index(); }
 BLINK_INLINE uint32_t threads() { return emulate::threads(); }
-BLINK_INLINE void barrier() { emulate::meet(emulate::Meeting::kBarrier, false); }
-BLINK_INLINE bool any_of_block(bool yes) { return emulate::meet(emulate::Meeting::kAnyOfBlock, yes); }
+BLINK_INLINE void meet_at(uint32_t barrier, uint32_t count) {
+  emulate::meet_at(barrier, count, emulate::Meeting::kBarrier, false);
+}
+BLINK_INLINE void arrive_at(uint32_t barrier, uint32_t count) {
+  emulate::meet_at(barrier, count, emulate::Meeting::kArrive, false);
+}
+BLINK_INLINE bool any_at(uint32_t barrier, uint32_t count, bool yes) {
+  return emulate::meet_at(barrier, count, emulate::Meeting::kAnyOfBlock, yes);
+}
+BLINK_INLINE void barrier() { meet_at(0, threads()); }
+BLINK_INLINE bool any_of_block(bool yes) { return any_at(0, threads(), yes); }
 BLINK_INLINE bool all_of_warp(bool yes) { return emulate::meet(emulate::Meeting::kAllOfWarp, yes); }
 BLINK_INLINE bool any_of_warp(bool yes) { return emulate::meet(emulate::Meeting::kAnyOfWarp, yes); }
 BLINK_INLINE void converge() { emulate::meet(emulate::Meeting::kConverge, false); }

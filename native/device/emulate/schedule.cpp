@@ -141,8 +141,8 @@ void Machine::end() {
   remove(thread);
   ++thread.block->gone[thread.index / kWarp];
   ++thread.block->gone.back();
-  if (--left_ == 0) thread.fiber.switch_to(main_);
   look_for_absent(thread);
+  if (--left_ == 0) thread.fiber.switch_to(main_);
   reschedule();
 }
 

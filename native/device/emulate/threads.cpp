@@ -59,7 +59,7 @@ class Lock {
 class Place {
  public:
   // An answer of three bits: one said yes, all did; different meetings.
-  BLINK_HIDDEN uint32_t meet(uint32_t all, Meeting meeting, bool yes) {
+  BLINK_HIDDEN uint32_t meet(uint32_t all, Meeting meeting, bool yes, bool waits = true) {
     lock_.take();
     any_ = any_ || yes;
     every_ = every_ && yes;
@@ -68,6 +68,7 @@ class Place {
     const uint32_t turn = turn_;
     if (++arrived_ < all) {
       lock_.give();
+      if (!waits) return 0;
       wait_while(&turn_, turn);
     } else {
       answers_[turn % 2] = (any_ ? 1 : 0) | (every_ ? 2 : 0) | (different_ ? 4 : 0);
@@ -173,7 +174,8 @@ BLINK_HIDDEN bool Octet::through_line(char* at, uint32_t lane, Word (&halves)[2]
 
 struct Block {
   uint32_t rank, number, threads;
-  std::vector<Place> places;  // of the warps; the last one: of the block
+  std::vector<Place> places;  // of the warps
+  std::vector<Place> barriers;
   std::vector<Octet> octets;
   std::vector<Word> memory;
 };
@@ -219,23 +221,37 @@ void* shared_memory(std::size_t bytes) {
   return current->block->memory.data();
 }
 
+static void expect_same(uint32_t answer, const Block& block) {
+  if ((answer & 4) == 0) return;
+  std::fprintf(stderr, "threads meet at different places: rank %u, block %u\n", block.rank, block.number);
+  std::abort();
+}
+
 bool meet(Meeting meeting, bool yes) {
   Block& block = *current->block;
   current->octet().part();
-  const bool of_block = meeting == Meeting::kBarrier || meeting == Meeting::kAnyOfBlock;
-  const bool orders = of_block || meeting == Meeting::kConverge;
-  Place& place = of_block ? block.places.back() : block.places[current->index / kWarp];
+  const bool orders = meeting == Meeting::kConverge;
+  Place& place = block.places[current->index / kWarp];
   if (orders) __tsan_release(&place);
   // The octets' lanes have all parted before the last one comes here: the next part() is behind this meeting.
   if (meeting == Meeting::kConverge) place.meet(kWarp, meeting, yes);
   if (meeting == Meeting::kConverge) current->octet().gather();
-  const uint32_t answer = place.meet(of_block ? block.threads : kWarp, meeting, yes);
+  const uint32_t answer = place.meet(kWarp, meeting, yes);
   if (orders) __tsan_acquire(&place);
-  if ((answer & 4) != 0) {
-    std::fprintf(stderr, "threads meet at different places: rank %u, block %u\n", block.rank, block.number);
-    std::abort();
-  }
+  expect_same(answer, block);
   return meeting == Meeting::kAllOfWarp ? (answer & 2) != 0 : (answer & 1) != 0;
+}
+
+bool meet_at(uint32_t barrier, uint32_t count, Meeting meeting, bool yes) {
+  Block& block = *current->block;
+  current->octet().part();
+  const bool waits = meeting != Meeting::kArrive;
+  Place& place = block.barriers[barrier];
+  __tsan_release(&place);
+  const uint32_t answer = place.meet(count, waits ? meeting : Meeting::kBarrier, yes, waits);
+  if (waits) __tsan_acquire(&place);
+  expect_same(answer, block);
+  return (answer & 1) != 0;
 }
 
 Word load_relaxed(const void* at) { return __atomic_load_n(static_cast<const Word*>(at), __ATOMIC_RELAXED); }
@@ -283,7 +299,8 @@ std::string run(const Grid& grid, const std::function<void(uint32_t, uint32_t)>&
     block.rank = i / grid.blocks;
     block.number = i % grid.blocks;
     block.threads = grid.threads;
-    block.places = std::vector<Place>(grid.threads / kWarp + 1);
+    block.places = std::vector<Place>(grid.threads / kWarp);
+    block.barriers = std::vector<Place>(kBarriers);
     block.octets = std::vector<Octet>(grid.threads / kOctet);
     block.memory.assign(kSharedBytes / sizeof(Word), 0xa5a5a5a5a5a5a5a5u);
     for (uint32_t t = 0; t < grid.threads; ++t) all.push_back({&block, t, &body});
