@@ -55,14 +55,14 @@ def test_a_thousand_runs(preloaded: Preloaded, who: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kernels_without_room_are_noticed(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Each communicator takes a block of each channel, though the GPU holds those of three."""
+    """Each communicator takes what was planned for it, which is more than such a small GPU holds of six."""
     place = tmp_path / "variant"
     place.mkdir()
     fault = ("held = gpu.multiprocessors *", "held = 16 * gpu.multiprocessors *")
     faulty = replace(preloaded, built=with_fault(place, {"resident_blocks.cpp": fault}))
     for seed in range(1, 7):
-        outcome = six(faulty, seed, 10, CLIENT_SIX="all", BLINK_TIMEOUT=5, BLINK_DOUBLE_SMS=24)
-        assert runs_on_trees(outcome), outcome.blink
+        outcome = six(faulty, seed, 10, CLIENT_SIX="all", BLINK_TIMEOUT=5, BLINK_DOUBLE_SMS=12)
+        assert sum("trees are ready" in line for line in outcome.blink) == 6, outcome.blink
         if outcome.ended[0].code != 0:
             return
     pytest.fail("no seed notices it")
