@@ -18,20 +18,20 @@ from support.examples import ALL_TESTS
 
 TREES = {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "blink"}
 #: So little memory for these that a call has more chunks than a connection has slots.
-NARROW = "1536K"
+NARROW = "3M"
 JOBS = [
     ("process", "dgx-1v", 4, "blink", NARROW),
-    ("threads", "clique:4", 4, "one_hop", "512K"),
+    ("threads", "clique:4", 4, "one_hop", "1M"),
     # Every rank still sends its data to one peer while those of another arrive, which in place take their room.
-    ("threads", "clique:4", 4, "one_shot", "512K"),
+    ("threads", "clique:4", 4, "one_shot", "1M"),
     # The GPUs of one processor of Mist reach those of the other by way of the host's memory alone.
-    ("process", "mist", 4, "ring", "1M"),
+    ("process", "mist", 4, "ring", "2M"),
 ]
 if ALL_TESTS:
     JOBS += [
         ("threads", "dgx-1v", 4, "blink", NARROW),
-        ("threads", "ring:5", 5, "ring", "1M"),
-        ("threads", "mist", 4, "optimal", "2M"),
+        ("threads", "ring:5", 5, "ring", "2M"),
+        ("threads", "mist", 4, "optimal", "4M"),
     ]
 #: With 0 nothing is late. A merge tries that on Mist, and elsewhere that something is.
 SEEDS = (0, 1, 2, 3) if ALL_TESTS else (1,)

@@ -147,14 +147,14 @@ BLINK_INLINE bool execute(State& state, bool ready, const Slice& slice, Word k, 
     } else {
       publish(state, notice);
     }
-    return true;
-  }
-  for (uint32_t i = thread_index(); i < receives; i += step) {
-    const Side& side = state.sides[state.at[i]];
-    if (Units<Wire>::kOrderedHead) {
-      store_release(side.head, side.position);
-    } else {
-      store_relaxed(side.head, side.position);
+  } else {
+    for (uint32_t i = thread_index(); i < receives; i += step) {
+      const Side& side = state.sides[state.at[i]];
+      if (Units<Wire>::kOrderedHead) {
+        store_release(side.head, side.position);
+      } else {
+        store_relaxed(side.head, side.position);
+      }
     }
   }
   return true;
