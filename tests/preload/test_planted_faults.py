@@ -226,10 +226,10 @@ def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: s
         paths = table("cedar", tmp_path / "paths.json")
         given |= {"BLINK_TOPO": "cedar", "BLINK_PATHS": paths, "BLINK_STAGING_BYTES": "1M"}
     elif file == "copy_engine.cpp":
-        given |= {"sizes": "1000,60000", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "1536K"}
+        given |= {"sizes": "1000,60000", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "3M"}
         given |= {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "one_shot" if fault.startswith("own data") else "blink"}
         if "staged" in fault or "host" in fault:
-            given |= {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring", "BLINK_STAGING_BYTES": "1M", "sizes": "1000,200000"}
+            given |= {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring", "BLINK_STAGING_BYTES": "2M", "sizes": "1000,200000"}
     faulty = replace(preloaded, built=with_fault(place, {file: (before, after)}))
     for seed in SEEDS:
         preloaded.client("threads", **given, BLINK_DOUBLE_SEED=seed).right()
