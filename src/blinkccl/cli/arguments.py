@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -147,6 +147,16 @@ def this_machine() -> Topology:
 
     try:
         return probe()
+    except (TopologyError, UnsupportedError) as error:
+        raise HardwareError(str(error)) from error
+
+
+def gathered(nccl_xml: str | None = None) -> dict[str, Any]:
+    """What there is to say of this machine, as ``blink topo --gather`` writes it; errors as :func:`this_machine`."""
+    from blinkccl.doctor.this_machine import gather
+
+    try:
+        return gather(nccl_xml)
     except (TopologyError, UnsupportedError) as error:
         raise HardwareError(str(error)) from error
 

@@ -23,6 +23,7 @@ Examples:
   blink topo dgx-1v --gpus 1,4,5,6           the part of a machine that a job has
   blink topo node7.txt --json                from "nvidia-smi topo -m" text, as a plan would see it
   blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
+  blink topo --gather node7.json             all there is to say of this machine, for a report or blink doctor
 
 Show a topology as a matrix like nvidia-smi's (its NODE is a PHB here), with the origin of every link.
 
@@ -36,8 +37,19 @@ def topo(
     links: Annotated[str | None, Option("--links", metavar="fast|pcie|staged|all", help="Which links to show.")] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
+    gather: Annotated[
+        Path | None,
+        Option(
+            "--gather",
+            metavar="FILE",
+            help="Write what NVML, sysfs and the kernel say of this machine, and nothing that tells whose it is.",
+        ),
+    ] = None,
 ) -> None:
     """Print the topology as text or JSON, and write it to a file."""
+    if gather is not None:
+        _gather(gather, spec)
+        return
     if output is not None:
         _check_output(output)
     topology, ranks = arguments.load(spec, gpus)
@@ -52,6 +64,25 @@ def topo(
         from blinkccl.report.topology_text import topology_text
 
         console.emit(topology_text(whole, console.paint()))
+
+
+def _gather(path: Path, nccl_xml: str | None) -> None:
+    """Writes the machine to ``path``, with NCCL's own dump of it where ``SPEC`` names one."""
+    from blinkccl.doctor.this_machine import summary
+    from blinkccl.forest.document import dumps
+    from blinkccl.topology import limits
+    from blinkccl.topology import nccl_xml as xml
+
+    text = None
+    if nccl_xml is not None:
+        source = Path(nccl_xml)
+        text = console.read_file(source, limits.MAX_FILE_BYTES).decode("utf-8", "replace")
+        if not xml.looks_like(text):
+            raise typer.BadParameter(f"{nccl_xml} is no NCCL topology; --gather takes what NCCL_TOPO_DUMP_FILE wrote")
+    console.check_writable(path)
+    document = arguments.gathered(text)
+    console.write_file(path, dumps(document))
+    console.note(f"{summary(document)}; blink doctor {path} reads it")
 
 
 def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str) -> Topology:

@@ -30,6 +30,7 @@ FORMATS = (
     TopologyFormat(
         "nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse
     ),  # first: a prompt may begin with [ or <
+    TopologyFormat("blink topo --gather", json_format.is_gathered, json_format.parse_gathered),
     TopologyFormat("our JSON", json_format.looks_like, json_format.parse),
     TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
 )

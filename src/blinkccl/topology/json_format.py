@@ -63,6 +63,21 @@ def looks_like(text: str) -> bool:
     return text.lstrip()[:1] in ("{", "[")
 
 
+def is_gathered(text: str) -> bool:
+    """Whether ``text`` is what ``blink topo --gather`` wrote: more than a topology, which is its field."""
+    return looks_like(text) and '"blink_gather"' in text[:4096]
+
+
+def parse_gathered(text: str, source: str = "JSON") -> Topology:
+    """The topology in a gathered file; raises as :func:`parse`."""
+    try:
+        document = msgspec.json.decode(text)
+        topology = msgspec.json.encode(document["topology"]).decode()
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+        raise TopologyError(f"{source}: no whole file of blink topo --gather; it may have been cut off") from None
+    return parse(topology, source)
+
+
 def to_document(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain dictionaries and lists, in the order of the schema."""
     lists = {key: list(msgspec.to_builtins(getattr(topology, key))) for key in ("vertices", "links", "notes")}

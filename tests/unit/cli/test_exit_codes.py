@@ -72,7 +72,8 @@ def test_3_where_namespaces_are_not_allowed(blink, monkeypatch):
     [TopologyError("NVML, starting: driver and library differ"), UnsupportedError("NVML, P2P: no such function")],
 )
 @pytest.mark.parametrize(
-    "arguments", [["topo"], ["plan", "allreduce"], ["bench", "allreduce", "--engine", "reference"], ["pick", "-k", "2"]]
+    "arguments",
+    [["topo"], ["plan", "allreduce"], ["bench", "allreduce", "--engine", "reference"], ["pick", "-k", "2"], ["doctor"]],
 )
 def test_3_for_a_driver_that_fails(blink, monkeypatch, failure, arguments):
     def probe():

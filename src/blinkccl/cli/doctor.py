@@ -1,0 +1,95 @@
+"""``blink doctor``: what is wrong with this machine, or in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from blinkccl.cli import arguments, console
+from blinkccl.cli.exits import CHECK_FAILED
+
+if TYPE_CHECKING:
+    from blinkccl.doctor.evidence import Case
+
+HELP = """
+Examples:
+
+\b
+  blink doctor                                   this machine
+  blink doctor run.log                           nccl-tests output, NCCL_DEBUG=INFO lines, PyTorch's watchdog
+  blink doctor run.log node7.xml                 several files of one run together
+  blink doctor run.log --topo dgx-1v --gpus 1,4,5,6
+  blink doctor ras.json                          which rank does a hanging job wait for?
+  blink doctor node7.json                        what blink topo --gather wrote elsewhere
+
+Say what could be, what is, why, and one line to try.
+
+\b
+Read, by content: nccl-tests (text, -J), NCCL_DEBUG=INFO lines, NCCL_TOPO_DUMP_FILE and NCCL_GRAPH_DUMP_FILE,
+nvidia-smi topo -m and nvlink -s, lspci -vvv, ncclras (text, JSON), NCCL Inspector, PyTorch's flight recorder
+and watchdog, blink topo --gather and --json, blink bench -J, blink dump --json.
+
+Exit code 1: something is wrong; 0: nothing that was found.
+"""
+
+
+def doctor(
+    files: Annotated[list[Path] | None, Argument(metavar="[FILE]...", help="Files, or folders of them.")] = None,
+    topo: Annotated[str | None, Option("--topo", metavar="SPEC", help="The machine, where no file says it.")] = None,
+    gpus: arguments.Gpus = None,
+    ranks: Annotated[int | None, Option("--ranks", "-g", min=1, help="How many CPU ranks are to run here.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Diagnose files, or this machine."""
+    from blinkccl.doctor.diagnose import diagnose
+
+    case = _files(files, topo) if files or topo else _here(ranks)
+    _choose(case, topo, gpus)
+    diagnosis = diagnose(case)
+    if json:
+        console.emit_json(diagnosis.document())
+    else:
+        from blinkccl.doctor.text import diagnosis_text
+
+        console.emit(diagnosis_text(diagnosis, console.paint(), console.width()))
+    if not diagnosis.healthy:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _files(files: list[Path] | None, topo: str | None) -> Case:
+    from blinkccl.doctor.evidence import Machine, Place
+    from blinkccl.doctor.reading import read_files
+
+    with console.Progress("reading") as bar:
+        case = read_files(files or (), bar)
+    if topo is not None:
+        case.pieces.append(Machine(Place(topo), arguments.load(topo)[0]))
+    return case
+
+
+def _here(ranks: int | None) -> Case:
+    from dataclasses import replace
+
+    from blinkccl.doctor import gathered
+    from blinkccl.doctor.evidence import THIS_MACHINE, Case, Host
+
+    case = Case()
+    case.add(gathered.pieces(arguments.gathered(), THIS_MACHINE))
+    case.pieces = [replace(one, ranks=ranks) if isinstance(one, Host) else one for one in case.pieces]
+    return case
+
+
+def _choose(case: Case, topo: str | None, gpus: str | None) -> None:
+    """Turns ``--gpus`` into vertices of the machine that was read."""
+    if gpus is None:
+        return
+    from blinkccl.doctor.evidence import Machine
+    from blinkccl.topology.spec import parse_gpus
+
+    machines = case.of(Machine)
+    if not machines:
+        raise typer.BadParameter("--gpus names GPUs of a machine, and no file says which: give --topo too")
+    case.gpus = parse_gpus(gpus, machines[-1].topology)

@@ -1,0 +1,96 @@
+"""From evidence to a diagnosis: all rules, the worst first, and what it comes to in a sentence.
+
+To add a family of rules: a file in ``rules/`` with ``findings(case)``, and its row in :data:`FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from blinkccl.doctor.evidence import Case, Host, Machine, Measured, RankState
+from blinkccl.doctor.finding import SEVERITIES, Finding
+from blinkccl.doctor.rules import bound, hang, host, links, measured, network, peers, settings
+from blinkccl.doctor.rules.job import jobs
+from blinkccl.report.text import count, gb_per_s_text
+from blinkccl.schema import SCHEMA_VERSION
+
+FAMILIES = (hang, peers, links, network, settings, host, measured, bound)
+#: What another finding explains is not told as a cause of its own.
+FOLLOWS_FROM = {"nccl-gap": {"pcie-narrow", "pcie-slow", "pcie-uplink", "nvlink-down", "contradiction"}}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, worst first; ``subject`` says of what in a sentence, ``notes`` what was inferred or left out."""
+
+    subject: str
+    findings: tuple[Finding, ...]
+    read: dict[str, list[str]]
+    notes: tuple[str, ...]
+    known: bool
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there was something to look at, and nothing is wrong with it."""
+        return self.known and not any(finding.wrong for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """The first thing to read."""
+        wrong = [finding for finding in self.findings if finding.wrong]
+        if not self.known:
+            return "nothing was read that says anything about a job or a machine"
+        if not wrong:
+            return "nothing wrong was found in what was read"
+        return f"{count(len(wrong), 'problem')}; the worst: {wrong[0].title}"
+
+    def document(self) -> dict[str, Any]:
+        """The JSON object of ``blink doctor --json``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "healthy": self.healthy,
+            "verdict": self.verdict,
+            "subject": self.subject,
+            "findings": [finding.document() for finding in self.findings],
+            "read": [{"source": source, "as": kinds} for source, kinds in self.read.items()],
+            "notes": list(self.notes),
+        }
+
+
+def diagnose(case: Case) -> Diagnosis:
+    """Runs every rule. Cost: a proof and a search of NCCL's channels per job, some 10 ms each."""
+    found = [finding for family in FAMILIES for finding in family.findings(case)]
+    found += measured.unexplained(case, found)
+    causes = {finding.cause for finding in found}
+    found = [finding for finding in found if not causes & FOLLOWS_FROM.get(finding.cause, set())]
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Diagnosis(_subject(case), tuple(found), case.read, tuple(dict.fromkeys(case.notes)), bool(case.pieces))
+
+
+def _subject(case: Case) -> str:
+    """What this is about."""
+    said = []
+    machines = case.of(Machine)
+    if machines:
+        topology = machines[-1].topology
+        kinds = [topology.vertex[rank].kind for rank in topology.ranks]
+        said.append(f"{topology.name}: {count(len(kinds), 'GPU' if 'gpu' in kinds else 'CPU rank')}")
+    elif case.of(Host):
+        said.append(f"a host of {case.of(Host)[-1].cpus} processors")
+    for job in jobs(case):
+        if job.measured is not None:
+            rate = gb_per_s_text(job.measured.busbw_gb_per_s)
+            said.append(f"{job.collective} among {len(job.ranks)} at {rate} busbw")
+    rows = case.of(Measured)
+    if rows and len(said) <= bool(machines):
+        best = max(rows, key=lambda row: row.busbw_gb_per_s)
+        said.append(
+            f"{best.collective} among {best.ranks} at {gb_per_s_text(best.busbw_gb_per_s)} busbw, on an unknown machine"
+        )
+    states = case.of(RankState)
+    if states:
+        said.append(f"{count(len({state.rank for state in states}), 'rank')} of a job that stands still or did")
+    if not said and case.pieces:
+        said.append(f"{count(len(case.pieces), 'piece')} of evidence, and no whole machine or job")
+    return "; ".join(said) or "nothing"

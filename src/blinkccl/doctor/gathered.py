@@ -1,0 +1,62 @@
+"""What ``blink topo --gather`` writes, read back; and what of it is evidence.
+
+One JSON object: what NVML, sysfs and the kernel say of a machine, with nothing that tells whose it is: no names of
+hosts
+and users, no serial numbers, no addresses in a network. :mod:`~.this_machine` makes it, from the machine that it runs
+on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from blinkccl.doctor.evidence import Acs, Device, Host, Iommu, Machine, NvLinks, PeerAccess, Piece, Place, Setting
+from blinkccl.doctor.readers import topologies
+from blinkccl.topology import json_format
+
+VERSION = 1
+_HASHES = re.compile(r"\b(host_hash|guid)=([\"'])(.*?)\2")
+
+
+def pieces(document: Any, source: str) -> Iterator[Piece]:
+    """The evidence in a document, all at ``source``."""
+    place = Place(source)
+    yield Machine(place, json_format.parse(json.dumps(document["topology"]), source))
+    for row in document.get("devices", ()):
+        numbers = {key: row.get(key) for key in ("numa", "width", "max_width", "gt_per_s", "max_gt_per_s")}
+        yield Device(place, row["kind"], row["name"], row.get("model", ""), idle=bool(row.get("idle")), **numbers)
+    for row in document.get("nvlinks", ()):
+        yield NvLinks(place, row["gpu"], int(row["up"]), int(row["down"]))
+    for row in document.get("peers", ()):
+        yield PeerAccess(place, row["a"], row["b"], bool(row["allowed"]), bool(row.get("nvlink")), row.get("why", ""))
+    kernel = document.get("kernel") or {}
+    if kernel.get("iommu"):
+        yield Iommu(place, kernel["iommu"], kernel.get("how", ""))
+    if kernel.get("acs_bridges"):
+        yield Acs(place, int(kernel["acs_redirecting"]), int(kernel["acs_bridges"]))
+    for name, value in sorted((document.get("settings") or {}).items()):
+        yield Setting(place, name, str(value))
+    host = document.get("host")
+    if host:
+        yield Host(place, **{key: host.get(key) for key in Host.__slots__ if key in host})
+    yield from _texts(document, source)
+
+
+def _texts(document: Any, source: str) -> Iterator[Piece]:
+    """What other tools said; the machine itself stands in the document already."""
+    matrix, xml = document.get("nvidia_smi_topo"), document.get("nccl_topology")
+    found: list[Piece] = []
+    if isinstance(matrix, str) and matrix.strip():
+        found += topologies.from_matrix(matrix, Place(f"{source}, nvidia_smi_topo"))
+    if isinstance(xml, str) and xml.strip():
+        found += topologies.from_xml(xml, f"{source}, nccl_topology", [])
+    yield from (piece for piece in found if not isinstance(piece, Machine | NvLinks))
+
+
+def without_secrets(xml: str) -> str:
+    """NCCL's XML with its hashes of hosts and identities of network cards counted through instead."""
+    known: dict[str, int] = {}
+    return _HASHES.sub(lambda found: f'{found[1]}="0x{known.setdefault(found[3], len(known) + 1):x}"', xml)

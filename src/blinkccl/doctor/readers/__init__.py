@@ -1,0 +1,1 @@
+"""What does a file say? One file per format, each known by its content."""

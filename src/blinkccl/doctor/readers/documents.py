@@ -1,0 +1,134 @@
+"""JSON documents: which kinds there are, how each is known, and what each says.
+
+Ours (topologies, ``blink topo --gather``, ``blink dump --json``, ``blink bench -J``), nccl-tests' ``-J``, NCCL's RAS
+and Inspector, and PyTorch's flight recorder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.doctor import gathered
+from blinkccl.doctor.evidence import Machine, Measured, Piece, Place, RankState
+from blinkccl.doctor.readers import flight_recorder
+from blinkccl.doctor.readers.nccl_tests import NAMES
+from blinkccl.topology import json_format
+
+_INSPECTOR = {
+    "AllReduce": "allreduce", "AllGather": "allgather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
+    "Reduce": "reduce",
+}  # fmt: skip
+
+
+def _has(*keys: str) -> Callable[[Any], bool]:
+    return lambda document: isinstance(document, dict) and all(key in document for key in keys)
+
+
+def _topology(document: Any, source: str) -> Iterator[Piece]:
+    yield Machine(Place(source), json_format.parse(json.dumps(document), source))
+
+
+def _benchmark(document: Any, source: str) -> Iterator[Piece]:
+    """``-J`` of nccl-tests and of ``blink bench``."""
+    config = document["config"]
+    devices = config.get("devices") or []
+    program = str((document.get("args") or [""])[0]).rsplit("/", 1)[-1]
+    name = str(config.get("collective") or program).partition("_perf")[0]
+    collective = NAMES.get(name, name)
+    if collective not in COLLECTIVES:
+        raise ValueError(name)
+    ours = "blink_version" in document
+    per_process = 1 if ours else int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    processes = {(str(row.get("hostname")), row.get("pid")) for row in devices}
+    ranks = len(devices) if ours or len(devices) > len(processes) else len(processes) * per_process
+    models = {str(row.get("name") or row.get("device_name") or "") for row in devices}
+    hosts = len({host for host, _ in processes}) or 1
+    for number, row in enumerate(document["results"]):
+        for key in ("out_of_place", "in_place"):
+            timed = row.get(key)
+            if not timed or not row["size"]:
+                continue
+            micros = float(timed.get("time", timed.get("cpu_time", 0)) or 0)
+            if micros > 0:
+                wrong, busbw = float(timed.get("nwrong") or 0), float(timed["bus_bw"])
+                place = Place(f"{source}, results[{number}]")
+                model = models.pop() if len(models) == 1 else ""
+                models = {model} if model else models
+                yield Measured(
+                    place, collective, ranks, int(row["size"]), micros * 1e-6, busbw, wrong, (), model, hosts
+                )
+
+
+def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Piece]:
+    """NCCL Inspector: an object per collective."""
+    for number, row in lines:
+        header, measured = row["header"], row["coll_perf"]
+        collective = _INSPECTOR.get(str(measured["coll"]))
+        if collective is None or int(header["n_ranks"]) < 2:
+            continue
+        yield Measured(
+            Place(source, number),
+            collective,
+            int(header["n_ranks"]),
+            int(measured["coll_msg_size_bytes"]),
+            float(measured["coll_exec_time_us"]) * 1e-6,
+            float(measured["coll_busbw_gbs"]),
+            hosts=int(header.get("nnodes", 1)),
+        )
+
+
+def _ras(document: Any, source: str) -> Iterator[Piece]:
+    """NCCL's RAS client with ``-f json``, since 2.28."""
+    place = Place(source)
+    for communicator in document["communicators"]:
+        group, members = f"communicator {communicator['hash']}", tuple(range(int(communicator["size"])))
+        for rank in communicator.get("ranks", ()):
+            counts = rank.get("collective_counts") or {}
+            status = rank.get("status") or {}
+            failed = status.get("abort_flag") or status.get("async_error") not in (None, 0, 7)
+            calls = tuple((str(name), int(count)) for name, count in counts.items())
+            yield RankState(place, group, int(rank["rank"]), "failed" if failed else "", calls, members=members)
+        for rank in communicator.get("missing_ranks", ()):
+            status = rank.get("status") or {}
+            state = (
+                "dead" if status.get("considered_dead") else "unresponsive" if status.get("unresponsive") else "missing"
+            )
+            yield RankState(place, group, int(rank["rank"]), state, members=members)
+
+
+#: RankState's words for what ``blink dump`` says of a rank.
+_DUMPED = {"gone": "dead", "stopped": "stopped", "absent": "missing", "left": "missing"}
+
+
+def _dump(document: Any, source: str) -> Iterator[Piece]:
+    for group in document["groups"]:
+        for rank in group["ranks"]:
+            awaited = rank.get("peer")
+            calls = (("", int(rank["calls"])),) if rank["state"] not in _DUMPED else ()
+            yield RankState(
+                Place(source),
+                f"group {group['segment']}",
+                int(rank["rank"]),
+                _DUMPED.get(rank["state"], ""),
+                calls,
+                doing=str(rank.get("call") or "") if rank["state"] in ("waiting", "running") else "",
+                members=tuple(range(int(group["size"]))),
+                line=str(rank.get("line") or ""),
+                waits_for=None if awaited is None else int(awaited),
+            )
+
+
+Read = Callable[[Any, str], Iterable[Piece]]
+#: (what it is, whether a document is one, how it is read); the first that knows it reads it.
+KINDS: tuple[tuple[str, Callable[[Any], bool], Read], ...] = (
+    ("blink topo --gather", _has("blink_gather"), gathered.pieces),
+    ("topology", _has("vertices", "links"), _topology),
+    ("blink dump", _has("groups", "pid"), _dump),
+    ("RAS", _has("communicators"), _ras),
+    ("flight recorder", _has("entries", "pg_config"), flight_recorder.pieces),
+    ("benchmark results", _has("results", "config"), _benchmark),
+    ("NCCL Inspector", _has("header", "coll_perf"), lambda document, source: inspector([(1, document)], source)),
+)

@@ -1,0 +1,63 @@
+"""What ``ncclras`` prints as text: communicators, and ranks that are missing or elsewhere than the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from blinkccl.doctor.evidence import Piece, Place, RankState
+
+_COMM = re.compile(r"^#\d+-\d+ \((\w+)\) [A-Z,]+")
+_COUNTS = re.compile(r"^\s+Communicator ranks have different (\w+) operation counts")
+_LAUNCHED = re.compile(r"^\s+(\d+) ranks? (?:have|has) launched up to operation (\d+)")
+_MISSING = re.compile(r"^\s+Missing communicator data from (\d+) rank")
+_RANK = re.compile(r"^\s+Rank (\d+) -- GPU")
+_TABLE = re.compile(r"^\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s+\d+\s+[A-Z]+\s+(?:OK|[A-Z,]+)\s*$")
+
+
+class RasText:
+    """A listener of lines. NCCL lists the ranks of smaller sets; of the others only the number is known."""
+
+    title = "ncclras"
+
+    def __init__(self, notes: list[str]) -> None:
+        self.group = ""
+        self.members: tuple[int, ...] = ()
+        self.operation = ""
+        #: Calls begun → how many ranks have; of those that are listed one by one, none is left here.
+        self.unlisted: dict[int, tuple[int, Place]] = {}
+        self.calls: int | None = None
+        self.missing = False
+
+    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+        """The pieces of one line."""
+        table, comm = _TABLE.match(line), _COMM.match(line)
+        if table is not None:
+            self.members = tuple(range(int(table[1])))
+        elif comm is not None:
+            yield from self.end()
+            self.group, self.calls, self.missing = f"communicator {comm[1]}", None, False
+        elif not self.group:
+            return
+        elif (found := _COUNTS.match(line)) is not None:
+            yield from self.end()
+            self.operation, self.missing = found[1], False
+        elif (found := _LAUNCHED.match(line)) is not None:
+            self.calls = int(found[2])
+            self.unlisted[self.calls] = int(found[1]), place
+        elif _MISSING.match(line) is not None:
+            self.missing = True
+        elif (found := _RANK.match(line)) is not None:
+            if self.missing:
+                yield RankState(place, self.group, int(found[1]), "missing", members=self.members)
+            elif self.calls is not None:
+                self.unlisted.pop(self.calls, None)
+                yield RankState(
+                    place, self.group, int(found[1]), calls=((self.operation, self.calls),), members=self.members
+                )
+
+    def end(self) -> Iterator[Piece]:
+        """Ranks that are not listed, as one: rank -n for n of them."""
+        for calls, (ranks, place) in self.unlisted.items():
+            yield RankState(place, self.group, -ranks, calls=((self.operation, calls),), members=self.members)
+        self.unlisted = {}

@@ -1,0 +1,266 @@
+"""Files become evidence: text is heard line by line, documents are read whole; what each is, its content says.
+
+A file may hold several kinds at once (a log with the output of tools pasted in). Text is streamed, so a log may be as
+large as it likes; JSON, XML and pickles are read whole, up to :data:`MAX_DOCUMENT_BYTES`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from blinkccl.doctor.evidence import Case, Piece, Place
+from blinkccl.doctor.readers import documents, flight_recorder, topologies
+from blinkccl.doctor.readers.nccl_log import NcclLog
+from blinkccl.doctor.readers.nccl_tests import NcclTests
+from blinkccl.doctor.readers.ras_text import RasText
+from blinkccl.doctor.readers.tools import Tools
+from blinkccl.doctor.readers.torch_log import TorchLog
+from blinkccl.errors import TopologyError, UsageError
+from blinkccl.topology import nvidia_smi
+from blinkccl.topology.limits import MAX_FILE_BYTES
+
+MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+#: Of a line of text: what stands behind is not looked at.
+MAX_LINE = 16 * 1024
+#: A matrix of nvidia-smi within a log.
+MAX_MATRIX_LINES = 600
+#: Of one kind in one file; a log of a thousand ranks says the same thing a thousand times.
+MAX_PIECES = 100_000
+MAX_FILES = 4096
+
+#: Lines that no listener wants are most of a large log: one look tells.
+_WANTED = re.compile(
+    rb"NCCL|[Rr]ank|^\s*(?:NIC|[a-z]\w*_)\d+\s|_perf|Watchdog|"
+    rb"work:|^\s*\d+\s+\d+\s|Link \d|GPU ?\d|ACSCtl|BOOT_IMAGE|^#\d|"
+    rb"launched|Missing|"
+    rb"^\s*\d+(?:\s+\d+){5}\s|operation counts|>:\s*\d+\s+\d+\s|^\d+:\s+\d+\s+\d+\s"
+)
+_TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
+_CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_MATRIX = re.compile(r"^\s*GPU0\s+(?:GPU1|CPU|NIC|mlx)")
+_MATRIX_ROW = re.compile(r"^\s*(?:GPU|NIC|[a-z]\w*_?)\d+\s")
+
+
+class Listener(Protocol):
+    """A reader of lines."""
+
+    title: str
+
+    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+        """The pieces of one line."""
+        ...
+
+
+LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, TorchLog, RasText, Tools)
+
+
+def read_files(paths: Iterable[Path], tick: Callable[[int, int], None] = lambda done, total: None) -> Case:
+    """The evidence in these files, and in all files of these directories; ``tick`` gets (bytes read, of all).
+
+    UsageError where a file cannot be opened. Whatever a file holds, nothing else is raised: what cannot be read is a
+    note of the case.
+    """
+    case = Case()
+    files = [file for path in paths for file in _files(path)]
+    total, before = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        done = before
+        _read(case, file, lambda read, done=done: tick(done + read, total))  # type: ignore[misc]
+        before += file.stat().st_size
+        tick(before, total)
+    return case
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        if path.is_dir():
+            found = sorted(entry for entry in path.iterdir() if entry.is_file())
+            if len(found) > MAX_FILES:
+                raise UsageError(f"{path}: {len(found)} files, at most {MAX_FILES}")
+            return found
+        with path.open("rb"):
+            return [path]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _read(case: Case, path: Path, tick: Callable[[int], None]) -> None:
+    source = str(path)
+    before = len(case.pieces)
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+            file.seek(0)
+            kinds = _document(case, file, start, source) if _is_document(start) else None
+            if kinds is None:
+                file.seek(0)
+                kinds = _text(case, file, source, tick)
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror or error}") from None
+    case.read[source] = kinds
+    if len(case.pieces) == before:
+        what = "the file is empty" if not start.strip() else "nothing in it is known here"
+        case.notes.append(f"{source}: {what}")
+
+
+def _is_document(start: bytes) -> bool:
+    head = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return head[:1] in (b"{", b"<") or head[:2] == b"[{" or flight_recorder.is_pickle(start)
+
+
+# Documents.
+
+
+def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str] | None:
+    """What it is, if it is one; None where it may still be text that begins like one."""
+    data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if flight_recorder.is_pickle(start):
+        return _understood(case, source, "flight recorder", lambda: flight_recorder.from_pickle(data, source))
+    text = data.decode("utf-8-sig", "replace")
+    if start.lstrip().startswith(b"<") and re.match(r"\s*<(?:system|graphs|\?xml|!--)", text):
+        return _understood(case, source, "NCCL XML", lambda: topologies.from_xml(text, source, case.notes))
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    lines = _json_lines(text)
+    if lines is not None:
+        return _understood(case, source, "NCCL Inspector", lambda: documents.inspector(lines, source))
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if len(data) > MAX_DOCUMENT_BYTES:
+            case.notes.append(f"{source}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB; such a document is not read")
+            return []
+        if re.match(r"\s*(?:\{\s*\"|\[\s*\{)", text):
+            where = (
+                f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+            )
+            case.notes.append(f"{source}: not whole JSON ({where}); it may have been cut off, so nothing of it is used")
+            return ["JSON, cut off"]
+        return None
+    return _json(case, document, source)
+
+
+def _json_lines(text: str) -> list[tuple[int, Any]] | None:
+    """The objects of a file with one to a line, if it is one; what is cut off at its end is left out."""
+    found: list[tuple[int, Any]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append((number, json.loads(line)))
+        except (ValueError, RecursionError):
+            if not found:
+                return None
+    objects = [one for _, one in found]
+    return found if len(found) > 0 and all(isinstance(one, dict) and "coll_perf" in one for one in objects) else None
+
+
+def _json(case: Case, document: Any, source: str) -> list[str]:
+    for title, knows, read in documents.KINDS:
+        if knows(document):
+            return _understood(case, source, title, lambda read=read: read(document, source))  # type: ignore[misc]
+    case.notes.append(f"{source}: JSON, but of no kind that is known here")
+    return []
+
+
+def _understood(case: Case, source: str, title: str, read: Callable[[], Iterable[Piece]]) -> list[str]:
+    """Adds what ``read`` gives; a file that contradicts its own format is a note, with the reason."""
+    try:
+        case.add(read())
+    except TopologyError as error:
+        case.notes.append(str(error))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError) as error:
+        case.notes.append(f"{source}: taken for {title}, but it has not the shape of one ({type(error).__name__})")
+    return [title]
+
+
+# Text.
+
+
+def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) -> list[str]:
+    listeners = [make(case.notes) for make in LISTENERS]
+    counts = dict.fromkeys((listener.title for listener in listeners), 0)
+    matrix: list[str] = []
+    first = 0
+    whole = _whole_matrix(case, file, source, counts)
+    for number, line, read in _lines(file):
+        if number % 65536 == 0:
+            tick(read)
+        if matrix and (len(matrix) >= MAX_MATRIX_LINES or not _continues(line)):
+            _matrix(case, matrix, Place(source, first), counts)
+            matrix = []
+        if not whole and (matrix or _MATRIX.match(line)):
+            first = first if matrix else number
+            matrix.append(line)
+            continue
+        place = Place(source, number)
+        for listener in listeners:
+            _take(case, listener, listener.hear(line, place), counts)
+    if matrix:
+        _matrix(case, matrix, Place(source, first), counts)
+    for listener in listeners:
+        end = getattr(listener, "end", None)
+        if end is not None:
+            _take(case, listener, end(), counts)
+    return [title for title, count in counts.items() if count]
+
+
+def _whole_matrix(case: Case, file: BinaryIO, source: str, counts: dict[str, int]) -> bool:
+    """Reads a file that begins with nvidia-smi's matrix, of whatever vintage; whether it is one."""
+    text = file.read(MAX_FILE_BYTES).decode("utf-8-sig", "replace")
+    file.seek(0)
+    if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):
+        _matrix(case, text.splitlines(), Place(source), counts)
+        return True
+    return False
+
+
+def _take(case: Case, listener: Listener, pieces: Iterator[Piece], counts: dict[str, int]) -> None:
+    for piece in pieces:
+        counts[listener.title] += 1
+        if counts[listener.title] <= MAX_PIECES:
+            case.pieces.append(piece)
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:
+    """The lines that may say something, with their numbers, and the bytes read; launchers' tags taken off.
+
+    A line without an end is read in parts.
+    """
+    read = 0
+    number = 0
+    while part := file.readline(MAX_LINE):
+        read += len(part)
+        number += 1
+        if not part.endswith(b"\n") and len(part) == MAX_LINE:
+            while (more := file.readline(MAX_LINE)) and not more.endswith(b"\n"):
+                read += len(more)
+        if _WANTED.search(part) is None:
+            continue
+        text = _CONTROL.sub("", part.decode("utf-8", "replace")).rstrip()
+        tag = _TAG.match(text)
+        # A launcher's tag comes again where a line was put together from pieces.
+        yield (
+            number,
+            text if tag is None else text.replace(tag[0].strip(), " ") if tag[0][0] == "[" else text[tag.end() :],
+            read,
+        )
+
+
+def _continues(line: str) -> bool:
+    return _MATRIX_ROW.match(line) is not None
+
+
+def _matrix(case: Case, lines: list[str], place: Place, counts: dict[str, int]) -> None:
+    title = "nvidia-smi topo -m"
+    counts[title] = counts.get(title, 0) + 1
+    try:
+        pieces = list(topologies.from_matrix("\n".join(lines), place))
+    except TopologyError as error:
+        case.notes.append(str(error))
+        return
+    case.add(pieces)

@@ -1,0 +1,254 @@
+"""The job that a case is about: which GPUs of which machine, what was measured, what could be, what NCCL takes for it.
+
+Where files do not say it, it is inferred, and the inference is a note of the case.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from blinkccl.algorithms.bounds import certificate_for
+from blinkccl.baselines.nccl_model import SERVED, choose
+from blinkccl.baselines.nccl_search import search
+from blinkccl.baselines.nccl_system import VERSION
+from blinkccl.collectives.spec import Collective
+from blinkccl.doctor.evidence import Case, Machine, Measured, NcclVersion
+from blinkccl.errors import BlinkError, TopologyError
+from blinkccl.forest.model import Certificate, Cut, Dual, Partition
+from blinkccl.report.text import gb_per_s_text, ids
+from blinkccl.topology import nvidia_smi
+from blinkccl.topology.catalog import machine
+from blinkccl.topology.model import FAST_KINDS, Topology
+from blinkccl.topology.select import ids_text, network_for
+from blinkccl.units import bus_factor
+
+#: Where no size was measured.
+LARGE_BYTES = 1 << 30
+#: Below this a rate says more of latency than of links.
+LEAST_BYTES = 16 << 20
+#: With more GPUs in three islands or more the model of NCCL's search takes seconds.
+MOST_SEARCHED = 6
+#: What many GPUs of one name are, if they are all of a server.
+_SERVERS = (
+    (r"P100-SXM2", 8, "dgx-1p"), (r"V100-SXM2", 8, "dgx-1v"), (r"V100-SXM3", 16, "dgx-2"),
+    (r"A100-SXM4", 8, "dgx-a100"), (r"H100 80GB HBM3|H100-SXM", 8, "hgx-h100"), (r"H200(?! NVL)", 8, "hgx-h200"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The proved bound on busbw in GB/s, and the cut that it is of; ``links`` are those that were planned on."""
+
+    busbw_gb_per_s: float
+    cut: str
+    links: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What NCCL's own model says: busbw, and over what."""
+
+    busbw_gb_per_s: float
+    how: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """``ranks`` are vertices of ``machine``; ``measured`` is the best large row of this job, ``largest`` its last."""
+
+    machine: Machine
+    ranks: tuple[int, ...]
+    collective: str
+    measured: Measured | None = None
+    largest: Measured | None = None
+    version: tuple[int, int] = VERSION
+
+    @property
+    def topology(self) -> Topology:
+        return self.machine.topology
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all GPUs."""
+        return len(self.ranks) == len(self.topology.ranks)
+
+    @property
+    def name(self) -> str:
+        return f"{self.collective} on the GPUs {ids_text(sorted(self.ranks))} of {self.topology.name}"
+
+    @property
+    def spec(self) -> str:
+        """How it is typed."""
+        gpus = "" if self.whole else f" --gpus {ids_text(self.ranks)}"
+        named = self.machine.inferred or self.machine.place.source in ("this machine",)
+        source = self.topology.name if self.machine.inferred else self.machine.place.source.partition(",")[0]
+        return ("" if named and not self.machine.inferred else f" --topo {source}") + gpus
+
+    @property
+    def bound(self) -> Bound | None:
+        return bound_of(self.topology, self.ranks, self.collective)
+
+    @property
+    def expected(self) -> Expected | None:
+        if len(self.ranks) > MOST_SEARCHED and len(self.islands()) > 2 and self.joined_somewhere:
+            return None
+        size = self.measured.size_bytes if self.measured is not None else LARGE_BYTES
+        return expected_of(self.topology, self.ranks, self.collective, size, self.version)
+
+    @property
+    def joined_somewhere(self) -> bool:
+        """Whether the machine has NVLink or its kin."""
+        return any(x.kind in FAST_KINDS for x in self.topology.links)
+
+    @property
+    def assumed(self) -> bool:
+        """Whether the bound is that of PCIe links of which nobody has said how fast they are."""
+        if not any(x.kind == "pcie" and x.provenance == "nvidia-smi" for x in self.topology.links):
+            return False
+        return not self.joined_somewhere or len(self.islands()) > 1
+
+    @property
+    def bound_text(self) -> str:
+        """The bound and the cut that it is of."""
+        bound = self.bound
+        if bound is None:
+            return "unknown: no link joins these GPUs"
+        given = f" if PCIe gives {nvidia_smi.PCIE_GB_PER_S} GB/s, which nvidia-smi does not say" if self.assumed else ""
+        return f"{gb_per_s_text(bound.busbw_gb_per_s)} busbw{given}, by {bound.cut}"
+
+    def islands(self) -> list[tuple[int, ...]]:
+        """The job's GPUs, parted where no NVLink or its kin leads on; one part where there is none at all."""
+        fast = [(x.src, x.dst) for x in self.topology.links if x.kind in FAST_KINDS]
+        parts: list[tuple[int, ...]] = []
+        left = set(self.ranks)
+        allowed = left | {v.id for v in self.topology.vertices if v.kind == "switch"}
+        while left:
+            reached = {min(left)}
+            stack = list(reached)
+            while stack:
+                here = stack.pop()
+                for a, b in fast:
+                    if a == here and b in allowed and b not in reached:
+                        reached.add(b)
+                        stack.append(b)
+            parts.append(tuple(sorted(reached & left)))
+            left -= reached
+        return parts
+
+
+def jobs(case: Case) -> list[Job]:
+    """One per set of GPUs and collective that was measured; without measurements, an AllReduce of all GPUs."""
+    rows: dict[tuple[str, int, tuple[int, ...], str, int], list[Measured]] = {}
+    for row in case.of(Measured):
+        rows.setdefault((row.collective, row.ranks, row.gpus, row.gpu, row.hosts), []).append(row)
+    versions = case.of(NcclVersion)
+    version = (versions[-1].version[0], versions[-1].version[1]) if versions else VERSION
+    found = []
+    for group in rows.values():
+        large = [row for row in group if row.size_bytes >= LEAST_BYTES]
+        if not large:
+            continue
+        best = max(large, key=lambda row: row.busbw_gb_per_s)
+        last = max(group, key=lambda row: (row.size_bytes, row.busbw_gb_per_s))
+        host = machine_of(case, best)
+        ranks = None if host is None else _ranks(case, host.topology, best)
+        if host is not None and ranks is not None:
+            found.append(Job(host, ranks, best.collective, best, last, version))
+    if not found and not rows:
+        host = machine_of(case, None)
+        ranks = None if host is None else case.gpus or host.topology.ranks
+        if host is not None and ranks is not None and len(ranks) > 1:
+            found.append(Job(host, ranks, "allreduce", version=version))
+    return found
+
+
+def machine_of(case: Case, row: Measured | None) -> Machine | None:
+    """The machine that was read last; where none was, what the names of the GPUs tell."""
+    read = [one for one in case.of(Machine) if any(one.topology.vertex[r].kind == "gpu" for r in one.topology.ranks)]
+    if read or row is None:
+        return read[-1] if read else None
+    for pattern, count, name in _SERVERS:
+        if row.hosts == 1 and row.ranks == count and re.search(pattern, row.gpu):
+            why = f"{count} GPUs called {row.gpu} are taken for {name}; give --topo for certainty"
+            note(case, f"{row.place.source}: {why}")
+            return Machine(row.place, machine(name), why)
+    return None
+
+
+def _ranks(case: Case, topology: Topology, row: Measured) -> tuple[int, ...] | None:
+    """The vertices of a row's ranks."""
+    if case.gpus is not None and len(case.gpus) == row.ranks:
+        return case.gpus
+    if row.ranks == len(topology.ranks):
+        return topology.ranks
+    if row.ranks > len(topology.ranks) or row.ranks < 2 or row.hosts > 1:
+        return None
+    listed = len(row.gpus) == row.ranks == len(set(row.gpus)) and set(row.gpus) <= set(topology.ranks)
+    chosen = row.gpus if listed else topology.ranks[: row.ranks]
+    how = "the log numbers them so" if listed else "a program takes the first ones"
+    note(case, f"{row.place.source}: its {row.ranks} ranks are taken for the GPUs {ids_text(chosen)}, as {how}; "
+               "CUDA_VISIBLE_DEVICES may differ, --gpus says it")  # fmt: skip
+    return tuple(chosen)
+
+
+def note(case: Case, text: str) -> None:
+    """Adds a note, once."""
+    if text not in case.notes:
+        case.notes.append(text)
+
+
+@lru_cache(maxsize=256)
+def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Bound | None:
+    """What no algorithm of unicast trees can pass; None where the links do not join the ranks."""
+    for links in ("fast", "all"):
+        try:
+            network = network_for(topology, ranks, links)
+            proof = certificate_for(_collective(collective, len(ranks)), ranks, network)
+        except BlinkError:
+            continue
+        algbw = float(proof.bound) * network.unit_gb_per_s
+        return Bound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network), links)
+    return None
+
+
+def _collective(name: str, size: int) -> Collective:
+    rooted = name in ("broadcast", "reduce", "gather", "scatter")
+    ends = {"src": 0, "dst": size - 1} if name == "sendrecv" else {"root": 0} if rooted else {}
+    return Collective(name, size, **ends)
+
+
+def cut_text(proof: Certificate, network: Topology) -> str:
+    """Which links hold the data up, by the names that people know."""
+    label = {v.id: v.label for v in network.vertices}
+    match proof:
+        case Cut():
+            inside = [v for v in proof.side if v in network.ranks]
+            outside = [v for v in network.ranks if v not in proof.side]
+            return f"the links from {{{ids(inside)}}} to {{{ids(outside)}}}"
+        case Partition():
+            return "the links between " + " | ".join(f"{{{ids(block)}}}" for block in proof.blocks)
+        case Dual():
+            pairs = list(dict.fromkeys(tuple(sorted((u, v))) for u, v, _ in proof.prices))
+            kinds = {network.link[u, v].kind for u, v, _ in proof.prices}
+            named = ", ".join(f"{label[u]} – {label[v]}" for u, v in pairs[:3])
+            more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+            return f"the {' and '.join(sorted(kinds))} links {named}{more}"
+
+
+@lru_cache(maxsize=256)
+def expected_of(
+    topology: Topology, ranks: tuple[int, ...], collective: str, size_bytes: int, version: tuple[int, int]
+) -> Expected | None:
+    """NCCL's channels on this machine, and its time for this size; None where its model does not know the job."""
+    if collective not in SERVED:
+        return None
+    try:
+        channels = search(topology, ranks, version=version)
+        chosen = choose(channels, collective, size_bytes)
+    except (BlinkError, TopologyError):
+        return None
+    how = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind}"
+    return Expected(chosen.busbw_gb_per_s, f"{chosen.algorithm}, {how}", channels.kind)

@@ -1,0 +1,279 @@
+"""This machine as one document: NVML, PCIe as sysfs has it, the kernel's IOMMU, and what a process here may use.
+
+Read only; nothing needs to be root, but Access Control Services are told to root alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from blinkccl.doctor.gathered import VERSION, without_secrets
+from blinkccl.doctor.readers.tools import iommu_of
+from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.topology import probe as probing
+from blinkccl.topology.json_format import to_document
+from blinkccl.topology.probe import MAX_NVLINKS, P2P_NVLINK, P2P_OK
+from blinkccl.topology.select import ids_text
+
+#: Classes of PCI devices in sysfs, by their first digits.
+_CLASSES = {"0x0302": "gpu", "0x0300": "gpu", "0x02": "nic", "0x0604": "bridge"}
+_NVIDIA = "0x10de"
+#: PCI Express: the capability by which bridges control access, and its bit for sending requests up.
+_ACS_CAPABILITY, _ACS_REDIRECT = 0x0D, 1 << 2
+_GENERATION_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+#: From here on NVML's performance states are of a GPU that rests, whose link may be turned down.
+_RESTING_STATE = 5
+#: What libraries are told by the environment and that says nothing of whom.
+_SETTINGS = re.compile(r"(?:NCCL|BLINK|TORCH_NCCL|OMP)_\w+")
+_PRIVATE = re.compile(r"FILE|PATH|ADDR|IFNAME|HCA|COMM_ID|PLUGIN|HOST|STORE|DIR|KEY|TOKEN", re.IGNORECASE)
+_WAIT_S = 20
+
+
+def gather(nccl_xml: str | None = None, nvml: Any = None, root: Path = Path("/")) -> dict[str, Any]:
+    """Everything, as :mod:`~.gathered` reads it; ``nccl_xml`` is NCCL's own dump, if somebody has one.
+
+    ``nvml`` and ``root`` are the driver and the file system to look at. Raises as
+    :func:`~blinkccl.topology.probe.probe`.
+    """
+    topology = probing.probe() if nvml is None else probing.probe(nvml)
+    driver = import_module("pynvml") if nvml is None else nvml
+    has_gpus = any(topology.vertex[rank].kind == "gpu" for rank in topology.ranks)
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "blink_gather": VERSION,
+        "topology": to_document(topology),
+        "devices": [*(_gpus(driver, root) if has_gpus else ()), *_pci(root, not has_gpus)],
+        "nvlinks": _nvlinks(driver) if has_gpus else [],
+        "peers": _peers(driver) if has_gpus else [],
+        "kernel": _kernel(root),
+        "host": _host(root),
+        "settings": {k: v for k, v in sorted(os.environ.items()) if _SETTINGS.fullmatch(k) and not _PRIVATE.search(k)},
+        "nvidia_smi_topo": _nvidia_smi() if has_gpus and nvml is None else "",
+        "nccl_topology": without_secrets(nccl_xml) if nccl_xml else "",
+    }
+    return document
+
+
+# NVML.
+
+
+def _handles(driver: Any) -> list[Any]:
+    return [driver.nvmlDeviceGetHandleByIndex(i) for i in range(driver.nvmlDeviceGetCount())]
+
+
+class _Open:
+    """NVML, for the time of a question."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def __enter__(self) -> list[Any]:
+        self.driver.nvmlInit()
+        return _handles(self.driver)
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.nvmlShutdown()
+
+
+def _ask(driver: Any, function: str, *arguments: Any) -> Any:
+    """The answer, or None where this driver has none."""
+    try:
+        return getattr(driver, function)(*arguments)
+    except (driver.NVMLError, AttributeError):
+        return None
+
+
+def _gpus(driver: Any, root: Path) -> list[dict[str, Any]]:
+    rows = []
+    with _Open(driver) as handles:
+        for number, gpu in enumerate(handles):
+            name = driver.nvmlDeviceGetName(gpu)
+            state = _ask(driver, "nvmlDeviceGetPerformanceState", gpu)
+            busid = driver.nvmlDeviceGetPciInfo(gpu).busId
+            text = (busid.decode() if isinstance(busid, bytes) else busid).lower()
+            numa = _number(root / "sys/bus/pci/devices" / text[-12:] / "numa_node")
+            rows.append(
+                {
+                    "kind": "gpu",
+                    "name": f"GPU{number}",
+                    "model": name.decode() if isinstance(name, bytes) else str(name),
+                    "numa": None if numa is None or numa < 0 else numa,
+                    "width": _ask(driver, "nvmlDeviceGetCurrPcieLinkWidth", gpu),
+                    "max_width": _ask(driver, "nvmlDeviceGetMaxPcieLinkWidth", gpu),
+                    "gt_per_s": _GENERATION_GT_PER_S.get(_ask(driver, "nvmlDeviceGetCurrPcieLinkGeneration", gpu) or 0),
+                    "max_gt_per_s": _GENERATION_GT_PER_S.get(
+                        _ask(driver, "nvmlDeviceGetMaxPcieLinkGeneration", gpu) or 0
+                    ),
+                    "idle": state is None or state >= _RESTING_STATE,
+                }
+            )
+    return rows
+
+
+def _nvlinks(driver: Any) -> list[dict[str, Any]]:
+    rows = []
+    with _Open(driver) as handles:
+        for number, gpu in enumerate(handles):
+            states = [_ask(driver, "nvmlDeviceGetNvLinkState", gpu, link) for link in range(MAX_NVLINKS)]
+            told = states[: states.index(None)] if None in states else states
+            if told:
+                up = sum(map(bool, told))
+                rows.append({"gpu": f"GPU{number}", "up": up, "down": len(told) - up})
+    return rows
+
+
+def _peers(driver: Any) -> list[dict[str, Any]]:
+    """Pairs of GPUs, each once: NVML says whether reads (0) and writes (1) are allowed."""
+    rows = []
+    with _Open(driver) as handles:
+        for i, a in enumerate(handles):
+            for j, b in enumerate(handles[:i]):
+                ways = [_ask(driver, "nvmlDeviceGetP2PStatus", a, b, index) for index in (0, 1, P2P_NVLINK)]
+                if ways[0] is None or ways[1] is None:
+                    continue
+                allowed = ways[0] == P2P_OK and ways[1] == P2P_OK
+                why = "" if allowed else f"NVML's P2P status: read {ways[0]}, write {ways[1]}"
+                rows.append(
+                    {"a": f"GPU{j}", "b": f"GPU{i}", "allowed": allowed, "nvlink": ways[2] == P2P_OK, "why": why}
+                )
+    return rows
+
+
+def _nvidia_smi() -> str:
+    """``nvidia-smi topo -m``, which names no host; "" where it is not there."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        ended = subprocess.run([program, "topo", "-m"], capture_output=True, timeout=_WAIT_S, check=True)
+        return ended.stdout.decode("utf-8", "replace")
+    return ""
+
+
+# sysfs and /proc.
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if re.fullmatch(r"-?\d{1,15}", text) else None
+
+
+def _speed(path: Path) -> float | None:
+    found = re.match(r"([\d.]+) GT/s", _text(path))
+    return float(found[1]) if found else None
+
+
+def _pci(root: Path, gpus_too: bool) -> Iterator[dict[str, Any]]:
+    """NICs, and GPUs where NVML does not list them; those without a link of their own (in VMs) are left out."""
+    counts: dict[str, int] = {}
+    with suppress(OSError):
+        for path in sorted((root / "sys/bus/pci/devices").iterdir()):
+            code = _text(path / "class")
+            kind = next((kind for prefix, kind in _CLASSES.items() if code.startswith(prefix)), None)
+            width = _number(path / "current_link_width")
+            if kind in (None, "bridge") or not width:
+                continue
+            if kind == "gpu" and not (gpus_too and _is_gpu(path)):
+                continue
+            counts[kind] = counts.get(kind, -1) + 1
+            numa = _number(path / "numa_node")
+            yield {
+                "kind": kind,
+                "name": f"{'NIC' if kind == 'nic' else 'GPU'}{counts[kind]}",
+                "model": f"{_text(path / 'vendor')} {_text(path / 'device')}",
+                "numa": None if numa is None or numa < 0 else numa,
+                "width": width,
+                "max_width": _number(path / "max_link_width"),
+                "gt_per_s": _speed(path / "current_link_speed"),
+                "max_gt_per_s": _speed(path / "max_link_speed"),
+                "idle": kind == "gpu",
+            }
+
+
+def _kernel(root: Path) -> dict[str, Any]:
+    state, how = iommu_of(_text(root / "proc/cmdline")), "the kernel's command line"
+    gpus = [path for path in _entries(root / "sys/bus/pci/devices") if _is_gpu(path)]
+    kinds = [kind for path in gpus if (kind := _text(path / "iommu_group/type"))]
+    if kinds:
+        translating = sum(kind.startswith("DMA") for kind in kinds)
+        state = "translating" if translating else "passthrough"
+        how = f"sysfs: {translating} of {len(gpus)} GPUs are in groups whose addresses are translated"
+    elif gpus and not state and not _entries(root / "sys/kernel/iommu_groups"):
+        state, how = "off", "sysfs has no IOMMU groups"
+    bridges = [redirects for path in _entries(root / "sys/bus/pci/devices") if (redirects := _acs(path)) is not None]
+    return {"iommu": state, "how": how, "acs_bridges": len(bridges), "acs_redirecting": sum(bridges)}
+
+
+def _is_gpu(device: Path) -> bool:
+    return _text(device / "class")[:6] in ("0x0300", "0x0302") and _text(device / "vendor") == _NVIDIA
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _acs(device: Path) -> bool | None:
+    """Whether a bridge sends requests between devices up to the root; None where it is none, or may not be asked."""
+    if not _text(device / "class").startswith("0x0604"):
+        return None
+    try:
+        space = (device / "config").read_bytes()
+    except OSError:
+        return None
+    at = 0x100  # extended capabilities: a list of (16 bits what, 4 bits version, 12 bits next)
+    for _ in range(64):
+        if len(space) < at + 8 or at < 0x100:
+            return None
+        head = int.from_bytes(space[at : at + 4], "little")
+        if head & 0xFFFF == _ACS_CAPABILITY:
+            return bool(int.from_bytes(space[at + 6 : at + 8], "little") & _ACS_REDIRECT)
+        at = head >> 20
+    return None
+
+
+def _host(root: Path) -> dict[str, Any]:
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    nodes = [path for path in _entries(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", path.name)]
+    host: dict[str, Any] = {"cpus": cpus, "numa_nodes": max(1, len(nodes)), "quota": _quota(root)}
+    with suppress(OSError):
+        memory = os.statvfs(root / "dev/shm")
+        host["shm_bytes"] = memory.f_frsize * memory.f_blocks
+        host["shm_free_bytes"] = memory.f_frsize * memory.f_bavail
+    return host
+
+
+def _quota(root: Path) -> float | None:
+    """The processors' time that a control group grants, in processors; None: all."""
+    new = _text(root / "sys/fs/cgroup/cpu.max").split()
+    if len(new) == 2 and new[0].isdigit() and new[1].isdigit():
+        return int(new[0]) / max(1, int(new[1]))
+    quota, period = (_number(root / "sys/fs/cgroup/cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return quota / period if quota and period and quota > 0 else None
+
+
+def summary(document: dict[str, Any]) -> str:
+    """What a gathered document is of, in a few words."""
+    gpus = [row for row in document["devices"] if row["kind"] == "gpu"]
+    if gpus:
+        models = sorted({row["model"] for row in gpus if row["model"]})
+        return f"{len(gpus)} GPUs ({', '.join(models)})"
+    return f"{document['host']['cpus']} CPUs, NUMA nodes {ids_text(range(document['host']['numa_nodes']))}, no GPU"

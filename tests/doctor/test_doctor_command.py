@@ -1,0 +1,92 @@
+"""``blink doctor`` and ``blink topo --gather`` as typed: exit codes, JSON, and mistakes of the person."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def test_1_where_something_is_wrong_and_0_where_not(blink):
+    assert blink("doctor", CORPUS / "p2p-level-loc/run.log").code == 1
+    healthy = blink("doctor", CORPUS / "dgx-a100-healthy/run.log")
+    assert healthy.code == 0, healthy.out
+    assert "nothing wrong was found" in healthy.out
+    assert "taken for dgx-a100" in healthy.out
+
+
+def test_json_has_what_is_promised(blink):
+    ended = blink("doctor", CORPUS / "iommu-corruption/run.log", CORPUS / "iommu-corruption/cmdline.txt", "--json")
+    found = json.loads(ended.out)
+    assert ended.code == 1
+    assert set(found) == {"schema_version", "healthy", "verdict", "subject", "findings", "read", "notes"}
+    assert found["healthy"] is False
+    assert set(found["findings"][0]) == {
+        "cause", "severity", "title", "bound", "got", "why", "try", "evidence",
+    }  # fmt: skip
+    assert found["findings"][0]["evidence"][0]["line"] == 1
+
+
+def test_a_machine_beside_a_log(blink):
+    log = CORPUS / "dgx1-fragment/run.log"
+    ended = blink("doctor", log, "--topo", "dgx-1v", "--gpus", "0,1,6")
+    assert "{0,1} | {6}" in ended.out
+    assert ended.code == 1
+
+
+def test_folders(blink):
+    assert "IOMMU" in blink("doctor", CORPUS / "iommu-corruption").out
+
+
+def test_contradicting_files_are_named(blink):
+    first, second = CORPUS / "turin-socket-bus/system.xml", CORPUS / "nics-on-one-socket/topo.txt"
+    ended = blink("doctor", first, second)
+    assert ended.code == 1
+    assert "describe different machines" in ended.out
+
+
+def test_nothing_known_is_no_health(blink, tmp_path):
+    (tmp_path / "x.txt").write_text("hello\n")
+    ended = blink("doctor", tmp_path / "x.txt")
+    assert ended.code == 1
+    assert "nothing was read" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["none.log"], "none.log cannot be read: No such file or directory"),
+        (["--topo", "dgx-9"], "unknown topology 'dgx-9'"),
+        (["--gpus", "0"], "fewer than two"),
+    ],
+)
+def test_mistakes(blink, typed, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    if typed[0] == "--gpus":
+        (tmp_path / "x.log").write_text("NCCL INFO NCCL_PROTO set by environment to LL\n")
+        typed, message = ["x.log", *typed], "no file says which"
+    blink("doctor", *typed).assert_refused(message)
+
+
+def test_this_machine_gathers_and_reads_itself(blink, tmp_path):
+    path = tmp_path / "machine.json"
+    assert blink("topo", "--gather", path).code == 0
+    here, there = blink("doctor", "--json"), blink("doctor", path, "--json")
+    causes = [[finding["cause"] for finding in json.loads(ended.out)["findings"]] for ended in (here, there)]
+    assert causes[0] == causes[1]
+    assert blink("topo", path).out == blink("topo").out
+
+
+def test_gather_takes_ncclss_own_dump_and_nothing_else(blink, tmp_path):
+    xml = CORPUS / "turin-socket-bus/system.xml"
+    path = tmp_path / "machine.json"
+    assert blink("topo", xml, "--gather", path).code == 0
+    assert "socket-bus" in blink("doctor", path).out
+    blink("topo", CORPUS / "titans-x8/case.toml", "--gather", path).assert_refused("is no NCCL topology")
+
+
+def test_ranks_without_processors(blink):
+    assert "too-few-processors" in blink("doctor", "-g", "100000").out

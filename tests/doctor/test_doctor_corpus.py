@@ -1,0 +1,41 @@
+"""Published cases, in our own words: the doctor finds in each what its people found, and nothing in healthy ones."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from blinkccl.doctor.diagnose import diagnose
+from blinkccl.doctor.reading import read_files
+from blinkccl.doctor.text import diagnosis_text
+from blinkccl.topology.spec import parse_gpus
+
+CORPUS = sorted(path.parent for path in Path(__file__).parent.glob("corpus/*/case.toml"))
+
+
+@pytest.mark.parametrize("folder", CORPUS, ids=lambda folder: folder.name)
+def test_what_was_found(folder):
+    from blinkccl.doctor.evidence import Machine
+
+    told = tomllib.loads((folder / "case.toml").read_text("utf-8"))
+    assert told["source"].startswith("https://") or told["source"].startswith("public ")
+    files = sorted(path for path in folder.iterdir() if path.name != "case.toml")
+    case = read_files(files)
+    if "gpus" in told:
+        case.gpus = parse_gpus(told["gpus"], case.of(Machine)[-1].topology)
+    diagnosis = diagnose(case)
+    text = diagnosis_text(diagnosis, lambda text, style: text)
+    wrong = {finding.cause for finding in diagnosis.findings if finding.wrong}
+    print(text)
+    assert set(told["found"]) <= wrong
+    if not told["found"]:
+        assert not wrong
+    assert diagnosis.healthy is not bool(told["found"])
+    for words in told.get("says", ()):
+        assert words in text
+
+
+def test_there_are_enough():
+    assert len(CORPUS) >= 15

@@ -1,0 +1,216 @@
+"""Whatever bytes come: a case, with notes where something could not be read; nothing is guessed without a word."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+
+from blinkccl.doctor.diagnose import diagnose
+from blinkccl.doctor.evidence import Device, Hop, Machine, Measured, NicPath, RankState, Setting, Started
+from blinkccl.doctor.reading import read_files
+from blinkccl.doctor.text import diagnosis_text
+from blinkccl.errors import UsageError
+from support.examples import ALL_TESTS
+
+CORPUS = Path(__file__).parent / "corpus"
+SAMPLES = [path for path in sorted(CORPUS.glob("*/*")) if path.name != "case.toml"]
+FIXTURES = sorted((Path(__file__).parents[2] / "src/blinkccl/topology/fixtures").iterdir())
+
+
+def _read(tmp_path, data, name="file"):
+    path = tmp_path / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return read_files([path])
+
+
+def _told(case):
+    diagnosis = diagnose(case)
+    json.dumps(diagnosis.document())
+    return diagnosis_text(diagnosis, lambda text, style: text, 100)
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
+def test_topology_fixtures_are_read(path):
+    assert _told(read_files([path]))
+
+
+def test_files_that_are_cut_off_or_damaged_never_crash(tmp_path):
+    rng = random.Random(7)
+    for path in SAMPLES if ALL_TESTS else SAMPLES[::2]:
+        data = path.read_bytes()
+        for _ in range(6 if ALL_TESTS else 2):
+            cut = data[: rng.randrange(len(data))]
+            odd = bytearray(data)
+            for _ in range(10):
+                odd[rng.randrange(len(odd))] = rng.randrange(256)
+            for damaged in (cut, bytes(odd), data + b"\x00\x1b]0;owned\x07\xff" + cut):
+                text = _told(_read(tmp_path, damaged))
+                assert "\x1b" not in text
+                assert "\x07" not in text
+
+
+def test_decimal_commas_tags_colours_and_carriage_returns(tmp_path):
+    row = "[1,0]<stdout>:   1073741824     268435456     float     sum      -1   8000,0  134,22  201,33      0\r\n"
+    ranks = "".join(
+        f"[1,0]<stdout>:\x1b[1m#  Rank {r} Group 0 Pid 1 on n device {r} [0x0] X\x1b[0m\r\n" for r in range(4)
+    )
+    case = _read(tmp_path, "[1,0]<stdout>:# Collective test starting: all_reduce_perf\r\n" + ranks + row)
+    (measured,) = case.of(Measured)
+    assert (measured.ranks, measured.busbw_gb_per_s, measured.gpus) == (4, 201.33, (0, 1, 2, 3))
+    assert any("decimal commas" in note for note in case.notes)
+
+
+def test_rows_that_contradict_themselves_are_left_out_with_a_note(tmp_path):
+    head = "# Collective test starting: all_reduce_perf\n#  Rank 0 Pid 1 on n device 0 [0x0] X\n"
+    case = _read(tmp_path, head + "1073741824 268435456 float sum -1 8000.0 99.0 99.0 0\n")
+    assert not case.of(Measured)
+    assert any("134.22 GB/s, not 99" in note for note in case.notes)
+
+
+@pytest.mark.parametrize(
+    ("row", "ranks", "busbw"),
+    [
+        ("33554432 8388608 float sum -1 209.7 160.0 240.0 0 209.7 160.0 240.0 0", 2, 240.0),
+        ("33554432 8388608 float sum 209.7 160.0 240.0 0e+00 209.7 160.0 240.0 0e+00", 2, 240.0),
+        ("33554432 8388608 float sum -1 209.7 160.0 240.0 N/A 209.7 160.0 240.0 N/A", 2, 240.0),
+        ("33554432 8388608 float sum -1 209.7 160.0 240.0", 1, 240.0),
+    ],
+)
+def test_rows_of_every_version(tmp_path, row, ranks, busbw):
+    head = "all_reduce_perf -g 4\n" + "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] X\n" for r in range(4))
+    rows = _read(tmp_path, head + row + "\n").of(Measured)
+    assert len(rows) == ranks
+    assert {one.busbw_gb_per_s for one in rows} == {busbw}
+
+
+def test_what_a_log_does_not_say_is_inferred_from_its_numbers_and_said(tmp_path):
+    head = "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] X\n" for r in range(4))
+    case = _read(tmp_path, head + "33554432 8388608 float sum -1 209.7 160.0 240.0 0\n")
+    assert case.of(Measured)[0].collective == "allreduce"
+    assert any("taken for allreduce" in note for note in case.notes)
+
+
+def test_ncclss_lines_of_many_versions(tmp_path):
+    lines = """
+    n:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC
+    n:1:2 [0] NCCL INFO Ring 00 : 1[90] -> 2[b0] via direct shared memory
+    n:1:2 [0] NCCL INFO Channel 00 : 0[1] -> 1[2] via P2P/IPC/read
+    n:1:2 [0] NCCL INFO Channel 01/0 : 3[1] -> 0[2] [send] via NET/IB/1/GDRDMA
+    n:1:2 [0] NCCL INFO Channel 01/0 : 3[1] -> 0[2] [receive] via NET/IB/1/GDRDMA
+    n:1:2 [0] NCCL INFO Channel 01/0 : 2[1] -> 3[2] via SHM/direct/direct
+    """
+    case = _read(tmp_path, lines)
+    assert [(hop.src, hop.dst, hop.transport) for hop in case.of(Hop)] == [
+        (1, 2, "SHM"), (0, 1, "P2P"), (3, 0, "NET"), (2, 3, "SHM"),
+    ]  # fmt: skip
+    assert [(one.name, one.value) for one in case.of(Setting)] == [("NCCL_P2P_LEVEL", "LOC")]
+
+
+def test_a_matrix_within_a_log(tmp_path):
+    noise = "".join(f"some line {n}\n" for n in range(500))
+    matrix = (CORPUS / "nics-on-one-socket/topo.txt").read_text()
+    case = _read(tmp_path, noise + matrix + "\n" + noise)
+    assert len(case.of(Machine)[0].topology.ranks) == 8
+    assert len(case.of(NicPath)) == 32
+    assert case.of(Machine)[0].place.line == 501
+
+
+def test_a_large_log_is_streamed(tmp_path, monkeypatch):
+    """Lines are asked for one by one: no reading of the whole."""
+    path = tmp_path / "large.log"
+    line = b"n:1:2 [0] step 17 loss 0.1234567 and nothing else that matters here\n"
+    row = b"n:1:2 [0] NCCL INFO NCCL_PROTO set by environment to LL\n"
+    path.write_bytes(line * 20_000 + row * 20_000)
+    asked = []
+    real = io.BufferedReader.read
+
+    def tick(done, total):
+        asked.append((done, total))
+
+    case = read_files([path], tick)
+    assert len(case.of(Setting)) == 1  # told once, however often it is printed
+    assert asked[-1] == (path.stat().st_size,) * 2
+    assert real is io.BufferedReader.read
+
+
+def test_a_line_without_an_end(tmp_path):
+    case = _read(tmp_path, b"NCCL INFO " + b"x" * 10_000_000)
+    assert not case.pieces
+    assert "nothing in it is known" in case.notes[0]
+
+
+def test_json_that_is_cut_off_is_said_and_not_used(tmp_path):
+    whole = (CORPUS / "pro6000-writes-slow/links.json").read_text()
+    case = _read(tmp_path, whole[:-30])
+    assert not case.pieces
+    assert "it may have been cut off" in case.notes[0]
+
+
+def test_pickles_run_no_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "owned",))
+
+    case = _read(tmp_path, pickle.dumps(Evil(), 2), "trace_0")
+    assert not (tmp_path / "owned").exists()
+    assert not case.pieces
+    assert "has not the shape of one" in case.notes[0]
+
+
+def test_a_flight_recorder_says_rank_call_and_line(tmp_path):
+    entry = {
+        "process_group": ("0", "default_pg"), "collective_seq_id": 5, "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[4]], "state": "scheduled",
+        "frames": [
+            {"filename": "/lib/torch/x.py", "line": 1, "name": "f"}, {"filename": "/j/t.py", "line": 9, "name": "go"},
+        ],
+    }  # fmt: skip
+    document = {"entries": [entry], "pg_config": {"0": {"ranks": "[0, 1, 2]"}}}
+    case = _read(tmp_path, json.dumps(document), "trace_2.json")
+    (state,) = case.of(RankState)
+    assert (state.rank, state.members, state.line) == (2, (0, 1, 2), "/j/t.py:9 in go")
+    assert "ranks 0, 1" in diagnose(case).findings[0].title
+
+
+def test_inspector_and_benchmark_json(tmp_path):
+    row = {
+        "header": {"id": "0x7", "rank": 2, "n_ranks": 8, "nnodes": 1},
+        "coll_perf": {
+            "coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 1 << 30, "coll_exec_time_us": 4000,
+            "coll_algobw_gbs": 268.4, "coll_busbw_gbs": 469.7,
+        },
+    }  # fmt: skip
+    lines = json.dumps(row) + "\n" + json.dumps(row) + "\n" + json.dumps(row)[:40]
+    assert [one.busbw_gb_per_s for one in _read(tmp_path, lines).of(Measured)] == [469.7, 469.7]
+    benchmark = {
+        "config": {"nthreads": 1, "ngpus": 8, "devices": [{"hostname": "n", "pid": 1, "name": "H"}]},
+        "args": ["./build/all_reduce_perf"],
+        "results": [{"size": 1 << 30, "out_of_place": {"time": 4000, "alg_bw": 268.4, "bus_bw": 469.7, "nwrong": 0}}],
+    }
+    (measured,) = _read(tmp_path, json.dumps(benchmark)).of(Measured)
+    assert (measured.ranks, measured.collective, measured.gpu) == (8, "allreduce", "H")
+
+
+def test_a_run_without_results_is_one(tmp_path):
+    lines = "".join(f"#  Rank {r} Group 0 Pid 1 on n device {r} [0x0] X\n" for r in range(2))
+    assert _read(tmp_path, lines).of(Started)[0].ranks == 2
+
+
+def test_folders_and_files_that_are_not_there(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_files([tmp_path / "none"])
+    (tmp_path / "a").write_text("")
+    assert "the file is empty" in read_files([tmp_path]).notes[0]
+
+
+def test_xml_without_gpu_tags_still_says_its_links(tmp_path):
+    path = next(path for path in FIXTURES if path.name == "no-gpu-tags.nccl.xml")
+    case = read_files([path])
+    assert case.of(Device)
+    assert not case.of(Machine)
+    assert any("NCCL_TOPO_DUMP_FILE" in note for note in case.notes)
