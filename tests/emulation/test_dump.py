@@ -18,8 +18,9 @@ import pytest
 from job import Job, Start, tell, wait_for
 
 from blinkccl.errors import DeadlineError, UnsupportedError
+from blinkccl.runtime import python_line
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.dump import GroupState, groups_of
+from blinkccl.runtime.dump import GroupState, groups_of, with_lines
 from support.processes import open_files
 
 Blink = Callable[..., Any]
@@ -66,6 +67,54 @@ def test_a_stopped_rank_is_named_with_what_the_others_wait_for(start: Start, bli
     assert document["groups"][0]["awaited"] == [{"rank": 1, "by": [0, 2]}]
     job.signal(1, signal.SIGCONT)
     wait_until(job, 0, lambda g: g.ranks[1].calls > group.ranks[0].calls + 3)  # the job goes on
+
+
+def one_is_elsewhere(comm: Communicator) -> None:
+    comm.barrier()
+    tell(comm, "ready")
+    if comm.rank == 1:
+        sleeps_in_the_program()
+    comm.barrier()
+
+
+def sleeps_in_the_program() -> None:
+    time.sleep(30)
+
+
+def test_the_line_of_python_is_told_by_the_process_itself(start: Start, blink: Blink, tmp_path: Path) -> None:
+    job = start(2, one_is_elsewhere)
+    job.hear("ready")
+    wait_until(job, 0, lambda g: [rank.state for rank in g.ranks] == ["waiting", "between calls"])
+    for _ in range(2):  # a second time as the first
+        waiting, elsewhere = with_lines(groups_of(job.pid(0)))[0].ranks
+        assert re.search(r"test_dump\.py:\d+ in one_is_elsewhere$", waiting.line)
+        assert re.search(r"test_dump\.py:\d+ in sleeps_in_the_program$", elsewhere.line)
+    assert "rank 1 is at " in blink("dump", job.pid(0)).out
+    dumped = tmp_path / "dump.json"
+    dumped.write_text(blink("dump", job.pid(0), "--json").out)
+    said = blink("doctor", dumped)
+    assert said.code == 1
+    assert "rank 1 of group" in said.out
+    assert "in sleeps_in_the_program" in said.out
+
+
+def test_a_process_that_offers_no_line_is_not_signalled() -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert python_line.ask(bystander.pid) == ""
+    bystander.communicate(b"\n", timeout=20)
+    assert bystander.returncode == 0
+
+
+def test_whose_line_is_taken() -> None:
+    stacks = (
+        'Thread 0x1 (most recent call first):\n  File "/lib/threading.py", line 1 in wait\n\n'
+        'Thread 0x2 (most recent call first):\n  File "/x/blinkccl/runtime/group.py", line 2 in call\n'
+        '  File "/x/torch/distributed/c10d.py", line 3 in all_reduce\n  File "/job/train.py", line 17 in step\n\n'
+        'Current thread 0x3 (most recent call first):\n  File "/job/main.py", line 4 in main\n'
+    )
+    assert python_line.line_of(stacks) == "/job/train.py:17 in step"
+    assert python_line.line_of(stacks.replace("blinkccl", "other")) == "/job/main.py:4 in main"
+    assert python_line.line_of("") == ""
 
 
 def meets_a_deadline(comm: Communicator) -> None:

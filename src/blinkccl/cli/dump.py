@@ -16,7 +16,8 @@ Examples:
   blink dump 4711 --json
 
 Look into the shared memory of a job that runs on this host: for each group, which call every rank is in,
-what it waits for, from whom and since when, and who keeps everybody waiting. The job does not notice.
+what it waits for, from whom and since when, which line of Python it is at, and who keeps everybody waiting.
+The job does not notice.
 
 Exit code 2: there is no such process, it is another user's, or it is in no group.
 """
@@ -27,10 +28,10 @@ def dump(
     json: arguments.Json = False,
 ) -> None:
     """Print the groups of process ``pid``."""
-    from blinkccl.runtime.dump import groups_of
+    from blinkccl.runtime.dump import groups_of, with_lines
     from blinkccl.schema import SCHEMA_VERSION
 
-    groups = groups_of(pid)
+    groups = with_lines(groups_of(pid))
     if json:
         documents = [group.document() for group in groups]
         console.emit_json({"schema_version": SCHEMA_VERSION, "pid": pid, "groups": documents})

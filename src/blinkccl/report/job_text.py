@@ -23,6 +23,7 @@ def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) ->
         "",
     ]
     sentences = [f"rank {rank.rank} waits {rank.awaits}" for rank in group.ranks if rank.awaits]
+    sentences += [f"rank {rank.rank} is at {rank.line}" for rank in group.ranks if rank.line]
     sentences += _conclusions(group)
     return "\n".join(lines + [fit(sentence, width) for sentence in sentences])
 

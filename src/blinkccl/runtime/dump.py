@@ -2,7 +2,8 @@
 
 Any process of the job will do: all ranks of a host have the segment open. It is found through /proc/PID/fd, mapped
 for reading, and says of every rank which call it is in, what it waits for and since when. Nothing is written or
-locked, so the job does not notice. What is read is a picture of running processes: it may be torn.
+locked, so the job does not notice. Where a rank's Python program stands its process says itself, where it is asked
+(:func:`with_lines`). What is read is a picture of running processes: it may be torn.
 
 A rank holds a lock on its byte of the segment as long as its process lives; that is asked for, not taken.
 """
@@ -26,6 +27,7 @@ from blinkccl.engines import native_library as native
 from blinkccl.engines.host import awaited, failure_of, statuses
 from blinkccl.engines.host_plan import STAGES
 from blinkccl.errors import CommunicationError, UnsupportedError
+from blinkccl.runtime import python_line
 from blinkccl.runtime.process import PROC, stat
 
 #: The name of a segment's memory file, as /proc shows it.
@@ -38,7 +40,8 @@ class RankState:
     """One rank of a group; where it waits, ``awaits`` says what for and ``peer`` for whom.
 
     ``state`` is "absent" (has not come yet), "left" (closed its group), "gone" (its process ended), "stopped" (by a
-    signal or a debugger), "waiting", "running" (inside call number ``calls``) or "between calls".
+    signal or a debugger), "waiting", "running" (inside call number ``calls``) or "between calls". ``line`` is where its
+    Python program stands, where it says it.
     """
 
     rank: int
@@ -53,6 +56,7 @@ class RankState:
     stage: str | None = None
     chunk: int | None = None
     waiting_s: float | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,18 @@ def groups_of(pid: int) -> list[GroupState]:
     another version of this package, or this process is itself a rank of one of them.
     """
     return sorted((_group(found) for found in _segments(pid)), key=lambda group: -group.size)
+
+
+def with_lines(groups: list[GroupState]) -> list[GroupState]:
+    """The groups with the line of Python at which each living rank stands; each process is asked once."""
+    asked: dict[int, str] = {}
+    for rank in (rank for group in groups for rank in group.ranks):
+        if rank.state in ("waiting", "running", "between calls") and rank.pid not in asked:
+            asked[rank.pid] = python_line.ask(rank.pid)
+    return [
+        replace(group, ranks=tuple(replace(rank, line=asked.get(rank.pid, "")) for rank in group.ranks))
+        for group in groups
+    ]
 
 
 def _segments(pid: int) -> list[Path]:

@@ -30,7 +30,7 @@ from blinkccl.engines.host import (
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import Shape
 from blinkccl.errors import CommunicationError, PeerLostError, UnsupportedError, UsageError
-from blinkccl.runtime import cross_memory
+from blinkccl.runtime import cross_memory, python_line
 from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
@@ -90,6 +90,7 @@ class HostGroup(Group):
 
     def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing) -> None:
         self.peers = bootstrap.peers
+        python_line.offer()
         self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
         self._endpoint = self._memory.endpoint
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
