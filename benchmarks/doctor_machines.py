@@ -13,12 +13,14 @@ seed. The doctor judges by the same model of NCCL, so this tests what it conclud
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pickle
 import random
 import re
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,7 @@ from blinkccl.baselines.nccl_search import search
 from blinkccl.doctor.diagnose import Diagnosis, diagnose
 from blinkccl.doctor.reading import read_files
 from blinkccl.doctor.rules.job import expected_of
+from blinkccl.doctor.text import diagnosis_text
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.json_format import to_document, write
 from blinkccl.topology.model import Topology
@@ -34,7 +37,14 @@ from blinkccl.topology.nccl_xml_write import write as write_xml
 from blinkccl.units import bus_factor
 
 PAGE = Path(__file__).parents[1] / "docs/doctor.md"
+CORPUS = Path(__file__).parents[1] / "tests/doctor/corpus"
 MARKS = ("<!-- benchmarks/doctor_machines.py -->", "<!-- end -->")
+SAMPLE_MARKS = ("<!-- samples: benchmarks/doctor_machines.py -->", "<!-- end of samples -->")
+#: A published case of each family of rules.
+SAMPLES = (
+    "a100-pairs-three", "v100-nvlink-inactive", "iommu-corruption", "p2p-level-loc", "nics-on-one-socket", "shm-64mb",
+    "ras-mismatch", "virtual-bridges",
+)  # fmt: skip
 NVSWITCH = ("dgx-2", "dgx-a100", "hgx-h100", "hgx-h200")
 MESH = ("dgx-1p", "dgx-1v", "cedar")
 PAIRS = ("pcie-4gpu-nvlink-pairs", "pcie-8gpu-nvlink-pairs")
@@ -595,6 +605,26 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def samples() -> str:
+    """What the doctor says of published cases: the verdict and the first finding of each."""
+    said = []
+    for name in SAMPLES:
+        with contextlib.chdir(CORPUS / name):
+            files = sorted(path for path in Path().iterdir() if path.name != "case.toml")
+            text = diagnosis_text(diagnose(read_files(files)), lambda text, style: text, 110)
+        told = tomllib.loads((CORPUS / name / "case.toml").read_text("utf-8"))
+        first = text.split("\n\n")[1]
+        typed = f"$ blink doctor {' '.join(map(str, files))}"
+        said.append(f"[{told['title']}]({told['source']}): {told['symptom']}.\n\n```\n{typed}\n…\n{first}\n```\n")
+    return "\n".join(said)
+
+
+def replaced(page: str, marks: tuple[str, str], text: str) -> str:
+    """The page with ``text`` between two marks."""
+    before, _, rest = page.partition(marks[0])
+    return f"{before}{marks[0]}\n{text}{marks[1]}{rest.partition(marks[1])[2]}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--machines", type=int, default=200)
@@ -613,9 +643,8 @@ def main() -> None:
                 what = outcome.fault.what if outcome.fault else "healthy"
                 print(outcome.seed, outcome.base, what, outcome.causes, *outcome.diagnosis.notes, sep=" | ")
     if arguments.write:
-        page = PAGE.read_text("utf-8")
-        before, _, rest = page.partition(MARKS[0])
-        PAGE.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{rest.partition(MARKS[1])[2]}", "utf-8")
+        page = replaced(PAGE.read_text("utf-8"), MARKS, text)
+        PAGE.write_text(replaced(page, SAMPLE_MARKS, samples()), "utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def test_a_machine_beside_a_log(blink):
     ended = blink("doctor", log, "--topo", "dgx-1v", "--gpus", "0,1,6")
     assert "{0,1} | {6}" in ended.out
     assert ended.code == 1
+
+
+def test_standard_input(blink, monkeypatch):
+    data = (CORPUS / "p2p-level-loc/run.log").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    ended = blink("doctor", "-")
+    assert ended.code == 1
+    assert "standard input, line 1" in ended.out
 
 
 def test_folders(blink):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doctor_machines import FAULTS, MARKS, PAGE, run, table
+from doctor_machines import FAULTS, MARKS, PAGE, SAMPLE_MARKS, run, samples, table
 
 from support.examples import ALL_TESTS
 
@@ -21,6 +21,10 @@ def test_hidden_faults_are_found_and_nothing_else():
 def test_the_page_has_the_table_of_today():
     outcomes = [*(run(seed) for seed in range(200)), *(run(seed, healthy=True) for seed in range(100))]
     assert f"{MARKS[0]}\n{table(outcomes)}{MARKS[1]}" in PAGE.read_text("utf-8")
+
+
+def test_the_page_has_the_output_of_today():
+    assert f"{SAMPLE_MARKS[0]}\n{samples()}{SAMPLE_MARKS[1]}" in PAGE.read_text("utf-8")
 
 
 def test_healthy_machines_have_nothing_wrong_and_faulty_ones_have():

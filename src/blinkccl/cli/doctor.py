@@ -37,7 +37,9 @@ Exit code 1: something is wrong; 0: nothing that was found.
 
 
 def doctor(
-    files: Annotated[list[Path] | None, Argument(metavar="[FILE]...", help="Files, or folders of them.")] = None,
+    files: Annotated[
+        list[Path] | None, Argument(metavar="[FILE]...", help="Files, or folders of them; - is standard input.")
+    ] = None,
     topo: Annotated[str | None, Option("--topo", metavar="SPEC", help="The machine, where no file says it.")] = None,
     gpus: arguments.Gpus = None,
     ranks: Annotated[int | None, Option("--ranks", "-g", min=1, help="How many CPU ranks are to run here.")] = None,

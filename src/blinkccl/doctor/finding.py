@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blinkccl.doctor.evidence import Piece, Place
+from blinkccl.report.text import ids
 
 #: "error": it does not work, or gives wrong results. "warning": slower than it could be, or nobody can tell.
 #: "note": no fault, but what explains a number. The first two are what exit code 1 means.
@@ -45,6 +46,17 @@ class Finding:
             "try": self.attempt,
             "evidence": [{"source": place.source, "line": place.line or None} for place in self.places],
         }
+
+
+def named(devices: Iterable[str]) -> str:
+    """Devices as people list them, each once: ``GPU3``, ``GPUs 0-3,5``, ``NIC0, NIC2``."""
+    names = list(dict.fromkeys(devices))
+    numbers = [name.removeprefix("GPU") for name in names]
+    if len(names) > 1 and all(
+        name.startswith("GPU") and number.isdigit() for name, number in zip(names, numbers, strict=True)
+    ):
+        return f"GPUs {ids(sorted(map(int, numbers)))}"
+    return ", ".join(names)
 
 
 def places(*pieces: Piece | Iterable[Piece]) -> tuple[Place, ...]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -66,16 +70,19 @@ def read_files(paths: Iterable[Path], tick: Callable[[int, int], None] = lambda 
     """
     case = Case()
     files = [file for path in paths for file in _files(path)]
-    total, before = sum(file.stat().st_size for file in files), 0
+    sizes = {file: file.stat().st_size if str(file) != "-" else 0 for file in files}
+    total, before = sum(sizes.values()), 0
     for file in files:
         done = before
         _read(case, file, lambda read, done=done: tick(done + read, total))  # type: ignore[misc]
-        before += file.stat().st_size
+        before += sizes[file]
         tick(before, total)
     return case
 
 
 def _files(path: Path) -> list[Path]:
+    if str(path) == "-":
+        return [path]
     try:
         if path.is_dir():
             found = sorted(entry for entry in path.iterdir() if entry.is_file())
@@ -89,10 +96,10 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(case: Case, path: Path, tick: Callable[[int], None]) -> None:
-    source = str(path)
+    source = str(path) if str(path) != "-" else "standard input"
     before = len(case.pieces)
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             start = file.read(4096)
             file.seek(0)
             kinds = _document(case, file, start, source) if _is_document(start) else None
@@ -105,6 +112,19 @@ def _read(case: Case, path: Path, tick: Callable[[int], None]) -> None:
     if len(case.pieces) == before:
         what = "the file is empty" if not start.strip() else "nothing in it is known here"
         case.notes.append(f"{source}: {what}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file; standard input, which cannot be read twice, as a copy."""
+    if str(path) != "-":
+        with path.open("rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.seek(0)
+        yield copy
 
 
 def _is_document(start: bytes) -> bool:

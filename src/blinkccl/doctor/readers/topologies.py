@@ -31,7 +31,14 @@ def from_matrix(text: str, place: Place) -> Iterator[Piece]:
             others = [cells.lanes(gpu, other) for other in gpus if other != gpu]
             switched = cells.gpu_count > 2 and len(set(others)) == 1 and sum(others) > nvidia_smi.MAX_LANES_PER_GPU
             yield NvLinks(place, f"GPU{gpu}", max(others) if switched else sum(others), 0)
-    for nic in range(cells.gpu_count, len(cells.names)):
+    sockets = list(dict.fromkeys(cells.affinity[gpu] for gpu in gpus))
+    for gpu in gpus:
+        if cells.affinity[gpu]:
+            yield Device(place, "gpu", f"GPU{gpu}", numa=sockets.index(cells.affinity[gpu]))
+    nics = range(cells.gpu_count, len(cells.names))
+    for nic in nics:
+        if any(cells.cells[nic][other] == "PIX" for other in nics if other < nic):
+            continue  # another port of a card that is told already
         for gpu in gpus:
             if cells.cells[nic][gpu] in _NEAR:
                 yield NicPath(place, cells.names[nic], f"GPU{gpu}", cells.cells[nic][gpu])

@@ -59,15 +59,15 @@ def _finding(
 ) -> Finding:
     where = next((f"; it stands at {s.line}" for s in own if s.line), "")
     waiting = len({s.rank for s in states if s.rank not in ranks})
-    named = ranks_text(sorted(ranks))
+    those = ranks_text(sorted(ranks))
     return Finding(
         cause,
         "error",
-        f"{named} of {group} {what if len(ranks) == 1 else _plural(what)}",
+        f"{those} of {group} {what if len(ranks) == 1 else _plural(what)}",
         "all ranks in the same call",
         f"{waiting} other ranks wait{where}",
         "a collective ends when all ranks have come; the others wait for this one",
-        f"look at the output and the host of {named}: an error before the hang, out of memory, a lost GPU (dmesg | "
+        f"look at the output and the host of {those}: an error before the hang, out of memory, a lost GPU (dmesg | "
         f"grep Xid)",
         places(own or states[:2]),
     )
@@ -92,7 +92,7 @@ def _behind(states: Sequence[RankState]) -> list[RankState] | None:
 def behind_finding(group: str, behind: Sequence[RankState], states: Sequence[RankState]) -> Finding:
     """Ranks that are not where the others are; where a source lists the others only, how many they are."""
     listed = [state.rank for state in behind if state.rank >= 0]
-    named = ranks_text(sorted(listed)) if listed else f"{-behind[0].rank} ranks, all but {_others(behind, states)},"
+    those = ranks_text(sorted(listed)) if listed else f"{-behind[0].rank} ranks (all but {_others(behind, states)})"
     name = next((name for name, _ in behind[0].calls if name), "")
     low = max((count for key, count in behind[0].calls if key == name), default=0)
     most = max((count for s in states for key, count in s.calls if key == name), default=low)
@@ -101,13 +101,13 @@ def behind_finding(group: str, behind: Sequence[RankState], states: Sequence[Ran
     return Finding(
         "rank-behind",
         "error",
-        f"{named} of {group} {'has' if len(listed) == 1 else 'have'} begun fewer calls than the others",
+        f"{those} of {group} {'has' if len(listed) == 1 else 'have'} begun fewer calls than the others",
         f"{most} {name or 'call'}s on every rank",
-        f"{low} on {named}{line}",
+        f"{low} on {those}{line}",
         "the others wait in a call that these have not come to"
         + (f": {shortened(ahead, 80)}" if ahead else "")
         + "; a branch that not all ranks take, an uneven number of batches, or a rank that is slow or stuck elsewhere",
-        f"py-spy dump on {named}, or blink dump PID for jobs of Blink; make every rank take the same steps "
+        f"py-spy dump on {those}, or blink dump PID for jobs of Blink; make every rank take the same steps "
         "(drop_last=True, join())",
         places(behind[:4]),
     )
@@ -130,17 +130,17 @@ def _differs(states: Sequence[RankState]) -> list[RankState] | None:
 
 def odd_finding(group: str, odd: Sequence[RankState], states: Sequence[RankState]) -> Finding:
     """Ranks that came to the same number of calls with another call."""
-    named = ranks_text(sorted(state.rank for state in odd))
+    those = ranks_text(sorted(state.rank for state in odd))
     other = next(state.doing for state in states if state.doing and state.doing != odd[0].doing)
     line = f" at {odd[0].line}" if odd[0].line else ""
     return Finding(
         "call-mismatch",
         "error",
-        f"{named} of {group} {'is' if len(odd) == 1 else 'are'} in another call than the others",
+        f"{those} of {group} {'is' if len(odd) == 1 else 'are'} in another call than the others",
         f"{shortened(other, 80)} on every rank",
         f"{shortened(odd[0].doing, 80)}{line}",
         "collectives meet by their order: this call will never find its partners, or mixes up data",
-        f"compare what {named} calls there with the others; TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first "
+        f"compare what {those} calls there with the others; TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first "
         f"difference",
         places(odd[:4]),
     )

@@ -194,6 +194,16 @@ def _ranks(case: Case, topology: Topology, row: Measured) -> tuple[int, ...] | N
     return tuple(chosen)
 
 
+def rates(case: Case) -> tuple[str, str]:
+    """What NCCL expects and what was measured, each as the beginning of a sentence; "" where nobody knows."""
+    job = next((job for job in jobs(case) if job.measured is not None), None)
+    if job is None or job.measured is None:
+        return "", ""
+    got = f"{gb_per_s_text(job.measured.busbw_gb_per_s)} busbw measured; "
+    expected = job.expected
+    return "" if expected is None else f"{gb_per_s_text(expected.busbw_gb_per_s)} busbw by NCCL's model; ", got
+
+
 def note(case: Case, text: str) -> None:
     """Adds a note, once."""
     if text not in case.notes:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from blinkccl.doctor.evidence import Case, Device, Machine, NcclVersion, NvLinks, Processor, SocketBus
-from blinkccl.doctor.finding import Finding, places
+from blinkccl.doctor.finding import Finding, named, places
 from blinkccl.doctor.rules.job import jobs
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.topology.model import Topology
@@ -44,7 +44,7 @@ def _pcie(case: Case, what: str) -> Iterator[Finding]:
         elif most is not None and now < most and device.kind == "gpu":
             low.setdefault(device.kind, []).append((device, most))
     for kind, found in low.items():
-        names = ", ".join(dict.fromkeys(device.name for device, _ in found))
+        names = named(device.name for device, _ in found)
         narrow = what == "width"
         first, could = found[0]
         now = getattr(first, what)
@@ -86,7 +86,7 @@ def _uplinks(machine: Machine) -> Iterator[Finding]:
                 slow.append((topology.vertex[gpu].label, up[0].gb_per_s, link.gb_per_s))
     if slow:
         _, rate, own_rate = slow[0]
-        names = ", ".join(name for name, _, _ in slow)
+        names = named(name for name, _, _ in slow)
         yield Finding(
             "pcie-uplink",
             "warning",
@@ -138,7 +138,7 @@ def _nvlinks(case: Case) -> Iterator[Finding]:
         low = told_down or ([x for x in found if x.up < most] if _all_shown(case, source, found) else [])
         if not low or most == 0:
             continue
-        names = ", ".join(x.gpu for x in low)
+        names = named(x.gpu for x in low)
         worst = min(low, key=lambda x: x.up)
         yield Finding(
             "nvlink-down",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blinkccl.doctor.evidence import Case, Device, GpuDirect, Hop, Machine, Measured, Network, NicPath
-from blinkccl.doctor.finding import Finding, places
+from blinkccl.doctor.finding import Finding, named, places
 from blinkccl.report.text import count
 
 _ORDER = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -51,41 +51,37 @@ def _far(case: Case) -> Iterator[Finding]:
         for path in paths:
             known = nearest.get(path.gpu, "SYS")
             nearest[path.gpu] = min(known, path.kind, key=_ORDER.index)
-        far = [gpu for gpu, kind in nearest.items() if kind == "SYS"]
-        near = [gpu for gpu in nearest if gpu not in far]
+        socket = _sockets_of(case, source)
+        near = [gpu for gpu, kind in nearest.items() if kind != "SYS"]
+        served = {socket.get(gpu, gpu) for gpu in near}
+        far = [gpu for gpu in nearest if gpu not in near and socket.get(gpu, gpu) not in served]
         nics = {path.nic for path in paths}
-        if not far or not near or not _sockets_of(case, far, near):
+        if not far or not near:
             continue
         few = len(nics) == 1
         yield Finding(
             "nic-far",
             "note" if few else "warning",
-            f"{', '.join(sorted(far, key=_by_number))} reach a network card only through the other socket",
+            f"{named(far)} reach a network card only through the other socket",
             "a NIC on the GPU's own socket, or below its PCIe switch",
-            f"{count(len(nics), 'network card')}, on the socket of {', '.join(sorted(near, key=_by_number))}",
+            f"{count(len(nics), 'network card')}, on the socket of {named(near)}",
             "what these GPUs send to other hosts crosses the bus between sockets, and GPUDirect RDMA is off on such a "
             "way",
-            f"let jobs that span hosts have {', '.join(sorted(near, key=_by_number))} first"
+            f"let jobs that span hosts have {named(near)} first"
             if few
             else "move half of the cards to slots of the other socket; until then let jobs that span hosts ask for "
-            f"{', '.join(sorted(near, key=_by_number))}",
+            f"{named(near)}",
             places([path for path in paths if path.gpu in far][:2]),
         )
 
 
-def _by_number(gpu: str) -> tuple[int, str]:
-    digits = gpu.removeprefix("GPU")
-    return (int(digits) if digits.isdigit() else 1 << 30, gpu)
-
-
-def _sockets_of(case: Case, far: list[str], near: list[str]) -> bool:
-    """Whether the far ones are whole sockets: none of theirs shares a processor with one that has a card near."""
-    for machine in case.of(Machine):
-        topology = machine.topology
-        hosts = {topology.vertex[gpu].label: _host(machine, gpu) for gpu in topology.ranks}
-        if all(gpu in hosts for gpu in [*far, *near]):
-            return not {hosts[gpu] for gpu in far} & {hosts[gpu] for gpu in near}
-    return True
+def _sockets_of(case: Case, source: str) -> dict[str, object]:
+    """The socket of each GPU, as its NUMA node or the processor that its PCIe leads up to."""
+    told = {d.name: d.numa for d in case.of(Device) if d.kind == "gpu" and d.place.source == source}
+    if told and None not in told.values():
+        return dict(told)
+    machines = [machine for machine in case.of(Machine) if machine.place.source == source]
+    return {m.topology.vertex[gpu].label: _host(m, gpu) for m in machines[:1] for gpu in m.topology.ranks}
 
 
 def _host(machine: Machine, gpu: int) -> int | None:

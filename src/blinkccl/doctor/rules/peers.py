@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from blinkccl.doctor.evidence import Acs, Case, Hop, Iommu, Machine, Measured, PeerAccess, Setting, Started
 from blinkccl.doctor.finding import Finding, places
-from blinkccl.doctor.rules.job import jobs
+from blinkccl.doctor.rules.job import jobs, rates
 from blinkccl.topology.model import FAST_KINDS
 
 #: Settings by which somebody wanted no P2P.
@@ -58,14 +58,15 @@ def _off(case: Case, already: bool) -> Iterator[Finding]:
     if not (refused and not _gathered_only(case)) and not near and not (shm and not p2p):
         return
     evidence = refused or near or shm
+    could, got = rates(case)
     consumer = any("GeForce" in row.gpu or "RTX" in row.gpu for row in case.of(Measured))
     pairs = {(min(h.src, h.dst), max(h.src, h.dst)) for h in near or shm}
     yield Finding(
         "p2p-off",
         "warning" if refused or near or consumer else "note",
         "GPUs exchange data through the host's memory, not directly",
-        "P2P: each byte crosses PCIe once each way",
-        f"SHM between {len(pairs)} pairs of ranks" if shm else f"P2P refused for {len(refused)} pairs of GPUs",
+        f"{could}P2P: each byte crosses PCIe once each way",
+        got + (f"SHM between {len(pairs)} pairs of ranks" if shm else f"P2P refused for {len(refused)} pairs of GPUs"),
         "CUDA allows no P2P between them (GeForce cards, virtual machines, some boards)"
         if refused or (consumer and not near)
         else "NCCL takes no P2P across a processor unless it is told so"

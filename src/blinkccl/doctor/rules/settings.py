@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from blinkccl.doctor.evidence import Case, Hop, Machine, Measured, Network
 from blinkccl.doctor.finding import Finding, places
+from blinkccl.doctor.rules.job import rates
 
 Test = Callable[[str], bool]
 
@@ -32,6 +33,7 @@ _BETWEEN_HOSTS = ("NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL")
 
 def findings(case: Case) -> Iterator[Finding]:
     """One for each harmful setting that was read."""
+    could, got = rates(case)
     for name, (harms, what) in HARMFUL.items():
         setting = case.setting(name)
         if setting is None or not harms(setting.value):
@@ -44,8 +46,8 @@ def findings(case: Case) -> Iterator[Finding]:
             "setting",
             "warning",
             f"{name}={setting.value} is set",
-            f"without it: {what.partition(':')[0]}",
-            f"{name}={setting.value}",
+            f"{could}{what.partition(':')[0]}",
+            f"{got}{name}={setting.value}",
             f"it takes away {what}",
             f"unset {name} (also in /etc/nccl.conf and ~/.nccl.conf), unless somebody knows why it is there",
             places(setting),
