@@ -90,6 +90,8 @@ def test_the_line_of_python_is_told_by_the_process_itself(start: Start, blink: B
         assert re.search(r"test_dump\.py:\d+ in one_is_elsewhere$", waiting.line)
         assert re.search(r"test_dump\.py:\d+ in sleeps_in_the_program$", elsewhere.line)
     assert "rank 1 is at " in blink("dump", job.pid(0)).out
+    files = [path for path in Path(f"/proc/{job.pid(1)}/fd").iterdir() if "python-line" in os.readlink(path)]
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600]
     dumped = tmp_path / "dump.json"
     dumped.write_text(blink("dump", job.pid(0), "--json").out)
     said = blink("doctor", dumped)

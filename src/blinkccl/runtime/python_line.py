@@ -18,7 +18,7 @@ from pathlib import Path
 
 from blinkccl.runtime.process import PROC
 
-_NAME = "blink-python-line"
+_NAME = "python-line"
 #: One that nobody uses: programs and their libraries begin at either end.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 11
 _WAIT_S, _STEP_S = 0.3, 0.005
@@ -37,7 +37,9 @@ def offer() -> None:
     _offered = True
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if signal.getsignal(_SIGNAL) is signal.SIG_DFL:
-            faulthandler.register(_SIGNAL, file=os.memfd_create(_NAME), all_threads=True)
+            file = os.memfd_create(_NAME)
+            os.fchmod(file, 0o600)
+            faulthandler.register(_SIGNAL, file=file, all_threads=True)
 
 
 def ask(pid: int) -> str:
