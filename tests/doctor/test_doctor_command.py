@@ -97,5 +97,12 @@ def test_gather_takes_ncclss_own_dump_and_nothing_else(blink, tmp_path):
     blink("topo", CORPUS / "titans-x8/case.toml", "--gather", path).assert_refused("is no NCCL topology")
 
 
+def test_processors_are_measured_against_their_memory(blink):
+    found = json.loads(blink("doctor", "--measure", "--json").out)["findings"]
+    (memory,) = [finding for finding in found if finding["cause"] == "memory-bound"]
+    assert "GB/s busbw" in memory["bound"]
+    assert "at 16 MiB" in memory["got"]
+
+
 def test_ranks_without_processors(blink):
     assert "too-few-processors" in blink("doctor", "-g", "100000").out

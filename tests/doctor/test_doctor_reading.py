@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.evidence import Device, Hop, Machine, Measured, NicPath, RankState, Setting, Started
+from blinkccl.doctor.evidence import Device, Graph, Hop, Machine, Measured, NicPath, RankState, Setting, Started
 from blinkccl.doctor.reading import read_files
 from blinkccl.doctor.text import diagnosis_text
 from blinkccl.errors import UsageError
@@ -194,6 +194,25 @@ def test_inspector_and_benchmark_json(tmp_path):
     }
     (measured,) = _read(tmp_path, json.dumps(benchmark)).of(Measured)
     assert (measured.ranks, measured.collective, measured.gpu) == (8, "allreduce", "H")
+
+
+def test_utf_16(tmp_path):
+    line = "n:1:2 [0] NCCL INFO NCCL_PROTO set by environment to LL\r\n"
+    assert _read(tmp_path, line.encode("utf-16")).of(Setting)[0].value == "LL"
+
+
+def test_the_channels_that_nccl_printed_are_what_it_expects(tmp_path):
+    """Without any file of the machine; those of a smaller communicator are another one's."""
+    pattern = "n:1:2 [0] NCCL INFO Pattern 4, crossNic 0, nChannels {}, bw {}/{}, type NVL/PIX, sameChannels 1\n"
+    members = "n:1:2 [0] NCCL INFO  0 :{}\n"
+    text = pattern.format(12, 20.0, 20.0) + members.format(" GPU/0 GPU/1 GPU/2 GPU/3")
+    text += pattern.format(1, 5.0, 5.0) + members.format(" GPU/0 GPU/1")
+    text += "all_reduce_perf\n" + "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] X\n" for r in range(4))
+    case = _read(tmp_path, text + "1073741824 268435456 float sum -1 16000.0 67.11 100.66 0\n")
+    assert [(graph.ranks, graph.total_gb_per_s) for graph in case.of(Graph)] == [(4, 240.0), (2, 5.0)]
+    (found,) = diagnose(case).findings
+    assert (found.cause, found.severity) == ("measured-low", "warning")
+    assert "42% of what NCCL expects" in found.title
 
 
 def test_a_run_without_results_is_one(tmp_path):

@@ -12,13 +12,14 @@ from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
 
 if TYPE_CHECKING:
-    from blinkccl.doctor.evidence import Case
+    from blinkccl.doctor.evidence import Case, Piece
 
 HELP = """
 Examples:
 
 \b
   blink doctor                                   this machine
+  blink doctor -g 4 --measure                    for four ranks on CPUs, with a short measurement
   blink doctor run.log                           nccl-tests output, NCCL_DEBUG=INFO lines, PyTorch's watchdog
   blink doctor run.log node7.xml                 several files of one run together
   blink doctor run.log --topo dgx-1v --gpus 1,4,5,6
@@ -43,12 +44,15 @@ def doctor(
     topo: Annotated[str | None, Option("--topo", metavar="SPEC", help="The machine, where no file says it.")] = None,
     gpus: arguments.Gpus = None,
     ranks: Annotated[int | None, Option("--ranks", "-g", min=1, help="How many CPU ranks are to run here.")] = None,
+    measure: Annotated[
+        bool, Option("--measure", help="On CPUs: also run an AllReduce between -g processes (2), for a second or two.")
+    ] = False,
     json: arguments.Json = False,
 ) -> None:
     """Diagnose files, or this machine."""
     from blinkccl.doctor.diagnose import diagnose
 
-    case = _files(files, topo) if files or topo else _here(ranks)
+    case = _files(files, topo) if files or topo else _here(ranks, measure)
     _choose(case, topo, gpus)
     diagnosis = diagnose(case)
     if json:
@@ -72,7 +76,7 @@ def _files(files: list[Path] | None, topo: str | None) -> Case:
     return case
 
 
-def _here(ranks: int | None) -> Case:
+def _here(ranks: int | None, measure: bool) -> Case:
     from dataclasses import replace
 
     from blinkccl.doctor import gathered
@@ -81,7 +85,25 @@ def _here(ranks: int | None) -> Case:
     case = Case()
     case.add(gathered.pieces(arguments.gathered(), THIS_MACHINE))
     case.pieces = [replace(one, ranks=ranks) if isinstance(one, Host) else one for one in case.pieces]
+    if measure:
+        case.add(_measured(min(ranks or 2, case.of(Host)[-1].cpus)))
     return case
+
+
+def _measured(ranks: int) -> list[Piece]:
+    """What ``blink bench`` says of these processors, in a process of its own."""
+    import json
+    import subprocess
+    import sys
+
+    from blinkccl.doctor.readers.documents import benchmark
+
+    typed = ["bench", "allreduce", "-g", str(max(2, ranks)), "-b", "16M", "-e", "16M", "--json"]
+    ended = subprocess.run([sys.executable, "-m", "blinkccl", *typed], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        console.note(f"blink {' '.join(typed)} failed: {ended.stderr.strip()[-300:]}")
+        return []
+    return list(benchmark(json.loads(ended.stdout), f"blink {' '.join(typed)}"))
 
 
 def _choose(case: Case, topo: str | None, gpus: str | None) -> None:

@@ -85,9 +85,7 @@ def _subject(case: Case) -> str:
     rows = case.of(Measured)
     if rows and len(said) <= bool(machines):
         best = max(rows, key=lambda row: row.busbw_gb_per_s)
-        said.append(
-            f"{best.collective} among {best.ranks} at {gb_per_s_text(best.busbw_gb_per_s)} busbw, on an unknown machine"
-        )
+        said.append(f"{best.collective} among {best.ranks} at {gb_per_s_text(best.busbw_gb_per_s)} busbw")
     states = case.of(RankState)
     if states:
         said.append(f"{count(len({state.rank for state in states}), 'rank')} of a job that stands still or did")

@@ -156,6 +156,11 @@ class Graph(Piece):
     kind: str
     ranks: int | None = None
 
+    @property
+    def total_gb_per_s(self) -> float:
+        """Of all channels: the busbw that NCCL expects."""
+        return self.channels * self.gb_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class Network(Piece):
@@ -178,6 +183,7 @@ class Measured(Piece):
     """One collective of ``size_bytes`` (S, as nccl-tests counts) among ``ranks``: what it took.
 
     ``gpus`` are the devices by number and ``gpu`` their name, where the source lists them; ``wrong`` results counted.
+    ``limit_gb_per_s``: the busbw that the source itself holds for possible (``blink bench``: by the memory).
     """
 
     collective: str
@@ -189,6 +195,7 @@ class Measured(Piece):
     gpus: tuple[int, ...] = ()
     gpu: str = ""
     hosts: int = 1
+    limit_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +229,7 @@ class RankState(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Failure(Piece):
-    """A line by which a library gave up: ``kind`` is "shm" (no shared memory) or "error"."""
+    """A line by which a library gave up: ``kind`` is "shm" (no shared memory) or "warning"."""
 
     kind: str
     text: str

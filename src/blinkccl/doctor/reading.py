@@ -6,6 +6,7 @@ large as it likes; JSON, XML and pickles are read whole, up to :data:`MAX_DOCUME
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import shutil
@@ -116,15 +117,21 @@ def _read(case: Case, path: Path, tick: Callable[[int], None]) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file; standard input, which cannot be read twice, as a copy."""
-    if str(path) != "-":
-        with path.open("rb") as file:
+    """The file; standard input, which cannot be read twice, and UTF-16 as copies."""
+    with path.open("rb") if str(path) != "-" else tempfile.TemporaryFile() as file:
+        if str(path) == "-":
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.seek(0)
+        if file.read(2) not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            file.seek(0)
             yield file
-        return
-    with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-        copy.seek(0)
-        yield copy
+            return
+        file.seek(0)
+        with tempfile.TemporaryFile() as copy:  # what PowerShell's > writes
+            for part in codecs.iterdecode(iter(lambda: file.read(1 << 20), b""), "utf-16", "replace"):
+                copy.write(part.encode())
+            copy.seek(0)
+            yield copy
 
 
 def _is_document(start: bytes) -> bool:

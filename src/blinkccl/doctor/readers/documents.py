@@ -31,7 +31,7 @@ def _topology(document: Any, source: str) -> Iterator[Piece]:
     yield Machine(Place(source), json_format.parse(json.dumps(document), source))
 
 
-def _benchmark(document: Any, source: str) -> Iterator[Piece]:
+def benchmark(document: Any, source: str) -> Iterator[Piece]:
     """``-J`` of nccl-tests and of ``blink bench``."""
     config = document["config"]
     devices = config.get("devices") or []
@@ -54,11 +54,13 @@ def _benchmark(document: Any, source: str) -> Iterator[Piece]:
             micros = float(timed.get("time", timed.get("cpu_time", 0)) or 0)
             if micros > 0:
                 wrong, busbw = float(timed.get("nwrong") or 0), float(timed["bus_bw"])
+                percent = float(timed.get("bound_percent") or 0)
+                limit = 100 * busbw / percent if percent > 0 else None
                 place = Place(f"{source}, results[{number}]")
                 model = models.pop() if len(models) == 1 else ""
                 models = {model} if model else models
                 yield Measured(
-                    place, collective, ranks, int(row["size"]), micros * 1e-6, busbw, wrong, (), model, hosts
+                    place, collective, ranks, int(row["size"]), micros * 1e-6, busbw, wrong, (), model, hosts, limit
                 )
 
 
@@ -129,6 +131,6 @@ KINDS: tuple[tuple[str, Callable[[Any], bool], Read], ...] = (
     ("blink dump", _has("groups", "pid"), _dump),
     ("RAS", _has("communicators"), _ras),
     ("flight recorder", _has("entries", "pg_config"), flight_recorder.pieces),
-    ("benchmark results", _has("results", "config"), _benchmark),
+    ("benchmark results", _has("results", "config"), benchmark),
     ("NCCL Inspector", _has("header", "coll_perf"), lambda document, source: inspector([(1, document)], source)),
 )

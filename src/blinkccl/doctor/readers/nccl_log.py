@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blinkccl.doctor.evidence import (
     Failure,
@@ -88,8 +88,10 @@ PATTERNS: tuple[tuple[str, Make], ...] = (
         r"((?:posix_fallocate failed|Error while creating shared memory segment|failed to extend /dev/shm).*)",
         lambda place, found: Failure(place, "shm", found[1]),
     ),
+    (r"NCCL WARN (.+)", lambda place, found: Failure(place, "warning", found[1])),
 )
 _COMPILED = tuple((re.compile(pattern), make) for pattern, make in PATTERNS)
+_MEMBERS = re.compile(r"INFO +\d+ :((?: GPU/\S+)+)")
 _INIT = re.compile(r"comm(?:Id)? (\w+)?.*?rank (\d+) n[rR]anks (\d+) .*?(?:commId (\w+) )?- Init (START|COMPLETE)")
 
 
@@ -108,11 +110,18 @@ class NcclLog:
     def __init__(self, notes: list[str]) -> None:
         self.seen: set[tuple[object, ...]] = set()
         self.inits: dict[tuple[str, int], _Init] = {}
+        self.graph: Graph | None = None
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
         """The pieces of one line."""
         text = _TEXT.search(line)
         if text is None:
+            return
+        members = _MEMBERS.search(text[0])
+        if self.graph is not None:  # the lines behind it list its channels
+            graph, self.graph = self.graph, None
+            yield replace(graph, ranks=len(members[1].split())) if members is not None else graph
+        if members is not None:
             return
         for pattern, make in _COMPILED:
             found = pattern.search(text[0])
@@ -121,7 +130,10 @@ class NcclLog:
                 key = (pattern.pattern, *found.groups()) if pattern.groups else (pattern.pattern,)
                 if piece is not None and key not in self.seen:
                     self.seen.add(key)
-                    yield piece
+                    if isinstance(piece, Graph):
+                        self.graph = piece
+                    else:
+                        yield piece
                 return
         init = _INIT.search(text[0])
         if init is not None:
@@ -130,6 +142,8 @@ class NcclLog:
 
     def end(self) -> Iterator[Piece]:
         """Ranks that have begun to set up a communicator and not ended, if any has."""
+        if self.graph is not None:
+            yield self.graph
         if not self.inits or all(init.complete for init in self.inits.values()):
             return
         for (comm, rank), init in self.inits.items():

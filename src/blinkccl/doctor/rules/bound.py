@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, Hop
+from blinkccl.doctor.evidence import Case, Graph, Hop
 from blinkccl.doctor.finding import Finding, places
-from blinkccl.doctor.rules.job import Job, jobs
+from blinkccl.doctor.rules.job import Expected, Job, jobs, stated
 from blinkccl.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.report.text import gb_per_s_text, ids
 
@@ -24,10 +24,11 @@ def findings(case: Case) -> Iterator[Finding]:
         got = _got(job)
         evidence = places(job.machine, *([job.measured] if job.measured is not None else []))
         parts = job.islands()
-        split = len(parts) > 1 and job.joined_somewhere
+        split = job.split
         if split:
             yield _islands(job, parts, got)
-        expected = job.expected
+        graph = stated(case, job.measured, len(job.ranks))
+        expected = job.expected if graph is None else _of(graph)
         gap = GAP_ON_NVLINK if len(parts) == 1 else GAP
         away = _off_nvlink(case, job) if len(parts) == 1 else []
         if away:
@@ -52,10 +53,15 @@ def findings(case: Case) -> Iterator[Finding]:
                 f"what {job.name} can reach",
                 job.bound_text,
                 got,
-                "the rates of links as vendors state them; programs reach about 80 % of those of NVLink",
+                "by the rates of links as they are stated, of which programs reach some 80 %",
                 f"blink sim {job.collective}{job.spec} --sweep shows the time of every algorithm",
                 evidence,
             )
+
+
+def _of(graph: Graph) -> Expected:
+    how = f"{graph.channels} × {graph.gb_per_s:g} GB/s over {graph.kind} ({graph.place})"
+    return Expected(graph.total_gb_per_s, how, graph.kind)
 
 
 def _off_nvlink(case: Case, job: Job) -> list[Hop]:

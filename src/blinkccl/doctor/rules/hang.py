@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blinkccl.doctor.evidence import Case, RankState, Started
+from blinkccl.doctor.evidence import Case, Failure, Measured, RankState, Started
 from blinkccl.doctor.finding import Finding, places
 from blinkccl.errors import ranks_text
 from blinkccl.topology.limits import shortened
@@ -21,6 +21,7 @@ def findings(case: Case) -> Iterator[Finding]:
         yield from _group(group, states)
     if not groups:
         yield from (_no_row(started) for started in case.of(Started))
+    yield from _warned(case, bool(groups) or bool(case.of(Started)))
 
 
 def _group(group: str, states: Sequence[RankState]) -> Iterator[Finding]:
@@ -162,6 +163,22 @@ def _stuck(group: str, states: Sequence[RankState]) -> Finding:
         "to blink doctor",
         places(states[:2]),
     )
+
+
+def _warned(case: Case, stands: bool) -> Iterator[Finding]:
+    """What NCCL warned of, in its own words: it says why where a run did not come to its end."""
+    warnings = [failure for failure in case.of(Failure) if failure.kind == "warning"]
+    if warnings:
+        yield Finding(
+            "nccl-warning",
+            "error" if stands and not case.of(Measured) else "note",
+            f"NCCL warns: {shortened(warnings[0].text, 120)}",
+            "no warnings",
+            f"{len(warnings)} of them",
+            "the first is mostly the reason of the others",
+            "look for the text in NCCL's issues; NCCL_DEBUG=INFO prints the calls that led to it",
+            places(warnings[:3]),
+        )
 
 
 def _no_row(started: Started) -> Finding:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 from blinkccl.doctor.evidence import Case, Device, Failure, Host, Machine
 from blinkccl.doctor.finding import Finding, places
+from blinkccl.doctor.rules.job import best_rows
+from blinkccl.report.text import gb_per_s_text
 from blinkccl.units import size_text
 
+#: Less than this part of the physical limit is no noise.
+LOW_OF_MEMORY = 0.15
 #: What container runtimes give where nobody asks for more.
 _CONTAINER_SHM_BYTES = 64 << 20
 
@@ -18,6 +22,7 @@ def findings(case: Case) -> Iterator[Finding]:
     for host in case.of(Host)[-1:]:
         yield from _processors(host)
     yield from _driver(case)
+    yield from _against_memory(case)
 
 
 def _shared_memory(case: Case) -> Iterator[Finding]:
@@ -75,6 +80,28 @@ def _processors(host: Host) -> Iterator[Finding]:
             f"OMP_NUM_THREADS={max(1, int(host.quota))} per rank in all, or pin the container to processors "
             f"(--cpuset-cpus)",
             places(host),
+        )
+
+
+def _against_memory(case: Case) -> Iterator[Finding]:
+    """Ranks on processors against what the host's memory allows."""
+    for row in best_rows(case):
+        if row.limit_gb_per_s is None:
+            continue
+        low = row.busbw_gb_per_s < LOW_OF_MEMORY * row.limit_gb_per_s
+        yield Finding(
+            "memory-bound",
+            "warning" if low else "note",
+            f"{row.collective} between {row.ranks} processes gets {row.busbw_gb_per_s / row.limit_gb_per_s:.0%} of "
+            f"what "
+            "memory allows",
+            f"{gb_per_s_text(row.limit_gb_per_s)} busbw, by the rate at which memory is copied here",
+            f"{gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB",
+            "other processes, too few processors, or memory of another NUMA node"
+            if low
+            else "reading and writing memory is all that it does; a third to two thirds is what there is to get",
+            "blink bench allreduce -g 2 --peer gloo compares with other libraries; numactl --cpunodebind=0 --membind=0",
+            places(row),
         )
 
 

@@ -14,7 +14,7 @@ from blinkccl.baselines.nccl_model import SERVED, choose
 from blinkccl.baselines.nccl_search import search
 from blinkccl.baselines.nccl_system import VERSION
 from blinkccl.collectives.spec import Collective
-from blinkccl.doctor.evidence import Case, Machine, Measured, NcclVersion
+from blinkccl.doctor.evidence import THIS_MACHINE, Case, Graph, Machine, Measured, NcclVersion
 from blinkccl.errors import BlinkError, TopologyError
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.report.text import gb_per_s_text, ids
@@ -30,6 +30,8 @@ LARGE_BYTES = 1 << 30
 LEAST_BYTES = 16 << 20
 #: With more GPUs in three islands or more the model of NCCL's search takes seconds.
 MOST_SEARCHED = 6
+#: NCCL_TOPO_PATTERN_RING.
+RING_PATTERN = 4
 #: What many GPUs of one name are, if they are all of a server.
 _SERVERS = (
     (r"P100-SXM2", 8, "dgx-1p"), (r"V100-SXM2", 8, "dgx-1v"), (r"V100-SXM3", 16, "dgx-2"),
@@ -83,9 +85,8 @@ class Job:
     def spec(self) -> str:
         """How it is typed."""
         gpus = "" if self.whole else f" --gpus {ids_text(self.ranks)}"
-        named = self.machine.inferred or self.machine.place.source in ("this machine",)
         source = self.topology.name if self.machine.inferred else self.machine.place.source.partition(",")[0]
-        return ("" if named and not self.machine.inferred else f" --topo {source}") + gpus
+        return ("" if source == THIS_MACHINE else f" --topo {source}") + gpus
 
     @property
     def bound(self) -> Bound | None:
@@ -104,11 +105,17 @@ class Job:
         return any(x.kind in FAST_KINDS for x in self.topology.links)
 
     @property
+    def split(self) -> bool:
+        """Whether the GPUs of some server are in several islands, on a machine that has NVLink."""
+        servers = {self.topology.vertex[rank].server for rank in self.ranks}
+        return self.joined_somewhere and len(self.islands()) > len(servers)
+
+    @property
     def assumed(self) -> bool:
         """Whether the bound is that of PCIe links of which nobody has said how fast they are."""
         if not any(x.kind == "pcie" and x.provenance == "nvidia-smi" for x in self.topology.links):
             return False
-        return not self.joined_somewhere or len(self.islands()) > 1
+        return not self.joined_somewhere or self.split
 
     @property
     def bound_text(self) -> str:
@@ -117,6 +124,9 @@ class Job:
         if bound is None:
             return "unknown: no link joins these GPUs"
         given = f" if PCIe gives {nvidia_smi.PCIE_GB_PER_S} GB/s, which nvidia-smi does not say" if self.assumed else ""
+        bus = [x for x in self.topology.links if x.kind == "smp" and x.provenance == "nccl-xml"]
+        if bus and "smp" in bound.cut:
+            given = f" if the bus between sockets gives {bus[0].gb_per_s:g} GB/s, which is NCCL's constant"
         return f"{gb_per_s_text(bound.busbw_gb_per_s)} busbw{given}, by {bound.cut}"
 
     def islands(self) -> list[tuple[int, ...]]:
@@ -163,6 +173,25 @@ def jobs(case: Case) -> list[Job]:
         if host is not None and ranks is not None and len(ranks) > 1:
             found.append(Job(host, ranks, "allreduce", version=version))
     return found
+
+
+def best_rows(case: Case) -> list[Measured]:
+    """The best large row of each collective and number of ranks."""
+    best: dict[tuple[str, int], Measured] = {}
+    for row in case.of(Measured):
+        known = best.get((row.collective, row.ranks))
+        if row.size_bytes >= LEAST_BYTES and (known is None or row.busbw_gb_per_s > known.busbw_gb_per_s):
+            best[row.collective, row.ranks] = row
+    return list(best.values())
+
+
+def stated(case: Case, row: Measured | None, ranks: int | None = None) -> Graph | None:
+    """The rings that NCCL has printed or dumped for so many ranks, on one host."""
+    if row is not None and row.hosts > 1:
+        return None
+    ranks = row.ranks if row is not None else ranks
+    rings = [g for g in case.of(Graph) if g.pattern == RING_PATTERN and g.gb_per_s > 0 and g.ranks in (None, ranks)]
+    return rings[-1] if rings else None
 
 
 def machine_of(case: Case, row: Measured | None) -> Machine | None:

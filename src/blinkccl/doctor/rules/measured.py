@@ -8,7 +8,7 @@ from itertools import pairwise
 from blinkccl.doctor.evidence import Case, Graph, Machine, Measured, NcclVersion, NvLinks
 from blinkccl.doctor.finding import Finding, places
 from blinkccl.doctor.rules.bound import GAP
-from blinkccl.doctor.rules.job import LEAST_BYTES, Job, jobs
+from blinkccl.doctor.rules.job import LEAST_BYTES, Job, best_rows, jobs, stated
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.topology.model import Topology
 
@@ -20,8 +20,6 @@ COLLAPSE = 0.5
 ABOVE = 1.1
 #: A slower link in a topology is mostly a virtual bridge's.
 LEAST_REAL_GB_PER_S = 1
-#: NCCL's ring (nccl.h: NCCL_TOPO_PATTERN_RING).
-_RING = 4
 
 
 def findings(case: Case) -> Iterator[Finding]:
@@ -63,13 +61,17 @@ def unexplained(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
     """Jobs that are slower than NCCL itself expects, where no other finding says why."""
     if any(finding.wrong for finding in found):
         return
-    for job in jobs(case):
-        row = job.measured
-        stated = _stated(case, row)
-        expected = stated[0] if stated else _modelled(job)
-        if row is None or expected is None or row.busbw_gb_per_s >= LOW * expected:
-            continue
-        yield _low(job, row, expected, stated[1] if stated else None)
+    found_jobs = jobs(case)
+    for job in found_jobs:
+        graph = stated(case, job.measured)
+        expected = graph.total_gb_per_s if graph is not None else _modelled(job)
+        if job.measured is not None and expected is not None and job.measured.busbw_gb_per_s < LOW * expected:
+            yield _low(job.name, job.measured, expected, graph or job.machine, job.bound_text)
+    for row in [] if found_jobs else best_rows(case):
+        graph = stated(case, row)
+        if graph is not None and row.busbw_gb_per_s < LOW * graph.total_gb_per_s:
+            name = f"{row.collective} among {row.ranks} ranks"
+            yield _low(name, row, graph.total_gb_per_s, graph, "not known: no file says what the machine is")
 
 
 def _modelled(job: Job) -> float | None:
@@ -79,31 +81,20 @@ def _modelled(job: Job) -> float | None:
     return None if job.bound is None or job.assumed else GAP * job.bound.busbw_gb_per_s
 
 
-def _stated(case: Case, row: Measured | None) -> tuple[float, Graph] | None:
-    """What the channels that NCCL has printed add up to."""
-    if row is None or row.hosts > 1:
-        return None
-    rings = [g for g in case.of(Graph) if g.pattern == _RING and g.gb_per_s > 0 and g.ranks in (None, row.ranks)]
-    return (rings[-1].channels * rings[-1].gb_per_s, rings[-1]) if rings else None
-
-
-def _low(job: Job, row: Measured, expected: float, graph: Graph | None) -> Finding:
-    bound = job.bound
-    said = "the channels that it printed" if graph is not None else "its model on these links"
+def _low(name: str, row: Measured, expected: float, by: Graph | Machine, bound: str) -> Finding:
+    said = "the channels that it printed" if isinstance(by, Graph) else "its model on these links"
     return Finding(
         "measured-low",
         "warning",
-        f"{job.name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects",
-        f"{gb_per_s_text(expected)} busbw by {said}"
-        + (f"; the links allow {gb_per_s_text(bound.busbw_gb_per_s)}" if bound is not None else ""),
+        f"{name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects",
+        f"{gb_per_s_text(expected)} busbw by {said}; the bound: {bound}",
         f"{gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB ({row.place})",
         "nothing that was read explains it: a link that runs slower than it says, another job on the same links, "
         "clocks "
         "that are held down, or processes on the wrong NUMA node",
         "blink doctor on the machine itself, or blink topo --gather there; nvidia-smi -q -d PERFORMANCE,CLOCK; "
-        "NCCL_DEBUG=INFO "
-        "with the same run",
-        places(row, *([graph] if graph is not None else [job.machine])),
+        "NCCL_DEBUG=INFO with the same run",
+        places(row, by),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from blinkccl.doctor.evidence import Acs, Case, Hop, Iommu, Machine, Measured, PeerAccess, Setting, Started
 from blinkccl.doctor.finding import Finding, places
 from blinkccl.doctor.rules.job import jobs, rates
+from blinkccl.report.text import count
 from blinkccl.topology.model import FAST_KINDS
 
 #: Settings by which somebody wanted no P2P.
@@ -66,7 +67,12 @@ def _off(case: Case, already: bool) -> Iterator[Finding]:
         "warning" if refused or near or consumer else "note",
         "GPUs exchange data through the host's memory, not directly",
         f"{could}P2P: each byte crosses PCIe once each way",
-        got + (f"SHM between {len(pairs)} pairs of ranks" if shm else f"P2P refused for {len(refused)} pairs of GPUs"),
+        got
+        + (
+            f"SHM between {count(len(pairs), 'pair')} of ranks"
+            if shm
+            else f"P2P refused for {len(refused)} pairs of GPUs"
+        ),
         "CUDA allows no P2P between them (GeForce cards, virtual machines, some boards)"
         if refused or (consumer and not near)
         else "NCCL takes no P2P across a processor unless it is told so"
