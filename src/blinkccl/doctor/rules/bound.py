@@ -42,8 +42,8 @@ def findings(case: Case) -> Iterator[Finding]:
                 job.bound_text,
                 got,
                 f"NCCL finds {expected.how}; trees packed into the same links reach more",
-                f"blink plan {job.collective}{job.spec}, and blink run -- with your program; "
-                f"blink pick -k {len(job.ranks)}{job.spec.partition(' --gpus')[0]} finds GPUs with a ring",
+                f"blink plan {job.collective}{job.spec}, and blink run -- with your program; blink pick -k "
+                f"{len(job.ranks)}{job.spec.partition(' --gpus')[0]} finds GPUs with a ring",
                 evidence,
             )
         elif not split:
@@ -83,8 +83,7 @@ def _leaves_nvlink(job: Job, away: list[Hop], got: str) -> Finding:
         "there is no ring of NVLinks through these GPUs, and this version of NCCL does not pass data on through them; "
         "trees do",
         f"blink plan {job.collective}{job.spec}; blink pick -k {len(job.ranks)}{job.spec.partition(' --gpus')[0]} "
-        f"finds GPUs "
-        "with a ring; newer versions of NCCL relay (NVB)",
+        "finds GPUs with a ring; newer versions of NCCL relay (NVB)",
         places(away[:2], job.machine),
     )
 
@@ -100,8 +99,7 @@ def _islands(job: Job, parts: list[tuple[int, ...]], got: str) -> Finding:
         job.bound_text,
         got,
         f"between {shown} all data cross PCIe or the bus between sockets, whatever the algorithm; up to {most} GPUs "
-        f"stay "
-        "within NVLink",
+        "stay within NVLink",
         f"{pick} shows the best sets of {len(job.ranks)}; blink plan {job.collective}{job.spec} what these can do",
         places(job.machine, *([job.measured] if job.measured is not None else [])),
     )

@@ -69,7 +69,7 @@ def _finding(
         f"{waiting} other ranks wait{where}",
         "a collective ends when all ranks have come; the others wait for this one",
         f"look at the output and the host of {those}: an error before the hang, out of memory, a lost GPU (dmesg | "
-        f"grep Xid)",
+        "grep Xid)",
         places(own or states[:2]),
     )
 
@@ -142,7 +142,7 @@ def odd_finding(group: str, odd: Sequence[RankState], states: Sequence[RankState
         f"{shortened(odd[0].doing, 80)}{line}",
         "collectives meet by their order: this call will never find its partners, or mixes up data",
         f"compare what {those} calls there with the others; TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first "
-        f"difference",
+        "difference",
         places(odd[:4]),
     )
 
@@ -156,11 +156,9 @@ def _stuck(group: str, states: Sequence[RankState]) -> Finding:
         "all ranks in the call: it takes milliseconds",
         f"{len(states)} ranks in {shortened(doing, 80)} until the time-out",
         "no rank is missing by its count of calls (RAS says OK of this too): a link, a NIC or a GPU does not move "
-        "data, or a "
-        "rank that is not heard of never came",
+        "data, or a rank that is not heard of never came",
         "dmesg | grep -E 'Xid|NVRM|mlx5' on all hosts; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and give the dumps of all "
-        "ranks "
-        "to blink doctor",
+        "ranks to blink doctor",
         places(states[:2]),
     )
 
@@ -190,7 +188,6 @@ def _no_row(started: Started) -> Finding:
         "none: it hung, or the log was cut off",
         f"between {started.gpu or 'these GPUs'} P2P may be offered and not work: the first transfer then never ends",
         "NCCL_P2P_DISABLE=1 with the same command: if that runs, P2P is at fault (IOMMU, ACS, a driver for cards that "
-        "have "
-        "none); NCCL_DEBUG=INFO shows how far it came",
+        "have none); NCCL_DEBUG=INFO shows how far it came",
         places(started),
     )

@@ -78,7 +78,7 @@ def _processors(host: Host) -> Iterator[Finding]:
             f"{host.quota:g} processors' time",
             "libraries start a thread for each processor that they see, and all of them stop when the quota is used up",
             f"OMP_NUM_THREADS={max(1, int(host.quota))} per rank in all, or pin the container to processors "
-            f"(--cpuset-cpus)",
+            "(--cpuset-cpus)",
             places(host),
         )
 
@@ -93,8 +93,7 @@ def _against_memory(case: Case) -> Iterator[Finding]:
             "memory-bound",
             "warning" if low else "note",
             f"{row.collective} between {row.ranks} processes gets {row.busbw_gb_per_s / row.limit_gb_per_s:.0%} of "
-            f"what "
-            "memory allows",
+            "what memory allows",
             f"{gb_per_s_text(row.limit_gb_per_s)} busbw, by the rate at which memory is copied here",
             f"{gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB",
             "other processes, too few processors, or memory of another NUMA node"

@@ -57,8 +57,7 @@ def _pcie(case: Case, what: str) -> Iterator[Finding]:
             f"{unit.format(could)}{alike}",
             unit.format(now),
             f"all that this {_KINDS[kind]} moves over PCIe takes {could / now:g} times as long; a riser, a slot "
-            f"shared with "
-            "another card, dirty contacts or a BIOS setting",
+            "shared with another card, dirty contacts or a BIOS setting",
             f"reseat {names} or move it to another slot; sudo lspci -vv | grep -E 'LnkCap:|LnkSta:' shows all links",
             places([device for device, _ in found]),
         )
@@ -94,11 +93,9 @@ def _uplinks(machine: Machine) -> Iterator[Finding]:
             f"{gb_per_s_text(own_rate)}, as the GPU's own link",
             gb_per_s_text(rate),
             "NCCL takes the slowest link of a path for its rate; virtual machines show bridges of 2.5 GT/s ×1 that do "
-            "not "
-            "exist, and then NCCL avoids the way",
+            "not exist, and then NCCL avoids the way",
             "give NCCL a corrected file: dump it with NCCL_TOPO_DUMP_FILE, set link_speed and link_width of these "
-            "bridges "
-            "to those of the GPU, and point NCCL_TOPO_FILE at it",
+            "bridges to those of the GPU, and point NCCL_TOPO_FILE at it",
             places(machine),
         )
 
@@ -150,8 +147,7 @@ def _nvlinks(case: Case) -> Iterator[Finding]:
             if told_down
             else "fewer NVLinks lead from it than from the others: a link is down, or a bridge is not seated",
             f"nvidia-smi nvlink -s -i {worst.gpu.removeprefix('GPU')}, then nvidia-smi nvlink -e for errors; reset "
-            f"the GPU, or reseat the "
-            "bridge or the module",
+            "the GPU, or reseat the bridge or the module",
             places(low),
         )
 
@@ -195,8 +191,7 @@ def _socket_bus(case: Case) -> Iterator[Finding]:
         f"at least {gb_per_s_text(really)}",
         f"{gb_per_s_text(by_nccl)} in NCCL's search, so that it sets up fewer channels",
         "up to NCCL 2.30 this constant is the same for all of AMD's processors; their links are several times faster "
-        "since "
-        "Zen 3",
+        "since Zen 3",
         "NCCL 2.32 or newer; before, a graph with more channels: NCCL_GRAPH_FILE",
         places(piece, *([counted] if counted is not None else [])),
     )

@@ -34,8 +34,7 @@ def findings(case: Case) -> Iterator[Finding]:
             f"{wrong[0].wrong:g} wrong in {wrong[0].collective} of {wrong[0].size_bytes} bytes",
             "data are damaged on their way; mostly P2P over PCIe with an IOMMU that translates, or hardware",
             "the same with NCCL_P2P_DISABLE=1: if it is right then, boot with iommu=pt and switch ACS off; if not, "
-            "nvidia-smi -q "
-            "-d ECC and the other GPUs one by one",
+            "nvidia-smi -q -d ECC and the other GPUs one by one",
             places(wrong[:2]),
         )
     yield from _contradictions(case)
@@ -50,8 +49,7 @@ def findings(case: Case) -> Iterator[Finding]:
                 f"{gb_per_s_text(best.busbw_gb_per_s)} at {best.size_bytes >> 20} MiB",
                 f"{gb_per_s_text(last.busbw_gb_per_s)} at {last.size_bytes >> 20} MiB",
                 "large messages take another algorithm or way, or somebody else uses the links; memory of the host "
-                "that "
-                "is on the wrong node does this too",
+                "that is on the wrong node does this too",
                 "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING names the algorithm by size; compare NCCL_ALGO=Ring and Tree",
                 places(best, last),
             )
@@ -90,8 +88,7 @@ def _low(name: str, row: Measured, expected: float, by: Graph | Machine, bound: 
         f"{gb_per_s_text(expected)} busbw by {said}; the bound: {bound}",
         f"{gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB ({row.place})",
         "nothing that was read explains it: a link that runs slower than it says, another job on the same links, "
-        "clocks "
-        "that are held down, or processes on the wrong NUMA node",
+        "clocks that are held down, or processes on the wrong NUMA node",
         "blink doctor on the machine itself, or blink topo --gather there; nvidia-smi -q -d PERFORMANCE,CLOCK; "
         "NCCL_DEBUG=INFO with the same run",
         places(row, by),

@@ -39,11 +39,9 @@ def _broken_nvlink(broken: list[PeerAccess]) -> Finding:
         "P2P over NVLink",
         "none: CUDA refuses it",
         "hardware, or the fabric manager: links that are up and carry no peer traffic; NCCL ends with an error where "
-        "its "
-        "rings cross them",
+        "its rings cross them",
         f"nvidia-smi topo -p2p r, and a reset of both GPUs; until then blink plan allreduce --without {ends} plans "
-        f"around "
-        "the pair, and NCCL_IGNORE_DISABLED_P2P=1 lets NCCL take another way",
+        "around the pair, and NCCL_IGNORE_DISABLED_P2P=1 lets NCCL take another way",
         places(broken),
     )
 
@@ -145,7 +143,6 @@ def _acs(case: Case) -> Iterator[Finding]:
         "every transfer between GPUs goes up to the processor and down again",
         "ACS redirects requests between devices to the root; P2P gets slow, and with an IOMMU it may hang",
         "as root, for each bridge of lspci -vvv with ReqRedir+: setpci -s BRIDGE ECAP_ACS+0x6.w=0000 (until the next "
-        "boot); "
-        "for good disable ACS in the BIOS",
+        "boot); for good disable ACS in the BIOS",
         places(on),
     )
