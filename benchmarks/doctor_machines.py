@@ -202,7 +202,9 @@ def matrix(made: Scene) -> str:
     cells = {(a, b): "X" if a == b else distance(topology, a, b) for a in gpus for b in gpus}
     for gpu, lost in made.down.items():
         for other in gpus:
-            if cells[gpu, other].startswith("NV") and topology.link.get((gpu, other)) is not None:
+            if cells[gpu, other].startswith("NV") and topology.link.get((gpu, other)) is None:
+                cells[gpu, other] = cells[other, gpu] = f"NV{int(cells[gpu, other][2:]) - lost}"
+            elif cells[gpu, other].startswith("NV"):
                 left = int(cells[gpu, other][2:]) - lost
                 cells[gpu, other] = cells[other, gpu] = f"NV{left}" if left > 0 else "PHB"
                 break
@@ -510,7 +512,7 @@ FAULTS = (
     Fault("pcie-slow", "PCIe of a GPU at 2.5 GT/s under load", (*PCIE, *PAIRS), _slow, (), ("xml", "gather")),
     Fault("pcie-uplink", "virtual bridges of 2.5 GT/s ×1", (*PCIE, *PAIRS, *NVSWITCH),
           _set(uplinks=True), ("socket-bus",)),
-    Fault("nvlink-down", "NVLinks of a GPU down", NVSWITCH, _down, (), ("xml", "gather")),
+    Fault("nvlink-down", "NVLinks of a GPU down", NVSWITCH, _down, (), ("xml", "gather", "matrix")),
     Fault("nvlink-down", "a lane of a mesh down", MESH, _down, ("contradiction", "nccl-gap"), ("matrix", "gather")),
     Fault("one-way", "writes to peers 20 times slower than reads", (*PCIE, *PAIRS), _one_way),
     Fault("socket-bus", "Zen 5 counted at 16 GB/s", PAIRS, _set(family=191)),

@@ -50,7 +50,7 @@ def _texts(document: Any, source: str) -> Iterator[Piece]:
     matrix, xml = document.get("nvidia_smi_topo"), document.get("nccl_topology")
     found: list[Piece] = []
     if isinstance(matrix, str) and matrix.strip():
-        found += topologies.from_matrix(matrix, Place(f"{source}, nvidia_smi_topo"))
+        found += topologies.from_matrix(matrix, Place(f"{source}, nvidia_smi_topo"), [])
     if isinstance(xml, str) and xml.strip():
         found += topologies.from_xml(xml, f"{source}, nccl_topology", [])
     yield from (piece for piece in found if not isinstance(piece, Machine | NvLinks))

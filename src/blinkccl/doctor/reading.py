@@ -286,7 +286,7 @@ def _matrix(case: Case, lines: list[str], place: Place, counts: dict[str, int]) 
     title = "nvidia-smi topo -m"
     counts[title] = counts.get(title, 0) + 1
     try:
-        pieces = list(topologies.from_matrix("\n".join(lines), place))
+        pieces = list(topologies.from_matrix("\n".join(lines), place, case.notes))
     except TopologyError as error:
         case.notes.append(str(error))
         return

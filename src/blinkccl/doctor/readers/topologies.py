@@ -20,17 +20,20 @@ from blinkccl.topology.xml_tree import Element, parse_xml
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
-def from_matrix(text: str, place: Place) -> Iterator[Piece]:
+def from_matrix(text: str, place: Place, notes: list[str]) -> Iterator[Piece]:
     """The machine of ``nvidia-smi topo -m``, its NVLinks, how far its NICs are; ``place`` is its first line."""
     source = str(place)
-    yield _machine(place, nvidia_smi.parse(text, source))
     cells = nvidia_smi.read_cells(text, source)
+    try:
+        yield _machine(place, nvidia_smi.parse(text, source))
+    except TopologyError as error:  # a machine with a fault may be none that we know to plan on
+        notes.append(str(error))
     gpus = range(cells.gpu_count)
-    if any(cells.lanes(a, b) for a in gpus for b in gpus):
-        for gpu in gpus:
-            others = [cells.lanes(gpu, other) for other in gpus if other != gpu]
-            switched = cells.gpu_count > 2 and len(set(others)) == 1 and sum(others) > nvidia_smi.MAX_LANES_PER_GPU
-            yield NvLinks(place, f"GPU{gpu}", max(others) if switched else sum(others), 0)
+    lanes = [[cells.lanes(a, b) for b in gpus if a != b] for a in gpus]
+    if any(map(any, lanes)):
+        switched = any(sum(row) > nvidia_smi.MAX_LANES_PER_GPU for row in lanes)
+        for gpu, row in enumerate(lanes):
+            yield NvLinks(place, f"GPU{gpu}", max(row) if switched else sum(row), 0)
     sockets = list(dict.fromkeys(cells.affinity[gpu] for gpu in gpus))
     for gpu in gpus:
         if cells.affinity[gpu]:

@@ -14,6 +14,8 @@ from blinkccl.topology.model import Topology
 
 #: Less than this part of what NCCL itself expects is no noise.
 LOW = 0.7
+#: Causes for which a run on one host is not slower.
+SAY_NOTHING_OF_RATES = ("nic-far", "shared-memory", "cpu-quota", "no-gpudirect", "net-socket")
 #: What the last row may keep of the best.
 COLLAPSE = 0.5
 #: Above the bound by this much is no measurement's error.
@@ -57,7 +59,7 @@ def findings(case: Case) -> Iterator[Finding]:
 
 def unexplained(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
     """Jobs that are slower than NCCL itself expects, where no other finding says why."""
-    if any(finding.wrong for finding in found):
+    if any(finding.wrong and finding.cause not in SAY_NOTHING_OF_RATES for finding in found):
         return
     found_jobs = jobs(case)
     for job in found_jobs:
