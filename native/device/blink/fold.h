@@ -180,6 +180,13 @@ BLINK_INLINE void enter(const State& state, uint32_t operand, const Pair (&data)
   }
 }
 
+// Whether the next operand is under way beside this one. Read from shared memory each time: what is known over a wait
+// takes a register, and ptxas for sm_120 has none left.
+template <uint32_t kInFlight>
+BLINK_INLINE bool next_beside(const Job& job, uint32_t operand) {
+  return kInFlight == 2 && operand + 1 < load_shared(job.receives) + (job.joins() ? 1 : 0);
+}
+
 template <class Wire, class Format, uint32_t kBatch>
 BLINK_INLINE bool combine_batch(const Batch<Wire, kBatch>& batch) {
   typedef Sums<Wire, Format, kBatch> S;
@@ -188,14 +195,13 @@ BLINK_INLINE bool combine_batch(const Batch<Wire, kBatch>& batch) {
   constexpr uint32_t kInFlight = in_flight<Wire, Format>();
   BLINK_NO_UNROLL
   for (uint32_t operand = 0; operand < state.job.operands(); operand += kInFlight) {
-    const bool both = kInFlight == 2 && operand + 1 < state.job.operands();
     Pair a[kBatch] = {};
     Pair b[kBatch] = {};
     const bool a_ready = batch.fetch(operand, a);
-    const bool b_ready = !both || batch.fetch(operand + 1, b);
+    const bool b_ready = !next_beside<kInFlight>(state.job, operand) || batch.fetch(operand + 1, b);
     if (!batch.accept(operand, a_ready, a)) return false;
     enter<Wire, Format, kBatch>(state, operand, a, sums);
-    if (!both) continue;
+    if (!next_beside<kInFlight>(state.job, operand)) continue;
     if (!batch.accept(operand + 1, b_ready, b)) return false;
     enter<Wire, Format, kBatch>(state, operand + 1, b, sums);
   }
