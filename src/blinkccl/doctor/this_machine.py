@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -50,37 +51,31 @@ def gather(nccl_xml: str | None = None, nvml: Any = None, root: Path = Path("/")
         "schema_version": SCHEMA_VERSION,
         "blink_gather": VERSION,
         "topology": to_document(topology),
-        "devices": [*(_gpus(driver, root) if has_gpus else ()), *_pci(root, not has_gpus)],
-        "nvlinks": _nvlinks(driver) if has_gpus else [],
-        "peers": _peers(driver) if has_gpus else [],
+        **(_by_nvml(driver, root) if has_gpus else {"devices": [], "nvlinks": [], "peers": []}),
         "kernel": _kernel(root),
         "host": _host(root),
         "settings": {k: v for k, v in sorted(os.environ.items()) if _SETTINGS.fullmatch(k) and not _PRIVATE.search(k)},
         "nvidia_smi_topo": _nvidia_smi() if has_gpus and nvml is None else "",
         "nccl_topology": without_secrets(nccl_xml) if nccl_xml else "",
     }
+    document["devices"] += _pci(root, not has_gpus)
     return document
 
 
 # NVML.
 
 
-def _handles(driver: Any) -> list[Any]:
-    return [driver.nvmlDeviceGetHandleByIndex(i) for i in range(driver.nvmlDeviceGetCount())]
-
-
-class _Open:
-    """NVML, for the time of a question."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def __enter__(self) -> list[Any]:
-        self.driver.nvmlInit()
-        return _handles(self.driver)
-
-    def __exit__(self, *_: object) -> None:
-        self.driver.nvmlShutdown()
+def _by_nvml(driver: Any, root: Path) -> dict[str, Any]:
+    driver.nvmlInit()
+    try:
+        gpus = [driver.nvmlDeviceGetHandleByIndex(i) for i in range(driver.nvmlDeviceGetCount())]
+        return {
+            "devices": [_gpu(driver, number, gpu, root) for number, gpu in enumerate(gpus)],
+            "nvlinks": _nvlinks(driver, gpus),
+            "peers": _peers(driver, gpus),
+        }
+    finally:
+        driver.nvmlShutdown()
 
 
 def _ask(driver: Any, function: str, *arguments: Any) -> Any:
@@ -91,59 +86,45 @@ def _ask(driver: Any, function: str, *arguments: Any) -> Any:
         return None
 
 
-def _gpus(driver: Any, root: Path) -> list[dict[str, Any]]:
+def _gpu(driver: Any, number: int, gpu: Any, root: Path) -> dict[str, Any]:
+    name, busid = driver.nvmlDeviceGetName(gpu), driver.nvmlDeviceGetPciInfo(gpu).busId
+    name, busid = (text.decode() if isinstance(text, bytes) else str(text) for text in (name, busid))
+    state = _ask(driver, "nvmlDeviceGetPerformanceState", gpu)
+    width, generation = ("nvmlDeviceGet{}PcieLinkWidth", "nvmlDeviceGet{}PcieLinkGeneration")
+    return {
+        "kind": "gpu",
+        "name": f"GPU{number}",
+        "model": name,
+        "numa": _numa(root / "sys/bus/pci/devices" / busid.lower()[-12:]),
+        "width": _ask(driver, width.format("Curr"), gpu),
+        "max_width": _ask(driver, width.format("Max"), gpu),
+        "gt_per_s": _GENERATION_GT_PER_S.get(_ask(driver, generation.format("Curr"), gpu)),
+        "max_gt_per_s": _GENERATION_GT_PER_S.get(_ask(driver, generation.format("Max"), gpu)),
+        "idle": state is None or state >= _RESTING_STATE,
+    }
+
+
+def _nvlinks(driver: Any, gpus: list[Any]) -> list[dict[str, Any]]:
     rows = []
-    with _Open(driver) as handles:
-        for number, gpu in enumerate(handles):
-            name = driver.nvmlDeviceGetName(gpu)
-            state = _ask(driver, "nvmlDeviceGetPerformanceState", gpu)
-            busid = driver.nvmlDeviceGetPciInfo(gpu).busId
-            text = (busid.decode() if isinstance(busid, bytes) else busid).lower()
-            numa = _number(root / "sys/bus/pci/devices" / text[-12:] / "numa_node")
-            rows.append(
-                {
-                    "kind": "gpu",
-                    "name": f"GPU{number}",
-                    "model": name.decode() if isinstance(name, bytes) else str(name),
-                    "numa": None if numa is None or numa < 0 else numa,
-                    "width": _ask(driver, "nvmlDeviceGetCurrPcieLinkWidth", gpu),
-                    "max_width": _ask(driver, "nvmlDeviceGetMaxPcieLinkWidth", gpu),
-                    "gt_per_s": _GENERATION_GT_PER_S.get(_ask(driver, "nvmlDeviceGetCurrPcieLinkGeneration", gpu) or 0),
-                    "max_gt_per_s": _GENERATION_GT_PER_S.get(
-                        _ask(driver, "nvmlDeviceGetMaxPcieLinkGeneration", gpu) or 0
-                    ),
-                    "idle": state is None or state >= _RESTING_STATE,
-                }
-            )
+    for number, gpu in enumerate(gpus):
+        states = [_ask(driver, "nvmlDeviceGetNvLinkState", gpu, link) for link in range(MAX_NVLINKS)]
+        told = states[: states.index(None)] if None in states else states
+        if told:
+            up = sum(map(bool, told))
+            rows.append({"gpu": f"GPU{number}", "up": up, "down": len(told) - up})
     return rows
 
 
-def _nvlinks(driver: Any) -> list[dict[str, Any]]:
-    rows = []
-    with _Open(driver) as handles:
-        for number, gpu in enumerate(handles):
-            states = [_ask(driver, "nvmlDeviceGetNvLinkState", gpu, link) for link in range(MAX_NVLINKS)]
-            told = states[: states.index(None)] if None in states else states
-            if told:
-                up = sum(map(bool, told))
-                rows.append({"gpu": f"GPU{number}", "up": up, "down": len(told) - up})
-    return rows
-
-
-def _peers(driver: Any) -> list[dict[str, Any]]:
+def _peers(driver: Any, gpus: list[Any]) -> list[dict[str, Any]]:
     """Pairs of GPUs, each once: NVML says whether reads (0) and writes (1) are allowed."""
     rows = []
-    with _Open(driver) as handles:
-        for i, a in enumerate(handles):
-            for j, b in enumerate(handles[:i]):
-                ways = [_ask(driver, "nvmlDeviceGetP2PStatus", a, b, index) for index in (0, 1, P2P_NVLINK)]
-                if ways[0] is None or ways[1] is None:
-                    continue
-                allowed = ways[0] == P2P_OK and ways[1] == P2P_OK
-                why = "" if allowed else f"NVML's P2P status: read {ways[0]}, write {ways[1]}"
-                rows.append(
-                    {"a": f"GPU{j}", "b": f"GPU{i}", "allowed": allowed, "nvlink": ways[2] == P2P_OK, "why": why}
-                )
+    for (i, a), (j, b) in combinations(enumerate(gpus), 2):
+        read, write, nvlink = (_ask(driver, "nvmlDeviceGetP2PStatus", a, b, index) for index in (0, 1, P2P_NVLINK))
+        if read is not None and write is not None:
+            allowed = read == write == P2P_OK
+            why = "" if allowed else f"NVML's P2P status: read {read}, write {write}"
+            pair = {"a": f"GPU{i}", "b": f"GPU{j}", "allowed": allowed, "nvlink": nvlink == P2P_OK, "why": why}
+            rows.append(pair)
     return rows
 
 
@@ -173,6 +154,12 @@ def _number(path: Path) -> int | None:
     return int(text) if re.fullmatch(r"-?\d{1,15}", text) else None
 
 
+def _numa(device: Path) -> int | None:
+    """Its node; None where the firmware does not say."""
+    node = _number(device / "numa_node")
+    return None if node is None or node < 0 else node
+
+
 def _speed(path: Path) -> float | None:
     found = re.match(r"([\d.]+) GT/s", _text(path))
     return float(found[1]) if found else None
@@ -191,12 +178,11 @@ def _pci(root: Path, gpus_too: bool) -> Iterator[dict[str, Any]]:
             if kind == "gpu" and not (gpus_too and _is_gpu(path)):
                 continue
             counts[kind] = counts.get(kind, -1) + 1
-            numa = _number(path / "numa_node")
             yield {
                 "kind": kind,
                 "name": f"{'NIC' if kind == 'nic' else 'GPU'}{counts[kind]}",
                 "model": f"{_text(path / 'vendor')} {_text(path / 'device')}",
-                "numa": None if numa is None or numa < 0 else numa,
+                "numa": _numa(path),
                 "width": width,
                 "max_width": _number(path / "max_link_width"),
                 "gt_per_s": _speed(path / "current_link_speed"),

@@ -64,8 +64,9 @@ def _pcie(case: Case, what: str) -> Iterator[Finding]:
 
 
 def _usual(device: Device, devices: Sequence[Device], what: str) -> float | None:
-    """What most devices of the same kind and model have; None where there is no most."""
-    like = [getattr(one, what) for one in devices if (one.kind, one.model) == (device.kind, device.model)]
+    """What most devices of the same kind and model in the same source have; None where there is no most."""
+    same = (device.place.source, device.kind, device.model)
+    like = [getattr(one, what) for one in devices if (one.place.source, one.kind, one.model) == same]
     value, count = Counter(like).most_common(1)[0]
     return value if 2 * count > len(like) and count > 1 else None
 
