@@ -4,7 +4,7 @@
 between servers the faster of rings and double binary trees. (Its own threshold takes trees on two servers whatever the
 size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
 of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server (v2.4.2, src/init.cu).
-``nccl-2.30`` is today's NCCL: its channel search and its cost model, no plan and no kernel.
+``nccl-2.30`` is today's NCCL: its channel search and its cost model with NVLS, no plan and no kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.shapes import by_server
 from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
-from blinkccl.baselines.nccl_model import SERVED, choose
-from blinkccl.baselines.nccl_search import search
+from blinkccl.baselines.nccl_model import SERVED
+from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
@@ -102,11 +102,14 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
         raise UnsupportedError(f"nccl-2.30 chooses its links itself: leave --links {request.links} out")
     if conditions.settings.start_s:
         raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
-    channels = search(request.topology, request.ranks)
+    nccl = NcclServer.of(request.topology, request.ranks)
+    channels = nccl.channels
     found = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"
 
     def seconds(size_bytes: int) -> tuple[float, str]:
-        chosen = choose(channels, request.collective.name, size_bytes)
+        chosen = nccl.at(request.collective.name, size_bytes)
+        if chosen.algorithm == "NVLS":
+            return chosen.seconds, "NVLS: the switch combines and multicasts"
         return chosen.seconds, f"{chosen.algorithm}, {chosen.protocol}; {found}"
 
     return Formula("nccl-2.30", request, seconds)

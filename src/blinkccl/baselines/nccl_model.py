@@ -9,9 +9,8 @@ rules for rings and trees; the channels come from :mod:`~blinkccl.baselines.nccl
 - *Bandwidth*: that of the channels, times what the protocol leaves of it. LL carries 4 bytes of data in 8, LL128 120 in
   128; LL is capped by architecture on one server, and by the maker of the processors on several.
 
-Where we differ: NVLS, CollNet and PAT are left out, so for large AllReduces on the NVSwitch of one server of H100s NCCL
-itself would choose NVLS, which is faster than what is said here. Network cards are taken to state no latency of their
-own, as InfiniBand's do. Numbers are exact fractions, where NCCL has single floats.
+Where we differ: CollNet and PAT are left out, and NVLS is in :mod:`~blinkccl.baselines.nccl_server`. Network cards are
+taken to state no latency of their own, as InfiniBand's do. Numbers are exact fractions, where NCCL has single floats.
 
 All of it is NCCL's estimate, not a measurement. Trees are corrected by a table per power of two, so that the estimate
 of a tree may fall where the size doubles.
@@ -78,6 +77,11 @@ class NcclEstimate:
     seconds: float
     algbw_gb_per_s: float
     busbw_gb_per_s: float
+
+    @property
+    def words(self) -> str:
+        """Like "ring LL"; what the switch combines has one protocol only."""
+        return self.algorithm if self.algorithm == "NVLS" else f"{self.algorithm} {self.protocol}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from blinkccl.baselines.nccl_model import (
     predict,
 )
 from blinkccl.baselines.nccl_search import Channels, search
+from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.topology.spec import load
 
 #: spec, GPUs of a server, servers.
@@ -247,3 +248,22 @@ def test_a_larger_size_takes_longer(size: int, more: int, number: int) -> None:
             larger = min(larger, CORRECTED_FROM_BYTES * (1 << octave.bit_length()) - 1)
         if larger > size:
             assert line.time_us(size) < line.time_us(larger)
+
+
+@pytest.mark.parametrize(("ranks", "busbw"), [(2, 365), (4, 370), (5, 420), (6, 440), (7, 460), (8, 480)])
+def test_an_allreduce_in_nvswitch_as_public_runs_have_it(ranks: int, busbw: float) -> None:
+    found = NcclServer.of(load("hgx-h100")[0], range(ranks)).at("allreduce", 16 << 30)
+    assert found.algorithm == ("NVLS" if ranks > 4 else "ring"), "of 4 GPUs rings have as much"
+    assert found.busbw_gb_per_s == pytest.approx(busbw, rel=0.02)
+
+
+def test_small_and_far_allreduces_leave_nvswitch_alone() -> None:
+    """LL has the least latency, NVLS here is for one server, and switches before Hopper do not combine."""
+    for spec, ranks, size in (
+        ("hgx-h100", range(8), 8),
+        ("2x hgx-h100", range(4), 1 << 20),
+        ("dgx-a100", range(8), 1 << 30),
+    ):
+        topology = load(spec)[0]
+        chosen = NcclServer.of(topology, topology.ranks if spec.startswith("2x") else ranks).at("allreduce", size)
+        assert chosen.algorithm != "NVLS"

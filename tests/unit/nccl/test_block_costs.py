@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blinkccl.baselines.nccl_model import TREE_GB_PER_S
+from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.generated import LaunchCall
@@ -12,7 +13,7 @@ from blinkccl.engines.registry import ENGINES
 from blinkccl.nccl import choices
 from blinkccl.nccl.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s, work_of
 from blinkccl.nccl.choices import Terms
-from blinkccl.nccl.costs import timing
+from blinkccl.nccl.costs import architecture, timing
 from blinkccl.nccl.geometry import largest
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import SLOTS, CandidateProgram, candidates
@@ -106,16 +107,19 @@ def test_allreduce_in_the_switch_is_as_fast_as_it_was_measured(ranks, busbw):
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
 def test_the_switch_counts_for_what_it_multicasts_too(name):
     """Rings are faster where all is large, by NCCL's own numbers: 0.85 of what links carry against all of it."""
-    predictor = NcclPredictor(job("hgx-h100"), 90)
-    large = predictor.at(Collective(name, 8), 4 * GIB)
+    place = job("hgx-h100")
+    large = NcclPredictor(place, 90).at(Collective(name, 8), 4 * GIB)
     assert large.words == "NCCL ring Simple"
-    in_switch = predictor._nvls(predictor._searched, Collective(name, 8), 4 * GIB)
-    assert large.seconds < in_switch.seconds < 2 * large.seconds
-    assert in_switch.seconds == pytest.approx(25e-6 + 4 * GIB * 8 / 7 / 0.85 / 360e9, rel=0.05)
+    in_switch = NcclServer(place.topology, tuple(place.ranks), "hopper").in_switch(name)
+    assert in_switch is not None
+    seconds = float(in_switch.time_us(4 * GIB)) * 1e-6
+    assert large.seconds < seconds < 2 * large.seconds
+    assert seconds == pytest.approx(25e-6 + 4 * GIB * 8 / 7 / 0.85 / 360e9, rel=0.05)
 
 
 @pytest.mark.parametrize(("spec", "capability", "ranks"), [("dgx-a100", 80, 8), ("hgx-h100", 90, 2), ("dgx-1v", 70, 8)])
 def test_no_switch_of_another_machine_reduces(spec, capability, ranks):
-    predictor = NcclPredictor(job(spec, ranks), capability)
+    place = job(spec, ranks)
+    nccl = NcclServer(place.topology, tuple(place.ranks), architecture(capability))
     for name in ("allreduce", "allgather", "reduce_scatter"):
-        assert predictor._nvls(predictor._searched, Collective(name, ranks), GIB) is None
+        assert nccl.in_switch(name) is None
