@@ -42,8 +42,8 @@ MARKS = ("<!-- benchmarks/doctor_machines.py -->", "<!-- end -->")
 SAMPLE_MARKS = ("<!-- samples: benchmarks/doctor_machines.py -->", "<!-- end of samples -->")
 #: A published case of each family of rules.
 SAMPLES = (
-    "a100-pairs-three", "v100-nvlink-inactive", "iommu-corruption", "p2p-level-loc", "nics-on-one-socket", "shm-64mb",
-    "ras-mismatch", "virtual-bridges",
+    "a100-pairs-three", "v100-nvlink-inactive", "iommu-corruption", "rtx5070ti-staged", "nics-on-one-socket",
+    "shm-64mb", "ras-mismatch", "virtual-bridges",
 )  # fmt: skip
 NVSWITCH = ("dgx-2", "dgx-a100", "hgx-h100", "hgx-h200")
 MESH = ("dgx-1p", "dgx-1v", "cedar")
