@@ -53,7 +53,9 @@ def findings(case: Case) -> Iterator[Finding]:
                 f"what {job.name} can reach",
                 job.bound_text,
                 got,
-                "by the rates of links as they are stated, of which programs reach some 80 %",
+                "the bound is that of trees; the NVSwitch reduces too (NVLS), which passes it"
+                if job.measured is not None and job.measured.busbw_gb_per_s > bound.busbw_gb_per_s and not job.assumed
+                else "by the rates of links as they are stated, of which programs reach some 80 %",
                 f"blink sim {job.collective}{job.spec} --sweep shows the time of every algorithm",
                 evidence,
             )
