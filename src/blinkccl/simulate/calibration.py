@@ -82,7 +82,8 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - ``combining``: what part of a link's rate remains at a GPU that combines messages of several other GPUs;
     - ``peer_access_us``: T_dpa per GPU, switching peer access off and on, so that copies take PCIe instead of NVLink;
     - ``copy_engines``: transfers that a GPU can have under way at once, a whole number; 0 for no limit;
-    - ``memory_gb_per_s``: what a host's memory takes and gives, added up, of what is staged there; 0 for no limit.
+    - ``memory_gb_per_s``: what a host's memory takes and gives, added up, of what is staged there; 0 for no limit;
+    - ``gpu_gb_per_s``: what a GPU sends and receives, added up, over all its NVLinks at once; 0 for no limit.
     """
 
     launch_us: Number = _NOTHING
@@ -94,6 +95,7 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_access_us: Number = _PEER_ACCESS
     copy_engines: Number = _NOTHING
     memory_gb_per_s: Number = _NOTHING
+    gpu_gb_per_s: Number = _NOTHING
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,7 +233,7 @@ def _faults(read: Calibration) -> list[str]:
     for field, value in engine.items():
         if not 0 <= value < 1e9:
             found.append(f"engine: {field} must not be negative, got {value:g}")
-    for field in ("reduce_gb_per_s", "memory_gb_per_s"):
+    for field in ("reduce_gb_per_s", "memory_gb_per_s", "gpu_gb_per_s"):
         if 0 < engine[field] < LEAST_GB_PER_S:
             within = f"0 (no limit), or at least {LEAST_GB_PER_S:g} GB/s"
             found.append(f"engine: {field} must be {within}, got {engine[field]:g}")

@@ -213,19 +213,24 @@ class _Links:
     def __init__(self, program: Program, network: Topology, calibration: Calibration) -> None:
         self.index: dict[tuple[int, int], int] = {}
         memory_gb_per_s = calibration.engine.memory_gb_per_s.value
+        gpu_gb_per_s = calibration.engine.gpu_gb_per_s.value
         for queue in program.queues:
             for pair in pairwise(queue.path):
                 self.index.setdefault(pair, len(self.index))
             home = queue.legs[0][-1]
             if queue.is_staged and memory_gb_per_s and network.vertex[home].kind in HOST_KINDS:
                 self.index.setdefault((home, home), len(self.index))
+            for end in (queue.path[0], queue.path[-1]):
+                if gpu_gb_per_s and _all_nvlink(queue.path, network):
+                    self.index.setdefault((end, end), len(self.index))
         reducing = {program.vertices[role.rank] for role in program.roles if operands(role) > 1}
         combining = _combining(program)
         self.rates: list[float] = []
         self.latency_s: list[float] = []
         for src, dst in self.index:
             if src == dst:
-                self.rates.append(memory_gb_per_s * 1e9)
+                of_host = network.vertex[src].kind in HOST_KINDS
+                self.rates.append((memory_gb_per_s if of_host else gpu_gb_per_s) * 1e9)
                 self.latency_s.append(0.0)
                 continue
             if (src, dst) not in network.link:
@@ -239,9 +244,14 @@ class _Links:
             self.latency_s.append(cost.latency_s)
 
     def of_path(self, path: tuple[int, ...]) -> list[int]:
-        """The links of a leg, with the memories that it reads at its begin and writes at its end."""
+        """The links of a leg, with the memories, of hosts or GPUs, that it reads at its begin and writes at its end."""
         steps = ((path[0], path[0]), *pairwise(path), (path[-1], path[-1]))
         return [self.index[step] for step in steps if step[0] != step[1] or step in self.index]
+
+
+def _all_nvlink(path: tuple[int, ...], network: Topology) -> bool:
+    """Whether a path is of NVLinks alone."""
+    return all(pair in network.link and network.link[pair].kind == "nvlink" for pair in pairwise(path))
 
 
 def _combining(program: Program) -> frozenset[int]:
