@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.choice.programs import SLOTS
 from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, channel_loops
 from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.call import CollectiveCall
@@ -26,7 +27,7 @@ from blinkccl.engines.reference import run as run_reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
 from blinkccl.native.headers import header
-from blinkccl.nccl.programs import DEFAULT, SLOTS, candidates, collectives, links_for, without_memories
+from blinkccl.nccl.programs import DEFAULT, candidates, collectives, links_for, without_memories
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.balance import MOST_IMBALANCE, imbalance, weights
 from blinkccl.schedule.dealing import dealt

@@ -48,7 +48,11 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One candidate's time for one size, and in ``detail`` how; a model's has no ``simulation`` and no chunks."""
+    """One candidate's time for one size, and in ``detail`` how; a model's has no ``simulation`` and no chunks.
+
+    ``protocol`` is that of our kernels, "" where none run. ``simulation`` is what links and hops take; ``seconds`` may
+    be longer, where something else decides.
+    """
 
     name: str
     size_bytes: int
@@ -58,6 +62,7 @@ class Estimate:
     detail: str
     chunk_bytes: int = 0
     simulation: Simulation | None = None
+    protocol: str = ""
 
 
 class Prepared(Protocol):

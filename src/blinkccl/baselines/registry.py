@@ -6,7 +6,7 @@ add a row: algorithms come from their own registry, baselines from :data:`BASELI
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -98,9 +98,13 @@ def enter(
     conditions: Conditions,
     names: Sequence[str] = (),
     tick: Callable[[int, int], None] = lambda done, total: None,
+    known: Mapping[str, Baseline] | None = None,
 ) -> JobCandidates:
-    """Prepares all candidates that serve the job, or ``names``, which must; ``tick`` gets (done, total) after each."""
-    known = candidates()
+    """Prepares all of ``known`` (None: of :func:`candidates`) that serve the job, or ``names``, which must.
+
+    ``tick`` gets (done, total) after each.
+    """
+    known = known or candidates()
     for name in names:
         if name not in known and name != "auto":
             raise UsageError(f"unknown algorithm {name!r}; expected one of auto, {', '.join(known)}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.baselines.registry import JobCandidates
+    from blinkccl.choice.candidates import Code
     from blinkccl.forest.model import Forest
     from blinkccl.paper.training import StepTable
     from blinkccl.simulate.translate import Settings
@@ -36,13 +37,16 @@ Examples:
 \b
   blink sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M
   blink sim broadcast --topo dgx-1p --sweep --plot f.png
+  blink sim broadcast --topo dgx-1p --code copies                   as in the paper
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
   blink sim --plan plan.json --size 64M --sharing fair
   blink sim sendrecv --topo mist --algo multi_path,one_hop --sweep -o paths.json
   blink sim sendrecv --topo dgx-1v --src 0 --dst 1 --algo multi_path --memories 1 -o paths.json
 
-Time plans on calibrated links: the program that engines run, event by event, beside NCCL as a model.
+Time plans as our code runs them, event by event: kernels, each size by the fastest protocol, beside NCCL as a model, at
+the same costs of a hop. Copy engines run messages, machines without NVIDIA's GPUs, jobs on several servers, and all
+with --code copies, on the machine's calibration.
 
 Prints each algorithm's time, algbw and busbw (GB/s), what part of the proved bound that is, the fullest links and what
 decided the time of the fastest plan. --sweep, or any of -b, -e and -f, prints who wins from which size. A timeline
@@ -72,36 +76,51 @@ Factor = Annotated[
     int | None,
     Option("-f", "--stepfactor", metavar="F", min=2, help=f"--sweep's factor between sizes; default: {_FACTOR}."),
 ]
+CodeName = Annotated[
+    str | None,
+    Option(
+        "--code",
+        metavar="kernels|copies",
+        help="What runs plans; default: kernels where they can, unless an option below is for copies.",
+    ),
+]
 CalibrationName = Annotated[
     str | None,
-    Option("--calibration", metavar="NAME", help="One of ours, or a TOML file; default: the machine's, else nominal."),
+    Option(
+        "--calibration",
+        metavar="NAME",
+        help="copies: one of ours, or a TOML file; default: the machine's, else nominal.",
+    ),
 ]
 Sharing = Annotated[
     str, Option("--sharing", metavar="HOW", help="How transfers share a link: fifo, fair, rtt-weighted or unfair.")
 ]
-Streams = Annotated[str, Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same depth.")]
+Streams = Annotated[
+    str | None, Option("--streams", metavar="HOW", help="copies: per-tree, or reused by trees at the same depth.")
+]
 Chunk = Annotated[
-    str,
+    str | None,
     Option(
         "--chunk",
         metavar="SIZE|model|best|miad",
-        help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
+        help="copies: size of a chunk, or how it is chosen: the pipeline model's, the fastest "
         "of some 15 simulations, or what Blink's search ends with.",
     ),
 ]
 Channels = Annotated[
-    int,
+    int | None,
     Option(
         "--channels",
         metavar="N",
-        help="Channels per tree, each with streams of its own: 2 hide what a copy costs before it moves.",
+        help="copies: channels per tree, each with streams of its own: 2 hide what a copy costs before it moves.",
     ),
 ]
 EqualChunks = Annotated[
     bool,
     Option(
         "--equal-chunks",
-        help="Chunks of one size for all trees; default: as many for each, so that trees share links by their weights.",
+        help="copies: chunks of one size for all trees; default: as many for each, so that trees share links by their "
+        "weights.",
     ),
 ]
 Skew = Annotated[str | None, Option("--skew", metavar="SECONDS", help="When each rank starts, separated by commas.")]
@@ -168,11 +187,12 @@ def sim(
     begin: Begin = None,
     end: End = None,
     factor: Factor = None,
+    code: CodeName = None,
     calibration: CalibrationName = None,
     sharing: Sharing = "fifo",
-    streams: Streams = "per-tree",
-    chunk: Chunk = "model",
-    channels: Channels = 1,
+    streams: Streams = None,
+    chunk: Chunk = None,
+    channels: Channels = None,
     equal_chunks: EqualChunks = False,
     skew: Skew = None,
     budget: Budget = None,
@@ -196,7 +216,10 @@ def sim(
     from blinkccl.paper.training import training_steps
     from blinkccl.simulate.translate import Settings
 
-    settings = Settings(sharing, streams, _skew(skew), not equal_chunks, budget, coarser)
+    options = {"--calibration": calibration, "--streams": streams, "--chunk": chunk, "--channels": channels}
+    options["--equal-chunks"] = equal_chunks or None
+    of_copies = [option for option, given in options.items() if given is not None]
+    settings = Settings(sharing, streams or "per-tree", _skew(skew), not equal_chunks, budget, coarser)
     with console.Progress("simulating") as progress:
         if plan is not None:
             ends = {"--root": root, "--src": src, "--dst": dst}
@@ -208,13 +231,14 @@ def sim(
         else:
             request, forest = arguments.request(name, spec, gpus, (root, src, dst), links, relays), None
         gpu = None if model is None else _gpu(request.topology)
-        conditions = _conditions(request.topology, settings, calibration, chunk, channels, paths)
+        runs = _code(request, code, of_copies)
+        conditions = _conditions(request.topology, settings, calibration, chunk or "model", channels or 1, paths)
         conditions = replace(conditions, most_memories=memories)
-        field = _field(request, forest, conditions, algo, progress)
+        field = _field(request, forest, runs, conditions, algo, progress)
         _check_files_serve(field, timeline, output)
         field, rows = time_all(field, sizes, progress)
         steps = None if model is None or gpu is None else training_steps(field, model, gpu, overlap)
-    _report(field, conditions, rows, swept, json, steps)
+    _report(field, runs, conditions, rows, swept, json, steps)
     if output is not None and field.path_row is not None:
         source = f"simulated on calibration {conditions.calibration.name}"
         arguments.write_path_row(output, request.topology, field.path_row, source)
@@ -235,16 +259,31 @@ def _conditions(
     return Conditions(costs, settings, *_chunk(chunk), channels, paths=table)
 
 
+def _code(request: Request, wanted: str | None, of_copies: Sequence[str]) -> Code:
+    """What runs plans; options that are for copies ask for these."""
+    from blinkccl.choice.candidates import COPY_ENGINES, KERNELS, code_of
+
+    if wanted == KERNELS and of_copies:
+        raise UsageError(f"--code {KERNELS}: {', '.join(of_copies)} is for copies; leave one out")
+    return code_of(request, COPY_ENGINES if of_copies else wanted or "", ", ".join(of_copies))
+
+
 def _field(
-    request: Request, forest: Forest | None, conditions: Conditions, algo: str | None, progress: console.Progress
+    request: Request,
+    forest: Forest | None,
+    code: Code,
+    conditions: Conditions,
+    algo: str | None,
+    progress: console.Progress,
 ) -> JobCandidates:
     """All that is timed: the plan that was given, or who serves the request."""
-    from blinkccl.baselines.candidate import planned
     from blinkccl.baselines.registry import JobCandidates, enter
+    from blinkccl.choice.candidates import candidates, of_forest
 
     if forest is None:
-        return enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
-    return JobCandidates(request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True)
+        names = [part.strip() for part in algo.split(",")] if algo else []
+        return enter(request, conditions, names, progress, candidates(code))
+    return JobCandidates(request, (of_forest(forest, code, conditions),), {}, named=True, of_plan=True)
 
 
 def _check_files_serve(field: JobCandidates, timeline: Path | None, output: Path | None) -> None:
@@ -326,6 +365,7 @@ def _gpu(topology: Topology) -> str:
 
 def _report(
     field: JobCandidates,
+    code: Code,
     conditions: Conditions,
     rows: Sequence[Sequence[Estimate]],
     swept: bool,
@@ -342,10 +382,10 @@ def _report(
 
     if json:
         document = steps.document() if steps else []
-        console.emit_json(sim_text.sim_document(field, conditions, rows, best, summary, document))
+        console.emit_json(sim_text.sim_document(field, code, conditions, rows, best, summary, document))
         return
     paint, width = console.paint(), console.width()
-    text = fit(sim_text.head_text(field, conditions), width)
+    text = fit(sim_text.head_text(field, code, conditions), width)
     text += sim_text.sweep_table(rows, paint) if swept else sim_text.size_table(field, rows[0], paint)
     if best is not None and summary is not None:
         text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)

@@ -22,6 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from blinkccl.choice.programs import SLOTS, CandidateProgram
 from blinkccl.codegen.layout import SegmentLayout
 from blinkccl.errors import LaunchError
 from blinkccl.native.headers import abi, header
@@ -29,7 +30,6 @@ from blinkccl.nccl.choices import PROTOCOLS, ChoiceRow, ChoiceTable
 from blinkccl.nccl.geometry import THREADS
 from blinkccl.nccl.images import Image, ImagePart, kernel_of
 from blinkccl.nccl.message_paths import MessagePlan
-from blinkccl.nccl.programs import SLOTS, CandidateProgram
 from blinkccl.private_files import open_trusted, private_directory
 from blinkccl.runtime.process import has_ended, mark
 

@@ -2,7 +2,7 @@
 
 S, as nccl-tests counts it, is looked at in classes of a power of two from 1 KiB to 4 GiB; smaller and larger sizes go
 with the first and the last class. In each class the program and the protocol that are predicted fastest
-(:mod:`~blinkccl.nccl.costs`) are taken if that is faster than what NCCL is predicted to do
+(:mod:`~blinkccl.choice.costs`) are taken if that is faster than what NCCL is predicted to do
 (:mod:`~blinkccl.nccl.nccl_predictor`), by :data:`MARGIN` at least and both at the class's smallest size; else the
 call is NCCL's. BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run
 with this protocol.
@@ -18,23 +18,18 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
+from blinkccl.choice.costs import PredictedTime, ll128_fault, protocols_of, timing
+from blinkccl.choice.programs import CandidateProgram
+from blinkccl.choice.timed import FastestProtocol
 from blinkccl.codegen.layout import Geometry
 from blinkccl.codegen.text import COPIES
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.nccl.copies import fault_of_program
-from blinkccl.nccl.costs import (
-    MOST_BYTES,
-    PredictedTime,
-    ll128_fault,
-    protocols_of,
-    timing,
-)
 from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
-from blinkccl.nccl.programs import CandidateProgram, CandidatePrograms, collectives, key_of
+from blinkccl.nccl.programs import CandidatePrograms, collectives, key_of
 from blinkccl.units import size_text
 
 #: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
@@ -44,8 +39,6 @@ FIRST_CLASS, LAST_CLASS = 10, 32
 MOST_SIZE = 2**63 - 1
 #: Neither model is better than this: what is nearer counts as equally fast, and stays with NCCL.
 MARGIN = 1.03
-#: By so much a protocol must lose before it is given up for larger sizes.
-_CLEARLY = 1.1
 
 #: What is fastest of ours, by which protocol.
 Ours = tuple[CandidateProgram, str, PredictedTime]
@@ -203,40 +196,23 @@ def _verdict(
 
 
 class _Timed:
-    """A candidate in its protocols, asked for rising sizes; what cannot win is not simulated.
-
-    Protocols come by rising rate and rising latency. What a protocol takes for the first size it takes at least for any
-    other, and one that has lost clearly to a faster rate loses for all larger sizes. A protocol that is forced is the
-    only one, at any size.
-    """
+    """A candidate in its protocols, asked for rising sizes; one that is forced is the only one, at any size."""
 
     def __init__(self, candidate: CandidateProgram, terms: Terms) -> None:
         self._candidate, self._terms = candidate, terms
-        self._protocols = [terms.protocol] if terms.protocol else [*protocols_of(candidate, terms.capability)]
-        self._floor_s: dict[str, float] = {}
+        own = (terms.protocol,) if terms.protocol else protocols_of(candidate, terms.capability)
+        self._protocols = FastestProtocol(own, self._timing)
 
     def at(self, size_bytes: int) -> Ours:
-        if not self._terms.protocol:
-            self._protocols = [one for one in self._protocols if size_bytes <= MOST_BYTES[one]]
-        found: dict[str, PredictedTime] = {}
-        for protocol in self._protocols:
-            best_s = min((timing.seconds for timing in found.values()), default=inf)
-            if self._floor_s.get(protocol, 0.0) >= best_s:
-                continue
-            found[protocol] = self._timing(protocol, size_bytes)
-            self._floor_s.setdefault(protocol, found[protocol].seconds)
-        best = min(found, key=lambda protocol: found[protocol].seconds)
-        lost = [one for one in found if found[one].seconds > found[best].seconds * _CLEARLY]
-        slower = self._protocols[: self._protocols.index(best)]
-        self._protocols = [one for one in self._protocols if one not in lost or one not in slower]
-        return self._candidate, best, found[best]
+        return self._candidate, *self._protocols.at(size_bytes)
 
     def _timing(self, protocol: str, size_bytes: int) -> PredictedTime:
         geometry = self._terms.geometry
         # Copy engines do not cut a message into parts.
         parts = 1 if protocol == COPIES else geometry.parts
         capacity = geometry.capacity_bytes(protocol)
-        return timing(self._candidate, protocol, size_bytes, self._terms.capability, parts, capacity)
+        found = timing(self._candidate, protocol, size_bytes, self._terms.capability, parts, capacity)
+        return replace(found, simulation=None)  # a table has hundreds
 
 
 def _merged(

@@ -11,21 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from blinkccl.choice.programs import (
+    MOST_COPY_BYTES,
+    MOST_LINE_BYTES,
+    MOST_SLOT_BYTES,
+    SLOTS,
+    default_blocks,
+)
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, ProgramGroup
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob
-from blinkccl.nccl.programs import SLOTS
 from blinkccl.units import parse_bytes
 
 T = TypeVar("T", int, float)
 
-MOST_BLOCKS = 32
-#: Of one part's message. Below the second there are rather fewer parts than smaller messages; the third is the least.
-MOST_SLOT_BYTES, WORTH_SLOT_BYTES, LEAST_SLOT_BYTES = 128 << 10, 32 << 10, 4096
-MOST_LINE_BYTES, LEAST_LINE_BYTES = 32 << 10, 1024
-#: Of a message that copy engines carry: each costs them 10 us, so it is large. Memory for fewer bytes is not dealt out.
-MOST_COPY_BYTES, LEAST_COPY_BYTES = 8 << 20, 4096
+#: Of one part's message. Below the first there are rather fewer parts than smaller messages; the second is the least.
+WORTH_SLOT_BYTES, LEAST_SLOT_BYTES, LEAST_LINE_BYTES = 32 << 10, 4096, 1024
+#: Memory for messages of fewer bytes is not dealt out to copy engines.
+LEAST_COPY_BYTES = 4096
 #: Of a GPU block. Any multiple of 32 up to 512 works; 16 warps keep enough stores under way.
 THREADS = header("call.h").constants["kMostThreads"]
 STAGING_BYTES = 256 << 20
@@ -46,7 +50,7 @@ class Budget:
 def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
     """The budgets of each rank."""
     multiprocessors = min(peer.multiprocessors for peer in job.peers)
-    default = min(MOST_BLOCKS, max(1, multiprocessors // 4 // job.shared))
+    default = default_blocks(multiprocessors // job.shared)
     blocks = number(environ, "BLINK_MAX_BLOCKS", default, 1024, int)
     blocks = min(blocks, number({"maxCTAs": job.setting("most_blocks")}, "maxCTAs", blocks, 2**31, int))
     return Budget(blocks, number(environ, "BLINK_STAGING_BYTES", STAGING_BYTES, 1 << 40, parse_bytes))
@@ -64,11 +68,6 @@ def number(environ: Mapping[str, str], name: str, default: T, most: T, read: Cal
     if not 0 < value <= most:
         raise LaunchError(f"{name}={text[:40]}: expected a number above 0, at most {most}")
     return value
-
-
-def largest(parts: int) -> Geometry:
-    """Messages as large as they may get: what choices are made with before memory is dealt out."""
-    return Geometry(parts, SLOTS, MOST_SLOT_BYTES, MOST_LINE_BYTES, SLOTS, MOST_COPY_BYTES)
 
 
 def geometry(group: ProgramGroup, channels: int, limits: Budget, copies: bool = False) -> Geometry:

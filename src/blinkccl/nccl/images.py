@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from blinkccl.choice.programs import SERVED, SLOTS, CandidateProgram
 from blinkccl.codegen.build import Compiler, build
 from blinkccl.codegen.gpu_compiler import NVCC, gpu_compiler, nvcc
 from blinkccl.codegen.host_compiler import copies_compiler
@@ -28,7 +29,6 @@ from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import COPIES, FOLD, WIRES, Kernel, cuda_text
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.peer_info import GpuJob
-from blinkccl.nccl.programs import SERVED, SLOTS, CandidateProgram
 
 #: From so many cores on, every kernel is a file of its own: 108 s on 8 cores is less than the longest file's 23 s.
 MANY_CORES = 8

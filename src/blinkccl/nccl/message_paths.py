@@ -24,12 +24,12 @@ from typing import Any
 from blinkccl.algorithms import multi_path
 from blinkccl.algorithms.path_table import Pair, PathTable, Split
 from blinkccl.algorithms.registry import Request
+from blinkccl.choice.programs import MOST_COPY_BYTES, SLOTS
 from blinkccl.codegen.layout import LINE_BYTES, SegmentLayout
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.forest.model import Forest, Path
-from blinkccl.nccl.geometry import LEAST_COPY_BYTES, MOST_COPY_BYTES, Budget
-from blinkccl.nccl.programs import SLOTS
+from blinkccl.nccl.geometry import LEAST_COPY_BYTES, Budget
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.memories import memories_on, store_fault
 from blinkccl.topology.model import Topology

@@ -16,10 +16,11 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer, latency_us
 from blinkccl.baselines.nccl_system import NVL, VERSION, Server
+from blinkccl.choice.costs import RATE, architecture, protocols_of, timing
+from blinkccl.choice.programs import SLOTS, CandidateProgram
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
-from blinkccl.nccl.costs import RATE, architecture, protocols_of, timing
-from blinkccl.nccl.programs import SLOTS, CandidateProgram, links_for
+from blinkccl.nccl.programs import links_for
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from blinkccl.algorithms import path_table
 from blinkccl.algorithms.path_table import PathTable
+from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
 from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
@@ -37,13 +38,13 @@ from blinkccl.native.headers import abi
 from blinkccl.nccl import choices, message_paths
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.copies import fault_of_job, fault_of_sharing
-from blinkccl.nccl.geometry import Budget, budget, geometry, largest, number
+from blinkccl.nccl.geometry import Budget, budget, geometry, number
 from blinkccl.nccl.images import architectures_of, compile_all, texts
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
 from blinkccl.nccl.peer_check import bad_pairs
 from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, GpuJob, read_peer_info
-from blinkccl.nccl.programs import AUTO, BEST, CandidateProgram, candidates, wanted
+from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
 from blinkccl.nccl.topology_of_job import JobPlacement, place, without
 from blinkccl.private_files import cache_directory
 from blinkccl.runtime.peer_info import package_version

@@ -4,71 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.codegen.channels import channel_loops
-from blinkccl.codegen.stores import require_direct_stores
+from blinkccl.choice.programs import SERVED, CandidateProgram, compiled
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Forest
-from blinkccl.nccl.block_costs import BlockWork, work_of
 from blinkccl.nccl.topology_of_job import JobPlacement
-from blinkccl.schedule.chunking import largest_share
-from blinkccl.schedule.dealing import dealt
-from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.schedule.verifier import verify
 from blinkccl.topology.memories import without_memory_links
-from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, network_for
 
-#: The collectives that NCCL has; those without a root first.
-SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter")
 #: What is planned where nobody says: the fastest for large sizes, and those of few steps.
 DEFAULT = ("optimal", "one_hop", "one_shot")
 #: Words for the default: the first leaves to NCCL what that does faster, the second has no NCCL to leave it to.
 AUTO, BEST = "auto", "best"
-#: Messages of a connection under way at once. NCCL has 8 of half a MiB per channel.
-SLOTS = 4
-
-
-@dataclass(frozen=True, eq=False)
-class CandidateProgram:
-    """A program that the verifier accepts and GPU blocks can run. Compared by identity."""
-
-    algorithm: str
-    forest: Forest
-    program: Program
-
-    @property
-    def collective(self) -> Collective:
-        return self.program.collective
-
-    @property
-    def network(self) -> Topology:
-        return self.forest.topology
-
-    @property
-    def name(self) -> str:
-        """Of its kernels: ``broadcast_root3_optimal``."""
-        root = self.collective.root
-        return f"{self.collective.name}{'' if root is None else f'_root{root}'}_{self.algorithm}"
-
-    @property
-    def channels(self) -> int:
-        return len(self.program.channels)
-
-    @cached_property
-    def evenly(self) -> bool:
-        """Whether its code cuts all slices into as many chunks."""
-        return largest_share(self.program) is not None
-
-    @cached_property
-    def work(self) -> BlockWork:
-        """What its blocks do."""
-        return work_of(self.program)
 
 
 @dataclass
@@ -177,18 +127,14 @@ def candidates(
 
 
 def _candidate(request: Request, name: str, blocks: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:
-    forest = algorithm(name).plan(request)
-    program = dealt(lower(forest, slots=SLOTS), blocks)
-    for queue in program.queues:
+    found = compiled(name, algorithm(name).plan(request), blocks)
+    for queue in found.program.queues:
         if (queue.src, queue.dst) in bad and not queue.is_staged:
             raise UnsupportedError(
                 f"{name} sends from rank {queue.src} to rank {queue.dst}, which failed the peer check: "
                 f"{bad[queue.src, queue.dst]}"
             )
-    require_direct_stores(program, forest.topology)
-    verify(program, forest.topology)
-    channel_loops(program, SLOTS)
-    return CandidateProgram(name, forest, program)
+    return found
 
 
 def _same(a: Program, b: Program) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from blinkccl.algorithms.path_table import Pair
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.registry import JobCandidates, moves_nothing, wins
+from blinkccl.choice.candidates import Code
 from blinkccl.errors import UsageError
 from blinkccl.report.plotting import draw_over_size
 from blinkccl.report.text import Paint, bytes_text, columns, gb_per_s_text, ids, seconds_text
@@ -25,14 +26,18 @@ _SHOWN = 4
 _LISTED = 16
 
 
-def head_text(field: JobCandidates, conditions: Conditions) -> str:
+def head_text(field: JobCandidates, code: Code, conditions: Conditions) -> str:
     """What is asked, and under which assumptions."""
-    request, calibration, settings = field.request, conditions.calibration, conditions.settings
+    request, settings = field.request, conditions.settings
     links = "the plan's links" if field.of_plan else f"--links {request.links}"
-    streams = "a stream per link and tree" if settings.streams == "per-tree" else "streams shared at equal depth"
+    streams = ""
+    if code.gpu is None:
+        streams = (
+            ", a stream per link and tree" if settings.streams == "per-tree" else ", streams shared at equal depth"
+        )
     lines = [
         f"{request.collective.name} among GPUs {ids(request.ranks)} of {request.topology.name}",
-        f"calibration {calibration.name}: {calibration.about}; links {settings.sharing}, {streams}",
+        f"{code.about(conditions)}; links {settings.sharing}{streams}",
         f"no schedule of trees on {links} is faster than {gb_per_s_text(field.bound_gb_per_s)} (nominal rates)",
     ]
     return "\n".join(lines) + "\n"
@@ -122,6 +127,7 @@ def absent_text(field: JobCandidates) -> str:
 
 def sim_document(
     field: JobCandidates,
+    code: Code,
     conditions: Conditions,
     rows: Sequence[Sequence[Estimate]],
     best: Estimate | None,
@@ -135,9 +141,10 @@ def sim_document(
         "collective": request.collective.name,
         "topology": request.topology.name,
         "ranks": list(request.ranks),
-        "calibration": conditions.calibration.name,
+        "code": code.name,
+        "calibration": conditions.calibration.name if code.gpu is None else None,
         "sharing": conditions.settings.sharing,
-        "streams": conditions.settings.streams,
+        "streams": conditions.settings.streams if code.gpu is None else None,
         "bound_gb_per_s": bound,
         "sizes": [
             {"size_bytes": row[0].size_bytes, "algorithms": [_row_document(estimate, bound) for estimate in row]}
@@ -169,6 +176,7 @@ def _row_document(estimate: Estimate, bound: float) -> dict[str, Any]:
         "algbw_gb_per_s": estimate.algbw_gb_per_s,
         "busbw_gb_per_s": estimate.busbw_gb_per_s,
         "percent_bound": 100 * estimate.algbw_gb_per_s / bound,
+        "protocol": estimate.protocol or None,
         "chunk_bytes": estimate.chunk_bytes or None,
         "transfers": None if simulation is None else simulation.outcome.transfers,
         "aggregated": None if simulation is None else simulation.aggregated,

@@ -111,6 +111,26 @@ def test_a_calibration_without_the_links_class_says_so(blink, tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "code", "why"),
+    [
+        (["allreduce", "--topo", "dgx-1p"], "kernels", "our kernels on pascal GPUs, 14 blocks each"),
+        (["allreduce", "--topo", "dgx-1p", "--code", "copies"], "copies", "calibration p100-copy-engine"),
+        (["allreduce", "--topo", "dgx-1p", "--channels", "2"], "copies", "copy engines (--channels)"),
+        (["sendrecv", "--topo", "dgx-1p"], "copies", "messages go by copy engines"),
+        (["allreduce", "--topo", "mi250"], "copies", "no NVIDIA GPUs"),
+        (["allreduce", "--topo", "2x dgx-1p @ 100Gbps"], "copies", "no kernel of ours stores between servers"),
+    ],
+)
+def test_what_runs_our_plans_is_said(blink, asked: list[str], code: str, why: str) -> None:
+    asked = ["sim", *asked, "--algo", "optimal", "--size", "1M"]
+    assert why in blink(*asked).out
+    found = json.loads(blink(*asked, "--json").out)
+    assert found["code"] == code
+    (row,) = found["sizes"][0]["algorithms"]
+    assert (row["protocol"] is None) == (found["calibration"] is not None) == (code == "copies")
+
+
 def test_coarser_keeps_a_run_within_its_budget(blink) -> None:
     asked = ["sim", "allreduce", "--topo", "dgx-1v", "--algo", "optimal", "--size", "256M", "--chunk", "64K", "--json"]
     exact = json.loads(blink(*asked).out)["sizes"][0]["algorithms"][0]
@@ -169,9 +189,13 @@ def test_beyond_gigabytes_there_are_units_too(blink) -> None:
     ("arguments", "says"),
     [
         ([], "give a COLLECTIVE, or a plan with --plan"),
+        (["allreduce", "--algo", "hybrid"], "nobody has measured with kernels"),
+        (["allreduce", "--code", "threads"], "unknown code 'threads'; expected one of kernels, copies"),
+        (["allreduce", "--code", "kernels", "--chunk", "1M"], "--code kernels: --chunk is for copies; leave one out"),
+        (["sendrecv", "--code", "kernels"], "kernels serve no sendrecv: messages go by copy engines"),
         (["broadcast", "--algo", "optimal", "--model", "vgg16"], "reduces gradients by allreduce, not by broadcast"),
         (
-            ["allreduce", "--algo", "hybrid", "--size", "1G", "--timeline", "t.json"],
+            ["allreduce", "--algo", "hybrid", "--code", "copies", "--size", "1G", "--timeline", "t.json"],
             "none of these is one plan with a timeline (models, and hybrid's two runs, have none)",
         ),
     ],

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from jobs_by_hand import on
 
+from blinkccl.choice.programs import largest
 from blinkccl.codegen.layout import Geometry, ProgramGroup
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.choices import SEARCH_FROM_BYTES, ChoiceRow, ChoiceTable, Terms, clamped, table
-from blinkccl.nccl.geometry import largest
 from blinkccl.nccl.images import Image, texts
 from blinkccl.nccl.programs import candidates, wanted
 from blinkccl.nccl.topology_of_job import place

@@ -9,6 +9,8 @@ from operator import attrgetter
 import pytest
 from jobs_by_hand import job, on, settings
 
+from blinkccl.choice.costs import PredictedTime, architecture, protocols_of, timing
+from blinkccl.choice.programs import SERVED, largest
 from blinkccl.codegen.channels import ChannelLoop, RoleExecution
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.collectives.spec import Collective
@@ -16,10 +18,9 @@ from blinkccl.errors import LaunchError, TopologyError, UnsupportedError, UsageE
 from blinkccl.nccl import choices
 from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
 from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_loops, fault_of_program
-from blinkccl.nccl.costs import PredictedTime, architecture, protocols_of, timing
-from blinkccl.nccl.geometry import Budget, budget, geometry, largest
+from blinkccl.nccl.geometry import Budget, budget, geometry
 from blinkccl.nccl.nccl_predictor import NcclPredictor
-from blinkccl.nccl.programs import DEFAULT, SERVED, candidates, collectives, links_for, wanted
+from blinkccl.nccl.programs import DEFAULT, candidates, collectives, links_for, wanted
 from blinkccl.nccl.topology_of_job import JobPlacement, without
 from blinkccl.schedule.program import Role
 from blinkccl.topology.select import network_for

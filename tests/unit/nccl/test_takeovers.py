@@ -16,12 +16,12 @@ from itertools import groupby, pairwise
 import pytest
 
 from blinkccl.baselines.nccl_search import search
+from blinkccl.choice.costs import timing
+from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.collectives.spec import Collective
 from blinkccl.nccl.choices import FIRST_CLASS, LAST_CLASS, MARGIN, ChoiceRow, Terms, table
-from blinkccl.nccl.costs import timing
-from blinkccl.nccl.geometry import largest
 from blinkccl.nccl.nccl_predictor import NcclPredictor
-from blinkccl.nccl.programs import DEFAULT, CandidateProgram, candidates, collectives
+from blinkccl.nccl.programs import DEFAULT, candidates, collectives
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.spec import parse_spec
 from support.examples import ALL_TESTS

@@ -13,7 +13,7 @@ what is left of a link's rate  1/2     0.86    1       4 of 8 bytes; 120 of 128,
 =============================  ======  ======  ======  ================================================================
 
 The simulator knows links and hops; the blocks that must move all that have a rate of their own, and a call takes as
-long as its busiest block at least (:mod:`~blinkccl.nccl.block_costs`).
+long as its busiest block at least (:mod:`~blinkccl.choice.block_costs`).
 
 An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So a plan is found faster than NCCL where its trees
 are better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
@@ -30,6 +30,7 @@ links by their weights; it is timed like that (``even_chunks`` of :func:`~blinkc
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -38,12 +39,12 @@ from msgspec.structs import replace
 
 from blinkccl.baselines.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
 from blinkccl.baselines.nccl_system import arch_named
+from blinkccl.choice.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s
+from blinkccl.choice.programs import CandidateProgram
 from blinkccl.codegen.text import COPIES
-from blinkccl.nccl.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s
-from blinkccl.nccl.programs import CandidateProgram
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
-from blinkccl.simulate.run import best_chunk_bytes, bind_bytes, simulate
+from blinkccl.simulate.run import Simulation, best_chunk_bytes, bind_bytes, simulate
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.units import bus_factor
@@ -56,17 +57,25 @@ RATE = {"simple": 1.0, "ll": 4 / 8, "ll128": 0.92 * 120 / 128}
 MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": 1 << 62, COPIES: 1 << 62}
 #: The calibrations of a DGX-1V's copy engines, and of NCCL's kernels there.
 _COPY_ENGINES, _THEIR_KERNELS = "v100-copy-engine", "nccl-2.4-v100"
-#: Tasks of a simulation; above, several chunks are timed as one.
+#: Tasks of a simulation where a communicator waits for it; above, several chunks are timed as one.
 BUDGET = 20_000
+_SETTINGS = Settings(budget=BUDGET, coarser=True)
+#: What decides a time, of :class:`PredictedTime`.
+LINKS, BLOCKS, LL_CAP, ISSUING = "links", "the busiest block", "NCCL's cap on LL", "the thread that issues copies"
 _GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedTime:
-    """``chunk_bytes`` is that of one part's message."""
+    """``chunk_bytes`` is that of one part's message; ``limit`` is what decides: links, blocks, or something in words.
+
+    ``simulation`` is what links and hops take.
+    """
 
     seconds: float
     chunk_bytes: int
+    limit: str = LINKS
+    simulation: Simulation | None = None
 
 
 def architecture(capability: int) -> str:
@@ -99,67 +108,62 @@ def ll128_fault(candidate: CandidateProgram, capability: int) -> str | None:
 
 
 def timing(
-    candidate: CandidateProgram, protocol: str, size_bytes: int, capability: int, parts: int, capacity_bytes: int
+    candidate: CandidateProgram,
+    protocol: str,
+    size_bytes: int,
+    capability: int,
+    parts: int,
+    capacity_bytes: int,
+    settings: Settings = _SETTINGS,
 ) -> PredictedTime:
     """The predicted time of one call of S bytes.
 
     ``parts`` are the blocks of a channel, ``capacity_bytes`` the most data that the message of one of them carries.
-    Cost: 1 to 4 ms; several times that for copies, whose chunk is searched.
+    Of ``settings`` slices are cut as the program's code cuts them. Cost: 1 to 4 ms with the default; several times
+    that for copies, whose chunk is searched.
     """
     program, network = candidate.program, candidate.network
     arch = architecture(capability)
     fast = _kinds(program, network) <= {"nvlink"}
-    costs = _calibration(protocol, fast, arch)
+    costs = calibration_of(protocol, fast, arch)
     most = parts * capacity_bytes
     chunk = min(best_chunk_bytes(program, network, costs, size_bytes), most)
-    seconds = _simulated_s(candidate, costs, size_bytes, chunk)
+    settings = dataclasses.replace(settings, even_chunks=candidate.evenly)
+    run = simulate(program, network, costs, size_bytes, chunk_bytes=chunk, settings=settings)
     if protocol == COPIES:
-        seconds, chunk = _by_copies(candidate, costs, size_bytes, chunk, most, seconds)
-    part_chunk = _of_part(candidate, size_bytes, chunk, parts, capacity_bytes)
-    if protocol != COPIES:
+        run, times = _by_copies(candidate, costs, run, most, settings)
+    else:
         bound, step_us = bind_bytes(program, size_bytes, size_bytes + 1), costs.engine.signal_us.value
         rate = block_gb_per_s(protocol, _row(capability))
         busy_s = busiest_block_s(candidate.work, bound, parts, rate, step_us)
-        seconds = max(seconds, costs.engine.launch_us.value * 1e-6 + busy_s)
+        times = {LINKS: run.seconds, BLOCKS: costs.engine.launch_us.value * 1e-6 + busy_s}
     if protocol == "ll":
         collective = program.collective
         busbw = float(LL_GB_PER_S[_row(capability)][0]) * 1e9
-        seconds = max(seconds, size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw)
-    return PredictedTime(seconds, part_chunk)
-
-
-def _simulated_s(candidate: CandidateProgram, costs: Calibration, size_bytes: int, chunk_bytes: int) -> float:
-    timed = simulate(
-        candidate.program,
-        candidate.network,
-        costs,
-        size_bytes,
-        chunk_bytes=chunk_bytes,
-        settings=Settings(even_chunks=candidate.evenly, budget=BUDGET, coarser=True),
-    )
-    return timed.seconds
+        times[LL_CAP] = size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw
+    limit = max(times, key=lambda what: times[what])
+    part_chunk = _of_part(candidate, size_bytes, run.chunk_bytes, parts, capacity_bytes)
+    return PredictedTime(times[limit], part_chunk, limit, run)
 
 
 def _by_copies(
-    candidate: CandidateProgram,
-    costs: Calibration,
-    size_bytes: int,
-    chunk_bytes: int,
-    most_bytes: int,
-    seconds: float,
-) -> tuple[float, int]:
-    """The time and the chunk with which a rank's thread gets all commands issued; larger chunks than what links want.
+    candidate: CandidateProgram, costs: Calibration, run: Simulation, most_bytes: int, settings: Settings
+) -> tuple[Simulation, dict[str, float]]:
+    """The run whose chunk lets a rank's thread issue all commands in time; larger chunks than what links want.
 
-    Given are the chunk that is best for the links, and the time it takes there.
+    Given is the run with the chunk that is best for the links.
     """
-    issuing_s = _issuing_s(candidate, size_bytes, chunk_bytes, costs)
-    best = max(seconds, issuing_s), chunk_bytes
-    while issuing_s > seconds and chunk_bytes < most_bytes:
-        chunk_bytes = min(2 * chunk_bytes, most_bytes)
-        seconds = _simulated_s(candidate, costs, size_bytes, chunk_bytes)
-        issuing_s = _issuing_s(candidate, size_bytes, chunk_bytes, costs)
-        best = min(best, (max(seconds, issuing_s), chunk_bytes))
-    return best
+
+    def times(run: Simulation) -> dict[str, float]:
+        return {LINKS: run.seconds, ISSUING: _issuing_s(candidate, run.size_bytes, run.chunk_bytes, costs)}
+
+    best = run
+    while times(run)[ISSUING] > run.seconds and run.chunk_bytes < most_bytes:
+        chunk = min(2 * run.chunk_bytes, most_bytes)
+        program, network = candidate.program, candidate.network
+        run = simulate(program, network, costs, run.size_bytes, chunk_bytes=chunk, settings=settings)
+        best = min(best, run, key=lambda one: max(times(one).values()))
+    return best, times(best)
 
 
 def _issuing_s(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:
@@ -194,7 +198,8 @@ def _row(capability: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _calibration(protocol: str, fast: bool, arch: str) -> Calibration:
+def calibration_of(protocol: str, fast: bool, arch: str) -> Calibration:
+    """What our code costs; ``fast``: its links are NVLink alone."""
     if protocol == COPIES:
         return _copies_calibration(arch)
     column = PROTOCOLS.index(NCCL_NAMES[protocol])

@@ -1,0 +1,11 @@
+"""What runs, and how long does it take? One model of our own code, and one choice for all who ask.
+
+*A program's time* (:mod:`~blinkccl.choice.costs`): kernels by Simple, LL or LL128 at the costs that NCCL's model gives
+NCCL's own, and copy engines. Links and hops are the simulator's, blocks are
+:mod:`~blinkccl.choice.block_costs`'s. libblink.so's planner (:mod:`blinkccl.nccl.choices`) and ``blink sim`` ask here.
+
+*A candidate's time* (:mod:`~blinkccl.choice.timed`): that of its fastest protocol. What cannot win is not simulated,
+so whoever asks for rising sizes pays once where a protocol has lost.
+
+*All candidates* (:mod:`~blinkccl.choice.candidates`): every algorithm as our code runs it here, beside the baselines.
+"""

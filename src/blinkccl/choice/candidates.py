@@ -1,0 +1,87 @@
+"""Every algorithm as our own code runs it, and the baselines beside them.
+
+Kernels run what the GPUs of one server do. Copy engines are for messages, for machines without our kernels, and for
+who asks for them: they are what the papers measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.baselines import registry
+from blinkccl.baselines.candidate import Baseline, Conditions, Prepared, planned
+from blinkccl.choice.programs import Gpu, compiled, gpu_of, kernels_fault, on_stores
+from blinkccl.choice.timed import KernelPlan
+from blinkccl.errors import UnsupportedError, UsageError
+from blinkccl.forest.model import Forest
+
+KERNELS, COPY_ENGINES = "kernels", "copies"
+CODES = (KERNELS, COPY_ENGINES)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What runs our plans: kernels on ``gpu``, or where that is None copy engines, and why they do."""
+
+    gpu: Gpu | None
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return COPY_ENGINES if self.gpu is None else KERNELS
+
+    def about(self, conditions: Conditions) -> str:
+        """In words, with where its costs are from."""
+        if self.gpu is not None:
+            return (
+                f"our kernels on {self.gpu.arch} GPUs, {self.gpu.blocks} blocks each, by the fastest protocol, at the "
+                "costs that NCCL 2.30 counts its own for"
+            )
+        costs = conditions.calibration
+        return f"copy engines{f' ({self.why})' if self.why else ''}, calibration {costs.name}: {costs.about}"
+
+
+def code_of(request: Request, wanted: str = "", why: str = "") -> Code:
+    """What runs the job: ``wanted``, or if that is empty kernels where they can; ``why`` somebody wants it."""
+    if wanted not in ("", *CODES):
+        raise UsageError(f"unknown code {wanted!r}; expected one of {', '.join(CODES)}")
+    if wanted == COPY_ENGINES:
+        return Code(None, why)
+    fault = kernels_fault(request)
+    if fault is None:
+        return Code(gpu_of(request.topology))
+    if wanted:
+        raise UnsupportedError(f"{fault}; leave --code {KERNELS} out")
+    return Code(None, fault)
+
+
+def candidates(code: Code) -> dict[str, Baseline]:
+    """All there are, algorithms first."""
+    found = registry.candidates()
+    if code.gpu is None:
+        return found
+    gpu = code.gpu
+    ours = {name: Baseline(row.about, row.source, _by_kernels(name, gpu)) for name, row in ALGORITHMS.items()}
+    return found | ours
+
+
+def _by_kernels(name: str, gpu: Gpu) -> Callable[[Request, Conditions], Prepared]:
+    def prepare(request: Request, conditions: Conditions) -> Prepared:
+        if name == HYBRID:
+            raise UnsupportedError(
+                "when hybrid's part over PCIe begins nobody has measured with kernels, so libblink.so tries it "
+                f"(BLINK_ALGO=hybrid); --code {COPY_ENGINES} has the paper's"
+            )
+        return of_forest(ALGORITHMS[name].plan(on_stores(request)), Code(gpu), conditions)
+
+    return prepare
+
+
+def of_forest(forest: Forest, code: Code, conditions: Conditions) -> Prepared:
+    """A forest as a candidate."""
+    if code.gpu is None:
+        return planned(forest.algorithm, forest, conditions)
+    return KernelPlan(compiled(forest.algorithm, forest, code.gpu.blocks), code.gpu, conditions.settings)
