@@ -225,6 +225,7 @@ class Checks {
     range("channels", row.channels, 1, 1 << 16);
     rows("images", row.first_image, row.image_rows, b_.program_images.size());
     for (const std::uint32_t image : b_.images_of(row)) range("image", image, 0, b_.image_rows - std::int64_t{1});
+    range("number", row.number, 0, b_.program_rows - std::int64_t{1});
     for (const std::uint32_t kernel : row.kernel) text("kernel", kernel);
     that(b_.copy_slots != 0 || !row.has(Bundle::kCopies), "slots for what copy engines run", "none");
   }

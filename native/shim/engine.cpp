@@ -494,6 +494,7 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   call.rank = static_cast<std::uint32_t>(rank_);
   void* arguments[] = {&call};
   const std::size_t index = static_cast<std::size_t>(program);
+  call.program = bundle_.programs[index].number;
   const unsigned blocks = bundle_.programs[index].channels * parts_;
   return shim::launch(driver_, kernels_[index].by_protocol[protocol], {blocks, bundle_.threads}, stream, arguments,
                       remote_);

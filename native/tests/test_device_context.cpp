@@ -72,9 +72,9 @@ void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
 
 }  // namespace
 
-BLINK_ENTRY(context_simple, Simple, run)
-BLINK_ENTRY(context_ll, LL, run)
-BLINK_ENTRY(context_ll128, LL128, run)
+TEST_ENTRY(context_simple, Simple, run)
+TEST_ENTRY(context_ll, LL, run)
+TEST_ENTRY(context_ll128, LL128, run)
 
 namespace {
 
@@ -82,7 +82,8 @@ namespace {
 constexpr std::uint32_t kLeaves = 11;
 
 template <class Wire>
-void run_star(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
+BLINK_DEVICE void run_star(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
+  context.program(kLeaves + 1, 1);
   const Slice& slice = context.slice(0, 0, 0, 1, 1, 1);
   if (rank == 0) {
     context.open(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21);

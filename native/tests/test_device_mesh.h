@@ -55,6 +55,14 @@ inline int launch_blocks(void (*entry)(const blink::Call*, std::uint32_t), const
   return 0;
 }
 
+// Text that changes from launch to launch is run as it stands, and not by rows.
+#define TEST_ENTRY(name, Wire, function)                                                                          \
+  extern "C" void name(const blink::Call* call, std::uint32_t block) {                                            \
+    auto& memory = blink::device::block_state<blink::device::BlockMemory>();                                      \
+    blink::KernelContext<blink::Wire> context(memory, *call, block / call->parts, block % call->parts);           \
+    function(context, call->rank, block / call->parts);                                                           \
+  }
+
 // Runs body(context) as the only block of the only rank.
 template <class Wire, class Body>
 void run_block(const blink::Call& call, Body body) {
@@ -78,6 +86,7 @@ inline void linger(std::uint32_t ms) {
 #else
 
 constexpr bool kEmulated = false;
+#define TEST_ENTRY BLINK_ENTRY
 
 inline int launch_blocks(void (*entry)(const blink::Call*, std::uint32_t), const blink::Call* calls,
                          std::uint32_t ranks, std::uint32_t blocks, double timeout_s) {

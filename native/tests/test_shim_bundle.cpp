@@ -88,7 +88,8 @@ File good_one(const std::string& code) {
   file.images = {{code.size(), {}, file.text("sm_90"), name}, {code.size(), {}, file.text("host"), name}};
   for (blink_gpu_image& image : file.images) digest_into(image.digest, code);
   file.program_images = {{0}, {0}, {1}};
-  file.programs = {{BLINK_ALLREDUCE, -1, 4, 0, 1, {simple, ll, 0, 0}}, {BLINK_BROADCAST, 1, 2, 1, 2, {simple, 0, 0, ll}}};
+  file.programs = {{BLINK_ALLREDUCE, -1, 4, 0, 1, 0, {simple, ll, 0, 0}},
+                   {BLINK_BROADCAST, 1, 2, 1, 2, 1, {simple, 0, 0, ll}}};
   file.choices = {{BLINK_ALLREDUCE, -1, 0, 4096, 128, 512, 0, 0, Bundle::kLL, Bundle::kSimple, 1, file.text("small")},
                   {BLINK_BROADCAST, 1, 0, 99, 1024, 0, 1, -1, Bundle::kCopies, 0, 0, 0},
                   {BLINK_REDUCE, -1, 0, ~std::uint64_t{0}, 0, 0, -1, -1, 0, 0, 0, file.text("NCCL wins")}};
@@ -210,6 +211,7 @@ const Wrong kWrong[] = {
     {[](File& f) { f.programs[1].root = 3; }, "root of 0 to 2, got 3"},
     {[](File& f) { f.programs[0].channels = 0; }, "channels of 1"},
     {[](File& f) { f.programs[1].image_rows = 3; }, "images of 0 to 3, got 4"},
+    {[](File& f) { f.programs[1].number = 2; }, "number of 0 to 1, got 2"},
     {[](File& f) { f.program_images[2].image = 2; }, "image of 0 to 1, got 2"},
     {[](File& f) { f.programs[0].kernel[2] = 1u << 20; }, "kernel of"},
     {[](File& f) { f.head.copy_slots = 0; }, "slots for what copy engines run"},

@@ -1,5 +1,6 @@
 // The interface of generated text: a kernel context runs the loop of one rank and channel, for one part.
 //
+//   context.program(…)      how many ranks there are, and how many channels each has
 //   context.largest(…)      the largest share, where they differ: all are cut into as many chunks, so that trees which
 //                           take turns on a link get it by their weights
 //   context.slice(…)        the part's own piece of a share, there after open(); last where its first piece lies, in
@@ -8,14 +9,15 @@
 //   context.recv_reduce_…   the execution of one role each (blinkccl/schedule/program.py says what one does)
 //   context.close()
 //
-// The same text is compiled by nvcc or NVRTC, and then everything is in these headers; and by any C++17 compiler, and
-// then the bodies are in libblink_device.so, a block is one thread, and the text compiles in a moment.
+// The same text is compiled by nvcc or NVRTC, and then everything is in these headers, and kernels go by what the text
+// says (rows.h); and by any C++17 compiler, and then the bodies are in libblink_device.so, a block is one thread, and
+// the text compiles in a moment.
 #pragma once
 
 #include "blink/call.h"
 #include "blink/target.h"
 
-#define BLINK_DEVICE BLINK_INLINE  // as generated text says it
+#define BLINK_DEVICE constexpr BLINK_INLINE  // as generated text says it
 
 namespace blink {
 
@@ -53,7 +55,7 @@ struct Ends {
 };
 
 template <class... E>
-BLINK_DEVICE constexpr Ends<static_cast<uint32_t>(sizeof...(E))> ends(E... of) {
+BLINK_DEVICE Ends<static_cast<uint32_t>(sizeof...(E))> ends(E... of) {
   if constexpr (sizeof...(E) == 0) {
     return {{0}};
   } else {
@@ -61,9 +63,9 @@ BLINK_DEVICE constexpr Ends<static_cast<uint32_t>(sizeof...(E))> ends(E... of) {
   }
 }
 
-BLINK_DEVICE constexpr Word latest(Word only) { return only; }
+BLINK_DEVICE Word latest(Word only) { return only; }
 template <class... More>
-BLINK_DEVICE constexpr Word latest(Word first, Word second, More... more) {
+BLINK_DEVICE Word latest(Word first, Word second, More... more) {
   return latest(first < second ? second : first, static_cast<Word>(more)...);
 }
 
@@ -125,5 +127,8 @@ class KernelContext : public ContextBase<Wire> {
 
 }  // namespace blink
 
+#ifdef BLINK_BLOCKS
+#include "blink/rows.h"
+#endif
 #include "blink/reduction.h"
 #include "blink/copy_engine.h"

@@ -11,19 +11,30 @@ namespace device {
 // So many ends of either kind fit into a word.
 constexpr uint32_t kPacked = 8;
 
+// An execution of each tick.
+struct Row {
+  Word from, to;       // its ends, 8 bits each
+  int32_t chunk;       // in the first tick; below 0: it begins later
+  uint32_t first_end;  // of the list, where there are too many ends for that
+  uint8_t slice;
+  Order order;
+};
+// So many are kept in shared memory, which no acquire empties; the others are read again in every tick.
+constexpr uint32_t kNearRows = 32;
+
 // What the threads of a block share.
 struct BlockMemory {
   State state;
   Slice slices[kMostSlices];
+  Row rows[kNearRows];  // the first ones of the channel
 };
 
-// The ends of an execution.
+// The ends of an execution, 8 bits each. If there are too many of them, `listed` has the receives', then the sends'.
 struct PackedEnds {
-  Word from = 0, to = 0;  // 8 bits each
-  bool noted = false;     // they are in the state, as there are too many of them
+  Word from = 0, to = 0;
+  const uint8_t* listed = nullptr;
 };
 
-// Once per kernel and not once per execution: what a plan says is only numbers, so its code stays small.
 template <class Wire>
 BLINK_OUTLINE bool carry_out(State& state, const Slice& slice, const Word k, const Order order,
                              const PackedEnds ends) {
@@ -32,7 +43,7 @@ BLINK_OUTLINE bool carry_out(State& state, const Slice& slice, const Word k, con
   for (uint32_t i = thread_index(); i < order.receives + order.sends; i += workers(Wire::kNumber)) {
     const bool sending = i >= order.receives;
     const Word packed = sending ? ends.to >> (8 * (i - order.receives)) : ends.from >> (8 * i);
-    const End end = ends.noted ? state.at[i] : static_cast<End>(packed & 255);
+    const End end = ends.listed != nullptr ? ends.listed[i] : static_cast<End>(packed & 255);
     ready = await_end<Wire>(state, i, end, sending) && ready;
   }
   return execute<Wire>(state, ready, slice, k, order);
@@ -40,6 +51,7 @@ BLINK_OUTLINE bool carry_out(State& state, const Slice& slice, const Word k, con
 
 }  // namespace device
 
+// Text that is run as it stands, by tests; kernels go by rows (rows.h).
 template <class Wire>
 class ContextBase {
  public:
@@ -50,6 +62,7 @@ class ContextBase {
   ContextBase(const ContextBase&) = delete;
   ContextBase& operator=(const ContextBase&) = delete;
 
+  BLINK_DEVICE void program(uint32_t, uint32_t) {}
   template <class... Id>
   BLINK_DEVICE void open(Id... connections) {
     constexpr int kCount = sizeof...(Id);
@@ -88,44 +101,15 @@ class ContextBase {
                             const Ends<kTo>& to, bool keeps, Completion completion) {
     if (k >= slice.chunks || !running_) return;
     const device::Order order = {kFrom, kTo, static_cast<uint8_t>(own_operand_index), keeps, completion == complete};
+    uint8_t list[kFrom + kTo + 1];
+    for (uint32_t i = 0; i < kFrom; ++i) list[i] = static_cast<uint8_t>(from.at[i]);
+    for (uint32_t i = 0; i < kTo; ++i) list[kFrom + i] = static_cast<uint8_t>(to.at[i]);
     device::PackedEnds ends;
-    ends.noted = kFrom > device::kPacked || kTo > device::kPacked;
-    if constexpr (kFrom > device::kPacked || kTo > device::kPacked) {
-      constexpr int kReceives = kFrom;
-      constexpr int kAll = kFrom + kTo;
-      const int workers = static_cast<int>(device::workers(Wire::kNumber));
-      const int thread = static_cast<int>(device::thread_index());
-      for (int i = thread; thread < workers && i < kAll; i += workers) {
-        state_.at[i] = i < kReceives ? pick(from, i) : pick(to, i - kReceives);
-      }
-      if (thread < workers) device::any_of_workers(Wire::kNumber, false);
-    } else {
-      ends.from = pack(from);
-      ends.to = pack(to);
-    }
+    ends.listed = list;
     running_ = device::carry_out<Wire>(state_, slice, k, order, ends);
   }
 
  private:
-  template <uint32_t kCount>
-  BLINK_DEVICE static constexpr Word pack(const Ends<kCount>& list) {
-    constexpr int kAll = kCount;
-    Word packed = 0;
-    BLINK_UNROLL
-    for (int n = 0; n < kAll; ++n) packed |= static_cast<Word>(list.at[n]) << (8 * n);
-    return packed;
-  }
-
-  // at[i] by comparisons with numbers that the compiler knows: an index would put the array into local memory.
-  template <uint32_t kCount>
-  BLINK_DEVICE static uint32_t pick(const Ends<kCount>& list, int i) {
-    constexpr int kAll = kCount;
-    uint32_t at = list.at[0];
-    BLINK_UNROLL
-    for (int n = 1; n < kAll; ++n) at = i == n ? list.at[n] : at;
-    return at;
-  }
-
   device::State& state_;
   Slice* const slices_;
   uint32_t count_ = 0;  // of slices
@@ -134,23 +118,3 @@ class ContextBase {
 };
 
 }  // namespace blink
-
-// One block of a rank: channel number / parts, part number % parts.
-#ifdef BLINK_CUDA
-#define BLINK_ENTRY(name, Wire, function)                                                                         \
-  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads, ::blink::kBlocksAtOnce)                     \
-      name(const __grid_constant__ ::blink::Call call) {                                                          \
-    __shared__ ::blink::device::BlockMemory memory;                                                               \
-    const uint32_t channel = blockIdx.x / call.parts;                                                             \
-    ::blink::KernelContext<::blink::Wire> context(memory, call, channel, blockIdx.x % call.parts);                \
-    function(context, call.rank, channel);                                                                        \
-  }
-#else  // for each of its threads
-#define BLINK_ENTRY(name, Wire, function)                                                                         \
-  extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
-    auto& memory = ::blink::device::block_state<::blink::device::BlockMemory>();                                  \
-    const uint32_t channel = block / call->parts;                                                                 \
-    ::blink::KernelContext<::blink::Wire> context(memory, *call, channel, block % call->parts);                   \
-    function(context, call->rank, channel);                                                                       \
-  }
-#endif

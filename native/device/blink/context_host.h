@@ -43,6 +43,7 @@ class ContextBase {
   ContextBase(const ContextBase&) = delete;
   ContextBase& operator=(const ContextBase&) = delete;
 
+  void program(uint32_t, uint32_t) {}
   template <class... Id>
   void open(Id... connections) {
     static_assert(sizeof...(Id) <= kMostEnds, "a channel opens at most 128 connections");
@@ -82,9 +83,13 @@ class ContextBase {
 
 }  // namespace blink
 
-// One block of a rank: channel block / parts, part block % parts.
-#define BLINK_ENTRY(name, Wire, function)                                                                         \
+// A kernel that runs all of `…`, each the text of a program; the call says which. Block b is part b % parts of channel
+// b / parts.
+#define BLINK_ENTRY(name, Wire, ...)                                                                              \
   extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
     ::blink::KernelContext<::blink::Wire> context(*call, block / call->parts, block % call->parts);               \
-    function(context, call->rank, block / call->parts);                                                           \
-  }
+    void (*const programs[])(::blink::KernelContext<::blink::Wire>&, uint32_t, uint32_t) = {__VA_ARGS__};         \
+    programs[call->program](context, call->rank, block / call->parts);                                            \
+  }                                                                                                               \
+  extern "C" __attribute__((visibility("default"))) const char name##_programs[];                                     \
+  const char name##_programs[] = #__VA_ARGS__;

@@ -48,6 +48,7 @@ class ContextBase<CopyEngine> {
   ContextBase(const ContextBase&) = delete;
   ContextBase& operator=(const ContextBase&) = delete;
 
+  void program(uint32_t, uint32_t) {}
   template <class... Id>
   void open(Id... connections) {
     static_assert(sizeof...(Id) <= kMostEnds, "a channel opens at most 128 connections");
@@ -101,7 +102,7 @@ class ContextBase<CopyEngine> {
   }
 
 #undef BLINK_ENTRY
-#define BLINK_ENTRY(name, Wire, function)
+#define BLINK_ENTRY(name, Wire, ...)
 #undef BLINK_FOLD_ENTRY
 #define BLINK_FOLD_ENTRY(name)
 

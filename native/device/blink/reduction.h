@@ -23,7 +23,7 @@ struct Reduction {
   uint8_t own_operand_index;          // kOwnStaysOut: the own data do not join
   uint8_t dtype, op;
   uint8_t scale_kind;
-  uint8_t reserved[3];
+  uint8_t reserved[11];
   uint32_t lines[kMostOperands];
 };
 constexpr uint8_t kOwnStaysOut = 0xff;

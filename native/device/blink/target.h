@@ -13,11 +13,13 @@
 
 #ifdef BLINK_CUDA
 #define BLINK_INLINE __device__ __forceinline__
+#define BLINK_TABLE __device__ const
 #define BLINK_OUTLINE __device__ __noinline__
 #define BLINK_UNROLL _Pragma("unroll")
 #define BLINK_NO_UNROLL _Pragma("unroll 1")
 #else
 #define BLINK_INLINE inline
+#define BLINK_TABLE inline const
 #define BLINK_OUTLINE inline
 #define BLINK_UNROLL
 #define BLINK_NO_UNROLL

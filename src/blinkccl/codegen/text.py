@@ -5,9 +5,10 @@ connections and fractions as constants. How messages are moved is in the headers
 (``native/device/blink/context.h``). Per rank and channel there is one function, a loop over ticks; what is in it is one
 line per role. The same program gives the same bytes.
 
-Three kernels come out of each program, one per protocol: ``blink_<name>_simple``, ``…_ll`` and ``…_ll128``; and, where
-the text is compiled for copy engines (:mod:`blinkccl.codegen.host_compiler`), ``blink_<name>_copies``, which a
-process calls to put the same schedule into streams. A file has one kernel more that reduces for these, ``blink_fold``.
+Three kernels come out of each program, one per protocol: ``blink_<name>_simple``, ``…_ll`` and ``…_ll128``, or one
+kernel runs several programs, of which its call names one; and, where the text is compiled for copy engines
+(:mod:`blinkccl.codegen.host_compiler`), ``blink_<name>_copies``, which a process calls to put the same schedule into
+streams. A file has one kernel more that reduces for these, ``blink_fold``.
 Comments say what each kernel was made from and what each function does; GPUs are named by vertex id, shares and slices
 by their place in the collective.
 """
@@ -37,6 +38,7 @@ INCLUDE = '#include "blink/context.h"\n'
 MOVES_ONLY = "#define BLINK_MOVES_ONLY  // nothing is combined\n"
 #: The protocol of copy engines, which is no kernel, and the kernel that reduces for it.
 COPIES, FOLD = "copies", "blink_fold"
+FOLD_ENTRY = f"BLINK_FOLD_ENTRY({FOLD})"
 _COLUMNS, _HEADER_COLUMNS = 118, 110
 #: People look at a few trees; who wants all of them prints the plan.
 TREES_SHOWN = 64
@@ -69,9 +71,12 @@ def entry_name(name: str, protocol: str) -> str:
     return f"blink_{name}_{protocol}"
 
 
-def cuda_text(kernels: Sequence[Kernel], group: ProgramGroup | None = None) -> str:
+def cuda_text(
+    kernels: Sequence[Kernel], group: ProgramGroup | None = None, entries: Sequence[str] | None = None
+) -> str:
     """One file of code for ``kernels``, which use the connections of ``group``, or make a group of their own.
 
+    ``entries`` are its last lines; None: each kernel has an entry per protocol, and there is one that reduces.
     UsageError if there is no kernel, two have one name, or they run on different ranks; UnsupportedError as
     :func:`blinkccl.codegen.channels.channel_loops` says. Cost: linear in roles and messages.
     """
@@ -86,26 +91,39 @@ def cuda_text(kernels: Sequence[Kernel], group: ProgramGroup | None = None) -> s
     for kernel in kernels:
         if not single:
             parts.append(header(kernel.program, kernel.forest))
-        parts.append(code(kernel, group))
-    if reduces:
-        parts.append(f"BLINK_FOLD_ENTRY({FOLD})\n")
+        parts.append(code(kernel, group) if entries is None else functions(kernel, group))
+    if entries is not None:
+        parts.append("".join(f"{line}\n" for line in entries))
+    elif reduces:
+        parts.append(f"{FOLD_ENTRY}\n")
     return "\n".join(parts)
 
 
 def code(kernel: Kernel, group: ProgramGroup) -> str:
-    """The functions of one kernel, in a namespace of its name, and its entries; without comment and include."""
+    """The functions of one kernel and its entries; without comment and include."""
+    entries = [kernel_entry(kernel.entry(protocol), wire, [kernel]) for protocol, wire in WIRES.items()]
+    return "\n".join([functions(kernel, group), *entries, copy_entry(kernel), ""])
+
+
+def kernel_entry(name: str, wire: str, programs: Sequence[Kernel]) -> str:
+    """The line of the kernel ``name``, which runs one of ``programs``: the call says which, by its number."""
+    return f"BLINK_ENTRY({name}, {wire}, {', '.join(f'{one.name}::run' for one in programs)})"
+
+
+def copy_entry(kernel: Kernel) -> str:
+    return f"BLINK_COPY_ENTRY({kernel.entry(COPIES)}, {kernel.name}::run)"
+
+
+def functions(kernel: Kernel, group: ProgramGroup) -> str:
+    """What each rank does in each channel, in a namespace of the kernel's name."""
     program = kernel.program
     words, connections = Words(program), group.connections_of(program)
     loops, largest = channel_loops(program, kernel.slots), largest_share(program)
-    functions = [_function(words, connections, loop, largest) for loop in loops]
-    body = "\n".join([*functions, _dispatch(loops, len(program.channels))])
-    entries = [
-        f"BLINK_ENTRY({kernel.entry(protocol)}, {wire}, {kernel.name}::run)\n" for protocol, wire in WIRES.items()
-    ]
-    entries.append(f"BLINK_COPY_ENTRY({kernel.entry(COPIES)}, {kernel.name}::run)\n")
+    written = [_function(words, connections, loop, largest) for loop in loops]
+    body = "\n".join([*written, _dispatch(loops, len(program.ranks), len(program.channels))])
     return (
         f"namespace {{\nnamespace {kernel.name} {{\nusing namespace blink;\n\n{body}\n"
-        f"}}  // namespace {kernel.name}\n}}  // namespace\n\n{''.join(entries)}"
+        f"}}  // namespace {kernel.name}\n}}  // namespace\n"
     )
 
 
@@ -179,14 +197,15 @@ def _ends(names: dict[int, str], queues: tuple[int, ...]) -> str:
     return f"ends({', '.join(names[queue] for queue in queues)})"
 
 
-def _dispatch(loops: Sequence[ChannelLoop], channels: int) -> str:
+def _dispatch(loops: Sequence[ChannelLoop], ranks: int, channels: int) -> str:
     cases = [f"    case {loop.rank * channels + loop.channel}: return {_name(loop)}(context);" for loop in loops]
     return "\n".join(
         [
-            f"constexpr uint32_t kChannels = {channels};",
+            f"constexpr uint32_t kRanks = {ranks}, kChannels = {channels};",
             "",
             "template <class Wire>",
             "BLINK_DEVICE void run(KernelContext<Wire>& context, uint32_t rank, uint32_t channel) {",
+            "  context.program(kRanks, kChannels);",
             "  switch (rank * kChannels + channel) {",
             *cases,
             "  }",

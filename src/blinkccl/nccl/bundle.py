@@ -28,7 +28,7 @@ from blinkccl.errors import LaunchError
 from blinkccl.native.headers import abi, header
 from blinkccl.nccl.choices import PROTOCOLS, ChoiceRow, ChoiceTable
 from blinkccl.nccl.geometry import THREADS
-from blinkccl.nccl.images import Image, ImagePart, kernel_of
+from blinkccl.nccl.images import Image, ImagePart
 from blinkccl.nccl.message_paths import MessagePlan
 from blinkccl.private_files import open_trusted, private_directory
 from blinkccl.runtime.process import has_ended, mark
@@ -199,12 +199,13 @@ class Bundle:
 
 
 def _program(part: ImagePart, texts: _Texts) -> dict[str, Any]:
-    collective, entry = part.candidate.collective, kernel_of(part.candidate).entry
+    collective = part.candidate.collective
     return {
         "collective": CODES[collective.name],
         "root": -1 if collective.root is None else collective.root,
         "channels": part.candidate.channels,
-        "kernel": tuple(texts.place(entry(one) if one in part.protocols else "") for one in PROTOCOLS),
+        "number": part.number,
+        "kernel": tuple(texts.place(part.entry(one) if one in part.protocols else "") for one in PROTOCOLS),
     }
 
 

@@ -1,12 +1,10 @@
-"""From programs to code that a GPU loads: several files, compiled side by side, the most wanted first.
+"""From programs to code that a GPU loads: several files, compiled side by side, what reduces first.
 
-A compiler's time goes with the number of kernels and the length of their loops. nvcc 13.0 for ``sm_80`` takes 2 to
-11 s of a core for a kernel that reduces, and 0.3 to 3 s for one that only moves, whose text leaves out all arithmetic:
-so the two kinds never share a file. Everything for GPUs 1, 4, 5, 6 of a DGX-1V takes 33 s of a core as a file per
-collective, the longest of them 9 s, and 38 s as a file per kernel; for all eight GPUs 83 s, the longest 23 s, and
-108 s, the longest 11 s. So there is a file per collective where there are few cores, and one per program and protocol
-where there are so many that the longest file would decide. What is not compiled when the time is up is left to NCCL;
-compiled code is kept (:mod:`blinkccl.codegen.build`), so the next job begins where this one ended.
+A file is one kernel, with one wire, and runs all programs that reduce, or all that only move data: the call says which.
+A program is rows in it (``native/device/blink/rows.h``), so a compiler's time goes with the kernels, and what moves and
+combines data is compiled once per wire; where nothing is combined the text leaves out all arithmetic. docs/gpu.md has
+the times. What is not compiled when the time is up is left to NCCL; compiled code is kept
+(:mod:`blinkccl.codegen.build`), so the next job begins where this one ended.
 
 What copy engines run is compiled twice: for the GPU, whose image holds the reduce kernel and the protocol simple, which
 captured calls take; and for this host, whose object puts the schedule into streams.
@@ -26,12 +24,12 @@ from blinkccl.codegen.build import Compiler, build
 from blinkccl.codegen.gpu_compiler import NVCC, gpu_compiler, nvcc
 from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.codegen.layout import ProgramGroup
-from blinkccl.codegen.text import COPIES, FOLD, WIRES, Kernel, cuda_text
+from blinkccl.codegen.text import COPIES, FOLD_ENTRY, WIRES, Kernel, copy_entry, cuda_text, entry_name, kernel_entry
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.peer_info import GpuJob
 
-#: From so many cores on, every kernel is a file of its own: 108 s on 8 cores is less than the longest file's 23 s.
-MANY_CORES = 8
+#: The kernels of programs that reduce, and of those that do not.
+REDUCES, MOVES = "reduces", "moves"
 #: The architecture of an object for copy engines: ``bundle.h`` of libblink.so.
 HOST = "host"
 #: For a compilation when the time is up: it is not to succeed.
@@ -40,10 +38,15 @@ _NOTHING_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """A program, and the protocols of it that one file has."""
+    """A program, the protocols of it that one file has, and its number among the programs of the file's kernel."""
 
     candidate: CandidateProgram
     protocols: tuple[str, ...]
+    number: int
+
+    def entry(self, protocol: str) -> str:
+        """The symbol that runs it: of all programs' kernel, or the program's own for copy engines."""
+        return _entry(self.candidate, protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +82,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def _entry(candidate: CandidateProgram, protocol: str) -> str:
+    if protocol == COPIES:
+        return kernel_of(candidate).entry(COPIES)
+    return entry_name(REDUCES if candidate.collective.reduces else MOVES, protocol)
+
+
 def texts(
     candidates: Sequence[CandidateProgram],
     group: ProgramGroup,
     protocols: Callable[[CandidateProgram], Sequence[str]],
-    processors: int | None = None,
 ) -> tuple[ImageText, ...]:
-    """All files, the most wanted first: root 0 before others, and collectives in the order of ``SERVED``.
-
-    ``protocols`` gives those of a candidate that are ever launched; ``processors`` are by default this process's cores.
-    """
-    ordered = sorted(candidates, key=lambda one: ((one.collective.root or 0) > 0, SERVED.index(one.collective.name)))
-    if (cores() if processors is None else processors) >= MANY_CORES:
-        single = [(one, some) for one in ordered for some in _inseparable(protocols(one))]
-        return tuple(_text(f"{one.name}-{some[-1]}", (ImagePart(one, some),), group) for one, some in single)
-    names = dict.fromkeys((one.collective.name, (one.collective.root or 0) > 0) for one in ordered)
+    """All files, the most wanted first: ``protocols`` gives those of a candidate that are ever launched."""
+    files: dict[tuple[bool, tuple[str, ...]], list[CandidateProgram]] = {}
+    for one in sorted(candidates, key=lambda one: SERVED.index(one.collective.name)):
+        for some in _inseparable(protocols(one)):
+            files.setdefault((one.collective.reduces, some), []).append(one)
+    ordered = sorted(files.items(), key=lambda item: not item[0][0])
     return tuple(
         _text(
-            f"{name}-other-roots" if others else name,
-            tuple(
-                ImagePart(one, tuple(protocols(one)))
-                for one in ordered
-                if (one.collective.name, (one.collective.root or 0) > 0) == (name, others)
-            ),
+            f"{REDUCES if reduces else MOVES}-{'-'.join(some)}",
+            tuple(ImagePart(one, some, number) for number, one in enumerate(programs)),
             group,
         )
-        for name, others in names
+        for (reduces, some), programs in ordered
     )
 
 
@@ -118,23 +119,14 @@ def _inseparable(protocols: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _text(name: str, parts: tuple[ImagePart, ...], group: ProgramGroup) -> ImageText:
-    """With the entries that somebody launches and no others: compilers spend their time on those."""
-    kernels = [kernel_of(part.candidate) for part in parts]
-    unused = set()
-    for part, kernel in zip(parts, kernels, strict=True):
-        unused |= {
-            f"BLINK_ENTRY({kernel.entry(protocol)}, {wire}, {kernel.name}::run)"
-            for protocol, wire in WIRES.items()
-            if protocol not in part.protocols
-        }
-        if COPIES not in part.protocols:
-            unused.add(f"BLINK_COPY_ENTRY({kernel.entry(COPIES)}, {kernel.name}::run)")
-    fold = f"BLINK_FOLD_ENTRY({FOLD})"
-    lines = [line for line in cuda_text(kernels, group).split("\n") if line not in unused and line != fold]
-    if any(COPIES in part.protocols for part in parts):
-        # Also where nothing is combined: libblink.so asks every image of copy engines for it.
-        lines += [fold, ""]
-    return ImageText(name, parts, "\n".join(lines))
+    kernels, protocols = [kernel_of(part.candidate) for part in parts], parts[0].protocols
+    entries = [
+        kernel_entry(parts[0].entry(protocol), WIRES[protocol], kernels) for protocol in protocols if protocol in WIRES
+    ]
+    if COPIES in protocols:
+        # The fold also where nothing is combined: libblink.so asks every image of copy engines for it.
+        entries += [*map(copy_entry, kernels), FOLD_ENTRY]
+    return ImageText(name, parts, cuda_text(kernels, group, entries))
 
 
 def compiler_for(arch: str, driver_version: int) -> Compiler:

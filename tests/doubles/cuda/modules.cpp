@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,7 @@ typedef void (*Kernel)(const blink::Call*, std::uint32_t);
 struct CUfunc_st {
   Kernel kernel = nullptr;
   int device = 0;
-  unsigned slow_us = 0;
+  std::vector<unsigned> slow_us;  // by program
 };
 
 struct CUmod_st {
@@ -100,12 +101,23 @@ Room& room(int device) {
   return rooms[static_cast<std::size_t>(device)];
 }
 
-// BLINK_DOUBLE_SLOW_KERNEL: a part of names, and how much longer these kernels take.
+// BLINK_DOUBLE_SLOW_KERNEL: a part of names (allreduce_optimal_ll), and how much longer these programs take.
 unsigned slow_us(const std::string& name) {
   const char* const set = std::getenv("BLINK_DOUBLE_SLOW_KERNEL");
   const char* const colon = set ? std::strchr(set, ':') : nullptr;
   if (!colon || name.find(std::string(set, colon)) == std::string::npos) return 0;
   return static_cast<unsigned>(std::strtoul(colon + 1, nullptr, 10));
+}
+
+// By the number of a kernel's program: "allreduce_optimal::run, reduce_root0_optimal::run".
+std::vector<unsigned> slow_programs(const std::string& kernel, const char* programs) {
+  std::vector<unsigned> found;
+  const std::string protocol = kernel.substr(kernel.find_last_of('_') + 1);
+  std::istringstream list(programs ? programs : "");
+  for (std::string name; std::getline(list, name, ',');) {
+    found.push_back(slow_us(name.substr(0, name.find("::")) + "_" + protocol));
+  }
+  return found;
 }
 
 struct Launch {
@@ -223,7 +235,8 @@ CU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
   auto function = std::make_shared<CUfunc_st>();
   function->kernel = reinterpret_cast<Kernel>(symbol);
   function->device = module->device;
-  function->slow_us = slow_us(name);
+  function->slow_us = slow_programs(name, static_cast<const char*>(
+                                              dlsym(module->library, (std::string(name) + "_programs").c_str())));
   std::lock_guard<std::mutex> lock(module->mutex);
   if (module->loaded.insert(name).second) load_code(module->device, name);
   *out = handles<CUfunc_st>().add(function);
@@ -263,10 +276,11 @@ static CUresult launch_kernel(CUfunction handle, const CUlaunchConfig& config, v
   Launch launch;
   launch.kernel = function->kernel;
   launch.device = function->device;
-  launch.slow_us = function->slow_us;
   launch.blocks = config.gridDimX;
   launch.units = kUnitsPerMultiprocessor / occupancy_of(static_cast<int>(config.blockDimX));
   std::memcpy(&launch.call, parameters[0], sizeof launch.call);
+  const bool known = launch.call.program < function->slow_us.size();
+  launch.slow_us = known ? function->slow_us[launch.call.program] : 0;
   return submit(config.hStream, [launch] { launch.run(); });
 }
 

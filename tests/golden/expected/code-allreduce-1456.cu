@@ -139,10 +139,11 @@ BLINK_DEVICE void rank3_channel1(KernelContext<Wire>& context) {
   context.close();
 }
 
-constexpr uint32_t kChannels = 2;
+constexpr uint32_t kRanks = 4, kChannels = 2;
 
 template <class Wire>
 BLINK_DEVICE void run(KernelContext<Wire>& context, uint32_t rank, uint32_t channel) {
+  context.program(kRanks, kChannels);
   switch (rank * kChannels + channel) {
     case 0: return rank0_channel0(context);
     case 1: return rank0_channel1(context);

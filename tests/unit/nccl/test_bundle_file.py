@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import fields, replace
@@ -35,10 +36,10 @@ def chosen(protocol="", algorithm="optimal"):
     return clamped(table(planned, 4, Terms(80, largest(20), protocol=protocol), None), GEOMETRY)
 
 
-def bundle(tmp_path, content=b"code", processors=2, archs=("sm_80", "sm_90"), protocol="", algorithm="optimal"):
+def bundle(tmp_path, content=b"code", archs=("sm_80", "sm_90"), protocol="", algorithm="optimal"):
     rows = chosen(protocol, algorithm)
     group = ProgramGroup([one.program for one in rows.candidates])
-    written = texts(rows.candidates, group, rows.protocols, processors)
+    written = texts(rows.candidates, group, rows.protocols)
     built = tmp_path / "built.cubin"
     built.write_bytes(content)
     images = tuple(Image(one, arch, f"{one.name}-{arch}.cubin", built) for one in written for arch in archs)
@@ -50,9 +51,16 @@ def read(made):
     return bundles.read(made.content())
 
 
-def kernels_of(row):
-    """By protocol."""
-    return dict(zip(bundles.PROTOCOLS, row["kernel"], strict=True))
+def program_named(made, row, protocol):
+    """The name of what the row's kernel for ``protocol`` runs, as the text says it."""
+    kernel = row["kernel"][bundles.PROTOCOLS.index(protocol)]
+    (listed,) = {
+        tuple(line.removesuffix(")").split(", ")[2:])
+        for text in dict.fromkeys(image.text.text for image in made.images)
+        for line in text.splitlines()
+        if line.startswith(f"BLINK_ENTRY({kernel}, ")
+    }
+    return listed[row["number"]].removesuffix("::run")
 
 
 def test_a_file_says_what_was_written(tmp_path):
@@ -84,55 +92,50 @@ def test_what_is_damaged_is_not_read(tmp_path, place):
 
 
 def test_choices_name_programs_that_serve_them(tmp_path):
-    file = read(bundle(tmp_path))
+    made = bundle(tmp_path)
+    file = read(made)
     for row in file["choice"]:
         one = file["program"][row["program"]]
         assert (one["collective"], one["root"]) == (row["collective"], row["root"])
         name = list(COLLECTIVES)[row["collective"]] + ("" if row["root"] < 0 else f"_root{row['root']}")
         protocol = bundles.PROTOCOLS[row["protocol"]]
-        assert kernels_of(one)[protocol] == f"blink_{name}_optimal_{protocol}"
+        assert program_named(made, one, protocol) == f"{name}_optimal"
 
 
 def test_choices_that_calls_compare_name_both_programs(tmp_path):
-    file = read(bundle(tmp_path, algorithm="hybrid"))
+    made = bundle(tmp_path, algorithm="hybrid")
+    file = read(made)
     found = [row for row in file["choice"] if row["other_program"] >= 0]
     assert found
     for row in found:
         one, other = file["program"][row["program"]], file["program"][row["other_program"]]
         assert (other["collective"], other["root"]) == (row["collective"], row["root"])
         protocol = bundles.PROTOCOLS[row["other_protocol"]]
-        assert kernels_of(other)[protocol].endswith(f"_hybrid_{protocol}")
+        assert program_named(made, other, protocol).endswith("_hybrid")
         own = bundles.PROTOCOLS[row["protocol"]]
-        assert kernels_of(one)[own].endswith(f"_optimal_{own}")
+        assert program_named(made, one, own).endswith("_optimal")
         assert 0 < row["other_chunk_bytes"] <= GEOMETRY.capacity_bytes(protocol)
 
 
 def test_kernels_that_nobody_launches_are_not_written(tmp_path):
     made = bundle(tmp_path)
-    written = {kernel for row in read(made)["program"] for kernel in row["kernel"]}
+    written = {kernel for row in read(made)["program"] for kernel in row["kernel"] if kernel}
+    wanted = {part.entry(one) for image in made.images for part in image.text.parts for one in part.protocols}
+    assert written == wanted
+    texts = "".join(dict.fromkeys(image.text.text for image in made.images))
+    assert sorted(re.findall(r"^BLINK_ENTRY\((\w+),", texts, re.M)) == sorted(wanted)
+
+
+def test_a_file_is_a_kernel_with_the_programs_that_it_serves(tmp_path):
+    made = bundle(tmp_path)
+    names = [text.name for text in dict.fromkeys(image.text for image in made.images)]
+    assert names[0].startswith("reduces-")
+    assert names[-1].startswith("moves-")
+    assert set(names) <= {f"{kind}-{one}" for kind in ("reduces", "moves") for one in ("simple", "ll", "ll128")}
     for image in made.images:
-        for part in image.text.parts:
-            for protocol in ("simple", "ll", "ll128"):
-                entry = f"blink_{part.candidate.name}_{protocol}"
-                used = protocol in part.protocols
-                assert (f"BLINK_ENTRY({entry}," in image.text.text) is used
-                assert (entry in written) is used
-
-
-def test_files_are_per_collective_or_per_kernel(tmp_path):
-    few, many = bundle(tmp_path), bundle(tmp_path, processors=64)
-    assert [text.name for text in dict.fromkeys(image.text for image in few.images)][:4] == [
-        "allreduce",
-        "allgather",
-        "reduce_scatter",
-        "alltoall",
-    ]
-    kernels = sum(len(part.protocols) for image in few.images[::2] for part in image.text.parts)
-    assert len(many.images) == 2 * kernels
-    assert many.images[0].text.name == "allreduce_optimal-" + many.images[0].text.parts[0].protocols[0]
-    # Root 0 is what benchmarks and most programs use: it is compiled before the others.
-    names = [image.text.name for image in few.images]
-    assert names.index("scatter") < names.index("broadcast-other-roots")
+        (protocol,) = {part.protocols for part in image.text.parts}
+        assert image.text.name.endswith(f"-{protocol[0]}")
+        assert [part.number for part in image.text.parts] == list(range(len(image.text.parts)))
 
 
 def test_programs_name_an_image_for_every_architecture(tmp_path):
@@ -163,8 +166,8 @@ def test_copy_engines_have_room_entry_and_graph_kernel(tmp_path):
     assert (file["header"][0]["copy_slots"], file["header"][0]["copy_slot_bytes"]) == (4, 1 << 20)
     assert all(row["copy_tail"] > 0 < row["copy_head"] for row in file["connection"])
     for row, (part, images) in zip(file["program"], made.programs, strict=True):
-        name = f"blink_{part.candidate.name}"
-        assert row["kernel"] == (f"{name}_simple", "", "", f"{name}_copies")
+        kind = "reduces" if part.candidate.collective.reduces else "moves"
+        assert row["kernel"] == (f"blink_{kind}_simple", "", "", f"blink_{part.candidate.name}_copies")
         assert [file["image"][number]["arch"] for number in images] == ["sm_80", "host"]
     for row in file["choice"]:
         assert bundles.PROTOCOLS[row["protocol"]] == "copies"
@@ -172,17 +175,16 @@ def test_copy_engines_have_room_entry_and_graph_kernel(tmp_path):
         assert row["search"] == (row["least"] >= SEARCH_FROM_BYTES)
 
 
-@pytest.mark.parametrize("processors", [2, 64])
-def test_code_for_copy_engines_is_written_where_they_run(tmp_path, processors):
-    for image in bundle(tmp_path, processors=processors).images:
+def test_code_for_copy_engines_is_written_where_they_run(tmp_path):
+    for image in bundle(tmp_path).images:
         assert not image.text.copies
         assert "BLINK_FOLD_ENTRY" not in image.text.text
         assert "BLINK_COPY_ENTRY" not in image.text.text
-    for image in bundle(tmp_path, processors=processors, protocol="copies").images:
+    for image in bundle(tmp_path, protocol="copies").images:
         assert image.text.copies
         assert image.text.text.count("\nBLINK_FOLD_ENTRY(blink_fold)\n") == 1
-        for entry in ("\nBLINK_ENTRY(", "\nBLINK_COPY_ENTRY("):
-            assert image.text.text.count(entry) == len(image.text.parts)
+        assert image.text.text.count("\nBLINK_ENTRY(") == 1
+        assert image.text.text.count("\nBLINK_COPY_ENTRY(") == len(image.text.parts)
 
 
 def test_files_that_only_move_say_so(tmp_path):

@@ -190,7 +190,7 @@ def programs_of(file, collective):
 def test_what_is_not_compiled_in_time_is_left_to_nccl(compiled, tmp_path):
     environ = {"BLINK_CACHE": str(tmp_path / "cache")}
     data = json.dumps(peers(2, device=0, uuid="0" * 32, settings=settings(algo="one_hop"))).encode()
-    compiled.add("blink_broadcast_")
+    compiled.add("blink_moves_")
     first = answer(data, environ)
     file = rows_of(first)
     assert (programs_of(file, "broadcast"), programs_of(file, "allreduce")) == ({False}, {True})

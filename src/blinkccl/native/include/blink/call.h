@@ -40,7 +40,7 @@ constexpr uint32_t kMostThreads = 512;
 // for themselves, a block has so many bytes of shared memory.
 constexpr uint32_t kBlocksAtOnce = 2;
 constexpr uint32_t kThreadRegisters = 64;
-constexpr uint32_t kBlockBytes = 17408;
+constexpr uint32_t kBlockBytes = 18432;
 // Slices that a channel may have on one rank: a block keeps them in shared memory.
 constexpr uint32_t kMostSlices = 128;
 // More messages than this are not combined by one reduce kernel.
@@ -98,6 +98,8 @@ struct Call {
   uint32_t op;         // of blink_operation
   uint32_t average;    // 1: divide where a reduction is complete
   uint32_t scale_kind;
+  uint32_t program;    // the kernel's, counted from 0
+  uint32_t reserved;
   uint32_t piece_bytes;  // no slice is cut into pieces smaller than that, a multiple of 16; 0: as many as parts
 };
 

@@ -65,6 +65,7 @@ struct blink_gpu_program {
   int32_t root;        // -1: it has none
   uint32_t channels;
   uint32_t first_image, image_rows;  // of program images
+  uint32_t number;                   // among the programs of its kernels
   uint32_t kernel[4];                // their names, by protocol: simple, ll, ll128, copies; empty: there is none
 };
 

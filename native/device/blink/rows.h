@@ -1,0 +1,244 @@
+// Programs as rows. The compiler runs the functions of generated text once, with a context that notes what they ask
+// for, and a kernel goes by the rows, whatever they are. So its code does not grow with programs, and one kernel runs
+// all programs of a file: what moves and combines data is compiled once per wire, which is most of a compiler's work.
+#pragma once
+
+#include "blink/context_block.h"
+
+namespace blink {
+
+// The wire of a context that only notes.
+struct Noted {};
+
+namespace device {
+
+// A slice as text says it.
+struct Piece {
+  uint32_t source_block, target_block;
+  uint32_t start_num, start_den, stop_num, stop_den;
+  uint32_t turn;
+};
+
+// What a channel of a rank does: where its rows begin, and how many there are.
+struct Channel {
+  uint32_t first_piece, pieces;
+  uint32_t first_connection, connections;
+  uint32_t first_row, rows;
+  uint32_t num, den;  // of the largest share; 0: all are alike
+  uint32_t contributors;
+};
+
+// How many there are of each, in a program.
+struct Sizes {
+  uint32_t ranks, channels;  // channels of each rank
+  uint32_t pieces, connections, rows, ends;
+};
+
+// A program in the memory of a GPU.
+struct ProgramRows {
+  uint32_t channels;
+  const Channel* channel;  // number rank · channels + channel
+  const Piece* pieces;
+  const uint32_t* connections;
+  const Row* rows;
+  const uint8_t* ends;  // of rows that have too many for themselves
+};
+
+// Where the context puts what it notes; nullptr: it only counts.
+struct Notes {
+  Sizes sizes;
+  Channel channel;
+  Piece* pieces;
+  uint32_t* connections;
+  Row* rows;
+  uint8_t* ends;
+};
+
+}  // namespace device
+
+template <>
+class ContextBase<Noted> {
+ public:
+  BLINK_DEVICE explicit ContextBase(device::Notes& notes) : notes_(notes) {}
+  ContextBase(const ContextBase&) = delete;
+  ContextBase& operator=(const ContextBase&) = delete;
+
+  BLINK_DEVICE void program(uint32_t ranks, uint32_t channels) {
+    notes_.sizes.ranks = ranks;
+    notes_.sizes.channels = channels;
+  }
+  template <class... Id>
+  BLINK_DEVICE void open(Id... connections) {
+    static_assert(sizeof...(Id) <= kMostEnds, "a channel opens at most 128 connections");
+    notes_.channel.connections = sizeof...(Id);
+    (note(notes_.connections, notes_.sizes.connections, static_cast<uint32_t>(connections)), ...);
+  }
+  BLINK_DEVICE void close() {}
+  BLINK_DEVICE void contributors(uint32_t count) { notes_.channel.contributors = count; }
+  // For one tick, whose executions are those of all.
+  BLINK_DEVICE bool running() { return first_++ == 0; }
+  BLINK_DEVICE void largest(uint32_t num, uint32_t den) {
+    notes_.channel.num = num;
+    notes_.channel.den = den;
+  }
+  BLINK_DEVICE const Slice& slice(uint32_t source_block, uint32_t target_block, uint32_t start_num, uint32_t start_den,
+                               uint32_t stop_num, uint32_t stop_den, uint32_t turn = 0) {
+    note(notes_.pieces, notes_.sizes.pieces,
+         device::Piece{source_block, target_block, start_num, start_den, stop_num, stop_den, turn});
+    Slice& slice = slices_[notes_.channel.pieces++];
+    slice.chunks = kMany;
+    return slice;
+  }
+
+ protected:
+  template <uint32_t kFrom, uint32_t kTo>
+  BLINK_DEVICE void execute(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t own_operand_index,
+                         const Ends<kTo>& to, bool keeps, Completion completion) {
+    device::Row row = {};
+    row.chunk = static_cast<int32_t>(static_cast<uint32_t>(k));
+    row.slice = static_cast<uint8_t>(&slice - slices_);
+    row.order = {kFrom, kTo, static_cast<uint8_t>(own_operand_index), keeps, completion == complete};
+    row.first_end = notes_.sizes.ends;
+    const bool fits = kFrom <= device::kPacked && kTo <= device::kPacked;
+    constexpr int kReceives = kFrom;
+    constexpr int kSends = kTo;
+    for (int i = 0; i < kReceives; ++i) put(row.from, i, from.at[i], fits);
+    for (int i = 0; i < kSends; ++i) put(row.to, i, to.at[i], fits);
+    note(notes_.rows, notes_.sizes.rows, row);
+    ++notes_.channel.rows;
+  }
+
+ private:
+  static constexpr Word kMany = Word{1} << 40;
+
+  template <class T>
+  BLINK_DEVICE static void note(T* list, uint32_t& count, const T& what) {
+    if (list != nullptr) list[count] = what;
+    ++count;
+  }
+  BLINK_DEVICE void put(Word& packed, int i, End end, bool fits) {
+    if (fits) {
+      packed |= static_cast<Word>(end) << (8 * i);
+    } else {
+      note(notes_.ends, notes_.sizes.ends, static_cast<uint8_t>(end));
+    }
+  }
+
+  device::Notes& notes_;
+  Slice slices_[kMostSlices] = {};
+  uint32_t first_ = 0;
+};
+
+namespace device {
+
+typedef void (*Text)(KernelContext<Noted>&, uint32_t rank, uint32_t channel);
+
+BLINK_DEVICE uint32_t at_least_one(uint32_t count) { return count == 0 ? 1 : count; }
+
+// One block's way through its channel, tick by tick.
+template <class Wire>
+BLINK_INLINE void run_channel(BlockMemory& memory, const Call& call, const ProgramRows& program, uint32_t channel,
+                              uint32_t part) {
+  State& state = memory.state;
+  begin(state, call, Wire::kNumber, channel, part);
+  const Channel& of = program.channel[call.rank * program.channels + channel];
+  if (thread_index() == 0) state.contributors = of.contributors;
+  // Divisions take long: each slice is cut by a warp of its own, side by side. open() makes all wait for them.
+  for (uint32_t n = 0; n < of.pieces; ++n) {
+    if (thread_index() != n * kWarp % threads()) continue;
+    const Piece& piece = program.pieces[of.first_piece + n];
+    const Word rounds = of.den == 0 ? 0 : rounds_of(state, of.num, of.den);
+    const Slice slice = cut(state, piece.source_block, piece.target_block, piece.start_num, piece.start_den,
+                            piece.stop_num, piece.stop_den, piece.turn, rounds);
+    memory.slices[n] = slice;
+  }
+  const Row* const rows = program.rows + of.first_row;
+  for (uint32_t n = thread_index(); n < of.rows && n < kNearRows; n += threads()) memory.rows[n] = rows[n];
+  for (uint32_t i = thread_index(); i < of.connections; i += threads()) {
+    state.at[i] = program.connections[of.first_connection + i];
+  }
+  open(state, of.connections);
+  bool more = true;
+  for (Word tick = 0; more; ++tick) {
+    more = false;
+    for (uint32_t n = 0; n < of.rows; ++n) {
+      const Row row = n < kNearRows ? memory.rows[n] : rows[n];
+      const Slice& slice = memory.slices[row.slice];
+      const long long k = static_cast<long long>(tick) + row.chunk;
+      const long long chunks = static_cast<long long>(slice.chunks);
+      more = more || k + 1 < chunks;
+      if (k < 0 || k >= chunks) continue;
+      PackedEnds ends;
+      ends.from = row.from;
+      ends.to = row.to;
+      if (row.order.receives > kPacked || row.order.sends > kPacked) ends.listed = program.ends + row.first_end;
+      if (!carry_out<Wire>(state, slice, static_cast<Word>(k), row.order, ends)) return close(state);
+    }
+  }
+  close(state);
+}
+
+// All channels of all ranks, one after the other.
+template <Text kText>
+BLINK_DEVICE Sizes noted(Notes notes, Channel* channels) {
+  notes.sizes.ranks = 1;
+  notes.sizes.channels = 1;
+  for (uint32_t number = 0; number < notes.sizes.ranks * notes.sizes.channels; ++number) {
+    const Sizes& before = notes.sizes;
+    notes.channel = {before.pieces, 0, before.connections, 0, before.rows, 0, 0, 0, 1};
+    KernelContext<Noted> context(notes);
+    kText(context, number / notes.sizes.channels, number % notes.sizes.channels);
+    if (channels != nullptr) channels[number] = notes.channel;
+  }
+  return notes.sizes;
+}
+
+template <Text kText>
+struct Table {
+  static constexpr Sizes kSizes = noted<kText>(Notes{}, nullptr);
+  Channel channels[at_least_one(kSizes.ranks * kSizes.channels)] = {};
+  Piece pieces[at_least_one(kSizes.pieces)] = {};
+  uint32_t connections[at_least_one(kSizes.connections)] = {};
+  Row rows[at_least_one(kSizes.rows)] = {};
+  uint8_t ends[at_least_one(kSizes.ends)] = {};
+
+  BLINK_DEVICE Table() { noted<kText>(Notes{{}, {}, pieces, connections, rows, ends}, channels); }
+};
+
+template <Text kText>
+BLINK_TABLE Table<kText> table = Table<kText>();
+
+template <Text kText>
+BLINK_INLINE ProgramRows rows_of() {
+  const Table<kText>& all = table<kText>;
+  return {Table<kText>::kSizes.channels, all.channels, all.pieces, all.connections, all.rows, all.ends};
+}
+
+// One block of a rank, of one of several programs.
+template <class Wire, Text... kTexts>
+BLINK_INLINE void run(BlockMemory& memory, const Call& call, uint32_t block) {
+  ProgramRows program = {};
+  uint32_t number = 0;
+  ((number++ == call.program ? static_cast<void>(program = rows_of<kTexts>()) : static_cast<void>(0)), ...);
+  run_channel<Wire>(memory, call, program, block / call.parts, block % call.parts);
+}
+
+}  // namespace device
+}  // namespace blink
+
+// A kernel that runs all of `…`, each the text of a program; the call says which. Block b is part b % parts of channel
+// b / parts.
+#ifdef BLINK_CUDA
+#define BLINK_ENTRY(name, Wire, ...)                                                                              \
+  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads, ::blink::kBlocksAtOnce)                     \
+      name(const __grid_constant__ ::blink::Call call) {                                                          \
+    __shared__ ::blink::device::BlockMemory memory;                                                               \
+    ::blink::device::run<::blink::Wire, __VA_ARGS__>(memory, call, blockIdx.x);                                   \
+  }
+#else  // for each of its threads
+#define BLINK_ENTRY(name, Wire, ...)                                                                              \
+  extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
+    auto& memory = ::blink::device::block_state<::blink::device::BlockMemory>();                                  \
+    ::blink::device::run<::blink::Wire, __VA_ARGS__>(memory, *call, block);                                       \
+  }
+#endif
