@@ -110,6 +110,8 @@ FAULTS = (
           "context_block.h", "«ends.listed[i]»", "ends.listed[0]"),
     fault("a channel ends a tick early",
           "rows.h", "more = more || «k + 1 < chunks»", "k + 2 < chunks"),
+    fault("a channel's second row is never carried out",
+          "rows.h", "if (k < 0 || «k >= chunks») continue;", "k >= chunks || n == 1"),
     fault("the stride of a warp in place of a block's",
           "fold.h", "«first += load_shared(state.folding) * kBatch»", "first += kWarp * kBatch"),
     fault("units of a batch lie a block apart in place of a warp",
