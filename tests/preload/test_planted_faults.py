@@ -251,7 +251,7 @@ def test_a_kernel_that_is_loaded_late_is_noticed(preloaded: Preloaded, tmp_path:
     faulty = replace(preloaded, built=with_fault(place, {"driver.cpp": ("  opened.good = true;\n", LATE_LOADS)}))
     for seed in SEEDS:
         preloaded.client("threads", cases="several", BLINK_DOUBLE_SEED=seed).right()
-    for seed in SEEDS:
+    for seed in range(30):  # two kernels for each wire: few loads are late, and most meet an idle device
         (ended,) = faulty.client("threads", cases="several", BLINK_DOUBLE_SEED=seed, BLINK_TIMEOUT=2).ended
         if re.search(r"cuda double: \w+ is loaded while \d+ kernels run on device", ended.err):
             assert ended.code == -signal.SIGABRT
