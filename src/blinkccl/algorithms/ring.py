@@ -73,7 +73,11 @@ def plan(request: Request) -> Forest:
     channel each; and NVLinks through a switch carry one ring each way instead of a copy of it for every lane.
     """
     require_collective(request, "ring", SERVED, "use --algo optimal")
-    network, rings = rings_for(request)
+    return on_rings(request, "ring", *rings_for(request))
+
+
+def on_rings(request: Request, algorithm: str, network: Topology, rings: Sequence[Ring]) -> Forest:
+    """The forest of these rings on ``network``, with weights in proportion to their capacities."""
     paths = transit_paths(network, request.ranks)
     total = sum((ring.capacity for ring in rings), Fraction(0))
     drawn = [(ring.capacity / total, *part) for ring in rings for part in _parts(request, ring, paths)]
@@ -81,7 +85,7 @@ def plan(request: Request) -> Forest:
     shares = [
         Share(weight / per_ring, i, block, root, up, down) for i, (weight, block, root, up, down) in enumerate(drawn)
     ]
-    return forest_on(request, "ring", network, shares)
+    return forest_on(request, algorithm, network, shares)
 
 
 def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, int, Tree | None, Tree | None]]:

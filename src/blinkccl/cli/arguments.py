@@ -129,16 +129,60 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
     return topology, parse_gpus(gpus, topology, option)
 
 
-def audited(path: Path, spec: str | None = None, links: str | None = None) -> tuple[str, Audit]:
-    """A plan file, checked on the links of ``--topo`` where that is given, and what messages call the file."""
+def audited(
+    path: Path, spec: str | None = None, links: str | None = None, collective: str | None = None
+) -> tuple[str, Audit]:
+    """A plan file, checked on the links of ``--topo`` where that is given, and what messages call the file.
+
+    An NCCL graph file is one too: its rings as a plan of ``collective`` (None: allreduce), which a plan brings itself.
+    """
     from blinkccl.advice.audit import audit
     from blinkccl.forest.document import MAX_BYTES, loads
 
     if str(path) == "-" and spec == "-":
         raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
     source = console.source_name(path)
-    document = loads(console.read_file(path, MAX_BYTES), source)
-    return source, audit(document, None if spec is None else load(spec)[0], links, source)
+    content = console.read_file(path, MAX_BYTES)
+    if _is_xml(content):
+        if links is not None:
+            raise UsageError(f"--links {links}: the channels of a graph file say which links they take")
+        return source, audit(_channels(content, source, spec, collective), source=source)
+    if collective is not None:
+        raise UsageError(f"--plan brings its own collective, links and ranks: leave {collective} out")
+    return source, audit(loads(content, source), None if spec is None else load(spec)[0], links, source)
+
+
+def may_be_graph_file(path: Path) -> bool:
+    """Whether what ``path`` names is an NCCL graph file and no plan; standard input may be, and is not read here."""
+    if not path.is_file():
+        return str(path) == "-"
+    with path.open("rb") as file:
+        return _is_xml(file.read(512))
+
+
+def _is_xml(content: bytes) -> bool:
+    return content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+
+
+def _channels(content: bytes, source: str, spec: str | None, collective: str | None) -> dict[str, Any]:
+    """What is to be checked of an NCCL graph file: the plan of its channels on the machine."""
+    from blinkccl.algorithms.given_channels import forest_of
+    from blinkccl.forest.document import to_document
+    from blinkccl.topology import nccl_graph
+    from blinkccl.topology.limits import MAX_FILE_BYTES
+
+    if len(content) > MAX_FILE_BYTES:
+        raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; no graph file is")
+    try:
+        graphs = nccl_graph.parse(content.decode("utf-8-sig"), source)
+    except UnicodeDecodeError as error:
+        raise TopologyError(f"{source}: byte {content[error.start]:#04x} is no UTF-8 text") from None
+    if spec is None:
+        raise UsageError(f"{source}: a graph file has no links: give --topo SPEC, the machine that it is of")
+    try:
+        return to_document(forest_of(graphs, load(spec)[0], collective or "allreduce"))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{source}: {error}") from None
 
 
 def this_machine() -> Topology:

@@ -16,6 +16,7 @@ Examples:
 \b
   blink check plan.json
   blink check plan.json --topo dgx-1v     and the links it uses are there
+  blink check graph.xml --topo dgx-1v     the rings of an NCCL graph file, as an AllReduce
   blink plan reduce --topo dgx-2 --json | blink check - --json
 
 Check every statement of a plan (trees, weights, loads, rate, bound, certificate) with code that shares

@@ -41,6 +41,7 @@ Examples:
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
   blink sim --plan plan.json --size 64M --sharing fair
+  blink sim --plan graph.xml --topo dgx-1v                          what NCCL_GRAPH_DUMP_FILE wrote
   blink sim sendrecv --topo mist --algo multi_path,one_hop --sweep -o paths.json
   blink sim sendrecv --topo dgx-1v --src 0 --dst 1 --algo multi_path --memories 1 -o paths.json
 
@@ -63,7 +64,10 @@ Algorithms = Annotated[
         help="Algorithms and baselines, separated by commas; default: all that serve the job.",
     ),
 ]
-PlanFile = Annotated[Path | None, Option("--plan", metavar="FILE", help="Time this plan; - reads stdin.")]
+PlanFile = Annotated[
+    Path | None,
+    Option("--plan", metavar="FILE", help="Time this plan, or the rings of an NCCL graph file; - reads stdin."),
+]
 Size = Annotated[str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")]
 Sweep = Annotated[bool, Option("--sweep", help="All sizes from -b to -e.")]
 Begin = Annotated[
@@ -224,8 +228,9 @@ def sim(
         if plan is not None:
             ends = {"--root": root, "--src": src, "--dst": dst}
             ways = {"--algo": algo, "--links": None if links == "fast" else links, "--relays": relays or None}
-            _refuse_beside_plan({"COLLECTIVE": name, "--topo": spec, "--gpus": gpus, **ends, **ways})
-            request, forest = _job_of_plan(plan)
+            own = {} if arguments.may_be_graph_file(plan) else {"COLLECTIVE": name, "--topo": spec}
+            _refuse_beside_plan({**own, "--gpus": gpus, **ends, **ways})
+            request, forest = _job_of_plan(plan, spec, name)
         elif name is None:
             raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
         else:
@@ -338,11 +343,14 @@ def _refuse_beside_plan(given: dict[str, object]) -> None:
         raise UsageError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
 
 
-def _job_of_plan(path: Path) -> tuple[Request, Forest]:
-    """What a plan file is for, and its forest; ends with code 1 where the file states what is not so."""
+def _job_of_plan(path: Path, spec: str | None, name: str | None) -> tuple[Request, Forest]:
+    """What a plan file is for, and its forest; ends with code 1 where the file states what is not so.
+
+    ``spec`` and ``name`` are what an NCCL graph file lacks; a plan is checked on the links of ``spec``.
+    """
     from blinkccl.algorithms.registry import Request
 
-    source, found = arguments.audited(path)
+    source, found = arguments.audited(path, spec, collective=name)
     if not found.ok:
         faults = [*found.verdict.violations, *found.faults]
         console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from blinkccl.doctor.evidence import Device, Graph, Machine, NicPath, NvLinks, Piece, Place, Processor
 from blinkccl.errors import TopologyError
-from blinkccl.topology import nccl_xml, nvidia_smi
+from blinkccl.topology import nccl_graph, nccl_xml, nvidia_smi
 from blinkccl.topology.model import Topology
 from blinkccl.topology.xml_tree import Element, parse_xml
 
@@ -69,19 +69,15 @@ def _machine(place: Place, topology: Topology) -> Machine:
 
 
 def _graphs(root: Element, source: str) -> Iterator[Piece]:
-    for graph in root.all("graph"):
-        numbers = graph.attributes
-        channels = graph.all("channel")
-        pattern = int(numbers.get("pattern", "0"))
-        gpus = {gpu.attributes.get("dev") for channel in channels[:1] for gpu in channel.all("gpu")}
-        if channels and pattern:
+    for graph in nccl_graph.graphs_of(root, source):
+        if graph.orders and graph.pattern:
             yield Graph(
                 Place(source, graph.line),
-                pattern,
-                len(channels),
-                float(numbers.get("speedintra", "0")),
-                numbers.get("typeintra", ""),
-                len(gpus),
+                graph.pattern,
+                len(graph.orders),
+                graph.gb_per_s,
+                graph.kind,
+                len(set(graph.orders[0])),
             )
 
 

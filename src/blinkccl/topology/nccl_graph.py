@@ -1,0 +1,152 @@
+"""NCCL's graph files, read and written: the channels that NCCL chose (NCCL_GRAPH_DUMP_FILE) or is to take.
+
+A file has one ``<graph>`` per way to move data: id 0 are rings, 1 the chains that trees hang on, others are for the
+network and for switches. A ``<channel>`` lists the GPUs of one server by their NVML index ``dev``, in the direction of
+the data; data that crosses servers comes in by the ``<net>`` before them. NCCL's own reader neither counts channels nor
+looks whether a GPU comes twice, so both are done here.
+
+Older versions of NCCL read and write ``dev`` as a decimal number, newer ones as a hexadecimal one: nobody can say from
+a file with ``10`` alone. A graph with letters is read as hexadecimal, others as decimal; written are indices below 10.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.topology.limits import MAX_GB_PER_S, at, shortened
+from blinkccl.topology.xml_tree import Element, parse_xml
+
+RING, TREE = 0, 1
+#: The pattern of rings; those of chains are 1 to 3 by version.
+RING_PATTERN = 4
+CHAIN_PATTERNS = (1, 2, 3)
+#: NCCL runs two channels on each of these, and has 64.
+MOST_CHANNELS = 32
+#: Indices from here on are written in two ways.
+FIRST_AMBIGUOUS_DEV = 10
+#: Names of link types that every version reads; NVB, PXN and P2C came later, and C2C is not among them.
+WRITTEN_KINDS = ("NVL", "PIX", "PXB", "PHB", "SYS")
+_KIND = re.compile(r"[A-Z0-9]{3,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelGraph:
+    """One ``<graph>``: per channel the GPUs' ``dev`` in order, each at ``gb_per_s``, over paths up to ``kind``.
+
+    ``across``: its channels go through network cards. ``line`` is where it stands.
+    """
+
+    id: int
+    pattern: int
+    orders: tuple[tuple[int, ...], ...]
+    gb_per_s: float
+    kind: str
+    across: bool = False
+    line: int = 0
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """All GPUs that its channels name, rising."""
+        return tuple(sorted({dev for order in self.orders for dev in order}))
+
+
+def parse(text: str, source: str) -> tuple[ChannelGraph, ...]:
+    """The graphs of a file; a TopologyError has the line of what NCCL cannot have written."""
+    return graphs_of(parse_xml(text, source), source)
+
+
+def graphs_of(root: Element, source: str) -> tuple[ChannelGraph, ...]:
+    """The graphs below ``<graphs>``, in the order of the file; raises as :func:`parse`."""
+    if root.tag != "graphs":
+        raise at(source, root.line, f"the root is <{shortened(root.tag, 40)}>, expected <graphs>")
+    if root.attributes.get("version", "1") != "1":
+        raise at(source, root.line, f"<graphs> version {shortened(root.attributes['version'], 40)!r}, expected 1")
+    found = tuple(_graph(element, source) for element in root.all("graph"))
+    for graph in found:
+        if sum(other.id == graph.id for other in found) > 1:
+            raise at(source, graph.line, f"there are several graphs with id {graph.id}")
+    return found
+
+
+def _graph(element: Element, source: str) -> ChannelGraph:
+    kind = element.attributes.get("typeintra", "")
+    if not _KIND.fullmatch(kind):
+        raise at(source, element.line, f"<graph> typeintra is {shortened(kind, 40)!r}, expected one like NVL or SYS")
+    pattern, stated = _whole(element, "pattern", source), _whole(element, "nchannels", source)
+    channels = element.all("channel")
+    if len(channels) != stated:
+        raise at(source, element.line, f"<graph> says nchannels={stated} and has {len(channels)} channels")
+    gpus = [gpu for channel in channels for gpu in channel.all("gpu")]
+    base = 16 if any(re.search("[a-fx]", gpu.attributes.get("dev", ""), re.IGNORECASE) for gpu in gpus) else 10
+    orders = tuple(tuple(_dev(gpu, source, base) for gpu in channel.all("gpu")) for channel in channels)
+    for channel, order in zip(channels, orders, strict=True):
+        if pattern in (*CHAIN_PATTERNS, RING_PATTERN) and (not order or len(set(order)) < len(order)):
+            raise at(source, channel.line, "a channel names a GPU twice, or none")
+        if pattern in (*CHAIN_PATTERNS, RING_PATTERN) and set(order) != set(orders[0]):
+            raise at(source, channel.line, "a channel has other GPUs than the first one of its graph")
+    across = any(channel.all("net") for channel in channels)
+    speed = _speed(element, source)
+    return ChannelGraph(_whole(element, "id", source), pattern, orders, speed, kind, across, element.line)
+
+
+def _whole(element: Element, key: str, source: str) -> int:
+    text = element.attributes.get(key, "")
+    if not re.fullmatch(r"[0-9]{1,4}", text):
+        got = repr(shortened(text, 40)) if text else "missing"
+        raise at(source, element.line, f"<{element.tag}> {key} is {got}, expected a whole number below 10000")
+    return int(text)
+
+
+def _dev(gpu: Element, source: str, base: int) -> int:
+    text = gpu.attributes.get("dev", "")
+    if not re.fullmatch(r"(0[xX])?[0-9a-fA-F]{1,4}", text):
+        got = repr(shortened(text, 40)) if text else "missing"
+        raise at(source, gpu.line, f"<gpu> dev is {got}, expected the index of a GPU")
+    return int(text, base)
+
+
+def _speed(element: Element, source: str) -> float:
+    text = element.attributes.get("speedintra", "")
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or float(text) > MAX_GB_PER_S:
+        got = repr(shortened(text, 40)) if text else "missing"
+        raise at(source, element.line, f"<graph> speedintra is {got}, expected GB/s of a channel")
+    return float(text)
+
+
+def write(graphs: Iterable[ChannelGraph], remarks: Iterable[str] = ()) -> str:
+    """The file, ``remarks`` as comments; UnsupportedError where NCCL's reader would overrun or misread it."""
+    lines = [f"<!-- {_remark(line)} -->" for line in remarks]
+    lines.append('<graphs version="1">')
+    for graph in graphs:
+        _require_readable(graph)
+        speed = f"{graph.gb_per_s:.6g}"
+        lines.append(
+            f'  <graph id="{graph.id}" pattern="{graph.pattern}" crossnic="0" nchannels="{len(graph.orders)}" '
+            f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="{graph.kind}" typeinter="PIX" '
+            f'samechannels="{int(len(set(graph.orders)) == 1)}">'
+        )
+        for order in graph.orders:
+            lines += ["    <channel>", *(f'      <gpu dev="{dev}"/>' for dev in order), "    </channel>"]
+        lines.append("  </graph>")
+    return "\n".join([*lines, "</graphs>"]) + "\n"
+
+
+def _remark(text: str) -> str:
+    return text.replace("--", "- -").replace("<", "(").replace(">", ")")
+
+
+def _require_readable(graph: ChannelGraph) -> None:
+    if not 1 <= len(graph.orders) <= MOST_CHANNELS:
+        raise UnsupportedError(f"{len(graph.orders)} channels: NCCL's graph file holds 1 to {MOST_CHANNELS}")
+    if graph.gpus[-1] >= FIRST_AMBIGUOUS_DEV:
+        raise UnsupportedError(
+            f"GPU {graph.gpus[-1]}: older versions of NCCL read dev={graph.gpus[-1]} as decimal, newer as hexadecimal; "
+            f"a graph file can name GPUs 0 to {FIRST_AMBIGUOUS_DEV - 1}"
+        )
+    if graph.kind not in WRITTEN_KINDS:
+        raise UnsupportedError(f"links of type {graph.kind}: not every NCCL reads that name in a graph file")
+    if graph.across:
+        raise UnsupportedError("a graph file is one server's: NCCL's numbers of network cards are not known here")

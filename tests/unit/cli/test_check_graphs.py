@@ -1,0 +1,29 @@
+"""``blink check`` and ``blink sim --plan`` on NCCL graph files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import blinkccl.topology
+
+SAMPLE = Path(blinkccl.topology.__file__).parent / "fixtures" / "rings.nccl-graph.xml"
+
+
+def test_a_graph_file_is_checked_and_timed_like_a_plan(blink) -> None:
+    checked = json.loads(blink("check", SAMPLE, "--topo", "dgx-1v", "--json").out)
+    assert (checked["ok"], checked["algorithm"], checked["ranks"]) == (True, "nccl-graph", [0, 1, 2, 3])
+    timed = blink("sim", "allgather", "--plan", SAMPLE, "--topo", "dgx-1v", "--json")
+    assert timed.code == 0, timed.err
+    assert json.loads(timed.out)["collective"] == "allgather"
+
+
+def test_what_a_graph_file_lacks_is_asked_for(blink, tmp_path) -> None:
+    blink("check", SAMPLE).assert_refused("a graph file has no links: give --topo SPEC")
+    blink("check", SAMPLE, "--topo", "dgx-1v", "--links", "pcie").assert_refused("--links pcie")
+    blink("sim", "alltoall", "--plan", SAMPLE, "--topo", "dgx-1v").assert_refused("does not serve alltoall")
+    cut = tmp_path / "cut.xml"
+    cut.write_bytes(SAMPLE.read_bytes()[:90])
+    blink("check", cut, "--topo", "dgx-1v").assert_refused("not well-formed XML")
+    cut.write_bytes(b"<graphs>\xff</graphs>")
+    blink("check", cut, "--topo", "dgx-1v").assert_refused("no UTF-8 text")
