@@ -19,7 +19,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, Share
 from blinkccl.topology.model import Topology
-from blinkccl.topology.nccl_graph import RING, TREE, ChannelGraph
+from blinkccl.topology.nccl_graph import RING, TREE, ChannelGraph, dev_of
 
 
 def forest_of(graphs: Iterable[ChannelGraph], machine: Topology, collective: str = "allreduce") -> Forest:
@@ -68,10 +68,11 @@ def _vertices(graph: ChannelGraph, machine: Topology) -> dict[int, int]:
         raise UnsupportedError("the graph file has one GPU, which moves nothing")
     if len({machine.vertex[rank].server for rank in machine.ranks}) > 1:
         raise UsageError(f"{machine.name} has several servers, and a graph file is of one: give that server's topology")
-    missing = [dev for dev in graph.gpus if dev not in machine.ranks]
+    known = {dev_of(machine, rank): rank for rank in machine.ranks}
+    missing = [dev for dev in graph.gpus if dev not in known]
     if missing:
         raise UsageError(f"the graph file names GPU {missing[0]}, and {machine.name} has {len(machine.ranks)} GPUs")
-    return {dev: dev for dev in graph.gpus}
+    return {dev: known[dev] for dev in graph.gpus}
 
 
 def _turned(order: tuple[int, ...], ring: bool) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ Examples:
   blink plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o plan.json
   blink export plan.json --to cuda                 the code that GPUs would run, to read
   blink export plan.json --to cuda -o plan.cu
+  blink export rings.json --to nccl-graph -o x.xml
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
 Check the plan and its program as blink check does, and write the program in another format.
@@ -25,6 +26,7 @@ Check the plan and its program as blink check does, and write the program in ano
 \b
 Formats:
   cuda    CUDA C++ for nvcc, NVRTC, or any C++17 compiler: per rank and lane one loop, per protocol one kernel
+  nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings with its own kernels. One server, GPUs 0 to 9; --algo ring
 
 Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
 say what it does.
@@ -33,9 +35,14 @@ say what it does.
 
 def export(
     path: arguments.Plan,
-    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda.")],
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda or nccl-graph.")],
     spec: Annotated[
-        str | None, Option("--topo", metavar="SPEC", help="The plan's machine, where the plan brings no topology.")
+        str | None,
+        Option(
+            "--topo",
+            metavar="SPEC",
+            help="The plan's machine: where the plan brings no topology, and for what NCCL finds on all of its links.",
+        ),
     ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
@@ -55,7 +62,7 @@ def export(
             f"first: {false[0]}; blink check lists them"
         )
         raise typer.Exit(CHECK_FAILED)
-    files = row.write(found.program, found.forest)
+    files = row.write(found.program, found.forest, None if spec is None else arguments.load(spec)[0])
     if output is not None:
         for index, file in enumerate(files):  # The first has the name that was typed, others stand beside it.
             console.write_file(output.with_name(file.name) if index else output, file.text)

@@ -7,9 +7,10 @@ from blinkccl.codegen.text import Kernel, cuda_text
 from blinkccl.export.registry import File
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.program import Program
+from blinkccl.topology.model import Topology
 
 
-def write(program: Program, forest: Forest) -> tuple[File, ...]:
+def write(program: Program, forest: Forest, _machine: Topology | None = None) -> tuple[File, ...]:
     """One file of code; see :class:`blinkccl.export.registry.Write`. Refuses paths that no store takes."""
     require_direct_stores(program, forest.topology)
     name = program.collective.name

@@ -13,6 +13,7 @@ from typing import Protocol
 from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.program import Program
+from blinkccl.topology.model import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Write(Protocol):
         One that the verifier accepts.
     forest
         What it was lowered from.
+    machine
+        The whole machine that the plan is for, where somebody said which: a plan has the links alone that it is on.
 
     Returns
     -------
@@ -44,7 +47,7 @@ class Write(Protocol):
         If the format cannot say what the program does, with the reason.
     """
 
-    def __call__(self, program: Program, forest: Forest) -> tuple[File, ...]: ...
+    def __call__(self, program: Program, forest: Forest, machine: Topology | None, /) -> tuple[File, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Format:
 #: The registry.
 FORMATS: dict[str, Format] = {
     "cuda": Format("blinkccl.export.cuda", "CUDA C++: one kernel per protocol, for nvcc, NVRTC or any C++17 compiler"),
+    "nccl-graph": Format("blinkccl.export.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run"),
 }
 
 

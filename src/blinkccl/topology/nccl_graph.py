@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from blinkccl.errors import UnsupportedError
 from blinkccl.topology.limits import MAX_GB_PER_S, at, shortened
+from blinkccl.topology.model import Topology
 from blinkccl.topology.xml_tree import Element, parse_xml
 
 RING, TREE = 0, 1
@@ -51,6 +52,12 @@ class ChannelGraph:
     def gpus(self) -> tuple[int, ...]:
         """All GPUs that its channels name, rising."""
         return tuple(sorted({dev for order in self.orders for dev in order}))
+
+
+def dev_of(topology: Topology, gpu: int) -> int:
+    """What NVML calls a GPU: its name's number where that is of the form GPU3, as that of files is, else its id."""
+    named = re.fullmatch(r"GPU([0-9]{1,4})", topology.vertex[gpu].name)
+    return int(named[1]) if named else gpu
 
 
 def parse(text: str, source: str) -> tuple[ChannelGraph, ...]:

@@ -18,7 +18,9 @@ def plan(blink, tmp_path: Path) -> Path:
     return path
 
 
-def test_every_format_is_in_the_help_and_writes_a_plan(blink, plan) -> None:
+def test_every_format_is_in_the_help_and_writes_a_plan(blink, tmp_path) -> None:
+    plan = tmp_path / "rings.json"
+    assert blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "ring", "-o", plan).code == 0
     for name, row in FORMATS.items():
         assert f"\n  {name:8}" in HELP
         ended = blink("export", plan, "--to", name)

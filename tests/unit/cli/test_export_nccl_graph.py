@@ -1,0 +1,107 @@
+"""``blink export --to nccl-graph``: the rings of a plan for NCCL, read back, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from blinkccl.algorithms.given_channels import forest_of
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.ring import SERVED
+from blinkccl.baselines.nccl_server import NcclServer
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.export.nccl_graph import channels_of, rings_of, write
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.lower import lower
+from blinkccl.topology import nccl_graph
+from blinkccl.topology.spec import parse_spec
+
+
+def plan(spec: str, ranks: tuple[int, ...], name: str = "allreduce", algorithm: str = "ring") -> Forest:
+    root = 0 if "root" in COLLECTIVES[name].parameters else None
+    return ALGORITHMS[algorithm].plan(Request(parse_spec(spec), Collective(name, len(ranks), root), ranks))
+
+
+JOBS = [
+    ("dgx-1v", tuple(range(8))),
+    ("dgx-1v", (0, 1, 2)),
+    ("dgx-1v", (0, 1, 2, 3)),
+    ("dgx-1p", (0, 1, 2, 3)),
+    ("hgx-h100", tuple(range(8))),
+    ("pcie-8gpu", (0, 2, 5)),
+]
+
+
+@pytest.mark.parametrize(("spec", "ranks"), JOBS)
+def test_what_is_written_is_read_back_as_the_same_plan(spec, ranks) -> None:
+    forest, machine = plan(spec, ranks), parse_spec(spec)
+    (file,) = write(lower(forest), forest, machine)
+    again = forest_of(nccl_graph.parse(file.text, file.name), machine)
+    assert rings_of(again) == rings_of(forest)
+    assert (again.shares, again.rate) == (forest.shares, forest.rate)
+    assert write(lower(forest), forest, machine) == (file,)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_collective_of_rings_has_the_same_channels(name) -> None:
+    assert rings_of(plan("dgx-1v", (0, 1, 2, 3), name)) == rings_of(plan("dgx-1v", (0, 1, 2, 3)))
+
+
+@pytest.mark.parametrize(("spec", "ranks"), JOBS)
+def test_channels_fill_a_link_as_nccl_counts_it_and_overload_none(spec, ranks) -> None:
+    nccl = NcclServer.of(parse_spec(spec), ranks)
+    channels = channels_of(rings_of(plan(spec, ranks)), nccl.server, nccl.channels)
+    load: dict[tuple[int, int], float] = {}
+    for ring in channels.rings:
+        for pair in pairwise((*ring, ring[0])):
+            for arc, part in nccl.server.hops[pair].load:
+                load[arc] = load.get(arc, 0.0) + float(part) * channels.gb_per_s_per_channel
+    assert max(load[arc] / float(nccl.server.capacity[arc]) for arc in load) == pytest.approx(1)
+    assert channels.count <= nccl_graph.MOST_CHANNELS
+    fits = channels.gb_per_s_per_channel <= nccl.channels.gb_per_s_per_channel
+    assert fits or 2 * channels.count > nccl_graph.MOST_CHANNELS
+
+
+def test_trees_are_refused_with_what_to_do() -> None:
+    forest = plan("dgx-1v", (1, 4, 5, 6), algorithm="optimal")
+    with pytest.raises(UnsupportedError, match=r"is no ring through all GPUs.*--algo ring"):
+        write(lower(forest), forest)
+
+
+def test_several_servers_and_high_indices_are_refused() -> None:
+    forest = plan("2x dgx-1v @ 40Gbps", tuple(range(16)))
+    with pytest.raises(UnsupportedError, match=r"of 2|network card"):
+        write(lower(forest), forest)
+    forest = plan("dgx-2", tuple(range(8, 12)))
+    with pytest.raises(UnsupportedError, match="hexadecimal"):
+        write(lower(forest), forest)
+
+
+def test_comments_say_the_bound_and_both_sides_of_the_model() -> None:
+    forest = plan("dgx-1v", tuple(range(8)))
+    (file,) = write(lower(forest), forest)
+    assert "export NCCL_GRAPH_FILE=nccl-graph.xml" in file.text
+    assert "Nominal: 150 GB/s. No set of rings on the plan's links has more than 150" in file.text
+    assert "6 x 20 = 120 GB/s over NVL" in file.text
+    assert forest.rate * Fraction(14, 8) == 6
+    assert "on these links alone" in file.text
+    (whole,) = write(lower(forest), forest, parse_spec("dgx-1v"))
+    assert "on these links alone" not in whole.text
+
+
+def test_a_plan_over_pcie_is_refused_where_nccl_goes_through_a_gpu() -> None:
+    """NCCL 2.4 fell back to PCIe here; later ones have NVLink through the GPU between, at more than three times that."""
+    forest = plan("dgx-1v", (1, 4, 5, 6))
+    with pytest.raises(UnsupportedError, match="through another GPU of the job"):
+        write(lower(forest), forest, parse_spec("dgx-1v"))
+    (file,) = write(lower(forest), forest)
+    assert "1 x 6 = 6 GB/s over SYS" in file.text
+
+
+def test_rings_as_fast_as_nccls_own_are_not_advised_against() -> None:
+    forest = plan("dgx-1v", (0, 1, 2, 3))
+    (file,) = write(lower(forest), forest, parse_spec("dgx-1v"))
+    assert "leave it to itself" not in file.text
