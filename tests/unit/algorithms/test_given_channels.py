@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def test_the_rings_of_nccl_24_read_back_are_its_plan(name) -> None:
 
 def test_a_ring_that_is_turned_is_the_same_channel() -> None:
     assert forest_of([rings((0, 1, 2), (1, 2, 0))], DGX) == forest_of([rings((0, 1, 2))], DGX)
+
+
+def test_gpus_are_found_by_the_index_in_their_name() -> None:
+    """Files may number GPUs from 4 on, which are vertices from 0 on."""
+    named = tuple(replace(v, name=f"GPU{(v.id + 4) % 8}") if v.kind == "gpu" else v for v in DGX.vertices)
+    shifted = replace(DGX, vertices=named)
+    assert forest_of([rings((4, 5, 6))], shifted).ranks == (0, 1, 2)
 
 
 def test_chains_are_trees() -> None:

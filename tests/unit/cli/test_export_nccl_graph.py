@@ -65,6 +65,16 @@ def test_channels_fill_a_link_as_nccl_counts_it_and_overload_none(spec, ranks) -
     assert fits or 2 * channels.count > nccl_graph.MOST_CHANNELS
 
 
+def test_the_command_takes_the_machine(blink, tmp_path) -> None:
+    path = tmp_path / "rings.json"
+    assert blink("plan", "allgather", "--topo", "hgx-h100", "--algo", "ring", "-o", path).code == 0
+    ended = blink("export", path, "--to", "nccl-graph", "--topo", "hgx-h100")
+    assert (ended.code, ended.err) == (0, "")
+    assert "Its own search finds 12 x 30 = 360 GB/s over NVL, on which data moves at up to 370.8." in ended.out
+    assert blink("plan", "allgather", "--topo", "hgx-h100", "-o", path).code == 0
+    blink("export", path, "--to", "nccl-graph").assert_refused("plan with --algo ring")
+
+
 def test_trees_are_refused_with_what_to_do() -> None:
     forest = plan("dgx-1v", (1, 4, 5, 6), algorithm="optimal")
     with pytest.raises(UnsupportedError, match=r"is no ring through all GPUs.*--algo ring"):
@@ -93,7 +103,7 @@ def test_comments_say_the_bound_and_both_sides_of_the_model() -> None:
 
 
 def test_a_plan_over_pcie_is_refused_where_nccl_goes_through_a_gpu() -> None:
-    """NCCL 2.4 fell back to PCIe here; later ones have NVLink through the GPU between, at more than three times that."""
+    """NCCL 2.4 fell back to PCIe here; later ones take NVLink through the GPU between, at over three times that."""
     forest = plan("dgx-1v", (1, 4, 5, 6))
     with pytest.raises(UnsupportedError, match="through another GPU of the job"):
         write(lower(forest), forest, parse_spec("dgx-1v"))
