@@ -106,9 +106,9 @@ def enter(
     """
     known = known or candidates()
     for name in names:
-        if name not in known and name != "auto":
-            raise UsageError(f"unknown algorithm {name!r}; expected one of auto, {', '.join(known)}")
-    wanted = list(dict.fromkeys("optimal" if name == "auto" else name for name in names)) or list(known)
+        if name not in known:
+            raise UsageError(f"unknown algorithm {name!r}; expected one of {', '.join(known)}")
+    wanted = list(dict.fromkeys(names)) or list(known)
     ready: list[Prepared] = []
     absent: dict[str, str] = {}
     for done, name in enumerate(wanted):

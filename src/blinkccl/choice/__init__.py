@@ -8,4 +8,6 @@ NCCL's own, and copy engines. Links and hops are the simulator's, blocks are
 so whoever asks for rising sizes pays once where a protocol has lost.
 
 *All candidates* (:mod:`~blinkccl.choice.candidates`): every algorithm as our code runs it here, beside the baselines.
+
+*The choice* (:mod:`~blinkccl.choice.auto`): for a job and a size, the fastest of our algorithms and who comes next.
 """

@@ -72,7 +72,7 @@ Algorithm = Annotated[
     Option(
         "--algo",
         metavar="NAME",
-        help=f"auto (= optimal), {_NAMES}.",
+        help=f"auto (= optimal; with --size the fastest), {_NAMES}.",
     ),
 ]
 Algorithms = Annotated[

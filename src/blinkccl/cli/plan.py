@@ -6,13 +6,18 @@ import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
 from blinkccl.cli import arguments, console
+from blinkccl.errors import UsageError
 from blinkccl.report.text import fit
+
+if TYPE_CHECKING:
+    from blinkccl.algorithms.registry import Request
+    from blinkccl.choice.auto import Choice
 
 HELP = """
 Examples:
@@ -25,10 +30,12 @@ Examples:
   blink plan sendrecv --topo dgx-1v --src 0 --dst 7 --relays
   blink plan allreduce --topo dgx-1v --without 0-3            what is left when a link or a GPU fails
   blink plan allreduce --topo dgx-1v --without-rank 5
+  blink plan allreduce --topo dgx-1p --gpus 0-3 --size 64M    the fastest algorithm at that size
 
 Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
 
-Prints the trees, the rate, the bound and its certificate, the load of every link, and what a ring would get.
+Prints the trees, the rate, the bound and its certificate, the load of every link, and what a ring would get. With
+--size, auto is the algorithm that blink sim finds fastest, and the runner-up is named with its time.
 """
 
 
@@ -54,17 +61,23 @@ def plan(
     threshold: Annotated[
         str, Option("--threshold", metavar="T", help="blink: the part of the rate that it may give up for fewer trees.")
     ] = "1/20",
+    size: Annotated[
+        str | None, Option("--size", "-s", metavar="SIZE", help="auto: the fastest at S, as nccl-tests counts it.")
+    ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
     """Plan, print as text or JSON, and write the plan to a file."""
     if fewest_trees and least_depth:
         raise typer.BadParameter("--fewest-trees and --least-depth exclude each other: give one")
+    if size is not None and algo != "auto":
+        raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
     if output is not None:
         _check_output(output)
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.forest.document import dumps, to_document
     from blinkccl.packing.solver import loading_seconds
+    from blinkccl.report.choice_text import choice_document, choice_text
 
     row = algorithm(algo)
     wanted = replace(
@@ -75,20 +88,39 @@ def plan(
     )
     import_module(row.module)  # Loading modules is not planning, nor is loading the solver where it is needed.
     began = time.perf_counter() - loading_seconds()
-    forest = row.plan(wanted)
+    chosen = None if size is None else _chosen(wanted, size)
+    forest = row.plan(wanted) if chosen is None else chosen.best.forest
     seconds = time.perf_counter() - loading_seconds() - began
     if str(output) == "-":
         json = True
     elif output is not None:
         console.write_file(output, dumps(to_document(forest)))
     if json:
-        console.emit_json(to_document(forest, None if str(output) == "-" else seconds))
+        stated = {} if chosen is None or str(output) == "-" else {"choice": choice_document(chosen)}
+        console.emit_json(to_document(forest, None if str(output) == "-" else seconds) | stated)
         return
     from blinkccl.advice.ring_baseline import ring_baseline
     from blinkccl.report.plan_text import plan_text
 
     ring, width = ring_baseline(wanted).sentence(forest), console.width()
-    console.emit(plan_text(forest, console.paint(), width) + (fit(f"\n{ring}\n", width) if ring else ""))
+    lines = [choice_text(chosen) if chosen else "", ring]
+    console.emit(plan_text(forest, console.paint(), width) + "".join(fit(f"\n{x}\n", width) for x in lines if x))
+
+
+def _chosen(request: Request, text: str) -> Choice:
+    from blinkccl.baselines.candidate import Conditions
+    from blinkccl.choice.auto import prepare
+    from blinkccl.choice.candidates import code_of
+    from blinkccl.simulate.calibration import calibration_for
+    from blinkccl.simulate.run import parse_size
+
+    size_bytes = parse_size("--size", text)
+    with console.Progress("choosing") as progress:
+        progress(0, 1)
+        found = prepare(request, Conditions(calibration_for(request.topology)), code_of(request))
+        chosen = found.choose(size_bytes, places=2)
+        progress(1, 1)
+    return chosen
 
 
 def _check_output(path: Path) -> None:

@@ -61,7 +61,8 @@ Algorithms = Annotated[
     Option(
         "--algo",
         metavar="NAMES",
-        help="Algorithms and baselines, separated by commas; default: all that serve the job.",
+        help="Algorithms and baselines, separated by commas, or auto, the fastest algorithm at each size; default: all "
+        "that serve the job.",
     ),
 ]
 PlanFile = Annotated[
@@ -283,11 +284,16 @@ def _field(
 ) -> JobCandidates:
     """All that is timed: the plan that was given, or who serves the request."""
     from blinkccl.baselines.registry import JobCandidates, enter
+    from blinkccl.choice import auto
     from blinkccl.choice.candidates import candidates, of_forest
 
     if forest is None:
         names = [part.strip() for part in algo.split(",")] if algo else []
-        return enter(request, conditions, names, progress, candidates(code))
+        known = candidates(code)
+        # Beside all others it would only repeat the fastest.
+        return enter(
+            request, conditions, names, progress, {auto.NAME: auto.as_candidate(code), **known} if names else known
+        )
     return JobCandidates(request, (of_forest(forest, code, conditions),), {}, named=True, of_plan=True)
 
 

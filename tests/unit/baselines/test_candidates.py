@@ -41,12 +41,12 @@ def test_all_enter_who_can_and_the_others_say_why() -> None:
 def test_a_named_contender_that_cannot_serve_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match="several servers"):
         enter(asked("dgx-1v"), NOMINAL, ["optimal", "three_phase"])
-    with pytest.raises(UsageError, match=r"unknown algorithm 'rings'; expected one of auto, optimal, .*nccl-2\.4"):
+    with pytest.raises(UsageError, match=r"unknown algorithm 'rings'; expected one of optimal, .*nccl-2\.4"):
         enter(asked("dgx-1v"), NOMINAL, ["rings"])
 
 
-def test_auto_is_the_optimum_and_names_count_once() -> None:
-    field = enter(asked("dgx-1v"), NOMINAL, ["auto", "optimal", "ring"])
+def test_names_count_once() -> None:
+    field = enter(asked("dgx-1v"), NOMINAL, ["optimal", "ring", "optimal"])
     assert [one.name for one in field.prepared] == ["optimal", "ring"]
 
 

@@ -261,3 +261,24 @@ def test_a_table_that_is_not_for_this_machine_is_ignored_with_a_line(blink, tmp_
     blink(*asked[:-2], "--paths", str(tmp_path / "none")).assert_refused("cannot be read")
     blink("sim", "allreduce", "--topo", "mist", "-o", str(file)).assert_refused("-o writes the table of multi_path")
     blink(*asked[:-2], "-o", str(tmp_path / "no" / "where")).assert_refused("cannot be written")
+
+
+def test_auto_is_the_fastest_algorithm_here_and_in_a_plan_for_that_size(blink) -> None:
+    """At equal rates fewer hops win: optimal alone would be some 5 % slower."""
+    job = ("allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "--size", "64M")
+    rows = json.loads(blink("sim", *job, "--algo", "auto,optimal,one_hop,blink", "--json").out)["sizes"][0][
+        "algorithms"
+    ]
+    seconds = {one["algorithm"]: one["seconds"] for one in rows}
+    assert seconds["auto"] == min(seconds.values()) < seconds["optimal"]
+    plan = json.loads(blink("plan", *job, "--json").out)
+    best, second = plan["choice"]["timed"][:2]
+    assert best == {"algorithm": plan["algorithm"], "seconds": seconds["auto"], "protocol": "simple"}
+    assert f"auto: {plan['algorithm']} (" in blink("plan", *job).out.replace("\n", " ")
+    assert f"next {second['algorithm']} (" in blink("plan", *job).out.replace("\n", " ")
+
+
+def test_a_size_is_for_auto_alone(blink) -> None:
+    ended = blink("plan", "allreduce", "--topo", "dgx-1p", "--algo", "ring", "--size", "64M")
+    assert ended.code == 2
+    assert "--size is for --algo auto" in ended.err

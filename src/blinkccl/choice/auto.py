@@ -1,0 +1,173 @@
+"""``auto``: for a job and a size, the fastest of all algorithms as our code runs them.
+
+Every algorithm that serves the job is planned once. For a size they are simulated by rising floor, until what is left
+cannot win: a plan takes at least as long as its fullest link takes for its bytes, at the highest rate that any protocol
+leaves of that link. So large sizes cost few simulations, small ones one of each plan.
+
+Equal times go to the plan with fewer shares, then to the shallower one, then to the one that is named first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, TimedPlan
+from blinkccl.choice.candidates import Code, candidates
+from blinkccl.choice.costs import calibration_of
+from blinkccl.choice.timed import KernelPlan
+from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
+from blinkccl.forest.model import Forest, link_use
+from blinkccl.schedule.chunking import ALIGNMENT_BYTES
+from blinkccl.simulate.calibration import Calibration, link_cost
+
+NAME = "auto"
+#: Times that differ by less, relatively, are equal: a simulation adds floats.
+_EQUAL = 1e-9
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate and what it takes."""
+
+    plan: Prepared
+    estimate: Estimate
+
+    @property
+    def forest(self) -> Forest:
+        assert self.plan.forest is not None, "every algorithm of ours has a plan"
+        return self.plan.forest
+
+    @property
+    def size_of_plan(self) -> tuple[int, int]:
+        """What decides between equal times."""
+        return len(self.forest.shares), self.forest.depth
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All that were simulated, best first, and the least time of each that was not since it is no less."""
+
+    timed: tuple[Timed, ...]
+    floors_s: dict[str, float]
+
+    @property
+    def best(self) -> Timed:
+        return self.timed[0]
+
+    @property
+    def runner_up(self) -> Timed | None:
+        return self.timed[1] if len(self.timed) > 1 else None
+
+    @property
+    def lead(self) -> float:
+        """What part longer the runner-up takes; 0 where nothing moves or there is none."""
+        second, first_s = self.runner_up, self.best.estimate.seconds
+        return second.estimate.seconds / first_s - 1 if second is not None and first_s else 0.0
+
+
+@dataclass(frozen=True)
+class Auto:
+    """A candidate that is another one for each size; ``absent`` says who could not be planned, and why."""
+
+    plans: tuple[Prepared, ...]
+    absent: dict[str, str] = field(default_factory=dict)
+    name: str = NAME
+
+    @property
+    def forest(self) -> Forest:
+        """The plan of the highest rate, which large sizes tend to."""
+        forests = [one.forest for one in self.plans if one.forest is not None]
+        return max(forests, key=lambda forest: forest.algbw_gb_per_s)
+
+    @cached_property
+    def _floors(self) -> dict[str, Callable[[int], float]]:
+        return {one.name: floor_of(one) for one in self.plans}
+
+    def choose(self, size_bytes: int, places: int = 1) -> Choice:
+        """The ``places`` fastest for S bytes, exactly; more were simulated only where they might have been."""
+        floors_s = {one.name: self._floors[one.name](size_bytes) for one in self.plans}
+        timed: list[Timed] = []
+        first: BlinkError | None = None
+        for one in sorted(self.plans, key=lambda one: floors_s[one.name]):
+            seconds = sorted(each.estimate.seconds for each in timed)
+            if len(seconds) >= places and floors_s[one.name] > seconds[places - 1]:
+                break
+            try:
+                timed.append(Timed(one, one.at(size_bytes)))
+            except (TopologyError, UnsupportedError) as error:
+                first = first or error
+            del floors_s[one.name]
+        if not timed:
+            assert first is not None
+            raise first
+        return Choice(tuple(self._ranked(timed)), floors_s)
+
+    def _ranked(self, timed: Sequence[Timed]) -> list[Timed]:
+        named = [one.name for one in self.plans]
+        left = sorted(timed, key=lambda each: (each.estimate.seconds, *each.size_of_plan, named.index(each.plan.name)))
+        ranked: list[Timed] = []
+        while left:
+            limit_s = left[0].estimate.seconds * (1 + _EQUAL)
+            equal = [each for each in left if each.estimate.seconds <= limit_s]
+            ranked += sorted(equal, key=lambda each: (*each.size_of_plan, named.index(each.plan.name)))
+            left = left[len(equal) :]
+        return ranked
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What the fastest takes."""
+        best = self.choose(size_bytes).best
+        return replace(best.estimate, name=self.name, detail=f"{best.plan.name}: {best.estimate.detail}")
+
+
+def prepare(request: Request, conditions: Conditions, code: Code) -> Auto:
+    """Plans all algorithms that serve the job; UnsupportedError where none does."""
+    known = candidates(code)
+    plans: list[Prepared] = []
+    absent: dict[str, str] = {}
+    first: UnsupportedError | None = None
+    for name in ALGORITHMS:
+        try:
+            plans.append(known[name].prepare(request, conditions))
+        except UnsupportedError as error:
+            first = first or error
+            absent[name] = str(error)
+    if not plans:
+        assert first is not None
+        raise first
+    return Auto(tuple(plans), absent)
+
+
+def as_candidate(code: Code) -> Baseline:
+    """The registry row."""
+    return Baseline(
+        "for each size the fastest algorithm",
+        "simulation of all algorithms",
+        lambda request, conditions: prepare(request, conditions, code),
+    )
+
+
+def floor_of(plan: Prepared) -> Callable[[int], float]:
+    """The seconds that a plan's fullest link takes at least for S bytes; 0 where only a simulation tells."""
+    if isinstance(plan, KernelPlan):
+        # Of all protocols Simple leaves most of a link, whatever its hops take.
+        calibration = calibration_of("simple", fast=True, arch=plan.gpu.arch)
+    elif type(plan) is TimedPlan and plan.conditions.calibration.serves(plan.forest.topology):
+        calibration = plan.conditions.calibration
+    else:
+        return lambda size_bytes: 0.0
+    per_byte_s = _busiest_link_s(plan.forest, calibration)
+    # A slice begins on a whole group of bytes, so that each may be shorter by one.
+    slack = sum(len(list(share.trees())) for share in plan.forest.shares) * ALIGNMENT_BYTES
+    return lambda size_bytes: max(0, size_bytes - slack) * per_byte_s
+
+
+def _busiest_link_s(forest: Forest, calibration: Calibration) -> float:
+    """Of each byte of S."""
+    links = forest.topology.link
+    return max(
+        (float(use) / link_cost(calibration, links[arc]).rate for arc, use in link_use(forest.shares).items()),
+        default=0.0,
+    )
