@@ -40,7 +40,7 @@ def jobs() -> Iterator[tuple[str, str | None, str]]:
     for name, collective in product(("dgx-1v", "dgx-1p"), COLLECTIVES):
         for ranks in connected_allocations(name):
             yield name, ",".join(map(str, ranks)), collective
-    others = ("mist", "cedar", "dgx-2", "dgx-a100", "hgx-h100", "pcie-4gpu", "pcie-8gpu")
+    others = ("mist", "cedar", "dgx-2", "dgx-a100", "hgx-h100", "pcie-4gpu-nvlink-pairs", "pcie-8gpu")
     yield from ((name, None, collective) for name, collective in product(others, COLLECTIVES))
 
 

@@ -1,0 +1,132 @@
+"""``auto`` with a size against every algorithm, and what the default without one loses.
+
+All 60 connected allocations of a DGX-1V and a DGX-1P, their pairs joined by NVLink, and whole machines × AllReduce,
+broadcast and AllGather × eight sizes, as our code runs them in simulation.
+
+Prints a row per machine and collective: by how much ``auto`` with a size and ``optimal`` (``auto`` without one) are
+slower than the best of all algorithms at worst, where that is, how often ``optimal`` is not the best, who is, and how
+many simulations the choice needed. Exit 1 if ``auto`` is slower than the best by more than 2 % anywhere.
+
+    python benchmarks/auto_choice.py [--only dgx-1p,mist] [-o auto_choice.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+from blinkccl.algorithms.registry import Request
+from blinkccl.baselines.candidate import Conditions
+from blinkccl.choice.auto import prepare
+from blinkccl.choice.candidates import code_of
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.report.text import bytes_text, columns
+from blinkccl.simulate.calibration import calibration_for
+from blinkccl.topology.catalog import connected_allocations
+from blinkccl.topology.spec import parse_spec
+
+SIZES = tuple(1 << k for k in range(10, 32, 3))
+ALLOCATED = ("dgx-1v", "dgx-1p")
+WHOLE = (
+    "mist",
+    "cedar",
+    "dgx-2",
+    "dgx-a100",
+    "hgx-h100",
+    "pcie-4gpu-nvlink-pairs",
+    "pcie-8gpu",
+    "pcie-8gpu-nvlink-pairs",
+)
+NAMES = ("allreduce", "broadcast", "allgather")
+OLD = "optimal"
+MOST_LOST = 0.02
+
+
+@dataclass
+class Loss:
+    """What was lost against the best: at worst, where, and how often more than :data:`MOST_LOST`."""
+
+    worst: float = 0.0
+    where: str = ""
+    often: int = 0
+
+    def add(self, lost: float, where: str) -> None:
+        self.often += lost > MOST_LOST
+        if lost > self.worst:
+            self.worst, self.where = lost, where
+
+
+@dataclass
+class Row:
+    """One machine and collective."""
+
+    machine: str
+    collective: str
+    cases: int = 0
+    plans: int = 0
+    simulated: int = 0
+    auto: Loss = field(default_factory=Loss)
+    old: Loss = field(default_factory=Loss)
+    best: Counter[str] = field(default_factory=Counter)
+
+    def cells(self) -> list[str]:
+        wins = ", ".join(f"{name} {count}" for name, count in self.best.most_common(3))
+        lost = [f"{100 * self.auto.worst:.2f}", f"{100 * self.old.worst:.1f}", self.old.where, str(self.old.often)]
+        part = f"{100 * self.simulated / self.plans:.0f}"
+        return [self.machine, self.collective, str(self.cases), *lost, wins, part]
+
+
+def jobs(machine: str) -> Iterator[tuple[int, ...]]:
+    """The allocations of a machine."""
+    if machine in ALLOCATED:
+        yield from connected_allocations(machine, smallest=2)
+    else:
+        yield parse_spec(machine).ranks
+
+
+def judged(machine: str, name: str) -> Row:
+    """All allocations and sizes."""
+    row = Row(machine, name)
+    topology = parse_spec(machine)
+    for ranks in jobs(machine):
+        root = {"root": 0} if "root" in COLLECTIVES[name].parameters else {}
+        request = Request(topology, Collective(name, len(ranks), **root), ranks)
+        found = prepare(request, Conditions(calibration_for(topology)), code_of(request))
+        for size in SIZES:
+            chosen = found.choose(size)
+            seconds = {one.name: one.at(size).seconds for one in found.plans}
+            best_s = min(seconds.values())
+            where = f"{','.join(map(str, ranks))} at {bytes_text(size)}"
+            row.cases += 1
+            row.plans += len(found.plans)
+            row.simulated += len(chosen.timed)
+            row.best[chosen.best.plan.name] += 1
+            row.auto.add(chosen.best.estimate.seconds / best_s - 1, where)
+            row.old.add(seconds[OLD] / best_s - 1, where)
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="MACHINES", default=",".join((*ALLOCATED, *WHOLE)))
+    parser.add_argument("-o", "--output", metavar="FILE")
+    given = parser.parse_args()
+    rows = []
+    for machine in given.only.split(","):
+        for name in NAMES:
+            rows.append(judged(machine, name))
+            print(f"{machine} {name}: {rows[-1].cases} cases", file=sys.stderr)
+    header = ("machine", "collective", "cases", "auto %", "optimal %", "where", "> 2 %", "best", "simulated %")
+    print("\n".join(columns(header, [row.cells() for row in rows], left=(0, 1, 5, 7))))
+    if given.output:
+        with open(given.output, "w", encoding="utf-8") as file:
+            json.dump([asdict(row) for row in rows], file, indent=1)
+    return int(any(row.auto.worst > MOST_LOST for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
