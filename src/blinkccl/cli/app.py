@@ -8,7 +8,23 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from blinkccl.cli import bench, calibrate, check, console, doctor, dump, export, lab, paper, pick, plan, run, sim, topo
+from blinkccl.cli import (
+    bench,
+    calibrate,
+    check,
+    console,
+    doctor,
+    dump,
+    explain,
+    export,
+    lab,
+    paper,
+    pick,
+    plan,
+    run,
+    sim,
+    topo,
+)
 
 HELP = """
 Examples:
@@ -20,6 +36,7 @@ Examples:
   blink check plan.json                                is a plan what it says it is?
   blink export plan.json --to cuda                     the code that GPUs would run
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
+  blink explain allreduce --topo dgx-1v --size 64M     what runs it, and why
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on links that are shaped like the machine's
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
@@ -94,6 +111,7 @@ for _name, _verb, _help, _short in (
     ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
     ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
     ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
+    ("explain", explain.explain, explain.HELP, "What will run a call, and why?"),
     ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
     ("lab", lab.lab, lab.HELP, "Run plans on shaped links, between network namespaces of this machine."),
     ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),

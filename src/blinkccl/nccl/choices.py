@@ -157,21 +157,25 @@ def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredict
 
     Cost: one to three simulations of 1 to 4 ms per class and candidate: 1.5 s for 8 GPUs.
     """
-    rows: list[ChoiceRow] = []
-    for collective in collectives(size):
-        key = key_of(collective)
-        faults = {one: terms.fault(one) for one in planned.found.get(key, [])}
-        timed = [_Timed(one, terms) for one, fault in faults.items() if fault is None]
-        if not timed:
-            why = "; ".join(dict.fromkeys(fault for fault in faults.values() if fault))
-            why = f"{terms.forced}; {why}" if why else planned.why_not(key)
-            rows.append(ChoiceRow(*key, 0, MOST_SIZE, None, "-", 0, False, why))
-            continue
-        verdicts = [
-            _verdict(collective, timed, 1 << k, nccl, bool(terms.forced)) for k in range(FIRST_CLASS, LAST_CLASS + 1)
-        ]
-        rows += _merged(key, verdicts, nccl, terms.forced)
+    rows = [row for collective in collectives(size) for row in rows_of(collective, planned, terms, nccl)]
     return ChoiceTable(tuple(rows))
+
+
+def rows_of(
+    collective: Collective, planned: CandidatePrograms, terms: Terms, nccl: NcclPredictor | None
+) -> list[ChoiceRow]:
+    """The rows of one collective and root."""
+    key = key_of(collective)
+    faults = {one: terms.fault(one) for one in planned.found.get(key, [])}
+    timed = [_Timed(one, terms) for one, fault in faults.items() if fault is None]
+    if not timed:
+        why = "; ".join(dict.fromkeys(fault for fault in faults.values() if fault))
+        why = f"{terms.forced}; {why}" if why else planned.why_not(key)
+        return [ChoiceRow(*key, 0, MOST_SIZE, None, "-", 0, False, why)]
+    verdicts = [
+        _verdict(collective, timed, 1 << k, nccl, bool(terms.forced)) for k in range(FIRST_CLASS, LAST_CLASS + 1)
+    ]
+    return list(_merged(key, verdicts, nccl, terms.forced))
 
 
 def _verdict(

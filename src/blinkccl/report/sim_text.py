@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,12 @@ def path_text(row: Pair) -> str:
 
 def absent_text(field: JobCandidates) -> str:
     """Who is not in the table, and why."""
-    if not field.absent:
-        return ""
-    return "\nnot here:\n" + "".join(f"  {name}: {why}\n" for name, why in field.absent.items())
+    return f"\n{not_here_text(field.absent)}" if field.absent else ""
+
+
+def not_here_text(absent: Mapping[str, str]) -> str:
+    """Who could not be asked, and why."""
+    return "not here:\n" + "".join(f"  {name}: {why}\n" for name, why in absent.items())
 
 
 def sim_document(
@@ -158,14 +161,19 @@ def sim_document(
     if steps:
         document["steps"] = list(steps)
     if best is not None and summary is not None:
-        document["decided_by"] = {
-            "algorithm": best.name,
-            "size_bytes": best.size_bytes,
-            "seconds": dict(summary.parts),
-            "hops": [asdict(hop) for hop in summary.hops[:_LISTED]],
-            "links": [asdict(use) for use in summary.links[:_LISTED]],
-        }
+        document["decided_by"] = decided_document(best, summary)
     return document
+
+
+def decided_document(best: Estimate, summary: Summary) -> dict[str, Any]:
+    """What :func:`summary_text` says, for programs."""
+    return {
+        "algorithm": best.name,
+        "size_bytes": best.size_bytes,
+        "seconds": dict(summary.parts),
+        "hops": [asdict(hop) for hop in summary.hops[:_LISTED]],
+        "links": [asdict(use) for use in summary.links[:_LISTED]],
+    }
 
 
 def _row_document(estimate: Estimate, bound: float) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""What a call of S bytes will run here, and why: libblink.so's table, the fastest of all, NCCL, and the bound.
+
+libblink.so chooses among the few programs that it plans when a communicator is made; of those its table has rows, the
+same that are asked for here. ``auto`` with a size looks at every algorithm, so it may know of a faster one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blinkccl.algorithms.registry import Request
+from blinkccl.baselines.candidate import Conditions
+from blinkccl.choice.auto import Auto, Choice, prepare
+from blinkccl.choice.candidates import Code, code_of
+from blinkccl.choice.programs import gpu_of, kernels_fault, largest
+from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.nccl.choices import ChoiceRow, Terms, rows_of
+from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
+from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.simulate.timeline import Summary, summarise
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that was found; in the place of what there is not, a sentence without full stop says why.
+
+    ``library`` is the row of libblink.so's table that serves the size, ``choice`` the fastest of all algorithms and the
+    runner-up, ``summary`` what the fastest spends its time on, None where nothing moves.
+    """
+
+    request: Request
+    size_bytes: int
+    conditions: Conditions
+    code: Code
+    auto: Auto
+    choice: Choice
+    library: ChoiceRow | str
+    nccl: NcclPrediction | str
+    summary: Summary | None
+
+
+def explain(request: Request, size_bytes: int, conditions: Conditions) -> Explanation:
+    """Plans and times the job; UnsupportedError where no algorithm serves it.
+
+    Cost: two to four seconds on 8 GPUs of a DGX-1V, of which libblink.so's programs for all collectives are most: how
+    many blocks the widest of them leaves to each decides what all take.
+    """
+    code = code_of(request)
+    auto = prepare(request, conditions, code)
+    choice = auto.choose(size_bytes, places=2)
+    run = choice.best.estimate.simulation
+    summary = summarise(run.traced()) if run is not None and run.seconds else None
+    nccl = _predictor(request)
+    library = _library(request, size_bytes, nccl)
+    return Explanation(
+        request, size_bytes, conditions, code, auto, choice, library, _prediction(nccl, request, size_bytes), summary
+    )
+
+
+def _predictor(request: Request) -> NcclPredictor | str:
+    """What NCCL is asked of, or why nothing is known of it."""
+    fault = kernels_fault(request)
+    if fault is not None:
+        return fault
+    return NcclPredictor(JobPlacement(request.topology, request.ranks), gpu_of(request.topology).capability)
+
+
+def _prediction(nccl: NcclPredictor | str, request: Request, size_bytes: int) -> NcclPrediction | str:
+    if isinstance(nccl, str):
+        return nccl
+    try:
+        return nccl.at(request.collective, size_bytes)
+    except UnsupportedError as error:
+        return str(error)
+
+
+def _library(request: Request, size_bytes: int, nccl: NcclPredictor | str) -> ChoiceRow | str:
+    if isinstance(nccl, str):
+        return nccl
+    try:
+        planned = _planned(request)
+    except BlinkError as error:
+        return str(error)
+    gpu = gpu_of(request.topology)
+    parts = max(1, gpu.blocks // max((one.channels for one in planned.every), default=1))
+    rows = rows_of(request.collective, planned, Terms(gpu.capability, largest(parts)), nccl)
+    return next(row for row in rows if row.least <= size_bytes <= row.most)
+
+
+def _planned(request: Request) -> CandidatePrograms:
+    place = JobPlacement(request.topology, request.ranks)
+    return candidates(place, DEFAULT, gpu_of(request.topology).blocks, {})

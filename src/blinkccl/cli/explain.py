@@ -1,0 +1,52 @@
+"""``blink explain``: what will run, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from blinkccl.cli import arguments, console
+
+HELP = """
+Examples:
+
+\b
+  blink explain allreduce --size 64M --topo dgx-1v --gpus 1,4,5,6
+  blink explain broadcast --size 1M --topo dgx-1p --root 3
+  blink explain allgather --size 256M --topo node7.xml --json
+
+Say what a call of that size will run, and why: what libblink.so does with it, which algorithm is the
+fastest and by how much, what NCCL would do, what the bound is, and what the time goes into.
+"""
+
+
+def explain(
+    name: arguments.CollectiveName,
+    size: Annotated[str, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it.")],
+    spec: arguments.Spec = None,
+    gpus: arguments.Gpus = None,
+    root: arguments.Root = None,
+    src: arguments.Source = None,
+    dst: arguments.Destination = None,
+    links: arguments.Links = "fast",
+    relays: arguments.Relays = False,
+    json: arguments.Json = False,
+) -> None:
+    """Explain one call."""
+    from blinkccl.advice import explain as advice
+    from blinkccl.advice.explain_text import explain_document, explain_text
+    from blinkccl.baselines.candidate import Conditions
+    from blinkccl.simulate.calibration import calibration_for
+    from blinkccl.simulate.run import parse_size
+
+    size_bytes = parse_size("--size", size)
+    request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
+    with console.Progress("planning") as progress:
+        progress(0, 1)
+        found = advice.explain(request, size_bytes, Conditions(calibration_for(request.topology)))
+        progress(1, 1)
+    if json:
+        console.emit_json(explain_document(found))
+    else:
+        console.emit_sentences(explain_text(found))
