@@ -13,18 +13,19 @@ many simulations the choice needed. Exit 1 if ``auto`` is slower than the best b
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+
+import msgspec
 
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.auto import prepare
 from blinkccl.choice.candidates import code_of
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.report.text import bytes_text, columns
+from blinkccl.report.text import bytes_text, columns, ids
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
@@ -88,19 +89,24 @@ def jobs(machine: str) -> Iterator[tuple[int, ...]]:
         yield parse_spec(machine).ranks
 
 
+def links_of(machine: str) -> str:
+    """Which links are planned on: all where NVLink joins only pairs."""
+    return "all" if machine.endswith("nvlink-pairs") else "fast"
+
+
 def judged(machine: str, name: str) -> Row:
     """All allocations and sizes."""
     row = Row(machine, name)
     topology = parse_spec(machine)
     for ranks in jobs(machine):
         root = {"root": 0} if "root" in COLLECTIVES[name].parameters else {}
-        request = Request(topology, Collective(name, len(ranks), **root), ranks)
+        request = Request(topology, Collective(name, len(ranks), **root), ranks, links_of(machine))
         found = prepare(request, Conditions(calibration_for(topology)), code_of(request))
         for size in SIZES:
             chosen = found.choose(size)
             seconds = {one.name: one.at(size).seconds for one in found.plans}
             best_s = min(seconds.values())
-            where = f"{','.join(map(str, ranks))} at {bytes_text(size)}"
+            where = f"{ids(ranks)} at {bytes_text(size)}"
             row.cases += 1
             row.plans += len(found.plans)
             row.simulated += len(chosen.timed)
@@ -124,7 +130,7 @@ def main() -> int:
     print("\n".join(columns(header, [row.cells() for row in rows], left=(0, 1, 5, 7))))
     if given.output:
         with open(given.output, "w", encoding="utf-8") as file:
-            json.dump([asdict(row) for row in rows], file, indent=1)
+            file.write(msgspec.json.format(msgspec.json.encode(rows), indent=1).decode() + "\n")
     return int(any(row.auto.worst > MOST_LOST for row in rows))
 
 
