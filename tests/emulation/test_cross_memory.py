@@ -13,10 +13,10 @@ import pytest
 from job import Ran, Start, tell
 
 import blinkccl
+from blinkccl.choice.host_table import Crossing
 from blinkccl.errors import DeadlineError, LaunchError, PeerLostError
 from blinkccl.runtime import cross_memory
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.plans import Crossing
 
 COUNT = 40_001
 LARGE = 5_000_000  # float64: results that bypass the caches

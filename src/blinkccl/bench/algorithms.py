@@ -1,7 +1,7 @@
 """Algorithms of the registry as candidates: one group of rank processes runs the Program that it was told last.
 
 All of them run in the same processes on the same buffers, in native code, so what differs is the Program. How long its
-messages are is chosen for each at every size, among what :mod:`blinkccl.runtime.plans` chooses from, in a short trial.
+messages are is chosen for each at every size, in a short trial among what :mod:`blinkccl.choice.host_table` has.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from blinkccl.algorithms.registry import ALGORITHMS, Request, algorithm
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.interleave import Participant, Runs
 from blinkccl.bench.protocol import Command, Flag, Kind
+from blinkccl.choice.host_table import KIB, MIB
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import INLINE, HostPlan
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.runtime.plans import KIB, MIB
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json, to_text

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from blinkccl.choice.host_table import Crossing
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import LaunchError
-from blinkccl.runtime.plans import Crossing
 
 _VARIABLE = "BLINK_CROSS_MEMORY"
 

@@ -1,9 +1,9 @@
 """``python -m blinkccl.runtime.host_bundle RANKS``: all plans of a host in one file, for programs without Python.
 
-The file has, for every collective and root, the plans that :func:`blinkccl.runtime.plans.choose` can name among so many
-ranks, and the rows of that choice: native code (``native/src/host_bundle.cpp``) binds and runs what Python would. It
-lies in the directory of the plan cache, under a name of all that it depends on; it is written at once, and made anew
-where it is damaged. Of processes that come at the same time one plans, and the others wait for it.
+The file has, for every collective and root, the plans that the host's table can name among so many ranks
+(:mod:`blinkccl.choice.host_table`), and the table's rows: native code (``native/src/host_bundle.cpp``) binds and runs
+what Python would. It lies in the directory of the plan cache, under a name of all that it depends on; it is written at
+once, and made anew where it is damaged. Of processes that come at the same time one plans, and the others wait for it.
 
 On standard output comes one line: the path, or ``refused`` and why.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from blinkccl.choice.host_table import HostChoice
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import native_library as native
 from blinkccl.engines.host import shape_of
@@ -31,7 +32,8 @@ from blinkccl.errors import BlinkError, LaunchError, UsageError
 from blinkccl.native.headers import abi, header
 from blinkccl.private_files import cache_directory, private_directory, throw_out, write_at_once
 from blinkccl.runtime.peer_info import package_version
-from blinkccl.runtime.plans import HostChoice, choices, laid_out, planned_anew
+from blinkccl.runtime.plans import laid_out, planned_anew
+from blinkccl.runtime.tuned import table_for
 from blinkccl.topology.spec import parse_spec
 
 #: Planning takes 15 s for so many, and the file 20 MB.
@@ -115,7 +117,8 @@ def is_usable(path: Path, ranks: int) -> bool:
 def contents(ranks: int, told: Callable[[int, int], None] = lambda done, of: None) -> bytes:
     """A bundle's bytes; ``told`` hears how many of its plans are made, and of how many."""
     codes = header("types.h").numbers("blink_collective")
-    rows = {name: choices(name, ranks) for name in _NAMES}
+    table = table_for(ranks)
+    rows = {name: table.rows[name] for name in _NAMES}
     algorithms = sorted({row.algorithm for table in rows.values() for row in table})
     numbers = {name: number for number, name in enumerate(algorithms)}
     wanted = [(coll, name) for coll in _collectives(ranks) for name in algorithms if _variants(rows[coll.name], name)]
@@ -182,7 +185,8 @@ def _assembled(ranks: int, made: list[_Choice], placed: list[tuple[dict[str, int
 
 def _digest(ranks: int) -> str:
     """Of all that a bundle's content depends on but planners' own code, which a version stands for."""
-    tables = [choices(name, ranks) for name in _NAMES]
+    table = table_for(ranks)
+    tables = [table.rows[name] for name in _NAMES]
     return sha256(repr((package_version(), abi(), Area(), tables)).encode()).hexdigest()[:16]
 
 

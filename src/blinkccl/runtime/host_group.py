@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import logging
 import mmap
 import os
 import secrets
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.choice.host_table import Crossing, HostChoice, HostTable, built_in
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, fold, operation
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host import (
     STREAM_BYTES,
     Endpoint,
@@ -29,18 +32,19 @@ from blinkccl.engines.host import (
 )
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import Shape
-from blinkccl.errors import CommunicationError, PeerLostError, UnsupportedError, UsageError
-from blinkccl.runtime import cross_memory, python_line
+from blinkccl.errors import CommunicationError, PeerLostError, ScheduleError, UnsupportedError, UsageError
+from blinkccl.runtime import cross_memory, python_line, tuned
 from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
-from blinkccl.runtime.plans import Crossing, choose, host_plan
+from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import default_timeout_s
 
 _TOKEN_BYTES = 16
+_log = logging.getLogger(__name__)
 #: A heap per rank and the segment are as many descriptors as go into one message.
 MAX_RANKS = 250
 
@@ -82,13 +86,13 @@ class HostGroup(Group):
     ) -> None:
         super().__init__(store, rank, size, prefix, default_timeout_s() if deadline_s is None else deadline_s)
         self._area = Area()
-        self._crossing = Crossing.NEVER
+        self._crossing, self._table = Crossing.NEVER, built_in(size)
         self.shared_arrays: set[object] = set()  # what peers may write to stays in memory
         deadline = time.monotonic() + self.timeout_s
         with bootstrap or meet(store, prefix, rank, size, deadline, look) as met:
-            self._make(met, deadline, cross_memory.wish())
+            self._make(met, deadline, cross_memory.wish(), tuned.table_for(size))
 
-    def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing) -> None:
+    def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing, table: HostTable) -> None:
         self.peers = bootstrap.peers
         python_line.offer()
         self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
@@ -98,7 +102,7 @@ class HostGroup(Group):
         try:
             self.barrier()
             if self.size > 1:
-                self._crossing = cross_memory.agreed(self, wanted)
+                self._crossing, self._table = cross_memory.agreed(self, wanted), tuned.agreed(self, table)
                 self._endpoint.count_from_here()
         except BaseException as error:
             cause = bootstrap.fail(error)  # before the others see that this rank has left
@@ -133,7 +137,7 @@ class HostGroup(Group):
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
         if self.size == 1:
             return _SingleRankOp(call)
-        return chosen_op(self._endpoint, call, self.size, self._crossing, self._area)
+        return chosen_op(self._endpoint, call, self._table, self._crossing, self._area)
 
     def share_core(self, long_waits: bool = False) -> None:
         """See :meth:`Group.share_core`; with ``long_waits``, such as for a network, it also sleeps soon."""
@@ -153,6 +157,14 @@ class HostGroup(Group):
             raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
         call = CollectiveCall.of(plan.program.collective, dtype, count, op)
         return NativeOp(self._endpoint, plan, call, chunk_bytes, cross_memory)
+
+    def prepare_choice(self, rows: Sequence[HostChoice], count: int, dtype: str, op: str, like: Collective) -> NativeOp:
+        """What these rows of a table would run, the first with the others as its variants; as :meth:`prepare`."""
+        self._check_open()
+        allowed = [row for row in rows if self._crossing is not Crossing.NEVER or not row.cross_memory]
+        if not allowed:
+            raise UnsupportedError("the system does not let these ranks copy between their memories")
+        return _bound(self._endpoint, CollectiveCall.of(like, dtype, count, op), allowed, like, self._area)
 
     # ---- point to point
 
@@ -231,12 +243,25 @@ class HostGroup(Group):
         self.shared_arrays.clear()
 
 
-def chosen_op(endpoint: Endpoint, call: CollectiveCall, size: int, crossing: Crossing, area: Area) -> NativeOp:
-    """What serves ``call`` among the ``size`` ranks of a segment, with its variants."""
-    collective = call.among(size)
+def chosen_op(endpoint: Endpoint, call: CollectiveCall, table: HostTable, crossing: Crossing, area: Area) -> NativeOp:
+    """What serves ``call`` among the ranks of a segment, with its variants."""
+    collective = call.among(table.world_size)
     nbytes = call.elements * element_type(call.dtype).itemsize * collective.total_blocks()
     # Scaled contributions are not what lies in a buffer.
-    rows = choose(call.collective, nbytes, size, Crossing.NEVER if operation(call.op).scales else crossing)
+    allowed = Crossing.NEVER if operation(call.op).scales else crossing
+    try:
+        return _bound(endpoint, call, table.choose(call.collective, nbytes, allowed), collective, area)
+    except (UnsupportedError, ScheduleError) as error:
+        if not table.source:
+            raise
+        # Every rank has the same rows, so every rank comes here.
+        _log.warning("%s: %s; what is built in serves this call: run blink tune --again", table.source, error)
+    return _bound(endpoint, call, built_in(table.world_size).choose(call.collective, nbytes, allowed), collective, area)
+
+
+def _bound(
+    endpoint: Endpoint, call: CollectiveCall, rows: Sequence[HostChoice], collective: Collective, area: Area
+) -> NativeOp:
     plans = [host_plan(collective, row.algorithm, row.inline, area) for row in rows]
     first, *variants = [
         NativeOp(endpoint, plan, call, row.chunk_bytes, row.cross_memory) for plan, row in zip(plans, rows, strict=True)

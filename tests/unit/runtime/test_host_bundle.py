@@ -18,6 +18,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from blinkccl.choice.host_table import Crossing, HostTable, built_in
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
@@ -31,7 +32,6 @@ from blinkccl.errors import LaunchError, UsageError
 from blinkccl.native.headers import header
 from blinkccl.runtime import host_bundle
 from blinkccl.runtime.host_group import chosen_op
-from blinkccl.runtime.plans import Crossing, choices
 from support.planned import with_ends
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
@@ -86,7 +86,7 @@ def run_by_python(
     end: Endpoint, call: CollectiveCall, world: int, crosses: bool, send: int | None, receive: int | None
 ) -> None:
     """What a group of Python does."""
-    op = chosen_op(end, call, world, Crossing.MEASURED if crosses else Crossing.NEVER, Area())
+    op = chosen_op(end, call, built_in(world), Crossing.MEASURED if crosses else Crossing.NEVER, Area())
     op.run(send, receive, 20_000_000)
     op.close()
 
@@ -94,7 +94,7 @@ def run_by_python(
 def sizes(name: str, world: int) -> list[int]:
     """Elements of float32 per block on both sides of every limit of the table, and a few in chunks."""
     blocks = with_ends(name, world).total_blocks()
-    limits = [row.below // (4 * blocks) for row in choices(name, world) if row.below <= 4 << 20]
+    limits = [row.below // (4 * blocks) for row in built_in(world).rows[name] if row.below <= 4 << 20]
     return [0, 1, *(limit + beside for limit in limits for beside in (-1, 0, 1)), 200_000 // blocks]
 
 
@@ -319,8 +319,8 @@ def test_nobody_waits_for_ever(
 
 def test_another_table_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = host_bundle.ensure(2, tmp_path / "cache")
-    rows = {name: choices(name, 2) for name in COLLECTIVES}
-    monkeypatch.setattr(host_bundle, "choices", lambda name, ranks: rows[name][-1:])
+    fewer = HostTable(2, {name: rows[-1:] for name, rows in built_in(2).rows.items()})
+    monkeypatch.setattr(host_bundle, "table_for", lambda ranks: fewer)
     assert host_bundle.ensure(2, tmp_path / "cache") != before
 
 

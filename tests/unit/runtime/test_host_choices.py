@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from blinkccl.choice.host_table import Crossing, HostChoice, built_in
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.host_plan import Area
 from blinkccl.engines.registry import ENGINES
-from blinkccl.runtime.plans import Crossing, choose, host_plan
+from blinkccl.runtime.plans import host_plan
 from support.host_rows import all_ranks
 from support.planned import asked
+
+
+def choose(name: str, nbytes: int, ranks: int, crossing: Crossing = Crossing.NEVER) -> tuple[HostChoice, ...]:
+    return built_in(ranks).choose(name, nbytes, crossing)
+
 
 #: S in bytes: powers of two, and one element beside each.
 SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]
