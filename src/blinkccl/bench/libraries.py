@@ -12,16 +12,21 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.bench.perform import Bytes, private_memory, typed
 from blinkccl.bench.protocol import Command, Flag
+from blinkccl.choice.host_table import HostChoice
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
+from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator, init
 from blinkccl.runtime.heap import empty
+from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.schedule.text import from_json
 
@@ -35,13 +40,22 @@ class OwnLibrary:
         self.size: int = self.communicator.size
         self.title = f"blink-ccl {package_version()}"
         self._told: tuple[HostPlan, int] | None = None
+        self._rows: tuple[HostChoice, ...] = ()
+        #: Kept between blocks, as a group keeps its own: what variants it found the fastest it goes on with.
+        self._ops: dict[tuple[tuple[HostChoice, ...], CollectiveCall], NativeOp] = {}
 
     def use(self, program: str, chunk_bytes: int) -> None:
         """As :class:`blinkccl.bench.perform.Library` says."""
-        self._told = (_laid_out(program), chunk_bytes) if program else None
+        self._told, self._rows = (_laid_out(program), chunk_bytes) if program else None, ()
+
+    def use_rows(self, rows: str) -> None:
+        """As :class:`blinkccl.bench.perform.Library` says."""
+        self._told, self._rows = None, msgspec.json.decode(rows, type=tuple[HostChoice, ...])
 
     def close(self) -> None:
         """Leave the job."""
+        for op in self._ops.values():
+            op.close()
         self.communicator.close()
 
     def allocate(self, size: int, shared: bool) -> Bytes:
@@ -62,6 +76,8 @@ class OwnLibrary:
             recv = private_memory(max(1, command.count * command.itemsize))[: command.count * command.itemsize]
         if self._told is not None:
             return self._time_told(*self._told, command, send, recv, warmup + iterations)[warmup:]
+        if self._rows:
+            return self._time_rows(command, send, recv, warmup + iterations)[warmup:]
         lone = command.collective == "sendrecv"
         seconds = self.communicator.time(
             command.collective,
@@ -74,6 +90,23 @@ class OwnLibrary:
             with_barrier=bool(command.flags & Flag.WITH_BARRIER),
         )
         return seconds[warmup:]
+
+    def _time_rows(
+        self, command: Command, send: Bytes | None, recv: Bytes | None, iterations: int
+    ) -> NDArray[np.float64]:
+        group = self.communicator.group
+        if not isinstance(group, HostGroup):
+            raise UnsupportedError("a table of a host is for ranks of one host")
+        call = CollectiveCall(
+            command.collective, command.dtype, command.count, command.op, command.root if command.root > 0 else 0
+        )
+        key = self._rows, call
+        if key not in self._ops:
+            self._ops[key] = group.prepare_choice(
+                self._rows, command.count, command.dtype, command.op, call.among(self.size)
+            )
+        source, target = (None if buffer is None else buffer.ctypes.data for buffer in (send, recv))
+        return group.time(self._ops[key], source, target, iterations, bool(command.flags & Flag.WITH_BARRIER))
 
     def _time_told(
         self,
@@ -129,6 +162,10 @@ class GlooLibrary:
     def use(self, program: str, chunk_bytes: int) -> None:
         """Refuses: Gloo has its own."""
         raise UnsupportedError("gloo runs no Program")
+
+    def use_rows(self, rows: str) -> None:
+        """Refuses: Gloo has its own."""
+        raise UnsupportedError("gloo reads no table")
 
     def allocate(self, size: int, shared: bool) -> Bytes:
         """Private memory."""

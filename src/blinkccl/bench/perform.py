@@ -39,6 +39,10 @@ class Library(Protocol):
         """Run this Program (JSON) from now on, with messages of so many bytes; "": what the library chooses."""
         ...
 
+    def use_rows(self, rows: str) -> None:
+        """Run what these rows of a host's table (JSON) say from now on."""
+        ...
+
 
 def private_memory(size: int) -> Bytes:
     """Zeroed memory on page boundaries, in huge pages where the system has them, as every peer gets."""
@@ -61,6 +65,9 @@ class Performer:
         try:
             if command.kind is Kind.PROGRAM:
                 self._library.use(pattern.decode(), command.count)
+                return Reply(ReplyStatus.OK)
+            if command.kind is Kind.CHOICE:
+                self._library.use_rows(pattern.decode())
                 return Reply(ReplyStatus.OK)
             return self._perform(command, pattern, expected)
         except UnsupportedError as error:

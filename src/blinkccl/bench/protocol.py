@@ -23,6 +23,8 @@ A reply is followed by n × f64 seconds, and length bytes of UTF-8 text that say
 PROGRAM tells a rank of ours which Program it runs from then on: its input's pattern is the Program as JSON (none: the
 library chooses), ``count`` the bytes of a message.
 
+CHOICE tells it which rows of a host's table it takes for all calls from then on, as JSON in the same place.
+
 QUIT has no reply. A rank that loses its socket ends; while it works on a command it is under an alarm of
 ``deadline_s`` seconds, so that it ends even if nobody is left to end it.
 """
@@ -61,6 +63,7 @@ class Kind(IntEnum):
     RUN = _HEADER.constants["PEER_RUN"]
     QUIT = _HEADER.constants["PEER_QUIT"]
     PROGRAM = _HEADER.constants["PEER_PROGRAM"]
+    CHOICE = _HEADER.constants["PEER_CHOICE"]
 
 
 class Flag(IntFlag):

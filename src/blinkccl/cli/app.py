@@ -24,6 +24,7 @@ from blinkccl.cli import (
     run,
     sim,
     topo,
+    tune,
 )
 
 HELP = """
@@ -113,6 +114,7 @@ for _name, _verb, _help, _short in (
     ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
     ("explain", explain.explain, explain.HELP, "What will run a call, and why?"),
     ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
+    ("tune", tune.tune, tune.HELP, "Which choices are the fastest between processes of this host?"),
     ("lab", lab.lab, lab.HELP, "Run plans on shaped links, between network namespaces of this machine."),
     ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),
     ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),

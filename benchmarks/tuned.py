@@ -1,0 +1,78 @@
+"""A table of ``blink tune`` against what is built in, and against the best fixed choice, on this host.
+
+At every size that was measured: the rows of the table, what is built in with its variants, and every candidate of the
+tuner by itself, in turns, in rounds; a ratio is that of two times of one round, and the median of the rounds counts.
+Exit 1 if the table is slower than what is built in by more than 3 % anywhere, or slower than the best fixed choice by
+more than 5 % at more than a tenth of the sizes.
+
+    blink tune -g 2 && python benchmarks/tuned.py [--ranks 2] [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from statistics import median
+
+from blinkccl.bench.candidate import RunningCandidate, ended_by_signals
+from blinkccl.bench.peers.registry import own
+from blinkccl.bench.tune import Candidate, TimedRows, candidates, collective_of, untuned
+from blinkccl.report.text import bytes_text, columns, seconds_text
+from blinkccl.runtime import tuned
+
+#: Seconds of one turn, and calls of it at least and at most.
+TURN_S, LEAST_CALLS, MOST_CALLS = 0.01, 3, 400
+SLOWER, BEHIND, OFTEN = 1.03, 1.05, 0.9
+
+
+def measured(runs: RunningCandidate, cell: tuned.Cell, ranks: int, rounds: int) -> tuple[float, float, str, float]:
+    """Of one cell: the table against what is built in, against the best fixed choice, who that is, and the time."""
+    collective = collective_of(cell.collective, ranks)
+    timed = TimedRows(runs, collective, cell.size_bytes)
+    base = untuned(collective, cell.size_bytes)
+    ours = Candidate("tuned", cell.rows) if cell.rows else base
+    fixed = timed.able(candidates(collective, cell.size_bytes))
+    calls = max(LEAST_CALLS, min(MOST_CALLS, int(TURN_S / max(timed.seconds(base, 3), 1e-7))))
+    turns = [base, *([ours] if ours is not base else []), *fixed]
+    seconds: dict[str, list[float]] = {one.name: [] for one in turns}
+    for number in range(rounds):
+        for place in range(len(turns)):
+            one = turns[(place + number) % len(turns)]
+            seconds[one.name].append(timed.seconds(one, calls))
+    best = min(fixed, key=lambda one: median(seconds[one.name]))
+
+    def ratio(other: Candidate) -> float:
+        return median(a / b for a, b in zip(seconds[ours.name], seconds[other.name], strict=True))
+
+    return ratio(base), ratio(best), best.name, median(seconds[ours.name])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    path = tuned.path_of(given.ranks)
+    if path is None or not path.exists():
+        sys.exit(f"there is no table for {given.ranks} ranks: run blink tune -g {given.ranks}")
+    file = tuned.read(path, given.ranks)
+    rows, against_base, against_best = [], [], []
+    with ended_by_signals(), RunningCandidate(own(given.ranks, 60)) as runs:
+        for cell in file.cells:
+            base, best, name, seconds = measured(runs, cell, given.ranks, given.rounds)
+            against_base.append(base)
+            against_best.append(best)
+            where = [cell.collective, bytes_text(cell.size_bytes), seconds_text(seconds)]
+            rows.append([*where, "yes" if cell.rows else "", f"{base:.2f}", f"{best:.2f}", name])
+    header = ("collective", "size", "time", "tuned", "/ built in", "/ best fixed", "best fixed")
+    print("\n".join(columns(header, rows, left=(0, 6))))
+    near = sum(ratio <= BEHIND for ratio in against_best) / len(against_best)
+    worst, gained = max(against_base), sum(bool(cell.rows) for cell in file.cells)
+    print(
+        f"\n{gained} of {len(rows)} tuned; worst {worst:.3f} of what is built in; within 5 % of the best at {near:.0%}"
+    )
+    return int(worst > SLOWER or near < OFTEN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
