@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from blinkccl.cli import arguments, console
+from blinkccl.errors import UsageError
+
+if TYPE_CHECKING:
+    from blinkccl.collectives.spec import Collective
 
 HELP = """
 Examples:
@@ -15,6 +19,7 @@ Examples:
   blink explain allreduce --size 64M --topo dgx-1v --gpus 1,4,5,6
   blink explain broadcast --size 1M --topo dgx-1p --root 3
   blink explain allgather --size 256M --topo node7.xml --json
+  blink explain allreduce --size 1M -g 4              between processes of this host
 
 Say what a call of that size will run, and why: what libblink.so does with it, which algorithm is the
 fastest and by how much, what NCCL would do, what the bound is, and what the time goes into.
@@ -31,6 +36,10 @@ def explain(
     dst: arguments.Destination = None,
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
+    processes: Annotated[
+        int | None,
+        Option("-g", "--ranks", metavar="N", min=2, max=250, help="N processes on this host's CPUs."),
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Explain one call."""
@@ -41,6 +50,11 @@ def explain(
     from blinkccl.simulate.run import parse_size
 
     size_bytes = parse_size("--size", size)
+    if processes is not None and spec is not None:
+        raise UsageError("-g is for processes of this host, --topo for GPUs: leave one out")
+    if processes is not None or (spec is None and _has_only_cpus()):
+        _on_cpus(arguments.collective(name, range(processes or 2), root, src, dst), size_bytes, json)
+        return
     request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
     with console.Progress("planning") as progress:
         progress(0, 1)
@@ -50,3 +64,18 @@ def explain(
         console.emit_json(explain_document(found))
     else:
         console.emit_sentences(explain_text(found))
+
+
+def _has_only_cpus() -> bool:
+    topology = arguments.this_machine()
+    return topology.vertex[topology.ranks[0]].kind != "gpu"
+
+
+def _on_cpus(collective: Collective, size_bytes: int, json: bool) -> None:
+    from blinkccl.advice.explain_host import explain
+
+    found = explain(collective, size_bytes)
+    if json:
+        console.emit_json(found.document())
+    else:
+        console.emit_sentences(found.text())
