@@ -68,9 +68,8 @@ def main() -> int:
     print("\n".join(columns(header, rows, left=(0, 6))))
     near = sum(ratio <= BEHIND for ratio in against_best) / len(against_best)
     worst, gained = max(against_base), sum(bool(cell.rows) for cell in file.cells)
-    print(
-        f"\n{gained} of {len(rows)} tuned; worst {worst:.3f} of what is built in; within 5 % of the best at {near:.0%}"
-    )
+    print(f"\n{gained} of {len(rows)} tuned; at worst {worst:.3f} times what is built in takes")
+    print(f"within 5 % of the best fixed choice at {near:.0%} of the sizes")
     return int(worst > SLOWER or near < OFTEN)
 
 

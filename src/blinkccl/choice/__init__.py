@@ -10,4 +10,6 @@ so whoever asks for rising sizes pays once where a protocol has lost.
 *All candidates* (:mod:`~blinkccl.choice.candidates`): every algorithm as our code runs it here, beside the baselines.
 
 *The choice* (:mod:`~blinkccl.choice.auto`): for a job and a size, the fastest of our algorithms and who comes next.
+
+*Between processes of a host* (:mod:`~blinkccl.choice.host_table`): a table, built in or as ``blink tune`` measured it.
 """

@@ -39,6 +39,7 @@ Examples:
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
   blink explain allreduce --topo dgx-1v --size 64M     what runs it, and why
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
+  blink tune -g 2                                      which choices are the fastest between processes of this host
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on links that are shaped like the machine's
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
   blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
