@@ -10,7 +10,7 @@ alltoall                     a maximum concurrent flow
 ===========================  =======================================================================
 
 Without transit vertices everything but alltoall is combinatorial and integral: weights are multiples of 1/p for
-an optimum p/q. Trees are made shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
+an optimum p/q, but for AllReduce among pairs that are joined alike, where every rank has a star of 1/N. Trees are made shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
 With transit (switches, NICs, hosts) trees over ranks are priced by their cheapest unicast hops, which is exact
 whether or not a switch is balanced; clusters of equal servers need only one rank's trees, rotated.
 """
@@ -191,10 +191,26 @@ def undirected_packing(network: FlowNetwork, objective: str) -> TreePacking:
     if objective == "fewest-trees":
         return pack_trees(network, few=True)
     packing = pack_trees(network)
+    stars = _equal_stars(network, packing)
+    if stars is not None:
+        return stars
     capacity = {edge: width * packing.scale for edge, width in undirected_widths(network).items()}
     trees = merge_equal(map(recentred, flatten(capacity, packing.trees, undirected=True)))
     trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")
     return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(trees))
+
+
+def _equal_stars(network: FlowNetwork, packing: TreePacking) -> TreePacking | None:
+    """A star at every rank with an equal share of the rate, where each pair has the width for two of them.
+
+    Nothing is shallower or better balanced: two ranks, and groups in which all pairs are joined alike.
+    """
+    widths, ranks = undirected_widths(network), range(network.n)
+    if any(widths.get((a, b), 0) * network.n < 2 * packing.rate for a, b in itertools.combinations(ranks, 2)):
+        return None
+    each = packing.rate * packing.scale
+    stars = (Arborescence(root, int(each), tuple((root, v) for v in ranks if v != root)) for root in ranks)
+    return TreePacking(packing.rate, packing.scale * network.n, packing.blocks, tuple(stars))
 
 
 def _shallower(

@@ -219,7 +219,7 @@ def test_plans_promise_what_stores_can_have():
         assert all(len(queue.path) == 2 for queue in one.program.queues)
         assert one.program.rate * one.network.unit_gb_per_s * bus_factor(one.collective.name, 2) <= 75
     last = rows(table(where, predictor=False), "allreduce")[-1]
-    assert "blink optimal simple 59.9 GB/s" in last.why
+    assert "blink optimal simple 60 GB/s" in last.why
 
 
 def test_gpus_that_a_processors_memory_joins_stage_their_messages_there():
