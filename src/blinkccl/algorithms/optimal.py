@@ -10,7 +10,8 @@ alltoall                     a maximum concurrent flow
 ===========================  =======================================================================
 
 Without transit vertices everything but alltoall is combinatorial and integral: weights are multiples of 1/p for
-an optimum p/q, but for AllReduce among pairs that are joined alike, where every rank has a star of 1/N. Trees are made shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
+an optimum p/q, but for AllReduce among pairs that are joined alike, where every rank has a star of 1/N. Trees are made
+shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
 With transit (switches, NICs, hosts) trees over ranks are priced by their cheapest unicast hops, which is exact
 whether or not a switch is balanced; clusters of equal servers need only one rank's trees, rotated.
 """

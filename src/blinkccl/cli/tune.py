@@ -91,19 +91,25 @@ def _there(path: Path, ranks: int) -> TunedFile:
 def _measured(file: TunedFile, path: Path, cells: list[tuple[str, tuple[int, int, int]]], budget_s: float) -> TunedFile:
     from blinkccl.bench.candidate import RunningCandidate, ended_by_signals
     from blinkccl.bench.peers.registry import own
-    from blinkccl.bench.tune import collective_of, tuned_cell
+    from blinkccl.bench.tune import collective_of, confirmed, tuned_cell
     from blinkccl.engines.native_library import load
     from blinkccl.runtime import tuned
 
     if not cells:
         console.note("all of this was measured before (--again measures it once more)")
         return file
+    new = {(name, size) for name, (size, _, _) in cells}
     load()  # Refused here, it is said once and not by every rank.
     with console.Progress("tuning") as progress, ended_by_signals(), RunningCandidate(own(file.ranks, 60)) as ours:
         for number, (name, at) in enumerate(cells):
             progress(number, len(cells))
             cell = tuned_cell(ours, collective_of(name, file.ranks), at, budget_s / len(cells))
             file = file.with_cell(cell)
+            tuned.write(path, file)
+        faster = [cell for cell in file.cells if cell.rows and (cell.collective, cell.size_bytes) in new]
+        for number, cell in enumerate(faster):
+            progress(len(cells) + number, len(cells) + len(faster))
+            file = file.with_cell(confirmed(ours, collective_of(cell.collective, file.ranks), cell))
             tuned.write(path, file)
     console.note(f"wrote {path}")
     return file

@@ -73,14 +73,39 @@ def test_what_cannot_run_here_takes_no_part():
     assert (winner.name, tried) == ("30", 2)
 
 
+def test_a_winner_is_asked_once_more():
+    cell = tuned.Cell("allreduce", 1 << 16, 1 << 15, 1 << 17, "", 1e-5, 1e-4, 3, of(10).rows)
+    kept = tune.confirmed(Timed(lambda chunk: 1e-5 if chunk == 10 else 2e-5), ALLREDUCE, cell)
+    assert (kept.rows, kept.seconds, kept.built_in_seconds) == (cell.rows, 1e-5, 2e-5)
+    dropped = tune.confirmed(Timed(lambda chunk: 1e-5), ALLREDUCE, cell)
+    assert (dropped.rows, dropped.seconds, dropped.built_in_seconds) == ((), 1e-5, 1e-5)
+
+
+def test_what_is_built_in_stays_a_variant_of_its_kind():
+    base = untuned(ALLREDUCE, 4 << 20)
+    kind = base.rows[0].algorithm
+    found = tune.with_variants(Candidate("it", (HostChoice(kind, False, 64 << 10),)), base)
+    assert [row.variant for row in found.rows] == [False, *[True] * len(base.rows)]
+    assert {row.chunk_bytes for row in base.rows} | {64 << 10} == {row.chunk_bytes for row in found.rows}
+    cell = tuned.Cell("allreduce", 4 << 20, 1 << 21, 1 << 23, "", 1.0, 1.0, 1, found.rows)
+    assert tuned._fault_of_cell(cell) == ""
+    other = Candidate("it", (HostChoice("ring", False, 64 << 10),))
+    assert tune.with_variants(other, base) is other
+
+
 @pytest.mark.parametrize("budget_s", [0.01, 0.1, 1.0])
 def test_the_time_that_is_spent_is_what_was_given(budget_s):
     """As far as whole calls go: at least some of each candidate and of each pair, and never more than the most."""
     ranks = Timed()
     timed = on(ranks)
-    fastest(timed, of(100, "built in"), [of(90 + place) for place in range(9)], budget_s)
+    fastest(
+        timed,
+        Candidate("built in", (HostChoice("one_hop", False, 100),)),
+        [of(90 + place) for place in range(9)],
+        budget_s,
+    )
     assert timed.calls == ranks.calls
-    least = (10 * 4 + 2 * 2 * PAIRS) * 100e-6
+    least = (10 + 2 + 4 * 2 * 10 + 4 * 2 * PAIRS) * 100e-6  # once each, and with the fewest calls all rounds and pairs
     assert ranks.calls * 100e-6 < max(least, 2.2 * budget_s)
     assert ranks.calls <= 10 * MOST_CALLS * 4 + 2 * PAIRS * MOST_CALLS
 
