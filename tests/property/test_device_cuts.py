@@ -36,6 +36,7 @@ def program(cuts: list[Fraction]) -> Program:
 @example(
     cuts=[Fraction(1, 3)], count=11, dtype="float32", groups=1, parts=1, least=0, turn=0
 )  # a tail beyond the rounds' chunks
+@example(cuts=[], count=1, dtype="int8", groups=1, parts=2, least=0, turn=0)  # fewer groups than parts
 @examples(120)
 @given(
     cuts=st.lists(st.fractions(0, 1, max_denominator=60) | FINE, max_size=5),

@@ -15,10 +15,11 @@ BLINK_INLINE Word boundary(Word num, Word den, Word count, Word group) {
   return group * (num * (count / unit) + num * (count % unit) / unit);
 }
 
-// Into how many pieces a share of so many groups is cut: one for each part, or fewer where they would be too small.
+// Into how many pieces a share of so many groups is cut: one for each part, or fewer where they would be too small. Each
+// has a group at least.
 BLINK_INLINE Word pieces_of(const State& state, Word groups) {
   const Word least = state.piece_bytes / 16;
-  const Word worth = least == 0 ? state.parts : (groups + least - 1) / least;
+  const Word worth = least == 0 ? groups : (groups + least - 1) / least;
   return worth == 0 ? 1 : worth < state.parts ? worth : state.parts;
 }
 

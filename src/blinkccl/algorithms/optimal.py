@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -38,6 +39,7 @@ from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
 from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, link_classes, refuse_unproved
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.stars import one_hop
 from blinkccl.algorithms.symmetry import Permutation, rotations
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
@@ -65,7 +67,23 @@ def plan(request: Request) -> Forest:
     name = request.collective.name
     if name in FLOWS and request.objective != "shallow":
         raise UnsupportedError(f"--{request.objective} is for trees; {name} sends along paths of a maximum flow")
-    return PLANS[name](request, rank_network_of(request.network, request.ranks))
+    return _stars(request) or PLANS[name](request, rank_network_of(request.network, request.ranks))
+
+
+def _stars(request: Request) -> Forest | None:
+    """A star at every rank, where that reaches the bound: nothing is shallower or better balanced.
+
+    So it is among two ranks, and in a group whose pairs are joined alike, directly or through a switch.
+    """
+    servers = {request.topology.vertex[rank].server for rank in request.ranks}
+    if request.collective.name not in STARS or request.objective == "fewest-trees" or len(servers) > 1:
+        return None
+    try:
+        found = one_hop(request)
+    except UnsupportedError:
+        return None
+    proof = certificate_for(request.collective, request.ranks, request.network)
+    return replace(found, algorithm="optimal", certificate=proof) if found.rate == proof.bound else None
 
 
 def hops_of(network: FlowNetwork, path: tuple[int, ...]) -> Hops:
@@ -192,26 +210,10 @@ def undirected_packing(network: FlowNetwork, objective: str) -> TreePacking:
     if objective == "fewest-trees":
         return pack_trees(network, few=True)
     packing = pack_trees(network)
-    stars = _equal_stars(network, packing)
-    if stars is not None:
-        return stars
     capacity = {edge: width * packing.scale for edge, width in undirected_widths(network).items()}
     trees = merge_equal(map(recentred, flatten(capacity, packing.trees, undirected=True)))
     trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")
     return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(trees))
-
-
-def _equal_stars(network: FlowNetwork, packing: TreePacking) -> TreePacking | None:
-    """A star at every rank with an equal share of the rate, where each pair has the width for two of them.
-
-    Nothing is shallower or better balanced: two ranks, and groups in which all pairs are joined alike.
-    """
-    widths, ranks = undirected_widths(network), range(network.n)
-    if any(widths.get((a, b), 0) * network.n < 2 * packing.rate for a, b in itertools.combinations(ranks, 2)):
-        return None
-    each = packing.rate * packing.scale
-    stars = (Arborescence(root, int(each), tuple((root, v) for v in ranks if v != root)) for root in ranks)
-    return TreePacking(packing.rate, packing.scale * network.n, packing.blocks, tuple(stars))
 
 
 def _shallower(
@@ -229,6 +231,8 @@ def _shallower(
     return trees
 
 
+#: Of these a star at every rank has a share alike.
+STARS = ("allreduce", "allgather", "reduce_scatter")
 #: Served by flows, not trees.
 FLOWS = ("gather", "scatter", "alltoall", "sendrecv")
 PLANS = {

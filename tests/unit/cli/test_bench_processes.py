@@ -311,7 +311,7 @@ def test_real_ranks(blink, monkeypatch, native):
 @pytest.mark.parametrize(
     ("collective", "options", "columns"),
     [
-        ("allreduce", ["-g", "3", "--algo", "all", "--peer", "gloo"], 8),
+        ("allreduce", ["-g", "3", "--algo", "all", "--peer", "gloo"], 7),
         (
             "broadcast",
             ["--engine", "host", "--topo", "dgx-1v", "--gpus", "1,4,5", "--root", "4", "--algo", "ring,blink"],
