@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from blinkccl.baselines.nccl_system import VERSION
+from blinkccl.doctor.rules.job import expected_of
+from blinkccl.topology.spec import parse_spec
+
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -106,3 +110,18 @@ def test_processors_are_measured_against_their_memory(blink):
 
 def test_ranks_without_processors(blink):
     assert "too-few-processors" in blink("doctor", "-g", "100000").out
+
+
+def test_without_files_it_says_what_it_looked_at(blink):
+    ended = blink("doctor")
+    assert "read    this machine: links, " in ended.out
+    assert "memory, /dev/shm and limits of processes" in ended.out
+
+
+def test_nccl_is_expected_to_reduce_in_the_switch_where_it_does():
+    """480 GB/s on 8 H100s, as public logs have it; its rings alone would be some 360."""
+    topology = parse_spec("hgx-h100")
+    found = expected_of(topology, topology.ranks, "allreduce", 8 << 30, VERSION)
+    assert found is not None
+    assert found.how.startswith("NVLS, ")
+    assert found.busbw_gb_per_s == pytest.approx(480, rel=0.02)

@@ -84,6 +84,7 @@ def _here(ranks: int | None, measure: bool) -> Case:
 
     case = Case()
     case.add(gathered.pieces(arguments.gathered(), THIS_MACHINE))
+    case.read[THIS_MACHINE] = gathered.looked_at(case.pieces)
     case.pieces = [replace(one, ranks=ranks) if isinstance(one, Host) else one for one in case.pieces]
     if measure:
         case.add(_measured(min(ranks or 2, case.of(Host)[-1].cpus)))

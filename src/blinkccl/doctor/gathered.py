@@ -1,16 +1,16 @@
 """What ``blink topo --gather`` writes, read back; and what of it is evidence.
 
 One JSON object: what NVML, sysfs and the kernel say of a machine, with nothing that tells whose it is: no names of
-hosts
-and users, no serial numbers, no addresses in a network. :mod:`~.this_machine` makes it, from the machine that it runs
-on.
+hosts and users, no serial numbers, no addresses in a network. :mod:`~.this_machine` makes it, from the machine that it
+runs on.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blinkccl.doctor.evidence import Acs, Device, Host, Iommu, Machine, NvLinks, PeerAccess, Piece, Place, Setting
@@ -43,6 +43,19 @@ def pieces(document: Any, source: str) -> Iterator[Piece]:
     if host:
         yield Host(place, **{key: host.get(key) for key in Host.__slots__ if key in host})
     yield from _texts(document, source)
+
+
+#: What people call each kind of evidence.
+_NAMES = {
+    Machine: "links", Device: "PCIe devices", NvLinks: "NVLinks", PeerAccess: "P2P between pairs", Iommu: "IOMMU",
+    Acs: "ACS of bridges", Setting: "NCCL's and Blink's variables", Host: "memory, /dev/shm and limits of processes",
+}  # fmt: skip
+
+
+def looked_at(found: Sequence[Piece]) -> list[str]:
+    """What there was to look at, in words."""
+    numbers = Counter(_NAMES[type(piece)] for piece in found if type(piece) in _NAMES)
+    return [name if number == 1 else f"{name} ({number})" for name, number in numbers.items()]
 
 
 def _texts(document: Any, source: str) -> Iterator[Piece]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for
-from blinkccl.baselines.nccl_model import SERVED, choose
-from blinkccl.baselines.nccl_search import search
-from blinkccl.baselines.nccl_system import VERSION
+from blinkccl.baselines.nccl_model import SERVED
+from blinkccl.baselines.nccl_server import NcclServer
+from blinkccl.baselines.nccl_system import VERSION, guess_arch
 from blinkccl.collectives.spec import Collective
 from blinkccl.doctor.evidence import THIS_MACHINE, Case, Graph, Machine, Measured, NcclVersion
-from blinkccl.errors import BlinkError, TopologyError
+from blinkccl.errors import BlinkError
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.report.text import gb_per_s_text, ids
 from blinkccl.topology import nvidia_smi
@@ -285,9 +285,9 @@ def expected_of(
     if collective not in SERVED:
         return None
     try:
-        channels = search(topology, ranks, version=version)
-        chosen = choose(channels, collective, size_bytes)
-    except (BlinkError, TopologyError):
+        nccl = NcclServer(topology, ranks, guess_arch(topology), version)
+        channels, chosen = nccl.channels, nccl.at(collective, size_bytes)
+    except BlinkError:
         return None
     how = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind}"
     return Expected(chosen.busbw_gb_per_s, f"{chosen.algorithm}, {how}", channels.kind)
