@@ -141,7 +141,7 @@ def test_every_block_moves_as_much(name: str, gpus: tuple[int, ...], blocks: int
         assert at_1_gib <= MOST_IMBALANCE, (program.collective, len(program.channels))
         assert at_1_gib == pytest.approx(float(imbalance(program, parts, blocks)), rel=0.02)
         checked += 1
-    assert checked >= 20
+    assert checked >= 15
 
 
 def machines() -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
