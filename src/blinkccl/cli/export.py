@@ -19,6 +19,7 @@ Examples:
   blink export plan.json --to cuda                 the code that GPUs would run, to read
   blink export plan.json --to cuda -o plan.cu
   blink export rings.json --to nccl-graph -o x.xml
+  blink export rings.json --to nccl-tuner -o t.c   and what NCCL takes at which size on them
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
 Check the plan and its program as blink check does, and write the program in another format.
@@ -27,6 +28,7 @@ Check the plan and its program as blink check does, and write the program in ano
 Formats:
   cuda    CUDA C++ for nvcc, NVRTC, or any C++17 compiler: per rank and lane one loop, per protocol one kernel
   nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings with its own kernels. One server, GPUs 0 to 9; --algo ring
+  nccl-tuner  NCCL_TUNER_PLUGIN, in C: on those rings NCCL takes at each size what its cost model finds the fastest
 
 Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
 say what it does.
@@ -35,7 +37,7 @@ say what it does.
 
 def export(
     path: arguments.Plan,
-    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda or nccl-graph.")],
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph or nccl-tuner.")],
     spec: Annotated[
         str | None,
         Option(
