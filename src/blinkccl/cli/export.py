@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
+from blinkccl.errors import UsageError
 from blinkccl.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from blinkccl.export.registry import File
 
 HELP = """
 Examples:
@@ -20,6 +26,7 @@ Examples:
   blink export plan.json --to cuda -o plan.cu
   blink export rings.json --to nccl-graph -o x.xml
   blink export rings.json --to nccl-tuner -o t.c   and what NCCL takes at which size on them
+  blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL there, without a plan
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
 Check the plan and its program as blink check does, and write the program in another format.
@@ -27,7 +34,8 @@ Check the plan and its program as blink check does, and write the program in ano
 \b
 Formats:
   cuda    CUDA C++ for nvcc, NVRTC, or any C++17 compiler: per rank and lane one loop, per protocol one kernel
-  nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings with its own kernels. One server, GPUs 0 to 9; --algo ring
+  nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings (--algo ring), or the best ones, with its own kernels. One
+              server, GPUs 0 to 9
   nccl-tuner  NCCL_TUNER_PLUGIN, in C: on those rings NCCL takes at each size what its cost model finds the fastest
 
 Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
@@ -35,9 +43,15 @@ say what it does.
 """
 
 
+PlanOrNot = Annotated[
+    Path | None,
+    Argument(metavar="[PLAN]", help="What blink plan -o wrote; - reads stdin. Left out: the best rings."),
+]
+
+
 def export(
-    path: arguments.Plan,
-    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph or nccl-tuner.")],
+    path: PlanOrNot = None,
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph or nccl-tuner.")] = "",
     spec: Annotated[
         str | None,
         Option(
@@ -46,16 +60,24 @@ def export(
             help="The plan's machine: where the plan brings no topology, and for what NCCL finds on all of its links.",
         ),
     ] = None,
+    gpus: Annotated[str | None, Option("--gpus", metavar="IDS", help="Without a plan: GPUs of the job.")] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
     """Write the plan as ``--to``, to standard output or to a file."""
-    from blinkccl.export.registry import format_of
+    from blinkccl.export.registry import FORMATS, format_of
     from blinkccl.schedule.text import program_hash
 
+    if not to:
+        raise typer.BadParameter(f"give --to FORMAT: {', '.join(FORMATS)}")
     row = format_of(to)
     if output is not None:
         console.check_writable(output)
+    if path is None:
+        _write(row.pack(*arguments.load(spec, gpus)), {"format": to}, json, output)
+        return
+    if gpus is not None:
+        raise UsageError(f"--gpus {gpus}: a plan brings its own ranks")
     source, found = arguments.audited(path, spec)
     if not found.ok or found.program is None:
         false = [*found.verdict.violations, *found.faults]
@@ -65,19 +87,21 @@ def export(
         )
         raise typer.Exit(CHECK_FAILED)
     files = row.write(found.program, found.forest, None if spec is None else arguments.load(spec)[0])
+    about = {
+        "format": to,
+        "collective": found.program.collective.name,
+        "ranks": list(found.program.ranks),
+        "program": program_hash(found.program),
+    }
+    _write(files, about, json, output)
+
+
+def _write(files: Sequence[File], about: dict[str, Any], json: bool, output: Path | None) -> None:
     if output is not None:
         for index, file in enumerate(files):  # The first has the name that was typed, others stand beside it.
             console.write_file(output.with_name(file.name) if index else output, file.text)
     if json:
-        console.emit_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "format": to,
-                "collective": found.program.collective.name,
-                "ranks": list(found.program.ranks),
-                "program": program_hash(found.program),
-                "files": [{"name": file.name, "text": file.text} for file in files],
-            }
-        )
+        named = [{"name": file.name, "text": file.text} for file in files]
+        console.emit_json({"schema_version": SCHEMA_VERSION, **about, "files": named})
     elif output is None:
         console.emit("\n".join(file.text for file in files))

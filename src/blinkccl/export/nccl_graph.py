@@ -17,6 +17,7 @@ from math import ceil, gcd, lcm
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.shapes import cyclic
+from blinkccl.baselines.nccl_best_rings import best_rings, ring_bound
 from blinkccl.baselines.nccl_model import SERVED, cost_lines
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer
@@ -45,10 +46,20 @@ def write(_program: Program, forest: Forest, machine: Topology | None = None) ->
     if before.servers > 1:
         raise UnsupportedError(f"a graph file is one server's, and these GPUs are of {before.servers}")
     after = channels_of(rings, nccl.server, before)
-    devs = {rank: dev_of(forest.topology, rank) for rank in forest.ranks}
-    orders = tuple(tuple(devs[rank] for rank in ring) for ring in after.rings)
-    graph = ChannelGraph(RING, RING_PATTERN, orders, after.gb_per_s_per_channel, after.kind)
-    return (File("nccl-graph.xml", graph_text([graph], _remarks(forest, nccl, after, machine is None))),)
+    return (_file(forest.topology, after, _remarks(forest, nccl, after, machine is None)),)
+
+
+def pack(machine: Topology, ranks: tuple[int, ...]) -> tuple[File, ...]:
+    """The best rings for NCCL on a job, without a plan: :mod:`blinkccl.baselines.nccl_best_rings`."""
+    nccl = NcclServer.of(machine, ranks)
+    best = best_rings(nccl)
+    return (_file(machine, best, _remarks_of_best(nccl, best)),)
+
+
+def _file(topology: Topology, channels: Channels, remarks: list[str]) -> File:
+    orders = tuple(tuple(dev_of(topology, rank) for rank in ring) for ring in channels.rings)
+    graph = ChannelGraph(RING, RING_PATTERN, orders, channels.gb_per_s_per_channel, channels.kind)
+    return File("nccl-graph.xml", graph_text([graph], remarks))
 
 
 def rings_of(forest: Forest) -> dict[Order, Fraction]:
@@ -139,18 +150,44 @@ def _remarks(forest: Forest, nccl: NcclServer, after: Channels, alone: bool) -> 
     return [
         *(["NCCL's own rings are faster than these by its model: leave it to itself."] if worse else []),
         f"Rings of {forest.topology.name}, GPUs {gpus}, as planned for {forest.collective.name} by {forest.algorithm}.",
-        "On every rank of a job on just these GPUs: export NCCL_GRAPH_FILE=nccl-graph.xml",
-        "To see that NCCL took it: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH. For rings at all sizes: NCCL_ALGO=Ring",
+        *_HOW_TO,
         f"Nominal: {float(total) * unit:g} GB/s. No set of rings on the plan's links has more than "
         f"{float(limit) * unit:g}: all cross the cut between GPUs {','.join(map(str, side))} and the rest, both ways.",
         f"As NCCL 2.30 counts links: {_told(after)}. Its own search{' on these links alone' if alone else ''} finds "
         f"{_told(before)}, on which data moves at up to {room:g}."
         + (" Export with --topo for its search on the whole machine." if alone else ""),
-        *(
-            f"{name} of {size >> 20} MiB on rings, by NCCL 2.30's cost model: {_ring_us(after, name, size):.1f} us, "
-            f"on its own {_ring_us(before, name, size):.1f} us."
-            for size in COMPARED_BYTES
-        ),
+        *_compared(after, before, name),
+    ]
+
+
+_HOW_TO = (
+    "On every rank of a job on just these GPUs: export NCCL_GRAPH_FILE=nccl-graph.xml",
+    "To see that NCCL took it: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH. For rings at all sizes: NCCL_ALGO=Ring",
+)
+
+
+def _remarks_of_best(nccl: NcclServer, best: Channels) -> list[str]:
+    own, gpus = nccl.channels, ",".join(map(str, nccl.ranks))
+    remarks = [
+        f"The best rings for NCCL among GPUs {gpus} of {nccl.topology.name}, as NCCL 2.30 counts links: {_told(best)}.",
+        f"Its own search finds {_told(own)}.",
+        *_HOW_TO,
+        *_compared(best, own, "allreduce"),
+    ]
+    if best is own:
+        remarks.insert(0, "NCCL's own rings: nothing better was found, so leave it to itself.")
+    try:
+        bound = float(ring_bound(nccl.server).gb_per_s)
+    except UnsupportedError:
+        return remarks
+    return [*remarks, f"No rings over NVLink through all GPUs have more than {bound:g} GB/s together."]
+
+
+def _compared(after: Channels, before: Channels, name: str) -> list[str]:
+    return [
+        f"{name} of {size >> 20} MiB on rings, by NCCL 2.30's cost model: {_ring_us(after, name, size):.1f} us, "
+        f"on its own {_ring_us(before, name, size):.1f} us."
+        for size in COMPARED_BYTES
     ]
 
 

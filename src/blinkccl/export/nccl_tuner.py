@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import Template
 
+from blinkccl.baselines.nccl_best_rings import best_rings
 from blinkccl.baselines.nccl_model import SERVED, cost_lines
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer
@@ -51,15 +52,25 @@ def write(_program: Program, forest: Forest, machine: Topology | None = None) ->
     if nccl.channels.servers > 1:
         raise UnsupportedError(f"a graph file is one server's, and these GPUs are of {nccl.channels.servers}")
     after = channels_of(rings_of(forest), nccl.server, nccl.channels)
-    table = [row for name in SERVED for row in rows_of(nccl, after, name)]
+    name = forest.collective.name
+    return (_file(nccl, after, name if name in SERVED else "allreduce"),)
+
+
+def pack(machine: Topology, ranks: tuple[int, ...]) -> tuple[File, ...]:
+    """For the rings of :func:`blinkccl.export.nccl_graph.pack`."""
+    nccl = NcclServer.of(machine, ranks)
+    return (_file(nccl, best_rings(nccl), "allreduce"),)
+
+
+def _file(nccl: NcclServer, after: Channels, compared: str) -> File:
     lines = (
         f"  {{{FUNCTIONS[row.collective]}, {row.least}u, {ALGORITHMS[row.algorithm]}, {PROTOCOLS[row.protocol]}}},"
         f"  /* {row.collective}: {row.algorithm} {row.protocol} */"
-        for row in table
+        for name in SERVED
+        for row in rows_of(nccl, after, name)
     )
-    remarks = "\n".join(f" * {line}".rstrip() for line in _remarks(forest, nccl, after))
-    text = _PLUGIN.substitute(remarks=remarks, ranks=len(forest.ranks), rows="\n".join(lines))
-    return (File(NAME, text),)
+    remarks = "\n".join(f" * {line}".rstrip() for line in _remarks(nccl, after, compared))
+    return File(NAME, _PLUGIN.substitute(remarks=remarks, ranks=len(nccl.ranks), rows="\n".join(lines)))
 
 
 def rows_of(nccl: NcclServer, after: Channels, collective: str) -> Iterator[TunerRow]:
@@ -80,10 +91,9 @@ def fastest(nccl: NcclServer, after: Channels, collective: str, size_bytes: int)
     return best.algorithm, best.protocol, float(best.time_us(size_bytes)) * 1e-6
 
 
-def _remarks(forest: Forest, nccl: NcclServer, after: Channels) -> Sequence[str]:
+def _remarks(nccl: NcclServer, after: Channels, told: str) -> Sequence[str]:
     """What people are told."""
-    gpus, name = ",".join(map(str, forest.ranks)), forest.collective.name
-    told = name if name in SERVED else "allreduce"
+    gpus, name = ",".join(map(str, nccl.ranks)), nccl.topology.name
     compared = []
     for size in COMPARED_BYTES:
         algorithm, protocol, seconds = fastest(nccl, after, told, size)
@@ -93,14 +103,14 @@ def _remarks(forest: Forest, nccl: NcclServer, after: Channels) -> Sequence[str]
             f"{own.seconds * 1e6:.1f} us (NCCL 2.30's cost model)"
         )
     return (
-        f"Which algorithm and protocol NCCL takes at which size, for rings of {forest.topology.name}, GPUs {gpus}.",
+        f"Which algorithm and protocol NCCL takes at which size, for rings of {name}, GPUs {gpus}.",
         "",
         f"  cc -O2 -shared -fPIC {NAME} -o libnccl-tuner-blink.so",
         "  export NCCL_TUNER_PLUGIN=$PWD/libnccl-tuner-blink.so",
-        "  export NCCL_GRAPH_FILE=$PWD/nccl-graph.xml       the same plan, by blink export --to nccl-graph",
+        "  export NCCL_GRAPH_FILE=$PWD/nccl-graph.xml       the same rings, by blink export --to nccl-graph",
         "",
         "To see that NCCL took it: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING",
-        f"It leaves alone communicators that are not of {len(forest.ranks)} ranks on one node.",
+        f"It leaves alone communicators that are not of {len(nccl.ranks)} ranks on one node.",
         *compared,
     )
 

@@ -50,12 +50,19 @@ class Write(Protocol):
     def __call__(self, program: Program, forest: Forest, machine: Topology | None, /) -> tuple[File, ...]: ...
 
 
+class Pack(Protocol):
+    """Writes what is best for a tool on these GPUs of a machine, without a plan; raises as :class:`Write`."""
+
+    def __call__(self, machine: Topology, ranks: tuple[int, ...], /) -> tuple[File, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A registry row; ``module`` is imported on first use."""
+    """A registry row; ``module`` is imported on first use. ``packs``: it also writes without a plan."""
 
     module: str
     about: str
+    packs: bool = False
 
     @property
     def write(self) -> Write:
@@ -63,12 +70,20 @@ class Format:
         write: Write = import_module(self.module).write
         return write
 
+    @property
+    def pack(self) -> Pack:
+        """The format's :class:`Pack`; UsageError where it has none."""
+        if not self.packs:
+            raise UsageError(f"{self.about.partition(':')[0]} is made of a plan: give what blink plan -o wrote")
+        pack: Pack = import_module(self.module).pack
+        return pack
+
 
 #: The registry.
 FORMATS: dict[str, Format] = {
     "cuda": Format("blinkccl.export.cuda", "CUDA C++: one kernel per protocol, for nvcc, NVRTC or any C++17 compiler"),
-    "nccl-graph": Format("blinkccl.export.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run"),
-    "nccl-tuner": Format("blinkccl.export.nccl_tuner", "NCCL_TUNER_PLUGIN: what NCCL takes at which size on them"),
+    "nccl-graph": Format("blinkccl.export.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run", True),
+    "nccl-tuner": Format("blinkccl.export.nccl_tuner", "NCCL_TUNER_PLUGIN: what NCCL takes at which size", True),
 }
 
 

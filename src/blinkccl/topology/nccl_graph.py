@@ -28,8 +28,9 @@ CHAIN_PATTERNS = (1, 2, 3)
 MOST_CHANNELS = 32
 #: Indices from here on are written in two ways.
 FIRST_AMBIGUOUS_DEV = 10
-#: Names of link types that every version reads; NVB, PXN and P2C came later, and C2C is not among them.
-WRITTEN_KINDS = ("NVL", "PIX", "PXB", "PHB", "SYS")
+#: Names of link types that versions read: all from 2.10.3 on, older ones all but NVB. PXN and P2C came later, and C2C
+#: is not among them.
+WRITTEN_KINDS = ("NVL", "NVB", "PIX", "PXB", "PHB", "SYS")
 _KIND = re.compile(r"[A-Z0-9]{3,8}")
 
 
