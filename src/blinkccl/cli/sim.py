@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from blinkccl.baselines.registry import JobCandidates
     from blinkccl.choice.candidates import Code
     from blinkccl.forest.model import Forest
-    from blinkccl.paper.training import StepTable
+    from blinkccl.paper.training import StepOptions, StepTable
     from blinkccl.simulate.translate import Settings
     from blinkccl.topology.model import Topology
 
 #: What a sweep takes where -b, -e and -f do not say.
 _BEGIN, _END, _FACTOR = "4K", "1G", 4
-#: GPUs that training throughputs were published for, by the architecture that links tell.
-_GPUS = {"pascal": "p100", "volta": "v100"}
+#: GPUs by the architecture that links tell.
+_GPUS = {"pascal": "p100", "volta": "v100", "ampere": "a100", "hopper": "h100"}
+#: What ZeRO-3 is made of.
+_ZERO3 = ("allgather", "reduce_scatter")
 _NO_TIMELINE = "--timeline: none of these is one plan with a timeline (models, and hybrid's two runs, have none)"
 
 HELP = """
@@ -40,6 +42,7 @@ Examples:
   blink sim broadcast --topo dgx-1p --code copies                   as in the paper
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
+  blink sim allreduce --topo hgx-h100 --model transformer:7B:32:8192 --zero3
   blink sim --plan plan.json --size 64M --sharing fair
   blink sim --plan graph.xml --topo dgx-1v                          what NCCL_GRAPH_DUMP_FILE wrote
   blink sim sendrecv --topo mist --algo multi_path,one_hop --sweep -o paths.json
@@ -145,8 +148,20 @@ Model = Annotated[
     Option(
         "--model",
         metavar="NAME",
-        help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with each AllReduce, on P100s or V100s.",
+        help="Also a training step with each AllReduce: of alexnet, resnet18, resnet50, resnet152, densenet201 or "
+        "vgg16 on P100s or V100s, or of transformer:PARAMETERS:BLOCKS:TOKENS (per GPU), as transformer:7B:32:4096.",
     ),
+]
+Bucket = Annotated[
+    str | None, Option("--bucket", metavar="SIZE", help="--model: gradients that go together; default: 25M, as DDP's.")
+]
+Zero3 = Annotated[
+    bool,
+    Option("--zero3", help="--model: ZeRO-3, by AllGather and ReduceScatter of a transformer's blocks."),
+]
+PartOfPeak = Annotated[
+    float | None,
+    Option("--mfu", metavar="PART", min=0.01, max=1.0, help="A transformer's part of the GPUs' peak; default: 0.45."),
 ]
 Overlap = Annotated[
     bool, Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward pass goes on.")
@@ -204,6 +219,9 @@ def sim(
     coarser: Coarser = False,
     model: Model = None,
     overlap: Overlap = True,
+    bucket: Bucket = None,
+    zero3: Zero3 = False,
+    part_of_peak: PartOfPeak = None,
     timeline: TimelineFile = None,
     plot: PlotFile = None,
     paths: PathsFile = None,
@@ -213,8 +231,7 @@ def sim(
 ) -> None:
     """Prepare, simulate, print."""
     console.check_files(timeline, output, plot=plot)
-    if model is None and not overlap:
-        raise UsageError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
+    exchange = _step_options(model, overlap, bucket, zero3, part_of_peak)
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
     sizes = _sizes(size, swept, begin, end, factor)
     from blinkccl.baselines.registry import time_all
@@ -243,7 +260,13 @@ def sim(
         field = _field(request, forest, runs, conditions, algo, progress)
         _check_files_serve(field, timeline, output)
         field, rows = time_all(field, sizes, progress)
-        steps = None if model is None or gpu is None else training_steps(field, model, gpu, overlap)
+        steps = None
+        if model is not None and gpu is not None:
+            fields = [field]
+            if exchange.zero3 and request.collective.name == "allreduce":
+                others = [replace(request, collective=replace(request.collective, name=name)) for name in _ZERO3]
+                fields = [_field(other, None, runs, conditions, algo, progress) for other in others]
+            steps = training_steps(fields, model, gpu, exchange)
     _report(field, runs, conditions, rows, swept, json, steps)
     if output is not None and field.path_row is not None:
         source = f"simulated on calibration {conditions.calibration.name}"
@@ -365,16 +388,32 @@ def _job_of_plan(path: Path, spec: str | None, name: str | None) -> tuple[Reques
 
 
 def _gpu(topology: Topology) -> str:
-    """Whose throughputs --model takes."""
+    """Whose arithmetic --model takes."""
     from blinkccl.baselines.nccl_system import guess_arch
 
     arch = guess_arch(topology)
     if arch not in _GPUS:
-        raise UsageError(
-            f"--model: no published throughputs for {arch} GPUs; there are some for "
-            f"{' and '.join(_GPUS)}, as dgx-1p and dgx-1v have"
-        )
+        raise UsageError(f"--model: nothing is known of {arch} GPUs' arithmetic, only of {', '.join(_GPUS)} ones")
     return _GPUS[arch]
+
+
+def _step_options(
+    model: str | None, overlap: bool, bucket: str | None, zero3: bool, part_of_peak: float | None
+) -> StepOptions:
+    from blinkccl.paper.training import StepOptions
+    from blinkccl.simulate.run import parse_size
+
+    given = {"--no-overlap": not overlap, "--bucket": bucket is not None, "--zero3": zero3}
+    given["--mfu"] = part_of_peak is not None
+    used = [option for option, is_given in given.items() if is_given]
+    if model is None and used:
+        raise UsageError(f"{used[0]} says what --model's step does: give --model, or leave it out")
+    if zero3 and len(used) > 1 and used != ["--zero3", "--mfu"]:
+        raise UsageError(f"{used[0]} is for gradients that are reduced in buckets, which --zero3 has none of")
+    options = StepOptions(overlap, zero3=zero3)
+    if bucket is not None:
+        options = replace(options, bucket_bytes=max(1, parse_size("--bucket", bucket)))
+    return options if part_of_peak is None else replace(options, part_of_peak=part_of_peak)
 
 
 def _report(

@@ -7,15 +7,20 @@ Their shapes are written down here and all counts follow from these. Times come 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 
+#: What part of a GPU's peak a transformer's training is taken to reach: Megatron-LM reports 0.44 to 0.52 on A100s
+#: (Narayanan et al. 2021, table 1).
+PART_OF_PEAK = 0.45
 #: Output side and output channels of the four stages of a ResNet, before a bottleneck's expansion.
 _STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))
 #: A transformer block's matrices, in twelfths of its parameters: 12 h² = (3 + 1 + 4 + 4) h².
@@ -273,6 +278,48 @@ def compute_time(name: str, gpu: str) -> Compute:
     total_s = tables["minibatch"][name]["images"] / tables["throughput"][gpu][name]["images_per_s"]
     forward_s = total_s * passes["forward_ms"] / (passes["forward_ms"] + passes["backward_ms"])
     return Compute(forward_s, total_s - forward_s)
+
+
+def work_of(text: str, gpu: str, part_of_peak: float = PART_OF_PEAK) -> tuple[NeuralNetwork, Compute]:
+    """What somebody typed as a network, and what a step of it computes on one ``gpu``.
+
+    ``resnet50`` and the like, in fp32 by published throughputs; ``resnet152`` and ``densenet201`` by ResNet-50's FLOPs
+    per second; or ``transformer:7B:32:4096``, parameters, blocks and tokens per GPU and step, at ``part_of_peak`` of
+    the GPU's dense arithmetic. UsageError where it is none of these, UnsupportedError where nothing is known of the
+    GPU.
+    """
+    tables = _tables()
+    if text.partition(":")[0] == "transformer":
+        parameters, layers, tokens = _transformer_of(text)
+        if gpu not in tables["peak"]:
+            raise UnsupportedError(f"no peak of {gpu} GPUs is known, only of {', '.join(tables['peak'])}")
+        model = transformer(parameters, layers)
+        return model, compute_at(model, tokens, part_of_peak * peak_flops_per_s(gpu))
+    if text not in (*NETWORKS, *tables["scaled"]):
+        known = ", ".join((*NETWORKS, *tables["scaled"]))
+        raise UsageError(f"no network {text[:40]!r} is known; expected {known} or transformer:PARAMETERS:BLOCKS:TOKENS")
+    if gpu not in tables["throughput"]:
+        measured = " and ".join(tables["throughput"])
+        raise UsageError(f"no published throughputs for {gpu} GPUs; there are some for {measured}")
+    if text in NETWORKS:
+        return network(text), compute_time(text, gpu)
+    row, model = tables["scaled"][text], network(text)
+    measured_model, measured_time = network(row["like"]), compute_time(row["like"], gpu)
+    images = tables["minibatch"][row["like"]]["images"]
+    speed = images * (measured_model.forward_flops + measured_model.backward_flops) / measured_time.total_s
+    return model, compute_at(model, row["images"], speed)
+
+
+def _transformer_of(text: str) -> tuple[int, int, int]:
+    """Parameters, blocks and tokens."""
+    found = re.fullmatch(r"transformer:([0-9]{1,6}(?:\.[0-9]{1,3})?)([MB]):([0-9]{1,4}):([0-9]{1,8})", text)
+    parameters = 0 if found is None else int(Fraction(found[1]) * {"M": 10**6, "B": 10**9}[found[2]])
+    if found is None or not (parameters and int(found[3]) and int(found[4])):
+        raise UsageError(
+            f"{text[:60]}: expected transformer:PARAMETERS:BLOCKS:TOKENS, like transformer:7B:32:4096 for 7 billion "
+            "parameters in 32 blocks and 4096 tokens per GPU and step"
+        )
+    return parameters, int(found[3]), int(found[4])
 
 
 def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:

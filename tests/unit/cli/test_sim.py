@@ -91,7 +91,7 @@ def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
         (["--no-overlap"], "give --model, or leave it out"),
         (["--algo", "nccl-2.30", "--timeline", "t.json"], "none of these is one plan with a timeline (models, and"),
         (["--algo", "optimal", "--model", "lenet"], "lenet"),
-        (["--algo", "optimal", "--topo", "hgx-h100", "--model", "vgg16"], "no published throughputs for hopper GPUs"),
+        (["--algo", "optimal", "--topo", "hgx-h100", "--model", "vgg16"], "no published throughputs for h100 GPUs"),
     ],
 )
 def test_what_is_refused(blink, tmp_path: Path, monkeypatch, arguments: list[str], says: str) -> None:
@@ -194,6 +194,11 @@ def test_beyond_gigabytes_there_are_units_too(blink) -> None:
         (["allreduce", "--code", "kernels", "--chunk", "1M"], "--code kernels: --chunk is for copies; leave one out"),
         (["sendrecv", "--code", "kernels"], "kernels serve no sendrecv: messages go by copy engines"),
         (["broadcast", "--algo", "optimal", "--model", "vgg16"], "reduces gradients by allreduce, not by broadcast"),
+        (["broadcast", "--model", "vgg16", "--zero3"], "by allgather and reduce_scatter, not by broadcast"),
+        (["allreduce", "--algo", "optimal", "--model", "vgg16", "--zero3"], "--zero3 gathers a transformer's blocks"),
+        (["allreduce", "--zero3"], "--zero3 says what --model's step does: give --model, or leave it out"),
+        (["allreduce", "--model", "vgg16", "--zero3", "--bucket", "1M"], "--bucket is for gradients"),
+        (["allreduce", "--model", "transformer:7B:0:1"], "expected transformer:PARAMETERS:BLOCKS:TOKENS, like"),
         (
             ["allreduce", "--algo", "hybrid", "--code", "copies", "--size", "1G", "--timeline", "t.json"],
             "none of these is one plan with a timeline (models, and hybrid's two runs, have none)",
@@ -282,3 +287,19 @@ def test_a_size_is_for_auto_alone(blink) -> None:
     ended = blink("plan", "allreduce", "--topo", "dgx-1p", "--algo", "ring", "--size", "64M")
     assert ended.code == 2
     assert "--size is for --algo auto" in ended.err
+
+
+def test_a_transformers_step_in_buckets_and_in_shards(blink) -> None:
+    asked = ["sim", "allreduce", "--topo", "hgx-h100", "--algo", "optimal,ring", "--model", "transformer:1.3B:24:2048"]
+    plain = {one["algorithm"]: one for one in json.loads(blink(*asked, "--json").out)["steps"]}
+    whole = {one["algorithm"]: one for one in json.loads(blink(*asked, "--bucket", "1G", "--json").out)["steps"]}
+    shards = {one["algorithm"]: one for one in json.loads(blink(*asked, "--zero3", "--json").out)["steps"]}
+    slow = {one["algorithm"]: one for one in json.loads(blink(*asked, "--mfu", "0.09", "--json").out)["steps"]}
+    for name in ("optimal", "ring"):
+        assert plain[name]["compute_s"] == pytest.approx(6 * 1.3e9 * 2048 / (0.45 * 989e12))
+        assert slow[name]["compute_s"] == pytest.approx(5 * plain[name]["compute_s"])
+        assert whole[name]["exposed_s"] > plain[name]["exposed_s"]
+        # Parameters twice, gradients once: each half of what an AllReduce moves.
+        assert shards[name]["communication_s"] == pytest.approx(1.5 * whole[name]["communication_s"], rel=0.25)
+    assert "layer by layer (ZeRO-3)" in blink(*asked, "--zero3").out
+    assert "in buckets of 1 GiB while the backward pass goes on" in blink(*asked, "--bucket", "1G").out
