@@ -32,7 +32,7 @@ from blinkccl.bench.sizes import block_count
 from blinkccl.choice.host_table import KIB, MIB, NO_LIMIT, Crossing, HostChoice, built_in, label
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.host_plan import Area
-from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.errors import InternalError, TopologyError, UnsupportedError
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.tuned import Cell
 from blinkccl.schedule.text import to_text
@@ -164,9 +164,7 @@ class TimedRows:
 
     def seconds(self, candidate: Candidate, calls: int) -> float:
         """What a call of the slowest rank takes, where nothing disturbs; UnsupportedError if it cannot run."""
-        if candidate is not self._told:
-            self._runs.run([candidate.command()] * self._work.collective.world_size)
-            self._told = candidate
+        self._tell(candidate)
         self.calls += calls
         found = self._runs.run(commands(replace(self._work, iterations=calls)))
         return float(np.quantile(found.seconds.max(0), _QUIET))
@@ -178,13 +176,25 @@ class TimedRows:
             self.seconds(candidate, max(LEAST_CALLS, min(SETTLE_CALLS * len(candidate.rows), affordable)))
 
     def able(self, among: Sequence[Candidate]) -> list[Candidate]:
-        """Those that can run at all."""
+        """Those that can run at all, and whose results are right."""
         found = []
         for candidate in among:
             with suppress(UnsupportedError):
-                self.seconds(candidate, 1)
+                if self._wrong(candidate):
+                    raise InternalError(f"{candidate.name} gives wrong sums of {self._work.size} bytes")
                 found.append(candidate)
         return found
+
+    def _wrong(self, candidate: Candidate) -> int:
+        """Elements that are wrong after a call."""
+        self._tell(candidate)
+        self.calls += 2  # one is timed, one is checked
+        return self._runs.run(commands(replace(self._work, iterations=1, check=True))).wrong
+
+    def _tell(self, candidate: Candidate) -> None:
+        if candidate is not self._told:
+            self._runs.run([candidate.command()] * self._work.collective.world_size)
+            self._told = candidate
 
 
 def fastest(

@@ -11,12 +11,12 @@ import pytest
 
 from blinkccl.bench import tune
 from blinkccl.bench.candidate import RankTimes
-from blinkccl.bench.protocol import Kind
+from blinkccl.bench.protocol import Flag, Kind
 from blinkccl.bench.tune import CLEARLY, MOST_CALLS, PAIRS, Candidate, TimedRows, candidates, fastest, ranges, untuned
 from blinkccl.choice.host_table import HostChoice
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.registry import ENGINES
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.runtime import tuned
 from support.planned import with_ends
 
@@ -26,8 +26,8 @@ ALLREDUCE = with_ends("allreduce", 2)
 class Timed:
     """Ranks whose calls take what the rows' chunk says, in microseconds; ``refused`` chunks cannot run."""
 
-    def __init__(self, seconds=None, refused=()):
-        self.seconds, self.refused = seconds or (lambda chunk: chunk * 1e-6), refused
+    def __init__(self, seconds=None, refused=(), wrong=()):
+        self.seconds, self.refused, self.wrong = seconds or (lambda chunk: chunk * 1e-6), refused, wrong
         self.chunk, self.calls, self.told = 0, 0, 0
 
     def run(self, commands):
@@ -38,9 +38,13 @@ class Timed:
             return RankTimes(np.zeros((2, 0)), 0)
         if self.chunk in self.refused:
             raise UnsupportedError("no")
-        self.calls += command.iterations
+        checked = Flag.CHECK in command.flags
+        self.calls += command.iterations + checked
         taken = self.seconds(self.chunk)
-        return RankTimes(np.array([[taken] * command.iterations, [taken / 2] * command.iterations]), 0)
+        return RankTimes(
+            np.array([[taken] * command.iterations, [taken / 2] * command.iterations]),
+            int(checked and self.chunk in self.wrong),
+        )
 
 
 def on(ranks):
@@ -93,6 +97,11 @@ def test_what_is_built_in_stays_a_variant_of_its_kind():
     assert tune.with_variants(other, base) is other
 
 
+def test_wrong_results_end_it():
+    with pytest.raises(InternalError, match="20 gives wrong sums of 65536 bytes"):
+        fastest(on(Timed(wrong=(20,))), of(100), [of(10), of(20)], 1.0)
+
+
 @pytest.mark.parametrize("budget_s", [0.01, 0.1, 1.0])
 def test_the_time_that_is_spent_is_what_was_given(budget_s):
     """As far as whole calls go: at least some of each candidate and of each pair, and never more than the most."""
@@ -105,7 +114,7 @@ def test_the_time_that_is_spent_is_what_was_given(budget_s):
         budget_s,
     )
     assert timed.calls == ranks.calls
-    least = (10 + 2 + 4 * 2 * 10 + 4 * 2 * PAIRS) * 100e-6  # once each, and with the fewest calls all rounds and pairs
+    least = (20 + 2 + 4 * 2 * 10 + 4 * 2 * PAIRS) * 100e-6  # once each, and with the fewest calls all rounds and pairs
     assert ranks.calls * 100e-6 < max(least, 2.2 * budget_s)
     assert ranks.calls <= 10 * MOST_CALLS * 4 + 2 * PAIRS * MOST_CALLS
 
