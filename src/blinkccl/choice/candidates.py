@@ -7,12 +7,12 @@ who asks for them: they are what the papers measured.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.baselines import registry
-from blinkccl.baselines.candidate import Baseline, Conditions, Prepared, planned
+from blinkccl.baselines.candidate import Baseline, Conditions, Prepared, TimedPlan, planned
 from blinkccl.choice.programs import Gpu, compiled, gpu_of, kernels_fault, on_stores
 from blinkccl.choice.timed import KernelPlan
 from blinkccl.errors import UnsupportedError, UsageError
@@ -78,6 +78,16 @@ def _by_kernels(name: str, gpu: Gpu) -> Callable[[Request, Conditions], Prepared
         return of_forest(ALGORITHMS[name].plan(on_stores(request)), Code(gpu), conditions)
 
     return prepare
+
+
+def shared_otherwise(plan: Prepared, sharing: str) -> Prepared | None:
+    """The same plan, its links shared in another way; None for what is no plan of one run."""
+    if isinstance(plan, KernelPlan):
+        return replace(plan, settings=replace(plan.settings, sharing=sharing))
+    if type(plan) is TimedPlan:
+        conditions = plan.conditions
+        return replace(plan, conditions=replace(conditions, settings=replace(conditions.settings, sharing=sharing)))
+    return None
 
 
 def of_forest(forest: Forest, code: Code, conditions: Conditions) -> Prepared:

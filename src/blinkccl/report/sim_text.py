@@ -105,6 +105,15 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
     return f"\n{name}: fullest links  {full}\ncritical path   {parts}\ndecided by      {hops}\n"
 
 
+def sharing_text(best: Estimate, other: Estimate, sharing: str, otherwise: str) -> str:
+    """What the fastest plan takes if links are shared in another way."""
+    change = other.seconds / best.seconds - 1
+    return (
+        f"sharing         {best.name} takes {seconds_text(best.seconds)} where links are {sharing}, "
+        f"{seconds_text(other.seconds)} ({change:+.0%}) where they are {otherwise}\n"
+    )
+
+
 def path_text(row: Pair) -> str:
     """How messages between two ends are split, by size."""
     table = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -303,3 +304,15 @@ def test_a_transformers_step_in_buckets_and_in_shards(blink) -> None:
         assert shards[name]["communication_s"] == pytest.approx(1.5 * whole[name]["communication_s"], rel=0.25)
     assert "layer by layer (ZeRO-3)" in blink(*asked, "--zero3").out
     assert "in buckets of 1 GiB while the backward pass goes on" in blink(*asked, "--bucket", "1G").out
+
+
+def test_both_ways_of_sharing_are_told_where_they_differ(blink) -> None:
+    asked = ["sim", "allreduce", "--topo", "torus:4x4", "--algo", "optimal", "--size", "64M"]
+    fifo, fair = (json.loads(blink(*asked, *more, "--json").out) for more in ([], ["--sharing", "fair"]))
+    seconds = [found["sizes"][0]["algorithms"][0]["seconds"] for found in (fifo, fair)]
+    assert seconds[1] / seconds[0] > 1.05
+    assert fifo["other_sharing"] == {"algorithm": "optimal", "sharing": "fair", "seconds": seconds[1]}
+    assert "other_sharing" not in fair
+    assert re.search(r"^sharing +optimal takes .* where links are fifo, .* \(\+1\d%\) where", blink(*asked).out, re.M)
+    alike = json.loads(blink("sim", "allreduce", "--topo", "ring:4", "--algo", "ring", "--size", "64M", "--json").out)
+    assert "other_sharing" not in alike
