@@ -48,7 +48,7 @@ class HostExplanation:
         if cell is None:
             return f"built in; blink tune -g {self.collective.world_size} measures what is the fastest on this machine"
         took = f"blink tune measured {cell.tried} candidates at {bytes_text(cell.size_bytes)} on {cell.measured}"
-        if not cell.rows:
+        if not cell.rows or not cell.confirmed:
             return f"{took}, and none was clearly faster than what is built in ({seconds_text(cell.seconds)})"
         gain = f"{seconds_text(cell.seconds)}, and {seconds_text(cell.built_in_seconds)} as it is built in"
         return f"{took}: {gain} ({self.source})"

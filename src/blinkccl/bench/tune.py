@@ -254,7 +254,7 @@ def tuned_cell(runs: Runs, collective: Collective, at: tuple[int, int, int], bud
     winner, seconds, base_s, tried = fastest(timed, base, others, budget_s)
     rows = () if winner is base else winner.rows
     day = datetime.date.today().isoformat()
-    return Cell(collective.name, size, least, below, day, seconds, base_s, tried, rows)
+    return Cell(collective.name, size, least, below, day, seconds, base_s, tried, rows, confirmed=not rows)
 
 
 def confirmed(runs: Runs, collective: Collective, cell: Cell) -> Cell:
@@ -264,6 +264,6 @@ def confirmed(runs: Runs, collective: Collective, cell: Cell) -> Cell:
     timed.settle(base, pilot_s)
     calls = max(LEAST_CALLS, min(MOST_CALLS, int(CONFIRM_S / max(pilot_s, 1e-7) / (2 * PAIRS))))
     ours, theirs = _paired(timed, Candidate("measured", cell.rows), base, calls)
-    if _is_faster(ours, theirs):
-        return msgspec.structs.replace(cell, seconds=median(ours), built_in_seconds=median(theirs))
-    return msgspec.structs.replace(cell, rows=(), seconds=median(theirs), built_in_seconds=median(theirs))
+    rows, seconds = (cell.rows, ours) if _is_faster(ours, theirs) else ((), theirs)
+    times = {"seconds": median(seconds), "built_in_seconds": median(theirs)}
+    return msgspec.structs.replace(cell, rows=rows, confirmed=True, **times)

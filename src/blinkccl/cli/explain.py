@@ -50,8 +50,15 @@ def explain(
     from blinkccl.simulate.run import parse_size
 
     size_bytes = parse_size("--size", size)
-    if processes is not None and spec is not None:
-        raise UsageError("-g is for processes of this host, --topo for GPUs: leave one out")
+    of_gpus = {
+        "--topo": spec,
+        "--gpus": gpus,
+        "--links": None if links == "fast" else links,
+        "--relays": relays or None,
+    }
+    used = [option for option, given in of_gpus.items() if given is not None]
+    if processes is not None and used:
+        raise UsageError(f"-g is for processes of this host, {used[0]} for GPUs: leave one out")
     if processes is not None or (spec is None and _has_only_cpus()):
         _on_cpus(arguments.collective(name, range(processes or 2), root, src, dst), size_bytes, json)
         return

@@ -84,7 +84,7 @@ def _there(path: Path, ranks: int) -> TunedFile:
     except FileNotFoundError:
         pass
     except (OSError, UsageError) as error:
-        console.note(f"{error}; it is written anew")
+        console.note(f"{error}; what is measured takes its place")
     return tuned.TunedFile(tuned.machine(), ranks)
 
 
@@ -95,10 +95,9 @@ def _measured(file: TunedFile, path: Path, cells: list[tuple[str, tuple[int, int
     from blinkccl.engines.native_library import load
     from blinkccl.runtime import tuned
 
-    if not cells:
+    if not cells and all(cell.confirmed for cell in file.cells):
         console.note("all of this was measured before (--again measures it once more)")
         return file
-    new = {(name, size) for name, (size, _, _) in cells}
     load()  # Refused here, it is said once and not by every rank.
     with console.Progress("tuning") as progress, ended_by_signals(), RunningCandidate(own(file.ranks, 60)) as ours:
         for number, (name, at) in enumerate(cells):
@@ -106,7 +105,7 @@ def _measured(file: TunedFile, path: Path, cells: list[tuple[str, tuple[int, int
             cell = tuned_cell(ours, collective_of(name, file.ranks), at, budget_s / len(cells))
             file = file.with_cell(cell)
             tuned.write(path, file)
-        faster = [cell for cell in file.cells if cell.rows and (cell.collective, cell.size_bytes) in new]
+        faster = [cell for cell in file.cells if not cell.confirmed]
         for number, cell in enumerate(faster):
             progress(len(cells) + number, len(cells) + len(faster))
             file = file.with_cell(confirmed(ours, collective_of(cell.collective, file.ranks), cell))
@@ -132,7 +131,7 @@ def _text(file: TunedFile, path: Path) -> str:
     head = f"{file.ranks} ranks on {file.machine}: {path}\n"
     if not rows:
         return head + "nothing was measured yet\n"
-    faster = sum(bool(cell.rows) for cell in file.cells)
+    faster = sum(bool(cell.rows) and cell.confirmed for cell in file.cells)
     header = ("collective", "size", "built in", "now", "times", "choice")
     table = "\n".join(columns(header, rows, left=(0, 5)))
     return f"{head}\n{table}\n\n{faster} of {len(rows)} are faster than what is built in\n"
@@ -141,7 +140,8 @@ def _text(file: TunedFile, path: Path) -> str:
 def _choice(cell: Cell) -> str:
     from blinkccl.choice.host_table import label
 
-    return " or ".join(label(row) for row in cell.rows) or "built in"
+    found = " or ".join(label(row) for row in cell.rows) or "built in"
+    return found if cell.confirmed else f"{found}, not confirmed yet"
 
 
 def _document(file: TunedFile, path: Path) -> dict[str, Any]:

@@ -44,7 +44,8 @@ _log = logging.getLogger(__name__)
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One collective at one size, measured for S in [least, below): ``rows`` beat what is built in, or are none.
 
-    ``seconds`` are of the rows, or of what is built in where they are none; ``tried`` counts what was measured.
+    ``seconds`` are of the rows, or of what is built in where they are none; ``tried`` counts what was measured. Rows
+    serve nobody until they were ``confirmed`` by another measurement: a tuner that is killed leaves some that were not.
     """
 
     collective: str
@@ -56,6 +57,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     built_in_seconds: float
     tried: int
     rows: tuple[HostChoice, ...] = ()
+    confirmed: bool = True
 
 
 class TunedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +70,8 @@ class TunedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def table(self, source: str) -> HostTable:
         """What is built in, but what was measured where that was faster."""
-        found = [MeasuredRange(cell.collective, cell.least, cell.below, cell.rows) for cell in self.cells if cell.rows]
+        serve = (cell for cell in self.cells if cell.rows and cell.confirmed)
+        found = [MeasuredRange(cell.collective, cell.least, cell.below, cell.rows) for cell in serve]
         return with_measured(built_in(self.ranks), found, source)
 
     def with_cell(self, cell: Cell) -> TunedFile:

@@ -100,3 +100,5 @@ def test_the_verb(blink):
     } | found["choice"]["at_least_seconds"].keys()
     blink(*job, "--size", "much").assert_refused("--size: not a size in bytes: 'much'")
     assert blink(*job).code == 2
+    mixed = ("explain", "allreduce", "-s", "1M", "-g", "2")
+    blink(*mixed, "--gpus", "0-3").assert_refused("-g is for processes of this host, --gpus for GPUs: leave one out")

@@ -78,9 +78,9 @@ def test_what_cannot_run_here_takes_no_part():
 
 
 def test_a_winner_is_asked_once_more():
-    cell = tuned.Cell("allreduce", 1 << 16, 1 << 15, 1 << 17, "", 1e-5, 1e-4, 3, of(10).rows)
+    cell = tuned.Cell("allreduce", 1 << 16, 1 << 15, 1 << 17, "", 1e-5, 1e-4, 3, of(10).rows, confirmed=False)
     kept = tune.confirmed(Timed(lambda chunk: 1e-5 if chunk == 10 else 2e-5), ALLREDUCE, cell)
-    assert (kept.rows, kept.seconds, kept.built_in_seconds) == (cell.rows, 1e-5, 2e-5)
+    assert (kept.rows, kept.seconds, kept.built_in_seconds, kept.confirmed) == (cell.rows, 1e-5, 2e-5, True)
     dropped = tune.confirmed(Timed(lambda chunk: 1e-5), ALLREDUCE, cell)
     assert (dropped.rows, dropped.seconds, dropped.built_in_seconds) == ((), 1e-5, 1e-5)
 
@@ -158,6 +158,15 @@ def test_the_verb_measures_writes_and_goes_on_where_it_was(blink, tmp_path, monk
     ended = blink(*asked)
     assert "all of this was measured before" in ended.err
     assert tuned.path_of(2).read_bytes() == before
+    cut_off = tuned.read(tuned.path_of(2), 2)
+    won = msgspec.structs.replace(
+        cut_off.cells[3], rows=(HostChoice("ring", False, 1 << 16),), confirmed=False, seconds=1e-9
+    )
+    tuned.write(tuned.path_of(2), cut_off.with_cell(won))
+    assert "ring in messages of 64 KiB, not confirmed yet" in blink("tune", "--show").out
+    ended = blink(*asked)
+    assert "not confirmed yet" not in ended.out
+    assert all(cell.confirmed for cell in tuned.read(tuned.path_of(2), 2).cells)
     assert re.search(r"^allreduce +64K .*\n\n\d of 4 are faster than what is built in$", ended.out, re.MULTILINE)
     assert blink("tune", "--show").out == ended.out
     blink("tune", "gossip").assert_refused("gossip: expected some of")

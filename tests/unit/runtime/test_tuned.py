@@ -45,6 +45,13 @@ def test_what_is_written_is_read_and_serves_its_range(cache):
     assert os.stat(cache).st_mode & 0o077 == 0
 
 
+def test_rows_that_nobody_confirmed_serve_nobody(cache):
+    tuned.write(cache, file(msgspec.structs.replace(cell(), confirmed=False), cell("reduce")))
+    table = tuned.table_for(2)
+    assert table.rows["allreduce"] == built_in(2).rows["allreduce"]
+    assert table.rows["reduce"] != built_in(2).rows["reduce"]
+
+
 def test_a_new_cell_takes_the_place_of_those_it_overlaps():
     found = file(cell(least=0, below=10), cell(least=10, below=20), cell("broadcast", least=0, below=99))
     found = found.with_cell(cell(least=5, below=12)).with_cell(cell(least=12, below=15))
