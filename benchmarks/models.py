@@ -115,7 +115,7 @@ def _pairs_of_v100s() -> Iterator[Figure]:
         mib, *times = map(float, line.split())
         jobs = [(gpus, collective) for collective in ("allreduce", "broadcast") for gpus in ((0, 1), (0, 3))]
         for (gpus, collective), us in zip(jobs, times, strict=True):
-            fitted = mib >= 256 and gpus == (0, 1)
+            fitted = (collective == "allreduce" and mib <= 256) or (mib >= 256 and gpus == (0, 1))
             yield Figure("dgx-1v", gpus, collective, "nccl-2.4", int(mib) * MIB, "us", us, us, LOGS, fitted)
 
 

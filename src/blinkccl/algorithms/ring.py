@@ -41,6 +41,7 @@ from blinkccl.algorithms.shapes import (
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, link_use
+from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import FAST_KINDS, Topology
 from blinkccl.topology.select import PCIE_CHOICES
 
@@ -100,6 +101,28 @@ def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, 
             chain_up(paths, up) if request.collective.reduces else None,
             chain_down(paths, down) if name not in ("reduce", "reduce_scatter") else None,
         )
+
+
+def in_channels(request: Request, lane_gb_per_s: Fraction, per_lane: int, most: int) -> Forest:
+    """The forest of :func:`plan`, a share for each channel: ``per_lane`` of them on each lane of a ring.
+
+    At most ``most`` channels in all, and one for a ring over anything but NVLink and its likes. Halves of lanes count
+    as lanes where rings have them, and each line over several servers too. NCCL 2.4.2 has two per lane and 16 at most
+    (src/transport/p2p.cu).
+    """
+    require_collective(request, "ring", SERVED, "use --algo optimal")
+    network, found = rings_for(request)
+    fast = any(link.kind in FAST_KINDS for link in network.links)
+    lane = lane_gb_per_s / exact_unit(network)
+    if any((2 * ring.capacity / lane) % 2 == 1 for ring in found):
+        lane /= 2
+    alone = len(by_server(network, request.ranks)) == 1
+    channels = []
+    for ring in found:
+        times = per_lane * (max(1, int(ring.capacity / lane)) if alone else 1) if fast else 1
+        times = max(1, min(times, most // len(found)))
+        channels += [replace(ring, capacity=ring.capacity / times)] * times
+    return on_rings(request, "ring", network, channels)
 
 
 def ring_count(request: Request) -> int:

@@ -11,20 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.ring import in_channels
 from blinkccl.algorithms.shapes import by_server
 from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import check_nvidia
+from blinkccl.baselines.nccl_system import arch_named, check_nvidia, guess_arch
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.simulate.calibration import machine_name
+from blinkccl.schedule.chunking import ALIGNMENT_BYTES
+from blinkccl.simulate.calibration import Calibration, machine_name
 from blinkccl.topology.select import PCIE_CHOICES
 
-#: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
+#: NCCL 2.4 hands data on in slices: a buffer of 4 MiB has 8 steps. Rings of AllReduce, AllGather and ReduceScatter take
+#: two steps at once, and cut each rank's part in at least two (v2.4.2, src/include/collectives.h, primitives.h).
 NCCL_SLICE_BYTES = 512 * 1024
+STEPS_PER_SLICE = {"allreduce": 2, "allgather": 2, "reduce_scatter": 2}
+#: A slice of LL: 8 bytes of data for each of 256 threads, 8 times (core.h).
+LL_SLICE_BYTES = 16 * 1024
+#: Threads of a channel by LL (core.h).
+LL_THREADS = 256
+#: Channels on each lane of a ring, and in all (p2p.cu, "Duplicate the rings for direct NVLink"; core.h).
+CHANNELS_PER_LANE, MOST_CHANNELS = 2, 16
 #: Below this NCCL 2.4 takes double binary trees on a DGX-2, as Blink has it.
 AS_WRITTEN_BYTES = 16 * 1024
 #: NCCL 2.4's protocols by machine, with the calibration of each; elsewhere it is timed on the job's own.
@@ -36,25 +47,49 @@ NCCL_24_PROTOCOLS = {
 
 
 @dataclass(frozen=True)
-class Alternatives:
-    """Plans of one library by algorithm, each in several protocols.
+class SlicedPlan(TimedPlan):
+    """A plan of NCCL 2.4, whose chunks are its slices of at most ``slice_bytes``.
 
-    For each size it takes the fastest protocol of the algorithm that ``choose`` names, or the fastest of all.
+    Each share of AllReduce, AllGather and ReduceScatter is at least two slices.
     """
 
+    slice_bytes: int = NCCL_SLICE_BYTES
+
+    def _chunk_bytes(self, size_bytes: int) -> int:
+        parts = STEPS_PER_SLICE.get(self.forest.collective.name, 1)
+        longest = max(float(part.stop - part.start) for part in self.program.slices)
+        return max(ALIGNMENT_BYTES, min(self.slice_bytes, ceil(longest * size_bytes / parts)))
+
+
+@dataclass(frozen=True)
+class ByProtocol:
+    """An algorithm of NCCL 2.4: by ``ll`` up to ``ll_bytes``, by ``simple`` above."""
+
+    simple: TimedPlan
+    ll: TimedPlan | None = None
+    ll_bytes: int = 0
+
+    def at(self, size_bytes: int) -> Estimate:
+        plan = self.simple if self.ll is None or size_bytes > self.ll_bytes else self.ll
+        return plan.at(size_bytes)
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Algorithms of one library by name; for each size it takes what ``choose`` names, or the fastest."""
+
     name: str
-    plans: Mapping[str, Sequence[TimedPlan]]
+    algorithms: Mapping[str, ByProtocol]
     choose: Callable[[int], str] | None = None
 
     @property
     def forest(self) -> Forest:
-        return self.plans["ring"][0].forest
+        return self.algorithms["ring"].simple.forest
 
     def at(self, size_bytes: int) -> Estimate:
         """The estimate of the plan for this size; its ``detail`` says which it is."""
-        names = list(self.plans) if self.choose is None else [self.choose(size_bytes)]
-        estimates = [plan.at(size_bytes) for name in names for plan in self.plans[name]]
-        return min(estimates, key=lambda estimate: estimate.seconds)
+        names = list(self.algorithms) if self.choose is None else [self.choose(size_bytes)]
+        return min((self.algorithms[name].at(size_bytes) for name in names), key=lambda estimate: estimate.seconds)
 
 
 def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
@@ -73,20 +108,46 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
     return Alternatives(name, plans, lambda size: "double_binary_tree" if size < AS_WRITTEN_BYTES else "ring")
 
 
-def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> tuple[TimedPlan, ...]:
+def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> ByProtocol:
     """One algorithm in each protocol, with NCCL's calibrations and slices in place of the job's."""
     check_nvidia(request.topology, request.ranks)
-    forest = ALGORITHMS[algorithm].plan(request)
-    what = ("rings" if algorithm == "ring" else "double binary trees") + f" over {_kinds(forest)}"
+    rings = algorithm == "ring"
+    if rings:
+        lane_gb_per_s = arch_named(guess_arch(request.topology)).nominal_gb_per_s
+        forest = in_channels(request, lane_gb_per_s, CHANNELS_PER_LANE, MOST_CHANNELS)
+    else:
+        forest = ALGORITHMS[algorithm].plan(request)
+    what = ("rings" if rings else "double binary trees") + f" over {_kinds(forest)}"
     settings = replace(conditions.settings, even_chunks=False)
-    own = replace(conditions, chunk_bytes=NCCL_SLICE_BYTES, channels=1, settings=settings)
-    protocols = NCCL_24_PROTOCOLS.get(machine_name(request.topology))
-    if protocols is None:
-        return (replace(planned(name, forest, own), detail=f"{what}, {own.calibration.name}"),)
-    return tuple(
-        replace(planned(name, forest, replace(own, calibration=own.named(calibration))), detail=f"{what}, {protocol}")
-        for protocol, calibration in protocols.items()
+    base = planned(name, forest, replace(conditions, channels=1, settings=settings))
+
+    def sliced(calibration: Calibration, slice_bytes: int, protocol: str) -> SlicedPlan:
+        own = replace(base.conditions, calibration=calibration)
+        return SlicedPlan(name, forest, base.program, own, f"{what}, {protocol}", slice_bytes)
+
+    slice_bytes = NCCL_SLICE_BYTES * (STEPS_PER_SLICE.get(request.collective.name, 1) if rings else 1)
+    named = NCCL_24_PROTOCOLS.get(machine_name(request.topology))
+    if named is None:
+        return ByProtocol(sliced(conditions.calibration, slice_bytes, conditions.calibration.name))
+    return ByProtocol(
+        sliced(conditions.named(named["Simple"]), slice_bytes, "Simple"),
+        sliced(conditions.named(named["LL"]), LL_SLICE_BYTES, "LL"),
+        _ll_bytes(request, forest, rings),
     )
+
+
+def _ll_bytes(request: Request, forest: Forest, rings: bool) -> int:
+    """Up to which size NCCL 2.4 takes LL, by the bytes of each thread (v2.4.2, src/enqueue.cu, getKernelInfo).
+
+    Where we differ: from there down it takes LL at every size, and always with all channels and threads.
+    """
+    name, ranks = request.collective.name, len(request.ranks)
+    chunks = ranks if rings and name not in ("broadcast", "reduce") else 1
+    roots = ranks if chunks > 1 else 1
+    volta = machine_name(request.topology) != "dgx-1p"
+    servers = len(by_server(request.topology, request.ranks))
+    per_thread = (64 if volta else 32) * (2 if servers > 1 else 1) * (1 if rings else 4)
+    return max(1, len(forest.shares) // roots) * LL_THREADS * chunks * per_thread
 
 
 def _kinds(forest: Forest) -> str:
@@ -102,7 +163,7 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
         raise UnsupportedError(f"nccl-2.30 chooses its links itself: leave --links {request.links} out")
     if conditions.settings.start_s:
         raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
-    nccl = NcclServer.of(request.topology, request.ranks)
+    nccl = NcclServer.of(request.topology, request.ranks, conditions.calibration)
     channels = nccl.channels
     found = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"
 

@@ -2,7 +2,7 @@
 
 - *Rings and trees*: :mod:`blinkccl.baselines.nccl_model`. NCCL rounds the speed of channels down to a step of its
   ladder (360 GB/s for the 370.8 that it counts of an H100), but moves data as fast as links do. So by Simple rings get
-  what links have left.
+  what links have left, and nowhere more than rings were measured to reach: 20 GB/s over PCIe, where it counts 24.
 - *NVLS*: what the NVSwitch of Hopper and later combines and multicasts, for 3 GPUs or more. For AllReduce the rate is
   that of published nccl-tests runs on 4 to 8 H100s, which is more than NCCL's own model says, and the latency that of
   two hops, which is less. AllGather and ReduceScatter are NCCL's model (0.85 of the channels' rate on Hopper, 0.74 on
@@ -13,16 +13,19 @@ Both ``blink sim`` and what ``libblink.so`` must beat take NCCL's times from her
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 
 from blinkccl.baselines.nccl_model import BASE_US, PROTOCOLS, STEP_US, CostLine, NcclEstimate, choose
 from blinkccl.baselines.nccl_search import Channels, search
-from blinkccl.baselines.nccl_system import VERSION, Server, guess_arch, see
+from blinkccl.baselines.nccl_system import VERSION, Hop, Server, guess_arch, see
 from blinkccl.errors import UnsupportedError
+from blinkccl.simulate.calibration import Calibration, calibration_for, link_cost
 from blinkccl.topology.model import Topology
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
@@ -39,17 +42,18 @@ _LEAST_NVLS = 3
 
 @dataclass(frozen=True)
 class NcclServer:
-    """NCCL of a version on these GPUs; ``arch`` is that of the oldest."""
+    """NCCL of a version on these GPUs; ``arch`` is that of the oldest, ``calibration`` by default the machine's."""
 
     topology: Topology
     ranks: tuple[int, ...]
     arch: str
     version: tuple[int, int] = VERSION
+    calibration: Calibration | None = None
 
     @classmethod
-    def of(cls, topology: Topology, ranks: Sequence[int]) -> NcclServer:
+    def of(cls, topology: Topology, ranks: Sequence[int], calibration: Calibration | None = None) -> NcclServer:
         """Today's, on GPUs whose architecture follows from their links."""
-        return cls(topology, tuple(ranks), guess_arch(topology))
+        return cls(topology, tuple(ranks), guess_arch(topology), calibration=calibration)
 
     @cached_property
     def channels(self) -> Channels:
@@ -67,13 +71,13 @@ class NcclServer:
     def at(self, collective: str, size_bytes: int) -> NcclEstimate:
         """The fastest that it has for S bytes; of equal ones its own model's choice."""
         best = choose(self.channels, collective, size_bytes)
-        if (best.algorithm, best.protocol) == ("ring", "Simple"):
-            spare = self.spare
+        if best.protocol == "Simple":
+            reach = self._ring_reach if best.algorithm == "ring" else self._tree_reach
             best = replace(
                 best,
-                seconds=best.seconds / spare,
-                algbw_gb_per_s=best.algbw_gb_per_s * spare,
-                busbw_gb_per_s=best.busbw_gb_per_s * spare,
+                seconds=best.seconds / reach,
+                algbw_gb_per_s=best.algbw_gb_per_s * reach,
+                busbw_gb_per_s=best.busbw_gb_per_s * reach,
             )
         line = self.in_switch(collective)
         if line is None or best.seconds <= (seconds := float(line.time_us(size_bytes) / 1_000_000)):
@@ -87,12 +91,46 @@ class NcclServer:
         if self.channels.servers > 1:
             return 1.0
         used: dict[tuple[int, int], Fraction] = {}
-        for ring in self.channels.rings:
-            for pair in pairwise((*ring, ring[0])):
-                for arc, share in self.server.hops[pair].load:
-                    used[arc] = used.get(arc, Fraction(0)) + share
+        for hop in self._ring_hops():
+            for arc, share in hop.load:
+                used[arc] = used.get(arc, Fraction(0)) + share
         each = Fraction(self.channels.gb_per_s_per_channel)
         return max(1.0, float(min(self.server.capacity[arc] / (load * each) for arc, load in used.items())))
+
+    @cached_property
+    def _ring_reach(self) -> float:
+        """By how much all rings are faster than NCCL's channels, with links as measured; 1 over several servers."""
+        if self.channels.servers > 1:
+            return 1.0
+        crossings = Counter(arc for hop in self._ring_hops() for arc in pairwise(hop.path))
+        each = float(self.channels.gb_per_s_per_channel)
+        return min(self.spare, *(self._reached(arc) / (times * each) for arc, times in crossings.items()))
+
+    def _ring_hops(self) -> Iterator[Hop]:
+        for ring in self.channels.rings:
+            for pair in pairwise((*ring, ring[0])):
+                yield self.server.hops[pair]
+
+    @cached_property
+    def _tree_reach(self) -> float:
+        """What part of NCCL's estimate a tree reaches; 1 over several servers."""
+        tree = self.channels.tree
+        if tree is None or self.channels.servers > 1:
+            return 1.0
+        loads = [
+            arc for order in tree.orders for chain in order for pair in pairwise(chain) for arc in self._load(pair)
+        ]
+        return min(1.0, *(self._reached(arc) * float(share / self.server.capacity[arc]) for arc, share in loads))
+
+    def _load(self, pair: tuple[int, int]) -> Iterator[tuple[tuple[int, int], Fraction]]:
+        """What both directions between two GPUs take of links."""
+        yield from self.server.hops[pair].load
+        yield from self.server.hops[pair[::-1]].load
+
+    def _reached(self, arc: tuple[int, int]) -> float:
+        """GB/s that kernels were measured to reach on a link; infinite where nobody did."""
+        costs, link = self.calibration or calibration_for(self.topology), self.topology.link[arc]
+        return link_cost(costs, link).rate / 1e9 if costs.link_class(link).kernels else inf
 
     def in_switch(self, collective: str) -> CostLine | None:
         """The time in the switch, by size; None where it combines nothing."""

@@ -43,7 +43,7 @@ from blinkccl.choice.block_costs import PIECE_BYTES, block_gb_per_s, busiest_blo
 from blinkccl.choice.programs import CandidateProgram
 from blinkccl.codegen.text import COPIES
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration, calibration_for
 from blinkccl.simulate.run import Simulation, best_chunk_bytes, bind_bytes, simulate
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.model import LINK_KINDS, Topology
@@ -63,6 +63,7 @@ _SETTINGS = Settings(budget=BUDGET, coarser=True)
 #: What decides a time, of :class:`PredictedTime`.
 LINKS, BLOCKS, LL_CAP, ISSUING = "links", "the busiest block", "NCCL's cap on LL", "the thread that issues copies"
 _GROUP = 16
+_IN_SIGNAL = Number(0.0, "contained in signal_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def timing(
     program, network = candidate.program, candidate.network
     arch = architecture(capability)
     fast = _kinds(program, network) <= {"nvlink"}
-    costs = calibration_of(protocol, fast, arch)
+    costs = calibration_of(protocol, fast, arch, calibration_for(network))
     most = parts * capacity_bytes
     chunk = min(best_chunk_bytes(program, network, costs, size_bytes), most)
     settings = dataclasses.replace(settings, even_chunks=candidate.evenly)
@@ -198,8 +199,11 @@ def _row(capability: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def calibration_of(protocol: str, fast: bool, arch: str) -> Calibration:
-    """What our code costs; ``fast``: its links are NVLink alone."""
+def calibration_of(protocol: str, fast: bool, arch: str, measured: Calibration | None = None) -> Calibration:
+    """What our code costs; ``fast``: its links are NVLink alone.
+
+    Links reach what NCCL counts of them, or what its rings were ``measured`` to reach where that is less.
+    """
     if protocol == COPIES:
         return _copies_calibration(arch)
     column = PROTOCOLS.index(NCCL_NAMES[protocol])
@@ -211,6 +215,14 @@ def calibration_of(protocol: str, fast: bool, arch: str) -> Calibration:
         left = RATE[protocol] * (lane if kind == "nvlink" else 1.0)
         return Number(left, "NCCL 2.30: what it counts of a link, and what the protocol leaves")
 
+    slower = []
+    for row in (row for row in measured.link if row.kernels) if measured else ():
+        nominal = row.nominal_gb_per_s or 1.0
+        part = row.gb_per_s.value / nominal * RATE[protocol]
+        if part < rate(row.kind).value:
+            slower.append(
+                LinkClass(row.kind, row.nominal_gb_per_s, Number(part * nominal, row.gb_per_s.source), _IN_SIGNAL)
+            )
     return Calibration(
         1,
         f"kernels-{protocol}",
@@ -219,7 +231,7 @@ def calibration_of(protocol: str, fast: bool, arch: str) -> Calibration:
             launch_us=Number(float(BASE_US["tree"][column]), "NCCL 2.30: a call of a tree"),
             signal_us=Number(float(hop_us), "NCCL 2.30: a step of a tree"),
         ),
-        tuple(LinkClass(kind, 0.0, rate(kind), Number(0.0, "contained in signal_us")) for kind in LINK_KINDS),
+        (*slower, *(LinkClass(kind, 0.0, rate(kind), _IN_SIGNAL) for kind in LINK_KINDS)),
     )
 
 

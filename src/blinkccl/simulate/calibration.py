@@ -56,7 +56,8 @@ class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     0 takes any rate, and ``gb_per_s`` is then what part of it a link reaches; else what one lane reaches with nothing
     in the other direction. ``latency_us`` is what each such link adds to the latency of a transfer. ``duplex`` is what
     part of ``gb_per_s`` remains where the plan uses both directions and one of the two GPUs combines messages; copies
-    alone pass each other at full rate.
+    alone pass each other at full rate. ``kernels``: measured on NCCL's rings, so that no kernel is taken to reach more;
+    else kernels reach what NCCL counts, whatever copies do.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gb_per_s: Number
     latency_us: Number
     duplex: Number = Number(1.0, "full duplex")
+    kernels: bool = False
 
 
 _NOTHING = Number(0.0, "not modelled")

@@ -180,6 +180,7 @@ def fitted_calibration(
                 nominal_gb_per_s,
                 Number(_rounded(found.beta_gb_per_s / lanes), where + over),
                 Number(0.0, "contained in the engine's numbers"),
+                kernels=True,
             ),
         ),
     )
@@ -202,6 +203,7 @@ def calibration_text(written: Calibration) -> str:
             "[[link]]",
             f"kind = {_quoted(row.kind)}",
             f"nominal_gb_per_s = {row.nominal_gb_per_s!r}",
+            *(["kernels = true"] if row.kernels else []),
             *_numbers(row),
         ]
     return "\n".join(lines) + "\n"

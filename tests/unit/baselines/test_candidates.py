@@ -74,6 +74,59 @@ def test_nccl_24_falls_back_to_pcie_where_no_ring_exists() -> None:
     assert 0.97 * rate < found.algbw_gb_per_s <= rate
 
 
+@pytest.mark.parametrize(
+    ("spec", "gpus", "channels"),
+    [
+        ("dgx-1v", "0,1", 2),
+        ("dgx-1v", "0,3", 4),
+        ("dgx-1v", None, 12),
+        ("dgx-1p", "0,1,2,3", 12),  # six half rings
+        ("dgx-2", None, 12),  # three lanes each way round
+        ("dgx-1v", "1,4,5,6", 1),  # PCIe
+    ],
+)
+def test_nccl_24_has_two_channels_on_each_lane_and_16_at_most(spec, gpus, channels) -> None:
+    request = asked(spec, "allreduce", gpus) if gpus else asked(spec, "allreduce")
+    job = BASELINES["nccl-2.4"].prepare(request, NOMINAL)
+    assert len(job.forest.shares) == channels * len(request.ranks)
+    whole = ALGORITHMS["ring"].plan(request)
+    assert job.forest.rate == whole.rate
+
+
+def test_nccl_24_takes_ll_by_the_bytes_of_a_thread() -> None:
+    """64 bytes for each of 256 threads, per chunk and channel of a loop (v2.4.2, src/enqueue.cu)."""
+    for spec, gpus, collective, most in (
+        ("dgx-1v", "0,1", "allreduce", 2 * 256 * 2 * 64),
+        ("dgx-1v", "0,3", "broadcast", 4 * 256 * 64),
+        ("dgx-1p", "0,1", "allreduce", 2 * 256 * 2 * 32),
+    ):
+        job = BASELINES["nccl-2.4"].prepare(asked(spec, collective, gpus), NOMINAL)
+        assert job.at(most).detail.endswith(", LL")
+        assert job.at(most + 4).detail.endswith(", Simple")
+
+
+def test_a_ring_of_nccl_24_hands_on_slices_of_two_steps_and_a_chain_of_one() -> None:
+    chunk = {
+        collective: BASELINES["nccl-2.4"].prepare(asked("dgx-1v", collective, "0,1"), NOMINAL).at(64 * MIB).chunk_bytes
+        for collective in ("allreduce", "allgather", "broadcast")
+    }
+    assert chunk == {"allreduce": MIB, "allgather": MIB, "broadcast": MIB // 2}
+    # Each rank's part of a channel is two slices: 2 MiB over 2 channels and 2 ranks.
+    small = BASELINES["nccl-2.4"].prepare(asked("dgx-1v", "allreduce", "0,1"), NOMINAL).at(2 * MIB)
+    assert small.chunk_bytes == MIB // 4
+
+
+def test_rings_of_nccl_230_reach_no_more_than_was_measured() -> None:
+    """Of a calibration that is of kernels; a copy engine's says nothing of them."""
+    request = asked("pcie-8gpu-nvlink-pairs", "allreduce", "0,1")
+    measured = BASELINES["nccl-2.30"].prepare(request, Conditions(calibration("pcie"))).at(1 << 30)
+    counted = BASELINES["nccl-2.30"].prepare(request, NOMINAL).at(1 << 30)
+    assert measured.seconds / counted.seconds == pytest.approx(20 / 17.33, rel=1e-6)
+    copies = asked("dgx-1v", "allreduce")
+    of_copies = BASELINES["nccl-2.30"].prepare(copies, Conditions(calibration("v100-copy-engine"))).at(1 << 30)
+    assert of_copies.seconds == BASELINES["nccl-2.30"].prepare(copies, NOMINAL).at(1 << 30).seconds
+
+
 def test_nccl_24_between_servers_takes_rings_or_trees() -> None:
     both = BASELINES["nccl-2.4"].prepare(asked("2x dgx-a100"), NOMINAL)
     small, large = both.at(4096), both.at(256 * MIB)

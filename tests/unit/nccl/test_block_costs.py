@@ -97,8 +97,7 @@ def test_a_block_moves_three_times_what_nccl_says_of_a_channels_tree(row):
 @pytest.mark.parametrize(("ranks", "busbw"), [(4, 370), (5, 420), (6, 440), (7, 460), (8, 480)])
 def test_allreduce_in_the_switch_is_as_fast_as_it_was_measured(ranks, busbw):
     found = NcclPredictor(job("hgx-h100", ranks), 90).at(Collective("allreduce", ranks), 16 * GIB)
-    # Of 4 GPUs rings have as much.
-    assert found.words == ("NCCL NVLS" if ranks > 4 else "NCCL ring Simple")
+    assert found.words == "NCCL NVLS"
     assert 16 * GIB / found.seconds / 1e9 * 2 * (ranks - 1) / ranks == pytest.approx(busbw, rel=0.01)
     candidate = optimal("hgx-h100", "allreduce", 32, ranks)
     assert at(candidate, 16 * GIB, 32) * choices.MARGIN > found.seconds, "so it is not taken"
