@@ -64,6 +64,9 @@ def plan(
     size: Annotated[
         str | None, Option("--size", "-s", metavar="SIZE", help="auto: the fastest at S, as nccl-tests counts it.")
     ] = None,
+    sharp: Annotated[
+        bool, Option("--sharp", help="allreduce: say what it could reach if every switch combined (SHARP) too.")
+    ] = False,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -95,15 +98,23 @@ def plan(
         json = True
     elif output is not None:
         console.write_file(output, dumps(to_document(forest)))
+    from blinkccl.advice.in_switch import in_switch, in_switch_document, in_switch_sentence
+
+    combined = in_switch(wanted, sharp)
     if json:
-        stated = {} if chosen is None or str(output) == "-" else {"choice": choice_document(chosen)}
+        stated = {} if chosen is None else {"choice": choice_document(chosen)}
+        if combined is not None:
+            stated["in_switch"] = in_switch_document(combined)
+        if str(output) == "-":
+            stated = {}
         console.emit_json(to_document(forest, None if str(output) == "-" else seconds) | stated)
         return
     from blinkccl.advice.ring_baseline import ring_baseline
     from blinkccl.report.plan_text import plan_text
 
     ring, width = ring_baseline(wanted).sentence(forest), console.width()
-    lines = [choice_text(chosen) if chosen else "", ring]
+    switch = "" if combined is None else in_switch_sentence(combined, wanted, forest)
+    lines = [choice_text(chosen) if chosen else "", ring, switch]
     console.emit(plan_text(forest, console.paint(), width) + "".join(fit(f"\n{x}\n", width) for x in lines if x))
 
 

@@ -123,7 +123,7 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
         "rate": _text(forest.rate),
         "bound": _text(forest.bound),
         "optimal": forest.optimal,
-        "certificate": _certificate(forest.certificate),
+        "certificate": certificate_document(forest.certificate),
         "algbw_gb_per_s": forest.algbw_gb_per_s,
         "depth": forest.depth,
         "trees": moving_shares(forest),
@@ -236,7 +236,8 @@ def _link_load(forest: Forest) -> list[dict[str, Any]]:
     ]
 
 
-def _certificate(certificate: Certificate) -> dict[str, Any]:
+def certificate_document(certificate: Certificate) -> dict[str, Any]:
+    """A proof as the document of a plan has it."""
     values = {field.name: _plain(getattr(certificate, field.name)) for field in fields(certificate)}
     return {"kind": certificate.kind, **values}
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 SHARES_SHOWN = 16
 LINKS_SHOWN = 40
 PRICES_SHOWN = 12
-#: What one GPU's NVLinks carry at least where its NVSwitch combines: 18 lanes of an H100, not the 12 of an A100.
-NVLS_GB_PER_S = 400
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"
 _BAR = 20
 #: Columns that a line with a bar takes.
@@ -66,7 +64,7 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         verdict = paint("optimal", "bold green")
     else:
         verdict = paint(f"{float(forest.rate / forest.bound):.1%} of the bound", "bold yellow")
-    if forest.collective.reduces and _through_reducing_switch(topology):
+    if forest.collective.reduces and any(vertex.combines for vertex in topology.vertices):
         verdict += ", without reduction in the switch"
     return [
         paint(headline(forest), "bold"),
@@ -74,20 +72,6 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         f"rate    {rate_text(forest.rate, topology)} algbw, {gb_per_s_text(busbw)} busbw",
         f"bound   {rate_text(forest.bound, topology)}: {verdict}",
     ]
-
-
-def _through_reducing_switch(topology: Topology) -> bool:
-    """Whether NVSwitch joins GPUs with as much NVLink as those have that come with switches which combine (NVLS)."""
-    kinds = {vertex.id: vertex.kind for vertex in topology.vertices}
-    port = max(
-        (
-            x.capacity
-            for x in topology.links
-            if x.kind == "nvlink" and (kinds[x.src], kinds[x.dst]) == ("gpu", "switch")
-        ),
-        default=0,
-    )
-    return port * topology.unit_gb_per_s >= NVLS_GB_PER_S
 
 
 def _shares(forest: Forest, paint: Paint) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from blinkccl.errors import TopologyError
@@ -13,6 +13,8 @@ from blinkccl.topology.model import Link, Topology, Vertex, common_unit
 MAX_VERTICES = 4096
 #: A clique of 256 has 65,280 directed links.
 MAX_LINKS = 100_000
+#: GB/s of one GPU's NVLinks to switches, at least, where these combine: 18 lanes of an H100, not the 12 of an A100.
+COMBINING_GB_PER_S = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,29 @@ class Assembly:
             self.join(vertex, centre, gb_per_s, kind)
 
     def finish(self) -> Topology:
-        """The topology; its unit is the largest rate of which every link is a whole multiple."""
+        """The topology; its unit is the largest rate of which every link is a whole multiple.
+
+        Switches combine where NVLink joins them with GPUs of :data:`COMBINING_GB_PER_S`.
+        """
         unit = common_unit(rate.gb_per_s for rate in self.links.values())
         links = tuple(
             Link(src, dst, int(rate.gb_per_s / unit), rate.kind, float(rate.gb_per_s), rate.provenance)
             for (src, dst), rate in sorted(self.links.items())
         )
-        return Topology(self.name, float(unit), tuple(self.vertices), links, tuple(self.notes))
+        return Topology(self.name, float(unit), self._vertices(), links, tuple(self.notes))
+
+    def _vertices(self) -> tuple[Vertex, ...]:
+        kind = [vertex.kind for vertex in self.vertices]
+        ports = [
+            (src, dst, rate.gb_per_s)
+            for (src, dst), rate in self.links.items()
+            if rate.kind == "nvlink" and (kind[src], kind[dst]) == ("gpu", "switch")
+        ]
+        whole: dict[int, Fraction] = {}
+        for gpu, _, gb_per_s in ports:
+            whole[gpu] = whole.get(gpu, Fraction(0)) + gb_per_s
+        combine = {switch for gpu, switch, _ in ports if whole[gpu] >= COMBINING_GB_PER_S}
+        return tuple(replace(vertex, combines=vertex.id in combine) for vertex in self.vertices)
 
 
 def exact_unit(topology: Topology) -> Fraction:

@@ -19,13 +19,14 @@ MAX_CAPACITY = 10**15
 
 
 class VertexRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """``Vertex`` as written; a missing name is taken from kind and id, ``part_of`` is there only where it says so."""
+    """``Vertex`` as written; a missing name is taken from kind and id, the rest is there only where it says so."""
 
     id: int
     kind: str
     server: int = 0
     name: str = ""
     part_of: int | None = None
+    combines: bool = False
 
 
 class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,8 +83,8 @@ def to_document(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain dictionaries and lists, in the order of the schema."""
     lists = {key: list(msgspec.to_builtins(getattr(topology, key))) for key in ("vertices", "links", "notes")}
     for entry in (*lists["vertices"], *lists["links"]):
-        for key in ("part_of", "read_capacity", "by"):
-            if entry.get(key, 0) in (None, ""):
+        for key in ("part_of", "combines", "read_capacity", "by"):
+            if key in entry and (entry[key] in (None, "") or entry[key] is False):
                 del entry[key]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -138,7 +139,7 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
         Link(x.src, x.dst, x.capacity, x.kind, _gb_per_s(record, i, source), x.provenance, x.read_capacity, x.by)
         for i, x in enumerate(record.links)
     )
-    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name, v.part_of) for v in record.vertices)
+    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name, v.part_of, v.combines) for v in record.vertices)
     try:
         return Topology(record.name, record.unit_gb_per_s, vertices, links, tuple(record.notes))
     except TopologyError as error:

@@ -31,6 +31,8 @@ class Vertex:
     """One device: ``kind`` is one of :data:`VERTEX_KINDS`, ``server`` the index of its server.
 
     ``part_of``: the vertex of the machine of which this is one way through; None where it is the whole.
+    ``combines``: a switch that can also add up and multicast what crosses it (NVLink SHARP, SHARP). Plans take it for
+    one that passes data on, and :mod:`blinkccl.algorithms.in_switch` says what it could do.
     """
 
     id: int
@@ -38,6 +40,7 @@ class Vertex:
     server: int = 0
     name: str = ""
     part_of: int | None = None
+    combines: bool = False
 
     @property
     def label(self) -> str:
