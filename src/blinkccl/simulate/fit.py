@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from blinkccl.units import bus_factor
 LEAST_SIZES = 3
 #: Beyond this one line is no model of what was measured.
 POOR = 0.25
+
+#: The least error that a time is taken to have, and the largest standard error, of a number and as a part of it.
+NOISE, MOST_UNSURE = 0.01, 0.25
 
 #: Steps of a ring of n ranks: how often a byte waits for the one before it to have crossed a link.
 _RING_STEPS: dict[str, Callable[[int], int]] = {
@@ -75,8 +79,8 @@ def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
     Absolute errors would let the largest sizes decide alone, and α would be noise. Collectives and numbers of ranks may
     be mixed: each has its own steps and bytes.
 
-    α is determined if at some size the steps take longer than the bytes, β if at some size the bytes take longer than
-    the steps: there must be sizes on both sides of α · β, and three or more in all. Cost: O(measurements).
+    α and β are determined if their standard errors are at most :data:`MOST_UNSURE` of them, from three sizes on; the
+    times' own error is what is left of them, or :data:`NOISE` where that is more. Cost: O(measurements).
     """
     if not measurements:
         raise UnsupportedError("nothing to fit: no measurement is left")
@@ -88,9 +92,8 @@ def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
     error = np.abs((alpha_s * steps + s_per_byte * crossing) / seconds - 1.0)
     worst = int(np.argmax(error))
     sizes = sorted({one.size_bytes for one in measurements})
-    in_steps, in_bytes = alpha_s * steps, s_per_byte * crossing
-    steps_win, bytes_win = bool(np.any(in_steps > in_bytes)), bool(np.any(in_bytes > in_steps))
-    alpha_known, beta_known, warnings = _determined(sizes, steps_win, bytes_win)
+    unsure = _standard_errors(steps / seconds, crossing / seconds, alpha_s, s_per_byte)
+    alpha_known, beta_known, warnings = _determined(sizes, *unsure)
     if alpha_known and beta_known and error[worst] > POOR:
         warnings.append(
             f"one line is right to {error[worst]:.0%} only, worst at {measurements[worst].size_bytes:,} bytes: the "
@@ -126,18 +129,33 @@ def _least_squares(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     return 0.0, float(alone[1]) / scale_b
 
 
-def _determined(sizes: Sequence[int], steps_win: bool, bytes_win: bool) -> tuple[bool, bool, list[str]]:
+def _standard_errors(a: np.ndarray, b: np.ndarray, x: float, y: float) -> tuple[float, float]:
+    """Of x and of y, as parts of them; infinite for what is 0. Times are taken to be no better than :data:`NOISE`."""
+    off = a * x + b * y - 1.0
+    sigma = max(NOISE, float(np.sqrt(off @ off / max(1, len(off) - 2))))
+    if x == 0.0 or y == 0.0:
+        return (inf if x == 0.0 else 0.0), (inf if y == 0.0 else 0.0)
+    u, v = a * x, b * y  # so that both numbers are 1
+    alone = float(u @ u), float(v @ v)
+    both = alone[0] * alone[1] - float(u @ v) ** 2
+    if both <= 1e-14 * alone[0] * alone[1]:  # one is the other many times over, to all digits
+        return (inf, 0.0) if alone[0] < alone[1] else (0.0, inf)
+    return sigma * float(np.sqrt(alone[1] / both)), sigma * float(np.sqrt(alone[0] / both))
+
+
+def _determined(sizes: Sequence[int], alpha_part: float, beta_part: float) -> tuple[bool, bool, list[str]]:
     """Whether α and β are determined, and why not."""
     if len(sizes) < LEAST_SIZES:
         few = f"{len(sizes)} size{'s' if len(sizes) > 1 else ''}: neither α nor β is determined; measure at least "
         return False, False, [f"{few}{LEAST_SIZES}, from some KiB to some hundred MiB"]
-    if not steps_win:
-        why = f"from {sizes[0]:,} bytes on the bytes take longer than the steps: α is not determined; "
-        return False, True, [f"{why}measure smaller sizes too"]
-    if not bytes_win:
-        why = f"up to {sizes[-1]:,} bytes the steps take longer than the bytes: β is not determined; "
-        return True, False, [f"{why}measure larger sizes too"]
-    return True, True, []
+    warnings = []
+    for name, part, which in (("α", alpha_part, "smaller"), ("β", beta_part, "larger")):
+        if part > MOST_UNSURE:
+            of_it = "it may as well be 0" if part == inf else f"its standard error is {part:.0%} of it"
+            warnings.append(
+                f"{name} is not determined by {sizes[0]:,} to {sizes[-1]:,} bytes: {of_it}; measure {which} sizes too"
+            )
+    return alpha_part <= MOST_UNSURE, beta_part <= MOST_UNSURE, warnings
 
 
 def fits(measurements: Sequence[Measurement], model: str = "ring") -> dict[str, Fit]:

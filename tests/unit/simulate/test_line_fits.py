@@ -99,7 +99,7 @@ def test_large_sizes_do_not_determine_the_latency():
     found = fit(made("allreduce", 2, 10.0, 20.0, [1 << 24, 1 << 26, 1 << 28]))
     assert found.alpha_us is None
     assert found.beta_gb_per_s == pytest.approx(20.0)
-    assert found.warnings[0].startswith("from 16,777,216 bytes on the bytes take longer")
+    assert found.warnings[0].startswith("α is not determined by 16,777,216 to 268,435,456 bytes: its standard error is")
     assert None in (found.alpha_us, found.beta_gb_per_s)
 
 
@@ -107,7 +107,7 @@ def test_small_sizes_do_not_determine_the_bandwidth():
     found = fit(made("allreduce", 2, 10.0, 20.0, [64, 512, 4096]))
     assert found.beta_gb_per_s is None
     assert found.alpha_us == pytest.approx(10.0)
-    assert found.warnings[0].startswith("up to 4,096 bytes the steps take longer")
+    assert found.warnings[0].startswith("β is not determined by 64 to 4,096 bytes: its standard error is")
 
 
 def test_no_number_is_negative():
@@ -204,3 +204,20 @@ def test_what_was_not_determined_is_not_written():
     found = fit(made("allreduce", 2, 10.0, 20.0, [1 << 24, 1 << 26, 1 << 28]))
     with pytest.raises(UnsupportedError, match=r"no calibration can be written: .*α is not determined"):
         fitted_calibration(found, "mine", "nvlink", 25.0, "x.log")
+
+
+def test_a_latency_is_known_as_soon_as_its_error_is_small():
+    """Steps of a third of the time at every size, which a rule of what takes longer would not have let count."""
+    sizes = [round(2 * 10.0 * 20.0 * 1e3 * times) for times in (2, 3, 5, 8)]  # S where bytes take so many times longer
+    found = fit(made("allreduce", 2, 10.0, 20.0, sizes))
+    assert found.alpha_us == pytest.approx(10.0)
+    assert found.warnings == ()
+
+
+def test_noise_makes_a_latency_unknown():
+    draw = random.Random(3)
+    sizes = [1 << power for power in range(20, 26)]
+    assert fit(made("allreduce", 2, 10.0, 20.0, sizes)).alpha_us == pytest.approx(10.0)
+    noisy = fit(made("allreduce", 2, 10.0, 20.0, sizes, noise=lambda: draw.uniform(-0.3, 0.3)))
+    assert noisy.alpha_us is None
+    assert "α is not determined by 1,048,576 to 33,554,432 bytes" in noisy.warnings[0]
