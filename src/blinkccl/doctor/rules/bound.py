@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from blinkccl.doctor.evidence import Case, Graph, Hop
 from blinkccl.doctor.finding import Finding, places
-from blinkccl.doctor.rules.job import Expected, Job, jobs, stated
+from blinkccl.doctor.rules.job import Expected, Job, in_switch_busbw, jobs, stated
 from blinkccl.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.report.text import gb_per_s_text, ids
 
@@ -53,12 +53,19 @@ def findings(case: Case) -> Iterator[Finding]:
                 f"what {job.name} can reach",
                 job.bound_text,
                 got,
-                "the bound is that of trees; the NVSwitch reduces too (NVLS), which passes it"
+                _of_trees(job)
                 if job.measured is not None and job.measured.busbw_gb_per_s > bound.busbw_gb_per_s and not job.assumed
                 else "by the rates of links as they are stated, of which programs reach some 80 %",
                 f"blink sim {job.collective}{job.spec} --sweep shows the time of every algorithm",
                 evidence,
             )
+
+
+def _of_trees(job: Job) -> str:
+    """Why the bound is no bound for what was measured."""
+    combined = in_switch_busbw(job.topology, job.ranks, job.collective)
+    most = "" if combined is None else f"; with it the links allow {gb_per_s_text(combined)} of busbw"
+    return f"the bound is that of trees; the NVSwitch reduces too (NVLS), which passes it{most}"
 
 
 def _of(graph: Graph) -> Expected:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for
+from blinkccl.algorithms.in_switch import in_switch_allreduce
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.baselines.nccl_system import VERSION, guess_arch
@@ -251,6 +252,18 @@ def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Bou
         algbw = float(proof.bound) * network.unit_gb_per_s
         return Bound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network), links)
     return None
+
+
+@lru_cache(maxsize=64)
+def in_switch_busbw(topology: Topology, ranks: tuple[int, ...], collective: str) -> float | None:
+    """The bound with what NVSwitches add up, as busbw in GB/s; None where none does, or nobody can say."""
+    if collective != "allreduce":
+        return None
+    try:
+        found = in_switch_allreduce(network_for(topology, ranks), ranks)
+    except BlinkError:
+        return None
+    return None if found is None else found.gb_per_s * float(bus_factor(collective, len(ranks)))
 
 
 def _collective(name: str, size: int) -> Collective:
