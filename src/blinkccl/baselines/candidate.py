@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
 from typing import Protocol
 
@@ -17,13 +18,13 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
 from blinkccl.simulate import calibration as calibrations
 from blinkccl.simulate.calibration import Calibration
-from blinkccl.simulate.chunk_search import best_chunk, search
-from blinkccl.simulate.run import Simulation, simulate
-from blinkccl.simulate.translate import Settings
+from blinkccl.simulate.chunk_search import best_chunk, near_best, search
+from blinkccl.simulate.run import Simulation, simulate_frame
+from blinkccl.simulate.translate import Frame, Settings, frame
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: How a chunk is chosen where none is given.
-CHUNK_CHOICES = ("model", "best", "miad")
+CHUNK_CHOICES = ("near", "model", "best", "miad")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Conditions:
     calibration: Calibration
     settings: Settings = field(default_factory=Settings)
     chunk_bytes: int | None = None
-    chunk_choice: str = "model"
+    chunk_choice: str = "near"
     channels: int = 1
     named: Callable[[str], Calibration] = calibrations.calibration
     paths: PathTable | None = None
@@ -91,28 +92,30 @@ class TimedPlan:
     conditions: Conditions
     detail: str
 
+    @cached_property
+    def frame(self) -> Frame:
+        """The program on its calibration."""
+        conditions = self.conditions
+        return frame(self.program, self.forest.topology, conditions.calibration, conditions.settings)
+
     def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
         """The kernel's answer for S bytes; raises as :func:`~blinkccl.simulate.run.simulate`."""
-        conditions = self.conditions
-        return simulate(
-            self.program,
-            self.forest.topology,
-            conditions.calibration,
-            size_bytes,
-            chunk_bytes=self._chunk_bytes(size_bytes),
-            settings=conditions.settings,
-            traced=traced,
-        )
+        found = self._run(size_bytes)
+        return found.traced() if traced else found
 
-    def _chunk_bytes(self, size_bytes: int) -> int | None:
-        """The chunk for this size; None leaves it to the pipeline model."""
+    def _run(self, size_bytes: int) -> Simulation:
+        """A run with the chunk that the conditions ask for."""
         conditions = self.conditions
         if conditions.chunk_bytes is not None or conditions.chunk_choice == "model":
-            return conditions.chunk_bytes
+            return simulate_frame(self.frame, size_bytes, conditions.chunk_bytes)
+        if conditions.chunk_choice == "near":
+            return near_best(self.frame, size_bytes)
         job = self.program, self.forest.topology, conditions.calibration, size_bytes
         if conditions.chunk_choice == "best":
-            return best_chunk(*job, settings=conditions.settings)
-        return search(*job, settings=conditions.settings)[-1].chunk_bytes
+            chunk_bytes = best_chunk(*job, settings=conditions.settings)
+        else:
+            chunk_bytes = search(*job, settings=conditions.settings)[-1].chunk_bytes
+        return simulate_frame(self.frame, size_bytes, chunk_bytes)
 
     def at(self, size_bytes: int) -> Estimate:
         """What the plan takes for S bytes; raises as :meth:`simulate`."""
@@ -139,19 +142,12 @@ class ChunkedPlan(TimedPlan):
     chunks: int = 1
     window: int = 1
 
-    def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
-        """All messages of the window together; raises as :func:`~blinkccl.simulate.run.simulate`."""
+    def _run(self, size_bytes: int) -> Simulation:
+        """All messages of the window together."""
         longest = max((part.stop - part.start for part in self.program.slices), default=Fraction(1))
-        return simulate(
-            self.program,
-            self.forest.topology,
-            self.conditions.calibration,
-            size_bytes * self.window,
-            # Slices begin on whole groups of bytes, so the last may be that much longer.
-            chunk_bytes=ceil(longest * size_bytes / self.chunks / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES,
-            settings=self.conditions.settings,
-            traced=traced,
-        )
+        # Slices begin on whole groups of bytes, so the last may be that much longer.
+        chunk_bytes = ceil(longest * size_bytes / self.chunks / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES
+        return simulate_frame(self.frame, size_bytes * self.window, chunk_bytes)
 
     def at(self, size_bytes: int) -> Estimate:
         """What a message of the window takes."""

@@ -24,6 +24,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.simulate.calibration import Calibration, machine_name
+from blinkccl.simulate.run import Simulation, simulate_frame
 from blinkccl.topology.select import PCIE_CHOICES
 
 #: NCCL 2.4 hands data on in slices: a buffer of 4 MiB has 8 steps. Rings of AllReduce, AllGather and ReduceScatter take
@@ -55,10 +56,11 @@ class SlicedPlan(TimedPlan):
 
     slice_bytes: int = NCCL_SLICE_BYTES
 
-    def _chunk_bytes(self, size_bytes: int) -> int:
+    def _run(self, size_bytes: int) -> Simulation:
         parts = STEPS_PER_SLICE.get(self.forest.collective.name, 1)
         longest = max(float(part.stop - part.start) for part in self.program.slices)
-        return max(ALIGNMENT_BYTES, min(self.slice_bytes, ceil(longest * size_bytes / parts)))
+        chunk_bytes = max(ALIGNMENT_BYTES, min(self.slice_bytes, ceil(longest * size_bytes / parts)))
+        return simulate_frame(self.frame, size_bytes, chunk_bytes)
 
 
 @dataclass(frozen=True)

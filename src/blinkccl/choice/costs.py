@@ -44,8 +44,9 @@ from blinkccl.choice.programs import CandidateProgram
 from blinkccl.codegen.text import COPIES
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration, calibration_for
-from blinkccl.simulate.run import Simulation, best_chunk_bytes, bind_bytes, simulate
-from blinkccl.simulate.translate import Settings
+from blinkccl.simulate.chunk_search import near_best
+from blinkccl.simulate.run import Simulation, bind_bytes, simulate_frame
+from blinkccl.simulate.translate import Frame, Settings, frame
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.units import bus_factor
 
@@ -123,16 +124,11 @@ def timing(
     Of ``settings`` slices are cut as the program's code cuts them. Cost: 1 to 4 ms with the default; several times
     that for copies, whose chunk is searched.
     """
-    program, network = candidate.program, candidate.network
-    arch = architecture(capability)
-    fast = _kinds(program, network) <= {"nvlink"}
-    costs = calibration_of(protocol, fast, arch, calibration_for(network))
-    most = parts * capacity_bytes
-    chunk = min(best_chunk_bytes(program, network, costs, size_bytes), most)
-    settings = dataclasses.replace(settings, even_chunks=candidate.evenly)
-    run = simulate(program, network, costs, size_bytes, chunk_bytes=chunk, settings=settings)
+    of = _frame(candidate, protocol, capability, settings)
+    program, costs, most = of.program, of.calibration, parts * capacity_bytes
+    run = near_best(of, size_bytes, most)
     if protocol == COPIES:
-        run, times = _by_copies(candidate, costs, run, most, settings)
+        run, times = _by_copies(candidate, of, run, most)
     else:
         bound, step_us = bind_bytes(program, size_bytes, size_bytes + 1), costs.engine.signal_us.value
         rate = block_gb_per_s(protocol, _row(capability))
@@ -147,8 +143,17 @@ def timing(
     return PredictedTime(times[limit], part_chunk, limit, run)
 
 
+@lru_cache(maxsize=512)
+def _frame(candidate: CandidateProgram, protocol: str, capability: int, settings: Settings) -> Frame:
+    """The program on what its protocol costs; its slices are cut as its code cuts them."""
+    program, network = candidate.program, candidate.network
+    fast = _kinds(program, network) <= {"nvlink"}
+    costs = calibration_of(protocol, fast, architecture(capability), calibration_for(network))
+    return frame(program, network, costs, dataclasses.replace(settings, even_chunks=candidate.evenly))
+
+
 def _by_copies(
-    candidate: CandidateProgram, costs: Calibration, run: Simulation, most_bytes: int, settings: Settings
+    candidate: CandidateProgram, of: Frame, run: Simulation, most_bytes: int
 ) -> tuple[Simulation, dict[str, float]]:
     """The run whose chunk lets a rank's thread issue all commands in time; larger chunks than what links want.
 
@@ -156,13 +161,11 @@ def _by_copies(
     """
 
     def times(run: Simulation) -> dict[str, float]:
-        return {LINKS: run.seconds, ISSUING: _issuing_s(candidate, run.size_bytes, run.chunk_bytes, costs)}
+        return {LINKS: run.seconds, ISSUING: _issuing_s(candidate, run.size_bytes, run.chunk_bytes, of.calibration)}
 
     best = run
     while times(run)[ISSUING] > run.seconds and run.chunk_bytes < most_bytes:
-        chunk = min(2 * run.chunk_bytes, most_bytes)
-        program, network = candidate.program, candidate.network
-        run = simulate(program, network, costs, run.size_bytes, chunk_bytes=chunk, settings=settings)
+        run = simulate_frame(of, run.size_bytes, min(2 * run.chunk_bytes, most_bytes))
         best = min(best, run, key=lambda one: max(times(one).values()))
     return best, times(best)
 

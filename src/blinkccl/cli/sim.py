@@ -112,9 +112,9 @@ Chunk = Annotated[
     str | None,
     Option(
         "--chunk",
-        metavar="SIZE|model|best|miad",
-        help="copies: size of a chunk, or how it is chosen: the pipeline model's, the fastest "
-        "of some 15 simulations, or what Blink's search ends with.",
+        metavar="SIZE|near|model|best|miad",
+        help="copies: size of a chunk, or how it is chosen: the fastest near the pipeline model's (default), the "
+        "model's own, the fastest of some 15 simulations, or what Blink's search ends with.",
     ),
 ]
 Channels = Annotated[
@@ -257,7 +257,7 @@ def sim(
             request, forest = arguments.request(name, spec, gpus, (root, src, dst), links, relays), None
         gpu = None if model is None else _gpu(request.topology)
         runs = _code(request, code, of_copies)
-        conditions = _conditions(request.topology, settings, calibration, chunk or "model", channels or 1, paths)
+        conditions = _conditions(request.topology, settings, calibration, chunk or "near", channels or 1, paths)
         conditions = replace(conditions, most_memories=memories)
         field = _field(request, forest, runs, conditions, algo, progress)
         _check_files_serve(field, timeline, output)

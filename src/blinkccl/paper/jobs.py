@@ -91,7 +91,7 @@ class Timed:
 
 
 def blink(context: Context, name: str, collective: str, gpus: Gpus | None = None, how: str = "blink") -> TimedPlan:
-    """Blink's side, with the closed form's chunk for each size."""
+    """Blink's side, with a chunk near the closed form's for each size."""
     return planned(how, plan(how, name, collective, gpus), conditions(context, COPY_ENGINES[name]))
 
 

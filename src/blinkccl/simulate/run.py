@@ -12,7 +12,7 @@ from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
 from blinkccl.simulate.calibration import Calibration, link_cost
-from blinkccl.simulate.translate import Settings, Translation, translate
+from blinkccl.simulate.translate import Frame, Settings, Translation, frame
 from blinkccl.simulate.workload import Outcome, Workload
 from blinkccl.topology.model import Topology
 from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
@@ -41,6 +41,11 @@ class Simulation:
     @property
     def seconds(self) -> float:
         return self.outcome.seconds
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether any slice is cut into several."""
+        return any(extent.chunks > 1 for extent in self.translation.bound.extents)
 
     @property
     def algbw_gb_per_s(self) -> float:
@@ -77,27 +82,33 @@ def simulate(
     ``coarser`` is set, the answer is an estimate: bandwidth terms and the cost of every chunk stay, but a pipeline
     fills more slowly, by at most the depth times the larger chunk.
     """
+    return simulate_frame(frame(program, network, calibration, settings), size_bytes, chunk_bytes, traced)
+
+
+def simulate_frame(of: Frame, size_bytes: int, chunk_bytes: int | None = None, traced: bool = False) -> Simulation:
+    """As :func:`simulate`, for who asks for more than one size or chunk of a program."""
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
-    settings = settings or Settings()
+    program, settings = of.program, of.settings
     budget = settings.budget or (EVENT_BUDGET if native_kernel.available() else PYTHON_EVENT_BUDGET)
-    chunk = best_chunk_bytes(program, network, calibration, size_bytes) if chunk_bytes is None else chunk_bytes
-    bound = bind_bytes(program, size_bytes, chunk, settings.even_chunks)
+    if chunk_bytes is None:
+        chunk_bytes = best_chunk_bytes(program, of.network, of.calibration, size_bytes)
+    bound = bind_bytes(program, size_bytes, chunk_bytes, settings.even_chunks)
     together = 1
     tasks = count_tasks(bound)
     if tasks > budget:
         if not settings.coarser:
             raise UsageError(
-                f"{size_bytes:,} bytes in chunks of {chunk:,} are {tasks:,} transfers and reductions, more than the "
-                f"budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
+                f"{size_bytes:,} bytes in chunks of {chunk_bytes:,} are {tasks:,} transfers and reductions, more than "
+                f"the budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
                 "several chunks as one"
             )
         together, bound = _coarser(bound, size_bytes, settings.even_chunks, budget)
-    translation = translate(bound, network, calibration, settings)
+    translation = of.at(bound)
     if together > 1:
         translation = _times(translation, together)
-    outcome = run(translation.workload, translation.settings.kernel_sharing, traced)
-    return Simulation(translation, outcome, size_bytes, chunk, together)
+    outcome = run(translation.workload, settings.kernel_sharing, traced)
+    return Simulation(translation, outcome, size_bytes, chunk_bytes, together)
 
 
 def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tuple[int, Bound]:
@@ -164,10 +175,12 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
         return LEAST_CHUNK_BYTES
     largest = max(slices) * size_bytes
     depth = max(role.offset for role in program.roles)
-    seconds_per_s = 1.0 / (float(program.rate) * network.unit_gb_per_s * 1e9) if program.rate else 0.0
-    beta = max(slices) / seconds_per_s if seconds_per_s else 1e9
-    used = dict.fromkeys(pair for queue in program.queues for pair in pairwise(queue.path))
-    slowest_s = max((link_cost(calibration, network.link[pair]).latency_s for pair in used), default=0.0)
+    used = [network.link[pair] for pair in dict.fromkeys(pair for q in program.queues for pair in pairwise(q.path))]
+    costs = [link_cost(calibration, link) for link in used]
+    slowest_s = max((cost.latency_s for cost in costs), default=0.0)
+    # What the calibration leaves of the rate that the plan was made for.
+    left = min((cost.rate / (link.gb_per_s * 1e9) for cost, link in zip(costs, used, strict=True)), default=1.0)
+    beta = max(slices) * left * float(program.rate) * network.unit_gb_per_s * 1e9 if program.rate else 1e9
     # A message that is signalled late holds its slot: every so many chunks wait for one signal.
     slots = min(channel.slots for channel in program.channels)
     engine = calibration.engine

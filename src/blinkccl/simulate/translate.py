@@ -15,7 +15,7 @@ roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
 
@@ -26,7 +26,7 @@ from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.wiring import Arc, connect
 from blinkccl.simulate.calibration import Calibration, link_cost
-from blinkccl.simulate.workload import Actors, Hops, Ints, Workload
+from blinkccl.simulate.workload import Actors, Floats, Hops, Ints, Workload
 from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import Topology
 
@@ -115,12 +115,48 @@ class Translation:
     legs: tuple[QueueHop, ...]
 
 
-def translate(
-    bound: Bound, network: Topology, calibration: Calibration, settings: Settings | None = None
-) -> Translation:
-    """The workload of a bound program whose paths lie on ``network``. Cost: O(roles + links on the paths of queues)."""
+@dataclass(frozen=True)
+class Frame:
+    """All of a program's workload that no size changes; fields as those of :class:`Translation`.
+
+    ``actors`` have no chunks yet. ``slices``: that of each actor.
+    """
+
+    program: Program
+    network: Topology
+    calibration: Calibration
+    settings: Settings
+    actors: Actors
+    slices: tuple[int, ...]
+    hops: Hops
+    rates: Floats
+    streams: int
+    links: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int], ...]
+    legs: tuple[QueueHop, ...]
+
+    def at(self, bound: Bound) -> Translation:
+        """The workload of the program as it is bound. Cost: O(actors)."""
+        extents = [bound.extents[index] for index in self.slices]
+        whole = [x.chunk_elements * bound.itemsize for x in extents]
+        last = [(x.length - (x.chunks - 1) * x.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
+        actors = replace(
+            self.actors,
+            chunks=np.asarray([x.chunks for x in extents], np.int32),
+            bytes=np.asarray(whole, np.float64),
+            last_bytes=np.asarray(last, np.float64),
+        )
+        copy_engines = int(self.calibration.engine.copy_engines.value)
+        pools = np.full(len(self.program.vertices), copy_engines, np.int32)
+        workload = Workload(actors, self.hops, self.rates, pools, self.streams)
+        return Translation(
+            workload, bound, self.network, self.calibration, self.settings, self.links, self.places, self.legs
+        )
+
+
+def frame(program: Program, network: Topology, calibration: Calibration, settings: Settings | None = None) -> Frame:
+    """What a program whose paths lie on ``network`` is to the simulator. Cost: O(roles + links on paths of queues)."""
     settings = settings or Settings()
-    program = bound.program
     if settings.start_s and len(settings.start_s) != len(program.ranks):
         raise UsageError(f"{len(settings.start_s)} start times for {len(program.ranks)} ranks; give one per rank")
     wiring = connect(program)
@@ -130,18 +166,30 @@ def translate(
     arcs = tuple(wiring.data)
     streams = _Streams(program, arcs, settings.streams)
     hops, staged = _legs(program, arcs, streams)
-    workload = Workload(
-        _actors(bound, hops, staged, calibration, streams, settings),
-        _hops(hops, calibration, table, settings),
-        np.asarray(table.rates, np.float64),
-        np.full(len(program.vertices), int(calibration.engine.copy_engines.value), np.int32),
-        streams.count,
-    )
     roles = (*((program.vertices[role.rank], role.share) for role in program.roles),)
     memories = (*((hops[hop].path[-1], program.roles[hops[hop].tail].share) for hop in staged),)
-    return Translation(
-        workload, bound, network, calibration, settings, tuple(table.index), roles + memories, tuple(hops)
+    senders = [program.roles[hops[hop].tail] for hop in staged]
+    return Frame(
+        program,
+        network,
+        calibration,
+        settings,
+        _actors(program, hops, staged, calibration, streams, settings),
+        tuple(role.slice for role in (*program.roles, *senders)),
+        _hops(hops, calibration, table, settings),
+        np.asarray(table.rates, np.float64),
+        streams.count,
+        tuple(table.index),
+        roles + memories,
+        tuple(hops),
     )
+
+
+def translate(
+    bound: Bound, network: Topology, calibration: Calibration, settings: Settings | None = None
+) -> Translation:
+    """The workload of a bound program, of which nobody asks for another size."""
+    return frame(bound.program, network, calibration, settings).at(bound)
 
 
 def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[list[QueueHop], list[int]]:
@@ -264,24 +312,20 @@ def _combining(program: Program) -> frozenset[int]:
 
 
 def _actors(
-    bound: Bound,
+    program: Program,
     hops: Sequence[QueueHop],
     staged: Sequence[int],
     calibration: Calibration,
     streams: _Streams,
     settings: Settings,
 ) -> Actors:
-    program, engine = bound.program, calibration.engine
+    engine = calibration.engine
     ends = {(hop.head, hop.queue): number for number, hop in enumerate(hops)}
     starts = {(hop.tail, hop.queue): number for number, hop in enumerate(hops)}
     receives = [[ends[number, queue] for queue in role.receives] for number, role in enumerate(program.roles)]
     sends = [[starts[number, queue] for queue in role.sends] for number, role in enumerate(program.roles)]
     receives += [[hop] for hop in staged]
     sends += [[hop + 1] for hop in staged]
-    senders = [program.roles[hops[hop].tail] for hop in staged]
-    extents = [bound.extents[role.slice] for role in (*program.roles, *senders)]
-    whole = [x.chunk_elements * bound.itemsize for x in extents]
-    last = [(x.length - (x.chunks - 1) * x.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
     # A kernel reads every operand once and writes once: the rate is that of two operands.
     combined = [(operands(role) + 1) / 3 if operands(role) > 1 else 0.0 for role in program.roles]
     pace = 1e-9 / engine.reduce_gb_per_s.value if engine.reduce_gb_per_s.value else 0.0
@@ -291,12 +335,13 @@ def _actors(
     if pace == 0.0 and engine.reduce_us.value == 0.0:
         stream = np.full_like(stream, -1)  # what costs nothing needs no turn
     begin_s = [start_s[role.rank] + engine.launch_us.value * 1e-6 for role in program.roles]
+    count = len(program.roles) + len(staged)
     return Actors(
-        np.asarray([x.chunks for x in extents], np.int32),
-        np.asarray(whole, np.float64),
-        np.asarray(last, np.float64),
+        np.zeros(count, np.int32),
+        np.zeros(count),
+        np.zeros(count),
         stream,
-        np.full(len(extents), engine.reduce_us.value * 1e-6),
+        np.full(count, engine.reduce_us.value * 1e-6),
         np.asarray([*combined, *[0.0] * len(staged)]) * pace,
         np.asarray([*begin_s, *[0.0] * len(staged)], np.float64),
         *_compressed(receives),

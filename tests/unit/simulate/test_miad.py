@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from blinkccl.paper.traffic import pattern
 from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.chunk_search import KIB, MIB, Miad, best_chunk, search
+from blinkccl.simulate.chunk_search import KIB, MIB, Miad, best_chunk, near_best, search
 from blinkccl.simulate.run import best_chunk_bytes, simulate
+from blinkccl.simulate.translate import Settings, frame
 from support.examples import examples
 from support.timed import lowered
 
@@ -209,3 +210,37 @@ def test_without_a_budget_the_closed_form_is_the_answer() -> None:
     program, network = lowered("blink", "dgx-1v", "broadcast", "0-3")
     found = best_chunk(program, network, COSTS, 100 * MB, budget=1)
     assert found == best_chunk_bytes(program, network, COSTS, 100 * MB)
+
+
+# The closed form's doubles and halves.
+
+
+def test_a_ring_is_cut_less_often_than_the_closed_form_says() -> None:
+    """All links of a ring are busy from the first chunk on: smaller ones fill nothing, and cost."""
+    program, network = lowered("ring", "dgx-a100", "allreduce", "0-7")
+    of = frame(program, network, COSTS)
+    closed = simulate(program, network, COSTS, 8 << 20)
+    found = near_best(of, 8 << 20)
+    assert found.chunk_bytes >= 4 * closed.chunk_bytes
+    assert found.seconds < 0.85 * closed.seconds
+
+
+@pytest.mark.parametrize("size_bytes", [0, 4, 1 * MB, 30 * MB, 500 * MB])
+@pytest.mark.parametrize("job", [("optimal", "dgx-1v", "allreduce", "0-6"), ("blink", "dgx-1v", "broadcast", "0-3")])
+def test_what_is_near_the_closed_form_is_no_slower(job: tuple[str, str, str, str], size_bytes: int) -> None:
+    program, network = lowered(*job)
+    found = near_best(frame(program, network, COSTS), size_bytes)
+    assert found.seconds <= simulate(program, network, COSTS, size_bytes).seconds
+    for chunk_bytes in (found.chunk_bytes // 2, 2 * found.chunk_bytes):
+        if chunk_bytes >= 16 * KIB:
+            other = simulate(program, network, COSTS, size_bytes, chunk_bytes=chunk_bytes)
+            assert found.seconds <= 1.01 * other.seconds
+
+
+def test_chunks_near_the_closed_form_keep_to_their_limits() -> None:
+    program, network = lowered("blink", "dgx-1v", "broadcast", "0,1,4,7")  # the best chunk is larger
+    of = frame(program, network, COSTS)
+    assert near_best(of, 64 * MB).chunk_bytes > MIB
+    assert near_best(of, 64 * MB, most_bytes=MIB).chunk_bytes <= MIB
+    slow = frame(program, network, COSTS, Settings(budget=40, coarser=True))
+    assert near_best(slow, 64 * MB).aggregated >= 1

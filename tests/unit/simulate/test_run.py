@@ -191,7 +191,7 @@ def test_what_is_timed_as_one_is_counted_in_real_chunks(chunk_bytes: int) -> Non
 
 
 def test_tasks_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkccl.simulate.run.translate", lambda *_: pytest.fail("the program was translated"))
+    monkeypatch.setattr("blinkccl.simulate.run.Frame.at", lambda *_: pytest.fail("the program was translated"))
     with pytest.raises(UsageError, match="are 50,000,000 transfers and reductions, more than the budget of 20,000,000"):
         simulate(*chain(), free(), 100 * MB, chunk_bytes=4)
     monkeypatch.setattr(native_kernel, "available", lambda: False)
