@@ -28,10 +28,11 @@ Examples:
   blink sim allreduce --topo dgx-1v --calibration mine.toml
   blink calibrate old.log --collective broadcast --ranks 8 --algo whole --json
 
-Fit t = α · steps + bytes / β to the times in FILEs: the JSON of blink bench, or a log or -J JSON of nccl-tests.
+Fit α and β to the times in FILEs: the JSON of blink bench, or a log or -J JSON of nccl-tests.
 
-As a ring, α is the latency of a step and β the rate of the ring's links; as a whole, α is the latency of the collective
-and β the busbw that it tends to. A number that the sizes do not determine is not printed, and nothing is written then.
+As a ring, α is the latency of a step and β the rate of the ring's links, such that a ring of blink sim comes closest to
+the times. As a whole, t = α + bytes / β: α is the latency of the collective and β the busbw that it tends to. A number
+that the sizes do not determine is not printed, and nothing is written then.
 """
 
 
@@ -67,11 +68,14 @@ def calibrate(
     json: arguments.Json = False,
 ) -> None:
     """Read, fit, print, and write the calibration where that is wanted."""
-    from blinkccl.simulate.fit import fits
+    from blinkccl.simulate.fit import as_simulated, fits
 
     _check(output, name, kind, nominal, lanes)
     measured = _within(_read(files, collective, ranks), begin, end)
-    found = fits(measured, algo)
+    found = {
+        each: as_simulated(fit, [one for one in measured if one.collective == each])
+        for each, fit in fits(measured, algo).items()
+    }
     if json:
         console.emit_json(
             {

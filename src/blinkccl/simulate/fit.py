@@ -1,20 +1,32 @@
-"""The latency and the bandwidth that explain measured times best, and the calibration that says so."""
+"""The latency and the bandwidth that explain measured times best, and the calibration that says so.
+
+A line is quickly fitted (:func:`fit`), and tells what the sizes determine. But a simulated ring is no line: its chunks
+pipeline, so that on the line's numbers a chain of 8 is up to 76 % faster than the line. :func:`as_simulated` moves both
+numbers until the simulator comes closest to what was measured, and its error is the simulator's.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import exp, inf, log, sqrt
 
 import numpy as np
 
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
+from blinkccl.simulate.chunk_search import near_best
 from blinkccl.simulate.measurements import Measurement
+from blinkccl.simulate.translate import frame
 from blinkccl.topology.limits import label_fault
-from blinkccl.topology.model import LINK_KINDS
+from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.topology.synthetic import LANE_GB_PER_S, synthetic
 from blinkccl.units import bus_factor
 
 #: Through fewer sizes any line goes, whether there is one or not.
@@ -33,6 +45,12 @@ _RING_STEPS: dict[str, Callable[[int], int]] = {
     "broadcast": lambda n: n - 1,
     "reduce": lambda n: n - 1,
 }
+#: Larger rings are not simulated, and of more sizes only so many, evenly chosen.
+MOST_SIMULATED_RANKS, MOST_SIMULATED_POINTS = 16, 8
+#: How far from the line's α·β that of the simulated ring may be, as a factor, and in how many steps it is found.
+_FARTHEST, _STEPS = 16.0, 12
+
+_CONTAINED = Number(0.0, "contained in the engine's numbers")
 #: As what a collective is taken.
 MODELS = ("ring", "whole")
 
@@ -111,6 +129,79 @@ def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
     )
 
 
+def as_simulated(found: Fit, measurements: Sequence[Measurement]) -> Fit:
+    """``found`` with those α and β of which simulated rings come closest to the times; least squares as in :func:`fit`.
+
+    A ring is simulated as ``blink sim`` does it, α before each transfer and links of β one way. ``found`` comes back as
+    it is if it is of no ring, lacks a number, or is of more ranks than :data:`MOST_SIMULATED_RANKS`; a warning says the
+    last. Cost: 400 simulations of a ring, half a second for 8 ranks.
+    """
+    if found.model != "ring" or found.alpha_us is None or found.beta_gb_per_s is None:
+        return found
+    if max(one.ranks for one in measurements) > MOST_SIMULATED_RANKS:
+        many = f"rings of more than {MOST_SIMULATED_RANKS} ranks are fitted as lines, blink sim may differ from them"
+        return replace(found, warnings=(*found.warnings, many))
+    alpha_us, beta_gb_per_s = found.alpha_us, found.beta_gb_per_s
+    rings = {key: _ring(*key) for key in dict.fromkeys((one.collective, one.ranks) for one in measurements)}
+
+    def ratios(factor: float, of: Sequence[Measurement]) -> np.ndarray:
+        """Simulated time / measured time, with α · factor and β."""
+        row = LinkClass("nvlink", LANE_GB_PER_S, Number(beta_gb_per_s, "fitted"), _CONTAINED)
+        engine = EngineCosts(issue_us=Number(alpha_us * factor, "fitted"))
+        costs = Calibration(SCHEMA_VERSION, "fitted", "", engine, (row,))
+        timed = {key: frame(*ring, costs) for key, ring in rings.items()}
+        return np.asarray([near_best(timed[x.collective, x.ranks], x.size_bytes).seconds / x.seconds for x in of])
+
+    def scale(ratio: np.ndarray) -> float:
+        # α · c and β / c take c times as long, so that for each α · β the best c is known.
+        return float(ratio.sum() / (ratio @ ratio))
+
+    def distance(factor: float) -> float:
+        ratio = ratios(factor, chosen)
+        return float(((scale(ratio) * ratio - 1.0) ** 2).sum())
+
+    every = sorted(measurements, key=lambda one: one.size_bytes)
+    chosen = [every[round(at)] for at in np.linspace(0, len(every) - 1, min(len(every), MOST_SIMULATED_POINTS))]
+    factor = _least(distance)
+    ratio = ratios(factor, every)
+    times = scale(ratio)
+    error = np.abs(times * ratio - 1.0)
+    worst = int(np.argmax(error))
+    return replace(
+        found,
+        alpha_us=alpha_us * factor * times,
+        beta_gb_per_s=beta_gb_per_s / times,
+        max_relative_error=float(error[worst]),
+        worst_size_bytes=every[worst].size_bytes,
+    )
+
+
+def _least(distance: Callable[[float], float]) -> float:
+    """The factor of :data:`_FARTHEST` at most, up or down, at which a distance is least: golden sections of its log."""
+    golden = (sqrt(5.0) - 1.0) / 2.0
+    low, high = -log(_FARTHEST), log(_FARTHEST)
+    inner, outer = high - golden * (high - low), low + golden * (high - low)
+    at_inner, at_outer = distance(exp(inner)), distance(exp(outer))
+    for _ in range(_STEPS):
+        if at_inner <= at_outer:
+            high, outer, at_outer = outer, inner, at_inner
+            inner = high - golden * (high - low)
+            at_inner = distance(exp(inner))
+        else:
+            low, inner, at_inner = inner, outer, at_outer
+            outer = low + golden * (high - low)
+            at_outer = distance(exp(outer))
+    return exp(inner if at_inner <= at_outer else outer)
+
+
+def _ring(collective: str, ranks: int) -> tuple[Program, Topology]:
+    """One ring of links one way."""
+    topology = synthetic(f"oneway:{ranks}")
+    root = {"root": 0} if COLLECTIVES[collective].parameters else {}
+    forest = ALGORITHMS["ring"].plan(Request(topology, Collective(collective, ranks, **root), tuple(topology.ranks)))
+    return lower(forest), forest.topology
+
+
 def _least_squares(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """x, y ≥ 0 that bring a·x + b·y closest to 1, for positive a and b.
 
@@ -169,7 +260,7 @@ def fitted_calibration(
 ) -> Calibration:
     """The calibration that a fit amounts to: β for the links of one kind, α before each transfer, or once for a whole.
 
-    A simulated ring whose slices are one chunk each then takes the fitted times again. ``nominal_gb_per_s`` is that of
+    A simulated ring then takes the times of :func:`as_simulated` again. ``nominal_gb_per_s`` is that of
     one lane, ``source`` where the measurements are from, e.g. ``"out.log"``, and β was measured over so many ``lanes``.
     """
     if found.alpha_us is None or found.beta_gb_per_s is None:
@@ -197,7 +288,7 @@ def fitted_calibration(
                 kind,
                 nominal_gb_per_s,
                 Number(_rounded(found.beta_gb_per_s / lanes), where + over),
-                Number(0.0, "contained in the engine's numbers"),
+                _CONTAINED,
                 kernels=True,
             ),
         ),
