@@ -29,7 +29,7 @@ from blinkccl.baselines.nccl_search import search
 from blinkccl.doctor.diagnose import Diagnosis, diagnose
 from blinkccl.doctor.reading import read_files
 from blinkccl.doctor.rules.job import expected_of
-from blinkccl.doctor.text import diagnosis_text
+from blinkccl.report.text import plain
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.json_format import to_document, write
 from blinkccl.topology.model import Topology
@@ -613,7 +613,7 @@ def samples() -> str:
     for name in SAMPLES:
         with contextlib.chdir(CORPUS / name):
             files = sorted(path for path in Path().iterdir() if path.name != "case.toml")
-            text = diagnosis_text(diagnose(read_files(files)), lambda text, style: text, 110)
+            text = diagnose(read_files(files)).text(plain, 110)
         told = tomllib.loads((CORPUS / name / "case.toml").read_text("utf-8"))
         first = text.split("\n\n")[1]
         typed = f"$ blink doctor {' '.join(map(str, files))}"

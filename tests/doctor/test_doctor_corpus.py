@@ -9,7 +9,7 @@ import pytest
 
 from blinkccl.doctor.diagnose import diagnose
 from blinkccl.doctor.reading import read_files
-from blinkccl.doctor.text import diagnosis_text
+from blinkccl.report.text import plain
 from blinkccl.topology.spec import parse_gpus
 
 CORPUS = sorted(path.parent for path in Path(__file__).parent.glob("corpus/*/case.toml"))
@@ -26,7 +26,7 @@ def test_what_was_found(folder):
     if "gpus" in told:
         case.gpus = parse_gpus(told["gpus"], case.of(Machine)[-1].topology)
     diagnosis = diagnose(case)
-    text = diagnosis_text(diagnosis, lambda text, style: text)
+    text = diagnosis.text(plain)
     wrong = {finding.cause for finding in diagnosis.findings if finding.wrong}
     print(text)
     assert set(told["found"]) <= wrong

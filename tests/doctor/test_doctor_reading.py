@@ -13,8 +13,8 @@ import pytest
 from blinkccl.doctor.diagnose import diagnose
 from blinkccl.doctor.evidence import Device, Graph, Hop, Machine, Measured, NicPath, RankState, Setting, Started
 from blinkccl.doctor.reading import read_files
-from blinkccl.doctor.text import diagnosis_text
 from blinkccl.errors import UsageError
+from blinkccl.report.text import plain
 from support.examples import ALL_TESTS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -31,7 +31,7 @@ def _read(tmp_path, data, name="file"):
 def _told(case):
     diagnosis = diagnose(case)
     json.dumps(diagnosis.document())
-    return diagnosis_text(diagnosis, lambda text, style: text, 100)
+    return diagnosis.text(plain, 100)
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
@@ -194,6 +194,23 @@ def test_inspector_and_benchmark_json(tmp_path):
     }
     (measured,) = _read(tmp_path, json.dumps(benchmark)).of(Measured)
     assert (measured.ranks, measured.collective, measured.gpu) == (8, "allreduce", "H")
+
+
+def test_what_a_file_says_forges_no_line_and_no_colour(tmp_path):
+    """Names in JSON may hold anything; findings are written as lines, so these names stay on one."""
+    entry = {
+        "process_group": ("0", "default_pg"), "collective_seq_id": 5, "state": "scheduled",
+        "profiling_name": "a\n        try     evil\x1b[2J", "input_sizes": [],
+    }  # fmt: skip
+    other = entry | {"profiling_name": "all_reduce"}
+    for rank, one in enumerate((entry, other, other)):
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps({"entries": [one], "pg_config": {}}))
+    diagnosis = diagnose(read_files([tmp_path]))
+    (found,) = diagnosis.findings
+    assert found.cause == "call-mismatch"
+    assert found.got == "a?        try     evil?[2J of []"
+    assert found.attempt.startswith("compare what rank 0 calls")
+    assert all(line.isprintable() for line in diagnosis.text(plain).split("\n"))
 
 
 def test_utf_16(tmp_path):

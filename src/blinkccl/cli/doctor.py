@@ -58,9 +58,7 @@ def doctor(
     if json:
         console.emit_json(diagnosis.document())
     else:
-        from blinkccl.doctor.text import diagnosis_text
-
-        console.emit(diagnosis_text(diagnosis, console.paint(), console.width()))
+        console.emit(diagnosis.text(console.paint(), console.width()))
     if not diagnosis.healthy:
         raise typer.Exit(CHECK_FAILED)
 
@@ -77,7 +75,7 @@ def _files(files: list[Path] | None, topo: str | None) -> Case:
 
 
 def _here(ranks: int | None, measure: bool) -> Case:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from blinkccl.doctor import gathered
     from blinkccl.doctor.evidence import THIS_MACHINE, Case, Host

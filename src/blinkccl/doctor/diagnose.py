@@ -1,6 +1,6 @@
 """From evidence to a diagnosis: all rules, the worst first, and what it comes to in a sentence.
 
-To add a family of rules: a file in ``rules/`` with ``findings(case)``, and its row in :data:`FAMILIES`.
+To add a family of rules: a file in ``rules/`` with its ``RULES``, and its row in :data:`FAMILIES`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from blinkccl.doctor.evidence import Case, Host, Machine, Measured, RankState
+from blinkccl.doctor.evidence import Case, Host, Machine, Measured, RankState, printable
 from blinkccl.doctor.finding import SEVERITIES, Finding
 from blinkccl.doctor.rules import bound, hang, host, links, measured, network, peers, settings
 from blinkccl.doctor.rules.job import jobs
-from blinkccl.report.text import count, gb_per_s_text
+from blinkccl.report.text import Paint, count, fit, gb_per_s_text
 from blinkccl.schema import SCHEMA_VERSION
 
 FAMILIES = (hang, peers, links, network, settings, host, measured, bound)
@@ -57,15 +57,28 @@ class Diagnosis:
             "notes": list(self.notes),
         }
 
+    def text(self, paint: Paint, width: int | None = None) -> str:
+        """The report for people: the verdict, the findings, what was read; in lines of ``width`` at most."""
+        lines = [f"about   {self.subject}", f"verdict {self.verdict}"]
+        for number, finding in enumerate(self.findings, 1):
+            first, *rest = finding.lines(paint)
+            lines += ["", f"{number}. {first}", *rest]
+        lines += [""] if self.read else []
+        lines += [f"read    {source}: {', '.join(kinds) or 'nothing known'}" for source, kinds in self.read.items()]
+        lines += [f"note    {note}" for note in self.notes]
+        return fit("\n".join(lines), width) + "\n"
+
 
 def diagnose(case: Case) -> Diagnosis:
     """Runs every rule. Cost: a proof and a search of NCCL's channels per job, some 10 ms each."""
-    found = [finding for family in FAMILIES for finding in family.findings(case)]
+    found = [finding for family in FAMILIES for rule in family.RULES for finding in rule(case)]
     found += measured.unexplained(case, found)
     causes = {finding.cause for finding in found}
     found = [finding for finding in found if not causes & FOLLOWS_FROM.get(finding.cause, set())]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Diagnosis(_subject(case), tuple(found), case.read, tuple(dict.fromkeys(case.notes)), bool(case.pieces))
+    read = {printable(source): kinds for source, kinds in case.read.items()}
+    notes = tuple(dict.fromkeys(map(printable, case.notes)))
+    return Diagnosis(_subject(case), tuple(found), read, notes, bool(case.pieces))
 
 
 def _subject(case: Case) -> str:

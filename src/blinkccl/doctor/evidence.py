@@ -10,14 +10,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from blinkccl.topology.model import Topology
 
 #: What the places of pieces say that were not read from a file.
 THIS_MACHINE = "this machine"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class _Read(msgspec.Struct, frozen=True):
+    """What a file may say of itself, and a terminal or a line of a report must not obey, is a question mark."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            text = getattr(self, name)
+            if isinstance(text, str) and not text.isprintable():
+                msgspec.structs.force_setattr(self, name, printable(text))
+
+
+class Place(_Read, frozen=True):
     """A file, or :data:`THIS_MACHINE`, and the line where that helps."""
 
     source: str
@@ -27,23 +38,20 @@ class Place:
         return f"{self.source}, line {self.line}" if self.line else self.source
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(_Read, frozen=True):
     """What all pieces have: where it was read."""
 
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Machine(Piece):
+class Machine(Piece, frozen=True):
     """A topology; ``inferred`` says from what, where nobody stated it."""
 
     topology: Topology
     inferred: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Device(Piece):
+class Device(Piece, frozen=True):
     """A ``gpu``, a ``nic`` or a PCIe ``bridge``: its NUMA node, and its PCIe link now and at most.
 
     ``idle``: its link may have been turned down to save power. ``model`` tells which devices are alike.
@@ -60,8 +68,7 @@ class Device(Piece):
     idle: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NvLinks(Piece):
+class NvLinks(Piece, frozen=True):
     """NVLinks of one GPU that are up, and that are there and down."""
 
     gpu: str
@@ -69,8 +76,7 @@ class NvLinks(Piece):
     down: int
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAccess(Piece):
+class PeerAccess(Piece, frozen=True):
     """Whether GPU ``a`` may read and write GPU ``b``; ``nvlink``: they are joined by it. ``why`` it may not."""
 
     a: str
@@ -80,8 +86,7 @@ class PeerAccess(Piece):
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NicPath(Piece):
+class NicPath(Piece, frozen=True):
     """How far a NIC is from a GPU, in nvidia-smi's words: PIX PXB PHB NODE SYS."""
 
     nic: str
@@ -89,55 +94,46 @@ class NicPath(Piece):
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Processor(Piece):
-    """The processors: who made them, and the family and model that NCCL goes by."""
+class Processor(Piece, frozen=True):
+    """The processors: who made them, and the family that NCCL goes by."""
 
     vendor: str
     family: int
-    model: int
     sockets: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SocketBus(Piece):
-    """GB/s between two processors: as NCCL ``counted`` it, or as somebody measured it."""
+class SocketBus(Piece, frozen=True):
+    """GB/s between two processors, as NCCL counts it."""
 
     gb_per_s: float
-    counted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Iommu(Piece):
+class Iommu(Piece, frozen=True):
     """``state``: "off", "passthrough", "translating"; ``how`` it was told."""
 
     state: str
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class Acs(Piece):
+class Acs(Piece, frozen=True):
     """PCIe bridges whose Access Control Services send traffic between devices up to the root, of all that were read."""
 
     redirecting: int
     bridges: int
 
 
-@dataclass(frozen=True, slots=True)
-class Setting(Piece):
+class Setting(Piece, frozen=True):
     """An environment variable that a library has read."""
 
     name: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class NcclVersion(Piece):
+class NcclVersion(Piece, frozen=True):
     version: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hop(Piece):
+class Hop(Piece, frozen=True):
     """NCCL sends from rank ``src`` to ``dst`` by ``transport``: P2P, SHM or NET; ``detail`` is all of it."""
 
     src: int
@@ -146,8 +142,7 @@ class Hop(Piece):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Graph(Piece):
+class Graph(Piece, frozen=True):
     """NCCL's search: ``channels`` of ``gb_per_s`` for a pattern (4: ring), over paths up to ``kind``."""
 
     pattern: int
@@ -162,24 +157,20 @@ class Graph(Piece):
         return self.channels * self.gb_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Network(Piece):
+class Network(Piece, frozen=True):
     """The network that NCCL uses, and the InfiniBand or RoCE cards that it has found."""
 
     used: str
     cards: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuDirect(Piece):
-    """Whether NCCL lets a NIC and a GPU exchange data without the processor's memory; ``why`` not."""
+class NoGpuDirect(Piece, frozen=True):
+    """Why NCCL lets no NIC and GPU exchange data without the processor's memory."""
 
-    allowed: bool
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Measured(Piece):
+class Measured(Piece, frozen=True):
     """One collective of ``size_bytes`` (S, as nccl-tests counts) among ``ranks``: what it took.
 
     ``gpus`` are the devices by number and ``gpu`` their name, where the source lists them; ``wrong`` results counted.
@@ -198,16 +189,14 @@ class Measured(Piece):
     limit_gb_per_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Started(Piece):
+class Started(Piece, frozen=True):
     """A benchmark that listed its ranks and printed no result."""
 
     ranks: int
     gpu: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankState(Piece):
+class RankState(Piece, frozen=True):
     """A rank of a group at some moment, mostly of a hang.
 
     ``state``: "" (nothing special), "missing", "dead", "unresponsive", "stopped", "failed", "initialising" or
@@ -224,24 +213,20 @@ class RankState(Piece):
     doing: str = ""
     members: tuple[int, ...] = ()
     line: str = ""
-    waits_for: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure(Piece):
+class Failure(Piece, frozen=True):
     """A line by which a library gave up: ``kind`` is "shm" (no shared memory) or "warning"."""
 
     kind: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Host(Piece):
+class Host(Piece, frozen=True):
     """Memory and cores for ranks on processors: what a process here may use."""
 
     cpus: int
     quota: float | None = None
-    numa_nodes: int = 1
     shm_bytes: int | None = None
     shm_free_bytes: int | None = None
     ranks: int | None = None
@@ -270,6 +255,11 @@ class Case:
         """The pieces of one kind."""
         return [piece for piece in self.pieces if isinstance(piece, kind)]
 
-    def setting(self, name: str) -> Setting | None:
-        """The last one that was read."""
-        return next((one for one in reversed(self.of(Setting)) if one.name == name), None)
+    def last(self, kind: type[P]) -> P | None:
+        """The piece of a kind that was read last."""
+        return next((piece for piece in reversed(self.pieces) if isinstance(piece, kind)), None)
+
+
+def printable(text: str) -> str:
+    """``text`` without what a terminal would obey, on one line."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,17 +1,27 @@
-"""What the doctor says: bound, got, cause and one line to try, each with the evidence that it rests on."""
+"""What the doctor says: bound, got, cause and one line to try, each with the evidence that it rests on.
+
+A rule writes a finding as people will read it; :func:`finding` takes it apart for schedulers and tests.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blinkccl.doctor.evidence import Piece, Place
-from blinkccl.report.text import ids
+from blinkccl.report.text import Paint, ids
 
 #: "error": it does not work, or gives wrong results. "warning": slower than it could be, or nobody can tell.
 #: "note": no fault, but what explains a number. The first two are what exit code 1 means.
 SEVERITIES = ("error", "warning", "note")
+_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+_FORM = re.compile(
+    r"\s*(\w+): (.*?)  \[([\w-]+)\]\n +bound +(.*?)\n +got +(.*?)\n +cause +(.*?)\n +try +(.*?)\s*", re.DOTALL
+)
+#: Places that are shown to people; JSON has all.
+_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +31,19 @@ class Finding:
     ``bound`` is what could be and ``got`` what is, each with its number where there is one.
     """
 
-    cause: str
     severity: str
     title: str
+    cause: str
     bound: str
     got: str
     why: str
     attempt: str
-    places: tuple[Place, ...] = ()
+    places: tuple[Place, ...] = field(default=(), kw_only=True)
+
+    def at(self, *pieces: Piece | Iterable[Piece] | None) -> Finding:
+        """With the pieces that it rests on: each place once."""
+        flat = [one for each in pieces if each is not None for one in ([each] if isinstance(each, Piece) else each)]
+        return replace(self, places=tuple(dict.fromkeys(piece.place for piece in flat)))
 
     @property
     def wrong(self) -> bool:
@@ -47,6 +62,35 @@ class Finding:
             "evidence": [{"source": place.source, "line": place.line or None} for place in self.places],
         }
 
+    def lines(self, paint: Paint) -> list[str]:
+        """For people."""
+        more = f" and {len(self.places) - _SHOWN} more" if len(self.places) > _SHOWN else ""
+        return [
+            f"{paint(self.severity, _STYLE[self.severity])}: {self.title}  [{self.cause}]",
+            f"bound   {self.bound}",
+            f"got     {self.got}",
+            f"cause   {self.why}",
+            f"try     {self.attempt}",
+            *([f"from    {', '.join(map(str, self.places[:_SHOWN]))}{more}"] if self.places else []),
+        ]
+
+
+def finding(text: str) -> Finding:
+    """The finding that is written like this; a line that goes on is indented below its own words::
+
+        warning: GPU3: NVLinks are down  [nvlink-down]
+        bound   6 NVLinks, as the other GPUs have
+        got     4 on GPU3
+        cause   what crosses this GPU is slower by as much, and in a ring so is everybody
+        try     nvidia-smi nvlink -s -i 3, then nvidia-smi nvlink -e for errors; reset the GPU, or reseat the bridge
+                or the module
+
+    What files said is on one line (:mod:`~.evidence`), so it cannot be taken for one of these words.
+    """
+    form = _FORM.fullmatch(text)
+    assert form is not None, text
+    return Finding(*(re.sub(r"\n +", " ", part) for part in form.groups()))
+
 
 def named(devices: Iterable[str]) -> str:
     """Devices as people list them, each once: ``GPU3``, ``GPUs 0-3,5``, ``NIC0, NIC2``."""
@@ -57,9 +101,3 @@ def named(devices: Iterable[str]) -> str:
     ):
         return f"GPUs {ids(sorted(map(int, numbers)))}"
     return ", ".join(names)
-
-
-def places(*pieces: Piece | Iterable[Piece]) -> tuple[Place, ...]:
-    """Where these pieces were read, each place once."""
-    flat = [one for each in pieces for one in ([each] if isinstance(each, Piece) else each)]
-    return tuple(dict.fromkeys(piece.place for piece in flat))

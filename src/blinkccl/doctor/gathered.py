@@ -41,7 +41,7 @@ def pieces(document: Any, source: str) -> Iterator[Piece]:
         yield Setting(place, name, str(value))
     host = document.get("host")
     if host:
-        yield Host(place, **{key: host.get(key) for key in Host.__slots__ if key in host})
+        yield Host(place, **{key: host[key] for key in Host.__struct_fields__ if key in host})
     yield from _texts(document, source)
 
 

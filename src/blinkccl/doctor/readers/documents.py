@@ -12,7 +12,7 @@ from typing import Any
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.doctor import gathered
-from blinkccl.doctor.evidence import Machine, Measured, Piece, Place, RankState
+from blinkccl.doctor.evidence import Machine, Measured, Piece, Place, RankState, printable
 from blinkccl.doctor.readers import flight_recorder
 from blinkccl.doctor.readers.nccl_tests import NAMES
 from blinkccl.topology import json_format
@@ -91,7 +91,7 @@ def _ras(document: Any, source: str) -> Iterator[Piece]:
             counts = rank.get("collective_counts") or {}
             status = rank.get("status") or {}
             failed = status.get("abort_flag") or status.get("async_error") not in (None, 0, 7)
-            calls = tuple((str(name), int(count)) for name, count in counts.items())
+            calls = tuple((printable(str(name)), int(count)) for name, count in counts.items())
             yield RankState(place, group, int(rank["rank"]), "failed" if failed else "", calls, members=members)
         for rank in communicator.get("missing_ranks", ()):
             status = rank.get("status") or {}
@@ -108,7 +108,6 @@ _DUMPED = {"gone": "dead", "stopped": "stopped", "absent": "missing", "left": "m
 def _dump(document: Any, source: str) -> Iterator[Piece]:
     for group in document["groups"]:
         for rank in group["ranks"]:
-            awaited = rank.get("peer")
             calls = (("", int(rank["calls"])),) if rank["state"] not in _DUMPED else ()
             yield RankState(
                 Place(source),
@@ -119,7 +118,6 @@ def _dump(document: Any, source: str) -> Iterator[Piece]:
                 doing=str(rank.get("call") or "") if rank["state"] in ("waiting", "running") else "",
                 members=tuple(range(int(group["size"]))),
                 line=str(rank.get("line") or ""),
-                waits_for=None if awaited is None else int(awaited),
             )
 
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from blinkccl.doctor.evidence import (
     Failure,
-    GpuDirect,
     Graph,
     Hop,
     NcclVersion,
     Network,
+    NoGpuDirect,
     PeerAccess,
     Piece,
     Place,
@@ -68,7 +70,7 @@ def _cards(place: Place, found: re.Match[str]) -> Piece:
 
 def _processor(place: Place, found: re.Match[str]) -> Piece | None:
     vendor = _VENDORS.get(int(found[2]))
-    return Processor(place, vendor, 0, int(found[3])) if int(found[1]) == 1 and vendor else None
+    return Processor(place, vendor, int(found[3])) if int(found[1]) == 1 and vendor else None
 
 
 #: What a line holds, and the piece that it becomes.
@@ -79,11 +81,11 @@ PATTERNS: tuple[tuple[str, Make], ...] = (
     (r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/[\d.]+, type (\w+)/\w+", _graph),
     (r"P2P is disabled between (NVLINK )?connected GPUs (\d+) and (\d+)", _no_p2p),
     (r"Could not enable P2P between dev (\d+)\(=\w+\) and dev (\d+)", _could_not),
-    (r"\+ SYS\[([\d.]+)\] - CPU", lambda place, found: SocketBus(place, float(found[1]), True)),
+    (r"\+ SYS\[([\d.]+)\] - CPU", lambda place, found: SocketBus(place, float(found[1]))),
     (r"INFO CPU/\S+ \((\d+)/(\d+)/(-?\d+)\)", _processor),
     (r"NET/IB : Using (.+)", _cards),
     (r"Using network (\S+)", lambda place, found: Network(place, found[1])),
-    (r"GPU Direct RDMA Disabled for (.+)", lambda place, found: GpuDirect(place, False, found[1])),
+    (r"GPU Direct RDMA Disabled for (.+)", lambda place, found: NoGpuDirect(place, found[1])),
     (
         r"((?:posix_fallocate failed|Error while creating shared memory segment|failed to extend /dev/shm).*)",
         lambda place, found: Failure(place, "shm", found[1]),

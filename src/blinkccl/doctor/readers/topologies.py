@@ -111,8 +111,9 @@ def _processors(root: Element, source: str) -> Iterator[Piece]:
     cpus = [cpu for cpu in root.all("cpu") if cpu.attributes.get("vendor")]
     if cpus:
         first = cpus[0].attributes
-        family, model = (_whole(first.get(key)) or 0 for key in ("familyid", "modelid"))
-        yield Processor(Place(source, cpus[0].line), first["vendor"].strip(), family, model, len(cpus))
+        yield Processor(
+            Place(source, cpus[0].line), first["vendor"].strip(), _whole(first.get("familyid")) or 0, len(cpus)
+        )
 
 
 def _nic_paths(root: Element, source: str) -> Iterator[Piece]:

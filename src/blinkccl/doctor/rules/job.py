@@ -21,6 +21,7 @@ from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.report.text import gb_per_s_text, ids
 from blinkccl.topology import nvidia_smi
 from blinkccl.topology.catalog import machine
+from blinkccl.topology.connectivity import parts
 from blinkccl.topology.model import FAST_KINDS, Topology
 from blinkccl.topology.select import ids_text, network_for
 from blinkccl.units import bus_factor
@@ -42,11 +43,10 @@ _SERVERS = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The proved bound on busbw in GB/s, and the cut that it is of; ``links`` are those that were planned on."""
+    """The proved bound on busbw in GB/s, and the cut that it is of."""
 
     busbw_gb_per_s: float
     cut: str
-    links: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class Job:
-    """``ranks`` are vertices of ``machine``; ``measured`` is the best large row of this job, ``largest`` its last."""
+    """``ranks`` are vertices of ``machine``; ``measured`` is the best large row of this job, ``largest`` its last.
+
+    ``graph``: the rings that NCCL has printed or dumped for it.
+    """
 
     machine: Machine
     ranks: tuple[int, ...]
     collective: str
+    graph: Graph | None
     measured: Measured | None = None
     largest: Measured | None = None
     version: tuple[int, int] = VERSION
@@ -131,23 +135,10 @@ class Job:
         return f"{gb_per_s_text(bound.busbw_gb_per_s)} busbw{given}, by {bound.cut}"
 
     def islands(self) -> list[tuple[int, ...]]:
-        """The job's GPUs, parted where no NVLink or its kin leads on; one part where there is none at all."""
-        fast = [(x.src, x.dst) for x in self.topology.links if x.kind in FAST_KINDS]
-        parts: list[tuple[int, ...]] = []
-        left = set(self.ranks)
-        allowed = left | {v.id for v in self.topology.vertices if v.kind == "switch"}
-        while left:
-            reached = {min(left)}
-            stack = list(reached)
-            while stack:
-                here = stack.pop()
-                for a, b in fast:
-                    if a == here and b in allowed and b not in reached:
-                        reached.add(b)
-                        stack.append(b)
-            parts.append(tuple(sorted(reached & left)))
-            left -= reached
-        return parts
+        """The job's GPUs, parted where no NVLink or its kin leads on."""
+        through = {*self.ranks, *(v.id for v in self.topology.vertices if v.kind == "switch")}
+        fast = [(x.src, x.dst) for x in self.topology.links if x.kind in FAST_KINDS and {x.src, x.dst} <= through]
+        return parts(sorted(self.ranks), fast)
 
 
 def jobs(case: Case) -> list[Job]:
@@ -155,24 +146,21 @@ def jobs(case: Case) -> list[Job]:
     rows: dict[tuple[str, int, tuple[int, ...], str, int], list[Measured]] = {}
     for row in case.of(Measured):
         rows.setdefault((row.collective, row.ranks, row.gpus, row.gpu, row.hosts), []).append(row)
-    versions = case.of(NcclVersion)
-    version = (versions[-1].version[0], versions[-1].version[1]) if versions else VERSION
+    told = case.last(NcclVersion)
+    version = VERSION if told is None else (told.version[0], told.version[1])
     found = []
     for group in rows.values():
         large = [row for row in group if row.size_bytes >= LEAST_BYTES]
-        if not large:
-            continue
-        best = max(large, key=lambda row: row.busbw_gb_per_s)
-        last = max(group, key=lambda row: (row.size_bytes, row.busbw_gb_per_s))
-        host = machine_of(case, best)
-        ranks = None if host is None else _ranks(case, host.topology, best)
-        if host is not None and ranks is not None:
-            found.append(Job(host, ranks, best.collective, best, last, version))
-    if not found and not rows:
-        host = machine_of(case, None)
-        ranks = None if host is None else case.gpus or host.topology.ranks
-        if host is not None and ranks is not None and len(ranks) > 1:
-            found.append(Job(host, ranks, "allreduce", version=version))
+        best = max(large, key=lambda row: row.busbw_gb_per_s, default=None)
+        host = None if best is None else machine_of(case, best)
+        ranks = None if host is None or best is None else _ranks(case, host.topology, best)
+        if best is not None and host is not None and ranks is not None:
+            last = max(group, key=lambda row: (row.size_bytes, row.busbw_gb_per_s))
+            found.append(Job(host, ranks, best.collective, stated(case, best.ranks, best.hosts), best, last, version))
+    if not rows and (read := machines_with_gpus(case)):
+        ranks = case.gpus or read[-1].topology.ranks
+        if len(ranks) > 1:
+            found.append(Job(read[-1], ranks, "allreduce", stated(case, len(ranks)), version=version))
     return found
 
 
@@ -186,24 +174,26 @@ def best_rows(case: Case) -> list[Measured]:
     return list(best.values())
 
 
-def stated(case: Case, row: Measured | None, ranks: int | None = None) -> Graph | None:
+def stated(case: Case, ranks: int, hosts: int = 1) -> Graph | None:
     """The rings that NCCL has printed or dumped for so many ranks, on one host."""
-    if row is not None and row.hosts > 1:
-        return None
-    ranks = row.ranks if row is not None else ranks
     rings = [g for g in case.of(Graph) if g.pattern == RING_PATTERN and g.gb_per_s > 0 and g.ranks in (None, ranks)]
-    return rings[-1] if rings else None
+    return rings[-1] if rings and hosts == 1 else None
 
 
-def machine_of(case: Case, row: Measured | None) -> Machine | None:
+def machines_with_gpus(case: Case) -> list[Machine]:
+    """In the order in which they were read."""
+    return [one for one in case.of(Machine) if any(one.topology.vertex[r].kind == "gpu" for r in one.topology.ranks)]
+
+
+def machine_of(case: Case, row: Measured) -> Machine | None:
     """The machine that was read last; where none was, what the names of the GPUs tell."""
-    read = [one for one in case.of(Machine) if any(one.topology.vertex[r].kind == "gpu" for r in one.topology.ranks)]
-    if read or row is None:
-        return read[-1] if read else None
+    read = machines_with_gpus(case)
+    if read:
+        return read[-1]
     for pattern, count, name in _SERVERS:
         if row.hosts == 1 and row.ranks == count and re.search(pattern, row.gpu):
             why = f"{count} GPUs called {row.gpu} are taken for {name}; give --topo for certainty"
-            note(case, f"{row.place.source}: {why}")
+            case.notes.append(f"{row.place.source}: {why}")
             return Machine(row.place, machine(name), why)
     return None
 
@@ -219,8 +209,10 @@ def _ranks(case: Case, topology: Topology, row: Measured) -> tuple[int, ...] | N
     listed = len(row.gpus) == row.ranks == len(set(row.gpus)) and set(row.gpus) <= set(topology.ranks)
     chosen = row.gpus if listed else topology.ranks[: row.ranks]
     how = "the log numbers them so" if listed else "a program takes the first ones"
-    note(case, f"{row.place.source}: its {row.ranks} ranks are taken for the GPUs {ids_text(chosen)}, as {how}; "
-               "CUDA_VISIBLE_DEVICES may differ, --gpus says it")  # fmt: skip
+    case.notes.append(
+        f"{row.place.source}: its {row.ranks} ranks are taken for the GPUs {ids_text(chosen)}, as {how}; "
+        "CUDA_VISIBLE_DEVICES may differ, --gpus says it"
+    )
     return tuple(chosen)
 
 
@@ -234,12 +226,6 @@ def rates(case: Case) -> tuple[str, str]:
     return "" if expected is None else f"{gb_per_s_text(expected.busbw_gb_per_s)} busbw by NCCL's model; ", got
 
 
-def note(case: Case, text: str) -> None:
-    """Adds a note, once."""
-    if text not in case.notes:
-        case.notes.append(text)
-
-
 @lru_cache(maxsize=256)
 def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Bound | None:
     """What no algorithm of unicast trees can pass; None where the links do not join the ranks."""
@@ -250,7 +236,7 @@ def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Bou
         except BlinkError:
             continue
         algbw = float(proof.bound) * network.unit_gb_per_s
-        return Bound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network), links)
+        return Bound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network))
     return None
 
 

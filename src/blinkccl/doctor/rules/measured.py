@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from blinkccl.doctor.evidence import Case, Graph, Machine, Measured, NcclVersion, NvLinks
-from blinkccl.doctor.finding import Finding, places
+from blinkccl.doctor.evidence import Case, Graph, Machine, Measured, NcclVersion, Piece
+from blinkccl.doctor.finding import Finding, finding
 from blinkccl.doctor.rules.bound import GAP
-from blinkccl.doctor.rules.job import LEAST_BYTES, Job, best_rows, jobs, stated
+from blinkccl.doctor.rules.job import LEAST_BYTES, Job, best_rows, jobs, machines_with_gpus, stated
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.topology.model import Topology
 
@@ -24,112 +24,48 @@ ABOVE = 1.1
 LEAST_REAL_GB_PER_S = 1
 
 
-def findings(case: Case) -> Iterator[Finding]:
-    """Wrong results, contradictions, rates that fall with the size."""
+def wrong_results(case: Case) -> Iterator[Finding]:
+    """Sums that are not those of what was sent."""
     wrong = [row for row in case.of(Measured) if row.wrong]
     if wrong:
-        yield Finding(
-            "wrong-results",
-            "error",
-            f"{len(wrong)} measurements have wrong results",
-            "0 wrong",
-            f"{wrong[0].wrong:g} wrong in {wrong[0].collective} of {wrong[0].size_bytes} bytes",
-            "data are damaged on their way; mostly P2P over PCIe with an IOMMU that translates, or hardware",
-            "the same with NCCL_P2P_DISABLE=1: if it is right then, boot with iommu=pt and switch ACS off; if not, "
-            "nvidia-smi -q -d ECC and the other GPUs one by one",
-            places(wrong[:2]),
-        )
-    yield from _contradictions(case)
-    for job in jobs(case):
-        best, last = job.measured, job.largest
-        if best is not None and last is not None and last.busbw_gb_per_s < COLLAPSE * best.busbw_gb_per_s:
-            yield Finding(
-                "falls-with-size",
-                "warning",
-                f"busbw falls from {gb_per_s_text(best.busbw_gb_per_s)} to {gb_per_s_text(last.busbw_gb_per_s)} as "
-                "messages grow",
-                f"{gb_per_s_text(best.busbw_gb_per_s)} at {best.size_bytes >> 20} MiB",
-                f"{gb_per_s_text(last.busbw_gb_per_s)} at {last.size_bytes >> 20} MiB",
-                "large messages take another algorithm or way, or somebody else uses the links; memory of the host "
-                "that is on the wrong node does this too",
-                "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING names the algorithm by size; compare NCCL_ALGO=Ring and Tree",
-                places(best, last),
-            )
+        first = wrong[0]
+        yield finding(f"""
+            error: {len(wrong)} measurements have wrong results  [wrong-results]
+            bound   0 wrong
+            got     {first.wrong:g} wrong in {first.collective} of {first.size_bytes} bytes
+            cause   data are damaged on their way; mostly P2P over PCIe with an IOMMU that translates, or hardware
+            try     the same with NCCL_P2P_DISABLE=1: if it is right then, boot with iommu=pt and switch ACS off; if
+                    not, nvidia-smi -q -d ECC and the other GPUs one by one
+            """).at(wrong[:2])
 
 
-def unexplained(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
-    """Jobs that are slower than NCCL itself expects, where no other finding says why."""
-    if any(finding.wrong and finding.cause not in SAY_NOTHING_OF_RATES for finding in found):
-        return
-    found_jobs = jobs(case)
-    for job in found_jobs:
-        graph = stated(case, job.measured)
-        expected = graph.total_gb_per_s if graph is not None else _modelled(job)
-        if job.measured is not None and expected is not None and job.measured.busbw_gb_per_s < LOW * expected:
-            yield _low(job.name, job.measured, expected, graph or job.machine, job.bound_text)
-    for row in [] if found_jobs else best_rows(case):
-        graph = stated(case, row)
-        if graph is not None and row.busbw_gb_per_s < LOW * graph.total_gb_per_s:
-            name = f"{row.collective} among {row.ranks} ranks"
-            yield _low(name, row, graph.total_gb_per_s, graph, "not known: no file says what the machine is")
-
-
-def _modelled(job: Job) -> float | None:
-    """By NCCL's model; where that takes too long, what NCCL reaches of the bound at least."""
-    if job.expected is not None:
-        return job.expected.busbw_gb_per_s
-    return None if job.bound is None or job.assumed else GAP * job.bound.busbw_gb_per_s
-
-
-def _low(name: str, row: Measured, expected: float, by: Graph | Machine, bound: str) -> Finding:
-    said = "the channels that it printed" if isinstance(by, Graph) else "its model on these links"
-    return Finding(
-        "measured-low",
-        "warning",
-        f"{name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects",
-        f"{gb_per_s_text(expected)} busbw by {said}; the bound: {bound}",
-        f"{gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB ({row.place})",
-        "nothing that was read explains it: a link that runs slower than it says, another job on the same links, "
-        "clocks that are held down, or processes on the wrong NUMA node",
-        "blink doctor on the machine itself, or blink topo --gather there; nvidia-smi -q -d PERFORMANCE,CLOCK; "
-        "NCCL_DEBUG=INFO with the same run",
-        places(row, by),
-    )
-
-
-def _contradictions(case: Case) -> Iterator[Finding]:
-    machines = [m for m in case.of(Machine) if any(m.topology.vertex[r].kind == "gpu" for r in m.topology.ranks)]
+def contradictions(case: Case) -> Iterator[Finding]:
+    """Machines that differ, measurements that are not of the machine, two versions of NCCL in one run."""
+    machines = machines_with_gpus(case)
     for first, second in pairwise(machines):
         fault = _differ(first.topology, second.topology)
         if fault is not None:
             yield _contradiction(f"{first.place} and {second.place} describe different machines", fault, first, second)
+    gpus = len(machines[-1].topology.ranks) if machines else 0
     for row in case.of(Measured):
-        if (
-            machines
-            and row.hosts == 1
-            and row.ranks > len(machines[-1].topology.ranks)
-            and row.size_bytes >= LEAST_BYTES
-        ):
-            what = f"{row.ranks} ranks on one host, {len(machines[-1].topology.ranks)} GPUs"
+        if machines and row.hosts == 1 and row.ranks > gpus and row.size_bytes >= LEAST_BYTES:
+            what = f"{row.ranks} ranks on one host, {gpus} GPUs"
             yield _contradiction("the measurement is not of this machine", what, row, machines[-1])
             break
     for job in jobs(case):
-        best, bound = job.measured, job.bound
-        if best is None or bound is None or job.machine.inferred or best.busbw_gb_per_s < ABOVE * bound.busbw_gb_per_s:
+        best, most, links = job.measured, job.bound, job.topology.links
+        if best is None or most is None or job.machine.inferred or job.assumed:
             continue
-        if any(x.kind == "nvlink" and job.topology.is_transit(x.dst) for x in job.topology.links):
-            continue  # the switch may reduce
-        if min(x.gb_per_s for x in job.topology.links) < LEAST_REAL_GB_PER_S:
-            continue  # links that do not exist
-        if job.assumed:
-            continue
-        what = f"{gb_per_s_text(best.busbw_gb_per_s)} measured, at most {gb_per_s_text(bound.busbw_gb_per_s)} possible"
-        yield _contradiction("the measurement is faster than these links allow", what, best, job.machine)
+        switched = any(x.kind == "nvlink" and job.topology.is_transit(x.dst) for x in links)  # which may reduce
+        real = min(x.gb_per_s for x in links) >= LEAST_REAL_GB_PER_S
+        if best.busbw_gb_per_s >= ABOVE * most.busbw_gb_per_s and real and not switched:
+            rates = [gb_per_s_text(rate) for rate in (best.busbw_gb_per_s, most.busbw_gb_per_s)]
+            what = f"{rates[0]} measured, at most {rates[1]} possible"
+            yield _contradiction("the measurement is faster than these links allow", what, best, job.machine)
     versions = {one.version: one for one in case.of(NcclVersion)}
-    sources = {one.place.source for one in versions.values()}
-    if len(versions) > 1 and len(sources) == 1:
-        named = " and ".join(".".join(map(str, version)) for version in sorted(versions))
-        yield _contradiction("ranks of one log run different versions of NCCL", named, *versions.values())
+    if len(versions) > 1 and len({one.place.source for one in versions.values()}) == 1:
+        told = " and ".join(".".join(map(str, version)) for version in sorted(versions))
+        yield _contradiction("ranks of one log run different versions of NCCL", told, *versions.values())
 
 
 def _differ(a: Topology, b: Topology) -> str | None:
@@ -144,14 +80,69 @@ def _differ(a: Topology, b: Topology) -> str | None:
     return None
 
 
-def _contradiction(title: str, what: str, *pieces: Machine | Measured | NcclVersion | NvLinks) -> Finding:
-    return Finding(
-        "contradiction",
-        "warning",
-        title,
-        "files of one machine and one run",
-        what,
-        "what is said here of the job rests on the file that was given last",
-        "give files of one machine only, or each to a blink doctor of its own",
-        places(*pieces),
-    )
+def _contradiction(title: str, what: str, *pieces: Piece) -> Finding:
+    return finding(f"""
+        warning: {title}  [contradiction]
+        bound   files of one machine and one run
+        got     {what}
+        cause   what is said here of the job rests on the file that was given last
+        try     give files of one machine only, or each to a blink doctor of its own
+        """).at(*pieces)
+
+
+def falls_with_size(case: Case) -> Iterator[Finding]:
+    """Large messages that are slower than others."""
+    for job in jobs(case):
+        best, last = job.measured, job.largest
+        if best is not None and last is not None and last.busbw_gb_per_s < COLLAPSE * best.busbw_gb_per_s:
+            high, low = gb_per_s_text(best.busbw_gb_per_s), gb_per_s_text(last.busbw_gb_per_s)
+            yield finding(f"""
+                warning: busbw falls from {high} to {low} as messages grow  [falls-with-size]
+                bound   {high} at {best.size_bytes >> 20} MiB
+                got     {low} at {last.size_bytes >> 20} MiB
+                cause   large messages take another algorithm or way, or somebody else uses the links; memory of the
+                        host that is on the wrong node does this too
+                try     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING names the algorithm by size; compare NCCL_ALGO=Ring
+                        and Tree
+                """).at(best, last)
+
+
+def unexplained(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Jobs that are slower than NCCL itself expects, where no other finding says why."""
+    if any(one.wrong and one.cause not in SAY_NOTHING_OF_RATES for one in found):
+        return
+    known = jobs(case)
+    for job in known:
+        expected = job.graph.total_gb_per_s if job.graph is not None else _modelled(job)
+        if job.measured is not None and expected is not None:
+            yield from _low(job.name, job.measured, expected, job.graph or job.machine, job.bound_text)
+    for row in [] if known else best_rows(case):
+        graph = stated(case, row.ranks, row.hosts)
+        if graph is not None:
+            name = f"{row.collective} among {row.ranks} ranks"
+            yield from _low(name, row, graph.total_gb_per_s, graph, "not known: no file says what the machine is")
+
+
+def _modelled(job: Job) -> float | None:
+    """By NCCL's model; where that takes too long, what NCCL reaches of the bound at least."""
+    if job.expected is not None:
+        return job.expected.busbw_gb_per_s
+    return None if job.bound is None or job.assumed else GAP * job.bound.busbw_gb_per_s
+
+
+def _low(name: str, row: Measured, expected: float, by: Graph | Machine, most: str) -> Iterator[Finding]:
+    if row.busbw_gb_per_s >= LOW * expected:
+        return
+    said = "the channels that it printed" if isinstance(by, Graph) else "its model on these links"
+    yield finding(f"""
+        warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects  [measured-low]
+        bound   {gb_per_s_text(expected)} busbw by {said}; the bound: {most}
+        got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB ({row.place})
+        cause   nothing that was read explains it: a link that runs slower than it says, another job on the same
+                links, clocks that are held down, or processes on the wrong NUMA node
+        try     blink doctor on the machine itself, or blink topo --gather there; nvidia-smi -q -d PERFORMANCE,CLOCK;
+                NCCL_DEBUG=INFO with the same run
+        """).at(row, by)
+
+
+RULES = (wrong_results, contradictions, falls_with_size)

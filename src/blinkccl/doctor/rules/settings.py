@@ -4,54 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from blinkccl.doctor.evidence import Case, Hop, Machine, Measured, Network
-from blinkccl.doctor.finding import Finding, places
+from blinkccl.doctor.evidence import Case, Hop, Machine, Measured, Network, Setting
+from blinkccl.doctor.finding import Finding, finding
 from blinkccl.doctor.rules.job import rates
-
-Test = Callable[[str], bool]
 
 
 def _number(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 12 else 1 << 40
 
 
-#: Name → (when it harms, what it takes away). Libraries read them when a communicator is made.
-HARMFUL: dict[str, tuple[Test, str]] = {
-    "NCCL_P2P_DISABLE": (lambda v: v == "1", "P2P: GPUs exchange data through the host's memory"),
-    "NCCL_P2P_LEVEL": (lambda v: v in ("LOC", "0"), "P2P: GPUs exchange data through the host's memory"),
-    "NCCL_SHM_DISABLE": (lambda v: v == "1", "shared memory: ranks of a host talk over the network"),
-    "NCCL_IB_DISABLE": (lambda v: v == "1", "InfiniBand and RoCE: hosts talk over TCP"),
-    "NCCL_NVLS_ENABLE": (lambda v: v == "0", "reduction in the NVSwitch, a quarter of an H100 server's AllReduce"),
-    "NCCL_NET_GDR_LEVEL": (lambda v: v in ("LOC", "0"), "GPUDirect RDMA: NICs reach GPUs through the host's memory"),
-    "NCCL_MAX_NCHANNELS": (lambda v: _number(v) <= 2, "channels: so few cannot fill the links"),
-    "NCCL_MAX_CTAS": (lambda v: _number(v) <= 2, "channels: so few cannot fill the links"),
-    "NCCL_BUFFSIZE": (lambda v: _number(v) < 1 << 19, "buffers: so small, each step waits for the one before"),
-    "NCCL_PROTO": (lambda v: v.upper() == "LL", "large messages: LL moves four bytes of data in eight"),
-}
-_BETWEEN_HOSTS = ("NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL")
-
-
-def findings(case: Case) -> Iterator[Finding]:
-    """One for each harmful setting that was read."""
-    could, got = rates(case)
-    for name, (harms, what) in HARMFUL.items():
-        setting = case.setting(name)
-        if setting is None or not harms(setting.value):
-            continue
-        if name in _BETWEEN_HOSTS and not _several_hosts(case):
-            continue
-        if name == "NCCL_NVLS_ENABLE" and not _switched(case):
-            continue
-        yield Finding(
-            "setting",
-            "warning",
-            f"{name}={setting.value} is set",
-            f"{could}{what.partition(':')[0]}",
-            f"{got}{name}={setting.value}",
-            f"it takes away {what}",
-            f"unset {name} (also in /etc/nccl.conf and ~/.nccl.conf), unless somebody knows why it is there",
-            places(setting),
-        )
+def _always(case: Case) -> bool:
+    return True
 
 
 def _several_hosts(case: Case) -> bool:
@@ -68,3 +31,41 @@ def _switched(case: Case) -> bool:
     return not machines or any(
         x.kind == "nvlink" and m.topology.is_transit(x.dst) for m in machines for x in m.topology.links
     )
+
+
+_BY_SHM = "P2P: GPUs exchange data through the host's memory"
+_BY_MEMORY = "GPUDirect RDMA: NICs reach GPUs through the host's memory"
+_FEW = "channels: so few cannot fill the links"
+#: Name, when it harms, where, and what it takes away. Libraries read them when a communicator is made.
+HARMFUL: tuple[tuple[str, Callable[[str], bool], Callable[[Case], bool], str], ...] = (
+    ("NCCL_P2P_DISABLE", lambda v: v == "1", _always, _BY_SHM),
+    ("NCCL_P2P_LEVEL", lambda v: v in ("LOC", "0"), _always, _BY_SHM),
+    ("NCCL_SHM_DISABLE", lambda v: v == "1", _always, "shared memory: ranks of a host talk over the network"),
+    ("NCCL_IB_DISABLE", lambda v: v == "1", _several_hosts, "InfiniBand and RoCE: hosts talk over TCP"),
+    ("NCCL_NVLS_ENABLE", lambda v: v == "0", _switched,
+     "reduction in the NVSwitch, a quarter of an H100 server's AllReduce"),
+    ("NCCL_NET_GDR_LEVEL", lambda v: v in ("LOC", "0"), _several_hosts, _BY_MEMORY),
+    ("NCCL_MAX_NCHANNELS", lambda v: _number(v) <= 2, _always, _FEW),
+    ("NCCL_MAX_CTAS", lambda v: _number(v) <= 2, _always, _FEW),
+    ("NCCL_BUFFSIZE", lambda v: _number(v) < 1 << 19, _always, "buffers: so small, each step waits for the one before"),
+    ("NCCL_PROTO", lambda v: v.upper() == "LL", _always, "large messages: LL moves four bytes of data in eight"),
+)  # fmt: skip
+
+
+def setting(case: Case) -> Iterator[Finding]:
+    """One for each harmful setting, as it was read last."""
+    could, got = rates(case)
+    last = {one.name: one for one in case.of(Setting)}
+    for name, harms, where, what in HARMFUL:
+        if name in last and harms(last[name].value) and where(case):
+            told = f"{name}={last[name].value}"
+            yield finding(f"""
+                warning: {told} is set  [setting]
+                bound   {could}{what.partition(":")[0]}
+                got     {got}{told}
+                cause   it takes away {what}
+                try     unset {name} (also in /etc/nccl.conf and ~/.nccl.conf), unless somebody knows why it is there
+                """).at(last[name])
+
+
+RULES = (setting,)
