@@ -111,6 +111,20 @@ def test_ncclss_lines_of_many_versions(tmp_path):
     assert [(one.name, one.value) for one in case.of(Setting)] == [("NCCL_P2P_LEVEL", "LOC")]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n:1:2 [0] NCCL INFO Pattern 4, crossNic 0, nChannels 1, bw 1.2.3/1.2, type NVL/PIX, sameChannels 1",
+        "n:1:2 [0] NCCL INFO + SYS[1.2.3] - CPU/1",
+        f"n:1:2 [0] NCCL INFO Channel 00 : {'9' * 5000}[1] -> 1[2] via P2P/IPC",
+    ],
+)
+def test_a_line_with_no_number_for_a_number_is_left_out_with_a_note(tmp_path, line):
+    case = _read(tmp_path, line + "\nn:1:2 [0] NCCL INFO NCCL_PROTO set by environment to LL\n")
+    assert [type(piece) for piece in case.pieces] == [Setting]
+    assert any("a line of NCCL_DEBUG=INFO lines is left out" in note for note in case.notes)
+
+
 def test_a_matrix_within_a_log(tmp_path):
     noise = "".join(f"some line {n}\n" for n in range(500))
     matrix = (CORPUS / "nics-on-one-socket/topo.txt").read_text()

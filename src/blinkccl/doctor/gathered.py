@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import convert
+
 from blinkccl.doctor.evidence import Acs, Device, Host, Iommu, Machine, NvLinks, PeerAccess, Piece, Place, Setting
 from blinkccl.doctor.readers import topologies
 from blinkccl.topology import json_format
@@ -25,13 +27,9 @@ def pieces(document: Any, source: str) -> Iterator[Piece]:
     """The evidence in a document, all at ``source``."""
     place = Place(source)
     yield Machine(place, json_format.parse(json.dumps(document["topology"]), source))
-    for row in document.get("devices", ()):
-        numbers = {key: row.get(key) for key in ("numa", "width", "max_width", "gt_per_s", "max_gt_per_s")}
-        yield Device(place, row["kind"], row["name"], row.get("model", ""), idle=bool(row.get("idle")), **numbers)
-    for row in document.get("nvlinks", ()):
-        yield NvLinks(place, row["gpu"], int(row["up"]), int(row["down"]))
-    for row in document.get("peers", ()):
-        yield PeerAccess(place, row["a"], row["b"], bool(row["allowed"]), bool(row.get("nvlink")), row.get("why", ""))
+    lists: tuple[tuple[str, type[Piece]], ...] = (("devices", Device), ("nvlinks", NvLinks), ("peers", PeerAccess))
+    for key, kind in lists:
+        yield from (convert({**row, "place": place}, kind) for row in document.get(key, ()))
     kernel = document.get("kernel") or {}
     if kernel.get("iommu"):
         yield Iommu(place, kernel["iommu"], kernel.get("how", ""))
@@ -39,9 +37,8 @@ def pieces(document: Any, source: str) -> Iterator[Piece]:
         yield Acs(place, int(kernel["acs_redirecting"]), int(kernel["acs_bridges"]))
     for name, value in sorted((document.get("settings") or {}).items()):
         yield Setting(place, name, str(value))
-    host = document.get("host")
-    if host:
-        yield Host(place, **{key: host[key] for key in Host.__struct_fields__ if key in host})
+    if document.get("host"):
+        yield convert({**document["host"], "place": place}, Host)
     yield from _texts(document, source)
 
 

@@ -14,15 +14,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from blinkccl.doctor.evidence import Case, Piece, Place
-from blinkccl.doctor.readers import documents, flight_recorder, topologies
+from blinkccl.doctor.readers import Listener, documents, flight_recorder, topologies
 from blinkccl.doctor.readers.nccl_log import NcclLog
 from blinkccl.doctor.readers.nccl_tests import NcclTests
 from blinkccl.doctor.readers.ras_text import RasText
 from blinkccl.doctor.readers.tools import Tools
+from blinkccl.doctor.readers.topologies import Matrix
 from blinkccl.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology import nvidia_smi
@@ -31,8 +33,6 @@ from blinkccl.topology.limits import MAX_FILE_BYTES
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 #: Of a line of text: what stands behind is not looked at.
 MAX_LINE = 16 * 1024
-#: A matrix of nvidia-smi within a log.
-MAX_MATRIX_LINES = 600
 #: Of one kind in one file; a log of a thousand ranks says the same thing a thousand times.
 MAX_PIECES = 100_000
 MAX_FILES = 4096
@@ -46,21 +46,9 @@ _WANTED = re.compile(
 )
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_MATRIX = re.compile(r"^\s*GPU0\s+(?:GPU1|CPU|NIC|mlx)")
-_MATRIX_ROW = re.compile(r"^\s*(?:GPU|NIC|[a-z]\w*_?)\d+\s")
 
 
-class Listener(Protocol):
-    """A reader of lines."""
-
-    title: str
-
-    def hear(self, line: str, place: Place) -> Iterator[Piece]:
-        """The pieces of one line."""
-        ...
-
-
-LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, TorchLog, RasText, Tools)
+LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, TorchLog, RasText, Tools, Matrix)
 
 
 def read_files(paths: Iterable[Path], tick: Callable[[int, int], None] = lambda done, total: None) -> Case:
@@ -74,8 +62,7 @@ def read_files(paths: Iterable[Path], tick: Callable[[int, int], None] = lambda 
     sizes = {file: file.stat().st_size if str(file) != "-" else 0 for file in files}
     total, before = sum(sizes.values()), 0
     for file in files:
-        done = before
-        _read(case, file, lambda read, done=done: tick(done + read, total))  # type: ignore[misc]
+        _read(case, file, before, lambda read: tick(read, total))
         before += sizes[file]
         tick(before, total)
     return case
@@ -96,9 +83,9 @@ def _files(path: Path) -> list[Path]:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _read(case: Case, path: Path, tick: Callable[[int], None]) -> None:
+def _read(case: Case, path: Path, before: int, tick: Callable[[int], None]) -> None:
     source = str(path) if str(path) != "-" else "standard input"
-    before = len(case.pieces)
+    pieces = len(case.pieces)
     try:
         with _opened(path) as file:
             start = file.read(4096)
@@ -106,11 +93,11 @@ def _read(case: Case, path: Path, tick: Callable[[int], None]) -> None:
             kinds = _document(case, file, start, source) if _is_document(start) else None
             if kinds is None:
                 file.seek(0)
-                kinds = _text(case, file, source, tick)
+                kinds = _text(case, file, source, lambda read: tick(before + read))
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror or error}") from None
     case.read[source] = kinds
-    if len(case.pieces) == before:
+    if len(case.pieces) == pieces:
         what = "the file is empty" if not start.strip() else "nothing in it is known here"
         case.notes.append(f"{source}: {what}")
 
@@ -148,7 +135,7 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
     if flight_recorder.is_pickle(start):
         return _understood(case, source, "flight recorder", lambda: flight_recorder.from_pickle(data, source))
     text = data.decode("utf-8-sig", "replace")
-    if start.lstrip().startswith(b"<") and re.match(r"\s*<(?:system|graphs|\?xml|!--)", text):
+    if re.match(r"\s*<(?:system|graphs|\?xml|!--)", text):
         return _understood(case, source, "NCCL XML", lambda: topologies.from_xml(text, source, case.notes))
     if not text.lstrip().startswith(("{", "[")):
         return None
@@ -161,37 +148,29 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
         if len(data) > MAX_DOCUMENT_BYTES:
             case.notes.append(f"{source}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB; such a document is not read")
             return []
-        if re.match(r"\s*(?:\{\s*\"|\[\s*\{)", text):
-            where = (
-                f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
-            )
-            case.notes.append(f"{source}: not whole JSON ({where}); it may have been cut off, so nothing of it is used")
-            return ["JSON, cut off"]
-        return None
-    return _json(case, document, source)
+        if re.match(r"\s*(?:\{\s*\"|\[\s*\{)", text) is None:
+            return None
+        where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        case.notes.append(f"{source}: not whole JSON ({where}); it may have been cut off, so nothing of it is used")
+        return ["JSON, cut off"]
+    for title, knows, read in documents.KINDS:
+        if knows(document):
+            return _understood(case, source, title, partial(read, document, source))
+    case.notes.append(f"{source}: JSON, but of no kind that is known here")
+    return []
 
 
 def _json_lines(text: str) -> list[tuple[int, Any]] | None:
     """The objects of a file with one to a line, if it is one; what is cut off at its end is left out."""
     found: list[tuple[int, Any]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
         try:
-            found.append((number, json.loads(line)))
+            if line.strip():
+                found.append((number, json.loads(line)))
         except (ValueError, RecursionError):
             if not found:
                 return None
-    objects = [one for _, one in found]
-    return found if len(found) > 0 and all(isinstance(one, dict) and "coll_perf" in one for one in objects) else None
-
-
-def _json(case: Case, document: Any, source: str) -> list[str]:
-    for title, knows, read in documents.KINDS:
-        if knows(document):
-            return _understood(case, source, title, lambda read=read: read(document, source))  # type: ignore[misc]
-    case.notes.append(f"{source}: JSON, but of no kind that is known here")
-    return []
+    return found if found and all(isinstance(one, dict) and "coll_perf" in one for _, one in found) else None
 
 
 def _understood(case: Case, source: str, title: str, read: Callable[[], Iterable[Piece]]) -> list[str]:
@@ -209,48 +188,40 @@ def _understood(case: Case, source: str, title: str, read: Callable[[], Iterable
 
 
 def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) -> list[str]:
+    """Every listener hears every line; which of them had something to say."""
     listeners = [make(case.notes) for make in LISTENERS]
     counts = dict.fromkeys((listener.title for listener in listeners), 0)
-    matrix: list[str] = []
-    first = 0
-    whole = _whole_matrix(case, file, source, counts)
+
+    def take(listener: Listener, heard: Callable[[], Iterable[Piece]]) -> None:
+        try:
+            for piece in heard():
+                counts[listener.title] += 1
+                if counts[listener.title] <= MAX_PIECES:
+                    case.pieces.append(piece)
+        except TopologyError as error:
+            counts[listener.title] += 1
+            case.notes.append(str(error))
+        except ValueError as error:
+            case.notes.append(f"{source}: a line of {listener.title} is left out: {error}")
+
+    if (whole := _whole_matrix(file)) is not None:
+        matrix = listeners.pop()
+        take(matrix, lambda: topologies.from_matrix(whole, Place(source), case.notes))
     for number, line, read in _lines(file):
         if number % 65536 == 0:
             tick(read)
-        if matrix and (len(matrix) >= MAX_MATRIX_LINES or not _continues(line)):
-            _matrix(case, matrix, Place(source, first), counts)
-            matrix = []
-        if not whole and (matrix or _MATRIX.match(line)):
-            first = first if matrix else number
-            matrix.append(line)
-            continue
-        place = Place(source, number)
         for listener in listeners:
-            _take(case, listener, listener.hear(line, place), counts)
-    if matrix:
-        _matrix(case, matrix, Place(source, first), counts)
+            take(listener, partial(listener.hear, line, Place(source, number)))
     for listener in listeners:
-        end = getattr(listener, "end", None)
-        if end is not None:
-            _take(case, listener, end(), counts)
+        take(listener, listener.end)
     return [title for title, count in counts.items() if count]
 
 
-def _whole_matrix(case: Case, file: BinaryIO, source: str, counts: dict[str, int]) -> bool:
-    """Reads a file that begins with nvidia-smi's matrix, of whatever vintage; whether it is one."""
+def _whole_matrix(file: BinaryIO) -> str | None:
+    """The text of a file that begins with nvidia-smi's matrix, of whatever vintage."""
     text = file.read(MAX_FILE_BYTES).decode("utf-8-sig", "replace")
     file.seek(0)
-    if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):
-        _matrix(case, text.splitlines(), Place(source), counts)
-        return True
-    return False
-
-
-def _take(case: Case, listener: Listener, pieces: Iterator[Piece], counts: dict[str, int]) -> None:
-    for piece in pieces:
-        counts[listener.title] += 1
-        if counts[listener.title] <= MAX_PIECES:
-            case.pieces.append(piece)
+    return text if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text) else None
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:
@@ -258,8 +229,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:
 
     A line without an end is read in parts.
     """
-    read = 0
-    number = 0
+    read = number = 0
     while part := file.readline(MAX_LINE):
         read += len(part)
         number += 1
@@ -270,24 +240,8 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:
             continue
         text = _CONTROL.sub("", part.decode("utf-8", "replace")).rstrip()
         tag = _TAG.match(text)
-        # A launcher's tag comes again where a line was put together from pieces.
-        yield (
-            number,
-            text if tag is None else text.replace(tag[0].strip(), " ") if tag[0][0] == "[" else text[tag.end() :],
-            read,
-        )
-
-
-def _continues(line: str) -> bool:
-    return _MATRIX_ROW.match(line) is not None
-
-
-def _matrix(case: Case, lines: list[str], place: Place, counts: dict[str, int]) -> None:
-    title = "nvidia-smi topo -m"
-    counts[title] = counts.get(title, 0) + 1
-    try:
-        pieces = list(topologies.from_matrix("\n".join(lines), place, case.notes))
-    except TopologyError as error:
-        case.notes.append(str(error))
-        return
-    case.add(pieces)
+        if tag is not None and text.startswith("["):
+            text = text.replace(tag[0].strip(), " ")  # it comes again where a line was put together from pieces
+        elif tag is not None:
+            text = text[tag.end() :]
+        yield number, text, read

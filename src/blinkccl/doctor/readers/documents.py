@@ -17,10 +17,8 @@ from blinkccl.doctor.readers import flight_recorder
 from blinkccl.doctor.readers.nccl_tests import NAMES
 from blinkccl.topology import json_format
 
-_INSPECTOR = {
-    "AllReduce": "allreduce", "AllGather": "allgather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
-    "Reduce": "reduce",
-}  # fmt: skip
+#: Ours by NCCL's: AllReduce, ReduceScatter.
+_BY_NCCL = {name.replace("_", ""): name for name in COLLECTIVES}
 
 
 def _has(*keys: str) -> Callable[[Any], bool]:
@@ -44,7 +42,7 @@ def benchmark(document: Any, source: str) -> Iterator[Piece]:
     per_process = 1 if ours else int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     processes = {(str(row.get("hostname")), row.get("pid")) for row in devices}
     ranks = len(devices) if ours or len(devices) > len(processes) else len(processes) * per_process
-    models = {str(row.get("name") or row.get("device_name") or "") for row in devices}
+    models = sorted({str(row.get("name") or row.get("device_name") or "") for row in devices})
     hosts = len({host for host, _ in processes}) or 1
     for number, row in enumerate(document["results"]):
         for key in ("out_of_place", "in_place"):
@@ -52,15 +50,19 @@ def benchmark(document: Any, source: str) -> Iterator[Piece]:
             if not timed or not row["size"]:
                 continue
             micros = float(timed.get("time", timed.get("cpu_time", 0)) or 0)
+            busbw, percent = float(timed["bus_bw"]), float(timed.get("bound_percent") or 0)
             if micros > 0:
-                wrong, busbw = float(timed.get("nwrong") or 0), float(timed["bus_bw"])
-                percent = float(timed.get("bound_percent") or 0)
-                limit = 100 * busbw / percent if percent > 0 else None
-                place = Place(f"{source}, results[{number}]")
-                model = models.pop() if len(models) == 1 else ""
-                models = {model} if model else models
                 yield Measured(
-                    place, collective, ranks, int(row["size"]), micros * 1e-6, busbw, wrong, (), model, hosts, limit
+                    Place(f"{source}, results[{number}]"),
+                    collective,
+                    ranks,
+                    int(row["size"]),
+                    micros * 1e-6,
+                    busbw,
+                    float(timed.get("nwrong") or 0),
+                    gpu=models[0] if len(models) == 1 else "",
+                    hosts=hosts,
+                    limit_gb_per_s=100 * busbw / percent if percent > 0 else None,
                 )
 
 
@@ -68,18 +70,12 @@ def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Piece]:
     """NCCL Inspector: an object per collective."""
     for number, row in lines:
         header, measured = row["header"], row["coll_perf"]
-        collective = _INSPECTOR.get(str(measured["coll"]))
-        if collective is None or int(header["n_ranks"]) < 2:
-            continue
-        yield Measured(
-            Place(source, number),
-            collective,
-            int(header["n_ranks"]),
-            int(measured["coll_msg_size_bytes"]),
-            float(measured["coll_exec_time_us"]) * 1e-6,
-            float(measured["coll_busbw_gbs"]),
-            hosts=int(header.get("nnodes", 1)),
-        )
+        collective = _BY_NCCL.get(str(measured["coll"]).lower())
+        size, seconds = int(measured["coll_msg_size_bytes"]), float(measured["coll_exec_time_us"]) * 1e-6
+        ranks, hosts = int(header["n_ranks"]), int(header.get("nnodes", 1))
+        if collective is not None and ranks > 1:
+            busbw = float(measured["coll_busbw_gbs"])
+            yield Measured(Place(source, number), collective, ranks, size, seconds, busbw, hosts=hosts)
 
 
 def _ras(document: Any, source: str) -> Iterator[Piece]:
@@ -95,9 +91,8 @@ def _ras(document: Any, source: str) -> Iterator[Piece]:
             yield RankState(place, group, int(rank["rank"]), "failed" if failed else "", calls, members=members)
         for rank in communicator.get("missing_ranks", ()):
             status = rank.get("status") or {}
-            state = (
-                "dead" if status.get("considered_dead") else "unresponsive" if status.get("unresponsive") else "missing"
-            )
+            state = "unresponsive" if status.get("unresponsive") else "missing"
+            state = "dead" if status.get("considered_dead") else state
             yield RankState(place, group, int(rank["rank"]), state, members=members)
 
 
@@ -108,14 +103,14 @@ _DUMPED = {"gone": "dead", "stopped": "stopped", "absent": "missing", "left": "m
 def _dump(document: Any, source: str) -> Iterator[Piece]:
     for group in document["groups"]:
         for rank in group["ranks"]:
-            calls = (("", int(rank["calls"])),) if rank["state"] not in _DUMPED else ()
+            state = rank["state"]
             yield RankState(
                 Place(source),
                 f"group {group['segment']}",
                 int(rank["rank"]),
-                _DUMPED.get(rank["state"], ""),
-                calls,
-                doing=str(rank.get("call") or "") if rank["state"] in ("waiting", "running") else "",
+                _DUMPED.get(state, ""),
+                () if state in _DUMPED else (("", int(rank["calls"])),),
+                doing=str(rank.get("call") or "") if state in ("waiting", "running") else "",
                 members=tuple(range(int(group["size"]))),
                 line=str(rank.get("line") or ""),
             )

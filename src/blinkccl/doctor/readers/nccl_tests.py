@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.doctor.evidence import Measured, Piece, Place, Started
+from blinkccl.doctor.readers import Listener
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: nccl-tests' names of what differs from ours.
@@ -23,13 +24,13 @@ _COMMA = re.compile(r"(\d+),(\d+)")
 _TIME_OF_SIZE = 0.1
 
 
-class NcclTests:
-    """A listener of lines; ``notes`` are what it had to leave out or assume."""
+class NcclTests(Listener):
+    """What a row needs to be understood stands in lines before it."""
 
     title = "nccl-tests' text"
 
     def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
+        super().__init__(notes)
         self.collective: str | None = None
         self.ranks: dict[int, tuple[str, int, str]] = {}
         self.first: Place | None = None
@@ -38,7 +39,6 @@ class NcclTests:
         self.commas = False
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
-        """The pieces of one line."""
         rank = _RANK.search(line)
         if rank is not None:
             if self.rows or self.first is None:  # the list of another run begins

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from blinkccl.doctor.evidence import Piece, Place, RankState
+from blinkccl.doctor.readers import Listener
 
 _COMM = re.compile(r"^#\d+-\d+ \((\w+)\) [A-Z,]+")
 _COUNTS = re.compile(r"^\s+Communicator ranks have different (\w+) operation counts")
@@ -15,12 +16,13 @@ _RANK = re.compile(r"^\s+Rank (\d+) -- GPU")
 _TABLE = re.compile(r"^\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s+\d+\s+[A-Z]+\s+(?:OK|[A-Z,]+)\s*$")
 
 
-class RasText:
-    """A listener of lines. NCCL lists the ranks of smaller sets; of the others only the number is known."""
+class RasText(Listener):
+    """NCCL lists the ranks of smaller sets; of the others only the number is known."""
 
     title = "ncclras"
 
     def __init__(self, notes: list[str]) -> None:
+        super().__init__(notes)
         self.group = ""
         self.members: tuple[int, ...] = ()
         self.operation = ""
@@ -30,13 +32,11 @@ class RasText:
         self.missing = False
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
-        """The pieces of one line."""
-        table, comm = _TABLE.match(line), _COMM.match(line)
-        if table is not None:
-            self.members = tuple(range(int(table[1])))
-        elif comm is not None:
+        if (found := _TABLE.match(line)) is not None:
+            self.members = tuple(range(int(found[1])))
+        elif (found := _COMM.match(line)) is not None:
             yield from self.end()
-            self.group, self.calls, self.missing = f"communicator {comm[1]}", None, False
+            self.group, self.calls, self.missing = f"communicator {found[1]}", None, False
         elif not self.group:
             return
         elif (found := _COUNTS.match(line)) is not None:
@@ -52,12 +52,13 @@ class RasText:
                 yield RankState(place, self.group, int(found[1]), "missing", members=self.members)
             elif self.calls is not None:
                 self.unlisted.pop(self.calls, None)
-                yield RankState(
-                    place, self.group, int(found[1]), calls=((self.operation, self.calls),), members=self.members
-                )
+                yield self._state(place, int(found[1]), self.calls)
 
     def end(self) -> Iterator[Piece]:
         """Ranks that are not listed, as one: rank -n for n of them."""
         for calls, (ranks, place) in self.unlisted.items():
-            yield RankState(place, self.group, -ranks, calls=((self.operation, calls),), members=self.members)
+            yield self._state(place, -ranks, calls)
         self.unlisted = {}
+
+    def _state(self, place: Place, rank: int, calls: int) -> RankState:
+        return RankState(place, self.group, rank, calls=((self.operation, calls),), members=self.members)

@@ -12,12 +12,44 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from blinkccl.doctor.evidence import Device, Graph, Machine, NicPath, NvLinks, Piece, Place, Processor
+from blinkccl.doctor.readers import Listener
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_graph, nccl_xml, nvidia_smi
 from blinkccl.topology.model import Topology
 from blinkccl.topology.xml_tree import Element, parse_xml
 
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+#: A matrix of nvidia-smi within a log.
+_MATRIX = re.compile(r"^\s*GPU0\s+(?:GPU1|CPU|NIC|mlx)")
+_MATRIX_ROW = re.compile(r"^\s*(?:GPU|NIC|[a-z]\w*_?)\d+\s")
+MAX_MATRIX_LINES = 600
+
+
+class Matrix(Listener):
+    """``nvidia-smi topo -m`` within a log, given when its rows end."""
+
+    title = "nvidia-smi topo -m"
+
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__(notes)
+        self.lines: list[str] = []
+        self.first = Place("")
+
+    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+        if self.lines and (len(self.lines) >= MAX_MATRIX_LINES or not _MATRIX_ROW.match(line)):
+            yield from self.end()
+        if self.lines:
+            self.lines.append(line)
+        elif _MATRIX.match(line):
+            self.lines, self.first = [line], place
+
+    def end(self) -> Iterator[Piece]:
+        """The matrix that has been heard, if there is one."""
+        lines, self.lines = self.lines, []
+        if lines:
+            yield from from_matrix("\n".join(lines), self.first, self.notes)
 
 
 def from_matrix(text: str, place: Place, notes: list[str]) -> Iterator[Piece]:
@@ -71,14 +103,8 @@ def _machine(place: Place, topology: Topology) -> Machine:
 def _graphs(root: Element, source: str) -> Iterator[Piece]:
     for graph in nccl_graph.graphs_of(root, source):
         if graph.orders and graph.pattern:
-            yield Graph(
-                Place(source, graph.line),
-                graph.pattern,
-                len(graph.orders),
-                graph.gb_per_s,
-                graph.kind,
-                len(set(graph.orders[0])),
-            )
+            place, ranks = Place(source, graph.line), len(set(graph.orders[0]))
+            yield Graph(place, graph.pattern, len(graph.orders), graph.gb_per_s, graph.kind, ranks)
 
 
 def _devices(root: Element, source: str) -> Iterator[Piece]:
@@ -88,10 +114,9 @@ def _devices(root: Element, source: str) -> Iterator[Piece]:
             kind, name = _named(pci)
             model = " ".join(pci.attributes.get(key, "") for key in ("vendor", "device", "subsystem_device"))
             width = _whole(pci.attributes.get("link_width")) or None
-            speed = re.match(r"([\d.]+)", pci.attributes.get("link_speed", "").strip())
-            yield Device(
-                Place(source, pci.line), kind, name, model, numa, width, gt_per_s=float(speed[1]) if speed else None
-            )
+            speed = re.match(r"\s*([\d.]+)", pci.attributes.get("link_speed", ""))
+            rate = float(speed[1]) if speed else None
+            yield Device(Place(source, pci.line), kind, name, model, numa, width, gt_per_s=rate)
 
 
 def _named(pci: Element) -> tuple[str, str]:
@@ -110,10 +135,8 @@ def _nic_name(nic: Element) -> str:
 def _processors(root: Element, source: str) -> Iterator[Piece]:
     cpus = [cpu for cpu in root.all("cpu") if cpu.attributes.get("vendor")]
     if cpus:
-        first = cpus[0].attributes
-        yield Processor(
-            Place(source, cpus[0].line), first["vendor"].strip(), _whole(first.get("familyid")) or 0, len(cpus)
-        )
+        vendor, family = cpus[0].attributes["vendor"].strip(), _whole(cpus[0].attributes.get("familyid"))
+        yield Processor(Place(source, cpus[0].line), vendor, family or 0, len(cpus))
 
 
 def _nic_paths(root: Element, source: str) -> Iterator[Piece]:
@@ -124,25 +147,18 @@ def _nic_paths(root: Element, source: str) -> Iterator[Piece]:
             continue
         over = _above(nic)
         for gpu in gpus:
-            common = next((element for element in _above(gpu) if element in over), None)
-            kind = "SYS" if common is None or common.tag == "system" else "PHB" if common.tag == "cpu" else "PIX"
+            common = next(element for element in _above(gpu) if element in over)
+            kind = {"system": "SYS", "cpu": "PHB"}.get(common.tag, "PIX")
             yield NicPath(Place(source, nic.line), _nic_name(nic), f"GPU{gpu.attributes['dev']}", kind)
 
 
 def _above(element: Element) -> list[Element]:
-    found = []
-    parent = element.parent
-    while parent is not None:
-        found.append(parent)
-        parent = parent.parent
-    return found
+    return [] if element.parent is None else [element.parent, *_above(element.parent)]
 
 
 def _nvlinks(root: Element, source: str) -> Iterator[Piece]:
     gpus = [gpu for gpu in root.below("gpu") if "dev" in gpu.attributes]
-    if not any(gpu.all("nvlink") for gpu in gpus):
-        return
-    for gpu in gpus:
+    for gpu in gpus if any(gpu.all("nvlink") for gpu in gpus) else ():
         up = sum(_whole(link.attributes.get("count")) or 0 for link in gpu.all("nvlink"))
         yield NvLinks(Place(source, gpu.line), f"GPU{gpu.attributes['dev']}", up, 0)
 

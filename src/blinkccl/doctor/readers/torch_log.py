@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from blinkccl.doctor.evidence import Piece, Place, RankState
+from blinkccl.doctor.readers import Listener
 
 _TIMEOUT = re.compile(
     r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
@@ -19,32 +20,31 @@ _WORK = re.compile(
 )
 
 
-class TorchLog:
-    """A listener of lines; each rank's first report counts, and is given at the end with all that it says."""
+class TorchLog(Listener):
+    """Each rank's first report counts, and is given at the end with all that its several lines say."""
 
     title = "PyTorch's watchdog"
 
     def __init__(self, notes: list[str]) -> None:
+        super().__init__(notes)
         self.ranks: dict[int, RankState] = {}
 
-    def hear(self, line: str, place: Place) -> Iterator[Piece]:
-        """Nothing yet: a rank's report has several lines."""
-        timeout = _TIMEOUT.search(line)
+    def hear(self, line: str, place: Place) -> Iterable[Piece]:
+        timeout, work = _TIMEOUT.search(line), _WORK.search(line)
         if timeout is not None:
-            rank = int(timeout[1])
-            doing = f"{timeout[3]} number {timeout[2]}" + (f" of {timeout[4]} elements" if timeout[4] else "")
-            known = self.ranks.get(rank)
-            if known is None or not known.doing:
-                before = known or RankState(place, "process group", rank)
-                self.ranks[rank] = replace(before, state="timed out", doing=doing)
-        work = _WORK.search(line)
+            known = self._known(int(timeout[1]), place)
+            if not known.doing:
+                doing = f"{timeout[3]} number {timeout[2]}" + (f" of {timeout[4]} elements" if timeout[4] else "")
+                self.ranks[known.rank] = replace(known, state="timed out", doing=doing)
         if work is not None:
-            rank = int(work[2])
-            known = self.ranks.get(rank) or RankState(place, "process group", rank)
+            known = self._known(int(work[2]), place)
             if known.done is None:
-                calls = (("", int(work[3])),)
-                self.ranks[rank] = replace(known, group=f"process group {work[1]}", calls=calls, done=int(work[4]))
-        yield from ()
+                group, calls = f"process group {work[1]}", (("", int(work[3])),)
+                self.ranks[known.rank] = replace(known, group=group, calls=calls, done=int(work[4]))
+        return ()
 
-    def end(self) -> Iterator[Piece]:
-        yield from self.ranks.values()
+    def _known(self, rank: int, place: Place) -> RankState:
+        return self.ranks.get(rank) or RankState(place, "process group", rank)
+
+    def end(self) -> Iterable[Piece]:
+        return self.ranks.values()
