@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from blinkccl.doctor.evidence import Case, Host, Machine, Measured, RankState, printable
 from blinkccl.doctor.finding import SEVERITIES, Finding
 from blinkccl.doctor.rules import bound, hang, host, links, measured, network, peers, settings
@@ -52,7 +54,7 @@ class Diagnosis:
             "healthy": self.healthy,
             "verdict": self.verdict,
             "subject": self.subject,
-            "findings": [finding.document() for finding in self.findings],
+            "findings": [msgspec.to_builtins(finding) for finding in self.findings],
             "read": [{"source": source, "as": kinds} for source, kinds in self.read.items()],
             "notes": list(self.notes),
         }
@@ -87,10 +89,9 @@ def _subject(case: Case) -> str:
     machines = case.of(Machine)
     if machines:
         topology = machines[-1].topology
-        kinds = [topology.vertex[rank].kind for rank in topology.ranks]
-        said.append(f"{topology.name}: {count(len(kinds), 'GPU' if 'gpu' in kinds else 'CPU rank')}")
-    elif case.of(Host):
-        said.append(f"a host of {case.of(Host)[-1].cpus} processors")
+        said.append(f"{topology.name}: {count(len(topology.ranks), 'GPU' if machines[-1].gpus else 'CPU rank')}")
+    elif (host := case.last(Host)) is not None:
+        said.append(f"a host of {host.cpus} processors")
     for job in jobs(case):
         if job.measured is not None:
             rate = gb_per_s_text(job.measured.busbw_gb_per_s)

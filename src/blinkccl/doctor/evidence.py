@@ -32,7 +32,7 @@ class Place(_Read, frozen=True):
     """A file, or :data:`THIS_MACHINE`, and the line where that helps."""
 
     source: str
-    line: int = 0
+    line: int | None = None
 
     def __str__(self) -> str:
         return f"{self.source}, line {self.line}" if self.line else self.source
@@ -49,6 +49,16 @@ class Machine(Piece, frozen=True):
 
     topology: Topology
     inferred: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """How many of its ranks are GPUs."""
+        return sum(self.topology.vertex[rank].kind == "gpu" for rank in self.topology.ranks)
+
+    @property
+    def switched(self) -> bool:
+        """Whether NVLinks lead to a switch, which may reduce."""
+        return any(x.kind == "nvlink" and self.topology.is_transit(x.dst) for x in self.topology.links)
 
 
 class Device(Piece, frozen=True):
@@ -164,12 +174,6 @@ class Network(Piece, frozen=True):
     cards: tuple[str, ...] = ()
 
 
-class NoGpuDirect(Piece, frozen=True):
-    """Why NCCL lets no NIC and GPU exchange data without the processor's memory."""
-
-    why: str
-
-
 class Measured(Piece, frozen=True):
     """One collective of ``size_bytes`` (S, as nccl-tests counts) among ``ranks``: what it took.
 
@@ -216,7 +220,7 @@ class RankState(Piece, frozen=True):
 
 
 class Failure(Piece, frozen=True):
-    """A line by which a library gave up: ``kind`` is "shm" (no shared memory) or "warning"."""
+    """A line by which a library gave up: ``kind`` is "shm" (no shared memory), "gpudirect" (no RDMA) or "warning"."""
 
     kind: str
     text: str
@@ -254,6 +258,9 @@ class Case:
     def of(self, kind: type[P]) -> list[P]:
         """The pieces of one kind."""
         return [piece for piece in self.pieces if isinstance(piece, kind)]
+
+    def failures(self, kind: str) -> list[Failure]:
+        return [failure for failure in self.of(Failure) if failure.kind == kind]
 
     def last(self, kind: type[P]) -> P | None:
         """The piece of a kind that was read last."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+
+import msgspec
 
 from blinkccl.doctor.evidence import Piece, Place
 from blinkccl.report.text import Paint, ids
@@ -18,49 +18,37 @@ from blinkccl.report.text import Paint, ids
 SEVERITIES = ("error", "warning", "note")
 _STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _FORM = re.compile(
-    r"\s*(\w+): (.*?)  \[([\w-]+)\]\n +bound +(.*?)\n +got +(.*?)\n +cause +(.*?)\n +try +(.*?)\s*", re.DOTALL
+    r"\s*(?P<severity>\w+): (?P<title>.*?)  \[(?P<cause>[\w-]+)\]\n +bound +(?P<bound>.*?)\n +got +(?P<got>.*?)"
+    r"\n +cause +(?P<why>.*?)\n +try +(?P<try>.*?)\s*",
+    re.DOTALL,
 )
 #: Places that are shown to people; JSON has all.
 _SHOWN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, rename={"attempt": "try", "places": "evidence"}):
     """One cause: ``cause`` is its name for schedulers and tests, ``title`` for people.
 
-    ``bound`` is what could be and ``got`` what is, each with its number where there is one.
+    ``bound`` is what could be and ``got`` what is, each with its number where there is one. JSON has these fields.
     """
 
+    cause: str
     severity: str
     title: str
-    cause: str
     bound: str
     got: str
     why: str
     attempt: str
-    places: tuple[Place, ...] = field(default=(), kw_only=True)
+    places: tuple[Place, ...] = ()
 
     def at(self, *pieces: Piece | Iterable[Piece] | None) -> Finding:
         """With the pieces that it rests on: each place once."""
         flat = [one for each in pieces if each is not None for one in ([each] if isinstance(each, Piece) else each)]
-        return replace(self, places=tuple(dict.fromkeys(piece.place for piece in flat)))
+        return msgspec.structs.replace(self, places=tuple(dict.fromkeys(piece.place for piece in flat)))
 
     @property
     def wrong(self) -> bool:
         return self.severity != "note"
-
-    def document(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "cause": self.cause,
-            "severity": self.severity,
-            "title": self.title,
-            "bound": self.bound,
-            "got": self.got,
-            "why": self.why,
-            "try": self.attempt,
-            "evidence": [{"source": place.source, "line": place.line or None} for place in self.places],
-        }
 
     def lines(self, paint: Paint) -> list[str]:
         """For people."""
@@ -89,7 +77,7 @@ def finding(text: str) -> Finding:
     """
     form = _FORM.fullmatch(text)
     assert form is not None, text
-    return Finding(*(re.sub(r"\n +", " ", part) for part in form.groups()))
+    return msgspec.convert({name: re.sub(r"\n +", " ", part) for name, part in form.groupdict().items()}, Finding)
 
 
 def named(devices: Iterable[str]) -> str:

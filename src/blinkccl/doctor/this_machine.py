@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -24,8 +24,9 @@ from blinkccl.topology.json_format import to_document
 from blinkccl.topology.probe import MAX_NVLINKS, P2P_NVLINK, P2P_OK
 from blinkccl.topology.select import ids_text
 
+_PCI = "sys/bus/pci/devices"
 #: Classes of PCI devices in sysfs, by their first digits.
-_CLASSES = {"0x0302": "gpu", "0x0300": "gpu", "0x02": "nic", "0x0604": "bridge"}
+_GPUS, _NIC, _BRIDGE = ("0x0300", "0x0302"), "0x02", "0x0604"
 _NVIDIA = "0x10de"
 #: PCI Express: the capability by which bridges control access, and its bit for sending requests up.
 _ACS_CAPABILITY, _ACS_REDIRECT = 0x0D, 1 << 2
@@ -95,7 +96,7 @@ def _gpu(driver: Any, number: int, gpu: Any, root: Path) -> dict[str, Any]:
         "kind": "gpu",
         "name": f"GPU{number}",
         "model": name,
-        "numa": _numa(root / "sys/bus/pci/devices" / busid.lower()[-12:]),
+        "numa": _numa(root / _PCI / busid.lower()[-12:]),
         "width": _ask(driver, width.format("Curr"), gpu),
         "max_width": _ask(driver, width.format("Max"), gpu),
         "gt_per_s": _GENERATION_GT_PER_S.get(_ask(driver, generation.format("Curr"), gpu)),
@@ -123,18 +124,14 @@ def _peers(driver: Any, gpus: list[Any]) -> list[dict[str, Any]]:
         if read is not None and write is not None:
             allowed = read == write == P2P_OK
             why = "" if allowed else f"NVML's P2P status: read {read}, write {write}"
-            pair = {"a": f"GPU{i}", "b": f"GPU{j}", "allowed": allowed, "nvlink": nvlink == P2P_OK, "why": why}
-            rows.append(pair)
+            rows.append({"a": f"GPU{i}", "b": f"GPU{j}", "allowed": allowed, "nvlink": nvlink == P2P_OK, "why": why})
     return rows
 
 
 def _nvidia_smi() -> str:
     """``nvidia-smi topo -m``, which names no host; "" where it is not there."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
     with suppress(OSError, subprocess.SubprocessError):
-        ended = subprocess.run([program, "topo", "-m"], capture_output=True, timeout=_WAIT_S, check=True)
+        ended = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, timeout=_WAIT_S, check=True)
         return ended.stdout.decode("utf-8", "replace")
     return ""
 
@@ -167,33 +164,30 @@ def _speed(path: Path) -> float | None:
 
 def _pci(root: Path, gpus_too: bool) -> Iterator[dict[str, Any]]:
     """NICs, and GPUs where NVML does not list them; those without a link of their own (in VMs) are left out."""
-    counts: dict[str, int] = {}
-    with suppress(OSError):
-        for path in sorted((root / "sys/bus/pci/devices").iterdir()):
-            code = _text(path / "class")
-            kind = next((kind for prefix, kind in _CLASSES.items() if code.startswith(prefix)), None)
-            width = _number(path / "current_link_width")
-            if kind in (None, "bridge") or not width:
-                continue
-            if kind == "gpu" and not (gpus_too and _is_gpu(path)):
-                continue
-            counts[kind] = counts.get(kind, -1) + 1
-            yield {
-                "kind": kind,
-                "name": f"{'NIC' if kind == 'nic' else 'GPU'}{counts[kind]}",
-                "model": f"{_text(path / 'vendor')} {_text(path / 'device')}",
-                "numa": _numa(path),
-                "width": width,
-                "max_width": _number(path / "max_link_width"),
-                "gt_per_s": _speed(path / "current_link_speed"),
-                "max_gt_per_s": _speed(path / "max_link_speed"),
-                "idle": kind == "gpu",
-            }
+    counts: Counter[str] = Counter()
+    for path in _entries(root / _PCI):
+        kind = "nic" if _text(path / "class").startswith(_NIC) else "gpu" if gpus_too and _is_gpu(path) else ""
+        width = _number(path / "current_link_width")
+        if not (kind and width):
+            continue
+        yield {
+            "kind": kind,
+            "name": f"{kind.upper()}{counts[kind]}",
+            "model": f"{_text(path / 'vendor')} {_text(path / 'device')}",
+            "numa": _numa(path),
+            "width": width,
+            "max_width": _number(path / "max_link_width"),
+            "gt_per_s": _speed(path / "current_link_speed"),
+            "max_gt_per_s": _speed(path / "max_link_speed"),
+            "idle": kind == "gpu",
+        }
+        counts[kind] += 1
 
 
 def _kernel(root: Path) -> dict[str, Any]:
     state, how = iommu_of(_text(root / "proc/cmdline")), "the kernel's command line"
-    gpus = [path for path in _entries(root / "sys/bus/pci/devices") if _is_gpu(path)]
+    devices = _entries(root / _PCI)
+    gpus = [path for path in devices if _is_gpu(path)]
     kinds = [kind for path in gpus if (kind := _text(path / "iommu_group/type"))]
     if kinds:
         translating = sum(kind.startswith("DMA") for kind in kinds)
@@ -201,12 +195,12 @@ def _kernel(root: Path) -> dict[str, Any]:
         how = f"sysfs: {translating} of {len(gpus)} GPUs are in groups whose addresses are translated"
     elif gpus and not state and not _entries(root / "sys/kernel/iommu_groups"):
         state, how = "off", "sysfs has no IOMMU groups"
-    bridges = [redirects for path in _entries(root / "sys/bus/pci/devices") if (redirects := _acs(path)) is not None]
+    bridges = [redirects for path in devices if (redirects := _acs(path)) is not None]
     return {"iommu": state, "how": how, "acs_bridges": len(bridges), "acs_redirecting": sum(bridges)}
 
 
 def _is_gpu(device: Path) -> bool:
-    return _text(device / "class")[:6] in ("0x0300", "0x0302") and _text(device / "vendor") == _NVIDIA
+    return _text(device / "class").startswith(_GPUS) and _text(device / "vendor") == _NVIDIA
 
 
 def _entries(path: Path) -> list[Path]:
@@ -218,16 +212,13 @@ def _entries(path: Path) -> list[Path]:
 
 def _acs(device: Path) -> bool | None:
     """Whether a bridge sends requests between devices up to the root; None where it is none, or may not be asked."""
-    if not _text(device / "class").startswith("0x0604"):
-        return None
-    try:
-        space = (device / "config").read_bytes()
-    except OSError:
-        return None
+    space = b""
+    with suppress(OSError):
+        space = (device / "config").read_bytes() if _text(device / "class").startswith(_BRIDGE) else b""
     at = 0x100  # extended capabilities: a list of (16 bits what, 4 bits version, 12 bits next)
     for _ in range(64):
         if len(space) < at + 8 or at < 0x100:
-            return None
+            break
         head = int.from_bytes(space[at : at + 4], "little")
         if head & 0xFFFF == _ACS_CAPABILITY:
             return bool(int.from_bytes(space[at + 6 : at + 8], "little") & _ACS_REDIRECT)
@@ -236,8 +227,7 @@ def _acs(device: Path) -> bool | None:
 
 
 def _host(root: Path) -> dict[str, Any]:
-    affinity = getattr(os, "sched_getaffinity", None)
-    cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     nodes = [path for path in _entries(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", path.name)]
     host: dict[str, Any] = {"cpus": cpus, "numa_nodes": max(1, len(nodes)), "quota": _quota(root)}
     with suppress(OSError):

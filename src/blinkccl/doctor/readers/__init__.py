@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
 
 from blinkccl.doctor.evidence import Piece, Place
 
 
+@dataclass
 class Listener:
     """A reader of lines, one for each file; ``notes`` are what it had to leave out or assume."""
 
-    title: str
-
-    def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
+    title: ClassVar[str]
+    notes: list[str]
 
     def hear(self, line: str, place: Place) -> Iterable[Piece]:
         """The pieces of one line."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -16,7 +17,6 @@ from blinkccl.doctor.evidence import (
     Hop,
     NcclVersion,
     Network,
-    NoGpuDirect,
     PeerAccess,
     Piece,
     Place,
@@ -24,7 +24,7 @@ from blinkccl.doctor.evidence import (
     RankState,
     Setting,
     SocketBus,
-)  # fmt: skip
+)
 from blinkccl.doctor.readers import Listener
 
 _TEXT = re.compile(r"NCCL (?:INFO|WARN|version)\b.*")
@@ -68,7 +68,7 @@ PATTERNS: tuple[tuple[str, Make], ...] = (
     (r"INFO CPU/\S+ \(1/(\d+)/(-?\d+)\)", _processor),
     (r"NET/IB : Using (.+)", _cards),
     (r"Using network (\S+)", lambda place, found: Network(place, found[1])),
-    (r"GPU Direct RDMA Disabled for (.+)", lambda place, found: NoGpuDirect(place, found[1])),
+    (r"GPU Direct RDMA Disabled for (.+)", lambda place, found: Failure(place, "gpudirect", found[1])),
     (r"((?:posix_fallocate failed|Error while creating shared memory segment|failed to extend /dev/shm).*)",
      lambda place, found: Failure(place, "shm", found[1])),
     (r"NCCL WARN (.+)", lambda place, found: Failure(place, "warning", found[1])),
@@ -78,18 +78,16 @@ _MEMBERS = re.compile(r"INFO +\d+ :((?: GPU/\S+)+)")
 _INIT = re.compile(r"comm(?:Id)? (\w+)?.*?rank (\d+) n[rR]anks (\d+) .*?(?:commId (\w+) )?- Init (START|COMPLETE)")
 
 
+@dataclass
 class NcclLog(Listener):
     """Pieces that all ranks print alike are given once."""
 
     title = "NCCL_DEBUG=INFO lines"
-
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(notes)
-        self.seen: set[tuple[object, ...]] = set()
-        #: By communicator and rank: where it began to set up, and among how many.
-        self.begun: dict[tuple[str, int], tuple[Place, int]] = {}
-        self.complete: set[tuple[str, int]] = set()
-        self.graph: Graph | None = None
+    seen: set[tuple[object, ...]] = field(default_factory=set)
+    #: By communicator and rank: where it began to set up, and among how many.
+    begun: dict[tuple[str, int], tuple[Place, int]] = field(default_factory=dict)
+    complete: set[tuple[str, int]] = field(default_factory=set)
+    graph: Graph | None = None
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
         text = _TEXT.search(line)

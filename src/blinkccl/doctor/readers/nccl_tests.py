@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.doctor.evidence import Measured, Piece, Place, Started
@@ -24,19 +25,16 @@ _COMMA = re.compile(r"(\d+),(\d+)")
 _TIME_OF_SIZE = 0.1
 
 
+@dataclass
 class NcclTests(Listener):
     """What a row needs to be understood stands in lines before it."""
 
     title = "nccl-tests' text"
-
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(notes)
-        self.collective: str | None = None
-        self.ranks: dict[int, tuple[str, int, str]] = {}
-        self.first: Place | None = None
-        self.rows = 0
-        self.skipped = 0
-        self.commas = False
+    collective: str | None = None
+    ranks: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    first: Place | None = None
+    rows: int = 0
+    skipped: int = 0
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
         rank = _RANK.search(line)
@@ -103,9 +101,7 @@ class NcclTests(Listener):
 
     def _number(self, word: str) -> float | None:
         if _COMMA.fullmatch(word):
-            if not self.commas:
-                self.notes.append("nccl-tests: decimal commas are read as points")
-            self.commas = True
+            self._say("decimal commas are read as points")
             word = word.replace(",", ".")
         try:
             number = float(word)
@@ -122,17 +118,17 @@ class NcclTests(Listener):
             return self.collective, ranks
         ratio = busbw / algbw
         if ranks is not None and abs(ratio - 2 * (ranks - 1) / ranks) < 0.02 and ranks > 2:
-            self._assumed("allreduce, as busbw / algbw is that of one")
+            self._say("the log does not say it; taken for allreduce, as busbw / algbw is that of one")
             return "allreduce", ranks
         if self.collective is not None:
             fits = [n for n in range(2, 1025) if abs(float(bus_factor(self.collective, n)) - ratio) < 0.01]
             if len(fits) == 1:
-                self._assumed(f"{fits[0]} ranks, as busbw / algbw is that of so many")
+                self._say(f"the log does not say it; taken for {fits[0]} ranks, as busbw / algbw is that of so many")
                 return self.collective, fits[0]
         return self.collective, ranks
 
-    def _assumed(self, what: str) -> None:
-        note = f"nccl-tests: the log does not say it; taken for {what}"
+    def _say(self, what: str) -> None:
+        note = f"nccl-tests: {what}"
         if note not in self.notes:
             self.notes.append(note)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from blinkccl.doctor.evidence import Piece, Place, RankState
 from blinkccl.doctor.readers import Listener
@@ -16,20 +17,18 @@ _RANK = re.compile(r"^\s+Rank (\d+) -- GPU")
 _TABLE = re.compile(r"^\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s+\d+\s+[A-Z]+\s+(?:OK|[A-Z,]+)\s*$")
 
 
+@dataclass
 class RasText(Listener):
     """NCCL lists the ranks of smaller sets; of the others only the number is known."""
 
     title = "ncclras"
-
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(notes)
-        self.group = ""
-        self.members: tuple[int, ...] = ()
-        self.operation = ""
-        #: Calls begun → how many ranks have; of those that are listed one by one, none is left here.
-        self.unlisted: dict[int, tuple[int, Place]] = {}
-        self.calls: int | None = None
-        self.missing = False
+    group: str = ""
+    members: tuple[int, ...] = ()
+    operation: str = ""
+    #: Calls begun → how many ranks have; of those that are listed one by one, none is left here.
+    unlisted: dict[int, tuple[int, Place]] = field(default_factory=dict)
+    calls: int | None = None
+    missing: bool = False
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
         if (found := _TABLE.match(line)) is not None:

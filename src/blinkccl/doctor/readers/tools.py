@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from blinkccl.doctor.evidence import Acs, Iommu, NvLinks, Piece, Place
 from blinkccl.doctor.readers import Listener
@@ -14,15 +15,13 @@ _ACS = re.compile(r"ACSCtl:.*?ReqRedir([+-])")
 _FLAGS = re.compile(r"\b(?:intel_iommu|amd_iommu|iommu)=[\w,]+")
 
 
+@dataclass
 class Tools(Listener):
     """NVLinks are given when the next GPU begins, bridges at the end."""
 
     title = "output of system tools"
-
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(notes)
-        self.nvlinks: NvLinks | None = None
-        self.acs: Acs | None = None
+    nvlinks: NvLinks | None = None
+    acs: Acs | None = None
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
         gpu, link, acs = _GPU.match(line), _LINK.match(line), _ACS.search(line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from blinkccl.doctor.evidence import Device, Graph, Machine, NicPath, NvLinks, Piece, Place, Processor
@@ -27,15 +27,13 @@ _MATRIX_ROW = re.compile(r"^\s*(?:GPU|NIC|[a-z]\w*_?)\d+\s")
 MAX_MATRIX_LINES = 600
 
 
+@dataclass
 class Matrix(Listener):
     """``nvidia-smi topo -m`` within a log, given when its rows end."""
 
     title = "nvidia-smi topo -m"
-
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(notes)
-        self.lines: list[str] = []
-        self.first = Place("")
+    lines: list[str] = field(default_factory=list)
+    first: Place | None = None
 
     def hear(self, line: str, place: Place) -> Iterator[Piece]:
         if self.lines and (len(self.lines) >= MAX_MATRIX_LINES or not _MATRIX_ROW.match(line)):
@@ -48,7 +46,7 @@ class Matrix(Listener):
     def end(self) -> Iterator[Piece]:
         """The matrix that has been heard, if there is one."""
         lines, self.lines = self.lines, []
-        if lines:
+        if lines and self.first is not None:
             yield from from_matrix("\n".join(lines), self.first, self.notes)
 
 

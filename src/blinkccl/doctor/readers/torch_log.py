@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -20,14 +21,12 @@ _WORK = re.compile(
 )
 
 
+@dataclass
 class TorchLog(Listener):
     """Each rank's first report counts, and is given at the end with all that its several lines say."""
 
     title = "PyTorch's watchdog"
-
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(notes)
-        self.ranks: dict[int, RankState] = {}
+    ranks: dict[int, RankState] = field(default_factory=dict)
 
     def hear(self, line: str, place: Place) -> Iterable[Piece]:
         timeout, work = _TIMEOUT.search(line), _WORK.search(line)

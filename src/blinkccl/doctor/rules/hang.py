@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blinkccl.doctor.evidence import Case, Failure, Measured, RankState, Started
+from blinkccl.doctor.evidence import Case, Measured, RankState, Started
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.errors import ranks_text
 from blinkccl.topology.limits import shortened
@@ -160,7 +160,7 @@ def _no_result(started: Started) -> Finding:
 
 def nccl_warning(case: Case) -> Iterator[Finding]:
     """What NCCL warned of, in its own words: it says why where a run did not come to its end."""
-    warnings = [failure for failure in case.of(Failure) if failure.kind == "warning"]
+    warnings = case.failures("warning")
     if warnings:
         stands = any(isinstance(piece, RankState | Started) for piece in case.pieces) and not case.of(Measured)
         yield finding(f"""

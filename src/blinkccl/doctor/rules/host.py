@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, Device, Failure, Host, Machine
+from blinkccl.doctor.evidence import Case, Device, Host, Machine
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.doctor.rules.job import best_rows
 from blinkccl.report.text import gb_per_s_text
@@ -18,7 +18,7 @@ _CONTAINER_SHM_BYTES = 64 << 20
 
 def shared_memory(case: Case) -> Iterator[Finding]:
     """A library that got none, or a /dev/shm that is small or full."""
-    failures = [one for one in case.of(Failure) if one.kind == "shm"]
+    failures = case.failures("shm")
     host = case.last(Host)
     if failures:
         severity, got = "error", failures[0].text[:120]
@@ -71,7 +71,7 @@ def no_driver(case: Case) -> Iterator[Finding]:
     """GPUs of which the machine's topology has none."""
     machines = case.of(Machine)
     gpus = [device for device in case.of(Device) if device.kind == "gpu"]
-    if gpus and machines and not any(m.topology.vertex[r].kind == "gpu" for m in machines for r in m.topology.ranks):
+    if gpus and machines and not any(machine.gpus for machine in machines):
         yield finding(f"""
             error: {len(gpus)} NVIDIA GPUs are plugged in, and no driver answers  [no-driver]
             bound   {len(gpus)} GPUs

@@ -182,7 +182,7 @@ def stated(case: Case, ranks: int, hosts: int = 1) -> Graph | None:
 
 def machines_with_gpus(case: Case) -> list[Machine]:
     """In the order in which they were read."""
-    return [one for one in case.of(Machine) if any(one.topology.vertex[r].kind == "gpu" for r in one.topology.ranks)]
+    return [machine for machine in case.of(Machine) if machine.gpus]
 
 
 def machine_of(case: Case, row: Measured) -> Machine | None:

@@ -53,12 +53,11 @@ def contradictions(case: Case) -> Iterator[Finding]:
             yield _contradiction("the measurement is not of this machine", what, row, machines[-1])
             break
     for job in jobs(case):
-        best, most, links = job.measured, job.bound, job.topology.links
-        if best is None or most is None or job.machine.inferred or job.assumed:
+        best, most = job.measured, job.bound
+        if best is None or most is None or job.machine.inferred or job.machine.switched or job.assumed:
             continue
-        switched = any(x.kind == "nvlink" and job.topology.is_transit(x.dst) for x in links)  # which may reduce
-        real = min(x.gb_per_s for x in links) >= LEAST_REAL_GB_PER_S
-        if best.busbw_gb_per_s >= ABOVE * most.busbw_gb_per_s and real and not switched:
+        real = min(x.gb_per_s for x in job.topology.links) >= LEAST_REAL_GB_PER_S
+        if best.busbw_gb_per_s >= ABOVE * most.busbw_gb_per_s and real:
             rates = [gb_per_s_text(rate) for rate in (best.busbw_gb_per_s, most.busbw_gb_per_s)]
             what = f"{rates[0]} measured, at most {rates[1]} possible"
             yield _contradiction("the measurement is faster than these links allow", what, best, job.machine)

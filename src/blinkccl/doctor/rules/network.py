@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, Device, Hop, Machine, Measured, Network, NicPath, NoGpuDirect
+from blinkccl.doctor.evidence import Case, Device, Hop, Machine, Measured, Network, NicPath
 from blinkccl.doctor.finding import Finding, finding, named
 from blinkccl.report.text import count
 from blinkccl.topology.connectivity import reachable
@@ -85,11 +85,11 @@ def no_gpudirect(case: Case) -> Iterator[Finding]:
     close = [path for path in case.of(NicPath) if path.kind in ("PIX", "PXB")]
     plain = [hop for hop in case.of(Hop) if hop.detail.startswith("NET/IB") and "GDRDMA" not in hop.detail]
     direct = [hop for hop in case.of(Hop) if "GDRDMA" in hop.detail]
-    refused = case.of(NoGpuDirect)
+    refused = case.failures("gpudirect")
     if not plain or direct or not (close or refused):
         return
     near = f": {close[0].nic} and {close[0].gpu} share a PCIe switch" if close else ""
-    why = f"NCCL says: {refused[0].why}" if refused else "the kernel module for it is not loaded, or not visible here"
+    why = f"NCCL says: {refused[0].text}" if refused else "the kernel module for it is not loaded, or not visible here"
     yield finding(f"""
         warning: network cards reach the GPUs through the host's memory  [no-gpudirect]
         bound   GPUDirect RDMA{near}

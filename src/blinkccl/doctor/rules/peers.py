@@ -122,8 +122,7 @@ def acs(case: Case) -> Iterator[Finding]:
 
 def _several_gpus(case: Case) -> bool:
     """Whether some machine has them, or none was read."""
-    counts = [sum(m.topology.vertex[r].kind == "gpu" for r in m.topology.ranks) for m in case.of(Machine)]
-    return max(counts, default=2) > 1
+    return max((machine.gpus for machine in case.of(Machine)), default=2) > 1
 
 
 RULES = (nvlink_peer_broken, p2p_off, iommu, acs)

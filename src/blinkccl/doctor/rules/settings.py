@@ -28,9 +28,7 @@ def _several_hosts(case: Case) -> bool:
 def _switched(case: Case) -> bool:
     """Whether the GPUs hang on an NVSwitch, as far as anybody says."""
     machines = case.of(Machine)
-    return not machines or any(
-        x.kind == "nvlink" and m.topology.is_transit(x.dst) for m in machines for x in m.topology.links
-    )
+    return not machines or any(machine.switched for machine in machines)
 
 
 _BY_SHM = "P2P: GPUs exchange data through the host's memory"
