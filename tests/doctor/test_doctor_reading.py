@@ -102,6 +102,7 @@ def test_ncclss_lines_of_many_versions(tmp_path):
     n:1:2 [0] NCCL INFO Channel 00 : 0[1] -> 1[2] via P2P/IPC/read
     n:1:2 [0] NCCL INFO Channel 01/0 : 3[1] -> 0[2] [send] via NET/IB/1/GDRDMA
     n:1:2 [0] NCCL INFO Channel 01/0 : 3[1] -> 0[2] [receive] via NET/IB/1/GDRDMA
+    n:1:2 [0] NCCL INFO Channel 02/0 : 5[1] -> 6[2] [receive] via NET/IB/1/GDRDMA
     n:1:2 [0] NCCL INFO Channel 01/0 : 2[1] -> 3[2] via SHM/direct/direct
     """
     case = _read(tmp_path, lines)
@@ -122,7 +123,7 @@ def test_ncclss_lines_of_many_versions(tmp_path):
 def test_a_line_with_no_number_for_a_number_is_left_out_with_a_note(tmp_path, line):
     case = _read(tmp_path, line + "\nn:1:2 [0] NCCL INFO NCCL_PROTO set by environment to LL\n")
     assert [type(piece) for piece in case.pieces] == [Setting]
-    assert any("a line of NCCL_DEBUG=INFO lines is left out" in note for note in case.notes)
+    assert any("with no number where one stands are left out" in note for note in case.notes)
 
 
 def test_a_matrix_within_a_log(tmp_path):
@@ -244,6 +245,21 @@ def test_the_channels_that_nccl_printed_are_what_it_expects(tmp_path):
     (found,) = diagnose(case).findings
     assert (found.cause, found.severity) == ("measured-low", "warning")
     assert "42% of what NCCL expects" in found.title
+
+
+def test_ras_lists_ranks_of_smaller_sets_one_by_one(tmp_path):
+    text = """
+#0-0 (fa93daea) MISMATCH
+  Communicator ranks have different AllGather operation counts
+    2 ranks have launched up to operation 641
+      Rank 0 -- GPU 0 managed by process 1 on node n
+      Rank 3 -- GPU 3 managed by process 1 on node n
+    30 ranks have launched up to operation 640
+"""
+    states = _read(tmp_path, text).of(RankState)
+    assert [(state.rank, state.calls) for state in states] == [
+        (0, (("AllGather", 641),)), (3, (("AllGather", 641),)), (-30, (("AllGather", 640),)),
+    ]  # fmt: skip
 
 
 def test_a_run_without_results_is_one(tmp_path):

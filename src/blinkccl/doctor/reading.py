@@ -47,7 +47,6 @@ _WANTED = re.compile(
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-
 LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, TorchLog, RasText, Tools, Matrix)
 
 
@@ -201,8 +200,9 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
         except TopologyError as error:
             counts[listener.title] += 1
             case.notes.append(str(error))
-        except ValueError as error:
-            case.notes.append(f"{source}: a line of {listener.title} is left out: {error}")
+        except ValueError:
+            note = f"{source}: lines of {listener.title} with no number where one stands are left out"
+            case.notes += [note] if note not in case.notes else []
 
     if (whole := _whole_matrix(file)) is not None:
         matrix = listeners.pop()

@@ -50,8 +50,8 @@ def benchmark(document: Any, source: str) -> Iterator[Piece]:
             if not timed or not row["size"]:
                 continue
             micros = float(timed.get("time", timed.get("cpu_time", 0)) or 0)
-            busbw, percent = float(timed["bus_bw"]), float(timed.get("bound_percent") or 0)
             if micros > 0:
+                busbw, percent = float(timed["bus_bw"]), float(timed.get("bound_percent") or 0)
                 yield Measured(
                     Place(f"{source}, results[{number}]"),
                     collective,
@@ -70,11 +70,10 @@ def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Piece]:
     """NCCL Inspector: an object per collective."""
     for number, row in lines:
         header, measured = row["header"], row["coll_perf"]
-        collective = _BY_NCCL.get(str(measured["coll"]).lower())
-        size, seconds = int(measured["coll_msg_size_bytes"]), float(measured["coll_exec_time_us"]) * 1e-6
-        ranks, hosts = int(header["n_ranks"]), int(header.get("nnodes", 1))
+        collective, ranks = _BY_NCCL.get(str(measured["coll"]).lower()), int(header["n_ranks"])
         if collective is not None and ranks > 1:
-            busbw = float(measured["coll_busbw_gbs"])
+            size, seconds = int(measured["coll_msg_size_bytes"]), float(measured["coll_exec_time_us"]) * 1e-6
+            busbw, hosts = float(measured["coll_busbw_gbs"]), int(header.get("nnodes", 1))
             yield Measured(Place(source, number), collective, ranks, size, seconds, busbw, hosts=hosts)
 
 

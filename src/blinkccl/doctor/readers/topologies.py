@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from blinkccl.doctor.evidence import Device, Graph, Machine, NicPath, NvLinks, Piece, Place, Processor
+from blinkccl.doctor.evidence import Device, Graph, Machine, NicPath, NvLinks, Piece, Place, Processor, printable
 from blinkccl.doctor.readers import Listener
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_graph, nccl_xml, nvidia_smi
@@ -95,7 +95,8 @@ def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Piece]:
 
 def _machine(place: Place, topology: Topology) -> Machine:
     """The machine, called by its file's name alone: these formats have no name, and folders say nothing."""
-    return Machine(place, replace(topology, name=PurePath(place.source).name or topology.name))
+    vertices = tuple(replace(vertex, name=printable(vertex.name)) for vertex in topology.vertices)
+    return Machine(place, replace(topology, name=PurePath(place.source).name or topology.name, vertices=vertices))
 
 
 def _graphs(root: Element, source: str) -> Iterator[Piece]:

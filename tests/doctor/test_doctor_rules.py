@@ -1,0 +1,252 @@
+"""Rules, one condition at a time: what is a cause beside what looks like one and is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blinkccl.doctor.diagnose import diagnose
+from blinkccl.doctor.evidence import (
+    Acs,
+    Case,
+    Device,
+    Failure,
+    Graph,
+    Hop,
+    Host,
+    Iommu,
+    Machine,
+    Measured,
+    NcclVersion,
+    Network,
+    NicPath,
+    NvLinks,
+    PeerAccess,
+    Place,
+    Processor,
+    RankState,
+    Setting,
+    SocketBus,
+    Started,
+)
+from blinkccl.doctor.rules.job import bound_of
+from blinkccl.topology.catalog import machine
+from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.probe import this_host
+
+HERE, THERE = Place("a.log", 1), Place("b.log", 1)
+DGX1, PCIE, H100 = (Machine(HERE, machine(name)) for name in ("dgx-1v", "pcie-8gpu", "hgx-h100"))
+CPUS = Machine(HERE, this_host([0, 1], [0, 0]))
+SHM, P2P, PLAIN, DIRECT, SOCKET = (
+    Hop(HERE, 0, 1, detail.partition("/")[0], detail)
+    for detail in ("SHM/direct", "P2P/IPC", "NET/IB/0", "NET/IB/0/GDRDMA", "NET/Socket/0")
+)
+CLOSE = NicPath(HERE, "NIC0", "GPU0", "PIX")
+TURIN = Processor(HERE, "AuthenticAMD", 26, 2)
+GIB = 1 << 30
+
+
+def _row(busbw, ranks=8, size=GIB, **more):
+    return Measured(HERE, "allreduce", ranks, size, 1e-3, busbw, **more)
+
+
+def _rank(rank, calls=5, done=None, **more):
+    return RankState(HERE, "g", rank, calls=(("", calls),), done=done, members=(0, 1, 2), **more)
+
+
+def _gpus(**more):
+    return [Device(HERE, "gpu", f"GPU{i}", "V", **(more if i == 3 else {})) for i in range(4)]
+
+
+def _pcie(now, usual=16, kind="gpu", idle=False):
+    numbers = [(usual, None)] * 3 + [(now, None)]
+    return [
+        Device(HERE, kind, f"GPU{i}", "V", gt_per_s=n, max_gt_per_s=m, idle=idle) for i, (n, m) in enumerate(numbers)
+    ]
+
+
+def _uplinks(*rates):
+    """Two GPUs of 16 GB/s below a PCIe switch that leads up to hosts at these GB/s."""
+    hosts = range(3, 3 + len(rates))
+    kinds = {0: "gpu", 1: "gpu", 2: "switch"} | dict.fromkeys(hosts, "host")
+    links = [
+        (0, 2, 16),
+        (2, 0, 16),
+        (1, 2, 16),
+        (2, 1, 16),
+        *((2, up, rate) for up, rate in zip(hosts, rates, strict=True)),
+    ]
+    return Machine(
+        HERE,
+        Topology(
+            "bridged",
+            0.5,
+            tuple(Vertex(vertex, kind) for vertex, kind in kinds.items()),
+            tuple(Link(src, dst, int(2 * rate), "pcie", float(rate), "nccl-xml") for src, dst, rate in links),
+        ),
+    )
+
+
+def _reads(part):
+    """PCIe that is read at this part of the rate at which it is written."""
+    links = tuple(replace(x, read_capacity=round(x.capacity * part)) for x in PCIE.topology.links)
+    return Machine(HERE, replace(PCIE.topology, links=links))
+
+
+def _channels(on, part):
+    """NCCL's rings at this part of the bound."""
+    most = bound_of(on.topology, on.topology.ranks, "allreduce")
+    return Graph(HERE, 4, 1, part * most.busbw_gb_per_s, "NVL")
+
+
+def _nics(*names):
+    return [NicPath(HERE, name, f"GPU{gpu}", "PHB" if gpu < 2 else "SYS") for name in names for gpu in range(4)]
+
+
+def _numa():
+    return [Device(HERE, "gpu", f"GPU{gpu}", "V", numa=gpu // 2) for gpu in range(4)]
+
+
+def _with(topology, kind, **more):
+    """The links of one kind changed."""
+    return Machine(
+        HERE, replace(topology, links=tuple(replace(x, **more) if x.kind == kind else x for x in topology.links))
+    )
+
+
+CASES = {
+    # Between hosts.
+    "TCP between hosts": ([_row(1, hosts=2), Network(HERE, "Socket")], "net-socket"),
+    "sockets of one host are how NCCL starts": ([_row(1), Network(HERE, "Socket")], ""),
+    "hops over TCP": ([SOCKET], "net-socket"),
+    "no GPUDirect": ([PLAIN, CLOSE], "no-gpudirect"),
+    "some hops have GPUDirect": ([PLAIN, DIRECT, CLOSE], ""),
+    "cards that are far cannot have it": ([PLAIN, NicPath(HERE, "NIC0", "GPU0", "PHB")], ""),
+    "two cards on one socket": ([*_nics("NIC0", "NIC1"), *_numa()], "nic-far"),
+    "one card is a note": ([*_nics("NIC0"), *_numa()], ""),
+    # PCIe.
+    "fewer lanes than most": (_gpus(width=8)[3:] + [Device(HERE, "gpu", f"GPU{i}", "V", width=16) for i in range(3)],
+                              "pcie-narrow"),
+    "fewer lanes than it can": ([Device(HERE, "gpu", "GPU0", "V", width=8, max_width=16)], "pcie-narrow"),
+    "cards have fewer lanes than their slots": ([Device(HERE, "nic", "NIC0", "V", width=8, max_width=16)], ""),
+    "2.5 GT/s under load": (_pcie(2.5), "pcie-slow"),
+    "2.5 GT/s at rest": (_pcie(2.5, idle=True), ""),
+    "a slow bridge above": ([_uplinks(3)], "pcie-uplink"),
+    "a bridge of a quarter": ([_uplinks(4)], ""),
+    "a slow bridge beside a fast one": ([_uplinks(3, 16)], ""),
+    "reads at a third of the rate": ([_reads(0.33)], "one-way"),
+    "reads at three times the rate": ([_reads(3)], "nccl-gap one-way"),
+    "reads at two thirds of the rate": ([_reads(0.66)], ""),
+    # NVLink.
+    "a GPU of eight has fewer": ([NvLinks(HERE, f"GPU{i}", 6 - (i == 2), 0) for i in range(8)], "nvlink-down"),
+    "a mesh of four is not all in view": ([NvLinks(HERE, f"GPU{i}", 6 - (i == 2), 0) for i in range(4)], ""),
+    "links that say that they are down": ([NvLinks(HERE, f"GPU{i}", 6, int(i == 2)) for i in range(4)], "nvlink-down"),
+    "as many down on each": ([NvLinks(HERE, f"GPU{i}", 12, 6) for i in range(4)], ""),
+    # Sockets.
+    "Zen 5 counted at 16 GB/s": ([TURIN, SocketBus(HERE, 16)], "socket-bus"),
+    "counted right": ([TURIN, SocketBus(HERE, 32)], ""),
+    "NCCL since 2.32": ([TURIN, SocketBus(HERE, 16), NcclVersion(HERE, (2, 32, 1))], ""),
+    "one socket": ([Processor(HERE, "AuthenticAMD", 26, 1)], ""),
+    "no data between sockets": ([TURIN, DGX1], ""),
+    # P2P.
+    "P2P refused": ([PeerAccess(HERE, "GPU0", "GPU1", False)], "p2p-off"),
+    "P2P refused where NVLink joins all": ([PeerAccess(HERE, "GPU0", "GPU5", False), DGX1], ""),
+    "NVLink without P2P, told once": ([PeerAccess(HERE, "GPU0", "GPU1", False, True), SHM], "nvlink-peer-broken"),
+    "host memory between neighbours": ([DGX1, SHM], "p2p-off"),
+    "a setting wants it so": ([DGX1, SHM, Setting(HERE, "NCCL_P2P_DISABLE", "1")], "setting"),
+    "host memory between all is a note": ([SHM], ""),
+    "host memory between GeForces": ([SHM, _row(5, 2, gpu="GeForce RTX 4090")], "p2p-off"),
+    "host memory between some": ([SHM, P2P], ""),
+    "an IOMMU": ([Iommu(HERE, "translating", "told")], "iommu"),
+    "an IOMMU without GPUs": ([Iommu(HERE, "translating", "told"), CPUS], ""),
+    "an IOMMU that passes": ([Iommu(HERE, "passthrough", "told")], ""),
+    "ACS": ([Acs(HERE, 1, 4)], "acs"),
+    "ACS off": ([Acs(HERE, 0, 4)], ""),
+    # NCCL's channels.
+    "less than NCCL reaches of NVLinks": ([DGX1, _channels(DGX1, 0.55)], "nccl-gap"),
+    "what NCCL reaches of NVLinks": ([DGX1, _channels(DGX1, 0.57)], ""),
+    "what NCCL reaches of PCIe": ([PCIE, _channels(PCIE, 0.55)], ""),
+    "less than NCCL reaches of PCIe": ([PCIE, _channels(PCIE, 0.45)], "nccl-gap"),
+    # Settings.
+    "InfiniBand off between hosts": ([_row(1, hosts=2), Setting(HERE, "NCCL_IB_DISABLE", "1")], "setting"),
+    "InfiniBand off on one host": ([Setting(HERE, "NCCL_IB_DISABLE", "1")], ""),
+    "NVLS off on a switch": ([H100, Setting(HERE, "NCCL_NVLS_ENABLE", "0")], "setting"),
+    "NVLS off on a mesh": ([DGX1, Setting(HERE, "NCCL_NVLS_ENABLE", "0")], ""),
+    "the last value counts": ([Setting(HERE, "NCCL_PROTO", "LL"), Setting(HERE, "NCCL_PROTO", "Simple")], ""),
+    "two channels": ([Setting(HERE, "NCCL_MAX_CTAS", "2")], "setting"),
+    "three channels": ([Setting(HERE, "NCCL_MAX_CTAS", "3")], ""),
+    "no number": ([Setting(HERE, "NCCL_BUFFSIZE", "many")], ""),
+    # The host.
+    "64 MiB": ([Host(HERE, 8, shm_bytes=64 << 20, shm_free_bytes=64 << 20)], "shared-memory"),
+    "65 MiB": ([Host(HERE, 8, shm_bytes=65 << 20, shm_free_bytes=65 << 20)], ""),
+    "full": ([Host(HERE, 8, shm_bytes=64 * GIB, shm_free_bytes=63 << 20)], "shared-memory"),
+    "a quota": ([Host(HERE, 8, quota=4)], "cpu-quota"),
+    "a quota of nearly all": ([Host(HERE, 8, quota=7.5)], ""),
+    "more ranks than processors": ([Host(HERE, 8, ranks=9)], "too-few-processors"),
+    "as many ranks": ([Host(HERE, 8, ranks=8)], ""),
+    "more ranks than the quota": ([Host(HERE, 8, quota=4, ranks=5)], "too-few-processors"),
+    "GPUs without a driver": ([CPUS, *_gpus()], "no-driver"),
+    "GPUs with one": ([DGX1, *_gpus()], ""),
+    "a tenth of what memory allows": ([_row(1, limit_gb_per_s=10)], "memory-bound"),
+    "half of what memory allows": ([_row(5, limit_gb_per_s=10)], ""),
+    # What was measured.
+    "wrong sums": ([_row(1, wrong=2)], "wrong-results"),
+    "two machines": ([DGX1, PCIE], "contradiction"),
+    "more ranks than GPUs": ([DGX1, _row(1, 16)], "contradiction"),
+    "more ranks on two hosts": ([DGX1, _row(1, 16, hosts=2)], ""),
+    "small messages say nothing": ([DGX1, _row(1, 16, size=GIB >> 10)], ""),
+    "faster than the links": ([DGX1, _row(900)], "contradiction"),
+    "faster than the links, of a switch that may reduce": ([H100, _row(600)], ""),
+    "faster than PCIe": ([_uplinks(16), _row(40, 2)], "contradiction"),
+    "faster than bridges that do not exist": ([_uplinks(0.5), _row(40, 2)], "pcie-uplink"),
+    "faster than links that nobody rated": ([_with(PCIE.topology, "pcie", provenance="nvidia-smi"), _row(30)], ""),
+    "two versions in a log": ([NcclVersion(HERE, (2, 18, 3)), NcclVersion(HERE, (2, 19, 3))], "contradiction"),
+    "two versions in two logs": ([NcclVersion(HERE, (2, 18, 3)), NcclVersion(THERE, (2, 19, 3))], ""),
+    "large messages are slow": ([_row(100), _row(49, size=4 * GIB)], ""),
+    "large messages are slow on a machine": ([H100, _row(480), _row(239, size=4 * GIB)], "falls-with-size"),
+    "half is not less than half": ([H100, _row(480), _row(240, size=4 * GIB)], ""),
+    "slower than NCCL's channels": ([Graph(HERE, 4, 12, 20, "NVL"), _row(160)], "measured-low"),
+    "as fast as NCCL's channels": ([Graph(HERE, 4, 12, 20, "NVL"), _row(170)], ""),
+    "channels of a tree are no rings": ([Graph(HERE, 1, 12, 20, "NVL"), _row(1)], ""),
+    "channels of others": ([Graph(HERE, 4, 12, 20, "NVL", 4), _row(1)], ""),
+    "another cause explains it": ([Graph(HERE, 4, 12, 20, "NVL"), _row(100), Acs(HERE, 1, 4)], "acs"),
+    "no cause that slows one host": ([Graph(HERE, 4, 12, 20, "NVL"), _row(100), Host(HERE, 8, quota=4)],
+                                     "cpu-quota measured-low"),
+    # Jobs that stand still.
+    "one is behind": ([_rank(0), _rank(1, 4), _rank(2)], "rank-behind"),
+    "one has completed less": ([_rank(0, 5, 4), _rank(1, 5, 3, state="timed out"), _rank(2, 5, 4)], "rank-behind"),
+    "a run that ended well": ([_rank(0, 5, 4), _rank(1, 5, 3), _rank(2, 5, 4)], ""),
+    "one is dead": ([_rank(0), _rank(1, 4, state="dead"), _rank(2)], "rank-missing"),
+    "one is not heard of": ([_rank(0, doing="x"), _rank(1, doing="x")], "rank-missing"),
+    "ranks that are not told one by one": ([_rank(0, doing="x"), _rank(-2)], ""),
+    "one sets up": ([RankState(HERE, "g", 0, "initialising", members=(0, 1)), RankState(HERE, "g", 1, members=(0, 1))],
+                    "rank-missing"),
+    "one is in another call": ([_rank(0, doing="x"), _rank(1, doing="y"), _rank(2, doing="x")], "call-mismatch"),
+    "all are in one call": ([_rank(rank, doing="x", state="timed out") for rank in range(3)], "stuck-in-call"),
+    "no row": ([Started(HERE, 8)], "no-result"),
+    "a warning of a run that hung": ([Started(HERE, 8), Failure(HERE, "warning", "x")], "nccl-warning no-result"),
+    "a warning of a run with results": ([Started(HERE, 8), _row(1), Failure(HERE, "warning", "x")], "no-result"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pieces", "causes"), CASES.values(), ids=CASES)
+def test_what_is_wrong(pieces, causes):
+    found = diagnose(Case(pieces=list(pieces))).findings
+    assert sorted({finding.cause for finding in found if finding.wrong}) == causes.split()
+
+
+def test_what_follows_from_another_cause_is_not_told():
+    """A narrow link is why NCCL's rings are slow, and not a cause beside it."""
+    slow = Graph(HERE, 4, 1, 1, "PIX")
+    narrow = Device(HERE, "gpu", "GPU0", "V", width=8, max_width=16)
+    causes = [{f.cause for f in diagnose(Case(pieces=[DGX1, slow, *more])).findings} for more in ([], [narrow])]
+    assert causes == [{"nccl-gap"}, {"pcie-narrow"}]
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_rings_leave_nvlink_of_themselves_or_because_a_setting_wants_it(forbidden):
+    pieces = [DGX1, _row(40, 4, gpus=(1, 4, 5, 6)), SHM, P2P]
+    pieces += [Setting(HERE, "NCCL_P2P_LEVEL", "LOC")] if forbidden else []
+    titles = [finding.title for finding in diagnose(Case(pieces=pieces)).findings]
+    assert any(title.startswith("NCCL's rings leave NVLink") for title in titles) is not forbidden
