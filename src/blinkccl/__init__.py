@@ -1,8 +1,9 @@
 """Blink: collective communication planned from the links a job really has.
 
-``blinkccl.init()`` joins this process to its job; ``blinkccl.empty()`` makes arrays in memory that all ranks of a
-host share; ``blinkccl.torch`` is for programs on PyTorch. Everything else is imported from the rooms (docs/design.md).
-Importing this loads none of them.
+``blinkccl.plan()`` packs trees into the links of a job, ``blinkccl.topo()`` says what these are, ``blinkccl.load()``
+reads a plan from a file. ``blinkccl.init()`` joins this process to its job; ``blinkccl.empty()`` makes arrays in memory
+that all ranks of a host share; ``blinkccl.torch`` is for programs on PyTorch. What goes wrong is a
+``blinkccl.BlinkError``. Everything else is imported from the rooms (docs/design.md). Importing this loads none of them.
 """
 
 from __future__ import annotations
@@ -10,26 +11,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from blinkccl.api.plan import Plan, load, plan
+    from blinkccl.api.topo import Topo, topo
+    from blinkccl.errors import BlinkError
     from blinkccl.runtime.communicator import Communicator, init
     from blinkccl.runtime.heap import empty
     from blinkccl.runtime.shared_arrays import get, put
 
-__all__ = ["Communicator", "empty", "get", "init", "put"]
+__all__ = ["BlinkError", "Communicator", "Plan", "Topo", "empty", "get", "init", "load", "plan", "put", "topo"]
 
 _HOMES = {
+    "BlinkError": "blinkccl.errors",
     "Communicator": "blinkccl.runtime.communicator",
-    "init": "blinkccl.runtime.communicator",
+    "Plan": "blinkccl.api.plan",
+    "Topo": "blinkccl.api.topo",
     "empty": "blinkccl.runtime.heap",
     "get": "blinkccl.runtime.shared_arrays",
+    "init": "blinkccl.runtime.communicator",
+    "load": "blinkccl.api.plan",
+    "plan": "blinkccl.api.plan",
     "put": "blinkccl.runtime.shared_arrays",
+    "topo": "blinkccl.api.topo",
 }
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "torch":
-        return import_module("blinkccl.torch")
+    if name in ("errors", "torch"):
+        return import_module(f"blinkccl.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

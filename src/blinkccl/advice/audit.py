@@ -10,6 +10,8 @@ from blinkccl.errors import ScheduleError, TopologyError, UsageError
 from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import from_document
 from blinkccl.forest.model import Forest
+from blinkccl.report.plan_text import check_text, headline
+from blinkccl.report.text import Paint, plain
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
@@ -24,7 +26,7 @@ LISTED = "the links that the plan lists"
 _PLAN_MARKS = frozenset({"schema_version", "ranks", "shares"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Audit:
     """What was found: ``faults`` has one sentence per violation of the verifier, naming rank, channel and step.
 
@@ -43,6 +45,16 @@ class Audit:
     def ok(self) -> bool:
         """Whether nothing is false and the program is valid."""
         return not self.verdict.violations and not self.faults
+
+    def text(self, paint: Paint = plain) -> str:
+        """What ``blink check`` prints."""
+        return check_text(self.forest, self.verdict, self.program, self.faults, paint, self.scope, self.schema_version)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Audit {headline(self.forest)}: {'ok' if self.ok else 'refused'}>"
 
     def document(self) -> dict[str, Any]:
         """The JSON object of ``blink check --json``."""

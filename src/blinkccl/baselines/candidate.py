@@ -62,7 +62,7 @@ class Estimate:
     busbw_gb_per_s: float
     detail: str
     chunk_bytes: int = 0
-    simulation: Simulation | None = None
+    simulation: Simulation | None = field(default=None, repr=False)
     protocol: str = ""
 
 

@@ -208,43 +208,10 @@ def gathered(nccl_xml: str | None = None) -> dict[str, Any]:
 def collective(
     name: str, ranks: Sequence[int], root: int | None = None, src: int | None = None, dst: int | None = None
 ) -> Collective:
-    """The collective, with the ends that were typed as vertex ids turned into ranks.
+    """The collective among ``ranks`` with the ends that were typed; those that were not and matter are said."""
+    from blinkccl.api.job import collective_of
 
-    Ends not given are the first rank, for ``dst`` the last; of sendrecv, that is not the other end.
-    """
-    from blinkccl.collectives.spec import COLLECTIVES, Collective
-
-    wanted = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
-    if "src" in wanted:
-        src, dst = _two_ends(ranks, src, dst)
-    ends = {}
-    for key, vertex in {"root": root, "src": src, "dst": dst}.items():
-        if vertex is None:
-            ends[key] = 0 if key in wanted else None
-        elif name in COLLECTIVES and key not in wanted:
-            raise UsageError(f"{name} has no {key}: leave --{key} {vertex} out")
-        elif vertex not in ranks:
-            raise UsageError(
-                f"--{key} {vertex} is not among the GPUs of the job: expected one of {', '.join(map(str, ranks))}"
-            )
-        else:
-            ends[key] = ranks.index(vertex)
-    return Collective(name, len(ranks), **ends)
-
-
-def _two_ends(ranks: Sequence[int], src: int | None, dst: int | None) -> tuple[int, int]:
-    """Both ends of sendrecv; where one was typed and the other was not, what that one is, is said."""
-    if len(ranks) < 2:
-        raise UsageError("sendrecv among fewer than two ranks moves nothing: give at least two GPUs")
-    if src is not None and src == dst:
-        raise UsageError(f"--src {src} --dst {dst}: sendrecv needs two different ranks")
-    sender = next(rank for rank in ranks if rank != dst) if src is None else src
-    receiver = next(rank for rank in reversed(ranks) if rank != sender) if dst is None else dst
-    if src is None and dst is not None:
-        console.note(f"--src is not given and defaults to rank {sender}")
-    if dst is None and src is not None:
-        console.note(f"--dst is not given and defaults to rank {receiver}")
-    return sender, receiver
+    return collective_of(name, ranks, (root, src, dst), "--", console.note)
 
 
 def request(
@@ -257,12 +224,12 @@ def request(
     lost: tuple[str | None, str | None] = (None, None),
 ) -> Request:
     """What to plan; ``ends`` are root, src and dst, ``lost`` the links and the GPUs that have failed."""
-    from blinkccl.algorithms.registry import Request
+    from blinkccl.api.job import request as asked
 
     topology, ranks = load(spec, gpus)
     if lost != (None, None):
         topology, ranks = _after_loss(topology, ranks, *lost)
-    return Request(topology, collective(name, ranks, *ends), ranks, links, relays)
+    return asked(topology, ranks, name, ends, (links, relays), "--", console.note)
 
 
 def _after_loss(

@@ -52,13 +52,6 @@ def check(
     if json:
         console.emit_json(found.document())
     else:
-        from blinkccl.report.plan_text import check_text
-
-        paint = console.paint()
-        console.emit_sentences(
-            check_text(
-                found.forest, found.verdict, found.program, found.faults, paint, found.scope, found.schema_version
-            )
-        )
+        console.emit_sentences(found.text(console.paint()))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)

@@ -6,18 +6,13 @@ import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.errors import UsageError
-from blinkccl.report.text import fit
-
-if TYPE_CHECKING:
-    from blinkccl.algorithms.registry import Request
-    from blinkccl.choice.auto import Choice
 
 HELP = """
 Examples:
@@ -78,60 +73,33 @@ def plan(
     if output is not None:
         _check_output(output)
     from blinkccl.algorithms.registry import algorithm
+    from blinkccl.api.plan import bytes_of, plan_of
     from blinkccl.forest.document import dumps, to_document
     from blinkccl.packing.solver import loading_seconds
-    from blinkccl.report.choice_text import choice_document, choice_text
 
-    row = algorithm(algo)
     wanted = replace(
         arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank)),
         objective="fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow",
         threshold=arguments.part("--threshold", threshold),
         epsilon=arguments.part("--epsilon", epsilon),
     )
-    import_module(row.module)  # Loading modules is not planning, nor is loading the solver where it is needed.
+    size_bytes = None if size is None else bytes_of(size, "--size")
+    import_module(algorithm(algo).module)  # Loading modules is not planning, nor is loading the solver.
     began = time.perf_counter() - loading_seconds()
-    chosen = None if size is None else _chosen(wanted, size)
-    forest = row.plan(wanted) if chosen is None else chosen.best.forest
+    with console.Progress("planning") as progress:
+        progress(0, 1)
+        found = plan_of(wanted, algo, size_bytes)
+        progress(1, 1)
     seconds = time.perf_counter() - loading_seconds() - began
     if str(output) == "-":
-        json = True
-    elif output is not None:
-        console.write_file(output, dumps(to_document(forest)))
-    from blinkccl.advice.in_switch import in_switch, in_switch_document, in_switch_sentence
-
-    combined = in_switch(wanted, sharp)
-    if json:
-        stated = {} if chosen is None else {"choice": choice_document(chosen)}
-        if combined is not None:
-            stated["in_switch"] = in_switch_document(combined)
-        if str(output) == "-":
-            stated = {}
-        console.emit_json(to_document(forest, None if str(output) == "-" else seconds) | stated)
+        console.emit_json(to_document(found.forest))
         return
-    from blinkccl.advice.ring_baseline import ring_baseline
-    from blinkccl.report.plan_text import plan_text
-
-    ring, width = ring_baseline(wanted).sentence(forest), console.width()
-    switch = "" if combined is None else in_switch_sentence(combined, wanted, forest)
-    lines = [choice_text(chosen) if chosen else "", ring, switch]
-    console.emit(plan_text(forest, console.paint(), width) + "".join(fit(f"\n{x}\n", width) for x in lines if x))
-
-
-def _chosen(request: Request, text: str) -> Choice:
-    from blinkccl.baselines.candidate import Conditions
-    from blinkccl.choice.auto import prepare
-    from blinkccl.choice.candidates import code_of
-    from blinkccl.simulate.calibration import calibration_for
-    from blinkccl.simulate.run import parse_size
-
-    size_bytes = parse_size("--size", text)
-    with console.Progress("choosing") as progress:
-        progress(0, 1)
-        found = prepare(request, Conditions(calibration_for(request.topology)), code_of(request))
-        chosen = found.choose(size_bytes, places=2)
-        progress(1, 1)
-    return chosen
+    if output is not None:
+        console.write_file(output, dumps(to_document(found.forest)))
+    if json:
+        console.emit_json(found.document(seconds, sharp))
+    else:
+        console.emit(found.text(console.paint(), console.width(), sharp))
 
 
 def _check_output(path: Path) -> None:

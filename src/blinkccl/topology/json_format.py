@@ -130,6 +130,15 @@ def parse(text: str, source: str = "JSON") -> Topology:
     return from_record(record, source)
 
 
+def from_fields(fields: dict[str, Any], source: str) -> Topology:
+    """The topology of a document in our version, as dictionaries and lists; TopologyError as :func:`parse`."""
+    try:
+        record = msgspec.convert({"schema_version": SCHEMA_VERSION, **fields}, TopologyRecord)
+    except msgspec.ValidationError as error:
+        raise TopologyError(f"{source}: {shortened(str(error))}") from None
+    return from_record(record, source)
+
+
 def from_record(record: TopologyRecord, source: str) -> Topology:
     """The topology of a record; TopologyError as :func:`parse`."""
     _check_version(record.schema_version, source)

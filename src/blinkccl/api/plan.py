@@ -1,0 +1,320 @@
+"""``blinkccl.plan``: a plan as an object, with its rate, its proof, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.api.topo import Spec, topology_of
+from blinkccl.errors import ScheduleError, UsageError, VerificationError
+from blinkccl.forest.model import Forest, Share
+from blinkccl.report.text import Paint, fit, plain, rate_text
+from blinkccl.units import bus_factor
+
+if TYPE_CHECKING:
+    from blinkccl.advice.audit import Audit
+    from blinkccl.baselines.candidate import Conditions, Estimate
+    from blinkccl.choice.auto import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast: in lanes, the topology's unit of capacity, exactly; and in GB/s as nccl-tests counts."""
+
+    lanes: Fraction
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """A collective's trees and the proof of their rate; made by :func:`plan` and :func:`load`.
+
+    Printed it is what ``blink plan`` prints. ``forest`` is what the rooms work on; ``request`` what was asked, None of
+    a file, which has the links alone that its plan is on; ``choice`` says who was the fastest at a size, if one was
+    given; ``stated`` is the document of a file, which says what is not so where somebody changed it.
+
+    Examples
+    --------
+    >>> import blinkccl
+    >>> plan = blinkccl.plan("broadcast", "dgx-1v", gpus="0-3", root=2)
+    >>> plan.rate.lanes, plan.bound.lanes, plan.optimal
+    (Fraction(4, 1), Fraction(4, 1), True)
+    >>> print(plan.proof)
+    proof   no schedule of unicast store-and-forward trees on these links is faster:
+            the links out of {...} carry 4 lanes together,
+            and all of the data must cross them: at most 4
+    >>> sum(share.weight for share in plan.shares)
+    Fraction(1, 1)
+    >>> print(plan.explain("1M").splitlines()[0])
+    broadcast of 1M (1,048,576 bytes) among GPUs 0-3 of dgx-1v
+    >>> plan.export("cuda").splitlines()[0]
+    '// broadcast ...'
+    """
+
+    forest: Forest
+    request: Request | None = None
+    choice: Choice | None = field(default=None, compare=False)
+    stated: dict[str, Any] | None = field(default=None, compare=False)
+
+    @property
+    def rate(self) -> Rate:
+        """What the plan reaches on links that run at their stated rate."""
+        return self._rate(self.forest.rate)
+
+    @property
+    def bound(self) -> Rate:
+        """What no schedule of such trees passes."""
+        return self._rate(self.forest.bound)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the rate is the bound."""
+        return self.forest.optimal
+
+    @property
+    def proof(self) -> str:
+        """Why nothing is faster than the bound, in words."""
+        from blinkccl.report.plan_text import certificate_lines
+
+        return "\n".join(certificate_lines(self.forest))
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The parts of the data, each with its ``weight`` and its trees, ``reduce`` and ``broadcast``."""
+        return self.forest.shares
+
+    def check(self) -> Audit:
+        """What ``blink check`` finds: ``ok``, and printed a line for each thing that is proved or false.
+
+        The links are compared with those of the machine, where the plan was made here.
+        """
+        from blinkccl.advice.audit import audit
+
+        stated = self.document() if self.stated is None else self.stated
+        return audit(stated, None if self.request is None else self.request.topology)
+
+    def simulate(self, size: int | str) -> Estimate:
+        """How long it takes for ``size`` bytes (or ``"64M"``), as ``blink sim --plan`` says.
+
+        ``seconds``, ``algbw_gb_per_s``, ``busbw_gb_per_s``; ``detail`` says how. Raises UsageError if that is no size,
+        UnsupportedError if nothing that we know the costs of runs it, VerificationError if the plan is invalid.
+        """
+        from blinkccl.choice.candidates import code_of, of_forest
+
+        size_bytes, request = bytes_of(size), self._job()
+        return of_forest(self.forest, code_of(request), _conditions(request)).at(size_bytes)
+
+    def explain(self, size: int | str) -> str:
+        """What runs the job's call of ``size`` bytes, this plan or another one, and why: as ``blink explain`` says.
+
+        UsageError for a plan from a file, which does not have the whole machine.
+        """
+        from blinkccl.advice.explain import explain
+        from blinkccl.advice.explain_text import explain_text
+
+        size_bytes = bytes_of(size)
+        if self.request is None:
+            raise UsageError("explain looks at the whole machine, and a plan from a file has its own links: plan anew")
+        return explain_text(explain(self.request, size_bytes, _conditions(self.request)))
+
+    def export(self, to: str) -> str:
+        """The plan as text of another tool, as ``blink export --to`` prints it: ``"cuda"``, ``"nccl-graph"``, ….
+
+        UsageError if there is no such format, UnsupportedError if it cannot say what the plan does, VerificationError
+        if the plan is false.
+        """
+        from blinkccl.export.registry import format_of
+
+        write, found = format_of(to).write, self.check()
+        if not found.ok or found.program is None:
+            raise VerificationError([*found.verdict.violations, *found.faults])
+        machine = None if self.request is None else self.request.topology
+        return "\n".join(file.text for file in write(found.program, found.forest, machine))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the JSON of ``blink plan -o``, which :func:`load` and ``blink check`` read."""
+        from blinkccl.forest.document import dumps, to_document
+
+        try:
+            Path(path).write_text(dumps(to_document(self.forest)), encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+
+    def text(self, paint: Paint = plain, width: int | None = None, every_switch: bool = False) -> str:
+        """All of it for people, in ``width`` columns; ``every_switch``: as if each could combine."""
+        from blinkccl.advice.in_switch import in_switch, in_switch_sentence
+        from blinkccl.advice.ring_baseline import ring_baseline
+        from blinkccl.report.choice_text import choice_text
+        from blinkccl.report.plan_text import plan_text
+
+        lines = ["" if self.choice is None else choice_text(self.choice)]
+        if self.request is not None:
+            lines.append(ring_baseline(self.request).sentence(self.forest))
+            combined = in_switch(self.request, every_switch)
+            lines.append("" if combined is None else in_switch_sentence(combined, self.request, self.forest))
+        return plan_text(self.forest, paint, width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
+
+    def document(self, seconds: float | None = None, every_switch: bool = False) -> dict[str, Any]:
+        """The object of ``blink plan --json``; ``seconds`` is how long planning took."""
+        from blinkccl.advice.in_switch import in_switch, in_switch_document
+        from blinkccl.forest.document import to_document
+        from blinkccl.report.choice_text import choice_document
+
+        document = to_document(self.forest, seconds)
+        if self.choice is not None:
+            document["choice"] = choice_document(self.choice)
+        combined = None if self.request is None else in_switch(self.request, every_switch)
+        if combined is not None:
+            document["in_switch"] = in_switch_document(combined)
+        return document
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        from blinkccl.report.plan_text import headline
+
+        return f"<Plan {headline(self.forest)}: {rate_text(self.forest.rate, self.forest.topology)}>"
+
+    def _repr_html_(self) -> str:
+        from blinkccl.api.html import report
+
+        return report(self.forest)
+
+    def _rate(self, lanes: Fraction) -> Rate:
+        factor = bus_factor(self.forest.collective.name, len(self.forest.ranks))
+        unit = self.forest.topology.unit_gb_per_s
+        return Rate(lanes, float(lanes) * unit, float(lanes * factor) * unit)
+
+    def _job(self) -> Request:
+        forest = self.forest
+        return self.request or Request(forest.topology, forest.collective, forest.ranks)
+
+
+def plan(
+    collective: str,
+    topology: Spec = None,
+    *,
+    gpus: str | Iterable[int] | None = None,
+    root: int | None = None,
+    src: int | None = None,
+    dst: int | None = None,
+    algo: str = "auto",
+    links: str = "fast",
+    relays: bool = False,
+    size: int | str | None = None,
+) -> Plan:
+    """Pack spanning trees into the links of a job until a bottleneck is full, and prove that nothing is faster.
+
+    Parameters
+    ----------
+    collective
+        ``"allreduce"``, ``"broadcast"``, ``"reduce"``, ``"allgather"``, ``"reduce_scatter"``, ``"gather"``,
+        ``"scatter"``, ``"alltoall"`` or ``"sendrecv"``.
+    topology
+        As for :func:`blinkccl.topo`; None: this machine.
+    gpus
+        The ranks in order: numbers, or text like ``"1,4-6"``, per server ``"0,1+0-3"``. None: all.
+    root, src, dst
+        Ends, as the topology numbers them. None: the first rank, for ``dst`` the last.
+    algo, links, relays, size
+        As the options of ``blink plan``. With a ``size`` (bytes, or ``"64M"``) ``auto`` is the algorithm that is the
+        fastest there by simulation.
+
+    Raises
+    ------
+    UsageError
+        If the collective, the algorithm or an end is unknown, or there are fewer than two ranks.
+    TopologyError
+        If the topology cannot be read, a GPU is not on it, or the links leave the ranks apart.
+    UnsupportedError
+        If the algorithm cannot serve the job.
+
+    Examples
+    --------
+    >>> import blinkccl
+    >>> plan = blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 5, 6])
+    >>> plan
+    <Plan allreduce among 4 ranks (1,4-6) of dgx-1v, by optimal: 2 lanes = 50 GB/s>
+    >>> plan.rate
+    Rate(lanes=Fraction(2, 1), algbw_gb_per_s=50.0, busbw_gb_per_s=75.0)
+    >>> plan.rate == plan.bound, plan.check().ok
+    (True, True)
+    >>> f"{plan.simulate('64M').busbw_gb_per_s:.1f} GB/s"
+    '56.6 GB/s'
+    """
+    from blinkccl.api.job import gpus_of, request
+
+    size_bytes = None if size is None else bytes_of(size)
+    machine = topology_of(topology)
+    ranks = gpus_of(gpus, machine)
+    return plan_of(request(machine, ranks, collective, (root, src, dst), (links, relays)), algo, size_bytes)
+
+
+def plan_of(request: Request, algo: str = "auto", size_bytes: int | None = None) -> Plan:
+    """The plan of a request by ``algo``, or by the fastest algorithm at ``size_bytes``."""
+    row = algorithm(algo)
+    if size_bytes is None:
+        return Plan(row.plan(request), request)
+    if algo != "auto":
+        raise UsageError(f"a size is for algo auto, which chooses by it, got {algo}: leave one out")
+    from blinkccl.choice.auto import prepare
+    from blinkccl.choice.candidates import code_of
+
+    chosen = prepare(request, _conditions(request), code_of(request)).choose(size_bytes, places=2)
+    return Plan(chosen.best.forest, request, chosen)
+
+
+def load(path: str | PathLike[str]) -> Plan:
+    """The plan in a file, as it says of itself; :meth:`Plan.check` says whether that is so.
+
+    Raises ScheduleError if there is no such file, or it is no plan.
+
+    Examples
+    --------
+    >>> import blinkccl, tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+    ...     blinkccl.plan("broadcast", "ring:4").save(file.name)
+    ...     plan = blinkccl.load(file.name)
+    >>> print(plan.check())
+    broadcast root 0 among 4 ranks (0-3) of ring:4, by optimal
+      ok  trees: 2 shares; every contribution once, every destination served
+      ok  rate: 2 lanes = 50 GB/s, recomputed from the loads of 6 links
+      ok  bound: 2 lanes = 50 GB/s, by the cut in the plan
+      ok  optimal on the links that the plan lists
+      ok  program: 8 roles, 6 queues, 2 channels; complete, live with finite buffers, no link overloaded
+    proved
+    """
+    from blinkccl.forest.document import MAX_BYTES, from_document, loads
+
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ScheduleError(f"{path} cannot be read: {error.strerror or error}") from None
+    stated = loads(content, str(path))
+    try:
+        return Plan(from_document(stated), stated=stated)
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}") from None
+
+
+def bytes_of(size: int | str, name: str = "size") -> int:
+    """A size as people say it; UsageError, which calls it ``name``, if it is none."""
+    from blinkccl.simulate.run import parse_size
+
+    return parse_size(name, str(size))
+
+
+def _conditions(request: Request) -> Conditions:
+    """The costs of the machine's calibration."""
+    from blinkccl.baselines.candidate import Conditions
+    from blinkccl.simulate.calibration import calibration_for
+
+    return Conditions(calibration_for(request.topology))

@@ -1,0 +1,212 @@
+"""``blinkccl.topo``: what is connected to what, from a name, a file, a graph of networkx, or this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib import import_module
+from math import inf
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.model import Link, Topology, Vertex, common_unit
+
+#: What a graph's nodes and edges are asked for, beside an edge's rates; what else they have is not ours.
+_OF_NODE, _OF_EDGE = ("kind", "name", "server", "part_of", "combines"), ("kind", "provenance", "by")
+_RATE, _READ_RATE = "gb_per_s", "read_gb_per_s"
+
+
+@dataclass(frozen=True, repr=False)
+class Topo:
+    """A machine, or several: printed it is what ``blink topo`` prints, in a notebook its picture.
+
+    ``topology`` is what the rooms work on.
+
+    Examples
+    --------
+    >>> import blinkccl
+    >>> ring = blinkccl.topo("ring:4")
+    >>> ring.ranks
+    (0, 1, 2, 3)
+    >>> [(link.src, link.dst, link.gb_per_s) for link in ring.links][:2]
+    [(0, 1, 25.0), (0, 3, 25.0)]
+    >>> graph = ring.to_networkx()
+    >>> graph.edges[0, 1]["gb_per_s"]
+    25.0
+    >>> graph.remove_edge(0, 1)
+    >>> len(blinkccl.topo(graph).links)
+    7
+    """
+
+    topology: Topology
+
+    @property
+    def name(self) -> str:
+        """As plans call it."""
+        return self.topology.name
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of the GPUs, or of the CPUs where there is none."""
+        return self.topology.ranks
+
+    @property
+    def vertices(self) -> tuple[Vertex, ...]:
+        """GPUs, switches, NICs and processors: ``id``, ``kind``, ``name``, ``server``."""
+        return self.topology.vertices
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """One for each direction: ``src``, ``dst``, ``kind``, ``gb_per_s``, and ``provenance``, who says so."""
+        return self.topology.links
+
+    def to_networkx(self) -> Any:
+        """A ``networkx.DiGraph``; :func:`topo` takes it back.
+
+        A node has ``kind``, ``name`` and ``server``, an edge ``kind``, ``gb_per_s`` and ``provenance``, and
+        ``read_gb_per_s`` where reads have another rate than writes. UnsupportedError where networkx is not installed.
+        """
+        from blinkccl.topology.json_format import to_document
+
+        document, unit = to_document(self.topology), exact_unit(self.topology)
+        graph = _networkx().DiGraph(name=self.name)
+        graph.add_nodes_from((row.pop("id"), row) for row in document["vertices"])
+        for row in document["links"]:
+            del row["capacity"]
+            if "read_capacity" in row:
+                row[_READ_RATE] = float(row.pop("read_capacity") * unit)
+            graph.add_edge(row.pop("src"), row.pop("dst"), **row)
+        return graph
+
+    def __str__(self) -> str:
+        from blinkccl.report.topology_text import topology_text
+
+        return topology_text(self.topology)
+
+    def __repr__(self) -> str:
+        return f"<Topo {self.name}: {len(self.ranks)} ranks, {len(self.links)} links>"
+
+    def _repr_svg_(self) -> str:
+        from blinkccl.report.topology_svg import topology_svg
+
+        return topology_svg(self.topology)
+
+
+@runtime_checkable
+class Graph(Protocol):
+    """A graph of networkx, as far as it is looked at."""
+
+    @property
+    def name(self) -> Any: ...
+    @property
+    def nodes(self) -> Any: ...
+    @property
+    def edges(self) -> Any: ...
+    def is_directed(self) -> bool: ...
+
+
+#: What :func:`topo` and :func:`blinkccl.plan` take.
+Spec = str | PathLike[str] | Topo | Topology | Graph | None
+
+
+def topo(spec: Spec = None) -> Topo:
+    """The topology that ``spec`` says.
+
+    Parameters
+    ----------
+    spec
+        Text as for ``--topo``: a machine (``"dgx-1v"``), a rule (``"ring:8"``), several servers
+        (``"2x dgx-1v @ 40Gbps"``) or a file; a path; a graph of networkx, whose edges have a rate ``gb_per_s`` (an
+        undirected one means both directions); or a topology as it is. None: this machine.
+
+    Raises
+    ------
+    TopologyError
+        If ``spec`` names nothing, or what it names cannot be read.
+    UnsupportedError
+        If it is None and the driver does not say what this machine is.
+
+    Examples
+    --------
+    >>> import blinkccl
+    >>> machine = blinkccl.topo("dgx-1v")
+    >>> machine
+    <Topo dgx-1v: 8 ranks, 58 links>
+    >>> [link.gb_per_s for link in machine.links if (link.src, link.dst) == (0, 3)]
+    [50.0]
+    """
+    return Topo(topology_of(spec))
+
+
+def topology_of(spec: Spec) -> Topology:
+    """What :func:`topo` wraps."""
+    if isinstance(spec, Topo):
+        return spec.topology
+    if isinstance(spec, Topology):
+        return spec
+    if isinstance(spec, str):
+        from blinkccl.topology.spec import parse_spec
+
+        return parse_spec(spec)
+    if isinstance(spec, PathLike):
+        from blinkccl.topology.formats import read_topology
+
+        return read_topology(Path(spec))
+    if spec is None:
+        from blinkccl.topology.probe import probe
+
+        return probe()
+    if isinstance(spec, Graph):
+        return _from_networkx(spec)
+    raise UsageError(
+        f"a {type(spec).__name__} is no topology: expected a name, a path, a graph of networkx or a blinkccl.topo"
+    )
+
+
+def _networkx() -> Any:
+    try:
+        return import_module("networkx")
+    except ImportError:
+        raise UnsupportedError("networkx is not installed: pip install 'blink-ccl[networkx]'") from None
+
+
+def _from_networkx(graph: Graph) -> Topology:
+    """Vertices that are no numbers are numbered in their order, and keep what they were as their name."""
+    from blinkccl.topology.json_format import from_fields
+
+    nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
+    numbers = all(type(node) is int for node, _ in nodes)
+    ids = {node: node if numbers else place for place, (node, _) in enumerate(nodes)}
+    vertices = [
+        {"kind": "gpu", **({} if numbers else {"name": str(node)}), **_known(data, _OF_NODE), "id": ids[node]}
+        for node, data in nodes
+    ]
+    rates = [{key: _rate(edge, key) for key in (_RATE, _READ_RATE) if key == _RATE or key in edge[2]} for edge in edges]
+    unit = common_unit(rate for row in rates for rate in row.values())
+    links = []
+    for (src, dst, data), rate in zip(edges, rates, strict=True):
+        row = {"kind": "nvlink", **_known(data, _OF_EDGE), "capacity": int(rate[_RATE] / unit)}
+        if _READ_RATE in rate:
+            row["read_capacity"] = int(rate[_READ_RATE] / unit)
+        ends = [(src, dst)] if graph.is_directed() else [(src, dst), (dst, src)]
+        links += [{"src": ids[u], "dst": ids[v], **row} for u, v in ends]
+    document = {"unit_gb_per_s": float(unit), "vertices": vertices, "links": links}
+    return from_fields({"name": str(graph.name or "graph"), **document}, "graph")
+
+
+def _known(data: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: data[key] for key in keys if key in data}
+
+
+def _rate(edge: tuple[object, object, Mapping[str, Any]], key: str) -> Fraction:
+    """A rate of an edge, as the decimal number that was meant."""
+    src, dst, data = edge
+    given = data.get(key)
+    if not isinstance(given, Real) or isinstance(given, bool) or not 0 < float(given) < inf:
+        raise TopologyError(f"graph: edge {src} → {dst}: expected {key}, a positive number of GB/s, got {given!r}")
+    return Fraction(str(given))

@@ -1,0 +1,178 @@
+"""``blinkccl.plan`` says and does what the command line does, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blinkccl
+from blinkccl.api import html
+from blinkccl.errors import (
+    BlinkError,
+    ScheduleError,
+    TopologyError,
+    UnsupportedError,
+    UsageError,
+    VerificationError,
+)
+from blinkccl.forest.document import dumps
+
+JOB = ("--topo", "dgx-1v", "--gpus", "1,4,5,6")
+
+
+@pytest.fixture(scope="module")
+def plan() -> blinkccl.Plan:
+    return blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 5, 6])
+
+
+def test_it_says_what_the_command_line_prints(plan: blinkccl.Plan, blink: Any) -> None:
+    assert str(plan) == blink("plan", "allreduce", *JOB).out
+    stated = json.loads(blink("plan", "allreduce", *JOB, "--json").out)
+    del stated["plan_seconds"]
+    assert plan.document() == stated
+    assert plan.explain("64M") == blink("explain", "allreduce", "--size", "64M", *JOB).out
+
+
+def test_rates_are_exact_and_as_nccl_tests_counts(plan: blinkccl.Plan) -> None:
+    assert plan.rate.lanes == plan.bound.lanes == Fraction(2)
+    assert (plan.rate.algbw_gb_per_s, plan.rate.busbw_gb_per_s) == (50.0, 75.0)
+    assert plan.optimal
+    assert plan.proof.endswith("at most 2")
+    ring = blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 5, 6], algo="ring", links="pcie")
+    assert not ring.optimal
+    assert ring.rate.lanes < ring.bound.lanes
+
+
+def test_what_is_saved_is_what_the_command_line_writes_and_reads(
+    plan: blinkccl.Plan, blink: Any, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
+    plan.save(ours)
+    blink("plan", "allreduce", *JOB, "-o", str(theirs))
+    assert ours.read_bytes() == theirs.read_bytes()
+    again = blinkccl.load(str(ours))
+    assert again.forest == plan.forest
+    assert str(again.check()) == blink("check", str(ours)).out
+    assert again.export("cuda") == plan.export("cuda") == blink("export", str(ours), "--to", "cuda").out
+    simulated = json.loads(blink("sim", "--plan", str(ours), "--size", "64M", "--json").out)
+    found = again.simulate(64 << 20)
+    assert found.seconds == plan.simulate("64M").seconds == simulated["sizes"][0]["algorithms"][0]["seconds"]
+    with pytest.raises(UsageError, match="plan anew"):
+        again.explain("64M")
+
+
+def test_a_machine_is_checked_with_the_plan(plan: blinkccl.Plan) -> None:
+    assert "optimal on the links of dgx-1v with --links fast" in str(plan.check())
+    assert repr(plan.check()) == "<Audit allreduce among 4 ranks (1,4-6) of dgx-1v, by optimal: ok>"
+
+
+def test_a_changed_file_is_read_and_found_false(plan: blinkccl.Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(dumps(plan.document() | {"bound": "3"}))
+    false = blinkccl.load(path)
+    found = false.check()
+    assert not found.ok
+    assert "refused: 1 violation" in str(found)
+    with pytest.raises(VerificationError, match="bound"):
+        false.export("cuda")
+
+
+def test_with_a_size_it_is_the_fastest_there(blink: Any) -> None:
+    plan = blinkccl.plan("allreduce", "dgx-1p", gpus="0-3", size="64M")
+    assert plan.choice is not None
+    assert plan.choice.best.forest is plan.forest
+    assert str(plan) == blink("plan", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "--size", "64M").out
+
+
+@pytest.mark.parametrize("gpus", [(4, 1, 6), "4,1,6", range(4, 7), np.array([4, 1, 6]), iter([4, 1, 6])])
+def test_gpus_keep_their_order(gpus: Any) -> None:
+    wanted = (4, 5, 6) if isinstance(gpus, range) else (4, 1, 6)
+    assert blinkccl.plan("broadcast", "clique:8", gpus=gpus).forest.ranks == wanted
+
+
+def test_ends_are_numbers_of_the_topology() -> None:
+    plan = blinkccl.plan("sendrecv", "dgx-1v", gpus=[2, 3, 6], src=6)
+    assert (plan.forest.collective.src, plan.forest.collective.dst) == (2, 1)
+    assert blinkccl.plan("broadcast", "dgx-1v", gpus=[2, 3], root=3).forest.collective.root == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (UsageError, "unknown collective 'sum'", {"collective": "sum"}),
+        (UsageError, "unknown algorithm 'quick'", {"algo": "quick"}),
+        (UsageError, "size is for algo auto", {"algo": "ring", "size": 4}),
+        (UsageError, "size: not a size in bytes: 'big'", {"size": "big"}),
+        (UsageError, "size: not a size in bytes: '-4'", {"size": -4}),
+        (UsageError, "allreduce has no root: leave root 1 out", {"root": 1}),
+        (UsageError, "^root 5 is not among the GPUs", {"collective": "reduce", "gpus": [1, 2], "root": 5}),
+        (UsageError, "at least two GPUs", {"gpus": [3]}),
+        (UsageError, "a set, which has no order", {"gpus": {1, 2}}),
+        (UsageError, 'expected a list of numbers, or text like "1,4-6"', {"gpus": 3}),
+        (UsageError, "expected a list of numbers", {"gpus": ["a", "b"]}),
+        (UsageError, "expected a list of numbers", {"gpus": [1.0, 2.0]}),
+        (TopologyError, "gpus is empty", {"gpus": []}),
+        (TopologyError, "^gpus 1,x: 'x' is no GPU number", {"gpus": "1,x"}),
+        (TopologyError, "given twice", {"gpus": [1, 1]}),
+        (TopologyError, "GPU 99 is not in dgx-1v", {"gpus": [1, 99]}),
+        (TopologyError, "unknown topology 'dgx-9'", {"topology": "dgx-9"}),
+        (TopologyError, "cannot be read", {"topology": Path("nowhere.xml")}),
+        (UsageError, "a list is no topology", {"topology": [1, 2]}),
+        (TopologyError, "unknown links 'nvlink'", {"links": "nvlink"}),
+        (UnsupportedError, "one_hop needs every pair", {"algo": "one_hop", "gpus": [1, 4, 5, 6]}),
+    ],
+)
+def test_bad_arguments(error: type[BlinkError], message: str, arguments: dict[str, Any]) -> None:
+    given = {"collective": "allreduce", "topology": "dgx-1v"} | arguments
+    with pytest.raises(error, match=message):
+        blinkccl.plan(**given)
+
+
+def test_bad_files(plan: blinkccl.Plan, tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match=r"nowhere\.json cannot be read: No such file"):
+        blinkccl.load(tmp_path / "nowhere.json")
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(ScheduleError, match=r"no\.json: plan: object missing required field"):
+        blinkccl.load(tmp_path / "no.json")
+    with pytest.raises(UsageError, match="cannot be written"):
+        plan.save(tmp_path / "no" / "folder.json")
+    with pytest.raises(UsageError, match="format 'rust'"):
+        plan.export("rust")
+
+
+class _Tags(HTMLParser):
+    """What is open must be closed, in order; ``seen`` is all the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.seen += data
+
+
+def test_a_notebook_shows_rate_trees_and_proof(plan: blinkccl.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = _Tags()
+    page.feed(plan._repr_html_())
+    assert page.open == []
+    for text in ("2 lanes = 50 GB/s algbw, 75 GB/s busbw", "└─ 4", plan.proof):
+        assert text in page.seen
+    many = _Tags()
+    many.feed(blinkccl.plan("alltoall", "clique:5")._repr_html_())
+    assert "… and 4 more shares" in many.seen
+    monkeypatch.setattr(html, "report", lambda forest: f"<svg>{forest.depth}</svg>")
+    assert plan._repr_html_() == "<svg>2</svg>"
