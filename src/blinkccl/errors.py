@@ -1,4 +1,14 @@
-"""Errors, by who must act: the caller, another rank, or us."""
+"""Errors, by who must act: the caller, another rank, or us.
+
+Examples
+--------
+>>> import blinkccl
+>>> try:
+...     blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 99])
+... except blinkccl.errors.TopologyError as error:
+...     print(error)
+GPU 99 is not in dgx-1v; it has 0-7
+"""
 
 from __future__ import annotations
 
@@ -11,6 +21,15 @@ class BlinkError(Exception):
 
     A message says what is wrong, where (file and line, or rank, channel and op), what was expected
     against what was got, and what to do next.
+
+    Examples
+    --------
+    >>> import blinkccl
+    >>> try:
+    ...     blinkccl.plan("allreduce", "dgx-1v", algo="fastest")
+    ... except blinkccl.BlinkError as error:
+    ...     print(f"{type(error).__name__}: {error}")
+    UsageError: unknown algorithm 'fastest'; expected one of auto, optimal, ...
     """
 
 

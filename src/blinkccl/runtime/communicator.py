@@ -26,7 +26,7 @@ from blinkccl.runtime.group import Group
 from blinkccl.runtime.peer_info import alive
 from blinkccl.runtime.shared_arrays import SharedArrays
 from blinkccl.runtime.spanning_group import open_group
-from blinkccl.runtime.store import Store, TorchStore, open_store
+from blinkccl.runtime.store import MemoryStore, Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
@@ -46,10 +46,17 @@ class Communicator:
 
     Examples
     --------
+    A job of one rank; with two, ``allreduce`` would give twos and ``allgather`` two rows.
+
     >>> import blinkccl, numpy as np
-    >>> comm = blinkccl.init()                    # doctest: +SKIP
-    >>> comm.allreduce(np.ones(4, np.float32))    # doctest: +SKIP
-    array([2., 2., 2., 2.], dtype=float32)
+    >>> comm = blinkccl.init(rank=0, world_size=1)
+    >>> comm.allreduce(np.ones(4, np.float32))
+    array([1., 1., 1., 1.], dtype=float32)
+    >>> comm.allreduce(np.arange(3.0), op="max", wait=False).result(10)
+    array([0., 1., 2.])
+    >>> comm.allgather(np.arange(2)).reshape(comm.size, 2)
+    array([[0, 1]])
+    >>> comm.close()
     """
 
     def __init__(self, group: Group) -> None:
@@ -368,7 +375,8 @@ def init(
     ----------
     rank, world_size, store
         As the launcher's environment says where None: BLINK_RANK, BLINK_WORLD_SIZE and BLINK_STORE, torchrun, mpirun
-        or srun (see :mod:`blinkccl.runtime.environment`). A store is a URL or a :class:`Store`.
+        or srun (see :mod:`blinkccl.runtime.environment`). A store is a URL or a :class:`Store`; who is alone needs
+        none.
     deadline_s
         Seconds until all ranks must have come, and of calls that name none; None: BLINK_TIMEOUT, or 300.
 
@@ -378,6 +386,16 @@ def init(
         If nothing says which rank this is, or where the ranks meet.
     RendezvousTimeout, PlanMismatchError, UnsupportedError
         As :class:`~blinkccl.runtime.host_group.HostGroup`.
+
+    Examples
+    --------
+    Under torchrun, mpirun or srun ``blinkccl.init()`` is all. By hand:
+
+    >>> import blinkccl
+    >>> comm = blinkccl.init(rank=0, world_size=1)
+    >>> comm.rank, comm.size
+    (0, 1)
+    >>> comm.close()
     """
     environ = dict(os.environ)
     for name, value in (("BLINK_RANK", rank), ("BLINK_WORLD_SIZE", world_size)):
@@ -387,7 +405,12 @@ def init(
         environ["BLINK_STORE"] = store
     place = launch(environ)
     seconds = default_timeout_s() if deadline_s is None else deadline_s
-    opened = store if isinstance(store, Store) else open_store(store_of(place), place.rank, time.monotonic() + seconds)
+    if isinstance(store, Store):
+        opened = store
+    elif place.world_size == 1 and place.store_url is None:
+        opened = MemoryStore()
+    else:
+        opened = open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"
     return Communicator(open_group(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s))
 

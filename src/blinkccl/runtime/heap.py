@@ -155,6 +155,13 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
         If there is not enough.
     UsageError
         If a dimension is negative.
+
+    Examples
+    --------
+    >>> import blinkccl
+    >>> blinkccl.empty((2, 3), "float32")
+    array([[0., 0., 0.],
+           [0., 0., 0.]], dtype=float32)
     """
     dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in dimensions):

@@ -142,6 +142,17 @@ def put(source: Array, shared: SharedArrays, rank: int, at: int = 0) -> None:
         If the elements do not fit there, or are of another type.
     CommunicationError
         If the communicator is closed.
+
+    Examples
+    --------
+    >>> import blinkccl, numpy as np
+    >>> comm = blinkccl.init(rank=0, world_size=1)
+    >>> mine = blinkccl.empty(4, np.float32)
+    >>> shared = comm.share(mine)
+    >>> blinkccl.put(np.full(2, 7, np.float32), shared, rank=0, at=1)
+    >>> mine
+    array([0., 7., 7., 0.], dtype=float32)
+    >>> comm.close()
     """
     _copy(shared.part(rank, at, source.size), source.reshape(-1))
 
@@ -150,6 +161,18 @@ def get(target: Array, shared: SharedArrays, rank: int, at: int = 0) -> None:
     """Fills ``target`` from ``rank``'s shared array, from element ``at`` on; errors as of :func:`put`.
 
     What it reads is what was there at some moment of the call: for more, wait for a signal or a fence before.
+
+    Examples
+    --------
+    >>> import blinkccl, numpy as np
+    >>> comm = blinkccl.init(rank=0, world_size=1)
+    >>> mine = blinkccl.empty(4, np.float32)
+    >>> mine[2] = 5
+    >>> copy = np.empty(2, np.float32)
+    >>> blinkccl.get(copy, comm.share(mine), rank=0, at=2)
+    >>> copy
+    array([5., 0.], dtype=float32)
+    >>> comm.close()
     """
     if not target.flags.c_contiguous or not target.flags.writeable:
         raise UsageError("get: the target is read-only or not contiguous; pass an array that can be filled")

@@ -1,0 +1,47 @@
+"""What ``blinkccl`` offers is typed, documented, and its examples run."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import blinkccl
+import blinkccl.errors
+
+#: Public names, and the module whose classes catch what goes wrong.
+DOCUMENTED = [*blinkccl.__all__, "errors"]
+
+
+def examples(name: str) -> list[doctest.DocTest]:
+    found: object = getattr(blinkccl, name)
+    if isinstance(found, ModuleType):
+        return doctest.DocTestFinder(recurse=False).find(found, name)
+    return doctest.DocTestFinder().find(found, name, globs={})
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_public_name_has_an_example_and_it_runs(name: str) -> None:
+    tests = [test for test in examples(name) if test.examples]
+    assert any(test.name == name for test in tests), f"blinkccl.{name} has no example in its docstring"
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for test in tests:
+        assert not any(doctest.SKIP in one.options for one in test.examples), f"{test.name}: an example is skipped"
+        runner.run(test, out=said.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+
+
+def test_names_are_there_and_others_are_not() -> None:
+    assert set(blinkccl.__all__) <= set(dir(blinkccl))
+    with pytest.raises(AttributeError, match="no attribute 'plna'"):
+        blinkccl.plna  # noqa: B018
+
+
+def test_importing_it_loads_no_room() -> None:
+    code = "import sys, blinkccl; print([m for m in sys.modules if m.startswith('blinkccl.') or m == 'numpy'])"
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ended.stdout == "[]\n"
