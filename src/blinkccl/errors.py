@@ -140,6 +140,24 @@ class InternalError(BlinkError):
     """Our own mistake: a solver or an engine gave an answer that the exact re-check refuses."""
 
 
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'dgx-1v'?)`` where one of ``known`` is near, whatever its case and signs between words; else "".
+
+    Examples
+    --------
+    >>> did_you_mean("DGX_1V", ["dgx-1p", "dgx-1v"])
+    " (did you mean 'dgx-1v'?)"
+    """
+    from difflib import get_close_matches  # only here: what is right need not wait for it
+
+    def letters(name: str) -> str:
+        return "".join(filter(str.isalnum, name.lower()))
+
+    names = {letters(name): name for name in reversed(list(known))}
+    close = get_close_matches(letters(text[:100]), names, 1)
+    return f" (did you mean {names[close[0]]!r}?)" if close else ""
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """These ranks, in words."""
     if not ranks:

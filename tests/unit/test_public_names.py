@@ -19,7 +19,7 @@ DOCUMENTED = [*blinkccl.__all__, "errors"]
 def examples(name: str) -> list[doctest.DocTest]:
     found: object = getattr(blinkccl, name)
     if isinstance(found, ModuleType):
-        return doctest.DocTestFinder(recurse=False).find(found, name)
+        return doctest.DocTestFinder().find(found, name)
     return doctest.DocTestFinder().find(found, name, globs={})
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import import_module
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import UnsupportedError, UsageError
+from blinkccl.errors import UnsupportedError, UsageError, did_you_mean
 from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
@@ -141,5 +141,6 @@ def algorithm(name: str) -> Algorithm:
     try:
         return ALGORITHMS[ALIASES.get(name, name)]
     except KeyError:
-        known = ", ".join([*ALIASES, *ALGORITHMS])
-        raise UsageError(f"unknown algorithm {name!r}; expected one of {known}") from None
+        known = [*ALIASES, *ALGORITHMS]
+        near = did_you_mean(name, known)
+        raise UsageError(f"unknown algorithm {name!r}{near}; expected one of {', '.join(known)}") from None

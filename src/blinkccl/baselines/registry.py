@@ -17,7 +17,7 @@ from blinkccl.baselines import hybrid, multi_path
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, planned
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_24_as_written, prepare_nccl_230
 from blinkccl.baselines.staged import prepare_host_staged, prepare_plain_ring
-from blinkccl.errors import TopologyError, UnsupportedError, UsageError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError, did_you_mean
 from blinkccl.topology.assembly import exact_unit
 
 #: The registry.
@@ -107,7 +107,8 @@ def enter(
     known = known or candidates()
     for name in names:
         if name not in known:
-            raise UsageError(f"unknown algorithm {name!r}; expected one of {', '.join(known)}")
+            near = did_you_mean(name, known)
+            raise UsageError(f"unknown algorithm {name!r}{near}; expected one of {', '.join(known)}")
     wanted = list(dict.fromkeys(names)) or list(known)
     ready: list[Prepared] = []
     absent: dict[str, str] = {}

@@ -22,20 +22,39 @@ if TYPE_CHECKING:
     from blinkccl.collectives.spec import Collective
     from blinkccl.topology.model import Topology
 
+
+def _collectives(incomplete: str) -> list[str]:
+    """What a shell completes a collective with."""
+    from blinkccl.collectives.spec import COLLECTIVES
+
+    return [name for name in COLLECTIVES if name.startswith(incomplete)]
+
+
+def _machines(incomplete: str) -> list[str]:
+    """What a shell completes a topology with, beside files."""
+    from blinkccl.topology.catalog import ALIASES, CATALOG
+
+    return [name for name in [*CATALOG, *ALIASES] if name.startswith(incomplete)]
+
+
 CollectiveName = Annotated[
     str,
     Argument(
         metavar="COLLECTIVE",
+        autocompletion=_collectives,
         help="broadcast, reduce, allreduce, allgather, reduce_scatter, gather, scatter, alltoall or sendrecv.",
     ),
 ]
-Spec = Annotated[str | None, Option("--topo", metavar="SPEC", help="Topology; default: this machine.")]
+Spec = Annotated[
+    str | None, Option("--topo", metavar="SPEC", autocompletion=_machines, help="Topology; default: this machine.")
+]
+SpecBehind = Annotated[str | None, Argument(metavar="SPEC", autocompletion=_machines, help="The same as --topo SPEC.")]
 Gpus = Annotated[
     str | None,
     Option(
         "--gpus",
         metavar="IDS",
-        help="Ranks of the job, in order: 1,4,5,6 or 0-3; per server: 0,1,2+0,3,4. Default: all.",
+        help="Ranks of the job, in order: 1,4,5,6, GPU1,GPU4 or 0-3; per server: 0,1,2+0,3,4. Default: all.",
     ),
 ]
 Links = Annotated[
@@ -107,6 +126,13 @@ Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="W
 
 #: The rounds of multiplicative weights grow with ε⁻², so a smaller one seems to hang; --threshold matters more.
 MIN_EPSILON = Fraction(1, 100)
+
+
+def one_spec(behind: str | None, spec: str | None) -> str | None:
+    """The topology that was typed behind the collective or after ``--topo``; UsageError if there are two."""
+    if behind is not None and spec is not None:
+        raise UsageError(f"the topology is {behind} and --topo {spec}: leave one out")
+    return spec if behind is None else behind
 
 
 def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> tuple[Topology, tuple[int, ...]]:

@@ -29,6 +29,7 @@ fastest and by how much, what NCCL would do, what the bound is, and what the tim
 def explain(
     name: arguments.CollectiveName,
     size: Annotated[str, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it.")],
+    behind: arguments.SpecBehind = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
@@ -50,6 +51,7 @@ def explain(
     from blinkccl.simulate.run import parse_size
 
     size_bytes = parse_size("--size", size)
+    spec = arguments.one_spec(behind, spec)
     of_gpus = {
         "--topo": spec,
         "--gpus": gpus,

@@ -36,6 +36,7 @@ Prints the trees, the rate, the bound and its certificate, the load of every lin
 
 def plan(
     name: arguments.CollectiveName,
+    behind: arguments.SpecBehind = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
@@ -70,6 +71,7 @@ def plan(
         raise typer.BadParameter("--fewest-trees and --least-depth exclude each other: give one")
     if size is not None and algo != "auto":
         raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
+    spec = arguments.one_spec(behind, spec)
     if output is not None:
         _check_output(output)
     from blinkccl.algorithms.registry import algorithm

@@ -195,6 +195,7 @@ Memories = Annotated[
 
 def sim(
     name: Collective = None,
+    behind: arguments.SpecBehind = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
@@ -232,6 +233,7 @@ def sim(
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
+    spec = arguments.one_spec(behind, spec)
     console.check_files(timeline, output, plot=plot)
     exchange = _step_options(model, overlap, bucket, zero3, part_of_peak)
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))

@@ -20,6 +20,7 @@ Examples:
 
 \b
   blink topo                                 this machine
+  blink topo --list                          names of machines, and rules
   blink topo dgx-1v --gpus 1,4,5,6           the part of a machine that a job has
   blink topo node7.txt --json                from "nvidia-smi topo -m" text, as a plan would see it
   blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
@@ -35,6 +36,7 @@ def topo(
     spec: Annotated[str | None, Argument(metavar="SPEC", help="Topology; default: this machine.")] = None,
     gpus: arguments.Gpus = None,
     links: Annotated[str | None, Option("--links", metavar="fast|pcie|staged|all", help="Which links to show.")] = None,
+    known: Annotated[bool, Option("--list", help="Say which machines and rules have a name.")] = False,
     json: arguments.Json = False,
     output: arguments.Output = None,
     gather: Annotated[
@@ -47,6 +49,11 @@ def topo(
     ] = None,
 ) -> None:
     """Print the topology as text or JSON, and write it to a file."""
+    if known:
+        if spec is not None:
+            raise typer.BadParameter(f"--list says what SPEC may be: leave {spec} out")
+        _list(json)
+        return
     if gather is not None:
         _gather(gather, spec)
         return
@@ -64,6 +71,27 @@ def topo(
         from blinkccl.report.topology_text import topology_text
 
         console.emit(topology_text(whole, console.paint()))
+
+
+def _list(json: bool) -> None:
+    """What SPEC may be besides a file."""
+    from blinkccl.schema import SCHEMA_VERSION
+    from blinkccl.topology.catalog import ALIASES, CATALOG
+    from blinkccl.topology.synthetic import FAMILIES
+
+    others = {name: [other for other, meant in ALIASES.items() if meant == name] for name in CATALOG}
+    if json:
+        machines = [{"name": name, "also": others[name], "about": row.about} for name, row in CATALOG.items()]
+        rules = [{"form": family.form, "about": family.about} for family in FAMILIES.values()]
+        console.emit_json({"schema_version": SCHEMA_VERSION, "machines": machines, "rules": rules})
+        return
+    lines = ["machines"]
+    for name, row in CATALOG.items():
+        also = f" (also {', '.join(others[name])})" if others[name] else ""
+        lines.append(f"  {name:<26}  {row.about}{also}")
+    lines += ["rules", *(f"  {family.form:<26}  {family.about}" for family in FAMILIES.values())]
+    lines.append('several servers: "2x dgx-1v @ 40Gbps"; a file: nvidia-smi topo -m, NCCL topology XML, our JSON')
+    console.emit_sentences("\n".join(lines) + "\n")
 
 
 def _gather(path: Path, nccl_xml: str | None) -> None:

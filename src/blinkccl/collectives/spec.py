@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from blinkccl.errors import UsageError
+from blinkccl.errors import UsageError, did_you_mean
 
 #: Names an item: None (the whole buffer), a rank's block, or (source, destination) for alltoall.
 Block = int | tuple[int, int] | None
@@ -50,7 +50,8 @@ class Collective:
 
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
-            raise UsageError(f"unknown collective {self.name!r}; expected one of {', '.join(COLLECTIVES)}")
+            near = did_you_mean(self.name, COLLECTIVES)
+            raise UsageError(f"unknown collective {self.name!r}{near}; expected one of {', '.join(COLLECTIVES)}")
         if self.world_size < 1:
             raise UsageError(f"{self.name}: world_size must be at least 1, got {self.world_size}")
         wanted = COLLECTIVES[self.name].parameters

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from blinkccl.topology.model import Topology
 
-_LANE_GB_PER_S = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0,)}
+_LANE_GB_PER_S = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0, 64.0)}
 #: ``paint(text, style)`` with a style as rich names it: "green", "bold red", "dim".
 Paint = Callable[[str, str], str]
 #: Below this there is no room for sentences beside their labels.

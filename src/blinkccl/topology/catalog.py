@@ -15,8 +15,8 @@ from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 
-#: One lane of NVLink 1; of NVLink 2, 3 and 4.
-NVLINK1, NVLINK = 20, 25
+#: One lane of NVLink 1; of NVLink 2, 3 and 4; of NVLink 5.
+NVLINK1, NVLINK, NVLINK5 = 20, 25, 50
 #: PCIe ×16 of generation 3, 4, 5 after encoding and headers, as NCCL counts it.
 PCIE3, PCIE4, PCIE5 = 12, 24, 48
 #: Between sockets, by NCCL's constants: QPI and UPI, Infinity Fabric, Sapphire Rapids' UPI, POWER9's X-bus.
@@ -87,14 +87,41 @@ def _hybrid_cube_mesh(box: Assembly, lane: int, doubled: bool) -> None:
     _Pcie(PCIE3, QPI).attach(box, gpus)
 
 
-def _nvswitch_box(box: Assembly, gpu_count: int, lanes: int, pcie: _Pcie, nic_gb_per_s: int = 0) -> None:
+def _nvswitch_box(
+    box: Assembly, gpu_count: int, lanes: int, pcie: _Pcie, nic_gb_per_s: int = 0, lane: int = NVLINK
+) -> None:
     """GPUs on one NVSwitch vertex: its switch chips are one non-blocking plane, as NCCL takes them."""
     gpus = box.add_many("gpu", gpu_count, "GPU")
-    box.join_all(gpus, box.add("switch", "NVSwitch"), lanes * NVLINK, "nvlink")
+    box.join_all(gpus, box.add("switch", "NVSwitch"), lanes * lane, "nvlink")
     pcie.attach(box, gpus)
     if nic_gb_per_s:
         for gpu, nic in zip(gpus, box.add_many("nic", gpu_count, "NIC"), strict=True):
             box.join(gpu, nic, nic_gb_per_s, "net")
+
+
+def _nvl72(box: Assembly) -> None:
+    """GB200 NVL72, from NVIDIA's pages of it: one NVLink domain of 18 trays with four GPUs and their NICs each.
+
+    The nine switch trays are one plane, as in a server; the rack is one server here, since NVLink joins all its GPUs.
+    The Grace processors are left out: no data of a collective crosses them.
+    """
+    gpus = box.add_many("gpu", 72, "GPU")
+    box.join_all(gpus, box.add("switch", "NVSwitch"), 18 * NVLINK5, "nvlink")
+    for gpu, nic in zip(gpus, box.add_many("nic", 72, "NIC"), strict=True):
+        box.join(gpu, nic, 50, "net")
+
+
+def _mi300x(box: Assembly) -> None:
+    """AMD's MI300X platform, from its data sheet: every pair of GPUs by one xGMI link of 64 GB/s each way.
+
+    PCIe 5 with a switch for each GPU, and a 400 Gb/s NIC each, as in servers that are sold with it.
+    """
+    gpus = box.add_many("gpu", 8, "GPU")
+    for a, b in combinations(gpus, 2):
+        box.join(a, b, 64, "xgmi")
+    _Pcie(PCIE5, AMD_FABRIC, 1, 4).attach(box, gpus)
+    for gpu, nic in zip(gpus, box.add_many("nic", 8, "NIC"), strict=True):
+        box.join(gpu, nic, 50, "net")
 
 
 def _mist(box: Assembly) -> None:
@@ -170,6 +197,13 @@ CATALOG: dict[str, Machine] = {
         "8×H200 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
         lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
     ),
+    # NVIDIA's user guide of the DGX B200: 1.8 TB/s of NVLink 5 per GPU, both ways together; eight ConnectX-7.
+    "dgx-b200": Machine(
+        "8×B200 on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each",
+        lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50, lane=NVLINK5),
+    ),
+    "gb200-nvl72": Machine("72×B200 of a rack on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each", _nvl72),
+    "mi300x": Machine("8×MI300X, every pair by one xGMI link, and a 400 Gb/s NIC each", _mi300x),
     "mist": Machine("IBM AC922: 4×V100, NVLink to each other and to the POWER9s", _mist),
     "cedar": Machine("Dell C4140: 4×V100, every pair by two NVLinks", _cedar),
     "mi250": Machine("8 modules MI250 = 16 GCDs on xGMI (a model)", _mi250),
@@ -184,6 +218,16 @@ CATALOG: dict[str, Machine] = {
         "8×A100 PCIe, NVLink bridges over neighbours",
         lambda box: _pcie_box(box, 8, _Pcie(PCIE4, AMD_FABRIC), pair_lanes=12),
     ),
+}
+
+#: Other names of machines there; those of NVIDIA's own servers have the links of the boards in them.
+ALIASES = {
+    "dgx-h100": "hgx-h100",
+    "dgx-h200": "hgx-h200",
+    "hgx-b200": "dgx-b200",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
+    "nvl72": "gb200-nvl72",
 }
 
 

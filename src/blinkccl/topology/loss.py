@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -12,16 +13,17 @@ from blinkccl.topology.select import ids_text
 
 #: Two vertex ids; a link is lost in both directions.
 Pair = tuple[int, int]
+_PAIR = re.compile(r"\s*(?:GPU)?([0-9]{1,9})\s*-\s*(?:GPU)?([0-9]{1,9})\s*", re.IGNORECASE)
 
 
 def parse_pairs(text: str, option: str) -> tuple[Pair, ...]:
-    """``0-3,16-4`` as pairs of vertex ids; a TopologyError quotes what is none."""
+    """``0-3,16-4`` or ``GPU0-GPU3`` as pairs of vertex ids; a TopologyError quotes what is none."""
     pairs = []
     for piece in text.split(","):
-        a, dash, b = piece.strip().partition("-")
-        if not (dash and a.isdecimal() and b.isdecimal()):
+        match = _PAIR.fullmatch(piece)
+        if match is None:
             raise TopologyError(f"{option} {text}: {piece.strip()!r} is no link; expected two vertices like 0-3")
-        pairs.append((int(a), int(b)))
+        pairs.append((int(match[1]), int(match[2])))
     return tuple(pairs)
 
 

@@ -6,9 +6,9 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
-from blinkccl.errors import TopologyError
+from blinkccl.errors import TopologyError, did_you_mean
 from blinkccl.topology.assembly import MAX_VERTICES, compose
-from blinkccl.topology.catalog import CATALOG, machine
+from blinkccl.topology.catalog import ALIASES, CATALOG, machine
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks, ids_text
 from blinkccl.topology.synthetic import FAMILIES, synthetic
@@ -20,9 +20,9 @@ _COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*
 def parse_spec(text: str) -> Topology:
     """The topology that ``text`` names, as in ``parse_spec("2x dgx-1v @ 40Gbps")``.
 
-    ``text`` is a catalog name (``dgx-1v``), a file in any format we read, a synthetic spec (``torus:4x4``), or
-    several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that of each NIC). A TopologyError if it names
-    nothing, or the file cannot be read.
+    ``text`` is a name of the catalog or another one of a machine there (``dgx-1v``, ``b200``), a file in any format we
+    read, a synthetic spec (``torus:4x4``), or several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that
+    of each NIC). A TopologyError if it names nothing, or the file cannot be read.
     """
     text = text.strip()
     single = _single(text)
@@ -45,8 +45,8 @@ def parse_spec(text: str) -> Topology:
 
 def _single(text: str) -> Topology | None:
     """One machine: from the catalog, a file or a rule; None if the text is none of these."""
-    if text in CATALOG:
-        return machine(text)
+    if text in CATALOG or text in ALIASES:
+        return machine(ALIASES.get(text, text))
     if _is_path(text):
         # Read on demand: a catalog name needs no parser.
         from blinkccl.topology.formats import read_topology
@@ -69,14 +69,11 @@ def _unknown(text: str) -> str:
         return f"no topology given; expected one of {', '.join(CATALOG)}, a file, or e.g. ring:8"
     if "/" in text or text.endswith((".txt", ".xml", ".json")):
         return f"{text}: there is no such file"
-    from difflib import get_close_matches  # only here: planning need not wait for it
-
-    close = get_close_matches(text, [*CATALOG, *FAMILIES], 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    near = did_you_mean(text, [*CATALOG, *ALIASES, *FAMILIES])
     forms = ", ".join(f.form for f in FAMILIES.values())
     return (
-        f"unknown topology {text!r}{hint}; expected a file, one of {', '.join(CATALOG)}, a rule ({forms}), "
-        'or several servers ("2x dgx-1v @ 40Gbps")'
+        f"unknown topology {text!r}{near}; expected a file, one of {', '.join(CATALOG)}, a rule ({forms}), "
+        'or several servers ("2x dgx-1v @ 40Gbps"); blink topo --list says what they are'
     )
 
 
@@ -97,9 +94,10 @@ def _rate(text: str, rate: str | None) -> Fraction | None:
 def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> tuple[int, ...]:
     """The ranks of a job, in the order given: rank ``i`` is vertex ``result[i]``. ``option`` is what messages call it.
 
-    ``"1,4,5,6"`` with ids of the topology, ranges as ``"0-3"``; or one list per server, joined by ``+`` and with each
-    server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs. A TopologyError if the text is empty or no
-    such list, a GPU is unknown or given twice, or the lists are not one per server.
+    ``"1,4,5,6"`` with ids of the topology, ``"1 4"`` or ``"GPU1,GPU4"``, ranges as ``"0-3"``; or one list per server,
+    joined by ``+`` and with each server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs. A
+    TopologyError if the text is empty or no such list, a GPU is unknown or given twice, or the lists are not one per
+    server.
     """
     if text is None:
         return topology.ranks
@@ -129,15 +127,15 @@ def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> 
 
 def _numbers(part: str, where: str, last_gpu: int) -> list[int]:
     numbers: list[int] = []
-    for item in part.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", item)
+    for item in re.split(r"\s*,\s*|\s+", re.sub(r"\s*-\s*", "-", part.strip())):
+        match = re.fullmatch(r"(?:GPU)?([0-9]{1,9})(?:-(?:GPU)?([0-9]{1,9}))?", item, re.IGNORECASE)
         if match is None:
-            raise TopologyError(f"{where}: {item.strip()!r} is no GPU number; expected e.g. 1,4,5 or 0-3")
+            raise TopologyError(f"{where}: {item!r} is no GPU number; expected e.g. 1,4,5 or 0-3")
         first, last = int(match[1]), int(match[2] or match[1])
         if first < last and last > last_gpu:
-            raise TopologyError(f"{where}: the range {item.strip()} goes beyond the last GPU, {last_gpu}")
+            raise TopologyError(f"{where}: the range {item} goes beyond the last GPU, {last_gpu}")
         if last < first:
-            raise TopologyError(f"{where}: {item.strip()} is no range; give the smaller number first")
+            raise TopologyError(f"{where}: {item} is no range; give the smaller number first")
         numbers.extend(range(first, last + 1))
     return numbers
 

@@ -255,9 +255,10 @@ def test_the_last_resort_across_servers(spec: str) -> None:
     assert (found.count, _busbw(found)) == (1, 0.1)
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOG if name != "mi250"])
+@pytest.mark.parametrize("name", [name for name in CATALOG if name not in ("mi250", "mi300x")])
 def test_the_architecture_that_the_links_tell(name: str) -> None:
     expected = {"dgx-1p": "pascal", "dgx-a100": "ampere", "hgx-h100": "hopper", "hgx-h200": "hopper",
+                "dgx-b200": "blackwell", "gb200-nvl72": "blackwell",
                 "pcie-4gpu-nvlink-pairs": "ampere", "pcie-8gpu-nvlink-pairs": "ampere"}  # fmt: skip
     assert guess_arch(machine(name)) == expected.get(name, "volta")
 

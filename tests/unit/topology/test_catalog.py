@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology.catalog import CATALOG, CUBE_MESH, machine
+from blinkccl.topology.catalog import ALIASES, CATALOG, CUBE_MESH, machine
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
+from blinkccl.topology.spec import parse_spec
 
 
 def lanes(topology: Topology, kind: str = "nvlink") -> dict[tuple[int, int], float]:
@@ -48,6 +49,8 @@ def test_dgx_1p_has_four_lanes_per_gpu_on_the_same_pairs() -> None:
         ("dgx-a100", 8, 300.0, 25.0),
         ("hgx-h100", 8, 450.0, 50.0),
         ("hgx-h200", 8, 450.0, 50.0),
+        ("dgx-b200", 8, 900.0, 50.0),
+        ("gb200-nvl72", 72, 900.0, 50.0),
     ],
 )
 def test_nvswitch_servers_have_one_switch_and_a_nic_per_gpu(
@@ -80,6 +83,19 @@ def test_every_gcd_of_an_mi250_box_has_seven_links() -> None:
     for gcd in range(16):
         assert sum(rate for (src, _), rate in rates.items() if src == gcd) == 7 * 50
     assert rates[0, 1] == 200.0
+
+
+def test_every_pair_of_mi300x_has_a_link_of_64_gb_per_s() -> None:
+    topology = machine("mi300x")
+    assert lanes(topology, "xgmi") == {(a, b): 64.0 for a in range(8) for b in range(8) if a != b}
+    assert set(lanes(topology, "net").values()) == {50.0}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_other_names_are_of_machines_that_are_there(name: str) -> None:
+    assert name not in CATALOG
+    assert parse_spec(name) is machine(ALIASES[name])
+    assert len(parse_spec(f"2x {name}").ranks) == 2 * len(parse_spec(name).ranks)
 
 
 def test_pcie_runs_through_switches_hosts_and_the_bus() -> None:

@@ -40,7 +40,7 @@ def test_a_slow_link_keeps_all_rates_exact() -> None:
         assert link.capacity * slow.unit_gb_per_s == pytest.approx(link.gb_per_s)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0-", "-3", "0-3-4", "a-b", "0-3;1-2"])
+@pytest.mark.parametrize("text", ["", "0", "0-", "-3", "0-3-4", "a-b", "0-3;1-2", "9" * 5000 + "-2", "٣-0"])
 def test_what_is_no_link_is_refused(text: str) -> None:
     with pytest.raises(TopologyError, match="is no link; expected two vertices like 0-3"):
         parse_pairs(text, "--without")
@@ -48,6 +48,7 @@ def test_what_is_no_link_is_refused(text: str) -> None:
 
 def test_links_are_read() -> None:
     assert parse_pairs("0-3, 16-4", "--without") == ((0, 3), (16, 4))
+    assert parse_pairs("GPU0-gpu3", "--without") == ((0, 3),)
 
 
 def test_what_is_not_there_cannot_be_lost() -> None:

@@ -56,6 +56,9 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
     ("spec", "message"),
     [
         ("dgx1v", r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file"),
+        ("DGX-1V", r"\(did you mean 'dgx-1v'\?\)"),
+        ("2x DGX_A100", r"\(did you mean 'dgx-a100'\?\)"),
+        ("NVL-72", r"\(did you mean 'nvl72'\?\).*blink topo --list"),
         ("no/such/file.xml", "there is no such file"),
         ("missing.json", "there is no such file"),
         ("2x dgx-1v", r'dgx-1v has no NIC, so say how fast the network is: "2x dgx-1v @ 40Gbps"'),
@@ -92,6 +95,10 @@ def test_gpus_keep_the_order_given() -> None:
     topology = parse_spec("dgx-1v")
     assert parse_gpus("6,1,5,4", topology) == (6, 1, 5, 4)
     assert parse_gpus(" 0-2, 5 ", topology) == (0, 1, 2, 5)
+    assert parse_gpus("4 0\t2", topology) == (4, 0, 2)
+    assert parse_gpus("0 - 2 5,7", topology) == (0, 1, 2, 5, 7)
+    assert parse_gpus("GPU4,gpu0", topology) == (4, 0)
+    assert parse_gpus("GPU1-GPU3", topology) == (1, 2, 3)
     assert parse_gpus(None, topology) == tuple(range(8))
 
 
@@ -107,6 +114,9 @@ def test_gpus_per_server_have_their_own_numbers() -> None:
     [
         ("1,,2", "'' is no GPU number"),
         ("-1", "no GPU number"),
+        ("1 -", "'1-' is no GPU number"),
+        ("GPU", "'GPU' is no GPU number"),
+        ("NIC0", "'NIC0' is no GPU number"),
         (" ", "--gpus is empty"),
         ("1.5", "no GPU number"),
         ("٣", "no GPU number"),
