@@ -47,11 +47,13 @@ Examples:
   blink doctor run.log node7.xml                       what is slow or wrong, why, and what to try
   blink dump 4711                                      what does a live job wait for?
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
+  blink --version --json                               what is installed here
+  blink --install-completion                           completes verbs and options in bash, zsh, fish
 
 Collective communication planned from the links a job really has.
 
 \b
-SPEC is a machine (dgx-1p, dgx-1v, dgx-2, dgx-a100, hgx-h100, hgx-h200, mist, cedar, mi250, ...),
+SPEC is a machine (dgx-1v, dgx-a100, hgx-h100, dgx-b200, gb200-nvl72, mi300x, ...: blink topo --list),
 a file ("nvidia-smi topo -m" text, NCCL topology XML, our JSON), a rule (ring:8, torus:4x4,
 random:12:seed=3), or several servers ("2x dgx-1v @ 40Gbps"). Without it: this machine.
 
@@ -82,7 +84,6 @@ app = typer.Typer(
     name="blink",
     cls=_ShortMessages,
     help=HELP,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -90,21 +91,20 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"blink {version('blink-ccl')}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    ctx: typer.Context,
+    version: Annotated[bool, Option("--version", help="Print what is installed here, and exit.")] = False,
+    json: Annotated[bool, Option("--json", help="--version as one JSON object.")] = False,
 ) -> None:
     """Options of ``blink`` itself; the verbs follow."""
+    if version:
+        from blinkccl.cli.version import print_version
+
+        print_version(json)
+        raise typer.Exit
+    if json:
+        raise typer.BadParameter("--json in front of the verb is for --version: give it behind the verb")
 
 
 for _name, _verb, _help, _short in (
