@@ -51,7 +51,7 @@ class Audit:
         return check_text(self.forest, self.verdict, self.program, self.faults, paint, self.scope, self.schema_version)
 
     def __str__(self) -> str:
-        return self.text()
+        return self.text().rstrip("\n")
 
     def __repr__(self) -> str:
         return f"<Audit {headline(self.forest)}: {'ok' if self.ok else 'refused'}>"

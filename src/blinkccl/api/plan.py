@@ -121,7 +121,7 @@ class Plan:
         size_bytes = bytes_of(size)
         if self.request is None:
             raise UsageError("explain looks at the whole machine, and a plan from a file has its own links: plan anew")
-        return explain_text(explain(self.request, size_bytes, _conditions(self.request)))
+        return explain_text(explain(self.request, size_bytes, _conditions(self.request))).rstrip("\n")
 
     def export(self, to: str) -> str:
         """The plan as text of another tool, as ``blink export --to`` prints it: ``"cuda"``, ``"nccl-graph"``, ….
@@ -175,7 +175,7 @@ class Plan:
         return document
 
     def __str__(self) -> str:
-        return self.text()
+        return self.text().rstrip("\n")
 
     def __repr__(self) -> str:
         from blinkccl.report.plan_text import headline

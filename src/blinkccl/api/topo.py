@@ -86,7 +86,7 @@ class Topo:
     def __str__(self) -> str:
         from blinkccl.report.topology_text import topology_text
 
-        return topology_text(self.topology)
+        return topology_text(self.topology).rstrip("\n")
 
     def __repr__(self) -> str:
         return f"<Topo {self.name}: {len(self.ranks)} ranks, {len(self.links)} links>"

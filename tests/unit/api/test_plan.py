@@ -32,11 +32,11 @@ def plan() -> blinkccl.Plan:
 
 
 def test_it_says_what_the_command_line_prints(plan: blinkccl.Plan, blink: Any) -> None:
-    assert str(plan) == blink("plan", "allreduce", *JOB).out
+    assert f"{plan}\n" == blink("plan", "allreduce", *JOB).out
     stated = json.loads(blink("plan", "allreduce", *JOB, "--json").out)
     del stated["plan_seconds"]
     assert plan.document() == stated
-    assert plan.explain("64M") == blink("explain", "allreduce", "--size", "64M", *JOB).out
+    assert plan.explain("64M") + "\n" == blink("explain", "allreduce", "--size", "64M", *JOB).out
 
 
 def test_rates_are_exact_and_as_nccl_tests_counts(plan: blinkccl.Plan) -> None:
@@ -58,7 +58,7 @@ def test_what_is_saved_is_what_the_command_line_writes_and_reads(
     assert ours.read_bytes() == theirs.read_bytes()
     again = blinkccl.load(str(ours))
     assert again.forest == plan.forest
-    assert str(again.check()) == blink("check", str(ours)).out
+    assert f"{again.check()}\n" == blink("check", str(ours)).out
     assert again.export("cuda") == plan.export("cuda") == blink("export", str(ours), "--to", "cuda").out
     simulated = json.loads(blink("sim", "--plan", str(ours), "--size", "64M", "--json").out)
     found = again.simulate(64 << 20)
@@ -87,7 +87,7 @@ def test_with_a_size_it_is_the_fastest_there(blink: Any) -> None:
     plan = blinkccl.plan("allreduce", "dgx-1p", gpus="0-3", size="64M")
     assert plan.choice is not None
     assert plan.choice.best.forest is plan.forest
-    assert str(plan) == blink("plan", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "--size", "64M").out
+    assert f"{plan}\n" == blink("plan", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "--size", "64M").out
 
 
 @pytest.mark.parametrize("gpus", [(4, 1, 6), "4,1,6", range(4, 7), np.array([4, 1, 6]), iter([4, 1, 6])])

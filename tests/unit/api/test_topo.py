@@ -23,7 +23,7 @@ SLOW_READS = """{"schema_version": 2, "name": "pair", "unit_gb_per_s": 2.6,
 
 def test_it_says_what_the_command_line_prints(blink: Any) -> None:
     topo = blinkccl.topo("dgx-1v")
-    assert str(topo) == blink("topo", "dgx-1v").out
+    assert f"{topo}\n" == blink("topo", "dgx-1v").out
     assert repr(topo) == "<Topo dgx-1v: 8 ranks, 58 links>"
     assert topo._repr_svg_().startswith("<svg")
 
