@@ -12,20 +12,14 @@ import pytest
 import blinkccl
 import blinkccl.errors
 
-#: Public names, and the module whose classes catch what goes wrong.
+#: And the module whose classes say who must act.
 DOCUMENTED = [*blinkccl.__all__, "errors"]
 
 
-def examples(name: str) -> list[doctest.DocTest]:
-    found: object = getattr(blinkccl, name)
-    if isinstance(found, ModuleType):
-        return doctest.DocTestFinder().find(found, name)
-    return doctest.DocTestFinder().find(found, name, globs={})
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_every_public_name_has_an_example_and_it_runs(name: str) -> None:
-    tests = [test for test in examples(name) if test.examples]
+def run_examples(found: object, name: str) -> None:
+    """Those in the docstrings of ``found``, which itself must have one, and of its methods."""
+    names = None if isinstance(found, ModuleType) else {}  # An example brings what it uses.
+    tests = [test for test in doctest.DocTestFinder().find(found, name, globs=names) if test.examples]
     assert any(test.name == name for test in tests), f"blinkccl.{name} has no example in its docstring"
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     said: list[str] = []
@@ -33,6 +27,18 @@ def test_every_public_name_has_an_example_and_it_runs(name: str) -> None:
         assert not any(doctest.SKIP in one.options for one in test.examples), f"{test.name}: an example is skipped"
         runner.run(test, out=said.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_public_name_has_an_example_and_it_runs(name: str) -> None:
+    run_examples(getattr(blinkccl, name), name)
+
+
+@pytest.mark.parametrize("name", ["group", "shared_buckets", "stats"])
+def test_so_has_every_name_for_programs_on_pytorch(name: str) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    assert name in blinkccl.torch.__all__
+    run_examples(getattr(blinkccl.torch, name), name)
 
 
 def test_names_are_there_and_others_are_not() -> None:

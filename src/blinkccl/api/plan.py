@@ -251,6 +251,9 @@ def plan(
     """
     from blinkccl.api.job import gpus_of, request
 
+    for name, value in {"collective": collective, "algo": algo, "links": links}.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{name} {value!r}: expected a name, as text")
     size_bytes = None if size is None else bytes_of(size)
     machine = topology_of(topology)
     ranks = gpus_of(gpus, machine)

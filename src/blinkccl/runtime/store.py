@@ -132,16 +132,16 @@ class MemoryStore(Store):
     """For a rank that is alone in its job, and meets nobody."""
 
     def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
+        self._values: dict[bytes, bytes] = {}
 
     def __str__(self) -> str:
         return "this process's memory"
 
     def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
+        self._values[check(key, value)] = value
 
     def peek(self, key: str) -> bytes | None:
-        return self._values.get(key)
+        return self._values.get(check(key))
 
 
 class FileStore(Store):

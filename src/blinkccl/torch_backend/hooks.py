@@ -42,6 +42,16 @@ def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
         Its ranks in the world; None: all. Every rank of the world calls this.
     options
         Of ``torch.distributed.new_group``, e.g. ``timeout``.
+
+    Examples
+    --------
+    >>> import blinkccl, torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> ones = torch.ones(2)
+    >>> dist.all_reduce(ones, group=blinkccl.torch.group())
+    >>> ones
+    tensor([1., 1.])
+    >>> dist.destroy_process_group()
     """
     register()
     return dist.new_group(None if ranks is None else list(ranks), backend="blink", **options)
@@ -72,6 +82,17 @@ def shared_buckets(model: Any, group: Any = None, in_background: bool | None = N
         If ``model`` is neither, or the group is not blink's.
     UnsupportedError
         If the parameters are not on the CPU, or torch is older than 2.12 and has no way to move a storage.
+
+    Examples
+    --------
+    >>> import blinkccl, torch, torch.distributed as dist
+    >>> dist.init_process_group("blink", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> blinkccl.torch.shared_buckets(model)
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> model.module.weight.grad
+    tensor([[1., 1.]])
+    >>> dist.destroy_process_group()
     """
     from torch.distributed.fsdp import FSDPModule  # half a second
 

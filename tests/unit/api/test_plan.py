@@ -106,6 +106,8 @@ def test_ends_are_numbers_of_the_topology() -> None:
     ("error", "message", "arguments"),
     [
         (UsageError, "unknown collective 'sum'", {"collective": "sum"}),
+        (UsageError, "collective None: expected a name", {"collective": None}),
+        (UsageError, r"algo \['ring'\]: expected a name", {"algo": ["ring"]}),
         (UsageError, "unknown algorithm 'quick'", {"algo": "quick"}),
         (UsageError, "size is for algo auto", {"algo": "ring", "size": 4}),
         (UsageError, "size: not a size in bytes: 'big'", {"size": "big"}),

@@ -21,6 +21,7 @@ from blinkccl.runtime.store import (
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
     FileStore,
+    MemoryStore,
     Store,
     TcpStore,
     TorchStore,
@@ -37,13 +38,13 @@ def torch_store() -> Store:
     return TorchStore(torch.PrefixStore("group", torch.HashStore()))
 
 
-@pytest.fixture(params=["file", "tcp", "torch"])
+@pytest.fixture(params=["file", "tcp", "torch", "memory"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
     """One store, as two ranks see it."""
     if request.param == "file":
         yield FileStore(tmp_path / "a" / "store"), FileStore(tmp_path / "a" / "store")
-    elif request.param == "torch":
-        store = torch_store()
+    elif request.param in ("torch", "memory"):
+        store = torch_store() if request.param == "torch" else MemoryStore()
         yield store, store
     else:
         server = TcpStore("127.0.0.1", 0, rank=0, deadline=soon())
