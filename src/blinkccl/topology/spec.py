@@ -127,7 +127,7 @@ def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> 
 
 def _numbers(part: str, where: str, last_gpu: int) -> list[int]:
     numbers: list[int] = []
-    for item in re.split(r"\s*,\s*|\s+", re.sub(r"\s*-\s*", "-", part.strip())):
+    for item in re.split(" ?, ?| ", re.sub(" ?- ?", "-", " ".join(part.split()))):
         match = re.fullmatch(r"(?:GPU)?([0-9]{1,9})(?:-(?:GPU)?([0-9]{1,9}))?", item, re.IGNORECASE)
         if match is None:
             raise TopologyError(f"{where}: {item!r} is no GPU number; expected e.g. 1,4,5 or 0-3")

@@ -114,6 +114,7 @@ def test_gpus_per_server_have_their_own_numbers() -> None:
     [
         ("1,,2", "'' is no GPU number"),
         ("-1", "no GPU number"),
+        (" " * 100_000 + "x", "'x' is no GPU number"),
         ("1 -", "'1-' is no GPU number"),
         ("GPU", "'GPU' is no GPU number"),
         ("NIC0", "'NIC0' is no GPU number"),
