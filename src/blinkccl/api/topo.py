@@ -1,4 +1,7 @@
-"""``blinkccl.topo``: what is connected to what, from a name, a file, a graph of networkx, or this machine."""
+"""``blinkccl.topo``: what is connected to what, from a name, a file, a graph of networkx, or this machine.
+
+Named as the verb: ``blinkccl.topology`` is the room of that name as soon as anything imports a module of it.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def test_all_enter_who_can_and_the_others_say_why() -> None:
 def test_a_named_contender_that_cannot_serve_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match="several servers"):
         enter(asked("dgx-1v"), NOMINAL, ["optimal", "three_phase"])
-    with pytest.raises(UsageError, match=r"unknown algorithm 'rings'; expected one of optimal, .*nccl-2\.4"):
+    with pytest.raises(
+        UsageError, match=r"unknown algorithm 'rings' \(did you mean 'ring'\?\); expected one of optimal, .*nccl-2\.4"
+    ):
         enter(asked("dgx-1v"), NOMINAL, ["rings"])
 
 

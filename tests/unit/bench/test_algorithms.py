@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -68,7 +69,7 @@ def test_algorithms_on_a_machines_links_have_its_ranks():
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
-        ("rings", UsageError, "unknown algorithm 'rings'; expected one of auto, optimal"),
+        ("rings", UsageError, "unknown algorithm 'rings' (did you mean 'ring'?); expected one of auto, optimal"),
         ("ring,ring", UsageError, "--algo ring,ring: expected all, a name, or different names"),
         ("all,ring", UsageError, "--algo all,ring: expected all, a name"),
         (",", UsageError, "--algo ,: expected all"),
@@ -76,7 +77,7 @@ def test_algorithms_on_a_machines_links_have_its_ranks():
     ],
 )
 def test_names_that_are_refused(names, error, message):
-    with pytest.raises(error, match=message.replace("(", r"\(")):
+    with pytest.raises(error, match=re.escape(message)):
         _planned(names)
 
 
