@@ -247,7 +247,7 @@ def plan(
     >>> plan.rate == plan.bound, plan.check().ok
     (True, True)
     >>> f"{plan.simulate('64M').busbw_gb_per_s:.1f} GB/s"
-    '56.6 GB/s'
+    '58.7 GB/s'
     """
     from blinkccl.api.job import gpus_of, request
 
