@@ -133,7 +133,7 @@ class Mesh {
     const std::size_t messages = static_cast<std::size_t>(of.parts) * of.slots;
     for (std::size_t id = 0; id < pairs.size(); ++id) {
       char* const ring = add(messages * of.slot_bytes);
-      char* const lines = add(2 * messages * of.line_bytes);  // LL's, then LL128's
+      char* const lines = add(2 * messages * of.line_bytes);  // per part LL's, then LL128's
       Word* const tail = counters();
       Word* const head = counters();
       tables_[pairs[id].first][id] = {ring, lines, tail, head, counters()};
@@ -178,7 +178,8 @@ class Mesh {
   void for_lines(Body body) {
     for (std::size_t id = 0; id < connections_; ++id) {
       Memory& lines = memory_[kPieces * id + 1];
-      for (std::size_t message = 0; message < static_cast<std::size_t>(geometry.parts) * geometry.slots; ++message) {
+      for (std::size_t message = 0; message < std::size_t{2} * geometry.parts * geometry.slots; ++message) {
+        if (message / geometry.slots % 2 == 1) continue;  // LL128's
         body(lines.words() + message * geometry.line_bytes / 8, message % geometry.slots);
       }
     }

@@ -14,5 +14,6 @@ int main() {
     for (int i = 0; i < 3; ++i) test_any(run, random, "launch " + std::to_string(i));
   }
   test_left_behind();
+  test_fewer_parts();
   return blink_test::verdict();
 }

@@ -25,6 +25,7 @@ int main(int count, char** arguments) {
     if (!noticed()) test_star(round % 3);
     if (round % 4 == 0 && !noticed()) test_stale_flags();
     if (round % 4 == 1 && !noticed()) test_left_behind();
+    if (round % 4 == 3 && !noticed()) test_fewer_parts();
     if (round % 4 == 2 && !noticed()) test_half_messages();
     if (!noticed()) test_missing(round % 3, round / 3 % 3, round / 9 % 2 == 0);
     launched += 2;

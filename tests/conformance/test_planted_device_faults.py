@@ -61,6 +61,7 @@ _SIDE = "const Side& side = state.sides[state.at[i]];"
 _VOTE = "«Units<Wire>::warp_all(ready)»"
 _LL_READ = "«raw.low >> 32 == wanted && raw.high >> 32 == wanted»"
 _LL128_WRITE = "«store_halves(message + unit * 16, {data.low, has_flag(unit) ? flag(position) : data.high});»"
+_LINES = "«2 * static_cast<Word>(state.part) + (wire == LL128::kNumber ? 1 : 0)»"
 _SYNC = "«Units<Wire>::warp_sync();»"
 
 # fmt: off
@@ -147,7 +148,11 @@ FAULTS = (
     fault("LL128 does not look at its flag",
           "wires.h", "«!has_flag(unit) || raw.high == flag(position)»", "unit % 8 < 8"),
     fault("LL128's lines lie where LL's do",
-          "state.h", "«wire == LL128::kNumber»", "wire > LL128::kNumber", seen=True),
+          "state.h", _LINES, "2 * static_cast<Word>(state.part)", seen=True),
+    fault("LL128's lines lie behind LL's of as many parts as the launch has",
+          "state.h", _LINES, "static_cast<Word>(state.part) + (wire == LL128::kNumber ? state.parts : 0)", seen=True),
+    fault("a part's tail lies by how many parts the launch has",
+          "state.h", "of.tail + «state.part * kStride»", "(state.parts - 1 - state.part) * kStride", seen=True),
     fault("only messages of LL wipe its lines",
           "execute.h", "«state.position[i] % kEvery >= state.slots»",
           "state.position[i] % kEvery >= state.slots || state.wire != LL::kNumber", seen=True),

@@ -139,12 +139,15 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t wire, uint32_t 
   barrier();
 }
 
-// Where the messages of a part begin, each wire's in memory of its own.
+// Where the messages of a part begin, each wire's in memory of its own. How many parts the launch has is not asked: the
+// programs of a communicator have more or fewer, by their channels, and take turns on one connection. Whatever is kept
+// from launch to launch (messages, flags, counters, positions) is that of a part, so part p of a connection is a
+// connection by itself. Its two ends are in the same launches, those with more than p parts, since all ranks launch a
+// program with equally many; in any other nobody touches it, and it goes on from where it stands.
 BLINK_INLINE char* messages_of(const State& state, const Connection& of, uint32_t wire) {
-  const Word before = static_cast<Word>(state.part) * state.slots;
-  if (wire == Simple::kNumber) return of.ring + before * state.message_bytes;
-  const Word all_parts = static_cast<Word>(state.parts) * state.slots;
-  return of.lines + (before + (wire == LL128::kNumber ? all_parts : 0)) * state.line_bytes;
+  if (wire == Simple::kNumber) return of.ring + static_cast<Word>(state.part) * state.slots * state.message_bytes;
+  const Word before = 2 * static_cast<Word>(state.part) + (wire == LL128::kNumber ? 1 : 0);
+  return of.lines + before * state.slots * state.line_bytes;
 }
 
 BLINK_INLINE void open_end(State& state, End end, uint32_t connection) {

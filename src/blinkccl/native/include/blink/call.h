@@ -1,7 +1,8 @@
 // The arguments of a launch: plain data with one layout on the GPU, on this CPU, in libblink.so and in Python.
 //
 // A rank runs a program as `channels × parts` blocks. The blocks of a channel go through its roles tick by tick, side
-// by side: each has its own part of every slice, with messages and counters of its own.
+// by side: each has its own part of every slice, with messages and counters of its own. Launches on one connection may
+// have different numbers of parts, up to those that it has room for; all ranks of a launch have the same.
 #pragma once
 
 #ifdef __CUDACC_RTC__  // NVRTC brings no headers
@@ -52,8 +53,8 @@ constexpr uint32_t kMostOperands = 19;
 // Where messages are staged in a processor's memory, all that both ends share lies there.
 struct Connection {
   char* ring;      // in the receiver's memory: per part `slots` messages of `slot_bytes`
-  char* lines;     // in the receiver's memory, with flags inside: per part `slots` messages of `line_bytes` of LL, and
-                   // behind those of all parts the same again of LL128
+  char* lines;     // in the receiver's memory, with flags inside: per part `slots` messages of `line_bytes` of LL, then
+                   // as many of LL128
   Word* tail;      // in the receiver's memory: messages that have been written into the ring
   Word* head;      // in the sender's memory: messages that have been read
   Word* position;  // in this rank's own memory: messages that this end has passed
