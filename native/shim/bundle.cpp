@@ -223,6 +223,7 @@ class Checks {
     const bool rooted = has_root(row.kind());
     range("root", row.root, rooted ? 0 : -1, rooted ? ranks() - 1 : -1);
     range("channels", row.channels, 1, 1 << 16);
+    range("parts", row.parts, 1, b_.parts);
     rows("images", row.first_image, row.image_rows, b_.program_images.size());
     for (const std::uint32_t image : b_.images_of(row)) range("image", image, 0, b_.image_rows - std::int64_t{1});
     range("number", row.number, 0, b_.program_rows - std::int64_t{1});
@@ -257,6 +258,14 @@ class Checks {
 };
 
 }  // namespace
+
+std::uint32_t Bundle::blocks() const {
+  std::uint32_t most = 0;
+  for (const Program& program : programs) {
+    if (program.has_kernel()) most = std::max(most, program.channels * program.parts);
+  }
+  return most;
+}
 
 std::uint64_t Bundle::memory_bytes() const {
   return std::accumulate(segments.begin() + nranks, segments.end(), std::uint64_t{0});

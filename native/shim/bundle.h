@@ -47,6 +47,7 @@ struct Bundle : blink_gpu_bundle {
   struct Program : blink_gpu_program {
     Collective kind() const { return static_cast<Collective>(collective); }
     bool has(Protocol protocol) const { return kernel[protocol] != 0; }
+    bool has_kernel() const { return has(kSimple) || has(kLL) || has(kLL128); }
   };
   struct Way {
     int program = -1;
@@ -81,6 +82,7 @@ struct Bundle : blink_gpu_bundle {
   }
   const char* kernel_of(const Program& program, Protocol protocol) const { return text(program.kernel[protocol]); }
   std::string file_of(const Image& image) const { return directory + "/" + text(image.file); }
+  std::uint32_t blocks() const;        // the most that a launch has
   std::uint64_t memory_bytes() const;  // of all memories
   bool is_path(std::size_t connection) const { return connection >= first_path; }
   // Of the ring for copy engines.

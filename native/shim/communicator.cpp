@@ -229,10 +229,10 @@ void Communicator::prepare() {
     InContext context(resources->engine->driver(), resources->engine->context());
     searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
                                                 place.rank);
-    const std::uint32_t parts = resources->engine->parts(), planned = resources->bundle.parts;
+    const std::uint32_t blocks = resources->engine->blocks(), planned = resources->bundle.blocks();
     say("trees are ready, plan " + resources->bundle.plan.substr(0, 8) +
-        (parts == planned ? "" : ", with " + std::to_string(parts) + " of " + std::to_string(planned) +
-                                     " blocks of each channel, as the GPU has no room for more"));
+        (blocks == planned ? "" : ", with " + std::to_string(blocks) + " of " + std::to_string(planned) +
+                                      " blocks, as the GPU has no room for more"));
   } else {
     why_not_ = cancelled_ ? "aborted before the trees were ready" : why;
     // Rank 0 says it for all, unless it is not with us.

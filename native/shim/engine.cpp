@@ -156,16 +156,16 @@ bool Engine::reserve_blocks(int sharing, std::string* why) {
       channels = std::max(channels, bundle_.programs[i].channels);
     }
   }
-  parts_ = bundle_.parts;
   if (channels == 0) return true;  // copy engines run everything
   const auto count = [](int number) { return static_cast<std::uint32_t>(std::max(number, 0)); };
-  parts_ = blocks_.reserve({ordinal_, count(multiprocessors), count(each), count(sharing)}, channels, parts_, why);
-  return parts_ != 0;
+  const ResidentBlocks::Gpu gpu = {ordinal_, count(multiprocessors), count(each), count(sharing)};
+  room_ = blocks_.reserve(gpu, channels, bundle_.blocks(), why);
+  return room_ != 0;
 }
 
-void Engine::use_parts(std::uint32_t parts) {
-  parts_ = parts;
-  blocks_.keep(parts);
+void Engine::use_blocks(std::uint32_t blocks) {
+  room_ = blocks;
+  blocks_.keep(blocks);
 }
 
 bool Engine::share_host_memory(std::shared_ptr<SharedPage> page, std::string* why) {
@@ -489,13 +489,15 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   call.slot_bytes = bundle_.slot_bytes;
   call.line_bytes = bundle_.line_bytes;
   call.slots = bundle_.slots;
-  call.parts = parts_;
   call.piece_bytes = kPieceBytes;
   call.rank = static_cast<std::uint32_t>(rank_);
   void* arguments[] = {&call};
   const std::size_t index = static_cast<std::size_t>(program);
-  call.program = bundle_.programs[index].number;
-  const unsigned blocks = bundle_.programs[index].channels * parts_;
+  const Bundle::Program& of = bundle_.programs[index];
+  call.program = of.number;
+  // The same on all ranks, which have read the same plan and agreed on the room.
+  call.parts = std::min(of.parts, room_ / of.channels);
+  const unsigned blocks = of.channels * call.parts;
   return shim::launch(driver_, kernels_[index].by_protocol[protocol], {blocks, bundle_.threads}, stream, arguments,
                       remote_);
 }

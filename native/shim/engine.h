@@ -31,9 +31,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Blocks of each channel for which there is room here. A launch has as many as all ranks have room for.
-  std::uint32_t parts() const { return parts_; }
-  void use_parts(std::uint32_t parts);
+  // Blocks for which there is room here. No launch has more than all ranks have room for.
+  std::uint32_t blocks() const { return room_; }
+  void use_blocks(std::uint32_t blocks);
   // How others map the segment, as one line of text.
   std::string address() const;
   // Maps the segments of all peers into which a connection leads, and writes this rank's table of connections.
@@ -131,7 +131,7 @@ class Engine {
   std::vector<Peer> peers_;
   std::vector<Kernels> kernels_;
   ResidentBlocks blocks_;
-  std::uint32_t parts_ = 0;
+  std::uint32_t room_ = 0;  // 0: copy engines run everything
   std::shared_ptr<SharedPage> page_;
   std::unique_ptr<PeerWriteProbe> probe_;  // since connect()
   std::unique_ptr<CopyEngines> copies_;  // where a program is for copy engines

@@ -24,7 +24,7 @@ Residence& residence() {
 
 }  // namespace
 
-std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, std::uint32_t parts, std::string* why) {
+std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, std::uint32_t wanted, std::string* why) {
   const std::lock_guard<std::mutex> lock(residence().mutex);
   Taken& taken = residence().taken[gpu.device];
   const std::uint32_t held = gpu.multiprocessors * std::min(gpu.each, taken.each), most = held - (held + 3) / 4;
@@ -37,18 +37,17 @@ std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, st
     return 0;
   }
   device_ = gpu.device;
-  channels_ = channels;
-  parts_ = std::min(parts, std::min(share, free) / channels);
-  taken.blocks += channels_ * parts_;
+  blocks_ = std::min(wanted, std::min(share, free));
+  taken.blocks += blocks_;
   taken.each = std::min(gpu.each, taken.each);
-  return parts_;
+  return blocks_;
 }
 
-void ResidentBlocks::keep(std::uint32_t parts) {
-  if (parts >= parts_) return;
+void ResidentBlocks::keep(std::uint32_t blocks) {
+  if (blocks >= blocks_) return;
   const std::lock_guard<std::mutex> lock(residence().mutex);
-  residence().taken[device_].blocks -= channels_ * (parts_ - parts);
-  parts_ = parts;
+  residence().taken[device_].blocks -= blocks_ - blocks;
+  blocks_ = blocks;
 }
 
 }  // namespace blink::shim

@@ -35,15 +35,15 @@ class ResidentBlocks {
     std::uint32_t multiprocessors, each;  // blocks of these kernels that a multiprocessor holds
     std::uint32_t ranks;            // of the communicator that use it
   };
-  // Room for up to `parts` blocks of each of `channels`: how many parts, at least one; or 0 and `why`. An eighth of a
+  // Room for up to `wanted` blocks: for how many, at least one of each of `channels`; or 0 and `why`. An eighth of a
   // GPU for one communicator, where a block of each channel needs no more: six find room.
-  std::uint32_t reserve(const Gpu& gpu, std::uint32_t channels, std::uint32_t parts, std::string* why);
-  // So many parts are enough: others may have the rest.
-  void keep(std::uint32_t parts);
+  std::uint32_t reserve(const Gpu& gpu, std::uint32_t channels, std::uint32_t wanted, std::string* why);
+  // So many are enough: others may have the rest.
+  void keep(std::uint32_t blocks);
 
  private:
   int device_ = 0;
-  std::uint32_t channels_ = 0, parts_ = 0;
+  std::uint32_t blocks_ = 0;
 };
 
 }  // namespace blink::shim

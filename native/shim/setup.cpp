@@ -129,23 +129,23 @@ bool Setup::load(const std::string& directory, int page, int sharing) {
   return resources_->engine != nullptr;
 }
 
-// Each rank has said its plan's hash, for how many parts it has room, and its address.
+// Each rank has said its plan's hash, for how many blocks it has room, and its address.
 bool Setup::connect() {
   Engine& engine = *resources_->engine;
   std::vector<std::string> addresses(words_.size());
-  std::uint32_t parts = engine.parts();
+  std::uint32_t blocks = engine.blocks();
   for (std::size_t rank = 0; rank < words_.size(); ++rank) {
     std::istringstream rest(words_[rank]);
     std::string other;
     std::uint32_t room = 0;
     rest >> other >> room >> std::ws;
     std::getline(rest, addresses[rank]);
-    parts = std::min(parts, room);
+    blocks = std::min(blocks, room);
     if (other == resources_->bundle.plan) continue;
     *why_ = "rank " + std::to_string(rank) + " has plan " + other + ", this rank " + resources_->bundle.plan;
     return false;
   }
-  engine.use_parts(parts);
+  engine.use_blocks(blocks);
   return engine.connect(addresses, why_) && engine.write_probes(trying(), why_);
 }
 
@@ -163,7 +163,7 @@ std::unique_ptr<Resources> Setup::run() {
   const bool loaded = load(words_[0], page, static_cast<int>(sharing));
   if (loaded) {
     const Engine& engine = *resources_->engine;
-    mine = resources_->bundle.plan + " " + std::to_string(engine.parts()) + " " + engine.address();
+    mine = resources_->bundle.plan + " " + std::to_string(engine.blocks()) + " " + engine.address();
   }
   if (round(loaded, mine) && round(connect(), "") && round(resources_->engine->check_probes(trying(), why_), "")) {
     return std::move(resources_);

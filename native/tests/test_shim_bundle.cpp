@@ -88,8 +88,8 @@ File good_one(const std::string& code) {
   file.images = {{code.size(), {}, file.text("sm_90"), name}, {code.size(), {}, file.text("host"), name}};
   for (blink_gpu_image& image : file.images) digest_into(image.digest, code);
   file.program_images = {{0}, {0}, {1}};
-  file.programs = {{BLINK_ALLREDUCE, -1, 4, 0, 1, 0, {simple, ll, 0, 0}},
-                   {BLINK_BROADCAST, 1, 2, 1, 2, 1, {simple, 0, 0, ll}}};
+  file.programs = {{BLINK_ALLREDUCE, -1, 4, 1, 0, 1, 0, {simple, ll, 0, 0}},
+                   {BLINK_BROADCAST, 1, 3, 2, 1, 2, 1, {simple, 0, 0, ll}}};
   file.choices = {{BLINK_ALLREDUCE, -1, 0, 4096, 128, 512, 0, 0, Bundle::kLL, Bundle::kSimple, 1, file.text("small")},
                   {BLINK_BROADCAST, 1, 0, 99, 1024, 0, 1, -1, Bundle::kCopies, 0, 0, 0},
                   {BLINK_REDUCE, -1, 0, ~std::uint64_t{0}, 0, 0, -1, -1, 0, 0, 0, file.text("NCCL wins")}};
@@ -126,6 +126,7 @@ void good_is_read(const Written& written) {
   const auto &kernels = bundle.programs.at(0), &copies = bundle.programs.at(1);
   expect(kernels.kind() == Collective::kAllReduce && kernels.has(Bundle::kLL) && !kernels.has(Bundle::kLL128) &&
              bundle.kernel_of(kernels, Bundle::kLL) == std::string("run_ll"), "a program");
+  expect(kernels.parts == 1 && copies.parts == 2 && bundle.blocks() == 6, "blocks of programs");
   expect(bundle.images_of(copies).end() - bundle.images_of(copies).begin() == 2, "images of another");
   expect(bundle.read_image(bundle.images.at(1), &code, &why) && code == kCode, "code");
   const auto &one = bundle.choices.at(0), &left = bundle.choices.at(2);
@@ -210,6 +211,8 @@ const Wrong kWrong[] = {
     {[](File& f) { f.programs[0].root = 0; }, "root of -1 to -1, got 0"},
     {[](File& f) { f.programs[1].root = 3; }, "root of 0 to 2, got 3"},
     {[](File& f) { f.programs[0].channels = 0; }, "channels of 1"},
+    {[](File& f) { f.programs[1].parts = 3; }, "parts of 1 to 2, got 3"},
+    {[](File& f) { f.programs[1].parts = 0; }, "parts of 1 to 2, got 0"},
     {[](File& f) { f.programs[1].image_rows = 3; }, "images of 0 to 3, got 4"},
     {[](File& f) { f.programs[1].number = 2; }, "number of 0 to 1, got 2"},
     {[](File& f) { f.program_images[2].image = 2; }, "image of 0 to 1, got 2"},

@@ -58,6 +58,18 @@ def test_topologies_and_algorithms(
         assert len({line.protocol for line in outcome.usage if line.state == "blink"}) >= 2
 
 
+def test_programs_with_more_and_fewer_parts_take_turns(preloaded: Preloaded) -> None:
+    """Rings of two channels and of one, on the same connections, with fewer blocks than planned: 2 x 1 and 1 x 3."""
+    ring = {"BLINK_TOPO": "clique:7", "BLINK_ALGO": "ring", "BLINK_MAX_BLOCKS": 4, "BLINK_STAGING_BYTES": "48M"}
+    small = {"BLINK_DOUBLE_SMS": 24, "BLINK_DOUBLE_OCCUPANCY": 1, "BLINK_DOUBLE_SEED": 2}
+    outcome = preloaded.client("threads", 7, cases="sizes", sizes=WIDE, timeout_s=150, **ring, **small).right()
+    assert outcome.agreed()
+    assert {"allreduce", "allgather", "reduce_scatter"} <= set(outcome.calls("blink"))
+    ready = [line for line in outcome.blink if "trees are ready" in line]
+    assert ready
+    assert all("with 3 of 4 blocks, as the GPU has no room for more" in line for line in ready), ready
+
+
 @pytest.mark.parametrize(("seed", "ranks", "protocol"), [(1, 4, None), (5, 4, None), (8, 2, "copies")])
 def test_graphs_and_calls_in_order(preloaded: Preloaded, seed: int, ranks: int, protocol: str | None) -> None:
     """Only the communicator orders them; with ``copies``, calls by copy engines and captured kernels.

@@ -98,7 +98,7 @@ def test_odd_programs_give_the_bits_of_the_reference(
 
 
 def test_programs_of_a_group_take_turns_on_one_memory() -> None:
-    """As on GPUs: counters go on from launch to launch, whatever ran before, with whatever protocol."""
+    """As on GPUs: counters go on from launch to launch, whatever ran before, with whatever protocol and parts."""
     random = Random(5)
     group = []
     for name in COLLECTIVES:
@@ -106,7 +106,8 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
             program, _ = random_program(random, random_collective(random, RANKS, name))
             group.append(replace(program, ranks=tuple(range(RANKS))))
     slots = max(channel.slots for program in group for channel in program.channels)
-    session = generated.Session(group, Geometry(parts=2, slots=slots, slot_bytes=256, line_bytes=384))
+    parts = [1 + number % 3 for number in range(len(group))]
+    session = generated.Session(group, Geometry(parts=3, slots=slots, slot_bytes=256, line_bytes=384), parts)
     for turn in range(150):
         program, (dtype, op) = random.choice(group), random.choice(SERVED)
         protocol = random.choice(list(WIRES))

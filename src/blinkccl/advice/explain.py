@@ -12,7 +12,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.auto import Auto, Choice, prepare
 from blinkccl.choice.candidates import Code, code_of
-from blinkccl.choice.programs import gpu_of, kernels_fault, largest
+from blinkccl.choice.programs import gpu_of, kernels_fault
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl.choices import ChoiceRow, Terms, rows_of
 from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
@@ -83,8 +83,7 @@ def _library(request: Request, size_bytes: int, nccl: NcclPredictor | str) -> Ch
     except BlinkError as error:
         return str(error)
     gpu = gpu_of(request.topology)
-    parts = max(1, gpu.blocks // max((one.channels for one in planned.every), default=1))
-    rows = rows_of(request.collective, planned, Terms(gpu.capability, largest(parts)), nccl)
+    rows = rows_of(request.collective, planned, Terms(gpu.capability, gpu.blocks), nccl)
     return next(row for row in rows if row.least <= size_bytes <= row.most)
 
 

@@ -60,6 +60,10 @@ class CandidateProgram:
     def channels(self) -> int:
         return len(self.program.channels)
 
+    def parts(self, blocks: int) -> int:
+        """Blocks of each channel on a rank that has so many."""
+        return max(1, blocks // max(1, self.channels))
+
     @cached_property
     def evenly(self) -> bool:
         """Whether its code cuts all slices into as many chunks."""

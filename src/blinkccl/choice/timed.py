@@ -56,7 +56,7 @@ class FastestProtocol:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A plan as kernels run it, as if it were its communicator's only one: all blocks are its own."""
+    """A plan as kernels run it: on all blocks of a rank, whatever else its communicator runs by turns."""
 
     candidate: CandidateProgram
     gpu: Gpu
@@ -73,7 +73,7 @@ class KernelPlan:
     @cached_property
     def protocols(self) -> FastestProtocol:
         """Its protocols, each with the largest messages."""
-        parts = max(1, self.gpu.blocks // self.candidate.channels)
+        parts = self.candidate.parts(self.gpu.blocks)
         sizes, budget = largest(parts), self.settings.budget or _BUDGET
         settings = replace(self.settings, budget=budget, coarser=True)
 

@@ -26,7 +26,7 @@ LINE_BYTES = 8 * header("call.h").constants["kStride"]
 class Geometry:
     """How much a connection holds; UsageError if a number is out of range."""
 
-    #: Blocks that share a channel's work, each with rings and counters of its own.
+    #: The most blocks that share a channel's work, each with rings and counters of its own; the p-th those of number p.
     parts: int = 1
     #: Messages that each ring holds.
     slots: int = 2
@@ -147,7 +147,7 @@ class ProgramGroup:
             return end if home < len(self.ranks) else home
 
         rings = geometry.parts * geometry.slots * geometry.slot_bytes
-        lines = 2 * geometry.parts * geometry.slots * geometry.line_bytes  # LL's, and LL128's
+        lines = 2 * geometry.parts * geometry.slots * geometry.line_bytes  # of each part LL's, then LL128's
         counters = geometry.parts * LINE_BYTES
         data = [(take(home, rings), take(home, lines)) for _, _, home in self.ways]
         connections = tuple(

@@ -151,10 +151,14 @@ def prepare(programs: Iterable[Program]) -> None:
 
 
 class Session:
-    """Programs of the same ranks, in turns on the same connections, whose counters go on as they do on GPUs."""
+    """Programs of the same ranks, in turns on the same connections, whose counters go on as they do on GPUs.
 
-    def __init__(self, programs: Sequence[Program], geometry: Geometry) -> None:
+    ``parts`` are those of each program, as many as ``geometry`` has where nothing is said.
+    """
+
+    def __init__(self, programs: Sequence[Program], geometry: Geometry, parts: Sequence[int] = ()) -> None:
         self._group, self._geometry = ProgramGroup(programs), geometry
+        self._parts = dict(zip(programs, parts or [geometry.parts] * len(programs), strict=True))
         self._names = {}
         for program in programs:
             check_roles(program)
@@ -207,9 +211,10 @@ class Session:
             told.abort, told.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
             told.timeout_ns = int(deadline_s * 1e9)
             self._describe(told, rank, row, chosen, factors if program.collective.reduces else None)
+            told.parts = self._parts[program]
             told.count, told.chunk_bytes, told.piece_bytes = call.elements, chunk, piece_bytes
         entry = _entry(self._names[program], protocol)
-        launch(entry, calls, len(program.channels) * self._geometry.parts, deadline_s + _GRACE_S)
+        launch(entry, calls, len(program.channels) * self._parts[program], deadline_s + _GRACE_S)
         late = [rank for rank in range(n) if status[rank].code]
         if late:
             raise DeadlineError(self._story(late[0], status[late[0]], deadline_s))
@@ -222,7 +227,7 @@ class Session:
         geometry = self._geometry
         call.connections = c.addressof(self._tables[rank])
         call.slot_bytes, call.line_bytes = geometry.slot_bytes, geometry.line_bytes
-        call.slots, call.parts, call.rank = geometry.slots, geometry.parts, rank
+        call.slots, call.rank = geometry.slots, rank
         call.dtype, call.op, call.average = DTYPE_CODES[dtype.name], OP_CODES[chosen.base], chosen.averages
         if factors is not None:
             bits = np.asarray(factors[rank], dtype.accumulator).tobytes()

@@ -118,6 +118,8 @@ class Bundle:
     layout: SegmentLayout
     images: tuple[Image, ...]
     table: ChoiceTable
+    #: Of each rank.
+    blocks: int = 1
     messages: MessagePlan = field(default_factory=MessagePlan)
     #: Whether first calls try chunk sizes where that is worth it.
     search: bool = False
@@ -160,7 +162,12 @@ class Bundle:
             tables["image"].append({"bytes": len(code), "digest": tuple(sha256(code).digest())} | named)
         for part, images in self.programs:
             first = len(tables["program_image"])
-            tables["program"].append(_program(part, texts) | {"first_image": first, "image_rows": len(images)})
+            images_and_parts = {
+                "first_image": first,
+                "image_rows": len(images),
+                "parts": min(geometry.parts, part.candidate.parts(self.blocks)),
+            }
+            tables["program"].append(_program(part, texts) | images_and_parts)
             tables["program_image"] += [{"image": number} for number in images]
         tables["choice"] = [self._choice(row, texts) for row in self.table.choices]
         rows = b"".join(bytes(_ROWS[name](**row)) for name, table in tables.items() for row in table)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.choice.costs import PredictedTime, ll128_fault, protocols_of, timing
-from blinkccl.choice.programs import CandidateProgram
+from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.choice.timed import FastestProtocol
 from blinkccl.codegen.layout import Geometry
 from blinkccl.codegen.text import COPIES
@@ -127,14 +127,15 @@ def wanted_protocol(setting: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What choices are made under: the oldest GPU (90 for 9.0), and the largest messages.
+    """What choices are made under: the oldest GPU (90 for 9.0), and the blocks of each rank.
 
+    Each program has all of them, with messages as large as they may get: memory is dealt out to what is chosen.
     ``algorithm`` and ``protocol`` take all calls that they serve, "" leaves the choice to the predictions;
     ``no_copies`` says why copy engines run nothing.
     """
 
     capability: int
-    geometry: Geometry
+    blocks: int
     algorithm: str = ""
     protocol: str = ""
     no_copies: str | None = None
@@ -211,10 +212,9 @@ class _Timed:
         return self._candidate, *self._protocols.at(size_bytes)
 
     def _timing(self, protocol: str, size_bytes: int) -> PredictedTime:
-        geometry = self._terms.geometry
         # Copy engines do not cut a message into parts.
-        parts = 1 if protocol == COPIES else geometry.parts
-        capacity = geometry.capacity_bytes(protocol)
+        parts = 1 if protocol == COPIES else self._candidate.parts(self._terms.blocks)
+        capacity = largest(parts).capacity_bytes(protocol)
         found = timing(self._candidate, protocol, size_bytes, self._terms.capability, parts, capacity)
         return replace(found, simulation=None)  # a table has hundreds
 

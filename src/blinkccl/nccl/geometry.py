@@ -42,10 +42,6 @@ class Budget:
     blocks: int
     staging_bytes: int
 
-    def parts(self, channels: int) -> int:
-        """Blocks of a channel where the widest program has ``channels``."""
-        return max(1, self.blocks // max(1, channels))
-
 
 def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
     """The budgets of each rank."""
@@ -70,15 +66,16 @@ def number(environ: Mapping[str, str], name: str, default: T, most: T, read: Cal
     return value
 
 
-def geometry(group: ProgramGroup, channels: int, limits: Budget, copies: bool = False) -> Geometry:
+def geometry(group: ProgramGroup, parts: int, limits: Budget, copies: bool = False) -> Geometry:
     """Parts and sizes of messages such that no rank's segment is larger than the budget.
 
-    ``channels`` are those of the widest program. Where copy engines run any of them, kernels get half of the memory,
-    and copies what is left.
+    ``parts`` are the most that a program has; those that have fewer use the first ones of a connection. Where memory
+    lacks, those with most get fewer. Where copy engines run any of the programs, kernels get half of the memory, and
+    copies what is left.
     """
     if not copies:
-        return _for_kernels(group, channels, limits, limits.staging_bytes)
-    for_kernels = _for_kernels(group, channels, limits, limits.staging_bytes // 2)
+        return _for_kernels(group, parts, limits, limits.staging_bytes)
+    for_kernels = _for_kernels(group, parts, limits, limits.staging_bytes // 2)
     ends = _most_ends(group)
     taken = max(group.layout(for_kernels).segment_bytes) + ends * 2 * LINE_BYTES
     arriving = _rings(group)
@@ -108,9 +105,8 @@ def _most_ends(group: ProgramGroup) -> int:
     return max(Counter(segment for way in group.ways for segment in set(way)).values(), default=1)
 
 
-def _for_kernels(group: ProgramGroup, channels: int, limits: Budget, most_bytes: int) -> Geometry:
+def _for_kernels(group: ProgramGroup, parts: int, limits: Budget, most_bytes: int) -> Geometry:
     arriving, ends = _arriving(group), _most_ends(group)
-    parts = limits.parts(channels)
     while True:
         each = (most_bytes - ends * parts * 2 * LINE_BYTES) // (arriving * parts * SLOTS)
         line = min(MOST_LINE_BYTES, max(LEAST_LINE_BYTES, each // 8 // 1024 * 1024))

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from blinkccl.algorithms import path_table
 from blinkccl.algorithms.path_table import PathTable
-from blinkccl.choice.programs import CandidateProgram, largest
+from blinkccl.choice.programs import CandidateProgram
 from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
 from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
@@ -51,7 +51,7 @@ from blinkccl.runtime.peer_info import package_version
 from blinkccl.topology.model import Topology
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
-FORMAT = 7
+FORMAT = 8
 PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
 #: "search": first calls try chunk sizes; else they are as predicted.
 CHUNKS = "BLINK_CHUNKS"
@@ -194,9 +194,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
     nccl = NcclPredictor(where, job.capability, job.nccl_version) if job.has_nccl and algo != BEST else None
-    widest = max((one.channels for one in planned.every), default=1)
-    sizes, protocol = largest(limits.parts(widest)), job.setting("protocol")
-    terms = choices.Terms(job.capability, sizes, forced, protocol, no_copies)
+    terms = choices.Terms(job.capability, limits.blocks, forced, job.setting("protocol"), no_copies)
     if no_copies is not None:
         log.say(f"nothing is left to copy engines: {no_copies}")
     rows = choices.table(planned, job.size, terms, nccl)
@@ -215,7 +213,8 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     parts = (part for image in images for part in image.text.parts)
     there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
     whole = len(images) == sum(len(architectures_of(one, job)) for one in written)
-    return Bundle(layout, images, choices.without(rows, there), messages, environ.get(CHUNKS) == "search"), whole
+    rows, search = choices.without(rows, there), environ.get(CHUNKS) == "search"
+    return Bundle(layout, images, rows, limits.blocks, messages, search), whole
 
 
 def _layout(
@@ -225,7 +224,7 @@ def _layout(
     if not chosen:
         return None, SegmentLayout(Geometry(), (), (0,) * ranks, ranks)
     group = ProgramGroup([one.program for one in chosen])
-    return group, group.layout(geometry(group, max(one.channels for one in chosen), limits, copies))
+    return group, group.layout(geometry(group, max(one.parts(limits.blocks) for one in chosen), limits, copies))
 
 
 def answer(peers: bytes, environ: Mapping[str, str]) -> str:

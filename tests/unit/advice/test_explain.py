@@ -10,7 +10,7 @@ import pytest
 from blinkccl.advice.explain import explain
 from blinkccl.advice.explain_text import explain_text
 from blinkccl.baselines.candidate import Conditions
-from blinkccl.choice.programs import gpu_of, largest
+from blinkccl.choice.programs import gpu_of
 from blinkccl.nccl.choices import ChoiceRow, Terms, table
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, candidates
@@ -32,8 +32,7 @@ def test_it_says_what_the_library_does(gpus, name, root):
     request = asked("dgx-1v", name, gpus, root)
     place, gpu = JobPlacement(request.topology, request.ranks), gpu_of(request.topology)
     planned = candidates(place, DEFAULT, gpu.blocks, {})
-    parts = gpu.blocks // max(one.channels for one in planned.every)
-    terms = Terms(gpu.capability, largest(parts))
+    terms = Terms(gpu.capability, gpu.blocks)
     rows = table(planned, len(request.ranks), terms, NcclPredictor(place, gpu.capability)).choices
     key = name, -1 if request.collective.root is None else root
     taken = set()

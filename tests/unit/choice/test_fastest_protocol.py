@@ -74,8 +74,7 @@ def test_sim_and_the_planner_of_nccl_programs_say_the_same():
     topology = parse_spec("dgx-1v")
     gpu, one = gpu_of(topology), plan("dgx-1v", "optimal", gpus="0-3")
     found = programs(JobPlacement(topology, (0, 1, 2, 3)), ("optimal",), gpu.blocks, {})
-    parts = gpu.blocks // one.candidate.channels
-    rows = table(found, 4, Terms(gpu.capability, largest(parts)), None).choices
+    rows = table(found, 4, Terms(gpu.capability, gpu.blocks), None).choices
     for row in rows:
         if row.collective == "allreduce" and 0 < row.least < 1 << 20:
             estimate = one.at(row.least)

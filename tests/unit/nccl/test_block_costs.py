@@ -77,7 +77,7 @@ def test_few_blocks_take_nothing_that_is_large():
     largest_sizes = {}
     for blocks in (2, 20):
         planned = candidates(where, ("optimal",), blocks, {})
-        terms = Terms(70, largest(blocks), no_copies="not asked for")
+        terms = Terms(70, blocks, no_copies="not asked for")
         rows = choices.table(planned, 4, terms, NcclPredictor(where, 70)).choices
         largest_sizes[blocks] = next(row for row in reversed(rows) if row.collective == "allreduce")
     assert largest_sizes[20].candidate is not None

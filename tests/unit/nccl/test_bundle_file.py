@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from jobs_by_hand import on
 
-from blinkccl.choice.programs import largest
 from blinkccl.codegen.layout import Geometry, ProgramGroup
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.native.headers import DIRECTORY, abi
@@ -33,7 +32,7 @@ def chosen(protocol="", algorithm="optimal"):
     """What four GPUs of a DGX-1V take where there is no NCCL."""
     where = place(on("dgx-1v", (1, 4, 5, 6)))
     planned = candidates(where, wanted(algorithm), 4, {})
-    return clamped(table(planned, 4, Terms(80, largest(20), protocol=protocol), None), GEOMETRY)
+    return clamped(table(planned, 4, Terms(80, 20, protocol=protocol), None), GEOMETRY)
 
 
 def bundle(tmp_path, content=b"code", archs=("sm_80", "sm_90"), protocol="", algorithm="optimal"):
@@ -115,6 +114,13 @@ def test_choices_that_calls_compare_name_both_programs(tmp_path):
         own = bundles.PROTOCOLS[row["protocol"]]
         assert program_named(made, one, own).endswith("_optimal")
         assert 0 < row["other_chunk_bytes"] <= GEOMETRY.capacity_bytes(protocol)
+
+
+def test_each_program_has_as_many_parts_as_its_blocks_and_the_memory_allow(tmp_path):
+    made = bundle(tmp_path)
+    for blocks in (1, 2, 20):
+        rows = read(replace(made, blocks=blocks))["program"]
+        assert [row["parts"] for row in rows] == [min(GEOMETRY.parts, blocks // row["channels"]) for row in rows]
 
 
 def test_kernels_that_nobody_launches_are_not_written(tmp_path):

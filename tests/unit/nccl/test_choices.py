@@ -20,7 +20,7 @@ from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
 from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_loops, fault_of_program
 from blinkccl.nccl.geometry import Budget, budget, geometry
 from blinkccl.nccl.nccl_predictor import NcclPredictor
-from blinkccl.nccl.programs import DEFAULT, candidates, collectives, links_for, wanted
+from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, collectives, links_for, wanted
 from blinkccl.nccl.topology_of_job import JobPlacement, without
 from blinkccl.schedule.program import Role
 from blinkccl.topology.select import network_for
@@ -40,7 +40,7 @@ def on_machine(spec, ranks=None):
 def table(where, capability=70, algorithms=DEFAULT, forced="", predictor=True, **terms):
     planned = candidates(where, algorithms, BLOCKS, {})
     against = NcclPredictor(where, capability) if predictor else None
-    return choices.table(planned, len(where.ranks), Terms(capability, largest(BLOCKS), forced, **terms), against)
+    return choices.table(planned, len(where.ranks), Terms(capability, BLOCKS, forced, **terms), against)
 
 
 @pytest.fixture(scope="module")
@@ -345,14 +345,14 @@ def test_architectures_are_rows_of_nccls_tables(capability, name):
 def test_segments_keep_to_the_budget():
     where = on_machine("dgx-1v")
     every = candidates(where, ("optimal",), BLOCKS, {}).every
-    group, channels = ProgramGroup([one.program for one in every]), max(one.channels for one in every)
+    group, parts = ProgramGroup([one.program for one in every]), max(one.parts(32) for one in every)
     for staging in (256 << 20, 64 << 20, 16 << 20):
-        chosen = geometry(group, channels, Budget(32, staging))
+        chosen = geometry(group, parts, Budget(32, staging))
         segments = group.layout(chosen).segment_bytes
         assert max(segments) <= staging
         assert max(segments) > staging // 3 or chosen.slot_bytes == 1 << 20
     with pytest.raises(UnsupportedError, match="BLINK_STAGING_BYTES"):
-        geometry(group, channels, Budget(32, 64 << 10))
+        geometry(group, parts, Budget(32, 64 << 10))
 
 
 def test_blocks_are_shared_among_the_ranks_of_a_gpu():
@@ -368,10 +368,21 @@ def test_blocks_are_shared_among_the_ranks_of_a_gpu():
             budget(on("", (0, 1)), {"BLINK_MAX_BLOCKS": wrong})
 
 
-def test_channels_and_parts_keep_to_the_blocks():
-    for blocks in (1, 3, 8, 20, 32):
-        limits = Budget(blocks, 1 << 28)
-        assert all(channels * limits.parts(channels) <= blocks for channels in range(1, blocks + 1))
+def test_a_wide_program_takes_no_blocks_from_others():
+    """NCCL's rings on all of a DGX-1V have two channels, and half as many blocks of each."""
+    where, allreduce = on_machine("dgx-1v"), ("allreduce", -1)
+    ((tree,), (ring,)) = (candidates(where, (name,), BLOCKS, {}).found[allreduce] for name in ("optimal", "ring"))
+    assert (tree.channels, ring.channels) == (1, 2)
+    for blocks in (2, 3, 8, 20, 32):
+        assert all(one.channels * one.parts(blocks) <= blocks for one in (tree, ring))
+    asked, terms = Collective("allreduce", 8), Terms(70, BLOCKS, "any", "simple")
+    alone, both = (
+        choices.rows_of(asked, CandidatePrograms({allreduce: some}), terms, None) for some in ([tree], [tree, ring])
+    )
+    assert {row.candidate for row in both} == {tree, ring}
+    last = both[-1]
+    assert last.candidate is tree
+    assert (last.chunk_bytes, last.why) == (alone[-1].chunk_bytes, alone[-1].why)
 
 
 def test_nothing_joins_gpus_without_links():
@@ -413,7 +424,7 @@ def test_ll128_is_not_forced_where_lines_may_be_torn(spec, capability, said):
     found = table(where, capability, ("optimal",), predictor=False, protocol="ll128")
     assert not found.taken
     assert all(row.why.startswith("BLINK_PROTOCOL=ll128; ") and said in row.why for row in found.choices)
-    terms = Terms(capability, largest(BLOCKS), protocol="ll128")
+    terms = Terms(capability, BLOCKS, protocol="ll128")
     why = choices.nothing_taken(found, terms, True)
     assert why.startswith("nothing can run with BLINK_PROTOCOL=ll128 (allreduce: LL128 needs ")
 
@@ -515,13 +526,13 @@ def test_copy_engines_need_one_role_at_each_end():
 
 def test_copies_that_run_get_memory_within_the_budget():
     every = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).every
-    group, channels = ProgramGroup([one.program for one in every]), max(one.channels for one in every)
+    group, parts = ProgramGroup([one.program for one in every]), max(one.parts(32) for one in every)
     for staging in (2 << 30, 256 << 20, 16 << 20):
         limits = Budget(32, staging)
-        without_copies, with_copies = geometry(group, channels, limits), geometry(group, channels, limits, copies=True)
+        without_copies, with_copies = geometry(group, parts, limits), geometry(group, parts, limits, copies=True)
         assert without_copies.copy_slots == 0
         assert with_copies.copy_slots == without_copies.slots
         assert max(group.layout(with_copies).segment_bytes) <= staging
-    assert geometry(group, channels, Budget(32, 2 << 30), copies=True).copy_slot_bytes == 8 * MIB
+    assert geometry(group, parts, Budget(32, 2 << 30), copies=True).copy_slot_bytes == 8 * MIB
     with pytest.raises(UnsupportedError, match="of BLINK_STAGING_BYTES that copy engines leave"):
-        geometry(group, channels, Budget(32, 512 << 10), copies=True)
+        geometry(group, parts, Budget(32, 512 << 10), copies=True)

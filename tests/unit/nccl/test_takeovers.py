@@ -79,7 +79,7 @@ def taken_of(name: str, gpus: tuple[int, ...] | None, capability: int, blocks: i
     topology = parse_spec(name)
     job = Job(name, JobPlacement(topology, topology.ranks if gpus is None else gpus), capability, blocks)
     planned = candidates(job.place, DEFAULT, blocks, {})
-    terms = Terms(capability, largest(blocks // max(one.channels for one in planned.every)), no_copies="not asked for")
+    terms = Terms(capability, blocks, no_copies="not asked for")
     found = table(planned, job.ranks, terms, NcclPredictor(job.place, capability))
     return job, list(found.choices)
 

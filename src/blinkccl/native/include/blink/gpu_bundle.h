@@ -16,7 +16,8 @@ struct blink_gpu_bundle {
   uint32_t text_bytes;  // each text ends with a 0; the empty one is at 0
   uint32_t first_path;  // connections from here on are paths of messages, with a ring for copy engines alone
   int32_t nranks;
-  // Of a connection; `parts` and `threads` of a launch. No copy_slots: nothing of collectives is for copy engines.
+  // Of a connection; `parts` are the most of any program, `threads` those of a block. No copy_slots: nothing of
+  // collectives is for copy engines.
   uint32_t parts, slots, threads, copy_slots, path_slots;
   uint64_t slot_bytes, line_bytes, copy_slot_bytes, path_slot_bytes;
 };
@@ -63,7 +64,7 @@ struct blink_gpu_program_image {
 struct blink_gpu_program {
   int32_t collective;  // of blink_collective
   int32_t root;        // -1: it has none
-  uint32_t channels;
+  uint32_t channels, parts;  // a launch's blocks; fewer parts where a rank has no room for so many
   uint32_t first_image, image_rows;  // of program images
   uint32_t number;                   // among the programs of its kernels
   uint32_t kernel[4];                // their names, by protocol: simple, ll, ll128, copies; empty: there is none
