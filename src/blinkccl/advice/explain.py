@@ -43,8 +43,8 @@ class Explanation:
 def explain(request: Request, size_bytes: int, conditions: Conditions) -> Explanation:
     """Plans and times the job; UnsupportedError where no algorithm serves it.
 
-    Cost: two to four seconds on 8 GPUs of a DGX-1V, of which libblink.so's programs for all collectives are most: how
-    many blocks the widest of them leaves to each decides what all take.
+    Cost: two to four seconds on 8 GPUs of a DGX-1V without what ``blink`` takes to plan, of which libblink.so's
+    programs for all collectives are most: those for all of them decide what fits into its memory.
     """
     code = code_of(request)
     auto = prepare(request, conditions, code)

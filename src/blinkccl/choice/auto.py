@@ -153,14 +153,17 @@ def floor_of(plan: Prepared) -> Callable[[int], float]:
     """The seconds that a plan's fullest link takes at least for S bytes; 0 where only a simulation tells."""
     if isinstance(plan, KernelPlan):
         # Of all protocols Simple leaves most of a link, whatever its hops take.
-        calibration = calibration_of("simple", fast=True, arch=plan.gpu.arch)
-    elif type(plan) is TimedPlan and plan.conditions.calibration.serves(plan.forest.topology):
-        calibration = plan.conditions.calibration
-    else:
-        return lambda size_bytes: 0.0
-    per_byte_s = _busiest_link_s(plan.forest, calibration)
+        return floor_of_links(plan.forest, calibration_of("simple", fast=True, arch=plan.gpu.arch))
+    if type(plan) is TimedPlan and plan.conditions.calibration.serves(plan.forest.topology):
+        return floor_of_links(plan.forest, plan.conditions.calibration)
+    return lambda size_bytes: 0.0
+
+
+def floor_of_links(forest: Forest, calibration: Calibration) -> Callable[[int], float]:
+    """The seconds that the fullest link takes at least for its bytes of S."""
+    per_byte_s = _busiest_link_s(forest, calibration)
     # A slice begins on a whole group of bytes, so that each may be shorter by one.
-    slack = sum(len(list(share.trees())) for share in plan.forest.shares) * ALIGNMENT_BYTES
+    slack = sum(len(list(share.trees())) for share in forest.shares) * ALIGNMENT_BYTES
     return lambda size_bytes: max(0, size_bytes - slack) * per_byte_s
 
 

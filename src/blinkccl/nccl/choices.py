@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
-from blinkccl.choice.costs import PredictedTime, ll128_fault, protocols_of, timing
+from blinkccl.choice.auto import floor_of_links
+from blinkccl.choice.costs import PredictedTime, architecture, calibration_of, ll128_fault, protocols_of, timing
 from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.choice.timed import FastestProtocol
 from blinkccl.codegen.layout import Geometry
@@ -156,7 +158,7 @@ class Terms:
 def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredictor | None) -> ChoiceTable:
     """The rows of all collectives on ``size`` ranks; without NCCL the fastest of ours is taken at any size.
 
-    Cost: one to three simulations of 1 to 4 ms per class and candidate: 1.5 s for 8 GPUs.
+    Cost: one to three simulations of 1 to 4 ms per class and candidate that may be the fastest: 2.5 s for 8 GPUs.
     """
     rows = [row for collective in collectives(size) for row in rows_of(collective, planned, terms, nccl)]
     return ChoiceTable(tuple(rows))
@@ -186,9 +188,14 @@ def _verdict(
 
     The split over NVLink and PCIe is measured beside NVLink alone, if it is predicted faster.
     """
-    found = [one.at(size_bytes) for one in timed]
+    found, least_s = [], inf
+    for one in timed:
+        # What is no faster than one before it is not chosen, nor does it decide what is.
+        if one.is_split or one.least_s(size_bytes) < least_s:
+            found.append(one.at(size_bytes))
+            least_s = least_s if one.is_split else min(least_s, found[-1][2].seconds)
     alone = [row for row in found if row[0].algorithm != HYBRID] or found
-    least_s = min((timing.seconds for _, _, timing in alone), default=0.0)
+    least_s = min(timing.seconds for _, _, timing in alone)
     other = next((row for row in found if row not in alone and row[2].seconds < least_s), None)
     # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
     ours = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
@@ -207,9 +214,23 @@ class _Timed:
         self._candidate, self._terms = candidate, terms
         own = (terms.protocol,) if terms.protocol else protocols_of(candidate, terms.capability)
         self._protocols = FastestProtocol(own, self._timing)
+        # Simple leaves most of a link (:mod:`blinkccl.choice.costs`).
+        simple = calibration_of("simple", fast=True, arch=architecture(terms.capability))
+        self._links_s, self._before_s = floor_of_links(candidate.forest, simple), 0.0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it takes PCIe beside NVLink."""
+        return self._candidate.algorithm == HYBRID
+
+    def least_s(self, size_bytes: int) -> float:
+        """What it takes at least: as long as for fewer bytes, and as its fullest link."""
+        return max(self._before_s, self._links_s(size_bytes))
 
     def at(self, size_bytes: int) -> Ours:
-        return self._candidate, *self._protocols.at(size_bytes)
+        protocol, found = self._protocols.at(size_bytes)
+        self._before_s = found.seconds
+        return self._candidate, protocol, found
 
     def _timing(self, protocol: str, size_bytes: int) -> PredictedTime:
         # Copy engines do not cut a message into parts.

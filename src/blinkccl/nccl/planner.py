@@ -189,7 +189,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     messages = asked.messages(log)
     limits = message_paths.limits_beside(messages, asked.limits)
     log.step(f"{len(messages.splits)} splits of messages planned")
-    planned = candidates(where, names, limits.blocks, asked.bad, log.say)
+    planned = candidates(where, names, limits.blocks, asked.bad, log.say, limits.staging_bytes)
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo

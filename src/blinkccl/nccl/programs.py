@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.choice.programs import SERVED, CandidateProgram, compiled
+from blinkccl.choice.programs import (
+    MOST_LINE_BYTES,
+    MOST_SLOT_BYTES,
+    SERVED,
+    SLOTS,
+    CandidateProgram,
+    compiled,
+)
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
+from blinkccl.nccl.geometry import STAGING_BYTES
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.program import Program
 from blinkccl.topology.memories import without_memory_links
 from blinkccl.topology.select import LINK_CHOICES, network_for
 
-#: What is planned where nobody says: the fastest for large sizes, and those of few steps.
-DEFAULT = ("optimal", "one_hop", "one_shot")
+#: What is planned where nobody says: the fastest for large sizes, and those of few steps; and, where they fit beside
+#: these, those that are faster for sizes in between on some machines. ``blink`` is not: its search takes longest.
+FIRST = ("optimal", "one_hop", "one_shot")
+BESIDE = ("internal_broadcast", "double_binary_tree", "ring")
+DEFAULT = FIRST + BESIDE
+#: All connections share the staging memory. Of those into a rank that the first need, or that there is memory for with
+#: the largest messages, how many more there may be.
+MOST_BESIDE = Fraction(1, 8)
+_PART_BYTES = SLOTS * (MOST_SLOT_BYTES + 2 * MOST_LINE_BYTES)
 #: Words for the default: the first leaves to NCCL what that does faster, the second has no NCCL to leave it to.
 AUTO, BEST = "auto", "best"
 
@@ -90,14 +107,16 @@ def candidates(
     blocks: int,
     bad: Mapping[tuple[int, int], str],
     tell: Callable[[str], None] = lambda text: None,
+    staging_bytes: int = STAGING_BYTES,
 ) -> CandidatePrograms:
     """All programs that can serve the job, dealt to so many blocks per rank; ``tell`` is told what is left out.
 
     No program is taken in which ranks write to each other that must not (``bad``: ordered pairs, and why). Planned is
     on links that stores can take (:mod:`blinkccl.topology.memories`), so the rates that calls are taken for are those
     that the kernels can have; messages are staged in processors' memories by ``hybrid``, where nothing else joins the
-    GPUs, and where a program would need a pair of ``bad``. Cost: half a second for 8 GPUs of a DGX-1V, of which most
-    is the first AllReduce.
+    GPUs, and where a program would need a pair of ``bad``. Of :data:`BESIDE` are those, in the order of collectives,
+    that leave messages as large as they are without them, or nearly so (:data:`MOST_BESIDE`). Cost: 0.7 s for 8 GPUs
+    of a DGX-1V.
     """
     whole, place, result = place, without_memories(place), CandidatePrograms()
     links = links_for(place)
@@ -121,9 +140,48 @@ def candidates(
             known = result.found.setdefault(key, [])
             if not any(_same(one.program, other.program) for other in known):
                 known.append(one)
+    _leave_out(result, staging_bytes // (blocks * _PART_BYTES), tell)
     for text, names in missing.items():
         tell(f"for {', '.join(names)}: {text}")
     return result
+
+
+def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None]) -> None:
+    """Takes those of :data:`BESIDE` away that need too many connections; all stay where nothing else is planned.
+
+    ``room``: so many into a rank have the largest messages.
+    """
+    need = Counter[tuple[int, int, int]]()
+    for one in planned.every:
+        if one.algorithm not in BESIDE:
+            need |= _ways(one)
+    if not need:
+        return
+    most, left = max(_arriving(need), room) * (1 + MOST_BESIDE), Counter[str]()
+    for known in planned.found.values():
+        for one in [one for one in known if one.algorithm in BESIDE]:
+            if _arriving(need | _ways(one)) <= most:
+                need |= _ways(one)
+            else:
+                known.remove(one)
+                left[one.algorithm] += 1
+    for name, count in left.items():
+        tell(
+            f"{count} programs of {name} left out, with which a rank would receive on more than {int(most)} connections"
+        )
+
+
+def _ways(one: CandidateProgram) -> Counter[tuple[int, int, int]]:
+    """How many connections the program needs from a rank to another that have their messages in one memory."""
+    return Counter((queue.src, queue.dst, queue.home) for queue in one.program.queues)
+
+
+def _arriving(ways: Counter[tuple[int, int, int]]) -> int:
+    """The most connections that have their messages in one memory."""
+    found = Counter[int]()
+    for (_, _, home), count in ways.items():
+        found[home] += count
+    return max(found.values())
 
 
 def _candidate(request: Request, name: str, blocks: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
@@ -20,7 +21,16 @@ from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
 from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_loops, fault_of_program
 from blinkccl.nccl.geometry import Budget, budget, geometry
 from blinkccl.nccl.nccl_predictor import NcclPredictor
-from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, collectives, links_for, wanted
+from blinkccl.nccl.programs import (
+    DEFAULT,
+    FIRST,
+    MOST_BESIDE,
+    CandidatePrograms,
+    candidates,
+    collectives,
+    links_for,
+    wanted,
+)
 from blinkccl.nccl.topology_of_job import JobPlacement, without
 from blinkccl.schedule.program import Role
 from blinkccl.topology.select import network_for
@@ -199,7 +209,7 @@ def test_trees_go_round_a_direct_link_that_failed_the_check():
 
 
 def test_programs_that_are_the_same_are_planned_once():
-    planned = candidates(on_machine("dgx-2"), DEFAULT, BLOCKS, {})
+    planned = candidates(on_machine("dgx-2"), FIRST, BLOCKS, {})
     assert [one.algorithm for one in planned.found["alltoall", -1]] == ["optimal"]
 
 
@@ -383,6 +393,55 @@ def test_a_wide_program_takes_no_blocks_from_others():
     last = both[-1]
     assert last.candidate is tree
     assert (last.chunk_bytes, last.why) == (alone[-1].chunk_bytes, alone[-1].why)
+
+
+def arriving(programs):
+    return max(Counter(home for _, _, home in ProgramGroup([one.program for one in programs]).ways).values())
+
+
+@pytest.mark.parametrize(("spec", "staging"), [("dgx-1v", 256), ("mist", 64), ("pcie-8gpu", 256)])
+def test_what_is_planned_beside_the_first_takes_little_of_their_memory(spec, staging):
+    told = []
+    planned = candidates(on_machine(spec), DEFAULT, BLOCKS, {}, told.append, staging * MIB)
+    first = [one for one in planned.every if one.algorithm in FIRST]
+    assert {one.algorithm for one in planned.every} > {one.algorithm for one in first}
+    assert arriving(first) <= arriving(planned.every) <= arriving(first) * (1 + MOST_BESIDE)
+    assert any("programs of ring left out" in line for line in told)
+
+
+def test_all_is_planned_where_messages_stay_as_large_as_they_get():
+    """On GPUs 0, 2, 3, 4 and 6 of a DGX-1V rings take twice the connections, for which there is memory."""
+    where, limits = on_machine("dgx-1v", (0, 2, 3, 4, 6)), Budget(BLOCKS, 256 * MIB)
+    found = {}
+    for names in (FIRST, DEFAULT):
+        found[names] = candidates(where, names, BLOCKS, {}).every
+        group = ProgramGroup([one.program for one in found[names]])
+        assert geometry(group, BLOCKS, limits).slot_bytes == largest(BLOCKS).slot_bytes
+    assert arriving(found[DEFAULT]) > 2 * arriving(found[FIRST])
+    fewer = candidates(where, DEFAULT, BLOCKS, {}, staging_bytes=64 * MIB).every
+    assert arriving(fewer) <= arriving(found[FIRST]) * (1 + MOST_BESIDE)
+
+
+def test_what_is_asked_for_by_name_is_not_left_out():
+    planned = candidates(on_machine("dgx-1v"), ("ring",), BLOCKS, {})
+    assert ("allreduce", -1) in planned.found
+    assert {one.algorithm for one in planned.every} == {"ring"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "collective", "size", "algorithm"),
+    [
+        ("dgx-1p", "allgather", 2 * MIB, "internal_broadcast"),
+        ("dgx-a100", "allreduce", 128 << 10, "double_binary_tree"),
+        ("mist", "broadcast", 512 << 10, "ring"),
+    ],
+)
+def test_each_that_is_planned_beside_the_first_is_fastest_somewhere(spec, collective, size, algorithm):
+    where, capability = on_machine(spec), {"dgx-1p": 60, "dgx-a100": 80}.get(spec, 70)
+    planned, terms = candidates(where, DEFAULT, BLOCKS, {}), Terms(capability, BLOCKS)
+    asked = next(one for one in collectives(len(where.ranks)) if one.name == collective)
+    (row,) = (row for row in choices.rows_of(asked, planned, terms, None) if row.least <= size <= row.most)
+    assert row.candidate.algorithm == algorithm
 
 
 def test_nothing_joins_gpus_without_links():
