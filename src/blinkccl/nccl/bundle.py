@@ -119,7 +119,7 @@ class Bundle:
     images: tuple[Image, ...]
     table: ChoiceTable
     #: Of each rank.
-    blocks: int = 1
+    blocks: int
     messages: MessagePlan = field(default_factory=MessagePlan)
     #: Whether first calls try chunk sizes where that is worth it.
     search: bool = False

@@ -147,7 +147,7 @@ def candidates(
 
 
 def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None]) -> None:
-    """Takes those of :data:`BESIDE` away that need too many connections; all stay where nothing else is planned.
+    """Takes those of :data:`BESIDE` away that need too many connections, but where nothing else serves the collective.
 
     ``room``: so many into a rank have the largest messages.
     """
@@ -160,7 +160,7 @@ def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None
     most, left = max(_arriving(need), room) * (1 + MOST_BESIDE), Counter[str]()
     for known in planned.found.values():
         for one in [one for one in known if one.algorithm in BESIDE]:
-            if _arriving(need | _ways(one)) <= most:
+            if len(known) == 1 or _arriving(need | _ways(one)) <= most:
                 need |= _ways(one)
             else:
                 known.remove(one)

@@ -43,7 +43,7 @@ def bundle(tmp_path, content=b"code", archs=("sm_80", "sm_90"), protocol="", alg
     built.write_bytes(content)
     images = tuple(Image(one, arch, f"{one.name}-{arch}.cubin", built) for one in written for arch in archs)
     shape = replace(GEOMETRY, copy_slots=0, copy_slot_bytes=0) if not rows.copies else GEOMETRY
-    return Bundle(group.layout(shape), images, rows)
+    return Bundle(group.layout(shape), images, rows, 20)
 
 
 def read(made):

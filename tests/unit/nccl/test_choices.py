@@ -422,6 +422,12 @@ def test_all_is_planned_where_messages_stay_as_large_as_they_get():
     assert arriving(fewer) <= arriving(found[FIRST]) * (1 + MOST_BESIDE)
 
 
+def test_what_alone_serves_a_collective_is_not_left_out():
+    found = candidates(on_machine("clique:8"), ("one_shot", "ring"), BLOCKS, {}).found
+    assert [one.algorithm for one in found["allreduce", -1]] == ["one_shot"]
+    assert [one.algorithm for one in found["allgather", -1]] == ["ring"]
+
+
 def test_what_is_asked_for_by_name_is_not_left_out():
     planned = candidates(on_machine("dgx-1v"), ("ring",), BLOCKS, {})
     assert ("allreduce", -1) in planned.found
