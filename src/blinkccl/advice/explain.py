@@ -12,6 +12,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.auto import Auto, Choice, prepare
 from blinkccl.choice.candidates import Code, code_of
+from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable
 from blinkccl.choice.programs import gpu_of, kernels_fault
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl.choices import ChoiceRow, Terms, rows_of
@@ -26,7 +27,8 @@ class Explanation:
     """All that was found; in the place of what there is not, a sentence without full stop says why.
 
     ``library`` is the row of libblink.so's table that serves the size, ``choice`` the fastest of all algorithms and the
-    runner-up, ``summary`` what the fastest spends its time on, None where nothing moves.
+    runner-up, ``summary`` what the fastest spends its time on, None where nothing moves, or what moves was measured and
+    not simulated. ``measured`` is what was gone by, wherever it has the size.
     """
 
     request: Request
@@ -38,24 +40,26 @@ class Explanation:
     library: ChoiceRow | str
     nccl: NcclPrediction | str
     summary: Summary | None
+    measured: MeasuredTable | None = None
 
 
-def explain(request: Request, size_bytes: int, conditions: Conditions) -> Explanation:
+def explain(
+    request: Request, size_bytes: int, conditions: Conditions, measured: MeasuredTable | None = None
+) -> Explanation:
     """Plans and times the job; UnsupportedError where no algorithm serves it.
 
     Cost: two to four seconds on 8 GPUs of a DGX-1V without what ``blink`` takes to plan, of which libblink.so's
     programs for all collectives are most: those for all of them decide what fits into its memory.
     """
     code = code_of(request)
-    auto = prepare(request, conditions, code)
+    auto = prepare(request, conditions, code, () if measured is None else measured.of(request.ranks))
     choice = auto.choose(size_bytes, places=2)
     run = choice.best.estimate.simulation
-    summary = summarise(run.traced()) if run is not None and run.seconds else None
+    summary = summarise(run.traced()) if run is not None and run.seconds and choice.measured is None else None
     nccl = _predictor(request)
-    library = _library(request, size_bytes, nccl)
-    return Explanation(
-        request, size_bytes, conditions, code, auto, choice, library, _prediction(nccl, request, size_bytes), summary
-    )
+    library = _library(request, size_bytes, nccl, measured)
+    theirs = _prediction(nccl, request, size_bytes, choice.measured)
+    return Explanation(request, size_bytes, conditions, code, auto, choice, library, theirs, summary, measured)
 
 
 def _predictor(request: Request) -> NcclPredictor | str:
@@ -66,16 +70,27 @@ def _predictor(request: Request) -> NcclPredictor | str:
     return NcclPredictor(JobPlacement(request.topology, request.ranks), gpu_of(request.topology).capability)
 
 
-def _prediction(nccl: NcclPredictor | str, request: Request, size_bytes: int) -> NcclPrediction | str:
+def _prediction(
+    nccl: NcclPredictor | str, request: Request, size_bytes: int, cell: Cell | None
+) -> NcclPrediction | str:
+    """What NCCL takes; what it took at a cell's size, taken from there to the asked one as ours is."""
     if isinstance(nccl, str):
         return nccl
+    time = None if cell is None else cell.best(NCCL)
     try:
-        return nccl.at(request.collective, size_bytes)
+        found = nccl.at(request.collective, size_bytes)
+        if cell is None or time is None or not found.seconds:
+            return found
+        return NcclPrediction(
+            found.seconds * time.seconds / nccl.at(request.collective, cell.size_bytes).seconds, "NCCL, measured"
+        )
     except UnsupportedError as error:
         return str(error)
 
 
-def _library(request: Request, size_bytes: int, nccl: NcclPredictor | str) -> ChoiceRow | str:
+def _library(
+    request: Request, size_bytes: int, nccl: NcclPredictor | str, measured: MeasuredTable | None
+) -> ChoiceRow | str:
     if isinstance(nccl, str):
         return nccl
     try:
@@ -83,7 +98,9 @@ def _library(request: Request, size_bytes: int, nccl: NcclPredictor | str) -> Ch
     except BlinkError as error:
         return str(error)
     gpu = gpu_of(request.topology)
-    rows = rows_of(request.collective, planned, Terms(gpu.capability, gpu.blocks), nccl)
+    # libblink.so itself goes by what GPUs took.
+    cells = measured.of(request.ranks) if measured is not None and measured.kind == GPUS else ()
+    rows = rows_of(request.collective, planned, Terms(gpu.capability, gpu.blocks, measured=cells), nccl)
     return next(row for row in rows if row.least <= size_bytes <= row.most)
 
 

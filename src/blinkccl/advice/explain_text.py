@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from blinkccl.advice.in_switch import in_switch, in_switch_sentence
 from blinkccl.algorithms.in_switch import InSwitch
 from blinkccl.choice.costs import NCCL_NAMES
+from blinkccl.choice.measured import NCCL
 from blinkccl.nccl.choices import MARGIN, MOST_SIZE, ChoiceRow
 from blinkccl.nccl.nccl_predictor import NcclPrediction
 from blinkccl.report.choice_text import choice_document
@@ -34,6 +35,7 @@ def explain_text(found: Explanation) -> str:
         "",
         f"here    {_library_text(found.library)}",
         *_fastest_lines(found.choice),
+        *_measured_lines(found),
         f"nccl    {_nccl_text(found.nccl, found)}",
         f"bound   {rate_text(found.auto.forest.bound, network)} at any size, {of_bound:.0%} of it at this one",
         *certificate_lines(found.auto.forest),
@@ -55,8 +57,8 @@ def _library_text(row: ChoiceRow | str) -> str:
         return f"libblink.so has no say: {row}"
     if row.candidate is None:
         return (
-            f"libblink.so leaves it to NCCL {_span(row)}: nothing that it plans is predicted faster by "
-            f"{MARGIN - 1:.0%} ({row.why})"
+            f"libblink.so leaves it to NCCL {_span(row)}: nothing that it plans is "
+            f"{'measured' if row.measured else 'predicted'} faster by {MARGIN - 1:.0%} ({row.why})"
         )
     protocol = NCCL_NAMES.get(row.protocol, row.protocol)
     return f"libblink.so runs {row.candidate.algorithm} by {protocol} {_span(row)} ({row.why})"
@@ -86,6 +88,14 @@ def _fastest_lines(choice: Choice) -> list[str]:
     return lines
 
 
+def _measured_lines(found: Explanation) -> list[str]:
+    """By whom, where any of this was measured."""
+    table, cell = found.measured, found.choice.measured
+    if table is None or cell is None:
+        return []
+    return [f"by      {table.by}: measured at {bytes_text(cell.size_bytes)} on {cell.measured}"]
+
+
 def _timed(one: Timed) -> str:
     found = one.estimate
     return f"{one.plan.name}: {seconds_text(found.seconds)}, {gb_per_s_text(found.algbw_gb_per_s)} ({found.detail})"
@@ -96,7 +106,9 @@ def _nccl_text(nccl: NcclPrediction | str, found: Explanation) -> str:
         return f"no model: {nccl}"
     best_s = found.choice.best.estimate.seconds
     speed = gb_per_s_text(algbw_gb_per_s(found.size_bytes, nccl.seconds)) if nccl.seconds else "nothing moves"
-    against = f", {nccl.seconds / best_s:.2f} times as long as the fastest" if best_s else ""
+    # What was measured and what is predicted are not held against each other.
+    alike = found.choice.measured is None or found.choice.measured.best(NCCL) is not None
+    against = f", {nccl.seconds / best_s:.2f} times as long as the fastest" if best_s and alike else ""
     return f"{nccl.words}: {seconds_text(nccl.seconds)}, {speed}{against}"
 
 
@@ -113,6 +125,7 @@ def explain_document(found: Explanation) -> dict[str, Any]:
         "code": found.code.name,
         "libblink": _row_document(found.library),
         "choice": choice_document(found.choice),
+        "measured_by": found.measured.by if found.measured is not None and found.choice.measured is not None else None,
         "absent": dict(found.auto.absent),
         "nccl": {"why_not": found.nccl}
         if isinstance(found.nccl, str)
@@ -130,6 +143,7 @@ def _row_document(row: ChoiceRow | str) -> dict[str, Any]:
         "taken": row.candidate is not None,
         "algorithm": row.candidate.algorithm if row.candidate is not None else None,
         "protocol": row.protocol if row.candidate is not None else None,
+        "measured": row.measured,
         "least_bytes": row.least,
         "most_bytes": row.most,
         "why": row.why,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from os import PathLike
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blinkccl.advice.audit import Audit
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.choice.auto import Choice
+    from blinkccl.choice.measured import Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +261,8 @@ def plan(
     return plan_of(request(machine, ranks, collective, (root, src, dst), (links, relays)), algo, size_bytes)
 
 
-def plan_of(request: Request, algo: str = "auto", size_bytes: int | None = None) -> Plan:
-    """The plan of a request by ``algo``, or by the fastest algorithm at ``size_bytes``."""
+def plan_of(request: Request, algo: str = "auto", size_bytes: int | None = None, measured: Sequence[Cell] = ()) -> Plan:
+    """The plan of a request by ``algo``, or by the fastest at ``size_bytes``, as ``measured`` or predicted."""
     row = algorithm(algo)
     if size_bytes is None:
         return Plan(row.plan(request), request)
@@ -270,7 +271,7 @@ def plan_of(request: Request, algo: str = "auto", size_bytes: int | None = None)
     from blinkccl.choice.auto import prepare
     from blinkccl.choice.candidates import code_of
 
-    chosen = prepare(request, _conditions(request), code_of(request)).choose(size_bytes, places=2)
+    chosen = prepare(request, _conditions(request), code_of(request), measured).choose(size_bytes, places=2)
     return Plan(chosen.best.forest, request, chosen)
 
 

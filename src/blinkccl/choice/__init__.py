@@ -11,5 +11,8 @@ so whoever asks for rising sizes pays once where a protocol has lost.
 
 *The choice* (:mod:`~blinkccl.choice.auto`): for a job and a size, the fastest of our algorithms and who comes next.
 
+*Measured where there is a measurement, else predicted* (:mod:`~blinkccl.choice.measured`): what ``blink tune`` found on
+GPUs, or ``blink lab`` on shaped links, takes the place of predictions.
+
 *Between processes of a host* (:mod:`~blinkccl.choice.host_table`): a table, built in or as ``blink tune`` measured it.
 """

@@ -4,6 +4,9 @@ Every algorithm that serves the job is planned once. For a size they are simulat
 cannot win: a plan takes at least as long as its fullest link takes for its bytes, at the highest rate that any protocol
 leaves of that link. So large sizes cost few simulations, small ones one of each plan.
 
+Where the job's size was measured (:mod:`~blinkccl.choice.measured`), what was measured is compared instead, taken from
+the cell's size to the asked one as the prediction goes from the one to the other.
+
 Equal times go to the plan with fewer shares, then to the shallower one, then to the one that is named first.
 """
 
@@ -17,11 +20,13 @@ from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, TimedPlan
 from blinkccl.choice.candidates import Code, candidates
 from blinkccl.choice.costs import calibration_of
+from blinkccl.choice.measured import Cell, cell_at
 from blinkccl.choice.timed import KernelPlan
 from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.simulate.calibration import Calibration, link_cost
+from blinkccl.units import size_text
 
 NAME = "auto"
 #: Times that differ by less, relatively, are equal: a simulation adds floats.
@@ -48,10 +53,14 @@ class Timed:
 
 @dataclass(frozen=True)
 class Choice:
-    """All that were simulated, best first, and the least time of each that was not since it is no less."""
+    """All that were simulated, best first, and the least time of each that was not since it is no less.
+
+    With ``measured``, a cell, all times go back to what it has, and nothing else is compared.
+    """
 
     timed: tuple[Timed, ...]
     floors_s: dict[str, float]
+    measured: Cell | None = None
 
     @property
     def best(self) -> Timed:
@@ -70,11 +79,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Auto:
-    """A candidate that is another one for each size; ``absent`` says who could not be planned, and why."""
+    """A candidate that is another one for each size; ``absent`` says who could not be planned, and why.
+
+    ``measured`` are the cells of the job's ranks.
+    """
 
     plans: tuple[Prepared, ...]
     absent: dict[str, str] = field(default_factory=dict)
     name: str = NAME
+    measured: tuple[Cell, ...] = ()
 
     @property
     def forest(self) -> Forest:
@@ -88,6 +101,11 @@ class Auto:
 
     def choose(self, size_bytes: int, places: int = 1) -> Choice:
         """The ``places`` fastest for S bytes, exactly; more were simulated only where they might have been."""
+        cell = cell_at(self.measured, self.forest.collective, size_bytes) if self.measured else None
+        if cell is not None:
+            known = [found for one in self.plans if (found := _measured(one, cell, size_bytes)) is not None]
+            if known:
+                return Choice(tuple(self._ranked(known)), {}, cell)
         floors_s = {one.name: self._floors[one.name](size_bytes) for one in self.plans}
         timed: list[Timed] = []
         first: BlinkError | None = None
@@ -122,7 +140,24 @@ class Auto:
         return replace(best.estimate, name=self.name, detail=f"{best.plan.name}: {best.estimate.detail}")
 
 
-def prepare(request: Request, conditions: Conditions, code: Code) -> Auto:
+def _measured(plan: Prepared, cell: Cell, size_bytes: int) -> Timed | None:
+    """A plan with what was measured of it; None where nothing was."""
+    time = cell.best(plan.name)
+    if time is None:
+        return None
+    found = plan.at(size_bytes)
+    there = found if size_bytes == cell.size_bytes else plan.at(cell.size_bytes)
+    ratio = time.seconds / there.seconds if there.seconds else 1.0
+    at = "" if there is found else f" at {size_text(cell.size_bytes)}"
+    # A laboratory has links and no kernels, so it is not held against what kernels are predicted to take.
+    how = f"chunks of {size_text(time.chunk_bytes)}" if time.chunk_bytes else f"{ratio:.3g} times the prediction"
+    detail = f"measured{at}, {time.protocol}; {how}"
+    algbw, busbw = (rate / ratio for rate in (found.algbw_gb_per_s, found.busbw_gb_per_s))
+    seconds = found.seconds * ratio
+    return Timed(plan, replace(found, seconds=seconds, detail=detail, algbw_gb_per_s=algbw, busbw_gb_per_s=busbw))
+
+
+def prepare(request: Request, conditions: Conditions, code: Code, measured: tuple[Cell, ...] = ()) -> Auto:
     """Plans all algorithms that serve the job; UnsupportedError where none does."""
     known = candidates(code)
     plans: list[Prepared] = []
@@ -137,7 +172,7 @@ def prepare(request: Request, conditions: Conditions, code: Code) -> Auto:
     if not plans:
         assert first is not None
         raise first
-    return Auto(tuple(plans), absent)
+    return Auto(tuple(plans), absent, measured=measured)
 
 
 def as_candidate(code: Code) -> Baseline:

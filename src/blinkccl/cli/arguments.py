@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from blinkccl.advice.audit import Audit
     from blinkccl.algorithms.path_table import Pair, PathTable
     from blinkccl.algorithms.registry import Request
+    from blinkccl.choice.measured import MeasuredTable
     from blinkccl.collectives.spec import Collective
     from blinkccl.topology.model import Topology
 
@@ -122,6 +123,10 @@ PathTableFile = Annotated[
     ),
 ]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
+MeasuredFile = Annotated[
+    Path | None,
+    Option("--measured", metavar="FILE", help="Times that blink tune or blink lab -o measured on this machine."),
+]
 
 
 #: The rounds of multiplicative weights grow with ε⁻², so a smaller one seems to hang; --threshold matters more.
@@ -221,6 +226,11 @@ def this_machine() -> Topology:
         raise HardwareError(str(error)) from error
 
 
+def has_gpus(topology: Topology) -> bool:
+    """Whether ranks are GPUs there, and not processors."""
+    return topology.vertex[topology.ranks[0]].kind == "gpu"
+
+
 def gathered(nccl_xml: str | None = None) -> dict[str, Any]:
     """What there is to say of this machine, as ``blink topo --gather`` writes it; errors as :func:`this_machine`."""
     from blinkccl.doctor.this_machine import gather
@@ -291,6 +301,24 @@ def path_table(path: Path, topology: Topology) -> PathTable | None:
     try:
         return tables.from_json(content, tables.machine_key(topology), console.source_name(path))
     except TopologyError as error:
+        console.note(f"{error}; it is ignored")
+        return None
+
+
+def measured(path: Path | None, topology: Topology, here: bool = False) -> MeasuredTable | None:
+    """The table of measurements in a file; None, and a line that says why, where it is none for this machine.
+
+    ``here``: without a file, what ``blink tune`` measured on GPUs of such a machine.
+    """
+    from blinkccl.algorithms.path_table import machine_key
+    from blinkccl.choice import measured as tables
+
+    if path is None:
+        return tables.read_or_ignore(machine_key(topology)) if here else None
+    content = console.read_file(path, tables.MAX_FILE_BYTES)
+    try:
+        return tables.from_json(content, machine_key(topology), console.source_name(path))
+    except UsageError as error:
         console.note(f"{error}; it is ignored")
         return None
 

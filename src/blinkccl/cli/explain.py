@@ -22,7 +22,8 @@ Examples:
   blink explain allreduce --size 1M -g 4              between processes of this host
 
 Say what a call of that size will run, and why: what libblink.so does with it, which algorithm is the
-fastest and by how much, what NCCL would do, what the bound is, and what the time goes into.
+fastest and by how much, what NCCL would do, what the bound is, and what the time goes into. Where blink tune
+has measured GPUs of such a machine its times count, and it says so.
 """
 
 
@@ -41,6 +42,7 @@ def explain(
         int | None,
         Option("-g", "--ranks", metavar="N", min=2, max=250, help="N processes on this host's CPUs."),
     ] = None,
+    measured: arguments.MeasuredFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Explain one call."""
@@ -57,27 +59,24 @@ def explain(
         "--gpus": gpus,
         "--links": None if links == "fast" else links,
         "--relays": relays or None,
+        "--measured": measured,
     }
     used = [option for option, given in of_gpus.items() if given is not None]
     if processes is not None and used:
         raise UsageError(f"-g is for processes of this host, {used[0]} for GPUs: leave one out")
-    if processes is not None or (spec is None and _has_only_cpus()):
+    if processes is not None or (spec is None and not arguments.has_gpus(arguments.this_machine())):
         _on_cpus(arguments.collective(name, range(processes or 2), root, src, dst), size_bytes, json)
         return
     request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
+    table = arguments.measured(measured, request.topology, here=True)
     with console.Progress("planning") as progress:
         progress(0, 1)
-        found = advice.explain(request, size_bytes, Conditions(calibration_for(request.topology)))
+        found = advice.explain(request, size_bytes, Conditions(calibration_for(request.topology)), table)
         progress(1, 1)
     if json:
         console.emit_json(explain_document(found))
     else:
         console.emit_sentences(explain_text(found))
-
-
-def _has_only_cpus() -> bool:
-    topology = arguments.this_machine()
-    return topology.vertex[topology.ranks[0]].kind != "gpu"
 
 
 def _on_cpus(collective: Collective, size_bytes: int, json: bool) -> None:

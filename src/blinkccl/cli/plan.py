@@ -60,6 +60,7 @@ def plan(
     size: Annotated[
         str | None, Option("--size", "-s", metavar="SIZE", help="auto: the fastest at S, as nccl-tests counts it.")
     ] = None,
+    measured: arguments.MeasuredFile = None,
     sharp: Annotated[
         bool, Option("--sharp", help="allreduce: say what it could reach if every switch combined (SHARP) too.")
     ] = False,
@@ -72,6 +73,8 @@ def plan(
     if size is not None and algo != "auto":
         raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
     spec = arguments.one_spec(behind, spec)
+    if measured is not None and size is None:
+        raise UsageError("--measured is for --size: a plan's rate is not measured, leave it out or give a size")
     if output is not None:
         _check_output(output)
     from blinkccl.algorithms.registry import algorithm
@@ -87,10 +90,11 @@ def plan(
     )
     size_bytes = None if size is None else bytes_of(size, "--size")
     import_module(algorithm(algo).module)  # Loading modules is not planning, nor is loading the solver.
+    table = arguments.measured(measured, wanted.topology)
     began = time.perf_counter() - loading_seconds()
     with console.Progress("planning") as progress:
         progress(0, 1)
-        found = plan_of(wanted, algo, size_bytes)
+        found = plan_of(wanted, algo, size_bytes, () if table is None else table.of(wanted.ranks))
         progress(1, 1)
     seconds = time.perf_counter() - loading_seconds() - began
     if str(output) == "-":

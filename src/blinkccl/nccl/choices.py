@@ -7,6 +7,9 @@ with the first and the last class. In each class the program and the protocol th
 call is NCCL's. BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run
 with this protocol.
 
+What ``blink tune`` measured here (:mod:`~blinkccl.choice.measured`) takes the place of predictions: in a class that it
+has times of, those are compared, ours among themselves and with NCCL's, at the size that was measured.
+
 With BLINK_ALGO=hybrid a prediction decides only which classes are worth a try: where the split over NVLink and PCIe is
 predicted faster than NVLink alone, the class has both programs. Its first calls run and time one after the other
 (``chunk_searches.h``), and the split is kept if it was faster by more than the noise, on the rank that took longest. So
@@ -23,6 +26,7 @@ from math import inf
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.choice.auto import floor_of_links
 from blinkccl.choice.costs import PredictedTime, architecture, calibration_of, ll128_fault, protocols_of, timing
+from blinkccl.choice.measured import NCCL, Cell, cell_at
 from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.choice.timed import FastestProtocol
 from blinkccl.codegen.layout import Geometry
@@ -62,7 +66,7 @@ class ChoiceRow:
     """One row: what runs for S in [least, most].
 
     ``candidate`` None leaves it to NCCL. ``chunk_bytes`` is that of one part's message, and ``search`` lets it change.
-    ``other`` is what first calls try beside it, and keep where it is faster.
+    ``other`` is what first calls try beside it, and keep where it is faster; ``measured``: not only predictions say so.
     """
 
     collective: str
@@ -75,6 +79,7 @@ class ChoiceRow:
     search: bool
     why: str
     other: Way | None = None
+    measured: bool = False
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -85,13 +90,19 @@ class ChoiceRow:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What one class came to."""
+    """What one class came to; ``cell``, where there is one, says what ours take, and its size is what was compared."""
 
     size: int
     ours: Ours | None
     theirs: NcclPrediction | None
     taken: bool
     other: Ours | None
+    cell: Cell | None = None
+
+    @property
+    def compared(self) -> int:
+        """The size that all times are of."""
+        return self.size if self.cell is None else self.cell.size_bytes
 
 
 @dataclass(frozen=True)
@@ -133,7 +144,7 @@ class Terms:
 
     Each program has all of them, with messages as large as they may get: memory is dealt out to what is chosen.
     ``algorithm`` and ``protocol`` take all calls that they serve, "" leaves the choice to the predictions;
-    ``no_copies`` says why copy engines run nothing.
+    ``no_copies`` says why copy engines run nothing, ``measured`` are the cells of these ranks.
     """
 
     capability: int
@@ -141,6 +152,7 @@ class Terms:
     algorithm: str = ""
     protocol: str = ""
     no_copies: str | None = None
+    measured: tuple[Cell, ...] = ()
 
     @property
     def forced(self) -> str:
@@ -176,35 +188,49 @@ def rows_of(
         why = f"{terms.forced}; {why}" if why else planned.why_not(key)
         return [ChoiceRow(*key, 0, MOST_SIZE, None, "-", 0, False, why)]
     verdicts = [
-        _verdict(collective, timed, 1 << k, nccl, bool(terms.forced)) for k in range(FIRST_CLASS, LAST_CLASS + 1)
+        _verdict(timed, 1 << k, nccl, bool(terms.forced), cell_at(terms.measured, collective, 1 << k))
+        for k in range(FIRST_CLASS, LAST_CLASS + 1)
     ]
     return list(_merged(key, verdicts, nccl, terms.forced))
 
 
 def _verdict(
-    collective: Collective, timed: Sequence[_Timed], size_bytes: int, nccl: NcclPredictor | None, forced: bool
+    timed: Sequence[_Timed], size_bytes: int, nccl: NcclPredictor | None, forced: bool, cell: Cell | None
 ) -> _Verdict:
     """The first candidate that is as fast as the fastest, and whether it is taken.
 
     The split over NVLink and PCIe is measured beside NVLink alone, if it is predicted faster.
     """
-    found, least_s = [], inf
-    for one in timed:
-        # What is no faster than one before it is not chosen, nor does it decide what is.
-        if one.is_split or one.least_s(size_bytes) < least_s:
-            found.append(one.at(size_bytes))
-            least_s = least_s if one.is_split else min(least_s, found[-1][2].seconds)
+    found = [row for one in timed if (row := one.measured(cell, size_bytes)) is not None]
+    cell, found = (cell, found) if found else (None, _predicted(timed, size_bytes))
     alone = [row for row in found if row[0].algorithm != HYBRID] or found
     least_s = min(timing.seconds for _, _, timing in alone)
     other = next((row for row in found if row not in alone and row[2].seconds < least_s), None)
     # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
     ours = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
-    theirs = None
-    if nccl is not None:
-        with suppress(UnsupportedError):
-            theirs = nccl.at(collective, size_bytes)
+    theirs = None if nccl is None else _theirs(timed[0].collective, size_bytes, nccl, cell)
     faster = ours is not None and theirs is not None and ours[2].seconds * MARGIN < theirs.seconds
-    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster), other)
+    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster), other, cell)
+
+
+def _predicted(timed: Sequence[_Timed], size_bytes: int) -> list[Ours]:
+    """What the candidates take; without what is no faster than one before it: it is not chosen, nor decides what is."""
+    found, least_s = [], inf
+    for one in timed:
+        if one.is_split or one.least_s(size_bytes) < least_s:
+            found.append(one.at(size_bytes))
+            least_s = least_s if one.is_split else min(least_s, found[-1][2].seconds)
+    return found
+
+
+def _theirs(collective: Collective, size_bytes: int, nccl: NcclPredictor, cell: Cell | None) -> NcclPrediction | None:
+    """What NCCL takes for what ours are compared at; None where nothing is known."""
+    time = None if cell is None else cell.best(NCCL)
+    if time is not None:
+        return NcclPrediction(time.seconds, "NCCL")
+    with suppress(UnsupportedError):
+        return nccl.at(collective, size_bytes if cell is None else cell.size_bytes)
+    return None
 
 
 class _Timed:
@@ -213,15 +239,26 @@ class _Timed:
     def __init__(self, candidate: CandidateProgram, terms: Terms) -> None:
         self._candidate, self._terms = candidate, terms
         own = (terms.protocol,) if terms.protocol else protocols_of(candidate, terms.capability)
-        self._protocols = FastestProtocol(own, self._timing)
+        self._own, self._protocols = own, FastestProtocol(own, self._timing)
         # Simple leaves most of a link (:mod:`blinkccl.choice.costs`).
         simple = calibration_of("simple", fast=True, arch=architecture(terms.capability))
         self._links_s, self._before_s = floor_of_links(candidate.forest, simple), 0.0
 
     @property
+    def collective(self) -> Collective:
+        return self._candidate.collective
+
+    @property
     def is_split(self) -> bool:
         """Whether it takes PCIe beside NVLink."""
         return self._candidate.algorithm == HYBRID
+
+    def measured(self, cell: Cell | None, size_bytes: int) -> Ours | None:
+        """With the seconds that a cell has of it, and the chunk for a size; None where it has none."""
+        time = None if cell is None else cell.best(self._candidate.algorithm, self._own)
+        if time is None:
+            return None
+        return self._candidate, time.protocol, replace(self._timing(time.protocol, size_bytes), seconds=time.seconds)
 
     def least_s(self, size_bytes: int) -> float:
         """What it takes at least: as long as for fewer bytes, and as its fullest link."""
@@ -258,26 +295,27 @@ def _merged(
 
 
 def _row(key: tuple[str, int], verdict: _Verdict) -> ChoiceRow:
+    measured = verdict.cell is not None
     if not verdict.taken or verdict.ours is None:
-        return ChoiceRow(*key, 0, 0, None, "-", 0, False, "")
+        return ChoiceRow(*key, 0, 0, None, "-", 0, False, "", measured=measured)
     candidate, protocol, found = verdict.ours
     other = None
     if verdict.other is not None:
         other = Way(verdict.other[0], verdict.other[1], verdict.other[2].chunk_bytes)
-    row = ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, False, "", other)
+    row = ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, False, "", other, measured)
     searched = any(way.protocol in ("simple", COPIES) for way in row.ways)
     return replace(row, search=searched and verdict.size >= SEARCH_FROM_BYTES)
 
 
 def _equal(a: ChoiceRow, b: ChoiceRow) -> bool:
-    same = (a.protocol, a.chunk_bytes, a.search) == (b.protocol, b.chunk_bytes, b.search)
+    same = (a.protocol, a.chunk_bytes, a.search, a.measured) == (b.protocol, b.chunk_bytes, b.search, b.measured)
     return a.candidate is b.candidate and a.other is b.other and same
 
 
 def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> str:
     """In words: "blink optimal simple 63 GB/s, NCCL ring Simple 13 GB/s predicted at 16 MiB"."""
     ends = [run[0]] if len(run) == 1 else [run[0], run[-1]]
-    said = "; ".join(_at(verdict) for verdict in ends)
+    said = "; ".join(dict.fromkeys(map(_at, ends)))
     if forced:
         return f"{forced}; {said}"
     if nccl is None:
@@ -286,18 +324,21 @@ def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> st
 
 
 def _at(verdict: _Verdict) -> str:
-    parts = []
+    parts, size, cell = [], verdict.compared, verdict.cell
+    # Where theirs alone is predicted, ours says that it is not.
+    mixed = cell is not None and cell.best(NCCL) is None
     if verdict.ours is not None:
         candidate, protocol, found = verdict.ours
-        parts.append(f"blink {candidate.algorithm} {protocol} {_speed(verdict.size, found.seconds)}")
+        seen = " measured" if mixed else ""
+        parts.append(f"blink {candidate.algorithm} {protocol} {_speed(size, found.seconds)}{seen}")
         if verdict.other is not None:
             candidate, protocol, found = verdict.other
-            parts.append(f"first calls try {candidate.algorithm} {protocol} {_speed(verdict.size, found.seconds)}")
+            parts.append(f"first calls try {candidate.algorithm} {protocol} {_speed(size, found.seconds)}")
     if verdict.theirs is not None:
-        parts.append(f"{verdict.theirs.words} {_speed(verdict.size, verdict.theirs.seconds)}")
+        parts.append(f"{verdict.theirs.words} {_speed(size, verdict.theirs.seconds)}")
     else:
         parts.append("nothing known of NCCL")
-    return f"{', '.join(parts)} predicted at {size_text(verdict.size)}"
+    return f"{', '.join(parts)} {'measured' if cell is not None and not mixed else 'predicted'} at {size_text(size)}"
 
 
 def _speed(size_bytes: int, seconds: float) -> str:
@@ -348,4 +389,5 @@ def nothing_taken(rows: ChoiceTable, terms: Terms, has_nccl: bool) -> str:
     shown = next((f"{row.collective}: {row.why}" for row in rows.choices), "there are no rows")
     if terms.forced:
         return f"nothing can run with {terms.forced} ({shown.replace(f'{terms.forced}; ', '', 1)})"
-    return f"{'nothing is predicted to be faster than NCCL' if has_nccl else 'nothing can be planned'} ({shown})"
+    known = "measured or predicted" if any(row.measured for row in rows.choices) else "predicted"
+    return f"{f'nothing is {known} to be faster than NCCL' if has_nccl else 'nothing can be planned'} ({shown})"

@@ -6,9 +6,9 @@ libblink.so runs it once per communicator, on rank 0. It reads what each rank sa
 everything.
 
 Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
-BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), BLINK_CHUNKS, and BLINK_DEBUG for how
-long everything took; CXX where copy engines run something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE
-are taken from the peer info, on which the ranks have agreed.
+BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), BLINK_CHUNKS, BLINK_TUNED (0: without
+what blink tune measured), and BLINK_DEBUG for how long everything took; CXX where copy engines run something.
+BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the peer info, on which the ranks have agreed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from pathlib import Path
 
 from blinkccl.algorithms import path_table
 from blinkccl.algorithms.path_table import PathTable
+from blinkccl.choice import measured
+from blinkccl.choice.measured import Cell
 from blinkccl.choice.programs import CandidateProgram
 from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
@@ -110,7 +112,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     cache = BundleCache(cache_directory(environ, "bundles"))
     no_copies = fault_of_job(job)
     paths = _path_table(environ, machine)
-    asked = _Question(job, where, bad, limits, no_copies, paths)
+    asked = _Question(job, where, bad, limits, no_copies, paths, measured_cells(environ, machine, job, where.ranks))
     digest = asked.digest()
     found = cache.find(digest)
     if found is not None:
@@ -132,6 +134,28 @@ def _path_table(environ: Mapping[str, str], machine: Topology) -> PathTable | No
     return path_table.read_or_ignore(Path(name), path_table.machine_key(machine))
 
 
+def measured_cells(
+    environ: Mapping[str, str], machine: Topology, job: GpuJob, ranks: Sequence[int]
+) -> tuple[Cell, ...]:
+    """What ``blink tune`` measured for these ranks; what is of other GPUs or another NCCL is ignored aloud.
+
+    A job without NCCL compares ours alone, so that any will do.
+    """
+    table = measured.read_or_ignore(path_table.machine_key(machine), environ)
+    if table is None:
+        return ()
+    now = (measured.GPUS, job.peers[0].name, job.peers[0].nccl_version or table.nccl)
+    if (table.kind, table.gpu, table.nccl) != now:
+        logging.getLogger(__name__).warning(
+            "what blink tune measured is of %s and NCCL %s, this job has %s and NCCL %s; it is ignored: run blink tune",
+            table.gpu,
+            table.nccl,
+            *now[1:],
+        )
+        return ()
+    return table.of(ranks)
+
+
 @dataclass(frozen=True)
 class _Question:
     """All that a bundle depends on. ``bad``: ordered pairs of ranks that must not write to each other, and why."""
@@ -142,6 +166,7 @@ class _Question:
     limits: Budget
     no_copies: str | None
     paths: PathTable | None
+    measured: tuple[Cell, ...] = ()
 
     def digest(self) -> str:
         """The name of the question."""
@@ -168,6 +193,7 @@ class _Question:
                 job.setting("protocol"),
                 repr((self.limits, self.no_copies)),
                 "" if self.paths is None else path_table.to_json(self.paths),
+                repr(self.measured),
                 # Another compiler makes other code of the same text; the one found by itself is the same here.
                 *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX", CHUNKS)),
             ]
@@ -194,7 +220,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
     nccl = NcclPredictor(where, job.capability, job.nccl_version) if job.has_nccl and algo != BEST else None
-    terms = choices.Terms(job.capability, limits.blocks, forced, job.setting("protocol"), no_copies)
+    terms = choices.Terms(job.capability, limits.blocks, forced, job.setting("protocol"), no_copies, asked.measured)
     if no_copies is not None:
         log.say(f"nothing is left to copy engines: {no_copies}")
     rows = choices.table(planned, job.size, terms, nccl)

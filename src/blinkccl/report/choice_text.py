@@ -29,6 +29,7 @@ def choice_document(choice: Choice) -> dict[str, Any]:
     """Of ``blink plan --json``: all that were simulated, best first, and what others take at least."""
     return {
         "size_bytes": choice.best.estimate.size_bytes,
+        "measured": choice.measured is not None,
         "timed": [
             {"algorithm": one.plan.name, "seconds": one.estimate.seconds, "protocol": one.estimate.protocol or None}
             for one in choice.timed

@@ -27,6 +27,7 @@ import numpy as np
 
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.choice.host_table import NO_LIMIT, HostChoice, HostTable, MeasuredRange, built_in, with_measured
+from blinkccl.choice.measured import is_wanted
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import LaunchError, UsageError
@@ -36,7 +37,6 @@ FORMAT = 1
 MAX_FILE_BYTES = 1 << 20
 #: A row and its variants at most, and the largest message that a row may ask for.
 MOST_ROWS, MOST_CHUNK_BYTES, MOST_PARTS = 8, 1 << 30, 64
-VARIABLE = "BLINK_TUNED"
 
 _log = logging.getLogger(__name__)
 
@@ -170,11 +170,8 @@ def write(path: Path, found: TunedFile) -> None:
 
 def table_for(ranks: int, environ: Mapping[str, str] = os.environ) -> HostTable:
     """The table for so many ranks of this host: the measured one where there is one, else what is built in."""
-    wish = environ.get(VARIABLE, "")
-    if wish not in ("", "0"):
-        raise LaunchError(f"{VARIABLE}={wish[:40]!r}: expected 0 (what is built in) or nothing (what was measured)")
-    path = path_of(ranks, environ)
-    if wish == "0" or path is None:
+    path = path_of(ranks, environ) if is_wanted(environ) else None
+    if path is None:
         return built_in(ranks)
     try:
         return read(path, ranks).table(str(path))

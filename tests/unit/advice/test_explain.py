@@ -9,7 +9,10 @@ import pytest
 
 from blinkccl.advice.explain import explain
 from blinkccl.advice.explain_text import explain_text
+from blinkccl.algorithms.path_table import machine_key
 from blinkccl.baselines.candidate import Conditions
+from blinkccl.choice import measured
+from blinkccl.choice.measured import GPUS, LABORATORY, NCCL, Cell, MeasuredTable, Time
 from blinkccl.choice.programs import gpu_of
 from blinkccl.nccl.choices import ChoiceRow, Terms, table
 from blinkccl.nccl.nccl_predictor import NcclPredictor
@@ -78,6 +81,63 @@ def test_where_the_library_has_no_say_that_is_said(spec, name, why):
     text = explain_text(found)
     assert f"here    libblink.so has no say: {why}\n" in text
     assert f"nccl    no model: {why}\n" in text
+
+
+def measured_table(request, kind, *times):
+    cell = Cell("allreduce", -1, tuple(request.ranks), 1 << 20, 1 << 20, 2 << 20, "2026-01-01", times)
+    return MeasuredTable(machine_key(request.topology), "dgx-1v", kind, "somebody", 1.0, cells=(cell,))
+
+
+def test_it_says_measured_where_it_is():
+    request = asked("dgx-1v", gpus="1,4,5,6")
+    table = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9), Time(NCCL, "", 9e-5, 9))
+    found = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
+    text = explain_text(found)
+    for line in (
+        "here    libblink.so runs optimal by LL128 from 1M to below 2M "
+        "(blink optimal ll128 21 GB/s, NCCL 11.7 GB/s measured at 1 MiB)\n",
+        "fastest optimal: 50.0 µs, 20.97 GB/s (measured, ll128; ",
+        "by      somebody: measured at 1M on 2026-01-01\n",
+        "nccl    NCCL, measured: 90.0 µs, 11.65 GB/s, 1.80 times as long as the fastest\n",
+    ):
+        assert line in text
+    slow = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9), Time(NCCL, "", 1e-5, 9))
+    text = explain_text(explain(request, 1 << 20, Conditions(calibration_for(request.topology)), slow))
+    assert "libblink.so leaves it to NCCL from 1M to below 2M: nothing that it plans is measured faster by 3%" in text
+    assert " measured at " not in explain_text(explained(request, 1 << 20))
+
+
+def test_a_laboratory_says_nothing_of_kernels_and_of_nccl():
+    request = asked("dgx-1v", gpus="1,4,5,6")
+    table = measured_table(request, LABORATORY, Time("blink", "sockets", 1e-5, 9, 1 << 15))
+    found = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
+    before = explained(request, 1 << 20)
+    assert found.library.why == before.library.why
+    assert found.nccl == before.nccl
+    assert [one.plan.name for one in found.choice.timed] == ["blink"]
+    text = explain_text(found)
+    assert "fastest blink: 10.0 µs, 104.9 GB/s (measured, sockets; chunks of 32 KiB)\n" in text
+    assert "times as long as the fastest" not in text
+
+
+def test_the_verb_goes_by_what_was_measured_here(blink, tmp_path, monkeypatch):
+    """The file that is named, or the one that blink tune left; one of another machine is ignored with a line."""
+    request = asked("dgx-1v", gpus="1,4,5,6")
+    table = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9))
+    monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
+    path = measured.path_of(table.machine)
+    measured.write(path, table)
+    job = ("--topo", "dgx-1v", "--gpus", "1,4,5,6", "--size", "1M", "--json")
+    assert json.loads(blink("explain", "allreduce", *job).out)["measured_by"] == "somebody"
+    planned = ("plan", "allreduce", *job)
+    assert not json.loads(blink(*planned).out)["choice"]["measured"], "only on request"
+    assert json.loads(blink(*planned, "--measured", path).out)["choice"]["measured"]
+    monkeypatch.setenv("BLINK_TUNED", "0")
+    assert json.loads(blink("explain", "allreduce", *job).out)["measured_by"] is None
+    other = blink("plan", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "-s", "1M", "--json", "--measured", path)
+    assert "it was measured on machine" in other.err
+    assert not json.loads(other.out)["choice"]["measured"]
+    blink("plan", "allreduce", "--topo", "dgx-1v", "--measured", path).assert_refused("--measured is for --size")
 
 
 def test_the_verb(blink):

@@ -12,6 +12,7 @@ import pytest
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.choice.auto import Auto, floor_of, prepare
 from blinkccl.choice.candidates import COPY_ENGINES, code_of
+from blinkccl.choice.measured import Cell, Time
 from blinkccl.errors import TopologyError
 from blinkccl.forest.model import Forest
 from blinkccl.simulate.calibration import calibration, calibration_for
@@ -61,6 +62,34 @@ def test_nothing_is_faster_than_auto(spec, gpus, collective):
         assert [best, second] == pytest.approx(sorted(times.values())[:2], rel=1e-6)
         assert found.at(size).seconds == best
         assert {one.plan.name for one in choice.timed} | choice.floors_s.keys() == times.keys()
+
+
+def test_what_was_measured_is_compared_instead_and_nothing_else():
+    """In the cell's range; at another size than the cell's it is as many times the prediction."""
+    found = auto("dgx-1v", "0-3", "allreduce")
+    times = (Time("ring", "simple", 5e-5, 9), Time("ring", "ll", 4e-5, 9), Time("one_shot", "ll", 6e-5, 9))
+    cell = Cell("allreduce", -1, (0, 1, 2, 3), 1 << 20, 1 << 20, 4 << 20, "2026-01-01", times)
+    told = replace(found, measured=(cell,))
+    choice = told.choose(1 << 20, places=2)
+    assert choice.measured is cell
+    assert [(one.plan.name, one.estimate.seconds) for one in choice.timed] == [("ring", 4e-5), ("one_shot", 6e-5)]
+    assert choice.best.estimate.algbw_gb_per_s == pytest.approx((1 << 20) / 4e-5 / 1e9)
+    assert choice.best.estimate.detail.startswith("measured, ll; ")
+    ring = next(one for one in found.plans if one.name == "ring")
+    (larger,) = [one.estimate for one in told.choose(2 << 20).timed if one.plan.name == "ring"]
+    assert larger.seconds == pytest.approx(4e-5 * ring.at(2 << 20).seconds / ring.at(1 << 20).seconds)
+    assert larger.detail.startswith("measured at 1 MiB, ll; ")
+    for size in (1 << 19, 4 << 20):
+        assert told.choose(size).measured is None
+        assert told.choose(size).best.estimate.seconds == found.choose(size).best.estimate.seconds
+
+
+def test_a_cell_that_knows_none_of_the_plans_says_nothing():
+    found = auto("dgx-1v", "0-3", "allreduce")
+    cell = Cell("allreduce", -1, (0, 1, 2, 3), 1 << 20, 1 << 20, 4 << 20, "2026-01-01", (Time("nccl", "", 1e-6, 9),))
+    choice = replace(found, measured=(cell,)).choose(1 << 20)
+    assert choice.measured is None
+    assert choice.best.estimate.seconds == found.choose(1 << 20).best.estimate.seconds
 
 
 def test_large_sizes_leave_out_what_cannot_win():

@@ -11,6 +11,7 @@ import pytest
 from jobs_by_hand import job, on, settings
 
 from blinkccl.choice.costs import PredictedTime, architecture, protocols_of, timing
+from blinkccl.choice.measured import NCCL, Cell, Time
 from blinkccl.choice.programs import SERVED, largest
 from blinkccl.codegen.channels import ChannelLoop, RoleExecution
 from blinkccl.codegen.layout import ProgramGroup
@@ -124,6 +125,84 @@ def test_the_same_question_has_the_same_answer(four):
     again = table(on_machine("dgx-1v", (1, 4, 5, 6)))
     strip = [(r.collective, r.root, r.least, r.most, r.protocol, r.chunk_bytes, r.why) for r in again.choices]
     assert strip == [(r.collective, r.root, r.least, r.most, r.protocol, r.chunk_bytes, r.why) for r in four.choices]
+
+
+def measured(*times, size=1 << 20, below=0):
+    """A cell of an AllReduce, for its size's class alone."""
+    rows = tuple(Time(*one, 9) for one in times)
+    return Cell("allreduce", -1, (0, 1, 2, 3), size, size, below or 2 * size, "2026-01-01", rows)
+
+
+@pytest.fixture(scope="module")
+def allreduce():
+    """The rows of an AllReduce on GPUs 0 to 3 of a DGX-1V, by what was measured there."""
+    where = on_machine("dgx-1v", (0, 1, 2, 3))
+    planned, nccl = candidates(where, DEFAULT, BLOCKS, {}), NcclPredictor(where, 70)
+
+    def own(*cells, against=nccl):
+        terms = Terms(70, largest(BLOCKS), measured=cells)
+        return choices.rows_of(Collective("allreduce", 4), planned, terms, against), terms
+
+    return own
+
+
+def test_what_was_measured_takes_the_place_of_predictions(allreduce):
+    """The slowest by prediction is taken where it was the fastest, in its class and nowhere else."""
+    found, _ = allreduce(measured(("one_shot", "ll", 50e-6), ("optimal", "ll128", 60e-6), (NCCL, "", 70e-6)))
+    (row,) = [row for row in found if row.measured]
+    assert (row.least, row.most) == (1 << 20, (2 << 20) - 1)
+    assert (row.candidate.algorithm, row.protocol) == ("one_shot", "ll")
+    assert row.why == "blink one_shot ll 21 GB/s, NCCL 15 GB/s measured at 1 MiB"
+    assert 0 < row.chunk_bytes <= largest(BLOCKS).capacity_bytes("ll")
+    predicted, _ = allreduce()
+    (before,) = [a for a in predicted if a.least <= 1 << 20 <= a.most]
+    assert before.candidate.algorithm != "one_shot"
+    assert [a.why for a in found if a.least > 2 << 20] == [a.why for a in predicted if a.least > 2 << 20]
+
+
+@pytest.mark.parametrize(
+    ("times", "taken"),
+    [
+        ([("optimal", "ll128", 60e-6), (NCCL, "", 55e-6)], None),
+        ([("optimal", "ll128", 60e-6), (NCCL, "", 61e-6)], None),  # not by the margin
+        ([("one_hop", "simple", 60e-6), ("optimal", "ll128", 50e-6), (NCCL, "", 55e-6)], ("optimal", "ll128")),
+    ],
+)
+def test_nccl_keeps_what_it_was_measured_to_do_as_fast(allreduce, times, taken):
+    (row,) = [row for row in allreduce(measured(*times))[0] if row.measured]
+    assert (None if row.candidate is None else (row.candidate.algorithm, row.protocol)) == taken
+    assert row.why.endswith("measured at 1 MiB")
+    (alone,) = [row for row in allreduce(measured(*times), against=None)[0] if row.measured]
+    assert alone.candidate is not None, "nobody to leave it to"
+
+
+def test_where_nccl_was_not_measured_its_prediction_is_compared_at_the_measured_size(allreduce):
+    found, _ = allreduce(measured(("optimal", "ll128", 20e-6), below=8 << 20))
+    theirs = NcclPredictor(on_machine("dgx-1v", (0, 1, 2, 3)), 70).at(Collective("allreduce", 4), 1 << 20)
+    own = [row for row in found if row.measured]
+    assert {row.candidate.algorithm for row in own} == {"optimal"}
+    assert own[-1].most == (8 << 20) - 1
+    for row in own:
+        assert row.why.startswith(f"blink optimal ll128 52.4 GB/s measured, {theirs.words} ")
+        assert row.why.endswith(" predicted at 1 MiB")
+
+
+def test_times_of_what_cannot_run_here_say_nothing(allreduce):
+    """Those of NCCL alone, of an algorithm that is not planned, of a protocol of nobody's."""
+    cells = (
+        measured((NCCL, "", 1e-9)),
+        measured(("ring", "ll", 1e-9), size=1 << 21),
+        measured(("optimal", "sockets", 1e-9), size=1 << 22),
+    )
+    assert [row.why for row in allreduce(*cells)[0]] == [row.why for row in allreduce()[0]]
+
+
+def test_nothing_taken_says_that_it_was_measured(allreduce):
+    every = [measured(("optimal", "simple", 1.0), (NCCL, "", 1e-6), size=1 << k) for k in range(10, 33)]
+    own, terms = allreduce(*every)
+    assert all(row.candidate is None for row in own)
+    said = choices.nothing_taken(choices.ChoiceTable(tuple(own)), terms, True)
+    assert said.startswith("nothing is measured or predicted to be faster than NCCL (allreduce: blink optimal simple ")
 
 
 def test_a_forced_algorithm_takes_what_it_serves():

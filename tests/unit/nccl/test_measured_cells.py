@@ -1,0 +1,48 @@
+"""What the planner takes of a measured table: what is of these GPUs and this NCCL, as part of its question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from jobs_by_hand import job
+
+from blinkccl.algorithms.path_table import machine_key
+from blinkccl.choice import measured
+from blinkccl.choice.measured import GPUS, LABORATORY, Cell, MeasuredTable, Time
+from blinkccl.nccl.geometry import budget
+from blinkccl.nccl.planner import _Question, measured_cells
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.topology.spec import parse_spec
+
+MACHINE = parse_spec("clique:4")
+CELLS = tuple(
+    Cell("allreduce", -1, ranks, 4096, 2048, 8192, "2026-01-01", (Time("optimal", "ll", 1e-5, 9),))
+    for ranks in ((0, 1, 2, 3), (0, 2, 1, 3))
+)
+TABLE = MeasuredTable(machine_key(MACHINE), "clique:4", GPUS, "a GPU", gpu="A GPU", nccl=23007, cells=CELLS)
+
+
+@pytest.fixture
+def cells(tmp_path):
+    def found(table, nccl_version=23007):
+        environ = {"BLINK_CACHE": str(tmp_path)}
+        measured.write(measured.path_of(table.machine, environ), table)
+        return measured_cells(environ, MACHINE, job(4, nccl_version=nccl_version), (0, 1, 2, 3))
+
+    return found
+
+
+def test_the_cells_of_the_job_are_part_of_its_question(cells):
+    assert cells(TABLE) == CELLS[:1]
+    assert cells(TABLE, nccl_version=0) == CELLS[:1], "without NCCL nobody compares with it"
+    asked = _Question(job(4), JobPlacement(MACHINE, (0, 1, 2, 3)), {}, budget(job(4), {}), None, None)
+    assert replace(asked, measured=CELLS[:1]).digest() != asked.digest()
+
+
+@pytest.mark.parametrize("changed", [{"gpu": "Another"}, {"nccl": 23004}, {"kind": LABORATORY}])
+def test_times_of_another_rig_are_ignored_with_one_line(cells, caplog, changed):
+    assert cells(msgspec.structs.replace(TABLE, **changed)) == ()
+    (line,) = caplog.messages
+    assert "this job has A GPU and NCCL 23007; it is ignored: run blink tune" in line
