@@ -39,7 +39,7 @@ Examples:
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
   blink explain allreduce --topo dgx-1v --size 64M     what runs it, and why
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
-  blink tune -g 2                                      which choices are the fastest between processes of this host
+  blink tune -g 2                                      which choices are the fastest here: -g processes, or its GPUs
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on links that are shaped like the machine's
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
   blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
@@ -115,7 +115,7 @@ for _name, _verb, _help, _short in (
     ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
     ("explain", explain.explain, explain.HELP, "What will run a call, and why?"),
     ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
-    ("tune", tune.tune, tune.HELP, "Which choices are the fastest between processes of this host?"),
+    ("tune", tune.tune, tune.HELP, "Which choices are the fastest here, on GPUs or between processes?"),
     ("lab", lab.lab, lab.HELP, "Run plans on shaped links, between network namespaces of this machine."),
     ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),
     ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),

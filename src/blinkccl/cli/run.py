@@ -118,7 +118,7 @@ def run(
     else:
         if mpicc is not None or shared_dir is not None:
             raise UsageError("--mpicc and --shared-dir are for --mpi")
-        preload, settings = [_library(LIBRARY, OVERRIDE)], _settings(algo, spec, paths)
+        preload, settings = [library_file(LIBRARY, OVERRIDE)], _settings(algo, spec, paths)
     if shared_dir is not None and not shared_dir.is_dir():
         raise UsageError(f"--shared-dir {shared_dir} is no directory")
     if report is not None:
@@ -143,7 +143,8 @@ def run(
     raise typer.Exit(code)
 
 
-def _library(name: str, override: str) -> Path:
+def library_file(name: str, override: str) -> Path:
+    """What is preloaded, or a HardwareError."""
     from blinkccl.native import find_library
 
     path = find_library(name, override)
@@ -181,7 +182,7 @@ def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[st
 
 def _for_mpi(command: Sequence[str], mpicc: str | None) -> tuple[list[Path], dict[str, str]]:
     """The libraries that come before the program's MPI, and what they are told."""
-    library = _library(MPI_LIBRARY, MPI_OVERRIDE)
+    library = library_file(MPI_LIBRARY, MPI_OVERRIDE)
     from blinkccl.mpi.binding import compiled_binding
     from blinkccl.mpi.plans import known_bundles
 

@@ -1,4 +1,4 @@
-"""``blink tune``: fill the table that ranks of this host choose by."""
+"""``blink tune``: fill the tables that ranks of this host choose by, on its CPUs and on its GPUs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from blinkccl.cli import console
-from blinkccl.errors import UsageError
+from blinkccl.cli import arguments, console
+from blinkccl.cli.exits import HardwareError
+from blinkccl.errors import CommunicationError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blinkccl.bench.gpu_tune import Way
+    from blinkccl.choice.measured import Cell as MeasuredCell
+    from blinkccl.choice.measured import MeasuredTable
     from blinkccl.runtime.tuned import Cell, TunedFile
 
 HELP = """
 Examples:
 
 \b
-  blink tune                              2 ranks of this host, the five collectives of training, 2 minutes
-  blink tune -g 4 --budget 60
+  blink tune                              all GPUs of this host, or 2 ranks on its CPUs; 2 minutes
+  blink tune --gpus 1,4,5,6               GPUs, numbered as nvidia-smi does
+  blink tune -g 4 --budget 60             4 ranks on CPUs
   blink tune allreduce -b 64K -e 16M      only these sizes; what was measured of others stays
   blink tune --again                      from the beginning
   blink tune --show                       what was measured, without measuring
 
-Measure which algorithm, in which messages, is the fastest at each size between processes of this host, and
-write a table that later jobs of this user read: communicators, torch.distributed, and MPI programs under
-blink run --mpi. What is not faster by 3 % stays as it is built in. The file is written after every size;
-a run that was ended goes on where it was. BLINK_TUNED=0 makes a job do without.
+Measure which algorithm is the fastest at each size, and write a table that later jobs of this user read.
+The file is written after every size; a run that was ended goes on where it was. BLINK_TUNED=0 makes a job
+do without.
+
+On GPUs libblink.so's programs, in each protocol, run in turns with NCCL. What was measured then takes the
+place of predictions, in blink run, cuda:blink and blink explain. Planning and compiling come on top of the
+budget.
+
+Between processes (-g) it is in which messages, too; for communicators, torch.distributed, and MPI programs
+under blink run --mpi. What is not faster by 3 % stays as it is built in.
 """
 
 #: What data-parallel training calls.
@@ -37,7 +50,11 @@ def tune(
     names: Annotated[
         list[str] | None, Argument(metavar="[COLLECTIVE]...", help=f"Default: {', '.join(_NAMES)}.")
     ] = None,
-    ranks: Annotated[int, Option("-g", "--ranks", metavar="N", min=2, max=64, help="Ranks of this host.")] = 2,
+    ranks: Annotated[
+        int | None, Option("-g", "--ranks", metavar="N", min=2, max=64, help="Ranks on this host's CPUs.")
+    ] = None,
+    spec: arguments.Spec = None,
+    gpus: arguments.Gpus = None,
     begin: Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")] = "1K",
     end: Annotated[str, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size.")] = "64M",
     factor: Annotated[int, Option("-f", "--stepfactor", metavar="F", min=2, help="Factor between sizes.")] = 4,
@@ -54,7 +71,15 @@ def tune(
     from blinkccl.collectives.spec import COLLECTIVES
     from blinkccl.runtime import tuned
 
+    on_gpus = spec is not None or gpus is not None
+    if ranks is not None and on_gpus:
+        raise UsageError("-g is for ranks on this host's CPUs, --topo and --gpus for GPUs: leave one out")
     wanted = list(dict.fromkeys(names or _NAMES))
+    if on_gpus or (ranks is None and arguments.has_gpus(arguments.this_machine())):
+        at = ranges(sweep(begin, end, factor, None).sizes())
+        _on_gpus(spec, gpus, [(name, one) for name in wanted for one in at], budget_s, again, show, json)
+        return
+    ranks = ranks or 2
     for name in wanted:
         if name not in COLLECTIVES or name == "sendrecv":
             known = ", ".join(other for other in COLLECTIVES if other != "sendrecv")
@@ -150,3 +175,132 @@ def _document(file: TunedFile, path: Path) -> dict[str, Any]:
     from blinkccl.schema import SCHEMA_VERSION
 
     return {"schema_version": SCHEMA_VERSION, "path": str(path), **msgspec.to_builtins(file)}
+
+
+def _on_gpus(
+    spec: str | None,
+    gpus: str | None,
+    cells: list[tuple[str, tuple[int, int, int]]],
+    budget_s: float,
+    again: bool,
+    show: bool,
+    json: bool,
+) -> None:
+    """The same on GPUs."""
+    import msgspec
+
+    from blinkccl.algorithms.path_table import machine_key
+    from blinkccl.bench.gpu_client import SERVED
+    from blinkccl.choice import measured
+    from blinkccl.private_files import private_directory
+    from blinkccl.schema import SCHEMA_VERSION
+
+    strangers = [name for name, _ in cells if name not in SERVED]
+    if strangers:
+        raise UsageError(f"{strangers[0][:40]}: on GPUs, expected some of {', '.join(SERVED)}")
+    topology, ranks = arguments.load(spec, gpus)
+    if not arguments.has_gpus(topology) or len(ranks) < 2:
+        raise UsageError(f"{topology.name} has {len(ranks)} rank(s) to tune: expected at least 2 GPUs")
+    machine = machine_key(topology)
+    path = measured.path_of(machine)
+    if path is None:
+        raise UsageError("a table needs a directory: set BLINK_CACHE to one, or HOME")
+    table: MeasuredTable | None = None
+    try:
+        table = measured.read(path, machine)
+    except FileNotFoundError:
+        pass
+    except (OSError, UsageError) as error:
+        console.note(f"{error}; what is measured takes its place")
+    if not show:
+        private_directory(path.parent)  # tried before the work begins
+        ordinals = [topology.ranks.index(rank) for rank in ranks]
+        table = _measured_on_gpus(spec, ordinals, cells, budget_s, table, again)
+    if json:
+        there = {} if table is None else msgspec.to_builtins(table)
+        console.emit_json({"schema_version": SCHEMA_VERSION, "path": str(path), **there})
+    else:
+        console.emit(f"{path}\nnothing yet\n" if table is None else _gpu_text(table, ranks, path))
+
+
+def _measured_on_gpus(
+    spec: str | None,
+    ordinals: list[int],
+    cells: list[tuple[str, tuple[int, int, int]]],
+    budget_s: float,
+    table: MeasuredTable | None,
+    again: bool,
+) -> MeasuredTable:
+    """The table with what was measured; what it has is not measured again, unless that is wanted."""
+    import tempfile
+
+    from blinkccl.bench import gpu_tune
+    from blinkccl.bench.candidate import ended_by_signals
+    from blinkccl.choice import measured
+
+    names = dict.fromkeys(name for name, _ in cells)
+    with (
+        console.Progress("tuning") as progress,
+        ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="blink-tune-") as directory,
+        gpu_tune.Ways(ordinals, tuple(names), _environments(spec), Path(directory)) as ways,
+    ):
+        progress(0, len(cells))
+        try:
+            job = ways.job()
+        except CommunicationError as error:
+            raise HardwareError(f"NCCL alone cannot run on these GPUs: {error}") from None
+        fresh, where = gpu_tune.job_table(job)
+        if table is None or not table.same_source(fresh):
+            if table is not None:
+                console.note(
+                    f"there are times of {table.by}, and this is {fresh.by}: what is measured takes their place"
+                )
+            table = fresh
+        # What has times of NCCL alone is tried again: there may be a compiler now.
+        there = [] if again else [one for one in table.of(where.ranks) if any(x.protocol for x in one.times)]
+        known = {(one.collective, one.size_bytes, one.least, one.below) for one in there}
+        left = [(name, at) for name, at in cells if (name, *at) not in known]
+        path = measured.path_of(table.machine)
+        if not left or path is None:
+            console.note("all of this was measured before (--again measures it once more)")
+            return table
+        seeds = gpu_tune.Seeds.of(where, job)
+        for number, (name, at) in enumerate(left):
+            progress(number, len(left))
+            table = table.with_cell(gpu_tune.gpu_cell(ways, seeds, where.ranks, name, at, budget_s / len(left)))
+            measured.write(path, table)
+    for reason in ways.lost:
+        console.note(f"not measured: {reason}")
+    console.note(f"wrote {path}")
+    return table
+
+
+def _environments(spec: str | None) -> Callable[[Way, Path], dict[str, str]]:
+    """Of processes that time a way on the GPUs of ``spec``."""
+    import os
+
+    from blinkccl.cli.run import LIBRARY, OVERRIDE, environment, library_file
+
+    if spec == "-":
+        raise UsageError("--topo -: every process reads the topology itself, so give a file or a name")
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        raise UsageError("CUDA_VISIBLE_DEVICES is set: unset it, and name GPUs by --gpus as nvidia-smi numbers them")
+    library = library_file(LIBRARY, OVERRIDE)
+    # By place on the bus, as NVML numbers them.
+    base = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if spec is not None:
+        base["BLINK_TOPO"] = str(Path(spec).absolute()) if Path(spec).is_file() else spec
+    return lambda way, report: environment(base, [library], report, way.settings)
+
+
+def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path) -> str:
+    from blinkccl.report.text import bytes_text, columns, ids, seconds_text
+
+    def taken(cell: MeasuredCell) -> str:
+        ways = ((f"{one.algorithm} {one.protocol}".strip(), seconds_text(one.seconds)) for one in cell.times)
+        return ", ".join(f"{way} {seconds}" for way, seconds in ways)
+
+    rows = [[cell.collective, bytes_text(cell.size_bytes), taken(cell)] for cell in table.of(ranks)]
+    lines = columns(("collective", "size", "the fastest first"), rows, left=(0, 2)) if rows else ["nothing yet"]
+    return f"GPUs {ids(ranks)} of {table.name}: {table.by}\n{path}\n\n" + "\n".join(lines) + "\n"

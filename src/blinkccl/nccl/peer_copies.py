@@ -67,12 +67,12 @@ class DriverError(Exception):
 
 
 class Driver:
-    """CUDA's driver, every call checked."""
+    """CUDA's driver, every call checked; ``more``: functions beside those that all need, with their arguments."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, more: Mapping[str, list[Any]] | None = None) -> None:
         try:
             self._library = c.CDLL(path)
-            for name, arguments in _FUNCTIONS.items():
+            for name, arguments in {**_FUNCTIONS, **(more or {})}.items():
                 function = getattr(self._library, name)
                 function.restype, function.argtypes = c.c_int, arguments
         except (OSError, AttributeError) as error:
@@ -98,15 +98,15 @@ class Driver:
 class Gpu:
     """A GPU with its primary context, a stream, and a buffer to copy from and one to copy into."""
 
-    def __init__(self, driver: Driver, device: int) -> None:
+    def __init__(self, driver: Driver, device: int, nbytes: int = PATTERN_BYTES) -> None:
         self.driver, self.device = driver, device
         self.context, self.stream = c.c_void_p(), c.c_void_p()
         driver.call("cuDevicePrimaryCtxRetain", c.byref(self.context), device)
         self.source, self.target = _POINTER(), _POINTER()
         with self:
             driver.call("cuStreamCreate", c.byref(self.stream), 1)
-            driver.call("cuMemAlloc_v2", c.byref(self.source), PATTERN_BYTES)
-            driver.call("cuMemAlloc_v2", c.byref(self.target), PATTERN_BYTES)
+            driver.call("cuMemAlloc_v2", c.byref(self.source), nbytes)
+            driver.call("cuMemAlloc_v2", c.byref(self.target), nbytes)
 
     def __enter__(self) -> None:
         self.driver.call("cuCtxPushCurrent_v2", self.context)
@@ -119,10 +119,10 @@ class Gpu:
             self.driver.call("cuMemcpyHtoDAsync_v2", at, data, len(data), self.stream)
             self.driver.call("cuStreamSynchronize", self.stream)
 
-    def read(self, at: c.c_uint64) -> bytes:
-        data = c.create_string_buffer(PATTERN_BYTES)
+    def read(self, at: c.c_uint64, nbytes: int = PATTERN_BYTES) -> bytes:
+        data = c.create_string_buffer(nbytes)
         with self:
-            self.driver.call("cuMemcpyDtoHAsync_v2", data, at, PATTERN_BYTES, self.stream)
+            self.driver.call("cuMemcpyDtoHAsync_v2", data, at, nbytes, self.stream)
             self.driver.call("cuStreamSynchronize", self.stream)
         return data.raw
 

@@ -1,0 +1,300 @@
+"""``blink tune`` on GPUs: what libblink.so's programs take here, and NCCL, measured in turns.
+
+A *way* is an algorithm and a protocol that libblink.so is told to take (BLINK_ALGO, BLINK_PROTOCOL), or NCCL alone.
+Each has a process (:mod:`~blinkccl.bench.gpu_client`) with its own communicators, started when it is first wanted: one
+that fails, hangs or gives wrong results is out, and nobody else with it. Before anything is timed its report says
+which collectives libblink.so really took.
+
+For each collective and size predictions seed the ways: those within :data:`CHANCE` of the fastest, at most
+:data:`SEEDS`. Then *successive halving*, as between processes (:mod:`~blinkccl.bench.tune`): in each round all that are
+left run some calls in turns, the better half goes on and runs twice as many. NCCL goes on always, and meets the last of
+ours in pairs. All times go into the cell, each from the last round of its way.
+
+Where the table is used, the programs that are chosen share what blocks a rank has; here each is alone in its
+communicator, as if it were chosen everywhere.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import log2
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from blinkccl.algorithms.path_table import machine_key
+from blinkccl.bench.tune import collective_of
+from blinkccl.choice.costs import MOST_BYTES, protocols_of, timing
+from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
+from blinkccl.choice.programs import default_blocks, largest
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import CommunicationError
+from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
+from blinkccl.nccl.peer_info import GpuJob, GpuPeerInfo
+from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, key_of
+from blinkccl.nccl.topology_of_job import JobPlacement, place
+from blinkccl.runtime.peer_info import package_version
+
+#: Ways that predictions let go on: at most so many, which take at most so many times as long as the fastest.
+SEEDS, CHANCE = 6, 3.0
+#: Calls of a way in a round, pairs of the last, and calls of a pair: more are not enqueued behind each other.
+LEAST_CALLS, MOST_CALLS, PAIRS = 2, 50, 5
+#: Of a process: until its communicators are made, which takes planning and compiling; for anything else; to end.
+OPEN_DEADLINE_S, DEADLINE_S, CLOSE_S = 400.0, 60.0, 10.0
+#: Of the call whose report says who took it.
+_PROBE_BYTES = 4096
+_MOST_LINE = 1 << 16
+
+
+class Way(NamedTuple):
+    """What runs calls."""
+
+    algorithm: str
+    protocol: str = ""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What libblink.so is told."""
+        return {"BLINK_ALGO": self.algorithm, "BLINK_PROTOCOL": self.protocol, "BLINK_TUNED": "0"}
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm} {self.protocol}".strip()
+
+
+#: The environment of a way's process, which writes its report into the file.
+Environment = Callable[[Way, Path], dict[str, str]]
+
+
+class Process:
+    """A way's process. CommunicationError, with the reason, once it cannot go on."""
+
+    def __init__(self, ordinals: Sequence[int], environment: dict[str, str]) -> None:
+        self._unread = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "blinkccl.bench.gpu_client", *map(str, ordinals)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for who closes it
+        )
+
+    def ask(self, deadline_s: float = DEADLINE_S, **question: Any) -> dict[str, Any]:
+        """The answer to a question."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+        found: dict[str, Any] = json.loads(self._line(time.monotonic() + deadline_s))
+        if "failed" in found:
+            raise CommunicationError(found["failed"])
+        return found
+
+    def _line(self, ends: float) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                if not selector.select(max(0.0, ends - time.monotonic())):
+                    raise CommunicationError("its process did not answer in time")
+                data = os.read(pipe, _MOST_LINE)
+                if not data:
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(CLOSE_S)
+                    raise CommunicationError(f"its process ended with exit code {self._process.returncode}")
+                self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        """Lets it end, and ends it if it does not."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_S)
+        self._process.kill()
+        self._process.wait()
+
+
+class Ways:
+    """The processes of one job's GPUs, by CUDA's ordinals; ``lost`` says in words what cannot run, and why."""
+
+    def __init__(
+        self, ordinals: Sequence[int], names: Sequence[str], environment: Environment, directory: Path
+    ) -> None:
+        self._ordinals, self._names = tuple(ordinals), tuple(names)
+        self._environment, self._directory = environment, directory
+        self.lost: list[str] = []
+        self._processes: dict[Way, Process] = {}
+        self._serves: dict[Way, frozenset[str]] = {}
+        self._loaded: dict[Way, tuple[str, int]] = {}
+
+    def __enter__(self) -> Ways:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.close()
+
+    def job(self) -> GpuJob:
+        """What runs here, by the word of a process with NCCL alone, which goes on; CommunicationError if none can."""
+        way = Way(NCCL)
+        environment = self._environment(way, self._directory / "report")
+        self._processes[way] = Process(self._ordinals, environment)
+        said = self._processes[way].ask(OPEN_DEADLINE_S, do="open")
+        self._serves[way] = frozenset(self._names)
+        given = {"topo": environment.get("BLINK_TOPO", ""), "nccl_topo_file": environment.get("NCCL_TOPO_FILE", "")}
+        about = {"driver_version": said["driver"], "nccl_version": said["nccl"], "settings": given}
+        about |= {"boot_id": "", "pid": 0, "blink_version": package_version()}
+        return GpuJob(
+            tuple(
+                GpuPeerInfo(rank=rank, arch=f"sm_{gpu['major']}{gpu['minor']}", **gpu, **about)
+                for rank, gpu in enumerate(said["gpus"])
+            )
+        )
+
+    def seconds(self, way: Way, name: str, size_bytes: int, calls: int) -> float | None:
+        """What a call takes, over so many; None where this way does not run it, and right."""
+        try:
+            if way not in self._serves:
+                self._serves[way] = frozenset()
+                self._serves[way] = self._start(way)
+            if name not in self._serves[way]:
+                return None
+            process = self._processes[way]
+            if self._loaded.get(way) != (name, size_bytes):
+                wrong = process.ask(do="load", name=name, size_bytes=size_bytes)["wrong"]
+                if wrong:
+                    raise CommunicationError(f"{name} of {size_bytes} bytes: {wrong}")
+                self._loaded[way] = name, size_bytes
+            return float(process.ask(do="time", calls=calls)["seconds"])
+        except CommunicationError as error:
+            self.lost.append(f"{way.name}: {error}")
+            self._serves[way] = frozenset()
+            self._processes.pop(way).close()
+            return None
+
+    def _start(self, way: Way) -> frozenset[str]:
+        """Its communicators, and which collectives libblink.so takes on them as it was told."""
+        report = self._directory / f"report-{way.algorithm}-{way.protocol}"
+        process = self._processes[way] = Process(self._ordinals, self._environment(way, report))
+        process.ask(OPEN_DEADLINE_S, do="open")
+        for name in self._names:
+            process.ask(do="load", name=name, size_bytes=_PROBE_BYTES)
+        process.ask(do="close")  # at their end communicators say what became of their calls
+        content = report.read_bytes()[:MAX_BYTES] if report.exists() else b""
+        rows = [row for group in read_call_report(content).groups for row in group.rows]
+        served = {row.collective for row in rows if (row.state, row.protocol) == ("blink", way.protocol)}
+        why = {row.collective: row.why for row in rows}
+        self.lost += [
+            f"{way.name}: libblink.so did not take {name}: {why.get(name) or why.get('') or 'no word of it'}"
+            for name in self._names
+            if name not in served
+        ]
+        if served:
+            process.ask(OPEN_DEADLINE_S, do="open")
+        return frozenset(served)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """What predictions say of a job's ways."""
+
+    planned: CandidatePrograms
+    capability: int
+    parts: int
+
+    @classmethod
+    def of(cls, where: JobPlacement, job: GpuJob) -> Seeds:
+        blocks = default_blocks(min(peer.multiprocessors for peer in job.peers))
+        planned = candidates(where, DEFAULT, blocks, {})
+        return cls(planned, job.capability, max(1, blocks // max((one.channels for one in planned.every), default=1)))
+
+    def ways(self, collective: Collective, size_bytes: int) -> list[Way]:
+        """Those that may be the fastest, the most promising first."""
+        sizes, found = largest(self.parts), []
+        for one in self.planned.found.get(key_of(collective), []):
+            for protocol in protocols_of(one, self.capability):
+                if size_bytes <= MOST_BYTES[protocol]:
+                    capacity = sizes.capacity_bytes(protocol)
+                    taken = timing(one, protocol, size_bytes, self.capability, self.parts, capacity)
+                    found.append((taken.seconds, Way(one.algorithm, protocol)))
+        found.sort()
+        return [way for seconds, way in found if seconds <= CHANCE * found[0][0]][:SEEDS]
+
+
+def job_table(job: GpuJob) -> tuple[MeasuredTable, JobPlacement]:
+    """An empty table for a job's machine, and where its ranks are there; errors as :func:`place`."""
+    where, peer = place(job), job.peers[0]
+    cuda, nccl = peer.driver_version, job.nccl_version
+    by = (
+        f"{peer.name}, driver of CUDA {cuda // 1000}.{cuda % 1000 // 10}, NCCL {nccl[0]}.{nccl[1]}, "
+        f"Blink {package_version()}"
+    )
+    machine, name = machine_key(where.topology), where.topology.name
+    return MeasuredTable(machine, name, GPUS, by, gpu=peer.name, nccl=peer.nccl_version), where
+
+
+def gpu_cell(
+    ways: Ways, seeds: Seeds, ranks: tuple[int, ...], name: str, at: tuple[int, int, int], budget_s: float
+) -> Cell:
+    """What a table says of ``at``, a row of :func:`blinkccl.bench.tune.ranges`."""
+    size, least, below = at
+    collective = collective_of(name, len(ranks))
+    times = fastest(seeds.ways(collective, size), lambda way, calls: ways.seconds(way, name, size, calls), budget_s)
+    root = -1 if collective.root is None else collective.root
+    return Cell(name, root, ranks, size, least, below, datetime.date.today().isoformat(), times)
+
+
+#: Seconds of a call over so many calls; None: it does not run.
+Timer = Callable[[Way, int], float | None]
+
+
+def fastest(ours: Sequence[Way], timer: Timer, budget_s: float) -> tuple[Time, ...]:
+    """What each way takes, and NCCL, the fastest first.
+
+    It takes ``budget_s`` seconds, as far as that can be foreseen, and what it takes to start and to load.
+    """
+    found: dict[Way, Time] = {}
+
+    def run(way: Way, calls: int) -> None:
+        seconds = timer(way, calls)
+        if seconds is None or seconds <= 0:
+            found.pop(way, None)
+        else:
+            found[way] = Time(*way, seconds, calls)
+
+    nccl = Way(NCCL)
+    for way in (*ours, nccl):
+        run(way, LEAST_CALLS)
+    left = [way for way in ours if way in found]
+    round_s = sum(one.seconds for one in found.values())
+    rounds = log2(max(2, len(left))) + PAIRS
+    first = calls = max(LEAST_CALLS, min(MOST_CALLS, int(budget_s / max(round_s * rounds, 1e-9))))
+    while len(left) > 1:
+        for way in (*left, nccl):
+            run(way, calls)
+        ranked = sorted((way for way in left if way in found), key=lambda way: found[way].seconds)
+        left, calls = ranked[: (len(ranked) + 1) // 2], min(2 * calls, MOST_CALLS)
+    last = [*left, nccl]
+    pairs: dict[Way, list[float]] = {way: [] for way in last}
+    for number in range(PAIRS):
+        for way in last if number % 2 else last[::-1]:
+            run(way, first)
+            if way in found:
+                pairs[way].append(found[way].seconds)
+    for way in last:
+        if way in found:
+            found[way] = Time(*way, median(pairs[way]), first * PAIRS)
+    return tuple(sorted(found.values(), key=lambda one: one.seconds))

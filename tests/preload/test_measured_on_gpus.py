@@ -1,0 +1,139 @@
+"""What ``blink tune`` measures decides what runs, and a tuner that is killed leaves whole what it had written.
+
+On doubles times mean nothing: what is slow here was made so, or is only said to be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from preloaded import Preloaded
+
+from blinkccl.algorithms.path_table import machine_key
+from blinkccl.bench.gpu_tune import Way, Ways, job_table
+from blinkccl.choice import measured
+from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
+from blinkccl.topology.spec import parse_spec
+from support.processes import until
+
+RANKS = 3
+#: Of the client, in bytes.
+SIZE = 4000
+
+
+def _runs_python(preloaded: Preloaded) -> None:
+    if preloaded.others:
+        pytest.skip(preloaded.others)
+
+
+def tune(preloaded: Preloaded, *words: str, **variables: object) -> subprocess.Popen[str]:
+    """``blink tune`` on the doubles."""
+    _runs_python(preloaded)
+    own = {"LD_PRELOAD": None, "BLINK_ALGO": None, "BLINK_TOPO": None, "BLINK_DEBUG": None, "BLINK_MAX_BLOCKS": 2}
+    return subprocess.Popen(
+        [sys.executable, "-m", "blinkccl", "tune", "reduce", "--topo", "clique:2", "--budget", "0.1", *words],
+        env=preloaded.environment(**own, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("fastest", ["one_shot", NCCL])
+def test_what_the_table_says_is_the_fastest_runs(preloaded: Preloaded, tmp_path: Path, fastest: str) -> None:
+    machine = machine_key(parse_spec("clique:3"))
+    times = [Time("one_shot", "ll", 2e-5, 9), Time("optimal", "ll128", 4e-5, 9), Time(NCCL, "", 3e-5, 9)]
+    times = [Time(*one.way[:2], 1e-6, 9) if one.algorithm == fastest else one for one in times]
+    cell = Cell("allreduce", -1, (0, 1, 2), 4096, 0, 8192, "2026-01-01", tuple(times))
+    table = MeasuredTable(machine, "clique:3", GPUS, "a double", gpu="Test Double GPU", nccl=23203, cells=(cell,))
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    path = measured.path_of(machine, {"BLINK_CACHE": str(cache)})
+    assert path is not None
+    measured.write(path, table)
+    call = {"calls": 1, "count": SIZE // 4, "BLINK_TOPO": "clique:3", "BLINK_ALGO": None, "BLINK_CACHE": cache}
+    outcome = preloaded.scene("many_calls", RANKS, **call).right()
+    (line,) = {(one.state, one.protocol, one.why) for one in outcome.usage if one.collective == "allreduce"}
+    if fastest == NCCL:
+        assert line[:2] == ("nccl", "")
+        assert line[2] == "blink one_shot ll 20 us, NCCL 1 us measured at 4 KiB"
+    else:
+        assert line == ("blink", "ll", "blink one_shot ll 1 us, NCCL 30 us measured at 4 KiB")
+
+
+def _table(path: Path) -> MeasuredTable:
+    return measured.read(path, machine_key(parse_spec("clique:2")))
+
+
+def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> None:
+    """libblink.so's programs, or NCCL alone, on the same GPUs."""
+    _runs_python(preloaded)
+
+    def environment(way: Way, report: Path) -> dict[str, str]:
+        return preloaded.environment(BLINK_TOPO="clique:2", BLINK_DEBUG=None, BLINK_REPORT=report, **way.settings)
+
+    with Ways([1, 0], ["reduce"], environment, tmp_path) as ways:
+        job = ways.job()
+        assert [(peer.device, peer.uuid[-2:]) for peer in job.peers] == [(1, "01"), (0, "00")]
+        table, where = job_table(job)
+        assert (table.machine, where.ranks) == (machine_key(parse_spec("clique:2")), (1, 0))
+        assert table.by.startswith("Test Double GPU, driver of CUDA 13.0, NCCL 2.32, Blink ")
+        for way in (Way(NCCL), Way("optimal", "ll"), Way("optimal", "ll")):
+            seconds = ways.seconds(way, "reduce", 4096, 2)
+            assert seconds is not None
+            assert seconds > 0
+        assert ways.lost == []
+        assert ways.seconds(Way("one_shot", "ll"), "reduce", 4096, 2) is None
+        (why,) = ways.lost
+        assert why.startswith("one_shot ll: libblink.so did not take reduce: ")
+        assert "one_shot does not serve reduce" in why
+
+
+def test_a_tuner_that_is_killed_leaves_what_it_wrote(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Without any of ours it is quick; what NCCL took is written all the same."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    own = {"BLINK_CACHE": cache, "BLINK_STAGING_BYTES": "none"}
+    path = measured.path_of(machine_key(parse_spec("clique:2")), {"BLINK_CACHE": str(cache)})
+    assert path is not None
+    with tune(preloaded, "-b", "4K", "-e", "64M", **own) as process:
+        until(lambda: path.exists() or process.poll() is not None, 100)
+        process.kill()
+        process.communicate()
+    before = _table(path).cells
+    assert before
+    assert {time.algorithm for cell in before for time in cell.times} == {NCCL}
+    until(lambda: not [one for one in preloaded._left() if one.startswith("process")], 20)
+    with tune(preloaded, "--show", "--json", **own) as process:
+        out, _ = process.communicate()
+    assert len(json.loads(out)["cells"]) == len(before)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_was_and_finds_what_is_fast(preloaded: Preloaded, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    path = measured.path_of(machine_key(parse_spec("clique:2")), {"BLINK_CACHE": str(cache)})
+    assert path is not None
+    slow = {"BLINK_CACHE": cache, "BLINK_DOUBLE_SLOW_KERNEL": "optimal_ll:100000"}  # LL128 too
+    seen: list[MeasuredTable] = []
+    for end, said in (("4K", "wrote"), ("16K", "wrote"), ("16K", "all of this was measured before")):
+        with tune(preloaded, "-b", "4K", "-e", end, "-f", "4", **slow) as process:
+            out, err = process.communicate()
+        assert (process.returncode, said in err) == (0, True), err
+        assert "optimal simple" in out
+        seen.append(_table(path))
+    first, second, third = seen
+    assert second == third
+    assert [cell.size_bytes for cell in second.cells] == [4096, 16384]
+    assert first.cells[0].size_bytes == 4096
+    for cell in second.cells:
+        ours = [time for time in cell.times if time.algorithm == "optimal"]
+        assert ours[0].protocol == "simple"
+        assert {time.protocol for time in ours} == {"simple", "ll", "ll128"}
+    assert os.stat(path).st_mode & 0o077 == 0

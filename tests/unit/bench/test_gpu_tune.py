@@ -1,0 +1,134 @@
+"""``blink tune`` on GPUs: who goes on, and what becomes of processes that fail."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+
+from blinkccl.bench import gpu_tune
+from blinkccl.bench.gpu_tune import LEAST_CALLS, MOST_CALLS, PAIRS, Process, Seeds, Way, Ways, fastest
+from blinkccl.bench.tune import collective_of
+from blinkccl.choice.measured import NCCL
+from blinkccl.choice.programs import default_blocks
+from blinkccl.errors import CommunicationError
+from blinkccl.nccl.programs import DEFAULT, candidates
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.topology.spec import parse_spec
+
+OURS = [Way("optimal", "simple"), Way("optimal", "ll"), Way("one_hop", "ll"), Way("one_shot", "ll128")]
+TAKES = dict(zip(OURS, (4e-5, 3e-5, 2e-5, 1e-5), strict=True)) | {Way(NCCL): 9e-5}
+
+
+class Timer:
+    """A call of a way takes what it takes; some stop working after so many measurements."""
+
+    def __init__(self, **dies):
+        self.dies, self.measured, self.calls = dies, Counter(), Counter()
+
+    def __call__(self, way, calls):
+        self.measured[way] += 1
+        self.calls[way] += calls
+        return None if self.measured[way] > self.dies.get(way.algorithm, 99) else TAKES[way]
+
+
+def test_the_faster_half_goes_on_and_nccl_always():
+    timer = Timer()
+    found = fastest(OURS, timer, 10.0)
+    assert [(one.algorithm, one.protocol) for one in found] == sorted(TAKES, key=TAKES.get)
+    assert [timer.measured[way] for way in OURS] == [2, 2, 3, 3 + PAIRS]
+    assert timer.measured[Way(NCCL)] == 3 + PAIRS
+    assert {one.seconds for one in found} == set(TAKES.values())
+    assert max(one.calls for one in found) == MOST_CALLS * PAIRS
+
+
+def test_the_budget_says_how_many_calls():
+    timer = Timer()
+    assert [one.calls for one in fastest(OURS, timer, 0.0)] == [LEAST_CALLS * PAIRS, 4, 2, 2, LEAST_CALLS * PAIRS]
+    spent = sum(calls * TAKES[way] for way, calls in timer.calls.items())
+    more = Timer()
+    fastest(OURS, more, 100 * spent)
+    assert sum(more.calls.values()) > 5 * sum(timer.calls.values())
+
+
+@pytest.mark.parametrize("dies", [{"one_shot": 0}, {"one_shot": 2}, {"one_shot": 4}])
+def test_a_way_that_fails_is_not_in_the_cell(dies):
+    found = [one.algorithm for one in fastest(OURS, Timer(**dies), 1.0)]
+    assert "one_shot" not in found
+    assert found[-1] == NCCL
+
+
+def test_without_any_of_ours_nccl_is_measured_alone():
+    assert [one.algorithm for one in fastest([], Timer(), 1.0)] == [NCCL]
+    assert [one.algorithm for one in fastest(OURS[:1], Timer(optimal=3), 1.0)] == [NCCL]
+
+
+def test_predictions_seed_and_leave_out_what_has_no_chance():
+    topology = parse_spec("dgx-1v")
+    where = JobPlacement(topology, (0, 1, 2, 3))
+    seeds = Seeds(candidates(where, DEFAULT, default_blocks(80), {}), 70, 1)
+    small, large = (seeds.ways(collective_of("allreduce", 4), size) for size in (1 << 10, 64 << 20))
+    assert small[0].protocol == "ll"
+    assert large[0].protocol == "simple"
+    for ways in (small, large):
+        assert 1 < len(ways) == len(set(ways)) <= gpu_tune.SEEDS
+    assert all(way.protocol != "ll" for way in large), "LL was never faster there"
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Something else than Python, for the processes."""
+
+    def write(text):
+        path = tmp_path / "python"
+        path.write_text(f"#!{sys.executable}\nimport sys, time\n{text}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(gpu_tune.sys, "executable", str(path))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sys.exit(3)", "its process ended with exit code 3"),
+        ('print(\'{"failed": "no GPU"}\', flush=True)', "no GPU"),
+        ("time.sleep(60)", "did not answer in time"),
+    ],
+)
+def test_a_process_that_cannot_go_on_says_why(child, monkeypatch, text, why):
+    child(text)
+    monkeypatch.setattr(gpu_tune, "CLOSE_S", 0.1)
+    process = Process([0, 1], {})
+    with pytest.raises(CommunicationError, match=why):
+        process.ask(0.5 if "sleep" in text else 30.0, do="open")
+    process.close()
+    assert process._process.returncode is not None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "state", "lost"),
+    [
+        ("", "blink", []),
+        ("rank 1: 3 for 4", "blink", ["optimal ll: allreduce of 65536 bytes: rank 1: 3 for 4"]),
+        ("", "nccl", ["optimal ll: libblink.so did not take allreduce: no code"]),
+    ],
+)
+def test_only_what_libblink_took_and_did_right_is_timed(child, tmp_path, wrong, state, lost):
+    line = (
+        f'{{"pid": 1, "rank": 0, "nranks": 2, "comm": "a", "state": "{state}", "why": "no code", '
+        '"collective": "allreduce", "calls": 1, "protocol": "ll"}'
+    )
+    child(
+        "import os, json\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        f"    if asked['do'] == 'close': open(os.environ['REPORT'], 'a').write({line!r} + chr(10))\n"
+        f"    wrong = {wrong!r} if asked.get('size_bytes') == 65536 else ''\n"
+        "    print(json.dumps({'wrong': wrong, 'seconds': 1e-3 * asked.get('calls', 0)}), flush=True)"
+    )
+    with Ways([0, 1], ["allreduce"], lambda way, report: {"REPORT": str(report), **way.settings}, tmp_path) as ways:
+        found = [ways.seconds(Way("optimal", "ll"), "allreduce", 1 << 16, 3) for _ in range(2)]
+    assert found == ([None, None] if lost else [3e-3, 3e-3])
+    assert ways.lost == lost

@@ -1,0 +1,74 @@
+"""``blink tune`` on GPUs: what it refuses, and what it says of tables that are there, before anything is measured."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import msgspec
+import pytest
+
+from blinkccl.algorithms.path_table import machine_key
+from blinkccl.choice import measured
+from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
+from blinkccl.topology.json_format import write
+from blinkccl.topology.spec import parse_spec
+
+MACHINE = machine_key(parse_spec("clique:3"))
+TIMES = (Time("one_shot", "ll", 2e-5, 9), Time(NCCL, "", 3e-5, 9))
+CELL = Cell("allreduce", -1, (0, 1, 2), 4096, 2048, 8192, "2026-01-01", TIMES)
+TABLE = MeasuredTable(MACHINE, "clique:3", GPUS, "somebody", gpu="a GPU", nccl=23007, cells=(CELL,))
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
+    return measured.path_of(MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["-g", "2", "--topo", "clique:3"], "-g is for ranks on this host's CPUs, --topo and --gpus for GPUs"),
+        (["alltoall", "--topo", "clique:3"], "alltoall: on GPUs, expected some of allreduce, "),
+        (["--topo", "clique:3", "--gpus", "1"], "clique:3 has 1 rank(s) to tune: expected at least 2 GPUs"),
+        (["--topo", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(blink, path, typed, message):
+    blink("tune", *typed).assert_refused(message)
+
+
+def test_gpus_that_are_renumbered_are_refused(blink, path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    blink("tune", "--topo", "clique:3").assert_refused("unset it, and name GPUs by --gpus as nvidia-smi numbers them")
+
+
+def test_a_topology_that_only_we_have_read_is_refused(blink, path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(write(parse_spec("clique:3")).encode())))
+    blink("tune", "--topo", "-").assert_refused("every process reads the topology itself")
+
+
+def test_without_a_driver_it_says_so(blink, path, monkeypatch):
+    monkeypatch.setenv("BLINK_CUDA_LIB", "/no/such/libcuda.so.1")
+    measured.write(path, TABLE)
+    before = path.read_bytes()
+    ended = blink("tune", "allreduce", "--topo", "clique:3", "-b", "1K", "-e", "1K")
+    assert (ended.code, ended.out) == (3, "")
+    assert "/no/such/libcuda.so.1" in ended.err
+    assert path.read_bytes() == before
+
+
+def test_the_table_there_is_is_shown(blink, path):
+    show = ("tune", "--topo", "clique:3", "--show")
+    assert blink(*show).out == f"{path}\nnothing yet\n"
+    measured.write(path, TABLE)
+    shown = blink(*show).out
+    assert "GPUs 0-2 of clique:3: somebody\n" in shown
+    assert "allreduce     4K  one_shot ll 20.0 µs, nccl 30.0 µs\n" in shown
+    document = json.loads(blink(*show, "--json").out)
+    assert document["cells"][0] == msgspec.json.decode(msgspec.json.encode(CELL))
+    path.write_bytes(b'{"machine": 3')
+    damaged = blink(*show)
+    assert "is no table of measurements" in damaged.err
+    assert "what is measured takes its place" in damaged.err
