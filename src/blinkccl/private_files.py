@@ -75,6 +75,14 @@ def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
         raise
 
 
+def write_or_replace(path: Path, content: bytes) -> None:
+    """Writes a file that somebody named, all of it or nothing; an OSError leaves what was there."""
+    if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
+        path.write_bytes(content)
+    else:
+        write_at_once(path.resolve(), content, 0o644)
+
+
 def throw_out(directory: Path, max_bytes: int, is_ours: Callable[[Path], bool]) -> None:
     """Removes the files not used for longest until those that ``is_ours`` has take ``max_bytes`` at most.
 

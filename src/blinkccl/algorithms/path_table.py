@@ -29,7 +29,7 @@ import msgspec
 
 from blinkccl.errors import TopologyError
 from blinkccl.forest.model import Path, topology_hash
-from blinkccl.private_files import write_at_once
+from blinkccl.private_files import write_or_replace
 from blinkccl.schema import SCHEMA_VERSION, version_fault
 from blinkccl.topology.limits import check_labels
 from blinkccl.topology.model import Topology
@@ -259,8 +259,4 @@ def read_or_ignore(path: FilePath, machine: str) -> PathTable | None:
 
 def write(path: FilePath, table: PathTable) -> None:
     """Writes all of it or nothing; an OSError leaves what was there."""
-    content = to_json(table).encode()
-    if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
-        path.write_bytes(content)
-    else:
-        write_at_once(path.resolve(), content, 0o644)
+    write_or_replace(path, to_json(table).encode())

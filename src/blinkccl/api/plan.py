@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from os import PathLike
@@ -261,7 +261,9 @@ def plan(
     return plan_of(request(machine, ranks, collective, (root, src, dst), (links, relays)), algo, size_bytes)
 
 
-def plan_of(request: Request, algo: str = "auto", size_bytes: int | None = None, measured: Sequence[Cell] = ()) -> Plan:
+def plan_of(
+    request: Request, algo: str = "auto", size_bytes: int | None = None, measured: tuple[Cell, ...] = ()
+) -> Plan:
     """The plan of a request by ``algo``, or by the fastest at ``size_bytes``, as ``measured`` or predicted."""
     row = algorithm(algo)
     if size_bytes is None:

@@ -16,7 +16,7 @@ from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
-    from blinkccl.lab.experiment import Field
+    from blinkccl.lab.experiment import Field, Measured
 
 HELP = """
 Examples:
@@ -26,14 +26,16 @@ Examples:
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.png
   blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
   blink lab allreduce --topo dgx-1v --fail 0-3                      a link is cut: who says so, and what then?
+  blink lab allreduce --topo dgx-1v --algo optimal,ring --chunk 16K,64K -b 1M -e 16M -o table.json
   blink lab sendrecv --topo mist --gpus 0,1 --algo multi_path,one_hop -b 64K -e 32M
   blink lab --clean
 
 Build the machine from network namespaces, a shaped pair of devices per link, and run plans on it.
 
 Every vertex is a namespace, with a process where data is stored; switches forward. Links keep their ratios.
-All candidates run in turns on the same links, each result is checked, times are
-medians. Needs root, ip and tc; what it builds has no name and ends with this process, however that ends.
+All candidates run in turns on the same links, each result is checked, times are medians. -o writes them
+down, for --measured of blink plan --size and blink explain. Needs root, ip and tc; what it builds has no
+name and ends with this process, however that ends.
 """
 
 
@@ -64,7 +66,9 @@ Lane = Annotated[
     Option("--lane", metavar="MBIT/S", help="Rate of one lane of the machine; default: what the processors hold."),
 ]
 Rounds = Annotated[int, Option("-n", "--rounds", metavar="N", min=1, max=1000, help="Runs of each.")]
-Chunk = Annotated[str | None, Option("--chunk", metavar="SIZE", help="Size of a message; default: by size and depth.")]
+Chunk = Annotated[
+    str | None, Option("--chunk", metavar="SIZES", help="Of a message, as 16K,64K: each; default: by size and depth.")
+]
 Timeout = Annotated[float, Option("--timeout", metavar="SECONDS", help="For one run.")]
 Clean = Annotated[
     bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
@@ -94,7 +98,16 @@ def lab(
     timeout_s: Timeout = 60.0,
     clean: Clean = False,
     plot: PlotFile = None,
-    output: arguments.PathTableFile = None,
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write what was measured into a table of this machine: what each algorithm took at which size; of "
+            "multi_path, which paths a message takes, for blink run --paths.",
+        ),
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Build, run, print; exit with 1 if a result was wrong."""
@@ -106,14 +119,12 @@ def lab(
     if name is None:
         raise UsageError("which collective? Give broadcast, allreduce, ..., or --clean")
     sizes = sweep(begin, end, factor, None).sizes()
-    chunk_bytes = None if chunk is None else size_in_bytes("--chunk", chunk)
+    chunks = [None] if chunk is None else [size_in_bytes("--chunk", one) for one in chunk.split(",")]
     for option, value in (("--lane", lane), ("--timeout", timeout_s)):
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{option} must be a positive number, got {value}")
-    if output is not None and (fail is not None or "multi_path" not in algo.split(",")):
-        raise UsageError(
-            "-o writes the table of multi_path, which is none of these: blink lab sendrecv --algo multi_path"
-        )
+    if output is not None and fail is not None:
+        raise UsageError("-o writes what was measured, and --fail measures nothing: leave one out")
     console.check_files(output, plot=plot)
     _check_machine()
     from blinkccl.lab import experiment
@@ -123,27 +134,29 @@ def lab(
     if fail is not None:
         _fail(request, names[0], lane, fail, sizes[0], rounds, timeout_s, json)
         return
-    field = _compare(experiment.prepare(request, names, lane), sizes, chunk_bytes, rounds, timeout_s, plot, json)
+    field, rows = _compare(experiment.prepare(request, names, lane), sizes, chunks, rounds, timeout_s, plot, json)
     if output is not None and field.path_row is not None:
         source = f"measured in a laboratory, {field.slower:.0f} times slower"
         arguments.write_path_row(output, request.topology, field.path_row, source)
+    elif output is not None:
+        _write(output, field, rows, sizes)
 
 
 def _compare(
     field: Field,
     sizes: Sequence[int],
-    chunk_bytes: int | None,
+    chunks: Sequence[int | None],
     rounds: int,
     timeout_s: float,
     plot: Path | None,
     json: bool,
-) -> Field:
-    """Measure all candidates, and report; exit with 1 if a result was wrong. The field as it was measured."""
+) -> tuple[Field, list[list[Measured]]]:
+    """Measure all candidates, and report; exit with 1 if a result was wrong. The field as it was measured, and how."""
     from blinkccl.lab import experiment, output
 
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
         field = field.ready(laboratory, timeout_s)
-        rows = list(experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunk_bytes, progress))
+        rows = list(experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunks, progress))
         layout = laboratory.layout
     if json:
         console.emit_json(output.document(field, layout, rows))
@@ -157,7 +170,29 @@ def _compare(
     if wrong:
         console.error(f"{wrong} elements were wrong: see #wrong")
         raise typer.Exit(CHECK_FAILED)
-    return field
+    return field, rows
+
+
+def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: Sequence[int]) -> None:
+    """Puts what was measured into the table in ``path``: beside what the same laboratory measured before."""
+    from blinkccl.algorithms.path_table import machine_key
+    from blinkccl.bench.tune import ranges
+    from blinkccl.choice import measured
+    from blinkccl.lab.output import measured_cell
+    from blinkccl.private_files import write_or_replace
+
+    topology, slower = field.request.topology, round(field.slower, 3)
+    by = f"a laboratory, links {slower:g} times slower"
+    there = arguments.measured(path, topology) if path.is_file() and path.stat().st_size else None
+    table = measured.MeasuredTable(machine_key(topology), topology.name, measured.LABORATORY, by, slower)
+    if there is not None and there.same_source(table):
+        table = there
+    elif there is not None:
+        console.note(f"{path} has times of {there.by}, these are of {by} (see --lane): they take their place")
+    for row, at in zip(rows, ranges(sizes), strict=True):
+        table = table.with_cell(measured_cell(row, field.request.ranks, at))
+    with console.written(path):
+        write_or_replace(path, measured.to_json(table))
 
 
 def _fail(

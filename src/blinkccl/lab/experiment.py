@@ -443,15 +443,18 @@ def measure(
     sizes: Sequence[int],
     rounds: int,
     deadline_s: float,
-    chunk_bytes: int | None = None,
+    chunks: Sequence[int | None] = (None,),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[Measured]]:
-    """Per size, all candidates of a field that is ready, ``rounds`` times in turns, every result checked."""
+    """Per size, all candidates of a field that is ready, ``rounds`` times in turns, every result checked.
+
+    Each runs in all of the ``chunks``, bytes of a message, None by size and depth.
+    """
     ready = field.candidates
     numbers: dict[Candidate, int] = {}
-    total, done = len(sizes) * rounds * len(ready), 0
+    total, done = len(sizes) * rounds * len(ready) * len(chunks), 0
     for size in sizes:
-        row = [planned(one.at(size), size, chunk_bytes, field.slower) for one in ready]
+        row = [planned(one.at(size), size, chunk, field.slower) for one in ready for chunk in chunks]
         for measured in row:
             if measured.candidate not in numbers:
                 numbers[measured.candidate] = measured.candidate.open(lab)

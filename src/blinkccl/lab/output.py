@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.choice.measured import Cell, Time
 from blinkccl.lab.experiment import Field, Measured
 from blinkccl.lab.layout import Layout
 from blinkccl.report.plotting import pyplot
 from blinkccl.report.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
 from blinkccl.schema import SCHEMA_VERSION
+
+#: What runs plans in a laboratory.
+ENGINE = "sockets"
 
 
 def head_text(field: Field, layout: Layout) -> str:
@@ -48,15 +54,39 @@ def table_text(rows: Sequence[Sequence[Measured]], paint: Paint) -> str:
     return "\n".join([paint(text[0], "bold"), *text[1:]]) + "\n"
 
 
+def _label(one: Measured, row: Sequence[Measured]) -> str:
+    """An algorithm, and where it runs in several chunks, in which."""
+    alone = sum(other.candidate.name == one.candidate.name for other in row) == 1
+    return one.candidate.name if alone else f"{one.candidate.name} in {bytes_text(one.chunk_bytes)}"
+
+
 def ratio_text(rows: Sequence[Sequence[Measured]]) -> str:
     """How many times as fast as the others the first candidate is: measured, and by the plans."""
     first, *others = rows[-1]
     lines = [
-        f"{first.candidate.name} over {one.candidate.name}: {first.gb_per_s / one.gb_per_s:.3g} times measured, "
+        f"{_label(first, rows[-1])} over {_label(one, rows[-1])}: {first.gb_per_s / one.gb_per_s:.3g} times measured, "
         f"{first.candidate.forest.algbw_gb_per_s / one.candidate.forest.algbw_gb_per_s:.3g} by the plans\n"
         for one in others
     ]
     return "".join(lines)
+
+
+def measured_cell(row: Sequence[Measured], ranks: Sequence[int], at: tuple[int, int, int]) -> Cell:
+    """What a table of measurements says of ``at``, a row of :func:`blinkccl.bench.tune.ranges`; seconds are as if links
+    had the machine's rates."""
+    size, least, below = at
+    collective = row[0].candidate.forest.collective
+    root = -1 if collective.root is None else collective.root
+    times = {
+        (one.candidate.name, one.chunk_bytes): Time(
+            one.candidate.name, ENGINE, one.seconds / one.slower, len(one.runs), one.chunk_bytes
+        )
+        for one in row
+        if one.candidate.name in ALGORITHMS
+    }
+    ranked = tuple(sorted(times.values(), key=lambda one: one.seconds))
+    day = datetime.date.today().isoformat()
+    return Cell(collective.name, root, tuple(ranks), size, least, below, day, ranked)
 
 
 def absent_text(field: Field) -> str:
@@ -101,7 +131,7 @@ def draw(path: Path, field: Field, rows: Sequence[Sequence[Measured]]) -> None:
     figure, axes = pyplot().subplots(figsize=(9, 5.5), layout="constrained")
     request = field.request
     axes.set_title(f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, laboratory")
-    for number, name in enumerate(one.candidate.name for one in rows[0]):
+    for number, name in enumerate(_label(one, rows[0]) for one in rows[0]):
         column = [row[number] for row in rows]
         plan = column[0].candidate.forest.algbw_gb_per_s
         if len(rows) == 1:

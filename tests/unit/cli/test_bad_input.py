@@ -65,7 +65,11 @@ def test_plan(blink, arguments, message):
         (["broadcast", "--fail", "melt:0-3"], "--fail melt:0-3: expected cut:0-3, slow:0-3 or lossy:0-3"),
         (["broadcast", "--fail", "9"], "--fail kill:9: no rank of the job"),
         (["broadcast", "-b", "2M", "-e", "1M"], "-e 1M is below -b 2M"),
-        (["broadcast", "-o", "paths.json"], "-o writes the table of multi_path, which is none of these"),
+        (
+            ["broadcast", "-o", "t.json", "--fail", "cut:0-3"],
+            "-o writes what was measured, and --fail measures nothing",
+        ),
+        (["broadcast", "--chunk", "16K,many"], "--chunk: not a size in bytes: 'many'"),
         (["sendrecv", "--algo", "path:0-x"], "path:0-x: expected a path of vertices, as in path:0-4-1"),
     ],
 )
