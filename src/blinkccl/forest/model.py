@@ -25,7 +25,7 @@ All vertices are the topology's ids. ``ranks[i]`` is rank ``i`` of the job; only
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -215,13 +215,16 @@ def tree_depth(tree: Tree) -> int:
 
 
 def link_use(shares: Iterable[Share]) -> dict[tuple[int, int], Fraction]:
-    """How much of S crosses each link, as a fraction of S."""
-    use: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+    """How much of S crosses each link, as a fraction of S. Counted by weight, as sums of fractions are slow."""
+    crossings: dict[Fraction, Counter[tuple[int, int]]] = defaultdict(Counter)
     for share in shares:
+        counted = crossings[share.weight]
         for tree in share.trees():
-            for path in tree.edges:
-                for arc in itertools.pairwise(path):
-                    use[arc] += share.weight
+            counted.update(itertools.chain.from_iterable(map(itertools.pairwise, tree.edges)))
+    use: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+    for weight, counted in crossings.items():
+        for arc, times in counted.items():
+            use[arc] += weight * times
     return dict(use)
 
 
