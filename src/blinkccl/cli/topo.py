@@ -138,10 +138,11 @@ def _check_output(path: Path) -> None:
 
 
 def _formats() -> dict[str, Callable[[Topology], str]]:
-    from blinkccl.report.topology_svg import topology_svg
+    from blinkccl.report.picture import folded, machine_picture
+    from blinkccl.report.shapes import svg_file
     from blinkccl.topology.formats import WRITERS
 
-    return {**WRITERS, ".svg": topology_svg}
+    return {**WRITERS, ".svg": lambda topology: svg_file(folded(machine_picture(topology)))}
 
 
 def _write(path: Path, topology: Topology) -> None:

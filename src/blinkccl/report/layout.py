@@ -1,0 +1,359 @@
+"""Where the parts of a machine stand in a picture, and how its links run between them: pure geometry, no colours.
+
+A server is a box, drawn as people draw it: processors on top, PCIe switches below them, then the GPUs, in a row over
+their NVSwitch, or on circles, one per socket, where links join them directly. Servers stand in rows, and the network
+between them is a rail above each row. Both directions of a link are lines of their own, each on the right of its way,
+as on a road. With many servers the picture is *folded*: what a server holds is there, and whoever draws hides it until
+somebody looks closer.
+
+Lengths are in px at scale 1. The same topology gives the same places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, cos, hypot, pi, sin, sqrt
+
+from blinkccl.topology.model import FAST_KINDS, Topology, Vertex
+
+Point = tuple[float, float]
+#: A box with a name in it, and the space around one.
+NODE_W, NODE_H, GAP = 58.0, 26.0, 16.0
+#: From one row of boxes to the next; from a server's border to what it holds, with its name on top.
+ROW, MARGIN, HEAD = 74.0, 18.0, 26.0
+#: From a rail of the network to the servers below it, and its own height.
+RAIL_GAP, RAIL_H = 44.0, 24.0
+#: Ranks that stand in one row, and from which on circles have dots without names.
+IN_ROW, NAMED_ON_CIRCLE = 10, 40
+#: More servers than this are folded.
+UNFOLDED = 8
+_DOT = 14.0
+#: How far a link bends to go around a box, in the order in which it is tried.
+_BENDS = (0.0, 34.0, -34.0, 62.0, -62.0, 100.0, -100.0, 150.0, -150.0)
+_TORUS = re.compile(r"torus:(\d+)x(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A box: its centre, width and height."""
+
+    x: float
+    y: float
+    w: float = NODE_W
+    h: float = NODE_H
+
+    def moved(self, dx: float, dy: float) -> Place:
+        return replace(self, x=self.x + dx, y=self.y + dy)
+
+    def holds(self, point: Point, margin: float = 0.0) -> bool:
+        """Whether ``point`` is inside, or within ``margin`` of it."""
+        return abs(point[0] - self.x) < self.w / 2 + margin and abs(point[1] - self.y) < self.h / 2 + margin
+
+    def meets(self, other: Place) -> bool:
+        """Whether the two overlap."""
+        return 2 * abs(self.x - other.x) < self.w + other.w and 2 * abs(self.y - other.y) < self.h + other.h
+
+    def towards(self, point: Point) -> Point:
+        """Where the way from the centre to ``point`` leaves the box."""
+        dx, dy = point[0] - self.x, point[1] - self.y
+        part = min(self.w / 2 / abs(dx) if dx else 1e9, self.h / 2 / abs(dy) if dy else 1e9)
+        return self.x + dx * min(part, 1.0), self.y + dy * min(part, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's border, and the vertices inside."""
+
+    number: int
+    place: Place
+    members: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``places`` by vertex; a network's vertex has a rail above each row of servers, and its place is the first one.
+
+    ``routes``: the two ends of each directed link, or these and the control point of a parabola between them.
+    """
+
+    places: Mapping[int, Place]
+    rails: Mapping[int, tuple[Place, ...]]
+    servers: tuple[Server, ...]
+    routes: Mapping[tuple[int, int], tuple[Point, ...]]
+    width: float
+    height: float
+    folded: bool
+
+
+def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> Layout:
+    """Places and routes of all vertices and links; ``sockets`` name the processor of a rank, by the whole machine.
+
+    Cost: O(links × vertices of a server).
+    """
+    homes = sorted({topology.vertex[rank].server for rank in topology.ranks})
+    blocks = [_server(topology, home, sockets or sockets_of(topology)) for home in homes]
+    lone = [vertex.id for vertex in topology.vertices if vertex.server not in set(homes)]
+    cell_w, cell_h = max(block.w for block in blocks), max(block.h for block in blocks)
+    columns = len(blocks) if len(blocks) <= 4 else _columns(len(blocks), cell_w, cell_h + RAIL_GAP + RAIL_H)
+    step_x, step_y = cell_w + 2 * GAP, cell_h + 2 * GAP + (RAIL_GAP + RAIL_H if lone else 0.0)
+    top = RAIL_H + RAIL_GAP + GAP if lone else GAP
+    places: dict[int, Place] = {}
+    servers = []
+    for i, (home, block) in enumerate(zip(homes, blocks, strict=True)):
+        left, upper = GAP + i % columns * step_x + (cell_w - block.w) / 2, top + i // columns * step_y
+        places |= {vertex: place.moved(left, upper) for vertex, place in block.places.items()}
+        border = Place(left + block.w / 2, upper + block.h / 2, block.w, block.h)
+        ranks = tuple(v for v in block.places if not topology.is_transit(v))
+        servers.append(Server(home, border, tuple(block.places), ranks))
+    width = GAP + columns * step_x - GAP
+    rows = ceil(len(blocks) / columns)
+    rails = _rails(lone, width, [GAP + RAIL_H / 2 + row * step_y for row in range(rows)])
+    places |= {vertex: rail[0] for vertex, rail in rails.items()}
+    routes = _routes(topology, places, rails, servers)
+    height = top + (rows - 1) * step_y + cell_h + GAP
+    return Layout(places, rails, tuple(servers), routes, width, height, len(servers) > UNFOLDED)
+
+
+def _columns(count: int, w: float, h: float) -> int:
+    """As many as make the whole about 16 by 10."""
+    return max(1, min(count, round(sqrt(count * h / w * 1.6))))
+
+
+def _rails(lone: Sequence[int], width: float, heights: Sequence[float]) -> dict[int, tuple[Place, ...]]:
+    """A rail per row of servers for each vertex between them; several share the width."""
+    part = (width - 2 * GAP - (len(lone) - 1) * GAP) / max(1, len(lone))
+    return {
+        vertex: tuple(Place(GAP + part / 2 + i * (part + GAP), y, part, RAIL_H) for y in heights)
+        for i, vertex in enumerate(lone)
+    }
+
+
+def sockets_of(topology: Topology) -> dict[int, int]:
+    """The host that each rank reaches over PCIe switches; ranks without one are left out."""
+    near: dict[int, list[int]] = {}
+    for link in topology.links:
+        if link.kind == "pcie":
+            near.setdefault(link.src, []).append(link.dst)
+    found = {}
+    for rank in topology.ranks:
+        level, seen = [rank], {rank}
+        while level and rank not in found:
+            level = [v for u in level for v in near.get(u, ()) if topology.is_transit(v) and v not in seen]
+            seen.update(level)
+            hosts = sorted(v for v in level if topology.vertex[v].kind in ("host", "memory"))
+            if hosts:
+                found[rank] = hosts[0]
+    return found
+
+
+# One server.
+@dataclass(frozen=True)
+class _Block:
+    places: dict[int, Place]
+    w: float
+    h: float
+
+
+def _server(topology: Topology, home: int, sockets: Mapping[int, int]) -> _Block:
+    members = [vertex for vertex in topology.vertices if vertex.server == home]
+    inside = {vertex.id for vertex in members}
+    ranks = sorted(vertex.id for vertex in members if not topology.is_transit(vertex.id))
+    near: dict[int, list[int]] = {vertex.id: [] for vertex in members}
+    fast: dict[int, list[int]] = {vertex.id: [] for vertex in members}
+    for link in topology.links:
+        if link.src in inside and link.dst in inside:
+            near[link.src].append(link.dst)
+            if link.kind in FAST_KINDS:
+                fast[link.src].append(link.dst)
+    bars = [v.id for v in members if v.kind == "switch" and any(rank in fast[v.id] for rank in ranks)]
+    order = {rank: i for i, rank in enumerate(ranks)}
+    meshed = any(abs(order[a] - order[b]) > 1 for a in ranks for b in fast[a] if b in order)
+    if meshed:
+        places = _torus(topology.name, ranks) or _circles(ranks, sockets)
+        places |= _bar_row(bars, places)
+    else:
+        places = _rows(ranks, bars)
+    _add_levels(places, [vertex for vertex in members if vertex.id not in places], near)
+    left = min(place.x - place.w / 2 for place in places.values()) - MARGIN
+    upper = min(place.y - place.h / 2 for place in places.values()) - MARGIN - HEAD
+    right = max(place.x + place.w / 2 for place in places.values()) + MARGIN
+    lower = max(place.y + place.h / 2 for place in places.values()) + MARGIN
+    return _Block({v: place.moved(-left, -upper) for v, place in places.items()}, right - left, lower - upper)
+
+
+def _rows(ranks: Sequence[int], bars: Sequence[int]) -> dict[int, Place]:
+    """Ranks in rows above and below the switch that joins them; each second row is set off, so that links pass."""
+    step = NODE_W + GAP
+    per_row = len(ranks) if len(ranks) <= IN_ROW else ceil(len(ranks) / (2 * ceil(len(ranks) / 36)))
+    rows = [ranks[i : i + per_row] for i in range(0, len(ranks), per_row)]
+    above = ceil(len(rows) / 2)
+    heights = [-ROW * (above - i) for i in range(above)] + [ROW * (i + 1) for i in range(len(rows) - above)]
+    if not bars:
+        heights = [ROW * i for i in range(len(rows))]
+    places = {
+        rank: Place(i * step + (n % 2 if len(rows) > 2 else 0) * step / 2, heights[n])
+        for n, row in enumerate(rows)
+        for i, rank in enumerate(row)
+    }
+    width = max(place.x for place in places.values()) + NODE_W
+    part = (width - (len(bars) - 1) * GAP) / max(1, len(bars))
+    return places | {bar: Place(i * (part + GAP) + (part - NODE_W) / 2, 0.0, part) for i, bar in enumerate(bars)}
+
+
+def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, Place]:
+    """Ranks on a circle per socket, each second one mirrored: what two sockets join stands face to face."""
+    groups: dict[int, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(sockets.get(rank, -1), []).append(rank)
+    sizes = {len(group) for group in groups.values()}
+    if len(groups) < 2 or len(sizes) > 1 or not 3 <= min(sizes) <= 8:
+        groups = {0: list(ranks)}
+    places: dict[int, Place] = {}
+    left = 0.0
+    for number, group in enumerate(groups.values()):
+        n, named = len(group), len(ranks) <= NAMED_ON_CIRCLE
+        radius = max(84.0, n * (NODE_W + 2 * GAP if named else _DOT + 6) / (2 * pi))
+        size = (NODE_W, NODE_H) if named else (_DOT, _DOT)
+        for i, rank in enumerate(group):
+            angle = -pi / 2 - pi / n + 2 * pi * i / n
+            x = cos(angle) * radius * (1.15 if n > 4 else 1.0) * (-1 if number % 2 else 1)
+            places[rank] = Place(left + x, sin(angle) * radius, *size)
+        left += 2 * radius + 1.6 * NODE_W
+    return places
+
+
+def _torus(name: str, ranks: Sequence[int]) -> dict[int, Place] | None:
+    """A grid for the family whose name says that it is one."""
+    found = _TORUS.fullmatch(name)
+    if found is None or int(found[1]) * int(found[2]) != len(ranks):
+        return None
+    columns, step = int(found[2]), NODE_W + 2.5 * GAP
+    return {rank: Place(i % columns * step, i // columns * ROW) for i, rank in enumerate(ranks)}
+
+
+def _bar_row(bars: Sequence[int], places: Mapping[int, Place]) -> dict[int, Place]:
+    low = max(place.y for place in places.values()) + ROW
+    centre = (min(p.x for p in places.values()) + max(p.x for p in places.values())) / 2
+    step = 2 * NODE_W
+    return {bar: Place(centre + (i - (len(bars) - 1) / 2) * step, low, 1.6 * NODE_W) for i, bar in enumerate(bars)}
+
+
+def _add_levels(places: dict[int, Place], rest: Sequence[Vertex], near: Mapping[int, Sequence[int]]) -> None:
+    """Above the ranks their NICs, PCIe switches by their distance from ranks, and processors on top.
+
+    Where there are switches NICs stand between two ranks, so that what comes from above passes.
+    """
+    distance = _distances(list(places), near)
+    kinds = {"nic": 0, "switch": 1, "host": 2, "memory": 3}
+    levels: dict[tuple[int, int], list[int]] = {}
+    for vertex in rest:
+        far = distance.get(vertex.id, 1) if vertex.kind == "switch" else 0
+        levels.setdefault((kinds.get(vertex.kind, 0), far), []).append(vertex.id)
+    beside = NODE_W / 2 + GAP / 2 if any(kind for kind, _ in levels) and len(levels.get((0, 0), ())) > 1 else 0.0
+    height = min(place.y for place in places.values())
+    middle = (min(p.x for p in places.values()) + max(p.x for p in places.values())) / 2
+    for (kind, _), row in sorted(levels.items()):
+        height -= ROW
+        wanted = {}
+        for one in row:
+            below = [places[other].x for other in near[one] if other in places]
+            wanted[one] = (sum(below) / len(below) if below else middle) + (0.0 if kind else beside)
+        places.update((one, Place(x, height)) for one, x in _spread(wanted).items())
+
+
+def _distances(starts: Sequence[int], near: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    found = dict.fromkeys(starts, 0)
+    level = list(starts)
+    while level:
+        following = []
+        for u in level:
+            for v in near[u]:
+                if v not in found:
+                    found[v] = found[u] + 1
+                    following.append(v)
+        level = following
+    return found
+
+
+def _spread(wanted: Mapping[int, float]) -> dict[int, float]:
+    """The wanted places, moved apart as far as boxes need, about their common middle."""
+    order = sorted(wanted, key=lambda vertex: (wanted[vertex], vertex))
+    placed: list[float] = []
+    for vertex in order:
+        placed.append(max(wanted[vertex], placed[-1] + NODE_W + GAP / 2) if placed else wanted[vertex])
+    shift = sum(wanted[vertex] - x for vertex, x in zip(order, placed, strict=True)) / len(order)
+    return {vertex: x + shift for vertex, x in zip(order, placed, strict=True)}
+
+
+# Links.
+def _routes(
+    topology: Topology,
+    places: Mapping[int, Place],
+    rails: Mapping[int, tuple[Place, ...]],
+    servers: Iterable[Server],
+) -> dict[tuple[int, int], tuple[Point, ...]]:
+    inside: dict[int, list[Place]] = {}
+    for server in servers:
+        if len(server.members) <= NAMED_ON_CIRCLE:
+            inside[server.number] = [p for p in (places[v] for v in server.members) if p.w <= NODE_W]
+    found: dict[tuple[int, int], tuple[Point, ...]] = {}
+    for link in topology.links:
+        ends = (link.src, link.dst)
+        back = found.get((link.dst, link.src))
+        if back is None:
+            a, b = (_nearest(v, w, places, rails) for v, w in (ends, ends[::-1]))
+            home = topology.vertex[link.src].server
+            others = [p for p in inside.get(home, ()) if p not in (places[link.src], places[link.dst])]
+            found[ends] = _way(a, b, others)
+        else:
+            found[ends] = (back[1], back[0], *back[2:])
+    return {ends: _to_the_right(route, 1.9) if ends[::-1] in found else route for ends, route in found.items()}
+
+
+def _nearest(vertex: int, other: int, places: Mapping[int, Place], rails: Mapping[int, tuple[Place, ...]]) -> Place:
+    """The box of ``vertex``, or the piece of its rail or bar that is right above or below ``other``."""
+    place, end = places[vertex], places[other]
+    if vertex in rails:
+        above = [rail for rail in rails[vertex] if rail.y < end.y]
+        place = above[-1] if above else rails[vertex][0]
+    if place.w <= 1.6 * NODE_W or end.w > place.w:
+        return place
+    half = place.w / 2 - 6
+    return Place(min(max(end.x, place.x - half), place.x + half), place.y, 10.0, place.h)
+
+
+def _way(a: Place, b: Place, others: Sequence[Place]) -> tuple[Point, ...]:
+    """From border to border, with the least bend that keeps clear of ``others``."""
+    middle = ((a.x + b.x) / 2, (a.y + b.y) / 2)
+    length = hypot(b.x - a.x, b.y - a.y) or 1.0
+    normal = ((b.y - a.y) / length, -(b.x - a.x) / length)
+    for bend in _BENDS:
+        control = (middle[0] + normal[0] * 2 * bend, middle[1] + normal[1] * 2 * bend)
+        way = (a.towards(control), b.towards(control)) + ((control,) if bend else ())
+        along = curve(way)
+        points = [along(i / 16) for i in range(1, 16)]
+        if not any(other.holds(point, 3.0) for other in others for point in points):
+            return way
+    return a.towards((b.x, b.y)), b.towards((a.x, a.y))
+
+
+def _to_the_right(route: tuple[Point, ...], by: float) -> tuple[Point, ...]:
+    (x1, y1), (x2, y2) = route[:2]
+    length = hypot(x2 - x1, y2 - y1) or 1.0
+    dx, dy = -(y2 - y1) / length * by, (x2 - x1) / length * by
+    return tuple((x + dx, y + dy) for x, y in route)
+
+
+def curve(route: tuple[Point, ...]) -> Callable[[float], Point]:
+    """The point of a route at a part of its way, 0 to 1."""
+    a, b = route[:2]
+    control = route[2] if len(route) > 2 else ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
+
+    def at(part: float) -> Point:
+        p, q, r = (1 - part) ** 2, 2 * part * (1 - part), part**2
+        return p * a[0] + q * control[0] + r * b[0], p * a[1] + q * control[1] + r * b[1]
+
+    return at
