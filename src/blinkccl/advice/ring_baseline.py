@@ -18,12 +18,14 @@ class RingBaseline:
     """What NCCL 2.4's rings reach: algbw in GB/s, None where there is no ring, for ``reason``.
 
     ``rings`` are the distinct ones, in lanes if ``fast`` (NVLink or its kin); else NCCL has fallen back to PCIe.
+    ``forest`` is their plan.
     """
 
     gb_per_s: float | None
     rings: int = 0
     fast: bool = False
     reason: str = ""
+    forest: Forest | None = None
 
     def sentence(self, forest: Forest) -> str:
         """A line for people, beside the rate of ``forest``; "" where there is nothing to compare."""
@@ -49,4 +51,4 @@ def ring_baseline(request: Request) -> RingBaseline:
         where = "" if request.links in PCIE_CHOICES else "no NVLink ring through all ranks, and "
         return RingBaseline(None, reason=f"{where}no PCIe that would close one")
     fast = any(link.kind in FAST_KINDS for link in forest.topology.links)
-    return RingBaseline(forest.algbw_gb_per_s, ring.ring_count(request) if fast else 1, fast)
+    return RingBaseline(forest.algbw_gb_per_s, ring.ring_count(request) if fast else 1, fast, forest=forest)

@@ -112,7 +112,8 @@ def _check_output(path: Path) -> None:
     """Refuse a file that is not to be JSON or could not be written, before any work; ``-`` is standard output."""
     if path.suffix not in ("", ".json"):
         raise typer.BadParameter(
-            f"-o {path}: a plan is written as JSON; expected a name that ends in .json, or - for standard output"
+            f"-o {path}: a plan is written as JSON; expected a name that ends in .json, or - for standard output "
+            "(blink show makes a picture or a page of it)"
         )
     if str(path) != "-":
         console.check_writable(path)

@@ -15,13 +15,13 @@ Points = Sequence[tuple[int, float]]
 _MARKERS = "osD^vP*X<>hd"
 
 
-def pyplot() -> Any:
-    """matplotlib's pyplot; that it is not installed is an :class:`UnsupportedError`."""
+def pyplot(what: str = "--plot") -> Any:
+    """matplotlib's pyplot; that it is not installed, but needed for ``what``, is an :class:`UnsupportedError`."""
     try:
         import_module("matplotlib").use("Agg")
         return import_module("matplotlib.pyplot")
     except ImportError:
-        raise UnsupportedError("--plot needs matplotlib: pip install 'blink-ccl[plot]'") from None
+        raise UnsupportedError(f"{what} needs matplotlib: pip install 'blink-ccl[plot]'") from None
 
 
 def check(path: Path) -> None:

@@ -1,0 +1,176 @@
+"""``blink show``: a picture and a page of a machine, a plan or a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from blinkccl.cli import arguments, console
+from blinkccl.cli.exits import CHECK_FAILED
+from blinkccl.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from blinkccl.report.page import Exhibit
+    from blinkccl.topology.model import Topology
+
+HELP = """
+Examples:
+
+\b
+  blink show plan.json -o plan.html                      a page: machine, trees, bottleneck, what moves when
+  blink show plan.json -o plan.svg                       one picture, for a paper or a slide (.png too)
+  blink show dgx-1v -o machine.svg
+  blink show node7.txt -o machine.html                   "nvidia-smi topo -m" text
+  blink sim allreduce --topo dgx-1v --sweep --json >sim.json; blink show sim.json -o sim.html
+  blink bench allreduce -g 2 --json >bench.json; blink show bench.json
+  blink plan broadcast --topo dgx-2 --json | blink show - -o plan.html
+
+Show what a file holds: a plan, a topology, or what sim --json, bench --json or -J and lab --json wrote. The end of the
+name given to -o chooses what is written: .html (one file that needs no network), .svg, .png or .txt; without -o it is
+text on standard output.
+"""
+
+#: Plans with more steps are not checked before they are shown: that takes longer than a person waits.
+MOST_CHECKED_STEPS = 40_000
+
+
+def show(
+    what: Annotated[
+        str, Argument(metavar="FILE|SPEC", help="A plan, a topology or a result; a machine's name; - reads stdin.")
+    ],
+    spec: Annotated[
+        str | None,
+        Option("--topo", metavar="SPEC", help="The machine of a plan or result; default: the one that it names."),
+    ] = None,
+    gpus: arguments.Gpus = None,
+    size: Annotated[
+        str, Option("--size", "-s", metavar="SIZE", help="A plan: what moves when, for so many bytes.")
+    ] = "64M",
+    json: arguments.Json = False,
+    output: arguments.Output = None,
+) -> None:
+    """Read, and write in the form that the suffix names."""
+    if output is not None:
+        _check_output(output)
+    exhibit = _exhibit(what, spec, gpus, size)
+    from blinkccl.report import page
+
+    if json:
+        console.emit_json(page.exhibit_document(exhibit))
+    if output is None:
+        if not json:
+            console.emit_sentences(page.exhibit_text(exhibit))
+        return
+    if output.suffix.lower() == ".png":
+        from blinkccl.report.plotting import pyplot
+        from blinkccl.report.shapes import write_png
+
+        with console.written(output):
+            write_png(page.exhibit_picture(exhibit), output, pyplot("a .png"))
+        return
+    console.write_file(output, _writers()[output.suffix.lower()](exhibit))
+
+
+def _writers() -> dict[str, Callable[[Exhibit], str]]:
+    from blinkccl.report.page import exhibit_page, exhibit_picture, exhibit_text
+    from blinkccl.report.shapes import svg_file
+
+    return {".html": exhibit_page, ".svg": lambda exhibit: svg_file(exhibit_picture(exhibit)), ".txt": exhibit_text}
+
+
+def _check_output(path: Path) -> None:
+    """Refuse what could not be written, before any work."""
+    if path.suffix.lower() not in (".html", ".svg", ".png", ".txt"):
+        raise typer.BadParameter(f"-o {path}: expected a name that ends in .html, .svg, .png or .txt")
+    if path.suffix.lower() == ".png":
+        from blinkccl.report.plotting import pyplot
+
+        pyplot("a .png")
+    console.check_writable(path)
+
+
+def _exhibit(what: str, spec: str | None, gpus: str | None, size: str) -> Exhibit:
+    from blinkccl.advice import show as shown
+    from blinkccl.forest.document import MAX_BYTES
+
+    path = Path(what)
+    is_file = what == "-" or path.is_file()
+    content = console.read_file(path, MAX_BYTES) if is_file else b""
+    document = _document(content, console.source_name(path)) if is_file else None
+    if document is None or ("vertices" in document or "blink_gather" in document):
+        _refuse("--topo", spec, "a topology is the machine itself")
+        return shown.of_topology(_topology(what, content if is_file else None, gpus))
+    _refuse("--gpus", gpus, "a plan or a result has its own")
+    machine = None if spec is None else arguments.load(spec)[0]
+    source = console.source_name(path)
+    if "shares" in document:
+        return _of_plan(document, content, machine, source, size)
+    from blinkccl.advice.show_results import of_result
+
+    try:
+        found = of_result(document, machine)
+    except ScheduleError as error:
+        raise ScheduleError(f"{source}: {error}") from None
+    if found is None:
+        keys = ", ".join(list(document)[:6]) or "nothing"
+        raise ScheduleError(
+            f"{source}: no plan, topology or result: it has {keys[:200]}; expected what blink plan -o, topo -o, "
+            "sim --json, bench --json or -J, or lab --json wrote"
+        )
+    return found
+
+
+def _refuse(option: str, given: str | None, why: str) -> None:
+    if given is not None:
+        raise typer.BadParameter(f"{option} {given}: {why}; leave it out")
+
+
+def _document(content: bytes, source: str) -> dict[str, Any] | None:
+    """The JSON object in a file; None where it is something else."""
+    from blinkccl.forest.document import loads
+
+    if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] != b"{":
+        return None
+    return loads(content, source)
+
+
+def _topology(what: str, content: bytes | None, gpus: str | None) -> Topology:
+    from blinkccl.topology.formats import parse_topology
+    from blinkccl.topology.select import network_for
+    from blinkccl.topology.spec import parse_gpus
+
+    if content is None:
+        topology = arguments.load(what)[0]
+    else:
+        topology = parse_topology(content, console.source_name(Path(what)), Path(what).name)
+    if gpus is None:
+        return topology
+    return network_for(topology, parse_gpus(gpus, topology), "all", stored=False)
+
+
+def _of_plan(document: dict[str, Any], content: bytes, machine: Topology | None, source: str, size: str) -> Exhibit:
+    """The exhibit of a plan; ends with code 1 where it states what is not so."""
+    from blinkccl.advice.audit import audit
+    from blinkccl.advice.show import of_plan
+    from blinkccl.forest.document import from_document
+    from blinkccl.simulate.run import parse_size
+
+    size_bytes = parse_size("--size", size)
+    if content.count(b"],") > MOST_CHECKED_STEPS:
+        try:
+            forest = from_document(document)
+        except ScheduleError as error:
+            raise ScheduleError(f"{source}: {error}") from None
+        console.note(f"{source} is too large to be checked on the way: blink check {source} does it")
+    else:
+        found = audit(document, machine, source=source)
+        if not found.ok:
+            faults = [*found.verdict.violations, *found.faults]
+            console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
+            raise typer.Exit(CHECK_FAILED)
+        forest = found.forest
+    return of_plan(forest, machine, "plan.json" if source == "standard input" else source, size_bytes)

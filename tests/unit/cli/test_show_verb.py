@@ -1,0 +1,152 @@
+"""``blink show``: what it reads, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+
+import pytest
+
+from blinkccl.report import plotting
+
+
+@pytest.fixture
+def planned(blink, tmp_path):
+    path = tmp_path / "plan.json"
+    assert blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", path).code == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("suffix", "begin"), [(".html", "<!DOCTYPE html>"), (".svg", "<svg "), (".txt", "allreduce among")]
+)
+def test_the_suffix_chooses(blink, planned, suffix, begin):
+    path = planned.with_suffix(suffix)
+    ended = blink("show", planned, "-o", path)
+    assert ended.code == 0
+    assert ended.out == ""
+    assert ended.err == f"blink: wrote {path}\n"
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(begin)
+    blink("show", planned, "-o", path)
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_png(blink, planned):
+    pytest.importorskip("matplotlib", reason="a .png needs matplotlib")
+    path = planned.with_suffix(".PNG")
+    assert blink("show", planned, "-o", path).code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_file_it_is_text(blink, planned):
+    ended = blink("show", planned)
+    assert "no schedule of unicast store-and-forward trees on these links is faster" in ended.out
+    assert "this plan is 7.5 times as fast" in ended.out
+    assert blink("show", "dgx-1v").out.startswith("dgx-1v: 8 GPUs")
+
+
+def test_json_has_summary_and_tables(blink, planned):
+    document = json.loads(blink("show", planned, "--json").out)
+    assert document["schema_version"] == 2
+    assert document["kind"] == "plan"
+    assert [row["term"] for row in document["summary"]][:2] == ["What", "How fast"]
+    assert document["tables"][0]["rows"]
+
+
+def test_topologies_of_all_kinds(blink, tmp_path):
+    path = tmp_path / "x.json"
+    assert blink("topo", "dgx-1v", "-o", path).code == 0
+    assert blink("show", path, "-o", tmp_path / "x.html").code == 0
+    assert "8 GPUs on 1 server" in (tmp_path / "x.html").read_text()
+    assert blink("show", "dgx-1v", "--gpus", "0-2", "--json").out.count("3 GPUs on 1 server") == 1
+    text = tmp_path / "node.txt"
+    text.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV2\nGPU1\tNV2\tX\n")
+    assert blink("show", text, "-o", tmp_path / "node.svg").code == 0
+
+
+def test_standard_input(blink, planned, monkeypatch, tmp_path):
+    stdin = io.TextIOWrapper(io.BytesIO(planned.read_bytes()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert blink("show", "-", "-o", tmp_path / "x.html").code == 0
+    assert "blink check plan.json" in (tmp_path / "x.html").read_text()
+
+
+def test_results(blink, tmp_path):
+    path = tmp_path / "sim.json"
+    path.write_text(
+        blink("sim", "allreduce", "--topo", "ring:3", "--size", "1M", "--algo", "optimal,ring", "--json").out
+    )
+    ended = blink("show", path, "-o", tmp_path / "sim.html")
+    assert ended.code == 0
+    page = (tmp_path / "sim.html").read_text()
+    assert "How full links were" in page
+    assert "AllReduce among 3 GPUs (0-2) of ring:3" in page
+    assert "fastest: " in blink("show", path).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "x.pdf"], "-o x.pdf: expected a name that ends in .html, .svg, .png or .txt"),
+        (["-o", "x"], "expected a name that ends in .html"),
+        (["-o", "no/such/x.html"], "no/such/x.html cannot be written"),
+        (["--gpus", "1"], "--gpus 1: a plan or a result has its own; leave it out"),
+        (["--size", "x"], "--size: not a size"),
+        (["--topo", "dgx-1w"], "unknown topology 'dgx-1w' (did you mean"),
+    ],
+)
+def test_options_that_make_no_sense(blink, planned, arguments, message):
+    blink("show", planned, *arguments).assert_refused(message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the file is empty"),
+        ("hello", "the content is none of these"),
+        ('{"a": 1}', "no plan, topology or result: it has a; expected what blink plan -o"),
+        ("{}", "it has nothing"),
+        ('{"shares": []}', "plan"),
+        ('{"sizes": [], "bound_gb_per_s": 1}', "missing required field `collective`"),
+        ('{"a": ', "not JSON"),
+        ("\x00\x01", "none of these"),
+    ],
+)
+def test_files_that_are_none(blink, tmp_path, content, message):
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    ended = blink("show", path)
+    ended.assert_refused(message)
+    assert "x.json" in ended.err
+
+
+def test_a_newer_version_is_refused(blink, planned):
+    document = json.loads(planned.read_text())
+    planned.write_text(json.dumps({**document, "schema_version": 9}))
+    blink("show", planned).assert_refused("schema_version 9; this blink reads 1 and 2")
+
+
+def test_a_plan_that_is_not_what_it_says_is_not_shown(blink, planned, tmp_path):
+    document = json.loads(planned.read_text())
+    planned.write_text(json.dumps({**document, "rate": "3"}))
+    ended = blink("show", planned, "-o", tmp_path / "x.html")
+    assert ended.code == 1
+    assert "is not what it says it is" in ended.err
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only(blink, planned, tmp_path):
+    folder = tmp_path / "sealed"
+    folder.mkdir(mode=0o500)
+    blink("show", planned, "-o", folder / "x.html").assert_refused("cannot be written: Permission denied")
+
+
+def test_a_picture_without_the_library_says_what_to_install(blink, planned, monkeypatch):
+    monkeypatch.setattr(plotting, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    blink("show", planned, "-o", planned.with_suffix(".png")).assert_refused(
+        "a .png needs matplotlib: pip install 'blink-ccl[plot]'"
+    )
