@@ -1,0 +1,257 @@
+"""The page in a real browser: clicks, keys, no request, no complaint, and what people with other eyes meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from blinkccl.advice.show import of_plan, of_topology
+from blinkccl.advice.show_results import of_result
+from blinkccl.report.page import exhibit_page
+from blinkccl.topology.spec import parse_spec
+from support.browser import Browser, browser_path
+from support.planned import plan
+
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="no Chromium here (Debian: apt install chromium)")
+
+#: What axe-core calls findings that keep people out.
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(str(browser_path()), tmp_path_factory.mktemp("browser")) as opened:
+        opened.size(1400, 900)
+        yield opened
+
+
+def simulation():
+    sizes = [
+        {
+            "size_bytes": size,
+            "algorithms": [
+                {"algorithm": name, "seconds": 1e-3, "algbw_gb_per_s": rate, "busbw_gb_per_s": rate, "percent_bound": 9}
+                for name, rate in (("optimal", size / 1e5), ("ring", size / 2e5))
+            ],
+        }
+        for size in (4096, 65536)
+    ]
+    return {"schema_version": 2, "collective": "allreduce", "topology": "ring:3", "ranks": [0, 1, 2], "sizes": sizes,
+            "bound_gb_per_s": 50.0}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """One page of each kind, by name."""
+    folder = tmp_path_factory.mktemp("pages")
+    shown = {
+        "plan": of_plan(plan("optimal", "dgx-1v", "1,4,5,6", "allreduce"), None),
+        "cluster": of_plan(plan("optimal", "12x dgx-a100", None, "broadcast"), None),
+        "machine": of_topology(parse_spec("dgx-1v")),
+        "simulation": of_result(simulation()),
+    }
+    for name, exhibit in shown.items():
+        (folder / f"{name}.html").write_text(exhibit_page(exhibit), encoding="utf-8")
+    return folder
+
+
+def opened(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    return browser
+
+
+@pytest.mark.parametrize("name", ["plan", "cluster", "machine", "simulation"])
+def test_nothing_is_asked_for_and_nothing_complained_of(browser, pages, name):
+    page = opened(browser, pages, name)
+    assert page.run("document.documentElement.classList.contains('js')")
+    assert page.requests == []
+    assert page.problems == []
+
+
+def lit(page, phase):
+    """The links that are lit up, by number."""
+    found = page.run(f"[...document.querySelectorAll('#machine .way.on.{phase}[id^=l]')].map(e => e.id.slice(1))")
+    return {int(number) for number in found}
+
+
+def shares(page):
+    return page.run("JSON.parse(document.getElementById('data').textContent).shares")
+
+
+def test_a_click_on_a_tree_lights_up_its_links(browser, pages):
+    page = opened(browser, pages, "plan")
+    known = shares(page)
+    for number, share in enumerate(known):
+        page.click(f".card:nth-child({number + 1}) .pick")
+        assert lit(page, "up") == set(share["up"])
+        assert lit(page, "down") == set(share["down"])
+        assert page.run("document.querySelectorAll('.heads polygon').length") == len(share["up"]) + len(share["down"])
+        assert share["said"] in page.run("document.getElementById('which').textContent")
+    page.click("#up")
+    assert lit(page, "up") == set()
+    assert lit(page, "down") == set(known[-1]["down"])
+    page.click(f".card:nth-child({len(known)}) .pick")  # once more: all again
+    assert page.run("document.querySelectorAll('.way.on').length") == 0
+    assert page.problems == []
+
+
+def test_keys_go_through_shares(browser, pages):
+    page = opened(browser, pages, "plan")
+    pressed = "[...document.querySelectorAll('.pick')].map(e => e.getAttribute('aria-pressed'))"
+    page.key("ArrowRight")
+    assert page.run(pressed) == ["true", "false"]
+    page.key("ArrowRight")
+    assert page.run(pressed) == ["false", "true"]
+    page.key("ArrowRight")
+    assert page.run(pressed) == ["true", "false"]
+    page.key("Escape")
+    assert page.run(pressed) == ["false", "false"]
+    page.key("ArrowLeft")
+    assert page.run(pressed) == ["false", "true"]
+
+
+def test_the_bottleneck_can_be_hidden(browser, pages):
+    page = opened(browser, pages, "plan")
+    seen = "getComputedStyle(document.querySelector('#machine .proof')).display"
+    assert page.run(seen) == "inline"
+    page.click("#show-cut")
+    assert page.run(seen) == "none"
+
+
+def test_time_can_be_moved_and_played(browser, pages):
+    page = opened(browser, pages, "plan")
+    page.run("{ const at = document.getElementById('at'); at.value = 120; at.dispatchEvent(new Event('input')); }")
+    dots = page.run("document.querySelectorAll('#machine .dot').length")
+    moves = page.run("JSON.parse(document.getElementById('data').textContent).moves")
+    assert dots == sum(begin <= 5000 < end for _, begin, end, *_ in moves) > 0
+    shown = page.run("document.getElementById('now').textContent")
+    assert shown.endswith(" ms")
+    page.click("#play")
+    assert page.run("document.getElementById('play').textContent") == "pause"
+    moved = "new Promise(done => { const look = () => document.getElementById('now').textContent === '%s'"
+    page.run(moved % shown + " ? setTimeout(look, 20) : done(1); look(); })")
+    page.click("#play")
+    assert page.run("document.getElementById('play').textContent") == "play"
+    assert page.problems == []
+
+
+def test_a_server_is_looked_into_and_left(browser, pages):
+    page = opened(browser, pages, "cluster")
+    box = "document.getElementById('machine').getAttribute('viewBox')"
+    display = "getComputedStyle(document.querySelector('#server3 .inside')).display"
+    whole = page.run(box)
+    assert page.run(display) == "none"
+    page.click("#server3")
+    assert page.run(display) == "inline"
+    assert page.run(box) != whole
+    page.click(".card:nth-child(1) .pick")
+    assert page.run("document.querySelectorAll('#server3 .way.on').length") > 0
+    page.click("#whole")
+    assert page.run(box) == whole
+    assert page.run(display) == "none"
+    page.run("document.querySelector('#server5 > rect').focus()")
+    page.key("Enter")
+    assert page.run("document.getElementById('server5').classList.contains('open')")
+    page.key("Escape")
+    assert page.run(box) == whole
+    assert page.problems == []
+
+
+def test_tables_sort_by_number_and_by_word(browser, pages):
+    page = opened(browser, pages, "simulation")
+    column = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[%d].textContent)"
+    page.click("th:nth-child(4) button")
+    rates = [float(text) for text in page.run(column % 3)]
+    assert rates == sorted(rates)
+    page.click("th:nth-child(4) button")
+    assert [float(text) for text in page.run(column % 3)] == sorted(rates, reverse=True)
+    assert page.run("document.querySelector('th:nth-child(4)').getAttribute('aria-sort')") == "descending"
+    page.click("th:nth-child(2) button")
+    names = page.run(column % 1)
+    assert names == sorted(names)
+    page.click("th:nth-child(1) button")
+    assert page.run(column % 0) == ["4K", "4K", "64K", "64K"]
+
+
+def test_light_and_dark(browser, pages):
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    try:
+        browser.dark(True)
+        page = opened(browser, pages, "plan")
+        dark = page.run(paper)
+        page.click("#theme")
+        light = page.run(paper)
+        assert light == "rgb(255, 255, 255)" != dark
+        page.click("#theme")
+        assert page.run(paper) == dark
+    finally:
+        browser.dark(False)
+
+
+def test_a_phone_needs_no_scrolling_sideways(browser, pages):
+    try:
+        browser.size(360, 740)
+        for name in ("plan", "cluster", "machine", "simulation"):
+            page = opened(browser, pages, name)
+            assert page.run("document.documentElement.scrollWidth") <= 360
+    finally:
+        browser.size(1400, 900)
+
+
+def test_without_script_it_is_a_document(browser, pages):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page = opened(browser, pages, "plan")
+        page.call("DOM.enable")
+        found = page.call("DOM.getDocument", depth=1)["root"]["nodeId"]
+        hidden = page.call("DOM.querySelectorAll", nodeId=found, selector=".js")["nodeIds"]
+        assert hidden == []
+        cards = page.call("DOM.querySelectorAll", nodeId=found, selector=".card svg")["nodeIds"]
+        assert len(cards) == 2
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory):
+    """axe-core's script: the file that ``BLINK_AXE`` names, or from npm."""
+    named = os.environ.get("BLINK_AXE")
+    if named:
+        return Path(named).read_text(encoding="utf-8")
+    folder = tmp_path_factory.mktemp("axe")
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("no axe-core here: BLINK_AXE names no axe.min.js, and there is no npm to fetch it")
+    try:
+        subprocess.run([npm, "pack", "--silent", "axe-core@4"], cwd=folder, check=True, capture_output=True, timeout=60)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip("axe-core cannot be fetched from here; let BLINK_AXE name its axe.min.js")
+    with tarfile.open(next(folder.glob("*.tgz"))) as packed:
+        script = packed.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["plan", "cluster", "machine", "simulation"])
+def test_axe_finds_nothing_serious(browser, pages, axe, name, dark):
+    try:
+        browser.dark(dark)
+        page = opened(browser, pages, name)
+        page.run(axe + "; true")
+        found = json.loads(page.run("axe.run().then(found => JSON.stringify(found.violations))"))
+    finally:
+        browser.dark(False)
+    told = [
+        f"{one['id']}: {one['help']}: {[node['target'] for node in one['nodes']][:4]}"
+        for one in found
+        if one["impact"] in SERIOUS
+    ]
+    assert not told, "\n".join(told)

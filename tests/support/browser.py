@@ -1,0 +1,167 @@
+"""A headless Chromium, driven by its DevTools protocol over two pipes: no library, no port."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Self
+
+#: Debian and its kin, and what others call it.
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+DEADLINE_S = 60.0
+
+
+def browser_path() -> str | None:
+    """The browser that ``BLINK_BROWSER`` names, or the first on PATH."""
+    named = os.environ.get("BLINK_BROWSER")
+    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class BrowserError(Exception):
+    """The browser has ended, answers with an error, or does not answer."""
+
+
+class Browser:
+    """One page in one browser; ``events`` are all that it told, ``requests`` and ``problems`` what a test asks for."""
+
+    def __init__(self, path: str, folder: Path) -> None:
+        here_read, there_write = os.pipe()
+        there_read, here_write = os.pipe()
+        command = [
+            path, "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--force-color-profile=srgb", f"--user-data-dir={folder}", "about:blank",
+        ]  # fmt: skip
+        # The protocol's descriptors are 3 (it reads) and 4 (it writes).
+        shell = f'exec 3<&{there_read} 4>&{there_write}; exec "$@"'
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", shell, "-", *command],
+            pass_fds=(there_read, there_write),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(there_read)
+        os.close(there_write)
+        self._read, self._write = here_read, here_write
+        self._buffer = b""
+        self._number = 0
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The answer to one command."""
+        self._number += 1
+        number = self._number
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            reply = self._next(until)
+            if reply.get("id") == number:
+                if "error" in reply:
+                    raise BrowserError(f"{method}: {reply['error']}")
+                return dict(reply["result"])
+            self.events.append(reply)
+
+    def _next(self, until: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], max(0.0, until - time.monotonic()))
+            data = os.read(self._read, 1 << 20) if ready else b""
+            if not data:
+                raise BrowserError("the browser has ended" if ready else f"no answer in {DEADLINE_S:g} s")
+            self._buffer += data
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return dict(json.loads(message))
+
+    def size(self, width: int, height: int) -> None:
+        """The window, in px."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def dark(self, wanted: bool) -> None:
+        """What the system is said to prefer."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, path: Path) -> None:
+        """Load a file and wait until all is there."""
+        self.events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        until = time.monotonic() + DEADLINE_S
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next(until))
+
+    def run(self, script: str) -> Any:
+        """The value of an expression on the page, as JSON; what it throws is a BrowserError."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise BrowserError(json.dumps(answer["exceptionDetails"])[:2000])
+        return answer["result"].get("value")
+
+    def click(self, selector: str) -> None:
+        """A press and release of the mouse in the middle of the first element that ``selector`` finds."""
+        x, y = self.run(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center'});"
+            " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def key(self, name: str) -> None:
+        """A key, by its name in the DOM: ArrowRight, Enter, Escape, " "."""
+        codes = {"ArrowRight": 39, "ArrowLeft": 37, "Enter": 13, "Escape": 27, " ": 32, "Tab": 9}
+        common = {"key": name, "windowsVirtualKeyCode": codes[name], "code": "Space" if name == " " else name}
+        text = {"text": "\r" if name == "Enter" else name} if name in ("Enter", " ") else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **common, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    @property
+    def requests(self) -> list[str]:
+        """What was asked for since the page was opened: everything but the file and what stands in it."""
+        sent = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
+        return [url for url in sent[1:] if not url.startswith("data:")]
+
+    @property
+    def problems(self) -> list[str]:
+        """Errors and warnings of the page's console, and what was thrown."""
+        told = []
+        for event in self.events:
+            method, parameters = event.get("method"), event.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                told.append(json.dumps(parameters)[:500])
+            elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
+                told.append(json.dumps(parameters["args"])[:500])
+            elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+                told.append(parameters["entry"]["text"])
+        return told
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """A PNG of the page."""
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._session = None
+            self.call("Browser.close")
+        except (BrowserError, OSError):
+            self._process.kill()
+        self._process.wait(timeout=DEADLINE_S)
+        os.close(self._read)
+        os.close(self._write)
