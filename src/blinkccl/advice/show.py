@@ -24,19 +24,11 @@ from blinkccl.report import words
 from blinkccl.report.charts import Bar, Span, bars_picture, timeline_picture
 from blinkccl.report.layout import UNFOLDED, sockets_of
 from blinkccl.report.page import Exhibit, Figure, Pair, Part, Prose, Stage, Table
-from blinkccl.report.picture import (
-    Subject,
-    machine_picture,
-    name_of,
-    share_picture,
-    weight_text,
-)
-from blinkccl.report.picture import (
-    of_forest as subject_of,
-)
-from blinkccl.report.plan_text import plan_text
+from blinkccl.report.picture import Subject, machine_picture, name_of, subject_of
+from blinkccl.report.plan_text import children, plan_text
 from blinkccl.report.text import bytes_text, count, gb_per_s_text, seconds_text
 from blinkccl.report.topology_text import topology_text
+from blinkccl.report.tree_picture import share_picture, weight_text
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.simulate.run import Simulation
 from blinkccl.simulate.translate import Settings
@@ -168,6 +160,32 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
     return Exhibit("plan", words.title(forest), said, parts, following, data, text)
 
 
+def shape_fault(forest: Forest) -> str | None:
+    """What keeps a plan that nobody has checked from being drawn; a sentence without full stop. O(edges)."""
+    strangers = forest.link_load.keys() - forest.topology.link.keys()
+    if strangers:
+        src, dst = min(strangers)
+        return f"a tree crosses {src} → {dst}, which is no link of it"
+    for i, share in enumerate(forest.shares):
+        for tree, upward in ((share.reduce, True), (share.broadcast, False)):
+            if tree is not None and not _is_tree(tree, upward):
+                return f"shares[{i}].{'reduce' if upward else 'broadcast'} is not one tree with root {tree.root}"
+    return None
+
+
+def _is_tree(tree: Tree, upward: bool) -> bool:
+    below = {
+        parent: [path[0] if upward else path[-1] for path in paths] for parent, paths in children(tree, upward).items()
+    }
+    seen, level = {tree.root}, [tree.root]
+    while level:
+        level = [child for node in level for child in below.get(node, ())]
+        if len(seen) + len(level) > len(seen | set(level)):
+            return False  # Somebody is met twice.
+        seen.update(level)
+    return len(seen) == len(tree.edges) + 1
+
+
 def _moving(forest: Forest) -> list[Share]:
     return [share for share in forest.shares if any(tree.edges for tree in share.trees())]
 
@@ -252,9 +270,7 @@ def _timeline(
     """The picture, and what a script moves: per transfer the share, its begin and end (of 10,000) and its links."""
     run = timed.run
     trace, translation, seconds = run.outcome.trace, run.translation, run.seconds
-    assert trace is not None
-    moving = [i for i, share in enumerate(forest.shares) if any(tree.edges for tree in share.trees())]
-    place = {i: n for n, i in enumerate(moving[: len(drawn)])}
+    assert trace is not None  # Of a run that was traced.
     busy = {
         arc: float(part)
         for arc, part in zip(translation.links, run.outcome.busy_s.tolist(), strict=True)
@@ -263,16 +279,18 @@ def _timeline(
     fullest = sorted(sorted(busy, key=lambda arc: (-busy[arc], arc))[:MOST_ROWS])
     row = {arc: i for i, arc in enumerate(fullest)}
     label = {vertex.id: name_of(vertex) for vertex in forest.topology.vertices}
+    moving = [i for i, share in enumerate(forest.shares) if any(tree.edges for tree in share.trees())]
+    place = {i: n for n, i in enumerate(moving[: len(drawn)])}
     spans, moves = [], []
     columns = (trace.hop, trace.actor, trace.move_s, trace.end_s)
     for hop, actor, begin_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
         share = place.get(translation.actors[actor][1])
         if hop < 0 or share is None:
             continue
-        arcs = list(pairwise(translation.legs[hop].path))
+        arcs = [arc for arc in pairwise(translation.legs[hop].path) if arc in number]
         spans += [Span(row[arc], begin_s, end_s, share) for arc in arcs if arc in row]
-        links = [number[arc] for arc in arcs if arc in number]
-        moves.append([share, round(begin_s / seconds * 10000), max(1, round(end_s / seconds * 10000)), *links])
+        begin, end = min(9999, int(begin_s / seconds * 10000)), round(end_s / seconds * 10000)
+        moves.append([share, begin, max(begin + 1, end), *(number[arc] for arc in arcs)])
     names = [f"{label[u]} → {label[v]}" for u, v in fullest]
     series = {i: f"share {i + 1}" for i in range(min(len(drawn), 6))}
     title = f"What moves when, for {bytes_text(run.size_bytes)}"
@@ -321,11 +339,7 @@ def _against(forest: Forest, ring: RingBaseline | None, on: Drawn) -> Iterator[P
 
 
 def _where(ring: RingBaseline) -> str:
-    return (
-        f"{count(ring.rings, 'ring')}."
-        if ring.fast
-        else "No NVLink ring passes through all ranks, so one goes over PCIe."
-    )
+    return f"{count(ring.rings, 'ring')}." if ring.fast else "No NVLink ring joins all ranks, so one goes over PCIe."
 
 
 def _bare(forest: Forest) -> Subject:

@@ -155,7 +155,7 @@ def _topology(what: str, content: bytes | None, gpus: str | None) -> Topology:
 def _of_plan(document: dict[str, Any], content: bytes, machine: Topology | None, source: str, size: str) -> Exhibit:
     """The exhibit of a plan; ends with code 1 where it states what is not so."""
     from blinkccl.advice.audit import audit
-    from blinkccl.advice.show import of_plan
+    from blinkccl.advice.show import of_plan, shape_fault
     from blinkccl.forest.document import from_document
     from blinkccl.simulate.run import parse_size
 
@@ -165,12 +165,13 @@ def _of_plan(document: dict[str, Any], content: bytes, machine: Topology | None,
             forest = from_document(document)
         except ScheduleError as error:
             raise ScheduleError(f"{source}: {error}") from None
+        fault = shape_fault(forest)
+        faults = [fault] if fault else []
         console.note(f"{source} is too large to be checked on the way: blink check {source} does it")
     else:
         found = audit(document, machine, source=source)
-        if not found.ok:
-            faults = [*found.verdict.violations, *found.faults]
-            console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
-            raise typer.Exit(CHECK_FAILED)
-        forest = found.forest
+        forest, faults = found.forest, [*found.verdict.violations, *found.faults]
+    if faults:
+        console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
+        raise typer.Exit(CHECK_FAILED)
     return of_plan(forest, machine, "plan.json" if source == "standard input" else source, size_bytes)

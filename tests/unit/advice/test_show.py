@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from blinkccl.advice.show import MOST_TRANSFERS, drawn_on, machine_named, of_plan, of_topology
+from blinkccl.advice.show import MOST_TRANSFERS, drawn_on, machine_named, of_plan, of_topology, shape_fault
 from blinkccl.advice.show_results import of_result
 from blinkccl.errors import ScheduleError
+from blinkccl.forest.model import Tree
 from blinkccl.report.page import Figure, Pair, Stage, Table, exhibit_page
 from blinkccl.topology.spec import parse_spec
 from support.planned import plan
@@ -104,6 +106,22 @@ def test_a_large_plan_is_shown_in_part_and_says_so():
     assert stage.more == f"{len(stage.shares)} of {len(forest.shares)} shares are drawn; the file has all."
     assert stage.timeline is None
     assert said(shown)["At a size"].startswith("Not simulated here")
+
+
+def test_a_plan_that_nobody_checked_is_refused_where_it_cannot_be_drawn():
+    forest = plan("optimal", "ring:4", None, "broadcast")
+    assert shape_fault(forest) is None
+    share = forest.shares[0]
+    first, *others = share.broadcast.edges
+
+    def with_edges(*edges):
+        return replace(forest, shares=(replace(share, broadcast=Tree(share.root, edges)), *forest.shares[1:]))
+
+    assert shape_fault(with_edges(*others)) == "shares[0].broadcast is not one tree with root 0"
+    assert "is not one tree" in shape_fault(with_edges(first, *others, first))
+    circle = ((0, 1), (1, 2), (2, 1))
+    assert "is not one tree" in shape_fault(with_edges(*circle))
+    assert shape_fault(with_edges((0, 2), *others)) == "a tree crosses 0 → 2, which is no link of it"
 
 
 @pytest.mark.parametrize(("spec", "name"), [("chain:3", "sendrecv"), ("star:4", "alltoall"), ("mist", "scatter")])

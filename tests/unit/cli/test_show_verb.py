@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from blinkccl.cli import show
 from blinkccl.report import plotting
 
 
@@ -136,6 +137,20 @@ def test_a_plan_that_is_not_what_it_says_is_not_shown(blink, planned, tmp_path):
     assert ended.code == 1
     assert "is not what it says it is" in ended.err
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_large_plan_is_looked_through_and_not_checked(blink, planned, tmp_path, monkeypatch):
+    monkeypatch.setattr(show, "MOST_CHECKED_STEPS", 2)
+    ended = blink("show", planned, "-o", tmp_path / "x.html")
+    assert ended.code == 0
+    assert "is too large to be checked on the way: blink check" in ended.err
+    document = json.loads(planned.read_text())
+    edges = document["shares"][0]["reduce"]
+    edges.append(edges[0])
+    planned.write_text(json.dumps(document))
+    ended = blink("show", planned)
+    assert ended.code == 1
+    assert "shares[0].reduce is not one tree with root 5" in ended.err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -20,10 +20,10 @@ from blinkccl.report.picture import (
     cut_words,
     load_style,
     machine_picture,
-    of_forest,
-    share_picture,
+    subject_of,
 )
 from blinkccl.report.shapes import LOADS, PALETTE, Group, Line, Picture, Rect, Text, flat, svg, svg_file, write_png
+from blinkccl.report.tree_picture import share_picture
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.spec import parse_spec
@@ -126,21 +126,21 @@ def test_the_links_of_the_proof_carry_what_it_says(spec, gpus, name):
     arcs = crossing(certificate, forest.topology)
     assert arcs
     assert set(arcs) <= forest.topology.link.keys()
-    assert cut_words(certificate, forest.topology) in svg(machine_picture(forest.topology, of_forest(forest))).replace(
+    assert cut_words(certificate, forest.topology) in svg(machine_picture(forest.topology, subject_of(forest))).replace(
         "&gt;", ">"
     )
 
 
 def test_a_cut_is_that_of_the_plan_also_on_a_larger_machine():
     forest = plan("optimal", "dgx-1v", "1,4,5,6", "allreduce")
-    drawn = svg(machine_picture(parse_spec("dgx-1v"), of_forest(forest)))
+    drawn = svg(machine_picture(parse_spec("dgx-1v"), subject_of(forest)))
     assert "the bottleneck: 2 links between {1,5,6} and {4}, 50 GB/s each way" in drawn
 
 
 def test_the_smaller_side_of_a_cut_is_framed():
     forest = plan("optimal", "12x dgx-a100", None, "broadcast")
     (proof,) = (
-        group for group in groups(machine_picture(forest.topology, of_forest(forest)).shapes) if group.name == "cut"
+        group for group in groups(machine_picture(forest.topology, subject_of(forest)).shapes) if group.name == "cut"
     )
     (frame,) = proof.items
     server = layout(forest.topology).servers[0].place
@@ -179,7 +179,7 @@ def test_colours_of_loads():
         "idle", "load1", "load1", "load2", "load3", "load4", "full", "full",
     ]  # fmt: skip
     forest = plan("optimal", "chain:3", None, "broadcast")
-    drawn = svg(machine_picture(forest.topology, of_forest(forest)))
+    drawn = svg(machine_picture(forest.topology, subject_of(forest)))
     assert {style: drawn.count(f'"link {style}" d="M') for style in LOADS}["full"] >= 2
 
 
@@ -254,7 +254,7 @@ def test_chunks_that_follow_one_another_are_one_bar():
 def test_a_png_is_the_same_each_time(tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="pictures need matplotlib")
     forest = plan("optimal", "dgx-1v", "1,4,5,6", "allreduce")
-    picture = machine_picture(forest.topology, of_forest(forest))
+    picture = machine_picture(forest.topology, subject_of(forest))
     for name in ("a.png", "b.png"):
         write_png(picture, tmp_path / name, pyplot)
     first = (tmp_path / "a.png").read_bytes()
