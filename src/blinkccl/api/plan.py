@@ -147,19 +147,30 @@ class Plan:
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
-    def text(self, paint: Paint = plain, width: int | None = None, every_switch: bool = False) -> str:
-        """All of it for people, in ``width`` columns; ``every_switch``: as if each could combine."""
+    def text(
+        self,
+        paint: Paint = plain,
+        width: int | None = None,
+        every_switch: bool = False,
+        trees: int | None = None,
+        quiet: bool = False,
+    ) -> str:
+        """All of it for people, in ``width`` columns, at most so many ``trees``; ``quiet``: the summary alone.
+
+        ``every_switch``: as if each could combine.
+        """
         from blinkccl.advice.in_switch import in_switch, in_switch_sentence
         from blinkccl.advice.ring_baseline import ring_baseline
         from blinkccl.report.choice_text import choice_text
-        from blinkccl.report.plan_text import plan_text
+        from blinkccl.report.plan_text import SHARES_SHOWN, plan_text
 
         lines = ["" if self.choice is None else choice_text(self.choice)]
         if self.request is not None:
             lines.append(ring_baseline(self.request).sentence(self.forest))
             combined = in_switch(self.request, every_switch)
             lines.append("" if combined is None else in_switch_sentence(combined, self.request, self.forest))
-        return plan_text(self.forest, paint, width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
+        text = plan_text(self.forest, paint, width, SHARES_SHOWN if trees is None else trees, quiet)
+        return text + "".join(fit(f"\n{line}\n", width) for line in lines if line)
 
     def document(self, seconds: float | None = None, every_switch: bool = False) -> dict[str, Any]:
         """The object of ``blink plan --json``; ``seconds`` is how long planning took."""

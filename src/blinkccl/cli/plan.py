@@ -64,6 +64,10 @@ def plan(
     sharp: Annotated[
         bool, Option("--sharp", help="allreduce: say what it could reach if every switch combined (SHARP) too.")
     ] = False,
+    trees: Annotated[
+        int | None, Option("--trees", metavar="N", min=0, help="Draw at most so many shares; default: 16.")
+    ] = None,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print rate, bound and what a ring would get alone.")] = False,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -105,7 +109,7 @@ def plan(
     if json:
         console.emit_json(found.document(seconds, sharp))
     else:
-        console.emit(found.text(console.paint(), console.width(), sharp))
+        console.emit(found.text(console.paint(), console.width(), sharp, trees, quiet))
 
 
 def _check_output(path: Path) -> None:

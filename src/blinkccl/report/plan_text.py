@@ -20,22 +20,26 @@ if TYPE_CHECKING:
 SHARES_SHOWN = 16
 LINKS_SHOWN = 40
 PRICES_SHOWN = 12
+#: Stars that differ in their roots alone are told in a line if there are more; switches and the like that are named.
+_ALIKE, _NAMED = 3, 12
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"
 _BAR = 20
 #: Columns that a line with a bar takes.
 _BARS_FROM = 80
 
 
-def plan_text(forest: Forest, paint: Paint = plain, width: int | None = None) -> str:
-    """All of a plan for people, in ``width`` columns or as many as it takes; narrow texts have no bars."""
+def plan_text(
+    forest: Forest, paint: Paint = plain, width: int | None = None, trees: int = SHARES_SHOWN, quiet: bool = False
+) -> str:
+    """All of a plan for people, in ``width`` columns or as many as it takes; narrow texts have no bars.
+
+    At most ``trees`` shares are drawn; ``quiet`` leaves the summary alone.
+    """
     bars = width is None or width >= _BARS_FROM
-    parts = [
-        "\n".join(_summary(forest, paint)),
-        "\n".join(_shares(forest, paint)),
-        "\n".join(certificate_lines(forest)),
-        "\n".join(_loads(forest, paint, bars)),
-    ]
-    return fit("\n\n".join(parts) + "\n", width)
+    parts = [_summary(forest, paint)]
+    if not quiet:
+        parts += [_shares(forest, paint, trees), certificate_lines(forest), _loads(forest, paint, bars)]
+    return fit("\n\n".join("\n".join(part) for part in parts) + "\n", width)
 
 
 def headline(forest: Forest) -> str:
@@ -74,19 +78,48 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
     ]
 
 
-def _shares(forest: Forest, paint: Paint) -> list[str]:
+def _shares(forest: Forest, paint: Paint, most: int) -> list[str]:
+    """The shares as drawings; of several stars that differ in their roots the first, and a line for the others."""
     moving = [share for share in forest.shares if any(tree.edges for tree in share.trees())]
     still = len(forest.shares) - len(moving)
     lines = [
         f"{count(len(moving), 'share')} of the data, depth {forest.depth}"
         + (f"; {still} already in place" if still else "")
     ]
-    for share in moving[:SHARES_SHOWN]:
-        down = "broadcast" if len(forest.item(share).destinations) > 1 else "path"
-        lines += ["", paint(_share_title(share), "cyan"), *share_drawing(share, down)]
-    if len(moving) > SHARES_SHOWN:
-        lines += ["", f"… and {len(moving) - SHARES_SHOWN} more (all of them: --json)"]
+    lines += _crossed(forest)
+    alike: dict[object, list[Share]] = {}
+    for i, share in enumerate(moving):
+        alike.setdefault(_star(share) or i, []).append(share)
+    groups = [group for some in alike.values() for group in ([some] if len(some) > _ALIKE else [[one] for one in some])]
+    for first, *others in groups[:most]:
+        down = "broadcast" if len(forest.item(first).destinations) > 1 else "path"
+        lines += ["", paint(_share_title(first), "cyan"), *share_drawing(first, down)]
+        if others:
+            roots = ids(share.root for share in others)
+            lines.append(f"  and {len(others)} more stars with the same weight, with the roots {roots}")
+    left = sum(len(group) for group in groups[most:])
+    if left:
+        lines += ["", f"… and {left} more (all of them: --trees {len(moving)}, or --json)"]
     return lines
+
+
+def _star(share: Share) -> object:
+    """What stars have in common that differ in their roots alone; None for another tree."""
+    for tree in share.trees():
+        if len(tree.edges) < 2 or any(tree.root not in (path[0], path[-1]) for path in tree.edges):
+            return None
+    return share.weight, *(tree and len(tree.edges) for tree in (share.reduce, share.broadcast))
+
+
+def _crossed(forest: Forest) -> list[str]:
+    """The names of what trees cross between ranks, by the numbers that drawings have."""
+    paths = (path for share in forest.shares for tree in share.trees() for path in tree.edges)
+    crossed = sorted({vertex for path in paths for vertex in path[1:-1]})
+    if not crossed:
+        return []
+    vertex = forest.topology.vertex
+    named = [f"{v} = {vertex[v].label}" for v in crossed[:_NAMED]]
+    return ["across  " + ", ".join(named) + (f" and {len(crossed) - _NAMED} more" if len(crossed) > _NAMED else "")]
 
 
 def _share_title(share: Share) -> str:

@@ -213,6 +213,15 @@ def test_written_topologies_read_back(blink, tmp_path, suffix):
     assert blink("topo", path).out.splitlines()[2:11] == blink("topo", "dgx-1v").out.splitlines()[2:11]
 
 
+def test_plan_says_as_much_as_is_asked_for(blink):
+    ended = blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--quiet")
+    assert len(ended.out.splitlines()) == 6
+    assert "this plan is 7.5 times as fast" in ended.out
+    text = blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--trees", "1").out
+    assert "… and 1 more (all of them: --trees 2, or --json)" in text
+    assert blink("plan", "allreduce", "--topo", "ring:3", "--trees", "-1").code == 2
+
+
 def test_topo_svg(blink, tmp_path):
     path = tmp_path / "x.svg"
     assert blink("topo", "2x dgx-a100", "-o", path).code == 0

@@ -86,8 +86,24 @@ def test_where_a_switch_reduces_the_bound_is_said_to_be_without_it(spec, name, s
 
 def test_long_plans_are_cut_with_a_word():
     text = plan_text(_plan("clique:12", "alltoall"))
-    assert "… and 116 more (all of them: --json)" in text
+    assert "… and 116 more (all of them: --trees 132, or --json)" in text
     assert "… and 92 that are no fuller" in text
+
+
+def test_equal_stars_are_told_in_a_line():
+    forest = _plan("dgx-a100")
+    text = plan_text(forest)
+    assert text.count("slice ") == 1
+    assert "  and 7 more stars with the same weight, with the roots 1-7\n" in text
+    assert "across  8 = NVSwitch\n" in text
+
+
+def test_fewer_trees_or_none():
+    forest = _plan("dgx-1v")
+    assert plan_text(forest, trees=2).count("slice ") == 2
+    assert "… and 11 more" in plan_text(forest, trees=2)
+    assert plan_text(forest, trees=13).count("slice ") == 13
+    assert plan_text(forest, quiet=True).splitlines() == plan_text(forest).splitlines()[:4]
 
 
 def test_a_full_link_shows_as_full():
