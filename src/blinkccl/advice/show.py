@@ -24,7 +24,7 @@ from blinkccl.report import words
 from blinkccl.report.charts import Bar, Span, bars_picture, timeline_picture
 from blinkccl.report.layout import UNFOLDED, sockets_of
 from blinkccl.report.page import Exhibit, Figure, Pair, Part, Prose, Stage, Table
-from blinkccl.report.picture import Subject, machine_picture, name_of, subject_of
+from blinkccl.report.picture import Subject, line_numbers, machine_picture, name_of, subject_of
 from blinkccl.report.plan_text import children, plan_text
 from blinkccl.report.text import bytes_text, count, gb_per_s_text, seconds_text
 from blinkccl.report.topology_text import topology_text
@@ -192,7 +192,7 @@ def _moving(forest: Forest) -> list[Share]:
 
 def _stage(forest: Forest, on: Drawn, timed: Timed | str) -> tuple[Stage, dict[str, object]]:
     """The machine with all that is clicked through, and what the page's script knows of it."""
-    number = {(link.src, link.dst): i for i, link in enumerate(on.topology.links)}
+    number = line_numbers(on.topology)
     shares = _moving(forest)
     drawn = shares[: _how_many(shares)]
     data: dict[str, object] = {"shares": [_steps(share, number) for share in drawn]}

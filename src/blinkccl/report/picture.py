@@ -22,6 +22,8 @@ _LABEL = 9
 _DOTTED = 16
 #: Marks of prices that are written out.
 MOST_PRICES = 12
+#: Links beyond which both directions are one line without words: a page has to hold them all.
+MOST_LINES = 20_000
 _KINDS = {
     "nvlink": "NVLink",
     "xgmi": "xGMI",
@@ -72,7 +74,7 @@ def machine_picture(
     sockets: Mapping[int, int] | None = None,
     prefix: str = "",
 ) -> Picture:
-    """The machine with all its links, each direction with the id ``l<number>`` by its place in ``topology.links``.
+    """The machine with all its links, each direction with the id ``l<number>`` by :func:`line_numbers`.
 
     Of a machine with many servers each is folded: what it holds is a group ``inside``, which is hidden until a script
     shows it, or left out by :func:`folded`. ``prefix`` goes before all ids, for a second picture on one page.
@@ -96,6 +98,14 @@ def machine_picture(
         about
         or f"{topology.name}: {count(len(topology.ranks), 'rank')}, {count(len(topology.links), 'directed link')}",
     )
+
+
+def line_numbers(topology: Topology) -> dict[Arc, int]:
+    """The number of the line that shows each link: its own, or in a machine of very many links that of its pair."""
+    number = {(link.src, link.dst): i for i, link in enumerate(topology.links)}
+    if len(number) <= MOST_LINES:
+        return number
+    return {(u, v): number.get((min(u, v), max(u, v)), i) for (u, v), i in number.items()}
 
 
 def folded(picture: Picture) -> Picture:
@@ -187,7 +197,8 @@ class _Painter:
         self.topology, self.subject, self.placed = topology, subject, placed
         self.scale, self.prefix = scale, prefix
         self.fastest = max((link.gb_per_s for link in topology.links), default=1.0)
-        self.number = {(link.src, link.dst): i for i, link in enumerate(topology.links)}
+        self.number = line_numbers(topology)
+        self.paired = len(topology.links) > MOST_LINES
         self.of_server: dict[int, list[int]] = {}
         for i, link in enumerate(topology.links):
             for home in dict.fromkeys((topology.vertex[link.src].server, topology.vertex[link.dst].server)):
@@ -260,7 +271,8 @@ class _Painter:
 
     # What joins it.
     def links(self, numbers: Sequence[int]) -> list[Shape]:
-        return [self._link(i, self.topology.links[i]) for i in numbers]
+        links = [(i, self.topology.links[i]) for i in numbers]
+        return [self._link(i, link) for i, link in links if self.number[link.src, link.dst] == i]
 
     def _link(self, number: int, link: Link) -> Shape:
         arc = (link.src, link.dst)
@@ -269,13 +281,15 @@ class _Painter:
         style = self._style(link)
         alone = (link.dst, link.src) not in self.number
         line = Line(route, f"link {style}", width, len(route) > 2, f"tip {style}" if alone else "")
-        return Group([line], f"{self.prefix}l{number}", "way", self._title(link))
+        return Group([line], f"{self.prefix}l{number}", "way", "" if self.paired else self._title(link))
 
     def _style(self, link: Link) -> str:
         arc, subject = (link.src, link.dst), self.subject
         if subject.links is not None and arc not in subject.links:
             return "idle faint"
-        return KIND_STYLES[link.kind] if subject.load is None else load_style(subject.load.get(arc, 0.0))
+        if subject.load is None:
+            return KIND_STYLES[link.kind]
+        return load_style(max(subject.load.get(one, 0.0) for one in ((arc, arc[::-1]) if self.paired else (arc,))))
 
     def _title(self, link: Link) -> str:
         ends = f"{name_of(self.topology.vertex[link.src])} → {name_of(self.topology.vertex[link.dst])}"

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from blinkccl.forest.model import Dual
+from blinkccl.report import picture as pictures
 from blinkccl.report.charts import Bar, Curve, Span, bars_picture, curves_picture, timeline_picture
 from blinkccl.report.layout import Place, curve, layout
 from blinkccl.report.picture import (
@@ -18,6 +19,7 @@ from blinkccl.report.picture import (
     crossing,
     cut_sum,
     cut_words,
+    line_numbers,
     load_style,
     machine_picture,
     subject_of,
@@ -68,6 +70,16 @@ def test_every_link_and_every_vertex_is_drawn_once(spec):
     root = ElementTree.fromstring(svg_file(picture))
     ids = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(ids) == len(set(ids))
+
+
+def test_of_very_many_links_both_directions_are_one_line(monkeypatch):
+    monkeypatch.setattr(pictures, "MOST_LINES", 10)
+    topology = parse_spec("clique:4")
+    number = line_numbers(topology)
+    drawn = [group for group in groups(machine_picture(topology).shapes) if group.style == "way"]
+    assert len(drawn) == len(set(number.values())) == 6
+    assert {group.name for group in drawn} == {f"l{i}" for i in number.values()}
+    assert all(number[u, v] == number[v, u] for u, v in number)
 
 
 @pytest.mark.parametrize("spec", [*MACHINES, *CLUSTERS])
