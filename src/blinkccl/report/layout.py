@@ -242,17 +242,20 @@ def _bar_row(bars: Sequence[int], places: Mapping[int, Place]) -> dict[int, Plac
 
 
 def _add_levels(places: dict[int, Place], rest: Sequence[Vertex], near: Mapping[int, Sequence[int]]) -> None:
-    """Above the ranks their NICs, PCIe switches by their distance from ranks, and processors on top.
+    """Above the ranks PCIe switches by their distance from ranks, processors, and NICs on top.
 
-    Where there are switches NICs stand between two ranks, so that what comes from above passes.
+    Where a switch stands right above a rank, as it has no other, what goes up from there would meet it: there NICs are
+    the lowest, between two ranks.
     """
+    ranks = set(places)
+    alone = any(v.kind == "switch" and len(ranks.intersection(near[v.id])) == 1 for v in rest)
     distance = _distances(list(places), near)
-    kinds = {"nic": 0, "switch": 1, "host": 2, "memory": 3}
+    kinds = {"nic": 0 if alone else 9, "switch": 1, "host": 2, "memory": 3}
+    beside = NODE_W / 2 + GAP / 2 if alone else 0.0
     levels: dict[tuple[int, int], list[int]] = {}
     for vertex in rest:
         far = distance.get(vertex.id, 1) if vertex.kind == "switch" else 0
-        levels.setdefault((kinds.get(vertex.kind, 0), far), []).append(vertex.id)
-    beside = NODE_W / 2 + GAP / 2 if any(kind for kind, _ in levels) and len(levels.get((0, 0), ())) > 1 else 0.0
+        levels.setdefault((kinds.get(vertex.kind, 1), far), []).append(vertex.id)
     height = min(place.y for place in places.values())
     middle = (min(p.x for p in places.values()) + max(p.x for p in places.values())) / 2
     for (kind, _), row in sorted(levels.items()):

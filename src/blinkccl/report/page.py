@@ -126,13 +126,18 @@ def exhibit_document(shown: Exhibit) -> dict[str, Any]:
 
 
 def exhibit_picture(shown: Exhibit) -> Picture:
-    """The main pictures as one, as a figure in a paper: the machine, its trees, what moves when, and charts."""
+    """The main pictures as one, as a figure in a paper: the machine, its trees, what moves when, and charts.
+
+    A cluster is shown alone: all else would be tiny beside it.
+    """
     found: list[Picture] = []
     for part in shown.parts:
         if isinstance(part, Figure):
             found.append(folded(part.picture))
         elif isinstance(part, Stage):
             found.append(folded(part.machine.picture))
+            if part.machine.large:
+                break
             if part.shares:
                 trees = stacked(part.shares, _per_row(part.shares))
                 found.append(replace(trees, title="The trees, one per share of the data"))
