@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.choice.auto import Choice
     from blinkccl.choice.measured import Cell
+    from blinkccl.report.page import Exhibit
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +195,27 @@ class Plan:
 
         return f"<Plan {headline(self.forest)}: {rate_text(self.forest.rate, self.forest.topology)}>"
 
-    def _repr_html_(self) -> str:
-        from blinkccl.api.html import report
+    def show(self, path: str | PathLike[str], size: int | str = "64M") -> None:
+        """Write what ``blink show`` shows of it to a file: .html, .svg, .png or .txt, by the end of the name.
 
-        return report(self.forest)
+        What moves when is simulated for ``size`` bytes. UsageError for another end, UnsupportedError where .png lacks
+        matplotlib.
+        """
+        from blinkccl.report.page import check_form, exhibit_file
+
+        check_form(Path(path))
+        Path(path).write_bytes(exhibit_file(self._exhibit(bytes_of(size)), Path(path)))
+
+    def _repr_html_(self) -> str:
+        from blinkccl.report.page import exhibit_cell
+
+        return exhibit_cell(self._exhibit(bytes_of("64M")))
+
+    def _exhibit(self, size_bytes: int) -> Exhibit:
+        from blinkccl.advice.show import of_plan
+
+        machine = None if self.request is None else self.request.topology
+        return of_plan(self.forest, machine, size_bytes=size_bytes)
 
     def _rate(self, lanes: Fraction) -> Rate:
         factor = bus_factor(self.forest.collective.name, len(self.forest.ranks))

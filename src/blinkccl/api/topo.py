@@ -94,10 +94,18 @@ class Topo:
     def __repr__(self) -> str:
         return f"<Topo {self.name}: {len(self.ranks)} ranks, {len(self.links)} links>"
 
-    def _repr_svg_(self) -> str:
-        from blinkccl.report.topology_svg import topology_svg
+    def show(self, path: str | PathLike[str]) -> None:
+        """Write its picture to a file, as ``blink show`` does: .html, .svg, .png or .txt, by the end of the name."""
+        from blinkccl.advice.show import of_topology
+        from blinkccl.report.page import exhibit_file
 
-        return topology_svg(self.topology)
+        Path(path).write_bytes(exhibit_file(of_topology(self.topology), Path(path)))
+
+    def _repr_svg_(self) -> str:
+        from blinkccl.advice.show import of_topology
+        from blinkccl.report.page import exhibit_svg
+
+        return exhibit_svg(of_topology(self.topology))
 
 
 @runtime_checkable

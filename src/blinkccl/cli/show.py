@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,31 +64,16 @@ def show(
         if not json:
             console.emit_sentences(page.exhibit_text(exhibit))
         return
-    if output.suffix.lower() == ".png":
-        from blinkccl.report.plotting import pyplot
-        from blinkccl.report.shapes import write_png
-
-        with console.written(output):
-            write_png(page.exhibit_picture(exhibit), output, pyplot("a .png"))
-        return
-    console.write_file(output, _writers()[output.suffix.lower()](exhibit))
-
-
-def _writers() -> dict[str, Callable[[Exhibit], str]]:
-    from blinkccl.report.page import exhibit_page, exhibit_picture, exhibit_text
-    from blinkccl.report.shapes import svg_file
-
-    return {".html": exhibit_page, ".svg": lambda exhibit: svg_file(exhibit_picture(exhibit)), ".txt": exhibit_text}
+    content = page.exhibit_file(exhibit, output)
+    with console.written(output):
+        output.write_bytes(content)
 
 
 def _check_output(path: Path) -> None:
     """Refuse what could not be written, before any work."""
-    if path.suffix.lower() not in (".html", ".svg", ".png", ".txt"):
-        raise typer.BadParameter(f"-o {path}: expected a name that ends in .html, .svg, .png or .txt")
-    if path.suffix.lower() == ".png":
-        from blinkccl.report.plotting import pyplot
+    from blinkccl.report.page import check_form
 
-        pyplot("a .png")
+    check_form(path)
     console.check_writable(path)
 
 

@@ -1,4 +1,4 @@
-"""What there is to show of a plan, a machine or a result, and how it is written: one HTML page, an SVG, or text.
+"""What there is to show of a plan, a machine or a result, and how it is written: a page, a picture, or text.
 
 An :class:`Exhibit` is pure content; the writers add nothing to it. The page is one file without a request to anybody:
 its styles, its script (``page.js``) and its pictures stand inside, and without script it is a document with pictures.
@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
+from io import BytesIO
 from itertools import groupby
+from pathlib import Path
 from string import Template
 from typing import Any
 
+from blinkccl.errors import UsageError
 from blinkccl.report.picture import folded
-from blinkccl.report.shapes import Picture, palette_css, stacked, styles_css, svg
+from blinkccl.report.plotting import pyplot
+from blinkccl.report.shapes import Picture, palette_css, stacked, styles_css, svg, svg_file, write_png
 from blinkccl.report.text import columns
 from blinkccl.report.words import Said
 from blinkccl.schema import SCHEMA_VERSION
@@ -93,6 +97,44 @@ class Exhibit:
     next: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     text: Callable[[], str] | None = None
+
+
+#: What the end of a file's name asks for.
+FORMS = (".html", ".svg", ".png", ".txt")
+
+
+def check_form(path: Path) -> None:
+    """Refuses a name that asks for no form that we have, or for one that needs what is not installed."""
+    if path.suffix.lower() not in FORMS:
+        raise UsageError(f"{path}: expected a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    if path.suffix.lower() == ".png":
+        pyplot("a .png")
+
+
+def exhibit_file(shown: Exhibit, path: Path) -> bytes:
+    """The content of a file of that name, in the form that its end says; raises as :func:`check_form`."""
+    check_form(path)
+    form = path.suffix.lower()
+    if form == ".png":
+        content = BytesIO()
+        write_png(exhibit_picture(shown), content, pyplot("a .png"))
+        return content.getvalue()
+    text = {".html": exhibit_page, ".txt": exhibit_text, ".svg": exhibit_svg}[form]
+    return text(shown).encode()
+
+
+def exhibit_svg(shown: Exhibit) -> str:
+    """:func:`exhibit_picture` as a file."""
+    return svg_file(exhibit_picture(shown))
+
+
+def exhibit_cell(shown: Exhibit) -> str:
+    """What a notebook shows: the summary and the pictures, without script."""
+    rows = "".join(
+        f'<tr><th style="text-align:left">{escape(term)}</th><td style="text-align:left">{escape(said)}</td></tr>'
+        for term, said in shown.summary
+    )
+    return f"<div><p><b>{escape(shown.title)}</b></p><table>{rows}</table>{exhibit_svg(shown)}</div>"
 
 
 def exhibit_text(shown: Exhibit) -> str:

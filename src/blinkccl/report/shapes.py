@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from xml.sax.saxutils import escape, quoteattr
 
 from blinkccl.report.layout import Point
@@ -312,7 +311,7 @@ def _head(line: Line) -> str:
 
 
 # PNG.
-def write_png(picture: Picture, path: Path, pyplot: Any, scale: float = 2.0) -> None:
+def write_png(picture: Picture, file: BinaryIO, pyplot: Any, scale: float = 2.0) -> None:
     """Draw with the plotting library, at ``scale`` pixels a px, in the light colours; no more than 8,000 a side."""
     scale = min(scale, 8000 / max(picture.width, picture.height))
     figure = pyplot.figure(figsize=(picture.width / 72, picture.height / 72), facecolor=PALETTE["paper"][0])
@@ -321,7 +320,7 @@ def write_png(picture: Picture, path: Path, pyplot: Any, scale: float = 2.0) -> 
     axes.axis("off")
     for order, shape in enumerate(flat(picture.shapes)):
         _draw(axes, shape, order)
-    figure.savefig(path, dpi=72 * scale, format="png", metadata={"Software": None})
+    figure.savefig(file, dpi=72 * scale, format="png", metadata={"Software": None})
     pyplot.close(figure)
 
 

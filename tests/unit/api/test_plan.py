@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import blinkccl
-from blinkccl.api import html
 from blinkccl.errors import (
     BlinkError,
     ScheduleError,
@@ -155,10 +154,12 @@ class _Tags(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.seen = ""
+        self.tags: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag != "script"
         self.open.append(tag)
+        self.tags.add(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -167,14 +168,23 @@ class _Tags(HTMLParser):
         self.seen += data
 
 
-def test_a_notebook_shows_rate_trees_and_proof(plan: blinkccl.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_the_summary_and_the_picture(plan: blinkccl.Plan) -> None:
     page = _Tags()
     page.feed(plan._repr_html_())
     assert page.open == []
-    for text in ("2 lanes = 50 GB/s algbw, 75 GB/s busbw", "└─ 4", plan.proof):
+    for text in ("How fast", "50 GB/s", "The slowest cut: 2 links between {1,5,6} and {4}", "GPU5"):
         assert text in page.seen
-    many = _Tags()
-    many.feed(blinkccl.plan("alltoall", "clique:5")._repr_html_())
-    assert "… and 4 more shares" in many.seen
-    monkeypatch.setattr(html, "report", lambda forest: f"<svg>{forest.depth}</svg>")
-    assert plan._repr_html_() == "<svg>2</svg>"
+    assert "svg" in page.tags
+
+
+def test_a_plan_and_a_machine_are_shown_in_files(plan: blinkccl.Plan, tmp_path: Path) -> None:
+    for shown in (plan, blinkccl.topo("dgx-1v")):
+        for name, begin in (("x.html", b"<!DOCTYPE html>"), ("x.svg", b"<svg "), ("x.png", b"\x89PNG"), ("x.txt", b"")):
+            if name == "x.png":
+                pytest.importorskip("matplotlib")
+            shown.show(tmp_path / name)
+            content = (tmp_path / name).read_bytes()
+            assert content.startswith(begin)
+            assert len(content) > 500
+    with pytest.raises(UsageError, match=r"x.pdf: expected a name that ends in .html, .svg, .png or .txt"):
+        plan.show(tmp_path / "x.pdf")

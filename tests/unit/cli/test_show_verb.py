@@ -91,7 +91,7 @@ def test_results(blink, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "x.pdf"], "-o x.pdf: expected a name that ends in .html, .svg, .png or .txt"),
+        (["-o", "x.pdf"], "x.pdf: expected a name that ends in .html, .svg, .png or .txt"),
         (["-o", "x"], "expected a name that ends in .html"),
         (["-o", "no/such/x.html"], "no/such/x.html cannot be written"),
         (["--gpus", "1"], "--gpus 1: a plan or a result has its own; leave it out"),
