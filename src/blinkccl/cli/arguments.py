@@ -147,14 +147,17 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
     """
     from blinkccl.topology.spec import parse_gpus, parse_spec
 
+    file, behind, text = (spec or "").partition("@")
     if spec is None:
         topology = this_machine()
-    elif spec == "-":
+    elif file.strip() == "-":
         from blinkccl.topology.formats import parse_topology
         from blinkccl.topology.limits import MAX_FILE_BYTES
+        from blinkccl.topology.stated import NOTHING, parse_stated
 
-        content = console.read_file(Path(spec), MAX_FILE_BYTES)
-        topology = parse_topology(content, console.source_name(Path(spec)), "stdin")
+        stated = parse_stated(text, repr(spec)) if behind else NOTHING
+        content = console.read_file(Path("-"), MAX_FILE_BYTES)
+        topology = parse_topology(content, console.source_name(Path("-")), "stdin", stated)
     else:
         topology = parse_spec(spec)
     return topology, parse_gpus(gpus, topology, option)

@@ -102,8 +102,8 @@ LEGEND = (
     ("-", "no way"),
 )
 _LANE_GB_PER_S = {"xgmi": (50, 64), "nvlink": (25, 20)}
-#: Wider than 18 lanes of 25 GB/s, the most that a GPU has: lanes of NVLink 5.
-_NVLINK5_ABOVE, _NVLINK5 = 450, 50
+#: No GPU has more NVLinks; where it takes more of 25 GB/s, they are NVLinks 5.
+_MOST_NVLINKS, _NVLINK5_GB_PER_S = 18, 50
 _MARK = {"nvlink": "NV", "xgmi": "XGMI"}
 #: Kinds from near to far: a way through transit vertices is classed by its farthest link.
 _NEARNESS = {"nvlink": 0, "xgmi": 0, "c2c": 0, "shm": 1, "pcie": 2, "smp": 3, "net": 4}
@@ -158,8 +158,8 @@ def _name(vertex: Vertex) -> str:
 def _lane(topology: Topology, kind: str, unit: Fraction) -> Fraction:
     """GB/s of a lane: the nominal rate that divides all links of the kind, else the smallest of them."""
     rates = [x.capacity * unit for x in topology.links if x.kind == kind]
-    if kind == "nvlink" and max(rates, default=0) > _NVLINK5_ABOVE:
-        return Fraction(_NVLINK5)
+    if kind == "nvlink" and rates and max(rates) > _MOST_NVLINKS * _LANE_GB_PER_S[kind][0]:
+        return Fraction(_NVLINK5_GB_PER_S)
     for lane in _LANE_GB_PER_S[kind]:
         if all((rate / lane).denominator == 1 for rate in rates):
             return Fraction(lane)

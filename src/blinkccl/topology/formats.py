@@ -14,43 +14,51 @@ from blinkccl.errors import TopologyError
 from blinkccl.topology import json_format, nccl_xml, nccl_xml_write, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES, MAX_NOTE, check_labels, label_fault
 from blinkccl.topology.model import Topology
+from blinkccl.topology.stated import NOTHING, Stated
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyFormat:
-    """A registry row: ``parse`` takes the text and the name of its source."""
+    """A registry row: ``parse`` takes the text and the name of its source.
+
+    ``leaves_open`` names the rates that the format does not give; where there are any, ``parse`` takes what is
+    stated of them (:class:`~.stated.Stated`) as its third argument.
+    """
 
     name: str
     looks_like: Callable[[str], bool]
-    parse: Callable[[str, str], Topology]
+    parse: Callable[..., Topology]
+    leaves_open: tuple[str, ...] = ()
 
 
 #: The registry; the first that recognises the text reads it.
 FORMATS = (
-    TopologyFormat(
-        "nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse
-    ),  # first: a prompt may begin with [ or <
+    TopologyFormat(  # before JSON and XML: a prompt may begin with [ or <
+        "nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse, ("nvlink", "pcie", "smp", "nic")
+    ),
     TopologyFormat("blink topo --gather", json_format.is_gathered, json_format.parse_gathered),
     TopologyFormat("our JSON", json_format.looks_like, json_format.parse),
     TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
 )
 
 
-def read_topology(path: Path, source: str = "") -> Topology:
+def read_topology(path: Path, source: str = "", stated: Stated = NOTHING) -> Topology:
     """The topology in a file, ``source`` in messages; TopologyError also if it is unreadable, too large or no text."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise TopologyError(f"{source or path}: cannot be read: {error.strerror or error}") from error
-    return parse_topology(data, source or str(path), path.name)
+    return parse_topology(data, source or str(path), path.name, stated)
 
 
-def parse_topology(data: bytes, source: str, name: str = "") -> Topology:
+def parse_topology(data: bytes, source: str, name: str = "", stated: Stated = NOTHING) -> Topology:
     """The topology in ``data`` (a whole file, UTF-8, at most 8 MiB), in whichever of :data:`FORMATS` it is.
 
-    ``source`` is what messages call it; ``name`` the topology's name where its format has no place for one. A
-    TopologyError if no format recognises it, or the format that does refuses it (with the line).
+    ``source`` is what messages call it; ``name`` the topology's name where its format has no place for one;
+    ``stated`` what the file may leave open. A TopologyError if no format recognises it, or the format that does
+    refuses it (with the line), or gives itself what is stated (but a NIC's rate may always be that of a network to
+    come).
     """
     if len(data) > MAX_FILE_BYTES:
         raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; no topology file is")
@@ -61,9 +69,17 @@ def parse_topology(data: bytes, source: str, name: str = "") -> Topology:
         raise TopologyError(f"{source}, line {line}: byte {data[error.start]:#04x} is no UTF-8 text") from None
     for known in FORMATS:
         if known.looks_like(text):
-            return _named(known.parse(text, source), source, name or source)
+            return _named(_parsed(known, text, source, stated), source, name or source)
     what = "the file is empty" if not text.strip() else "the content is none of these"
     raise TopologyError(f"{source}: {what}; expected {', '.join(f.name for f in FORMATS)}")
+
+
+def _parsed(known: TopologyFormat, text: str, source: str, stated: Stated) -> Topology:
+    closed = [key for key in stated.names() if key != "nic" and key not in known.leaves_open]
+    if closed:
+        may = f"; {', '.join(known.leaves_open)} can be stated of it" if known.leaves_open else ""
+        raise TopologyError(f"{source}: {known.name} leaves no {', '.join(closed)} rate open{may}")
+    return known.parse(text, source, stated) if known.leaves_open else known.parse(text, source)
 
 
 def _named(topology: Topology, source: str, name: str) -> Topology:

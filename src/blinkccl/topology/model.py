@@ -23,7 +23,10 @@ VERTEX_KINDS = RANK_KINDS + TRANSIT_KINDS
 LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "smp", "net", "shm")
 #: Kinds that ``--links fast`` prefers inside a server.
 FAST_KINDS = ("nvlink", "xgmi", "c2c", "shm")
-PROVENANCES = ("catalog", "declared", "nvml", "measured", "nvidia-smi", "nccl-xml", "synthetic", "host")
+PROVENANCES = (
+    *("catalog", "declared", "nvml", "measured", "nvidia-smi", "rocm-smi", "amd-smi", "lstopo", "nccl-xml"),
+    *("synthetic", "host"),
+)
 
 
 @dataclass(frozen=True, slots=True)

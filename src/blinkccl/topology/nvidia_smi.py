@@ -1,7 +1,8 @@
 """``nvidia-smi topo -m`` text of every vintage: the matrix, and the machine behind it.
 
 Vintages differ: tabs or aligned spaces, SOC for SYS, header names run together, NICs as ``mlx5_0`` or
-``NIC0``, more columns behind the matrix, with or without a legend, with the terminal's underlining.
+``NIC0``, more columns behind the matrix, with or without a legend, with the terminal's underlining, and with lines
+broken where a terminal or a mail was too narrow.
 """
 
 from __future__ import annotations
@@ -13,24 +14,28 @@ from dataclasses import dataclass
 from blinkccl.errors import TopologyError
 from blinkccl.topology import pcie_tree
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.launchers import MANY_NODES, label_of, of_one_node, without_escapes
 from blinkccl.topology.limits import MAX_MATRIX_DEVICES, at
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import ids_text
+from blinkccl.topology.stated import NOTHING, Stated
 
 #: nvidia-smi names neither the generation of NVLink nor that of PCIe.
-LANE_GB_PER_S, NVLINK1_LANE_GB_PER_S = 25, 20
+LANE_GB_PER_S, NVLINK1_LANE_GB_PER_S, NVLINK5_LANE_GB_PER_S = 25, 20, 50
 PCIE_GB_PER_S, SMP_GB_PER_S = 12, 10
 #: No GPU up to Blackwell has more NVLinks; a matrix that needs more shows an NVSwitch.
 MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_TRAILING = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
+_TRAILING = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA\s*ID")
 _HEADER = re.compile(r"\s*GPU0(?:\s*GPU1|\s+(?!X\b)|$|\s*CPU)")
 _GPU = re.compile(r"GPU([0-9]{1,4})")
-#: What srun -l and pdsh put before every line: a task's number or a node's name.
-_LABELLED = re.compile(r" *([\w.-]{1,64}): ?(.*)")
-_ROCM = re.compile(r"ROCm System Management Interface|(?:Weight|Hops|Link Type) between two GPUs")
+_CELL = re.compile(rf"X|NV[0-9]{{1,3}}|{'|'.join(pcie_tree.DISTANCE)}")
+#: A cell or a device: what stands at both ends of a broken line is one word unless each part is such a one.
+_WHOLE = re.compile(rf"{_CELL.pattern}|[A-Za-z]\w*[0-9]")
+#: What a line that goes on with the row before does not begin with.
+_DEVICE = re.compile(r"GPU[0-9]|NIC[0-9]|\w+_")
+_NIC_LEGEND = re.compile(r"\s*(NIC[0-9]{1,4})\s*[:=]\s*(\S{1,64})\s*")
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class Cells:
     cells: tuple[tuple[str, ...], ...]
     affinity: tuple[str, ...]
     lines: tuple[int, ...]
+    #: Of GPUs whose memory is a NUMA node of its own: those that Grace or POWER9 processors share memory with.
+    gpu_numa: tuple[bool, ...] = ()
+    #: What the legend calls ``NIC0``.
+    nic_names: tuple[tuple[str, str], ...] = ()
 
     def wrong(self, row: int, text: str) -> TopologyError:
         """The error ``text`` at the line of a row, for ``raise``."""
@@ -56,41 +65,38 @@ class Cells:
 
 def looks_like(text: str) -> bool:
     """Whether ``text`` has a header of such a matrix."""
-    lines = _ESCAPES.sub("", text).splitlines()[:200]
-    return any(map(_is_header, lines)) or any(_label(line) for line in lines)
+    lines = without_escapes(text)[:200]
+    return any(map(_is_header, lines)) or any(label_of(line, _is_header) for line in lines)
 
 
-def parse(text: str, source: str = "nvidia-smi") -> Topology:
+def parse(text: str, source: str = "nvidia-smi", stated: Stated = NOTHING) -> Topology:
     """The machine that a matrix shows; what stands before or after the matrix is passed over.
 
     NVLinks become direct links, or one NVSwitch vertex where all pairs of a group show the same number of
     lanes and a GPU would need more than 18 of them. PCIe becomes hosts and switches (:mod:`~.pcie_tree`).
-    NICs help to find these but are left out, as the matrix does not give their rate.
+    NICs help to find these; where their rate is ``stated`` they become vertices, joined to the GPUs nearest to them
+    (:func:`.pcie_tree.add_nics`). For other rates that are not stated the usual ones are taken.
 
     Raises
     ------
     TopologyError
         With the line: rows missing or cut short, unknown cells, ``X`` off the diagonal, a pair that differs
-        between its two cells, PCIe distances that contradict each other, more lanes than a GPU has.
+        between its two cells, PCIe distances that contradict each other, more lanes than a GPU has, a second
+        matrix.
     """
     matrix = read_cells(text, source)
     box = Assembly(source, "nvidia-smi")
     box.add_many("gpu", matrix.gpu_count, "GPU")
-    _add_nvlinks(box, matrix)
-    _add_pcie(box, matrix)
-    nics = matrix.names[matrix.gpu_count :]
-    if nics:
-        box.notes.append(f"NICs left out, as nvidia-smi does not give their rate: {', '.join(nics)}")
+    _add_nvlinks(box, matrix, stated)
+    _add_pcie(box, matrix, stated)
+    _add_nics(box, matrix, stated)
+    stated.declare(box)
     return box.finish()
 
 
 def read_cells(text: str, source: str) -> Cells:
     """The checked matrix: complete, known cells, symmetric."""
-    lines = _of_one_node(_ESCAPES.sub("", text).splitlines(), source)
-    if _ROCM.search(text):
-        raise TopologyError(
-            f"{source}: rocm-smi --showtopo is not read: name the machine (mi250), or describe it in our JSON"
-        )
+    lines = of_one_node(without_escapes(text), _is_header, source)
     headers = [i for i, line in enumerate(lines) if _is_header(line)]
     if not headers:
         raise TopologyError(
@@ -98,20 +104,25 @@ def read_cells(text: str, source: str) -> Cells:
         )
     start = headers[0]
     if len(headers) > 1:
-        again = f"a second matrix begins here, the first in line {start + 1}; give one per file"
+        again = f"a second matrix begins here, the first in line {start + 1}; {MANY_NODES}"
         raise at(source, headers[1] + 1, again)
-    names = _columns(lines[start], source, start + 1)
-    rows = _rows(lines, start + 1, names, source)
+    header, body = _header(lines, start)
+    names = _columns(header, source, start + 1)
+    rows = _rows(lines, body, names, source)
     _check_complete(rows, names, source)
     found = [rows[name] for name in names]
     gpu_count = sum(1 for name in names if _GPU.fullmatch(name))
+    own_memory = re.search(r"GPU\s*NUMA\s*ID", header) is not None
+    trailing = [row[1][len(names) :] for row in found]
     matrix = Cells(
         source,
         tuple(names),
         gpu_count,
         tuple(tuple(row[1][: len(names)]) for row in found),
-        tuple(_affinity(row[1][len(names) :]) for row in found),
+        tuple(map(_affinity, trailing)),
         tuple(row[0] for row in found),
+        tuple(own_memory and len(row) > 2 and row[-1].isdigit() for row in trailing),
+        tuple((match[1], match[2]) for line in lines if (match := _NIC_LEGEND.fullmatch(line)) is not None),
     )
     _check_cells(matrix)
     return matrix
@@ -122,24 +133,23 @@ def _is_header(line: str) -> bool:
     return _HEADER.match(line) is not None and "X" not in line.split()
 
 
-def _label(line: str) -> str:
-    """The label before a header line, or nothing."""
-    match = _LABELLED.match(line)
-    return match[1] if match is not None and _is_header(match[2]) else ""
+def _header(lines: list[str], start: int) -> tuple[str, int]:
+    """The header with what was broken off it, and where the rows begin: at the first line with a cell."""
+    header, line = lines[start], start + 1
+    while line < len(lines) and (tokens := lines[line].split()) and not any(map(_CELL.fullmatch, tokens)):
+        if not all(re.fullmatch(r"\w+", token) for token in tokens):
+            break
+        header, line = _mended(header, lines[line]), line + 1
+    return header, line
 
 
-def _of_one_node(lines: list[str], source: str) -> list[str]:
-    """The lines without what ``srun -l`` or ``pdsh`` put before them."""
-    labels = list(dict.fromkeys(label for line in lines if (label := _label(line))))
-    if not labels:
-        return lines
-    if len(labels) > 1:
-        raise TopologyError(f"{source}: matrices of several nodes: {', '.join(labels[:8])}; give the lines of one")
-    matches = [_LABELLED.match(line) for line in lines]
-    return [
-        match[2] if match is not None and match[1] == labels[0] else line
-        for match, line in zip(matches, lines, strict=True)
-    ]
+def _mended(line: str, rest: str) -> str:
+    """A line and what was broken off it, with a space between unless the break is inside a word."""
+    if not line or line[-1].isspace() or rest[0].isspace():
+        return f"{line} {rest}"
+    end, begin = line.split()[-1], rest.split()[0]
+    whole = _WHOLE.fullmatch(end) and (_WHOLE.fullmatch(begin) or re.match(r"[0-9]+[-,]|N/A", begin))
+    return f"{line}{' ' if whole else ''}{rest}"
 
 
 def _columns(header: str, source: str, line: int) -> list[str]:
@@ -170,28 +180,28 @@ def _columns(header: str, source: str, line: int) -> list[str]:
 def _rows(lines: list[str], start: int, names: list[str], source: str) -> dict[str, tuple[int, list[str]]]:
     """Line number and cells by device; what follows an empty line is a legend unless it names a device."""
     known = set(names)
-    rows: dict[str, tuple[int, list[str]]] = {}
-    inside = True
+    texts: dict[str, tuple[int, str]] = {}
+    last = ""
     for number, line in enumerate(lines[start:], start + 1):
         tokens = line.split()
         if not tokens:
-            inside = inside and not rows
+            last = last and "\n"
             continue
         if tokens[0].startswith("Legend"):
             break
-        if tokens[0] not in known:
-            if inside:
-                raise at(source, number, f"row {tokens[0]!r} is none of the columns {' '.join(names)}")
-            continue
-        if tokens[0] in rows:
-            raise at(source, number, f"row {tokens[0]} stands twice, first in line {rows[tokens[0]][0]}")
-        if len(tokens) - 1 < len(names):
-            raise at(
-                source,
-                number,
-                f"row {tokens[0]} has {len(tokens) - 1} cells, expected {len(names)}; it looks cut short",
-            )
-        rows[tokens[0]] = number, tokens[1:]
+        if tokens[0] in texts:
+            raise at(source, number, f"row {tokens[0]} stands twice, first in line {texts[tokens[0]][0]}")
+        if tokens[0] in known:
+            last = tokens[0]
+            texts[last] = number, line
+        elif last in texts and not _DEVICE.match(tokens[0]):
+            texts[last] = texts[last][0], _mended(texts[last][1], line)
+        elif last != "\n":
+            raise at(source, number, f"row {tokens[0]!r} is none of the columns {' '.join(names)}")
+    rows = {name: (number, text.split()[1:]) for name, (number, text) in texts.items()}
+    for name, (number, cells) in rows.items():
+        if len(cells) < len(names):
+            raise at(source, number, f"row {name} has {len(cells)} cells, expected {len(names)}; it looks cut short")
     return rows
 
 
@@ -235,12 +245,13 @@ def _check_cells(matrix: Cells) -> None:
                 )
 
 
-def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
+def _add_nvlinks(box: Assembly, matrix: Cells, stated: Stated) -> None:
     gpus = range(matrix.gpu_count)
     lanes = [[matrix.lanes(a, b) for b in gpus] for a in gpus]
     if not any(map(any, lanes)):
         return
-    lane = _lane_gb_per_s(box, matrix, max(sum(row) for row in lanes))
+    usual, generation = _usual_lane(matrix, max(sum(row) for row in lanes))
+    lane = stated.rate(box, "nvlink", "an NVLink lane", usual, generation)
     for group in pcie_tree.classes([[int(x > 0) for x in row] for row in lanes], 1):
         if len(group) == 1:
             continue
@@ -263,27 +274,50 @@ def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
             )
 
 
-def _lane_gb_per_s(box: Assembly, matrix: Cells, most_lanes: int) -> int:
-    """Nominal rate of a lane: drivers that say SOC date from the P100, whose GPUs have four NVLinks 1."""
-    old = any("SOC" in row for row in matrix.cells) and most_lanes <= NVLINK1_LANES_PER_GPU
-    lane = NVLINK1_LANE_GB_PER_S if old else LANE_GB_PER_S
-    which = "NVLink 1, as the driver is that old" if old else "NVLink 2 to 4"
-    box.notes.append(f"an NVLink lane is taken as {lane} GB/s ({which}); nvidia-smi does not say")
-    return lane
+def _usual_lane(matrix: Cells, most_lanes: int) -> tuple[int, str]:
+    """GB/s of a lane, and why: drivers that say SOC date from the P100, whose GPUs have four NVLinks 1.
+
+    Of processors that share memory with their GPUs, Grace has one Hopper or two Blackwells, and POWER9 GPUs of six
+    lanes.
+    """
+    if any("SOC" in row for row in matrix.cells) and most_lanes <= NVLINK1_LANES_PER_GPU:
+        return NVLINK1_LANE_GB_PER_S, "NVLink 1, as the driver is that old"
+    shared = [matrix.affinity[gpu] for gpu in range(matrix.gpu_count) if matrix.gpu_numa[gpu]]
+    if most_lanes >= MAX_LANES_PER_GPU and len(set(shared)) < len(shared):
+        return NVLINK5_LANE_GB_PER_S, "NVLink 5, as two GPUs share memory with one processor: Grace Blackwell"
+    return LANE_GB_PER_S, "NVLink 2 to 4"
 
 
-def _add_pcie(box: Assembly, matrix: Cells) -> None:
-    distances = [[pcie_tree.DISTANCE.get(cell, 0) for cell in row] for row in matrix.cells]
+def _add_pcie(box: Assembly, matrix: Cells, stated: Stated) -> None:
+    distances = _distances(matrix)
     try:
         pix, pxb, node = pcie_tree.levels(distances)
     except pcie_tree.ContradictionError as found:
         raise _contradiction(matrix, found) from None
     hosts = pcie_tree.merge_by_affinity(node, distances, matrix.affinity)
-    pcie_tree.attach(box, hosts, pxb, pix, matrix.gpu_count, PCIE_GB_PER_S, SMP_GB_PER_S)
-    box.notes.append(
-        f"PCIe is taken as generation 3 ×16, {PCIE_GB_PER_S} GB/s, and the bus between processors as {SMP_GB_PER_S} "
-        "GB/s; nvidia-smi does not say"
-    )
+    pcie = stated.rate(box, "pcie", "the PCIe link of a GPU", PCIE_GB_PER_S, "generation 3 ×16")
+    several = sum(min(host) < matrix.gpu_count for host in hosts) > 1
+    smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if several else SMP_GB_PER_S
+    pcie_tree.attach(box, hosts, pxb, pix, matrix.gpu_count, pcie, smp)
+    if any("NODE" in row for row in matrix.cells):
+        box.notes.append("the host bridges of a NUMA node (NODE) are taken for one (PHB)")
+    if any(matrix.gpu_numa):
+        box.notes.append("the links by which GPUs share their processors' memory (C2C) are left out: no cell has them")
+
+
+def _distances(matrix: Cells) -> list[list[int]]:
+    return [[pcie_tree.DISTANCE.get(cell, 0) for cell in row] for row in matrix.cells]
+
+
+def _add_nics(box: Assembly, matrix: Cells, stated: Stated) -> None:
+    gpus, legend = range(matrix.gpu_count), dict(matrix.nic_names)
+    distances = _distances(matrix)
+    nics = []
+    for nic in range(matrix.gpu_count, len(matrix.names)):
+        near = min(distances[nic][gpu] for gpu in gpus)
+        name = legend.get(matrix.names[nic], matrix.names[nic])
+        nics.append(pcie_tree.Nic(name, near, [gpu for gpu in gpus if distances[nic][gpu] == near]))
+    pcie_tree.add_nics(box, nics, stated)
 
 
 def _contradiction(matrix: Cells, found: pcie_tree.ContradictionError) -> TopologyError:

@@ -10,9 +10,11 @@ where none is, equal CPU affinity is taken as a hint.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.stated import Stated
 
 #: Distance by cell; old drivers wrote SOC for SYS.
 DISTANCE = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
@@ -91,7 +93,7 @@ def attach(
     pix: list[list[int]],
     gpu_count: int,
     pcie_gb_per_s: Fraction | int,
-    smp_gb_per_s: int,
+    smp_gb_per_s: Fraction | int,
 ) -> None:
     """Add hosts and switches over the GPUs (devices 0 … ``gpu_count`` − 1, with the same vertex ids).
 
@@ -130,8 +132,47 @@ def _attach_leaf(box: Assembly, gpus: list[int], parent: int, pcie_gb_per_s: Fra
     box.join_all(gpus, switch, pcie_gb_per_s, "pcie")
 
 
-def _join_hosts(box: Assembly, hosts: list[int], smp_gb_per_s: int) -> None:
+def _join_hosts(box: Assembly, hosts: list[int], smp_gb_per_s: Fraction | int) -> None:
     if len(hosts) == 2:
         box.join(hosts[0], hosts[1], smp_gb_per_s, "smp")
     elif len(hosts) > 2:
         box.join_all(hosts, box.add("switch", "SMP"), smp_gb_per_s, "smp")
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A NIC, how far it is from the GPUs that are nearest to it, and which these are; what its own slot carries."""
+
+    name: str
+    distance: int
+    gpus: Sequence[int]
+    pcie_gb_per_s: Fraction | None = None
+
+
+def add_nics(box: Assembly, nics: Sequence[Nic], stated: Stated) -> None:
+    """Join every NIC to the GPUs nearest to it, at the stated rate; without one leave all out, with a note.
+
+    Where some are behind a PCIe switch with a GPU, these are the network of the GPUs, and those farther away (for
+    storage and management) are left out; where none is, the nearest of all are taken.
+    """
+    if not nics:
+        return
+    if stated.nic is None:
+        names = ", ".join(nic.name for nic in nics)
+        box.notes.append(
+            f'NICs left out, as {box.provenance} does not give their rate: {names}; state it: "FILE @ nic=400Gbps"'
+        )
+        return
+    nearest = max(PXB, min(nic.distance for nic in nics))
+    far = [nic.name for nic in nics if nic.distance > nearest]
+    rate = stated.rate(box, "nic", "each NIC", 0)
+    for nic in nics:
+        if nic.distance <= nearest:
+            slot = rate if nic.pcie_gb_per_s is None else min(rate, nic.pcie_gb_per_s)
+            if slot < rate:
+                box.notes.append(f"{nic.name}: {float(slot):g} GB/s, as its PCIe link has no more")
+            vertex = box.add("nic", nic.name)
+            for gpu in nic.gpus:
+                box.join(gpu, vertex, slot, "net")
+    if far:
+        box.notes.append(f"NICs left out, as others are nearer to the GPUs: {', '.join(far)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from pathlib import Path
 
 from blinkccl.errors import TopologyError, did_you_mean
@@ -11,10 +10,10 @@ from blinkccl.topology.assembly import MAX_VERTICES, compose
 from blinkccl.topology.catalog import ALIASES, CATALOG, machine
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks, ids_text
+from blinkccl.topology.stated import NOTHING, Stated, parse_stated
 from blinkccl.topology.synthetic import FAMILIES, synthetic
-from blinkccl.units import parse_gb_per_s
 
-_COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*(?P<rate>[^@]+))?", re.DOTALL)
+_COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*(?P<stated>[^@]+))?", re.DOTALL)
 
 
 def parse_spec(text: str) -> Topology:
@@ -22,28 +21,33 @@ def parse_spec(text: str) -> Topology:
 
     ``text`` is a name of the catalog or another one of a machine there (``dgx-1v``, ``b200``), a file in any format we
     read, a synthetic spec (``torus:4x4``), or several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that
-    of each NIC). A TopologyError if it names nothing, or the file cannot be read.
+    of each NIC). Behind the ``@`` may stand what a file does not say (``node7.txt @ nvlink=50GB/s, nic=400Gbps``;
+    :mod:`blinkccl.topology.stated`). A TopologyError if it names nothing, the file cannot be read, or says itself what
+    is stated.
     """
     text = text.strip()
     single = _single(text)
     if single is not None:
         return single
     parsed = _COMPOSED.fullmatch(text)
-    if parsed is None or (parsed["count"] is None and parsed["rate"] is None):
+    if parsed is None or (parsed["count"] is None and parsed["stated"] is None):
         raise TopologyError(_unknown(text))
-    server = _single(parsed["machine"])
+    stated = NOTHING if parsed["stated"] is None else parse_stated(parsed["stated"], repr(text))
+    server = _single(parsed["machine"], stated)
     if server is None:
         raise TopologyError(_unknown(parsed["machine"]))
     if parsed["count"] is None:
-        raise TopologyError(
-            f'{text!r}: a rate is that of a network between servers, so say how many servers: "2x {text}"'
-        )
+        if stated.nic is not None and not any(x.kind == "net" and x.provenance == "declared" for x in server.links):
+            raise TopologyError(
+                f'{text!r}: a rate is that of a network between servers, so say how many servers: "2x {text}"'
+            )
+        return server
     if len(parsed["count"]) > 4:
         raise TopologyError(f"{text!r}: {parsed['count']} servers; at most {MAX_VERTICES} vertices")
-    return compose(server, int(parsed["count"]), _rate(text, parsed["rate"]))
+    return compose(server, int(parsed["count"]), stated.nic)
 
 
-def _single(text: str) -> Topology | None:
+def _single(text: str, stated: Stated = NOTHING) -> Topology | None:
     """One machine: from the catalog, a file or a rule; None if the text is none of these."""
     if text in CATALOG or text in ALIASES:
         return machine(ALIASES.get(text, text))
@@ -51,8 +55,12 @@ def _single(text: str) -> Topology | None:
         # Read on demand: a catalog name needs no parser.
         from blinkccl.topology.formats import read_topology
 
-        return read_topology(Path(text), text)
-    return synthetic(text) if text.partition(":")[0] in FAMILIES else None
+        return read_topology(Path(text), text, stated)
+    named = machine(text) if text in CATALOG else synthetic(text) if text.partition(":")[0] in FAMILIES else None
+    said = [key for key in stated.names() if key != "nic"]
+    if named is not None and said:
+        raise TopologyError(f"{text} has rates of its own; {', '.join(said)} can be stated of files that have none")
+    return named
 
 
 def _is_path(text: str) -> bool:
@@ -75,20 +83,6 @@ def _unknown(text: str) -> str:
         f"unknown topology {text!r}{near}; expected a file, one of {', '.join(CATALOG)}, a rule ({forms}), "
         'or several servers ("2x dgx-1v @ 40Gbps"); blink topo --list says what they are'
     )
-
-
-def _rate(text: str, rate: str | None) -> Fraction | None:
-    if rate is None:
-        return None
-    try:
-        gb_per_s = parse_gb_per_s(rate)
-    except ValueError as error:
-        raise TopologyError(f"{text!r}: {error}") from None
-    if not 0 < gb_per_s <= 100_000:
-        raise TopologyError(
-            f"{text!r}: {rate.strip()} is no rate of a network; expected more than 0 and at most 800000Gbps"
-        )
-    return gb_per_s
 
 
 def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> tuple[int, ...]:

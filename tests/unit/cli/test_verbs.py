@@ -130,6 +130,7 @@ def test_check_says_on_which_links_a_plan_is_optimal(blink, tmp_path):
 def test_standard_input_as_topology_and_plan(blink, monkeypatch):
     for arguments, text in (
         (["topo", "-"], blink("topo", "ring:4", "--json").out),
+        (["plan", "reduce", "--topo", "- @ pcie=gen4"], "\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n"),
         (["plan", "reduce", "--topo", "-"], blink("topo", "ring:4", "--json").out),
         (["check", "-"], blink("plan", "reduce", "--topo", "ring:4", "--json").out),
     ):

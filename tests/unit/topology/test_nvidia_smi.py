@@ -12,6 +12,9 @@ from blinkccl.topology.catalog import CUBE_MESH, machine
 from blinkccl.topology.formats import read_topology
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
+from blinkccl.topology.stated import parse_stated
+from support.topology_dumps import Machine, wrapped
+from support.topology_dumps import nvidia_smi as printed
 
 OURS = Path(nvidia_smi.__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[3] / "../shared" / "topologies"
@@ -40,7 +43,7 @@ def test_the_newest_vintage_is_the_catalogs_dgx_1v() -> None:
     assert nvlinks(topology) == nvlinks(machine("dgx-1v"))
     assert sorted(x.gb_per_s for x in topology.links) == sorted(x.gb_per_s for x in machine("dgx-1v").links)
     assert {x.provenance for x in topology.links} == {"nvidia-smi"}
-    assert any("NIC0, NIC1, NIC2, NIC3" in note for note in topology.notes)
+    assert any("mlx5_0, mlx5_1, mlx5_2, mlx5_3" in note for note in topology.notes)
 
 
 def test_the_oldest_vintage_is_the_catalogs_dgx_1p() -> None:
@@ -175,15 +178,6 @@ def test_a_prompt_before_the_matrix_may_begin_with_a_bracket(tmp_path: Path) -> 
     assert read_topology(tmp_path / "x.txt").links == nvidia_smi.parse(text).links
 
 
-ROCM = """
-===================== ROCm System Management Interface =====================
-=========================== Weight between two GPUs ========================
-       GPU0         GPU1
-GPU0   0            15
-GPU1   15           0
-"""
-
-
 def of_two_nodes(text: str) -> str:
     return "".join(f"n{node}: {line}\n" for node in (1, 2) for line in text.splitlines())
 
@@ -191,13 +185,68 @@ def of_two_nodes(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (ours("dgx-1v.nvidia-smi.txt") * 2, r"line \d+: a second matrix begins here, the first in line 1; give one"),
-        (of_two_nodes(ours("dgx-1v.nvidia-smi.txt")), "matrices of several nodes: n1, n2; give the lines of one"),
-        (ROCM, r"rocm-smi --showtopo is not read: name the machine \(mi250\)"),
+        (ours("dgx-1v.nvidia-smi.txt") * 2, r"line \d+: a second matrix begins here, the first in line 1; give those"),
+        (of_two_nodes(ours("dgx-1v.nvidia-smi.txt")), "output of several nodes: n1, n2; give those of one; .*2x FILE"),
     ],
-    ids=["two matrices", "two nodes", "rocm"],
+    ids=["two matrices", "two nodes"],
 )
 def test_what_is_not_one_matrix_of_nvidia_smi(text: str, message: str) -> None:
     assert nvidia_smi.looks_like(text)
     with pytest.raises(TopologyError, match=message):
         nvidia_smi.parse(text, "x")
+
+
+GB200 = Machine(4, links={(a, b): 18 for a in range(4) for b in range(a + 1, 4)}, nics=(0, 1, 2, 3))
+
+
+def test_two_gpus_that_share_memory_with_one_processor_are_blackwells() -> None:
+    topology = nvidia_smi.parse(printed(GB200, numa_of_memory=True))
+    assert set(nvlinks(topology).values()) == {900.0}
+    assert any("NVLink 5, as two GPUs share memory" in note for note in topology.notes)
+    hopper = nvidia_smi.parse(printed(GB200))
+    assert set(nvlinks(hopper).values()) == {450.0}
+    assert any("an NVLink lane is taken as 25 GB/s" in note and "FILE @ nvlink=" in note for note in hopper.notes)
+
+
+def test_what_is_stated_is_declared_and_said() -> None:
+    stated = parse_stated("nvlink=50GB/s, pcie=gen5, smp=22GB/s, nic=400Gbps", "x")
+    topology = nvidia_smi.parse(printed(GB200), "x", stated)
+    rates = {kind: {x.gb_per_s for x in topology.links if x.kind == kind} for kind in ("nvlink", "pcie", "smp", "net")}
+    assert rates == {"nvlink": {900.0}, "pcie": {48.0}, "smp": {22.0}, "net": {50.0}}
+    assert {x.provenance for x in topology.links} == {"declared"}
+    assert "an NVLink lane: 50 GB/s, as stated" in topology.notes
+    assert not any("to state it" in note for note in topology.notes)
+
+
+def net(topology: Topology) -> list[tuple[str, str]]:
+    links = [x for x in topology.links if x.kind == "net" and topology.vertex[x.dst].kind == "nic"]
+    return sorted((topology.vertex[x.src].label, topology.vertex[x.dst].label) for x in links)
+
+
+def test_nics_behind_the_switch_of_a_gpu_are_its_network() -> None:
+    topology = nvidia_smi.parse(printed(GB200), "x", parse_stated("400Gbps", "x"))
+    assert net(topology) == [(f"GPU{i}", f"mlx5_{i}") for i in range(4)]
+
+
+def test_nics_that_are_far_from_all_gpus_serve_the_nearest() -> None:
+    near = small("GPU0\tX\tNODE\tSYS", "GPU1\tNODE\tX\tSYS", "mlx5_0\tSYS\tSYS\tX", header="\tGPU0\tGPU1\tmlx5_0")
+    assert net(nvidia_smi.parse(near, "x", parse_stated("400Gbps", "x"))) == [("GPU0", "mlx5_0"), ("GPU1", "mlx5_0")]
+
+
+def test_nics_for_storage_are_left_out_where_others_are_nearer() -> None:
+    rows = ("GPU0\tX\tPIX\tSYS", "NIC0\tPIX\tX\tSYS", "NIC1\tSYS\tSYS\tX")
+    topology = nvidia_smi.parse(small(*rows, header="\tGPU0\tNIC0\tNIC1"), "x", parse_stated("400Gbps", "x"))
+    assert net(topology) == [("GPU0", "NIC0")]
+    assert "NICs left out, as others are nearer to the GPUs: NIC1" in topology.notes
+
+
+def test_a_prompt_right_behind_the_matrix_is_passed_over() -> None:
+    text = small("GPU0\tX\tPHB\t0-7", "GPU1\tPHB\tX\t0-7")
+    assert nvidia_smi.parse(text + "me@node:~$ exit\n").links == nvidia_smi.parse(text).links
+
+
+@pytest.mark.parametrize("width", range(24, 140))
+def test_a_matrix_as_a_narrow_terminal_breaks_it(width: int) -> None:
+    stated = parse_stated("nvlink=50GB/s, nic=400Gbps", "x")
+    text = printed(GB200, numa_of_memory=True)
+    assert nvidia_smi.parse(wrapped(text, width), "x", stated).links == nvidia_smi.parse(text, "x", stated).links

@@ -71,6 +71,12 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
         ("2x dgx-1v @ 99999999999999Gbps", "no rate of a network"),
         ("99999x dgx-a100", "at most 4096"),
         ("999x dgx-a100", "at most 4096"),
+        ("dgx-1v @ nvlink=50GB/s", "dgx-1v has rates of its own; nvlink can be stated of files that have none"),
+        ("2x dgx-1v @ nic=40Gbps, pcie=gen4", "dgx-1v has rates of its own; pcie can be"),
+        ("2x dgx-1v @ 40Gbps, nic=40Gbps", "nic is stated twice"),
+        ("2x dgx-1v @ lane=40Gbps", "'lane' is none of nvlink=50GB/s, xgmi=64GB/s, pcie=gen5, smp=22GB/s, nic="),
+        ("2x dgx-1v @ pcie=gen9", "not a rate: 'gen9' .*, or a generation: gen4, gen5x8"),
+        ("2x dgx-1v @ smp=0GB/s", "0GB/s is no rate of a smp; expected more than 0"),
         ("2x ring:9999999", "too many GPUs: at most 1024"),
         ("ring:1", "1 is too few GPUs: at least 2"),
         ("hypercube:11", "too many dimensions: at most 10"),
@@ -136,3 +142,29 @@ def test_bad_gpus_per_server() -> None:
         parse_gpus("0,0+1", topology)
     with pytest.raises(TopologyError, match="'' is no GPU number"):
         parse_gpus("0+", topology)
+
+
+MATRIX = "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tPIX\tPIX\nGPU1\tPIX\tX\tPIX\nNIC0\tPIX\tPIX\tX\n"
+
+
+def test_what_a_file_does_not_say_is_stated_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("n7.txt").write_text(MATRIX)
+    Path("ring.json").write_text(json_format.write(parse_spec("ring:4")))
+    assert {x.gb_per_s for x in parse_spec("n7.txt").links} == {12.0}
+    assert {x.gb_per_s for x in parse_spec("n7.txt @ pcie=gen5x8").links} == {24.0}
+    assert {x.gb_per_s for x in parse_spec("n7.txt @ PCIe=20GB/s").links} == {20.0}
+    one = parse_spec("n7.txt@400Gbps")
+    assert [(v.label, v.kind) for v in one.vertices if v.kind == "nic"] == [("NIC0", "nic")]
+    two = parse_spec("2x n7.txt @ 400Gbps, pcie=gen4")
+    nics = {v.id for v in two.vertices if v.kind == "nic"}
+    assert len(nics) == 2, "the NICs of the file, not one more per server"
+    assert {x.gb_per_s for x in two.links if {x.src, x.dst} & nics} == {50.0}
+    with pytest.raises(TopologyError, match=r"ring\.json: our JSON leaves no pcie rate open"):
+        parse_spec("ring.json @ pcie=gen4")
+    with pytest.raises(
+        TopologyError, match=r"n7\.txt: nvidia-smi topo -m leaves no xgmi rate open; nvlink, pcie, smp, nic"
+    ):
+        parse_spec("n7.txt @ xgmi=50GB/s")
+    with pytest.raises(TopologyError, match="say how many servers"):
+        parse_spec("ring.json @ 400Gbps")

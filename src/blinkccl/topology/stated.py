@@ -1,0 +1,95 @@
+"""What a topology file leaves open, and its reader may state: ``node7.txt @ nvlink=50GB/s, pcie=gen5, nic=400Gbps``.
+
+``nvidia-smi topo -m`` and its kin say what is joined to what, but of few links how fast they are. A reader takes the
+rate that is stated (its links are *declared* then), else a usual one, and a note of the topology says which it took.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.nccl_constants import PCI_DEFAULT_WIDTH, PCI_SPEED, pcie_gb_per_s
+from blinkccl.units import parse_gb_per_s
+
+#: GB/s that a network may have.
+MAX_NETWORK_GB_PER_S = 100_000
+_PCIE = re.compile(r"gen([1-6])(?:x(1|2|4|8|12|16|32))?")
+_GENERATIONS = dict(enumerate(PCI_SPEED.values(), 1))
+_LINK_KINDS = {"nic": "net"}
+_EXAMPLES = {"nvlink": "50GB/s", "xgmi": "64GB/s", "pcie": "gen5", "smp": "22GB/s", "nic": "400Gbps"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """GB/s per direction of one NVLink, one xGMI link, a GPU's PCIe link, the bus between processors, and each NIC."""
+
+    nvlink: Fraction | None = None
+    xgmi: Fraction | None = None
+    pcie: Fraction | None = None
+    smp: Fraction | None = None
+    nic: Fraction | None = None
+
+    def names(self) -> list[str]:
+        """The names of what is stated."""
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+    def rate(self, box: Assembly, key: str, what: str, usual: Fraction | int, basis: str = "") -> Fraction:
+        """GB/s of ``what``: as stated, else ``usual``, for ``basis``; adds the note that says which."""
+        stated: Fraction | None = getattr(self, key)
+        if stated is not None:
+            box.notes.append(f"{what}: {float(stated):g} GB/s, as stated")
+            return stated
+        why = f" ({basis})" if basis else ""
+        box.notes.append(
+            f"{what} is taken as {float(usual):g} GB/s{why}, as {box.provenance} does not say; to state it: "
+            f'"FILE @ {key}={_EXAMPLES[key]}"'
+        )
+        return Fraction(usual)
+
+    def declare(self, box: Assembly) -> None:
+        """Mark the links whose rate was stated as declared."""
+        kinds = [_LINK_KINDS.get(key, key) for key in self.names()]
+        for ends, link in box.links.items():
+            if link.kind in kinds:
+                box.links[ends] = replace(link, provenance="declared")
+
+
+NOTHING = Stated()
+
+
+def parse_stated(text: str, where: str) -> Stated:
+    """What ``text`` states: ``"nvlink=50GB/s, pcie=gen5x8, nic=400Gbps"``; a rate alone is that of each NIC.
+
+    ``where`` is what messages call the whole. TopologyError for unknown or doubled names, and for what is no rate.
+    """
+    found: dict[str, Fraction] = {}
+    for item in text.split(","):
+        key, equals, value = item.partition("=")
+        key, value = (key.strip().lower(), value.strip()) if equals else ("nic", item.strip())
+        if key not in _EXAMPLES:
+            raise TopologyError(f"{where}: {key!r} is none of {', '.join(f'{k}={v}' for k, v in _EXAMPLES.items())}")
+        if key in found:
+            raise TopologyError(f"{where}: {key} is stated twice")
+        found[key] = _gb_per_s(key, value, where)
+    return Stated(**found)
+
+
+def _gb_per_s(key: str, value: str, where: str) -> Fraction:
+    generation = _PCIE.fullmatch(value) if key == "pcie" else None
+    if generation is not None:
+        return pcie_gb_per_s(_GENERATIONS[int(generation[1])], int(generation[2] or PCI_DEFAULT_WIDTH))
+    try:
+        gb_per_s = parse_gb_per_s(value)
+    except ValueError as error:
+        hint = ", or a generation: gen4, gen5x8" if key == "pcie" else ""
+        raise TopologyError(f"{where}: {error}{hint}") from None
+    if not 0 < gb_per_s <= MAX_NETWORK_GB_PER_S:
+        what = "network" if key == "nic" else key
+        raise TopologyError(
+            f"{where}: {value} is no rate of a {what}; expected more than 0 and at most {MAX_NETWORK_GB_PER_S * 8}Gbps"
+        )
+    return gb_per_s
