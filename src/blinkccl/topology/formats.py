@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology import json_format, nccl_xml, nccl_xml_write, nvidia_smi
+from blinkccl.topology import amd_smi, json_format, nccl_xml, nccl_xml_write, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES, MAX_NOTE, check_labels, label_fault
 from blinkccl.topology.model import Topology
 from blinkccl.topology.stated import NOTHING, Stated
@@ -33,6 +33,9 @@ class TopologyFormat:
 
 #: The registry; the first that recognises the text reads it.
 FORMATS = (
+    TopologyFormat(  # before nvidia-smi's, whose headers its tables have too
+        "rocm-smi --showtopo or amd-smi topology", amd_smi.looks_like, amd_smi.parse, ("xgmi", "pcie", "smp")
+    ),
     TopologyFormat(  # before JSON and XML: a prompt may begin with [ or <
         "nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse, ("nvlink", "pcie", "smp", "nic")
     ),

@@ -49,14 +49,13 @@ def parse_spec(text: str) -> Topology:
 
 def _single(text: str, stated: Stated = NOTHING) -> Topology | None:
     """One machine: from the catalog, a file or a rule; None if the text is none of these."""
-    if text in CATALOG or text in ALIASES:
-        return machine(ALIASES.get(text, text))
-    if _is_path(text):
+    name = ALIASES.get(text, text)
+    if name not in CATALOG and _is_path(text):
         # Read on demand: a catalog name needs no parser.
         from blinkccl.topology.formats import read_topology
 
         return read_topology(Path(text), text, stated)
-    named = machine(text) if text in CATALOG else synthetic(text) if text.partition(":")[0] in FAMILIES else None
+    named = machine(name) if name in CATALOG else synthetic(text) if text.partition(":")[0] in FAMILIES else None
     said = [key for key in stated.names() if key != "nic"]
     if named is not None and said:
         raise TopologyError(f"{text} has rates of its own; {', '.join(said)} can be stated of files that have none")

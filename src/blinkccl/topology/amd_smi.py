@@ -1,0 +1,257 @@
+"""``rocm-smi --showtopo`` and ``amd-smi topology`` text: tables of every pair of GPUs, and the machine behind them.
+
+The two print the same tables of the kernel's (KFD), under other titles:
+
+============  ================================  =====================================================================
+rocm-smi      amd-smi                           cells
+============  ================================  =====================================================================
+Link Type     LINK TYPE TABLE                   XGMI or PCIE
+Weight        WEIGHT TABLE                      15 for each xGMI link on the way, 20 and more for each PCIe segment
+Hops          HOPS TABLE                        1 over xGMI, *however many links*; 2 and 3 over one and two processors
+accessib…     ACCESS TABLE                      True or ENABLED: peers may reach each other's memory
+Bandwidth     NUMA BW TABLE                     MB/s of one link and of all links between two, 0-0 where there is none
+============  ================================  =====================================================================
+
+So two GPUs are joined directly where there is a bandwidth between them; on drivers that give none (0-0 everywhere),
+where the weight is that of one link. The source is AMD's documentation of both tools, and what its engineers say of
+hops in their trackers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import pcie_tree
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.launchers import MANY_NODES, of_one_node, without_escapes
+from blinkccl.topology.limits import MAX_GB_PER_S, MAX_MATRIX_DEVICES, at, shortened
+from blinkccl.topology.model import Topology
+from blinkccl.topology.select import ids_text
+from blinkccl.topology.stated import NOTHING, Stated
+
+#: GB/s: one xGMI link, PCIe 4 ×16, and between processors, of MI200 servers.
+XGMI_GB_PER_S, PCIE_GB_PER_S, SMP_GB_PER_S = 50, 24, 16
+_ROCM = re.compile(r"\s*=+ (?:(Weight|Hops|Link Type|Link accessibility) between two GPUs|(Bandwidth)) =+\s*")
+_AMD = re.compile(r"\s*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:\s*")
+_TABLES = {"link type": "type", "link accessibility": "access", "numa bw": "bandwidth"}
+_DEVICE = re.compile(r"GPU[0-9]{1,4}|[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_NUMA = re.compile(r"GPU\[([0-9]{1,4})\]\s*: \(Topology\) Numa (?:Node|Affinity): (-?[0-9]{1,4})\s*")
+_CELLS = {
+    "type": re.compile(r"XGMI|PCIE"),
+    "weight": re.compile(r"[0-9]{1,6}"),
+    "hops": re.compile(r"[0-9]{1,3}"),
+    "access": re.compile(r"True|False|ENABLED|DISABLED"),
+    "bandwidth": re.compile(r"([0-9]{1,9})-([0-9]{1,9})|N/A"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its devices in the order of the columns, their cells, and the line of each row."""
+
+    names: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """The checked tables by name (:data:`_CELLS`), all of the same GPUs, and each GPU's NUMA node, "" if unknown."""
+
+    source: str
+    tool: str
+    tables: dict[str, Table]
+    numa: tuple[str, ...]
+
+    def number(self, table: str, a: int, b: int) -> int | None:
+        """A cell that is a number (of a bandwidth, that of all links); None without such a table or number."""
+        if table not in self.tables or (cell := self.tables[table].cells[a][b]) == "N/A":
+            return None
+        return int(cell.rpartition("-")[2])
+
+
+def looks_like(text: str) -> bool:
+    """Whether ``text`` has the title of such a table."""
+    return any(_key(line) or _key(line.partition(": ")[2]) for line in without_escapes(text))
+
+
+def parse(text: str, source: str = "rocm-smi", stated: Stated = NOTHING) -> Topology:
+    """The machine that the tables show, GPUs numbered as they stand; what stands between tables is passed over.
+
+    Direct xGMI links become links at the rate that the driver states; pairs over several are not linked. PCIe is a
+    link from every GPU to its NUMA node's host: switches are not in the tables. Where peers may not reach each other
+    over PCIe, hosts are memories.
+
+    Raises
+    ------
+    TopologyError
+        With the line: no table of link types, rows missing or cut short, unknown cells, a pair that differs between
+        its two cells, tables of different GPUs, a table that comes twice.
+    """
+    dump = read_dump(text, source)
+    box = Assembly(source, dump.tool)
+    box.add_many("gpu", len(dump.numa), "GPU")
+    _add_xgmi(box, dump, stated)
+    _add_pcie(box, dump, stated)
+    stated.declare(box)
+    return box.finish()
+
+
+def read_dump(text: str, source: str) -> Dump:
+    """The tables that say something of links, checked."""
+    lines = of_one_node(without_escapes(text), lambda line: bool(_key(line)), source)
+    tables: dict[str, Table] = {}
+    begun: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        key = _key(line)
+        if not key:
+            continue
+        if key in begun:
+            raise at(source, number, f"a second such table; the first is in line {begun[key]}: {MANY_NODES}")
+        begun[key] = number
+        tables[key] = _table(lines, number, key, source)
+    if "type" not in tables:
+        raise TopologyError(
+            f'{source}: no table of link types; give the whole output of "rocm-smi --showtopo" or "amd-smi topology"'
+        )
+    names = tables["type"].names
+    for key, table in tables.items():
+        if table.names != names:
+            raise at(source, begun[key], f"this table is of {' '.join(table.names)}, that of link types of others")
+    tool = "amd-smi" if any(map(_AMD.fullmatch, lines)) else "rocm-smi"
+    return Dump(source, tool, tables, _numa(lines, len(names)))
+
+
+def _key(line: str) -> str:
+    """Which table has this line for its title; "" where it is none."""
+    match = _ROCM.fullmatch(line) or _AMD.fullmatch(line)
+    if match is None:
+        return ""
+    title = next(group for group in match.groups() if group).lower()
+    return _TABLES.get(title, title)
+
+
+def _table(lines: list[str], start: int, key: str, source: str) -> Table:
+    """The table under the title in line ``start``."""
+    first = next((i for i in range(start, len(lines)) if lines[i].strip()), len(lines) - 1)
+    names = lines[first].split()
+    if not names or len(set(names)) != len(names) or not all(map(_DEVICE.fullmatch, names)):
+        got = shortened(lines[first].strip(), 80)
+        raise at(source, first + 1, f"expected the GPUs of the table, each once, got {got!r}")
+    if len(names) > MAX_MATRIX_DEVICES:
+        raise at(source, first + 1, f"{len(names)} GPUs; at most {MAX_MATRIX_DEVICES}")
+    rows, numbers = [], []
+    for row, name in enumerate(names):
+        number = first + 2 + row
+        words = lines[number - 1].split() if number <= len(lines) else []
+        if words[:1] != [name] or len(words) != len(names) + 1:
+            got = shortened(" ".join(words), 80)
+            raise at(source, min(number, len(lines)), f"expected the row {name} with {len(names)} cells, got {got!r}")
+        rows.append(tuple(words[1:]))
+        numbers.append(number)
+    table = Table(tuple(names), tuple(rows), tuple(numbers))
+    _check(table, key, source)
+    return table
+
+
+def _check(table: Table, key: str, source: str) -> None:
+    for a, row in enumerate(table.cells):
+        for b, cell in enumerate(row):
+            match = _CELLS[key].fullmatch(cell)
+            where = f"{table.names[a]} × {table.names[b]} is {shortened(cell, 40)!r}"
+            if a != b and match is None:
+                raise at(source, table.lines[a], f"{where}, expected {_CELLS[key].pattern.replace('|', ' or ')}")
+            if a > b and cell != table.cells[b][a]:
+                other = f"{shortened(table.cells[b][a], 40)!r} the other way round in line {table.lines[b]}"
+                raise at(source, table.lines[a], f"{where}, but {other}; links run both ways")
+            if a != b and key == "bandwidth" and cell != "N/A" and int(cell.rpartition("-")[2]) > 1000 * MAX_GB_PER_S:
+                raise at(source, table.lines[a], f"{where}, expected at most {MAX_GB_PER_S} GB/s")
+
+
+def _numa(lines: list[str], count: int) -> tuple[str, ...]:
+    """The NUMA node of every GPU, if all are known (−1 is none)."""
+    found = {int(match[1]): match[2] for line in lines if (match := _NUMA.fullmatch(line)) is not None}
+    nodes = [found.get(gpu, "-1") for gpu in range(count)]
+    return ("",) * count if any(node.startswith("-") for node in nodes) else tuple(nodes)
+
+
+def _pairs(dump: Dump, kind: str) -> list[tuple[int, int]]:
+    cells = dump.tables["type"].cells
+    return [(a, b) for a in range(len(cells)) for b in range(a + 1, len(cells)) if cells[a][b] == kind]
+
+
+def _add_xgmi(box: Assembly, dump: Dump, stated: Stated) -> None:
+    pairs = _pairs(dump, "XGMI")
+    barred = [pair for pair in pairs if not _accessible(dump, pair)]
+    pairs = [pair for pair in pairs if pair not in barred]
+    if barred:
+        box.notes.append(f"xGMI left out where peers may not reach each other: {_named(barred)}")
+    if not pairs:
+        return
+    direct = [pair for pair in pairs if dump.number("bandwidth", *pair)]
+    if direct:
+        _add_rated(box, dump, direct, stated)
+    else:
+        least = min(dump.number("weight", *pair) or 0 for pair in pairs)
+        direct = [pair for pair in pairs if (dump.number("weight", *pair) or 0) == least]
+        rate = stated.rate(box, "xgmi", "the xGMI link of two GPUs", XGMI_GB_PER_S, "one link of an MI200")
+        for a, b in direct:
+            box.join(a, b, rate, "xgmi")
+        if "weight" not in dump.tables:
+            box.notes.append("GPUs that xGMI joins are taken for joined directly: there is no table of weights")
+    if len(direct) < len(pairs):
+        box.notes.append(f"{len(pairs) - len(direct)} pairs are joined over several xGMI links, by way of other GPUs")
+
+
+def _add_rated(box: Assembly, dump: Dump, direct: list[tuple[int, int]], stated: Stated) -> None:
+    """Links at the driver's rate, or as many of the stated rate as the driver counts."""
+    cells = dump.tables["bandwidth"].cells
+    usual = Fraction(min(int(cells[a][b].partition("-")[0]) or 1000 * XGMI_GB_PER_S for a, b in direct), 1000)
+    for a, b in direct:
+        one, every = (Fraction(int(number), 1000) for number in cells[a][b].split("-"))
+        links = every / one if one else Fraction(1)
+        box.join(a, b, every if stated.xgmi is None else links * stated.xgmi, "xgmi")
+    if stated.xgmi is None:
+        box.notes.append(f"xGMI links are of {float(usual):g} GB/s, as the driver states")
+    else:
+        stated.rate(box, "xgmi", "an xGMI link", usual)
+
+
+def _accessible(dump: Dump, pair: tuple[int, int]) -> bool:
+    access = dump.tables.get("access")
+    return access is None or access.cells[pair[0]][pair[1]] in ("True", "ENABLED")
+
+
+def _named(pairs: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{a}–{b}" for a, b in pairs[:8]) + (", …" if len(pairs) > 8 else "")
+
+
+def _add_pcie(box: Assembly, dump: Dump, stated: Stated) -> None:
+    """A host for every NUMA node, or for GPUs that are two hops apart; pairs joined by xGMI tell nothing."""
+    gpus = range(len(dump.numa))
+    distances = [[0] * len(gpus) for _ in gpus]
+    pcie = _pairs(dump, "PCIE")
+    for a, b in pcie:
+        hops = dump.number("hops", a, b)
+        near = hops <= 2 if hops is not None else (dump.number("weight", a, b) or 0) <= 40
+        distances[a][b] = distances[b][a] = 3 if near else pcie_tree.SYS
+    try:
+        hosts = pcie_tree.classes(distances, pcie_tree.NODE)
+    except pcie_tree.ContradictionError as found:
+        text = f"GPU {found.a} and {found.b} are on different processors, but others are near both"
+        raise at(dump.source, dump.tables["type"].lines[found.a], text) from None
+    hosts = pcie_tree.merge_by_affinity(hosts, distances, dump.numa)
+    if not dump.numa[0] and len(hosts) == 1 and len(pcie) < len(gpus) * (len(gpus) - 1) // 2:
+        box.notes.append(f"GPU {ids_text(gpus)} are taken for one processor's: no cell and no NUMA node says otherwise")
+    rate = stated.rate(box, "pcie", "the PCIe link of a GPU", PCIE_GB_PER_S, "generation 4 ×16")
+    smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if len(hosts) > 1 else SMP_GB_PER_S
+    alone = [[gpu] for gpu in gpus]
+    pcie_tree.attach(box, hosts, alone, alone, len(gpus), rate, smp)
+    barred = [pair for pair in pcie if not _accessible(dump, pair)]
+    if barred:
+        box.notes.append(f"PCIe crosses the hosts' memories, as peers may not reach each other: {_named(barred)}")
+        box.vertices = [replace(v, kind="memory") if v.kind == "host" else v for v in box.vertices]
