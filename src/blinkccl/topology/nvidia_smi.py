@@ -26,6 +26,8 @@ PCIE_GB_PER_S, SMP_GB_PER_S = 12, 10
 #: No GPU up to Blackwell has more NVLinks; a matrix that needs more shows an NVSwitch.
 MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
+#: Characters of a line that was put together again.
+MAX_LINE = 16_384
 
 _TRAILING = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA\s*ID")
 _HEADER = re.compile(r"\s*GPU0(?:\s*GPU1|\s+(?!X\b)|$|\s*CPU)")
@@ -137,7 +139,7 @@ def _header(lines: list[str], start: int) -> tuple[str, int]:
     """The header with what was broken off it, and where the rows begin: at the first line with a cell."""
     header, line = lines[start], start + 1
     while line < len(lines) and (tokens := lines[line].split()) and not any(map(_CELL.fullmatch, tokens)):
-        if not all(re.fullmatch(r"\w+", token) for token in tokens):
+        if len(header) > MAX_LINE or not all(re.fullmatch(r"\w+", token) for token in tokens):
             break
         header, line = _mended(header, lines[line]), line + 1
     return header, line
@@ -147,7 +149,7 @@ def _mended(line: str, rest: str) -> str:
     """A line and what was broken off it, with a space between unless the break is inside a word."""
     if not line or line[-1].isspace() or rest[0].isspace():
         return f"{line} {rest}"
-    end, begin = line.split()[-1], rest.split()[0]
+    end, begin = line[-64:].split()[-1], rest[:64].split()[0]
     whole = _WHOLE.fullmatch(end) and (_WHOLE.fullmatch(begin) or re.match(r"[0-9]+[-,]|N/A", begin))
     return f"{line}{' ' if whole else ''}{rest}"
 
@@ -194,7 +196,7 @@ def _rows(lines: list[str], start: int, names: list[str], source: str) -> dict[s
         if tokens[0] in known:
             last = tokens[0]
             texts[last] = number, line
-        elif last in texts and not _DEVICE.match(tokens[0]):
+        elif last in texts and not _DEVICE.match(tokens[0]) and len(texts[last][1]) <= MAX_LINE:
             texts[last] = texts[last][0], _mended(texts[last][1], line)
         elif last != "\n":
             raise at(source, number, f"row {tokens[0]!r} is none of the columns {' '.join(names)}")

@@ -110,6 +110,7 @@ def test_bridges_in_a_row_become_two_levels() -> None:
             "line 2: GPU0 × GPU1 is SYS, but other cells put both within PIX",
         ),
         ("nothing here", "no header line"),
+        (small("GPU0\tX\tPHB", *["SYS " * 999] * 99, "GPU1\tPHB\tX"), "line 8: row 'SYS' is none of the columns"),
         ("\t" + "\t".join(f"GPU{i}" for i in range(600)), "at most 512"),
         (ours("dgx-2-truncated.nvidia-smi.txt"), r"line 6: .*11 of 16 GPU rows are missing \(GPU 5-15\)"),
     ],
