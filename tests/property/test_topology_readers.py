@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ TOOLS: dict[str, tuple[Callable[[dumps.Machine], str], str]] = {
     "rocm-smi": (dumps.rocm_smi, "pcie=gen4"),
     "amd-smi": (dumps.amd_smi, "pcie=gen4"),
     "nvidia-smi": (dumps.nvidia_smi, "nvlink=50GB/s, pcie=gen4, nic=100Gbps"),
+    "lstopo": (partial(dumps.lstopo, lane_mb_per_s=50_000), "nic=100Gbps"),
 }
 
 

@@ -56,8 +56,8 @@ Collective communication planned from the links a job really has.
 
 \b
 SPEC is a machine (dgx-1v, dgx-a100, hgx-h100, dgx-b200, gb200-nvl72, mi300x, ...: blink topo --list),
-a file ("nvidia-smi topo -m", "rocm-smi --showtopo" or "amd-smi topology" text, NCCL topology XML, our
-JSON; "node7.txt @ nvlink=50GB/s, nic=400Gbps" adds what it does not say), a rule (ring:8, torus:4x4,
+a file ("nvidia-smi topo -m", "rocm-smi --showtopo" or "amd-smi topology" text, lstopo or NCCL XML,
+our JSON; "node7.txt @ nvlink=50GB/s, nic=400Gbps" adds what it does not say), a rule (ring:8, torus:4x4,
 random:12:seed=3), or several servers ("2x dgx-1v @ 40Gbps"). Without it: this machine.
 
 \b

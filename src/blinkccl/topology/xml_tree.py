@@ -12,13 +12,14 @@ from blinkccl.topology.limits import MAX_XML_DEPTH, MAX_XML_ELEMENTS, at
 
 @dataclass(eq=False)
 class Element:
-    """One element: its attributes, and where it began. Compared by identity."""
+    """One element: its attributes, its own text, and where it began. Compared by identity."""
 
     tag: str
     attributes: dict[str, str]
     line: int
     parent: Element | None = None
     children: list[Element] = field(default_factory=list)
+    text: str = ""
 
     def all(self, tag: str) -> list[Element]:
         """Children with this tag, in order."""
@@ -37,11 +38,14 @@ class Element:
 class _Builder:
     """Handlers that grow the tree and keep the limits."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, doctype: str) -> None:
         self.source = source
+        self.doctype = doctype
         self.parser = expat.ParserCreate()
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self.add_text
+        self.parser.buffer_text, self.parser.buffer_size = True, 1 << 20
         self.parser.StartDoctypeDeclHandler = self.refuse_doctype
         self.root: Element | None = None
         self.open: list[Element] = []
@@ -65,7 +69,13 @@ class _Builder:
     def end(self, _tag: str) -> None:
         self.open.pop()
 
-    def refuse_doctype(self, *_: object) -> None:
+    def add_text(self, data: str) -> None:
+        if self.open and not data.isspace():
+            self.open[-1].text += data
+
+    def refuse_doctype(self, name: str, _system: str | None, _public: str | None, inside: int) -> None:
+        if name == self.doctype and not inside:
+            return
         raise at(
             self.source,
             self.parser.CurrentLineNumber,
@@ -73,9 +83,12 @@ class _Builder:
         )
 
 
-def parse_xml(text: str, source: str) -> Element:
-    """The root element of ``text``; every TopologyError has the line. Document types are refused before they expand."""
-    builder = _Builder(source)
+def parse_xml(text: str, source: str, doctype: str = "") -> Element:
+    """The root element of ``text``; every TopologyError has the line. Document types are refused before they expand.
+
+    ``doctype`` may be named, as some tools name a file of theirs that is not read; it may define nothing.
+    """
+    builder = _Builder(source, doctype)
     try:
         builder.parser.Parse(text, True)
     except expat.ExpatError as error:
