@@ -23,6 +23,7 @@ Examples:
   blink topo --list                          names of machines, and rules
   blink topo dgx-1v --gpus 1,4,5,6           the part of a machine that a job has
   blink topo node7.txt --json                from "nvidia-smi topo -m" text, as a plan would see it
+  blink topo "node7.txt @ nvlink=50GB/s"     with a rate that nvidia-smi does not give; also pcie, smp, nic
   blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
   blink topo --gather node7.json             all there is to say of this machine, for a report or blink doctor
 

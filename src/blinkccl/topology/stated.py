@@ -51,11 +51,13 @@ class Stated:
         return Fraction(usual)
 
     def declare(self, box: Assembly) -> None:
-        """Mark the links whose rate was stated as declared."""
-        kinds = [_LINK_KINDS.get(key, key) for key in self.names()]
-        for ends, link in box.links.items():
-            if link.kind in kinds:
-                box.links[ends] = replace(link, provenance="declared")
+        """Mark the links whose rate was stated as declared; a note where there are none."""
+        for key in self.names():
+            mine = [ends for ends, link in box.links.items() if link.kind == _LINK_KINDS.get(key, key)]
+            for ends in mine:
+                box.links[ends] = replace(box.links[ends], provenance="declared")
+            if not mine and key != "nic":  # which may be that of a network to come
+                box.notes.append(f"the rate of {key} is stated, but no link is one")
 
 
 NOTHING = Stated()
@@ -88,8 +90,8 @@ def _gb_per_s(key: str, value: str, where: str) -> Fraction:
         hint = ", or a generation: gen4, gen5x8" if key == "pcie" else ""
         raise TopologyError(f"{where}: {error}{hint}") from None
     if not 0 < gb_per_s <= MAX_NETWORK_GB_PER_S:
-        what = "network" if key == "nic" else key
+        what = "a network" if key == "nic" else key
         raise TopologyError(
-            f"{where}: {value} is no rate of a {what}; expected more than 0 and at most {MAX_NETWORK_GB_PER_S * 8}Gbps"
+            f"{where}: {value} is no rate of {what}; expected more than 0 and at most {MAX_NETWORK_GB_PER_S * 8}Gbps"
         )
     return gb_per_s

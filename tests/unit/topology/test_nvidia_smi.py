@@ -251,3 +251,17 @@ def test_a_matrix_as_a_narrow_terminal_breaks_it(width: int) -> None:
     stated = parse_stated("nvlink=50GB/s, nic=400Gbps", "x")
     text = printed(GB200, numa_of_memory=True)
     assert nvidia_smi.parse(wrapped(text, width), "x", stated).links == nvidia_smi.parse(text, "x", stated).links
+
+
+def test_all_of_an_nvl72_wide_and_broken() -> None:
+    pairs = {(a, b): 18 for a in range(72) for b in range(a + 1, 72)}
+    text = printed(Machine(72, 36, links=pairs), numa_of_memory=True)
+    topology = nvidia_smi.parse(wrapped(text, 200))
+    assert topology.ranks == tuple(range(72))
+    assert nvlinks(topology) == {pair: 900.0 for gpu in range(72) for pair in ((gpu, 72), (72, gpu))}
+    assert topology.links == nvidia_smi.parse(text).links
+
+
+def test_a_rate_of_what_is_not_there_is_said_to_be_idle() -> None:
+    topology = nvidia_smi.parse(ours("pcie-8gpu.nvidia-smi.txt"), "x", parse_stated("nvlink=50GB/s", "x"))
+    assert "the rate of nvlink is stated, but no link is one" in topology.notes

@@ -76,7 +76,7 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
         ("2x dgx-1v @ 40Gbps, nic=40Gbps", "nic is stated twice"),
         ("2x dgx-1v @ lane=40Gbps", "'lane' is none of nvlink=50GB/s, xgmi=64GB/s, pcie=gen5, smp=22GB/s, nic="),
         ("2x dgx-1v @ pcie=gen9", "not a rate: 'gen9' .*, or a generation: gen4, gen5x8"),
-        ("2x dgx-1v @ smp=0GB/s", "0GB/s is no rate of a smp; expected more than 0"),
+        ("2x dgx-1v @ smp=0GB/s", "0GB/s is no rate of smp; expected more than 0"),
         ("2x ring:9999999", "too many GPUs: at most 1024"),
         ("ring:1", "1 is too few GPUs: at least 2"),
         ("hypercube:11", "too many dimensions: at most 10"),
