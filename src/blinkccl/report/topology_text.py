@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from blinkccl.report.text import Paint, columns, count, gb_per_s_text, ids, plain
 from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
 
 #: Cells by their letters, without the number of lanes: near is green, far is red.
@@ -189,7 +190,7 @@ def _extended(topology: Topology, way: _Way, vertex: int, source: int, gb_per_s:
     narrowest = min(way.gb_per_s, gb_per_s) if way.gb_per_s else gb_per_s
     return _Way(
         max(way.far, _NEARNESS[kind]),
-        way.hosts + (crossed == "host"),
+        way.hosts + (crossed in HOST_KINDS),
         way.switches + (crossed == "switch"),
         narrowest,
         kind,

@@ -78,3 +78,16 @@ def test_legend_of_phb_and_title() -> None:
     shown = topology_text(nvidia_smi.parse(text, "two"))
     assert "two: 2 GPUs, 1 host bridge" in shown
     assert "PHB    PCIe and a host bridge; nvidia-smi tells those of one NUMA node apart (NODE)" in shown
+
+
+def test_a_way_through_a_hosts_memory_crosses_the_host() -> None:
+    vertices = (Vertex(0, "gpu"), Vertex(1, "gpu"), Vertex(2, "memory"))
+    links = tuple(Link(*ends, 1, "pcie", 1.0, "declared") for ends in ((0, 2), (2, 0), (1, 2), (2, 1)))
+    assert cell(matrix(Topology("x", 1.0, vertices, links)), 0, 1) == "PHB"
+
+
+def test_eighteen_nvlinks_of_a_blackwell() -> None:
+    """900 GB/s are not 36 lanes of 25 GB/s: no GPU has that many."""
+    vertices = (Vertex(0, "gpu"), Vertex(1, "gpu"), Vertex(2, "switch"))
+    links = tuple(Link(*ends, 1, "nvlink", 900.0, "declared") for ends in ((0, 2), (2, 0), (1, 2), (2, 1)))
+    assert cell(matrix(Topology("x", 900.0, vertices, links)), 0, 1) == "NV18"
