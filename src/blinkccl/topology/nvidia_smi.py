@@ -51,9 +51,9 @@ class Cells:
     affinity: tuple[str, ...]
     lines: tuple[int, ...]
     #: Of GPUs whose memory is a NUMA node of its own: those that Grace or POWER9 processors share memory with.
-    gpu_numa: tuple[bool, ...] = ()
+    gpu_numa: tuple[bool, ...]
     #: What the legend calls ``NIC0``.
-    nic_names: tuple[tuple[str, str], ...] = ()
+    nic_names: tuple[tuple[str, str], ...]
 
     def wrong(self, row: int, text: str) -> TopologyError:
         """The error ``text`` at the line of a row, for ``raise``."""
@@ -284,7 +284,8 @@ def _usual_lane(matrix: Cells, most_lanes: int) -> tuple[int, str]:
     """
     if any("SOC" in row for row in matrix.cells) and most_lanes <= NVLINK1_LANES_PER_GPU:
         return NVLINK1_LANE_GB_PER_S, "NVLink 1, as the driver is that old"
-    shared = [matrix.affinity[gpu] for gpu in range(matrix.gpu_count) if matrix.gpu_numa[gpu]]
+    gpus = [gpu for gpu in range(matrix.gpu_count) if matrix.gpu_numa[gpu] and matrix.affinity[gpu]]
+    shared = [matrix.affinity[gpu] for gpu in gpus]
     if most_lanes >= MAX_LANES_PER_GPU and len(set(shared)) < len(shared):
         return NVLINK5_LANE_GB_PER_S, "NVLink 5, as two GPUs share memory with one processor: Grace Blackwell"
     return LANE_GB_PER_S, "NVLink 2 to 4"

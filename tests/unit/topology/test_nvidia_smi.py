@@ -246,11 +246,11 @@ def test_a_prompt_right_behind_the_matrix_is_passed_over() -> None:
     assert nvidia_smi.parse(text + "me@node:~$ exit\n").links == nvidia_smi.parse(text).links
 
 
-@pytest.mark.parametrize("width", range(24, 140))
-def test_a_matrix_as_a_narrow_terminal_breaks_it(width: int) -> None:
+def test_a_matrix_as_a_narrow_terminal_breaks_it() -> None:
     stated = parse_stated("nvlink=50GB/s, nic=400Gbps", "x")
     text = printed(GB200, numa_of_memory=True)
-    assert nvidia_smi.parse(wrapped(text, width), "x", stated).links == nvidia_smi.parse(text, "x", stated).links
+    for width in range(24, 140):
+        assert nvidia_smi.parse(wrapped(text, width), "x", stated).links == nvidia_smi.parse(text, "x", stated).links
 
 
 def test_all_of_an_nvl72_wide_and_broken() -> None:
