@@ -280,3 +280,19 @@ def test_xml_without_gpu_tags_still_says_its_links(tmp_path):
     assert case.of(Device)
     assert not case.of(Machine)
     assert any("NCCL_TOPO_DUMP_FILE" in note for note in case.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "gpus"),
+    [
+        ("mi250-4.rocm-smi.txt", "rocm-smi or amd-smi", 8),
+        ("mi300x.amd-smi.txt", "rocm-smi or amd-smi", 8),
+        ("hgx-h100.lstopo.xml", "lstopo XML", 8),
+    ],
+)
+def test_the_topologies_of_other_tools_are_machines(name, title, gpus):
+    (path,) = (path for path in FIXTURES if path.name == name)
+    case = read_files([path])
+    assert list(case.read.values()) == [[title]]
+    assert len(case.last(Machine).topology.ranks) == gpus
+    assert case.notes == []

@@ -27,7 +27,7 @@ from blinkccl.doctor.readers.tools import Tools
 from blinkccl.doctor.readers.topologies import Matrix
 from blinkccl.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
-from blinkccl.topology import nvidia_smi
+from blinkccl.topology import amd_smi, hwloc_xml, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
@@ -134,6 +134,8 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
     if flight_recorder.is_pickle(start):
         return _understood(case, source, "flight recorder", lambda: flight_recorder.from_pickle(data, source))
     text = data.decode("utf-8-sig", "replace")
+    if hwloc_xml.looks_like(text):
+        return _understood(case, source, "lstopo XML", lambda: topologies.from_other(text, source))
     if re.match(r"\s*<(?:system|graphs|\?xml|!--)", text):
         return _understood(case, source, "NCCL XML", lambda: topologies.from_xml(text, source, case.notes))
     if not text.lstrip().startswith(("{", "[")):
@@ -204,9 +206,12 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
             note = f"{source}: lines of {listener.title} with no number where one stands are left out"
             case.notes += [note] if note not in case.notes else []
 
-    if (whole := _whole_matrix(file)) is not None:
-        matrix = listeners.pop()
-        take(matrix, lambda: topologies.from_matrix(whole, Place(source), case.notes))
+    text = file.read(MAX_FILE_BYTES).decode("utf-8-sig", "replace")
+    file.seek(0)
+    if len(text) < MAX_FILE_BYTES and amd_smi.looks_like(text):
+        return _understood(case, source, "rocm-smi or amd-smi", lambda: topologies.from_other(text, source))
+    if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):  # of whatever vintage, and what follows
+        take(listeners.pop(), lambda: topologies.from_matrix(text, Place(source), case.notes))
     for number, line, read in _lines(file):
         if number % 65536 == 0:
             tick(read)
@@ -215,13 +220,6 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
     for listener in listeners:
         take(listener, listener.end)
     return [title for title, count in counts.items() if count]
-
-
-def _whole_matrix(file: BinaryIO) -> str | None:
-    """The text of a file that begins with nvidia-smi's matrix, of whatever vintage."""
-    text = file.read(MAX_FILE_BYTES).decode("utf-8-sig", "replace")
-    file.seek(0)
-    return text if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text) else None
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:

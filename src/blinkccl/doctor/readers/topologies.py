@@ -15,6 +15,7 @@ from blinkccl.doctor.evidence import Device, Graph, Machine, NicPath, NvLinks, P
 from blinkccl.doctor.readers import Listener
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_graph, nccl_xml, nvidia_smi
+from blinkccl.topology.formats import parse_topology
 from blinkccl.topology.model import Topology
 from blinkccl.topology.xml_tree import Element, parse_xml
 
@@ -75,6 +76,11 @@ def from_matrix(text: str, place: Place, notes: list[str]) -> Iterator[Piece]:
         for gpu in gpus:
             if cells.cells[nic][gpu] in _NEAR:
                 yield NicPath(place, cells.names[nic], f"GPU{gpu}", cells.cells[nic][gpu])
+
+
+def from_other(text: str, source: str) -> Iterator[Piece]:
+    """The machine in a topology of another tool, of which nothing beside is known."""
+    yield _machine(Place(source), parse_topology(text.encode(), source))
 
 
 def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Piece]:
