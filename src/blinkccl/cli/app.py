@@ -98,9 +98,15 @@ app = typer.Typer(
 def _root(
     ctx: typer.Context,
     version: Annotated[bool, Option("--version", help="Print what is installed here, and exit.")] = False,
+    man: Annotated[bool, Option("--man", help="Print the manual page, for man -l -, and exit.")] = False,
     json: Annotated[bool, Option("--json", help="--version as one JSON object.")] = False,
 ) -> None:
     """Options of ``blink`` itself; the verbs follow."""
+    if man:
+        from blinkccl.cli.manual import manual
+
+        console.emit(manual(ctx.command))
+        raise typer.Exit
     if version:
         from blinkccl.cli.version import print_version
 

@@ -47,6 +47,15 @@ def test_the_library_is_of_this_version(library: Path) -> None:
     assert distribution("blink-ccl").version == project["version"]
 
 
+def test_the_papers_beside_the_package_are_of_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert newest[1] == version
+    assert f"\nversion: {version}\ndate-released: {newest[2]}\n" in cited
+
+
 def test_only_our_names_leave_the_library(library: Path) -> None:
     rows = [row.split() for row in readelf("--dyn-syms", library).splitlines()]
     exported = {row[7] for row in rows if len(row) > 7 and row[6].isdigit()}
