@@ -1,0 +1,338 @@
+"""README and the site's pages promise nothing that was not run: what they show is what their commands and code print.
+
+The blocks of a page run in their order, in one folder and one Python namespace:
+
+- ``$ blink …`` and other commands behind ``$``: the lines below are all that they print; a line ``…`` stands for any
+  number of lines, ``…`` inside a line for any text.
+- A ``python`` block is executed; an ``output`` block right behind it is what it prints.
+- What stands before a block in a comment: ``<!-- file: NAME -->`` a reader saves it as NAME; ``<!-- exit: 1 -->`` is
+  the exit code of its last command; ``<!-- numbers vary: WHY -->`` they are not compared; ``<!-- env: NAME=VALUE -->``
+  is the environment; ``<!-- slow: WHY -->`` a merge does not wait for it; ``<!-- not run: WHY -->`` it needs what is
+  not here, and stands in :data:`NOT_RUN`; ``<!-- needs: networkx -->`` it is run where that is installed.
+- What is between ``<!-- samples: FILE -->`` and ``<!-- end of samples -->`` is written and tested by FILE's own test.
+
+Blocks without ``$`` and of other languages only show something.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from typer.main import get_command
+
+from blinkccl.cli.app import app
+from support.examples import ALL_TESTS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(path for folder in ("docs", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.md"))),
+]
+
+
+def name_of(page: Path) -> str:
+    """As reports name it."""
+    return str(page.relative_to(ROOT))
+
+
+#: Page → the reasons of its blocks that are not run, in their order.
+NOT_RUN: dict[str, list[str]] = {
+    "README.md": [
+        "needs the processes that torchrun starts",
+        "takes a minute of two cores",
+        "needs NCCL's and CUDA's doubles; tests/unit/cli runs it on them",
+    ],
+    "docs/howto/laboratory.md": ["needs root and network namespaces"],
+    "docs/howto/mpi.md": ["needs an MPI library"],
+    "docs/howto/nccl.md": ["needs two GPUs"],
+    "docs/howto/pytorch.md": [
+        "needs the processes that torchrun starts",
+        "takes a minute of two cores",
+        "needs the processes that torchrun starts",
+    ],
+    "docs/howto/slurm.md": ["needs Slurm"],
+    "docs/howto/tuning.md": ["needs two GPUs"],
+    "docs/index.md": ["needs GPUs"],
+    "docs/mpi.md": ["needs an MPI library; tests/mpi runs it where one is"],
+    "docs/pytorch.md": [
+        "needs the processes that torchrun starts",
+        "takes a minute of two cores",
+        "needs the processes that torchrun starts",
+        "needs the processes that torchrun starts",
+        "needs the processes that torchrun starts",
+    ],
+}
+#: Set by us for processes of ours.
+OWN_VARIABLES = {
+    "BLINK_BENCH_DEADLINE_S",
+    "BLINK_MPI_BINDING",
+    "BLINK_MPI_BUNDLES",
+    "BLINK_MPI_RANKS",
+    "BLINK_MPI_SHARED_DIR",
+}
+#: Languages whose blocks only show something.
+SHOWN = {"", "text", "output", "cuda", "json", "toml"}
+_COMMENT = re.compile(
+    r"<!-- (env|exit|file|needs|not run|numbers vary|samples|slow): (.+?) -->|<!-- (end) of samples -->"
+)
+
+
+@dataclass
+class Block:
+    """A block of code with what was said of it."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    said: dict[str, str] = field(default_factory=dict)
+    #: What an ``output`` block behind it says that it prints.
+    output: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is anything to run, and it can be."""
+        return (self.language == "python" or self.text.startswith("$ ")) and not {"not run", "file"} & {*self.said}
+
+    def __str__(self) -> str:
+        return f"{name_of(self.page)}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page, those of lists and quotes too, without samples."""
+    found: list[Block] = []
+    said: dict[str, str] = {}
+    sampled = False
+    for token in MarkdownIt().parse(page.read_text(encoding="utf-8")):
+        if token.type == "html_block":
+            for key, value, end in _COMMENT.findall(token.content):
+                sampled = not end and (sampled or key == "samples")
+                said |= {key: value} if not end else {}
+        elif token.type in ("fence", "code_block") and not sampled:
+            if token.info == "output" and found and found[-1].language == "python":
+                found[-1].output = token.content
+            else:
+                found.append(Block(page, (token.map or [0])[0] + 1, token.info.strip(), token.content, said))
+        if token.type != "html_block":
+            said = {}
+    return found
+
+
+BLOCKS = {page: blocks_of(page) for page in PAGES}
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Each command of a shell session with the lines shown below it."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.replace("\\\n", "").partition("\n")
+        yield command, shown
+
+
+def as_shown(shown: str, printed: str, vary: bool = False) -> bool:
+    """Whether the lines are all that was printed, but for what ``…`` stands for and blanks at ends of lines.
+
+    ``vary``: numbers, and blanks before them, do not count.
+    """
+    if vary:
+        shown, printed = (re.sub(r" *\d[\d.]*", "#", text) for text in (shown, printed))
+    lines = [line.rstrip() for line in shown.rstrip().splitlines()]
+    pattern = "".join(
+        r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line).replace("…", ".*") + r"\n" for line in lines
+    )
+    got = "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
+    return re.fullmatch(pattern, got) is not None
+
+
+def renewed(shown: str, printed: str) -> str:
+    """What to show instead: everything, or where ``…`` stands for something the most similar lines in its place."""
+    got = [line.rstrip() for line in printed.rstrip().splitlines()]
+    if "…" not in shown:
+        return "".join(f"{line}\n" for line in got)
+    lines = []
+    for line in shown.splitlines():
+        if "…" not in line and got:
+            best = max(range(len(got)), key=lambda at: (SequenceMatcher(None, line, got[at]).ratio(), -at))
+            line, got = got[best], got[best + 1 :]
+        lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
+
+
+class Runner:
+    """Runs the blocks of one page, and with ``update`` writes what they print into it."""
+
+    def __init__(self, blink: Any, capsys: pytest.CaptureFixture[str], update: bool) -> None:
+        self.blink, self.capsys, self.update = blink, capsys, update
+        self.names: dict[str, Any] = {}
+
+    def run(self, block: Block) -> None:
+        """Does what the block says; AssertionError where it ends or prints otherwise than shown."""
+        if "file" in block.said:
+            Path(block.said["file"]).write_text(block.text, encoding="utf-8")
+        elif block.runs and block.language == "python":
+            self._python(block)
+        elif block.runs:
+            *before, last = commands(block.text)
+            for command, shown in before:
+                self._command(block, command, shown, 0)
+            self._command(block, *last, int(block.said.get("exit", 0)))
+
+    def _python(self, block: Block) -> None:
+        self.capsys.readouterr()
+        exec(compile(block.text, str(block), "exec"), self.names)
+        printed = self.capsys.readouterr().out
+        if block.output is not None:
+            self._compare(block, block.output, [printed], "```output\n", "```\n")
+
+    def _command(self, block: Block, command: str, shown: str, code: int) -> None:
+        if command.startswith("blink ") and not re.search(r" [|<>] ", command):
+            ended = self.blink(*shlex.split(command)[1:])
+            texts = [ended.out, ended.err + ended.out, ended.out + ended.err][code > 0 :]
+            assert ended.code == code, f"{block}: {command} ended with {ended.code}\n{texts[1]}"
+        else:
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            done = subprocess.run(
+                ["bash", "-c", command],
+                env=os.environ | {"PATH": path},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=120,
+            )
+            texts = [done.stdout]
+            assert done.returncode == code, f"{block}: {command} ended with {done.returncode}\n{done.stdout}"
+        self._compare(block, shown, texts, f"$ {command}\n")
+
+    def _compare(self, block: Block, shown: str, printed: list[str], above: str, below: str = "") -> None:
+        if any(as_shown(shown, text, "numbers vary" in block.said) for text in printed):
+            return
+        assert self.update, f"{block}: {above}prints\n{printed[-1]}"
+        page = block.page.read_text(encoding="utf-8")
+        new = page.replace(f"{above}{shown}{below}", f"{above}{renewed(shown, printed[0])}{below}", 1)
+        block.page.write_text(new, encoding="utf-8")
+
+
+def _is_here(name: str) -> bool:
+    if name == "native library":
+        from blinkccl.engines.native_library import find
+
+        return find() is not None
+    return find_spec(name) is not None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in BLOCKS[page])], ids=name_of)
+def test_a_page_shows_what_its_blocks_print(
+    page: Path, blink: Any, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    runner = Runner(blink, request.getfixturevalue("capsys"), request.config.getoption("--update-golden"))
+    for block in BLOCKS[page]:
+        if ("slow" not in block.said or ALL_TESTS) and _is_here(block.said.get("needs", "blinkccl")):
+            for name, _, value in (pair.partition("=") for pair in block.said.get("env", "").split()):
+                monkeypatch.setenv(name, value)
+            runner.run(block)
+
+
+def test_what_is_not_run_is_known() -> None:
+    found = {
+        name_of(page): [block.said["not run"] for block in blocks if "not run" in block.said]
+        for page, blocks in BLOCKS.items()
+    }
+    assert {page: reasons for page, reasons in found.items() if reasons} == NOT_RUN
+
+
+def test_every_block_is_run_or_only_shows_something() -> None:
+    languages = SHOWN | {"python"}
+    unknown = [
+        f"{block}: {block.language!r}"
+        for blocks in BLOCKS.values()
+        for block in blocks
+        if not (block.language in languages or block.language.startswith("{") or {"not run", "file"} & {*block.said})
+    ]
+    assert not unknown, "say what runs these: " + "\n".join(unknown)
+
+
+def code_of(tokens: list[Token] | None) -> Iterator[str]:
+    """All code of a page, a line at a time."""
+    for token in tokens or []:
+        if token.type in ("fence", "code_block", "code_inline"):
+            yield from (line.strip() for line in token.content.replace("\\\n", "").splitlines())
+        yield from code_of(token.children)
+
+
+OPTIONS = {
+    name: {text for option in command.params for text in option.opts}
+    for name, command in get_command(app).commands.items()
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_options_that_a_page_names_exist(page: Path) -> None:
+    wrong = []
+    for line in code_of(MarkdownIt().parse(page.read_text(encoding="utf-8"))):
+        named = re.match(r"(?:\$ )?blink ([a-z]+)\b(.*?)(?: -- .*)?$", line)
+        if named is not None and (named[1] in OPTIONS or line.startswith("$")):
+            options = re.findall(r"(?<= )--?[a-zA-Z][\w-]*", named[2])
+            wrong += [line for option in options if option not in OPTIONS.get(named[1], ())]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    """But for those by which our own processes tell each other something, and names of numbers in headers."""
+    texts = [
+        path.read_text(encoding="utf-8")
+        for folder in ("src/blinkccl", "native")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".cpp", ".h", ".c", ".inc") and not {"include", "tests", "build"} & {*path.parts}
+    ]
+    headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/blinkccl/native/include").rglob("*.h"))
+    read = {name for text in texts for name in re.findall(r'"(BLINK_[A-Z_]*[A-Z])"', text)}
+    listed = set(re.findall(r"`(BLINK_[A-Z_]+)`", (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")))
+    assert {name for name in read - listed if not re.search(rf"\b{name}\b", headers)} == OWN_VARIABLES
+    assert listed <= read
+
+
+def test_the_plan_in_python_is_what_is_printed(blink: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in BLOCKS[ROOT / "README.md"] if "blinkccl.plan(" in block.text)
+    shown = re.search(r"# (75.+)", block.text)
+    assert shown is not None
+    printed = blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6").out
+    exec(block.text, {})
+    assert capsys.readouterr().out == f"{shown[1]}\n{printed}"
+
+
+def test_the_generated_code_is_what_is_exported(blink: Any, tmp_path: Path) -> None:
+    (block,) = (block for block in BLOCKS[ROOT / "README.md"] if block.language == "cuda")
+    plan = str(tmp_path / "plan.json")
+    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", plan)
+    assert block.text in blink("export", plan, "--to", "cuda").out
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a\nb\n", "a  \nb\n", True),
+        ("a\n", "a\nb\n", False),
+        ("a\n…\n", "a\nb\nc\n", True),
+        ("…\nc\n", "a\nb\nc\n", True),
+        ("…\nb\n", "a\nb\nc\n", False),
+        ("in … ms\n", "in 3.4 ms\n", True),
+        ("b\na\n", "a\nb\n", False),
+        ("a.c\n", "abc\n", False),
+    ],
+)
+def test_what_is_shown_is_compared_whole(shown: str, printed: str, same: bool) -> None:
+    assert as_shown(shown, printed) is same
