@@ -1,7 +1,8 @@
 # Two commands on a fresh machine with Python 3.11 or newer and nothing else:
 #   make run     own environment, install, plan and run an AllReduce where rings fail, then one between processes
 #   make test    own environment, linters, types, layers, native tests, tests: what a merge must pass
-# and `make test-all`, which leaves nothing out; `make gpu` is for a machine with an NVIDIA GPU.
+# and `make test-all`, which leaves nothing out; `make docs` builds the documentation site into build/site; `make gpu` is
+# for a machine with an NVIDIA GPU.
 # With a C++ compiler the native library is built too; `make native` builds it again after a change in native/.
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
 export PYTHONDONTWRITEBYTECODE :=
 SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
-.PHONY: run test test-all lint types layers collect unit native native-test bench gpu clean
+.PHONY: run test test-all lint types layers collect unit native native-test bench docs gpu clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -66,6 +67,11 @@ native-test: $(VENV)/.dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/planning.py
 
+# The documentation site; every warning is an error.
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W -q -c docs -d build/doctrees . build/site
+	@echo "build/site/index.html"
+
 # On a machine with an NVIDIA GPU: writes benchmarks/gpu.md, to be committed. The program ends with 3 where there is none.
 gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/gpu_day.py
@@ -88,6 +94,10 @@ $(VENV)/.dev: pyproject.toml $(NATIVE) | $(VENV)/bin/python
 	$(PIP) install --no-compile $(if $(filter pyproject.toml,$?),--editable '.[dev]',--no-build-isolation --no-deps --editable .)
 	@$(SAY_WITHOUT)
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.installed
+	$(PIP) install --no-compile --editable '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,93 @@
+"""The documentation site: Sphinx reads the repository's Markdown pages where they lie, furo shows them offline.
+
+``make docs`` builds it into ``build/site``. What the code can say itself is put into the pages as they are read: the
+picture of the first page, and what every verb prints as its help.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+project = "Blink"
+author = "the authors of Blink"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = ["docs/**", "benchmarks/*.md", "examples/*.md", "CONTRIBUTING.md"]
+exclude_patterns = [".*", "build", "native", "src", "tests"]
+
+# Pages link to each other as they do in the repository; sources that they name can be downloaded from the site.
+myst_heading_anchors = 4
+# Parts of a heading's address: what the repository's own view makes of it.
+suppress_warnings = ["myst.header"]
+highlight_language = "none"
+smartquotes = False
+
+html_theme = "furo"
+html_title = "Blink"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+
+napoleon_google_docstring = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+# The pages are the same with and without PyTorch.
+autodoc_mock_imports = ["torch"]
+autodoc_default_options = {"show-inheritance": True}
+
+SITE_START = """<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url=docs/index.html">
+<title>Blink</title>
+<a href="docs/index.html">Blink</a>
+"""
+
+
+def picture() -> str:
+    """What a DGX-1V is joined by, for the first page."""
+    import blinkccl
+
+    return f'<div style="max-width: 36rem">\n{blinkccl.topo("dgx-1v")._repr_svg_()}</div>'
+
+
+def verbs() -> str:
+    """A section for each verb, with what ``blink VERB --help`` prints."""
+    from typer.testing import CliRunner
+
+    from blinkccl.cli.app import app as blink
+
+    os.environ["COLUMNS"] = "110"
+    sections = []
+    for name in [None, *(command.name for command in blink.registered_commands)]:
+        words = [*([name] if name else []), "--help"]
+        said = CliRunner().invoke(blink, words, prog_name="blink")
+        assert said.exit_code == 0, said.output
+        sections.append(f"## {' '.join(['blink', *words[:-1]])}\n\n```text\n{said.output.strip()}\n```\n")
+    return "\n".join(sections)
+
+
+#: What stands in a page as ``<!-- generated: NAME -->`` is made when the page is read.
+GENERATED = {"picture": picture, "verbs": verbs}
+
+
+def generate(app: Sphinx, page: str, source: list[str]) -> None:
+    """Puts what is made of the code into a page."""
+    for name, made in GENERATED.items():
+        mark = f"<!-- generated: {name} -->"
+        if mark in source[0]:
+            source[0] = source[0].replace(mark, made())
+
+
+def write_start(app: Sphinx, error: Exception | None) -> None:
+    """The folder's own index.html leads to the first page."""
+    if error is None and app.builder.format == "html":
+        (Path(app.outdir) / "index.html").write_text(SITE_START, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", generate)
+    app.connect("build-finished", write_start)
