@@ -27,16 +27,18 @@ smartquotes = False
 
 html_theme = "furo"
 html_title = "Blink"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 
 napoleon_google_docstring = False
+napoleon_use_param = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 # The pages are the same with and without PyTorch.
 autodoc_mock_imports = ["torch"]
-autodoc_default_options = {"show-inheritance": True}
 
 SITE_START = """<!doctype html>
 <meta charset="utf-8">

@@ -147,7 +147,7 @@ def as_shown(shown: str, printed: str, vary: bool = False) -> bool:
     ``vary``: numbers, and blanks before them, do not count.
     """
     if vary:
-        shown, printed = (re.sub(r" *\d[\d.]*", "#", text) for text in (shown, printed))
+        shown, printed = (re.sub(r" *\d[\d.]*(e[+-]\d+)?", "#", text) for text in (shown, printed))
     lines = [line.rstrip() for line in shown.rstrip().splitlines()]
     pattern = "".join(
         r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line).replace("…", ".*") + r"\n" for line in lines

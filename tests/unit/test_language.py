@@ -82,7 +82,7 @@ def test_modules_say_what_they_are() -> None:
 def test_files_that_pages_name_exist() -> None:
     roots = [ROOT, ROOT / "src/blinkccl", ROOT / "src/blinkccl/native/include", ROOT / "native", ROOT / "native/device"]
     missing = []
-    for page in [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         named = re.findall(
             r"`((?:\.\./)?[\w-]+(?:/[\w-]+)*/[\w-]+\.(?:py|cpp|h|toml|md|inc))`", page.read_text("utf-8")
         )
