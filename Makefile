@@ -68,7 +68,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/planning.py
 
 # The documentation site; every warning is an error.
-docs: $(VENV)/.docs
+docs: $(VENV)/.installed $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
 
@@ -95,8 +95,10 @@ $(VENV)/.dev: pyproject.toml $(NATIVE) | $(VENV)/bin/python
 	@$(SAY_WITHOUT)
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.docs: pyproject.toml | $(VENV)/.installed
-	$(PIP) install --no-compile --editable '.[docs]'
+# Its tools alone: to install the package with an extra would build the native libraries once more.
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --no-compile $$($(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
 clean:

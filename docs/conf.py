@@ -7,6 +7,7 @@ picture of the first page, and what every verb prints as its help.
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -52,7 +53,9 @@ def picture() -> str:
     """What a DGX-1V is joined by, for the first page."""
     import blinkccl
 
-    return f'<div style="max-width: 36rem">\n{blinkccl.topo("dgx-1v")._repr_svg_()}</div>'
+    drawing = b64encode(blinkccl.topo("dgx-1v")._repr_svg_().encode()).decode()
+    alt = "Eight GPUs in two groups of four, joined by NVLinks, and below them PCIe switches and two processors"
+    return f'<img style="width: 36rem" alt="{alt}" src="data:image/svg+xml;base64,{drawing}">'
 
 
 def verbs() -> str:
