@@ -45,7 +45,7 @@ PAGES = [
 
 def name_of(page: Path) -> str:
     """As reports name it."""
-    return str(page.relative_to(ROOT))
+    return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
 
 
 #: Page → the reasons of its blocks that are not run, in their order.
@@ -221,6 +221,7 @@ class Runner:
         assert self.update, f"{block}: {above}prints\n{printed[-1]}"
         page = block.page.read_text(encoding="utf-8")
         new = page.replace(f"{above}{shown}{below}", f"{above}{renewed(shown, printed[0])}{below}", 1)
+        assert new != page, f"{block}: {above}write this by hand\n{printed[0]}"
         block.page.write_text(new, encoding="utf-8")
 
 
@@ -319,6 +320,30 @@ def test_the_generated_code_is_what_is_exported(blink: Any, tmp_path: Path) -> N
     plan = str(tmp_path / "plan.json")
     blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", plan)
     assert block.text in blink("export", plan, "--to", "cuda").out
+
+
+WRONG = {
+    "output": "```python\nprint(1)\n```\n\n```output\n2\n```\n",
+    "command": "```\n$ echo a b\na\n```\n",
+    "exit code": "<!-- exit: 1 -->\n```\n$ true\n```\n",
+    "second command": "    $ true\n    $ false\n",
+    "file": "<!-- file: x -->\n```\na\n```\n\n```\n$ cat x\nb\n```\n",
+}
+
+
+@pytest.mark.parametrize("page", WRONG.values(), ids=WRONG)
+def test_a_page_that_shows_something_else_fails(
+    page: str, blink: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "page.md"
+    path.write_text(page, encoding="utf-8")
+    runner = Runner(blink, capsys, update=False)
+    *before, last = blocks_of(path)
+    for block in before:
+        runner.run(block)
+    with pytest.raises(AssertionError, match=r"page.md:\d+"):
+        runner.run(last)
 
 
 @pytest.mark.parametrize(
