@@ -67,9 +67,9 @@ native-test: $(VENV)/.dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/planning.py
 
-# The documentation site; every warning is an error.
+# The documentation site; every warning is an error. Anew each time (-E): Sphinx does not know which code pages are made of.
 docs: $(VENV)/.installed $(VENV)/.docs
-	$(BIN)/sphinx-build -W -q -c docs -d build/doctrees . build/site
+	$(BIN)/sphinx-build -W -q -E -a -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
 
 # On a machine with an NVIDIA GPU: writes benchmarks/gpu.md, to be committed. The program ends with 3 where there is none.

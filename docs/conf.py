@@ -7,6 +7,7 @@ picture of the first page, and what every verb prints as its help.
 from __future__ import annotations
 
 import os
+import re
 from base64 import b64encode
 from pathlib import Path
 
@@ -38,6 +39,7 @@ napoleon_google_docstring = False
 napoleon_use_param = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_type_aliases = {name: name for name in ("Array", "Spec", "Paint")}
 # The pages are the same with and without PyTorch.
 autodoc_mock_imports = ["torch"]
 
@@ -86,6 +88,12 @@ def generate(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] = source[0].replace(mark, made())
 
 
+def short_signature(*said: object) -> tuple[str | None, ...]:
+    """Of an alias in a union Sphinx shows how it keeps it."""
+    signature, gives = said[-2:]
+    return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", str(part)) for part in (signature, gives))
+
+
 def write_start(app: Sphinx, error: Exception | None) -> None:
     """The folder's own index.html leads to the first page."""
     if error is None and app.builder.format == "html":
@@ -95,4 +103,5 @@ def write_start(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", generate)
+    app.connect("autodoc-process-signature", short_signature)
     app.connect("build-finished", write_start)

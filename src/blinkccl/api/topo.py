@@ -60,12 +60,12 @@ class Topo:
 
     @property
     def vertices(self) -> tuple[Vertex, ...]:
-        """GPUs, switches, NICs and processors: ``id``, ``kind``, ``name``, ``server``."""
+        """GPUs, switches, NICs and processors, each with ``id``, ``kind``, ``name`` and ``server``."""
         return self.topology.vertices
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """One for each direction: ``src``, ``dst``, ``kind``, ``gb_per_s``, and ``provenance``, who says so."""
+        """One for each direction, with ``src``, ``dst``, ``kind``, ``gb_per_s``, and ``provenance``, who says so."""
         return self.topology.links
 
     def to_networkx(self) -> Any:
