@@ -7,7 +7,7 @@ The blocks of a page run in their order, in one folder and one Python namespace:
 - A ``python`` block is executed; an ``output`` block right behind it is what it prints.
 - What stands before a block in a comment: ``<!-- file: NAME -->`` a reader saves it as NAME; ``<!-- exit: 1 -->`` is
   the exit code of its last command; ``<!-- numbers vary: WHY -->`` they are not compared; ``<!-- env: NAME=VALUE -->``
-  is the environment; ``<!-- slow: WHY -->`` a merge does not wait for it; ``<!-- not run: WHY -->`` it needs what is
+  is set from there on; ``<!-- slow: WHY -->`` a merge does not wait for it; ``<!-- not run: WHY -->`` it needs what is
   not here, and stands in :data:`NOT_RUN`; ``<!-- needs: networkx -->`` it is run where that is installed.
 - What is between ``<!-- samples: FILE -->`` and ``<!-- end of samples -->`` is written and tested by FILE's own test.
 
