@@ -10,6 +10,7 @@ import os
 import re
 from base64 import b64encode
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sphinx.application import Sphinx
 
@@ -52,12 +53,15 @@ SITE_START = """<!doctype html>
 
 
 def picture() -> str:
-    """What a DGX-1V is joined by, for the first page."""
+    """Where no NVLink ring is: the trees of a plan on a DGX-1V, and what holds them back."""
     import blinkccl
 
-    drawing = b64encode(blinkccl.topo("dgx-1v")._repr_svg_().encode()).decode()
-    alt = "Eight GPUs in two groups of four, joined by NVLinks, and below them PCIe switches and two processors"
-    return f'<img style="width: 36rem" alt="{alt}" src="data:image/svg+xml;base64,{drawing}">'
+    with TemporaryDirectory() as folder:
+        drawing = Path(folder) / "plan.svg"
+        blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 5, 6]).show(drawing)
+        data = b64encode(drawing.read_bytes()).decode()
+    alt = "GPUs 1, 4, 5 and 6 of a DGX-1V, the two trees of an AllReduce on their NVLinks, and the cut around GPU 4"
+    return f'<img style="width: 46rem" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
 
 
 def verbs() -> str:
