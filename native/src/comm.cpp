@@ -682,6 +682,16 @@ void blink_get_stats(blink_comm* comm, blink_stats* stats) {
             c.stepwise.count(),     c.yields.count(),       c.sleeps.count()};
 }
 
+int blink_record(blink_comm* comm, int64_t events) {
+  if (comm == nullptr || events < 0 || events > BLINK_MOST_EVENTS) return BLINK_INVALID;
+  return comm->recorder().start(static_cast<std::size_t>(events)) ? BLINK_OK : BLINK_SYSTEM;
+}
+
+int64_t blink_recorded(const blink_comm* comm, blink_event* events, int64_t room, uint64_t* dropped) {
+  const auto most = static_cast<std::size_t>(std::max<int64_t>(0, room));
+  return static_cast<int64_t>(comm->recorder().read(events, most, *dropped));
+}
+
 void blink_last_error(blink_comm*, blink_error* error) { *error = last_error; }
 
 int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, int32_t room) {

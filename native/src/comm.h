@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "blink/host.h"
+#include "recorder.h"
 #include "segment.h"
 
 namespace blink {
@@ -77,6 +78,8 @@ struct blink_comm {
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   int bank() const { return static_cast<int>(sequence() % blink::kBanks); }
   blink::Counters& stats() { return stats_; }
+  blink::Recorder& recorder() { return recorder_; }
+  const blink::Recorder& recorder() const { return recorder_; }
 
   // Begins the next call, whose clock was started: waits until the bank is free, and tells the others. 0 or a code.
   int begin(const blink::Call& call);
@@ -98,11 +101,19 @@ struct blink_comm {
   // Waits until ready() is true. 0, or the code of what ended the call.
   template <class Ready>
   int wait(Ready ready, const blink::Site& site) {
+    std::int64_t recorded_ns = 0;  // since when it is worth an event
     for (int i = 0; i < spins_; ++i) {
-      if (ready()) return BLINK_OK;
+      if (ready()) {
+        if (recorded_ns != 0) record(site, recorded_ns);
+        return BLINK_OK;
+      }
+      if (i == kSpinsUnrecorded && recorder_.on()) recorded_ns = blink::Recorder::now_ns();
       blink::relax();
     }
-    return wait_long([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready, site);
+    if (recorded_ns == 0 && recorder_.on() && !polling_) recorded_ns = blink::Recorder::now_ns();
+    const int code = wait_long([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready, site);
+    if (recorded_ns != 0) record(site, recorded_ns);
+    return code;
   }
 
   // Waits at most `wait_us`, beside whatever other threads of this rank do. 0, also where the time is up, or a code.
@@ -191,6 +202,9 @@ struct blink_comm {
  private:
   using Condition = bool (*)(void*);
   int wait_long(Condition ready, void* context, const blink::Site& site);
+  void record(const blink::Site& site, std::int64_t began_ns) {
+    recorder_.wait(sequence(), began_ns, site.waits, site.peer, site.chunk);
+  }
   int not_yet(Condition ready, void* context, const blink::Site& site);
   int look_around(Condition ready, void* context, const blink::Site& site);
   int wait_stream_long(Condition ready, void* context, int peer, std::int64_t wait_us);
@@ -220,6 +234,7 @@ struct blink_comm {
   bool roomy_;  // a core for every rank
   std::int64_t spread_us_ = 0;
   static constexpr int kSpinsShared = 64;  // a microsecond
+  static constexpr int kSpinsUnrecorded = 64;
   int usual_spins_, spins_;  // looks before a wait is a long one; and now
   std::int64_t yield_us_;
   // Both only change on the thread of the collectives, but errors on others tell them too.
@@ -243,4 +258,5 @@ struct blink_comm {
   std::vector<Heap> heaps_;
   std::uint8_t secret_[sizeof(blink::Header::token)] = {};
   blink::Counters stats_;
+  blink::Recorder recorder_;
 };

@@ -45,7 +45,7 @@ blink::Site blink_op::site(std::int32_t waits, const blink_role& role, int peer,
 
 int blink_op::run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
   const int code = start(input, output, scaled, scale, timeout_us);
-  return code == BLINK_OK ? finish() : code;
+  return code == BLINK_OK ? complete() : code;
 }
 
 int blink_op::start(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
@@ -59,6 +59,11 @@ int blink_op::start(const void* input, void* output, bool scaled, double scale, 
 }
 
 int blink_op::finish() {
+  if (comm_.recorder().on()) comm_.recorder().go_on();
+  return complete();
+}
+
+int blink_op::complete() {
   const int code = running_->go_on();
   if (code == BLINK_OK && choice_ != nullptr) choice_->end();
   return code;
@@ -107,10 +112,20 @@ int blink_op::prepare(const void* input, void* output, bool scaled, double scale
   at_ = Position{};
   at_.tick = tables_.first_tick;
   comm_.start_clock(timeout_us);
+  if (comm_.recorder().on()) comm_.recorder().begin_call();
   return BLINK_OK;
 }
 
 int blink_op::go_on() {
+  blink::Recorder& recorder = comm_.recorder();
+  const int code = run_from_position();
+  if (recorder.on() && code != BLINK_AGAIN) {
+    recorder.call(comm_.sequence(), call_.signature, call_.what, call_.count, code);
+  }
+  return code;
+}
+
+int blink_op::run_from_position() {
   if (!at_.begun) {
     if (const int code = comm_.begin(call_)) return code;
     at_.begun = true;
@@ -133,7 +148,10 @@ int blink_op::run_ticks() {
       const std::int64_t chunk = tick - role.offset;
       if (chunk < 0 || chunk >= role.chunks) continue;
       const int code = tables_.numbers.inline_messages != 0 ? execute_inline(role) : execute(role, chunk);
-      if (code == BLINK_OK) continue;
+      if (code == BLINK_OK) {
+        if (comm_.recorder().on()) record(number, chunk);
+        continue;
+      }
       at_.tick = tick;
       at_.role = number;
       return code;
@@ -141,6 +159,13 @@ int blink_op::run_ticks() {
   }
   at_.tick = tables_.last_tick;
   return BLINK_OK;
+}
+
+void blink_op::record(std::size_t number, std::int64_t chunk) {
+  const std::int64_t most = tables_.numbers.chunk_elements;
+  const std::int64_t elements = std::min(most, tables_.roles[number].length - chunk * most);
+  comm_.recorder().execution(comm_.sequence(), number, chunk,
+                             elements * static_cast<std::int64_t>(tables_.kernel->itemsize));
 }
 
 // A buffer that peers read directly is the caller's again only when they are done with it.
@@ -592,6 +617,8 @@ blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables) {
 }
 
 void blink_op_destroy(blink_op* op) { delete op; }
+
+uint64_t blink_op_signature(const blink_op* op) { return op->signature(); }
 
 int blink_op_add_variant(blink_op* op, blink_op* variant) {
   constexpr std::size_t kMost = 15;  // a decision has four bits for it

@@ -25,6 +25,7 @@ struct blink_op {
   // Another way to do the same; from the second one on the group finds out which is the fastest.
   void add_variant(std::unique_ptr<blink_op> variant);
   bool takes_variants(std::size_t most) const { return variants_.size() < most; }
+  std::uint64_t signature() const { return tables_.numbers.signature; }
   // Whether its input and its output are of at most `bytes` each.
   bool fits(std::size_t bytes) const {
     const auto most = static_cast<std::int64_t>(bytes);
@@ -35,12 +36,15 @@ struct blink_op {
   using Chunk = blink::Chunk;
 
   int prepare(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+  int complete();
   int go_on();
+  int run_from_position();
   bool is_in_place(const unsigned char* input, const unsigned char* output) const {
     return input != nullptr && output != nullptr && input < output + tables_.numbers.output_bytes &&
            output < input + tables_.numbers.input_bytes;
   }
   int run_ticks();
+  void record(std::size_t number, std::int64_t chunk);
   int execute(const blink_role& role, std::int64_t index);
   int execute_stepwise(const blink_role& role, const Chunk& chunk);
   int execute_inline(const blink_role& role);

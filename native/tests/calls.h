@@ -48,6 +48,9 @@ class Call {
   // Its code. The input is whatever is there.
   int run(std::int64_t timeout_us = kPatience) { return blink_op_run(op_, in_, out_, 0, 1, timeout_us); }
 
+  // To go on by blink_op_step().
+  int start(std::int64_t timeout_us = kPatience) { return blink_op_start(op_, in_, out_, timeout_us); }
+
   // An AllReduce of (rank + 1) · factor, checked.
   bool sum(std::uint32_t factor) {
     for (std::size_t i = 0; i < own_in_.size(); ++i) in_[i] = factor * static_cast<std::uint32_t>(rank_ + 1);

@@ -168,6 +168,33 @@ void blink_doze(blink_comm* comm, int64_t us);
 // Whether this rank may copy from every other rank's own memory. To be asked when all have attached.
 int blink_can_cross(const blink_comm* comm);
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
+
+// ---- what a rank did, and when
+
+enum blink_event_kind { BLINK_EVENT_CALL = 1, BLINK_EVENT_EXECUTION = 2, BLINK_EVENT_WAIT = 3 };
+#define BLINK_MOST_EVENTS 16777216
+
+// A call is recorded when it ends, after what it consists of. A wait is one that outlasts its first looks, a microsecond
+// or two, and begins after these. Point to point and one-sided copies leave no events.
+typedef struct {
+  int64_t begin_ns, end_ns;  // CLOCK_MONOTONIC, which all processes of a host share
+  uint64_t sequence;         // number of the call on this communicator; its own calls count too
+  uint64_t signature, what;  // of a call, as its tables say; else 0
+  int64_t amount;            // of a call: elements per block; of an execution: bytes of its chunk; else 0
+  int64_t chunk;             // of an execution or a wait; else -1
+  int32_t kind;              // of blink_event_kind
+  int32_t detail;            // of a call: of blink_code; of a wait: of blink_waits; else 0
+  int32_t role;              // of an execution: the row of the operation's roles; else -1
+  int32_t peer;              // of a wait: for whom; else -1
+} blink_event;
+
+// From now on this rank keeps its last `events` events, in memory of its own that is taken now; 0: none, as at first.
+// What was kept is gone. Not in the middle of a call. 0, BLINK_INVALID or BLINK_SYSTEM (no memory).
+int blink_record(blink_comm* comm, int64_t events);
+// The events kept, oldest first, as many as there is `room` for; returns how many. `dropped`: how many older ones are
+// gone. Not in the middle of a call.
+int64_t blink_recorded(const blink_comm* comm, blink_event* events, int64_t room, uint64_t* dropped);
+
 // Why the calling thread's last call on a communicator did not return 0.
 void blink_last_error(blink_comm* comm, blink_error* error);
 // All ranks' states from the bare segment; `statuses` has room for `room`. Returns the number of ranks, or -1.
@@ -245,6 +272,8 @@ typedef struct {
 
 blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables);
 void blink_op_destroy(blink_op* op);
+// As its tables say.
+uint64_t blink_op_signature(const blink_op* op);
 // `variant`, which `op` owns from here on, does the same in other chunks, or by other copies: all ranks add the same ones
 // in the same order, before they run it. The group measures them while it works, and runs the fastest. At most 15.
 int blink_op_add_variant(blink_op* op, blink_op* variant);
