@@ -56,7 +56,7 @@ with --code copies, on the machine's calibration.
 
 Prints each algorithm's time, algbw and busbw (GB/s), what part of the proved bound that is, the fullest links and what
 decided the time of the fastest plan. --sweep, or any of -b, -e and -f, prints who wins from which size. A timeline
-opens in chrome://tracing and Perfetto.
+opens in ui.perfetto.dev and chrome://tracing: a process per rank, an arrow per message, the load of each link.
 """
 
 
@@ -487,8 +487,11 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     best = _fastest_plan(row)
     if best is None or best.simulation is None:
         raise UsageError(_NO_TIMELINE)
-    console.write_file(path, json.dumps(chrome_trace(best.simulation.traced())) + "\n")
-    console.note(f"it shows {best.name} at {best.size_bytes:,} bytes: open it in chrome://tracing or ui.perfetto.dev")
+    found = chrome_trace(best.simulation.traced())
+    console.write_file(path, json.dumps(found) + "\n")
+    left_out = found.get("otherData", {}).get("left out")
+    without = f", without {left_out}" if left_out else ""
+    console.note(f"it shows {best.name} at {best.size_bytes:,} bytes{without}: open it in ui.perfetto.dev")
 
 
 def _draw(path: Path, field: JobCandidates, rows: Sequence[Sequence[Estimate]]) -> None:

@@ -1,20 +1,23 @@
 """What happened when: spans per rank and link, busy shares, and the hops that decided the time.
 
-Chrome's trace format (``chrome://tracing``, Perfetto): JSON with one process per server, and in it one track per stream
-of a rank and one per link. On no track do spans overlap: a stream does one thing after the other, and a link's spans
-are the times in which some transfer that crosses it was moving, be it on this link or on another of its path.
+As a file (:mod:`blinkccl.trace_events`): one process per rank, in it a thread per stream that sends and one per sender
+from which messages come, with an arrow from each message's sending to its arrival; and one process with a counter per
+link, how much it carries. On no thread do spans overlap: a stream does one thing after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from blinkccl.errors import InternalError
 from blinkccl.simulate.run import Simulation
 from blinkccl.simulate.translate import Translation
-from blinkccl.simulate.workload import Trace
+from blinkccl.simulate.workload import Ints, Trace
+from blinkccl.trace_events import Place, TraceEvents
 
 _NS = 1e9
 #: The order in which parts of a critical path are listed.
@@ -121,56 +124,126 @@ def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> 
 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:
     """The timeline in Chrome's trace format, as an object for ``json.dumps``."""
-    translation, trace = simulation.translation, _trace(simulation)
-    network = translation.network
-    hops, actors = translation.workload.hops, translation.workload.actors
-    tracks: dict[tuple[int, str], int] = {}
-    events: list[dict[str, Any]] = []
-    moving: dict[int, list[tuple[float, float]]] = {}
-    columns = (trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s)
-    for hop, actor, chunk, begin_s, move_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
-        vertex, share = translation.actors[actor]
-        stream = int(hops.stream[hop]) if hop >= 0 else int(actors.stream[actor])
-        if hop >= 0:
-            name = f"share {share} chunk {chunk} to {network.vertex[translation.legs[hop].path[-1]].label}"
-            first, last = int(hops.path_of[hop]), int(hops.path_of[hop + 1])
-            for link in hops.path[first:last].tolist():
-                moving.setdefault(link, []).append((move_s, end_s))
-        else:
-            name = f"reduce share {share} chunk {chunk}"
-        server = network.vertex[vertex].server
-        track = tracks.setdefault((server, f"{network.vertex[vertex].label} stream {stream}"), len(tracks))
-        events.append(_event(name, "copy" if hop >= 0 else "reduce", server, track, begin_s, end_s))
-    for link, intervals in sorted(moving.items()):
-        src, dst = translation.links[link]
-        server = network.vertex[src].server
-        label = f"link {network.vertex[src].label} → {network.vertex[dst].label}"
-        track = tracks.setdefault((server, label), len(tracks))
-        for begin_s, end_s in _merged(intervals):
-            events.append(_event("under way", "link", server, track, begin_s, end_s))
-    names = [
-        {"ph": "M", "name": "thread_name", "pid": server, "tid": track, "args": {"name": label}}
-        for (server, label), track in tracks.items()
-    ]
-    return {"displayTimeUnit": "ns", "traceEvents": names + events}
+    events = TraceEvents()
+    add_simulation(events, simulation)
+    return events.document()
 
 
-def _event(name: str, category: str, server: int, track: int, begin_s: float, end_s: float) -> dict[str, Any]:
-    # Whole nanoseconds at both ends: spans that meet do not overlap by a rounding.
-    begin, end = round(begin_s * _NS), round(end_s * _NS)
-    times = {"ts": begin / 1000, "dur": (end - begin) / 1000}
-    return {"ph": "X", "name": name, "cat": category, "pid": server, "tid": track} | times
+def add_simulation(events: TraceEvents, simulation: Simulation, label: str = "", began_ns: int = 0) -> None:
+    """Adds a run that begins at ``began_ns``; ``label`` stands before the names of its processes."""
+    _Writer(events, simulation, f"{label}: " if label else "", began_ns).write()
 
 
-def _merged(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The union of intervals, as ascending intervals with gaps between them."""
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return merged
+class _Writer:
+    """A simulation on its way into a timeline."""
+
+    def __init__(self, events: TraceEvents, simulation: Simulation, label: str, began_ns: int) -> None:
+        self._events, self._trace, self._translation = events, _trace(simulation), simulation.translation
+        self._label, self._began_ns = label, began_ns
+        self._run = (label, began_ns)
+        self._network, self._workload = self._translation.network, self._translation.workload
+        program = self._translation.bound.program
+        self._titles = {vertex: f"rank {rank}: " for rank, vertex in enumerate(program.ranks)}
+        self._titles |= dict.fromkeys(program.relays, "relay ")
+        at_work = dict.fromkeys((*program.ranks, *(vertex for vertex, _ in self._translation.actors)))
+        self._processes = {vertex: events.process(label + self._name(vertex)) for vertex in at_work}
+        self._links = events.process(f"{label}links")
+
+    def write(self) -> None:
+        trace = self._trace
+        columns = (trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s)
+        shown = self._shown()
+        for hop, actor, chunk, *times in zip(*(column[shown].tolist() for column in columns), strict=True):
+            begin, move, end = (self._began_ns + round(second * _NS) for second in times)
+            if hop < 0:
+                self._reduction(actor, chunk, begin, end)
+            else:
+                self._transfer(hop, actor, chunk, begin, move, end)
+        self._loads(shown)
+
+    def _shown(self) -> Ints:
+        """The tasks that there is room for, which begin first."""
+        trace, hops = self._trace, self._workload.hops
+        lengths = np.diff(hops.path_of)
+        # A transfer is two spans, an arrow, and a change of every link's load when it begins and when it ends.
+        needed = np.where(trace.hop < 0, 1, 4 + 2 * lengths[trace.hop] if len(lengths) else 4)
+        order = np.argsort(trace.begin_s, kind="stable")
+        fit = int(np.searchsorted(np.cumsum(needed[order]), self._events.most_events, side="right"))
+        if fit < len(order):
+            self._events.leave_out(
+                f"what begins after {trace.begin_s[order[fit]] * 1e3:.3f} ms: {len(order) - fit:,} of {len(order):,} "
+                "transfers and reductions"
+            )
+        return np.sort(order[:fit]).astype(np.int32)
+
+    def _reduction(self, actor: int, chunk: int, begin: int, end: int) -> None:
+        vertex, share = self._translation.actors[actor]
+        process, stream = self._processes[vertex], int(self._workload.actors.stream[actor])
+        thread = self._events.thread(process, stream, self._stream_names.get(stream, f"combines, share {share}"))
+        self._events.span(process, thread, f"combine chunk {chunk}", "reduce", begin, end, share=share, chunk=chunk)
+
+    def _transfer(self, hop: int, actor: int, chunk: int, begin: int, move: int, end: int) -> None:
+        """A span where it is sent, from when its stream takes it up, one where it arrives, and the arrow between."""
+        leg, stream = self._translation.legs[hop], int(self._workload.hops.stream[hop])
+        vertex, share = self._translation.actors[actor]
+        process, peer = self._processes[vertex], self._processes[leg.path[-1]]
+        thread = self._events.thread(process, stream, self._stream_names[stream])
+        details = {"share": share, "chunk": chunk, "issue_us": (move - begin) / 1000}
+        self._events.span(process, thread, f"send chunk {chunk}", "copy", begin, end, **details)
+        there = self._events.thread(peer, ("from", hop), f"from {self._network.vertex[vertex].label}, share {share}")
+        self._events.span(peer, there, f"receive chunk {chunk}", "arrival", move, end, share=share, chunk=chunk)
+        message = self._run, hop, chunk
+        self._events.leaves(message, Place(process, thread, begin))
+        self._events.arrives(message, Place(peer, there, move))
+
+    @cached_property
+    def _stream_names(self) -> dict[int, str]:
+        """What each stream sends: where to, and of which share, or shares."""
+        hops, found = self._workload.hops, dict[int, tuple[dict[str, None], dict[int, None]]]()
+        for number, leg in enumerate(self._translation.legs):
+            ends, shares = found.setdefault(int(hops.stream[number]), ({}, {}))
+            ends[self._network.vertex[leg.path[-1]].label] = None
+            shares[self._translation.actors[int(hops.tail[number])][1]] = None
+        return {
+            stream: f"to {', '.join(ends)}, share{'s' if len(shares) > 1 else ''} {', '.join(map(str, shares))}"
+            for stream, (ends, shares) in found.items()
+        }
+
+    def _loads(self, shown: Ints) -> None:
+        """How much each link carries: of every transfer the mean over the time in which it moves.
+
+        Its rate may change meanwhile: shared links are another's too, and on a path of several a transfer waits for one
+        of them. So for moments two can add up to more than there is; their bytes are right.
+        """
+        hops, trace = self._workload.hops, self._trace
+        changes: dict[int, dict[int, float]] = {}
+        for task in shown[trace.hop[shown] >= 0].tolist():
+            hop = int(trace.hop[task])
+            begin, end = (round(float(column[task]) * _NS) for column in (trace.move_s, trace.end_s))
+            if end <= begin:
+                continue
+            rate = self._bytes(int(hops.tail[hop]), int(trace.chunk[task])) / (end - begin)
+            for link in hops.path[int(hops.path_of[hop]) : int(hops.path_of[hop + 1])].tolist():
+                of_link = changes.setdefault(link, {})
+                of_link[begin] = of_link.get(begin, 0.0) + rate
+                of_link[end] = of_link.get(end, 0.0) - rate
+        for link, of_link in sorted(changes.items()):
+            load = 0.0
+            for ns, change in sorted(of_link.items()):
+                load += change
+                shown_load = abs(round(load, 6))
+                self._events.counter(self._links, self._link_name(link), "GB/s", self._began_ns + ns, shown_load)
+
+    def _bytes(self, actor: int, chunk: int) -> float:
+        actors = self._workload.actors
+        return float((actors.bytes if chunk + 1 < actors.chunks[actor] else actors.last_bytes)[actor])
+
+    def _name(self, vertex: int) -> str:
+        return self._titles.get(vertex, "memory of ") + self._network.vertex[vertex].label
+
+    def _link_name(self, link: int) -> str:
+        src, dst = (self._network.vertex[end].label for end in self._translation.links[link])
+        return f"memory of {src}" if src == dst else f"{src} → {dst}"
 
 
 def _ends(translation: Translation, trace: Trace, task: int) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.trace_reader import read_trace
+
 
 def test_json_is_one_object_with_all_numbers(blink) -> None:
     ended = blink("sim", "broadcast", "--topo", "dgx-1p", "--sweep", "-e", "1M", "--algo", "optimal,ring", "--json")
@@ -59,8 +61,10 @@ def test_a_plan_over_relays_has_the_bound_of_its_links(blink, tmp_path: Path) ->
 def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     assert blink("sim", "allreduce", "--topo", "dgx-1v", "--size", "1M", "--timeline", str(path)).code == 0
-    events = json.loads(path.read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X"}
+    trace = read_trace(path.read_text())
+    assert [name.partition(":")[0] for name in trace.processes.values()] == [*(f"rank {r}" for r in range(8)), "links"]
+    assert trace.arrows
+    assert trace.counters
 
 
 @pytest.mark.parametrize(

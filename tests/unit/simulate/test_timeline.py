@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
 from itertools import pairwise
 
 import pytest
 
 from blinkccl.errors import InternalError
 from blinkccl.simulate.run import Simulation
-from blinkccl.simulate.timeline import chrome_trace, critical_path, link_use, summarise
+from blinkccl.simulate.timeline import add_simulation, chrome_trace, critical_path, link_use, summarise
 from blinkccl.simulate.translate import Settings
+from blinkccl.trace_events import TraceEvents
 from support.timed import candidate
+from support.trace_reader import read_trace
 
 JOBS = [
     ("dgx-1v", "optimal", "allreduce", "1,4,5,6", "v100-copy-engine"),
@@ -46,21 +48,61 @@ def test_the_critical_path_is_the_whole_time_without_gaps(job: tuple[str, ...], 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job[1]}-{job[0]}")
-def test_nothing_overlaps_on_a_track(job: tuple[str, ...], sharing: str) -> None:
+def test_a_file_shows_everything_that_the_kernel_did(job: tuple[str, ...], sharing: str) -> None:
     simulation = simulated(job, sharing)
-    trace = chrome_trace(simulation)
-    tracks = defaultdict(list)
-    for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            tracks[event["pid"], event["tid"]].append((round(event["ts"] * 1000), round(event["dur"] * 1000)))
-    named = {(e["pid"], e["tid"]) for e in trace["traceEvents"] if e["ph"] == "M"}
-    assert named == set(tracks)
-    for events in tracks.values():
-        for (begin, length), (following, _) in pairwise(sorted(events)):
-            assert begin + length <= following
-    copies = sum(e.get("cat") == "copy" for e in trace["traceEvents"])
-    assert copies == simulation.outcome.transfers
-    assert sum(e.get("cat") == "reduce" for e in trace["traceEvents"]) == simulation.outcome.executions
+    trace = read_trace(json.dumps(chrome_trace(simulation)))
+    bound, network = simulation.translation.bound, simulation.translation.network
+    ranks = [f"rank {rank}: {network.vertex[vertex].label}" for rank, vertex in enumerate(bound.program.ranks)]
+    assert list(trace.processes.values())[: len(ranks)] == ranks
+    assert list(trace.processes.values())[-1] == "links"
+    transfers = simulation.outcome.transfers
+    assert len(trace.of("copy")) == len(trace.of("arrival")) == len(trace.arrows) == transfers
+    assert len(trace.of("reduce")) == simulation.outcome.executions
+    for sent, received in trace.arrows:
+        assert [sent["args"][key] for key in ("share", "chunk")] == [
+            received["args"][key] for key in ("share", "chunk")
+        ]
+        assert trace.processes[sent["pid"]] != trace.processes[received["pid"]]
+    last = max(end for spans in trace.spans.values() for _, end, _ in spans)
+    assert last <= round(simulation.seconds * 1e9)
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+@pytest.mark.parametrize("job", JOBS[:5], ids=lambda job: f"{job[1]}-{job[0]}")
+def test_the_load_of_a_link_adds_up_to_its_bytes_and_ends_at_nothing(job: tuple[str, ...], sharing: str) -> None:
+    simulation = simulated(job, sharing)
+    trace = read_trace(json.dumps(chrome_trace(simulation)))
+    uses = link_use(simulation)
+    label = simulation.translation.network.vertex
+    assert len(trace.counters) == len([use for use in uses if use.bytes])
+    process = next(number for number, name in trace.processes.items() if name == "links")
+    for use in uses:
+        name = f"{label[use.src].label} → {label[use.dst].label}"
+        if use.src == use.dst or not use.bytes:
+            continue
+        points = trace.counters[process, name]
+        assert points[-1][1] == 0
+        if sharing == "fifo" and job[0] == "dgx-1v":  # no hop has more than one link
+            assert max(value for _, value in points) <= use.gb_per_s * 1.001
+        area = sum(value * (following - at) for (at, value), (following, _) in pairwise(points))
+        assert area == pytest.approx(use.bytes, rel=1e-3)
+
+
+def test_what_is_too_much_is_left_out_and_counted() -> None:
+    simulation = simulated(JOBS[0], "fifo")
+    whole = TraceEvents()
+    add_simulation(whole, simulation)
+    assert whole.document().get("otherData") is None
+    few = TraceEvents(most_events=50)
+    add_simulation(few, simulation, "predicted", 1_000_000)
+    document = few.document()
+    trace = read_trace(json.dumps(document))
+    assert 40 < sum(event["ph"] != "M" for event in document["traceEvents"]) <= 50
+    shown = len(trace.of("copy")) + len(trace.of("reduce"))
+    tasks = simulation.outcome.transfers + simulation.outcome.executions
+    assert f"{tasks - shown:,} of {tasks:,} transfers and reductions" in document["otherData"]["left out"]
+    assert min(begin for spans in trace.spans.values() for begin, _, _ in spans) == 1_000_000
+    assert all(name.startswith("predicted: ") for name in trace.processes.values())
 
 
 def test_start_skew_is_on_the_critical_path() -> None:
