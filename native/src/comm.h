@@ -101,18 +101,18 @@ struct blink_comm {
   // Waits until ready() is true. 0, or the code of what ended the call.
   template <class Ready>
   int wait(Ready ready, const blink::Site& site) {
-    std::int64_t recorded_ns = 0;  // since when it is worth an event
+    std::int64_t since = 0;  // when it became worth an event
     for (int i = 0; i < spins_; ++i) {
       if (ready()) {
-        if (recorded_ns != 0) record(site, recorded_ns);
+        if (since != 0) record(site, since);
         return BLINK_OK;
       }
-      if (i == kSpinsUnrecorded && recorder_.on()) recorded_ns = blink::Recorder::now_ns();
+      if (i == kSpinsUnrecorded && recorder_.on()) since = recorder_.now();
       blink::relax();
     }
-    if (recorded_ns == 0 && recorder_.on() && !polling_) recorded_ns = blink::Recorder::now_ns();
+    if (since == 0 && recorder_.on() && !polling_) since = recorder_.now();
     const int code = wait_long([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready, site);
-    if (recorded_ns != 0) record(site, recorded_ns);
+    if (since != 0) record(site, since);
     return code;
   }
 
@@ -202,8 +202,8 @@ struct blink_comm {
  private:
   using Condition = bool (*)(void*);
   int wait_long(Condition ready, void* context, const blink::Site& site);
-  void record(const blink::Site& site, std::int64_t began_ns) {
-    recorder_.wait(sequence(), began_ns, site.waits, site.peer, site.chunk);
+  void record(const blink::Site& site, std::int64_t since) {
+    recorder_.wait(sequence(), since, site.waits, site.peer, site.chunk);
   }
   int not_yet(Condition ready, void* context, const blink::Site& site);
   int look_around(Condition ready, void* context, const blink::Site& site);

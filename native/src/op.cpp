@@ -32,7 +32,9 @@ blink_op::blink_op(blink_comm& comm, std::unique_ptr<const blink::Tables> tables
       tables_(*owned_tables_),
       routes_(comm, tables_),
       received_(static_cast<std::size_t>(tables_.numbers.queue_count), 0),
-      sent_(tables_.rings.size(), 0) {}
+      sent_(tables_.rings.size(), 0) {
+  for (const blink_ring& ring : tables_.rings) drains_ = drains_ || ring.drain != 0;
+}
 
 blink::Site blink_op::site(std::int32_t waits, const blink_role& role, int peer, std::int64_t chunk) const {
   return blink::Site{waits,
@@ -120,7 +122,7 @@ int blink_op::go_on() {
   blink::Recorder& recorder = comm_.recorder();
   const int code = run_from_position();
   if (recorder.on() && code != BLINK_AGAIN) {
-    recorder.call(comm_.sequence(), call_.signature, call_.what, call_.count, code);
+    recorder.call(comm_.sequence(), call_.signature, call_.count, code, code == BLINK_OK && !drains_);
   }
   return code;
 }

@@ -97,6 +97,7 @@ struct blink_op {
   const std::unique_ptr<const blink::Tables> owned_tables_;
   const blink::Tables& tables_;
   blink::Routes routes_;
+  bool drains_ = false;  // a call may have to wait for readers of its buffers in the end
 
   std::vector<std::unique_ptr<blink_op>> variants_;  // beside this one
   std::unique_ptr<blink::VariantChoice> choice_;     // where there are any

@@ -179,13 +179,14 @@ enum blink_event_kind { BLINK_EVENT_CALL = 1, BLINK_EVENT_EXECUTION = 2, BLINK_E
 typedef struct {
   int64_t begin_ns, end_ns;  // CLOCK_MONOTONIC, which all processes of a host share
   uint64_t sequence;         // number of the call on this communicator; its own calls count too
-  uint64_t signature, what;  // of a call, as its tables say; else 0
+  uint64_t signature;        // of a call: blink_op_signature of what it ran; else 0
   int64_t amount;            // of a call: elements per block; of an execution: bytes of its chunk; else 0
   int64_t chunk;             // of an execution or a wait; else -1
-  int32_t kind;              // of blink_event_kind
-  int32_t detail;            // of a call: of blink_code; of a wait: of blink_waits; else 0
   int32_t role;              // of an execution: the row of the operation's roles; else -1
   int32_t peer;              // of a wait: for whom; else -1
+  int16_t kind;              // of blink_event_kind
+  int16_t detail;            // of a call: of blink_code; of a wait: of blink_waits; else 0
+  int32_t padding;
 } blink_event;
 
 // From now on this rank keeps its last `events` events, in memory of its own that is taken now; 0: none, as at first.
