@@ -40,14 +40,18 @@ class TraceEvents:
     most_events: int = MOST_EVENTS
     _names: list[Event] = field(default_factory=list)
     _events: list[Event] = field(default_factory=list)
+    _processes: dict[str, int] = field(default_factory=dict)
     _threads: dict[int, dict[Hashable, int]] = field(default_factory=dict)
     _left_out: list[str] = field(default_factory=list)
 
     def process(self, name: str, number: int | None = None) -> int:
-        """A process, numbered in the order of calls if not by ``number``; readers list them in that order."""
+        """The process of this name, numbered in the order of calls if not by ``number``; readers list them so."""
+        if name in self._processes:
+            return self._processes[name]
         place = len(self._threads) + 1
         number = place if number is None else number
         self._threads[number] = {}
+        self._processes[name] = number
         self._names.append(_named("process_name", number, 0, {"name": name}))
         self._names.append(_named("process_sort_index", number, 0, {"sort_index": place}))
         return number

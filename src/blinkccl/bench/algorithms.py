@@ -25,6 +25,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json, to_text
 from blinkccl.schedule.verifier import verify
+from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 
 #: What communicators choose by themselves; of a topology, the registry's alias.
@@ -41,10 +42,11 @@ _QUIET = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An algorithm and its verified Program; None: what communicators choose."""
+    """An algorithm, its verified Program and the links that it is planned on; None: what communicators choose."""
 
     name: str
     program: Program | None
+    network: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[
             found.append(Planned(name, None))
             continue
         try:
-            program = _program(name, request)
+            program, network = _program(name, request)
         except (UnsupportedError, TopologyError) as error:
             if not everything:
                 raise
@@ -113,18 +115,18 @@ def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[
         if everything and twin != name:
             note(f"without {name}: here it is the same program as {twin}")
         else:
-            found.append(Planned(name, program))
+            found.append(Planned(name, program, network))
     if not found:
         raise UnsupportedError(f"no algorithm serves {request.collective.name} on {request.topology.name}")
     return found
 
 
-def _program(name: str, request: Request) -> Program:
+def _program(name: str, request: Request) -> tuple[Program, Topology]:
     forest = algorithm(name).plan(request)
     program = lower(forest)
     verify(program, forest.topology)  # where PCIe is staged, not the request's own
     HostPlan(program)  # refused here, it is said once and not by every rank
-    return program
+    return program, forest.topology
 
 
 class SentProgram(NamedTuple):

@@ -21,9 +21,11 @@ from blinkccl.bench.bound import MemoryBaseline, Probe, cores
 from blinkccl.bench.candidate import CandidateLaunch, RankTimes, RunningCandidate, ended_by_signals, measured
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
 from blinkccl.bench.output import About, of_host
+from blinkccl.bench.pattern import TimedCall
 from blinkccl.bench.peers import registry
 from blinkccl.bench.perform import Library, Performer
 from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, read_command, read_reply
+from blinkccl.bench.timeline import BenchTimeline
 from blinkccl.engines.native_library import load
 from blinkccl.errors import CommunicationError, UnsupportedError
 
@@ -53,9 +55,16 @@ Note = Callable[[str], None]
 
 @contextmanager
 def spawned(
-    job: Job, settings: BenchSettings, peers: Sequence[tuple[str, str | None]], note: Note
+    job: Job,
+    settings: BenchSettings,
+    peers: Sequence[tuple[str, str | None]],
+    note: Note,
+    timeline: BenchTimeline | None = None,
 ) -> Iterator[tuple[Interleaved, About]]:
-    """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`)."""
+    """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`).
+
+    Ours record for ``timeline``.
+    """
     load()  # Refused here, it is said once and not by every rank.
     ranks = job.collective.world_size
     if ranks > CROWDED * cores():
@@ -69,22 +78,34 @@ def spawned(
                 said[participant.name] = library
         probe, baseline = _probe(ranks, stack)
         yield (
-            Interleaved(job.collective, settings, participants, probe, note),
+            Interleaved(job.collective, settings, participants, probe, note, record=_recorder(timeline, own)),
             of_host(job, settings, own.pids, None, baseline, said),
         )
 
 
 @contextmanager
 def led(
-    job: Job, settings: BenchSettings, own: Runs, pids: Sequence[int], launcher: str, note: Note
+    job: Job,
+    settings: BenchSettings,
+    own: Leader,
+    launcher: str,
+    note: Note,
+    timeline: BenchTimeline | None = None,
 ) -> Iterator[tuple[Interleaved, About]]:
     """Ranks that ``launcher`` started, led by this one."""
     with ExitStack() as stack:
         probe, baseline = _probe(job.collective.world_size, stack)
         yield (
-            Interleaved(job.collective, settings, job.participants(own), probe, note),
-            of_host(job, settings, pids, launcher, baseline, {}),
+            Interleaved(job.collective, settings, job.participants(own), probe, note, record=_recorder(timeline, own)),
+            of_host(job, settings, own.pids, launcher, baseline, {}),
         )
+
+
+def _recorder(timeline: BenchTimeline | None, own: Runs) -> Callable[[int, Participant, TimedCall], None] | None:
+    if timeline is None:
+        return None
+    timeline.ranks = own
+    return timeline.take
 
 
 def _started(launches: Sequence[CandidateLaunch], stack: ExitStack, note: Note) -> Iterator[tuple[Participant, str]]:

@@ -99,6 +99,8 @@ class Interleaved:
     probe: Probe | None = None
     note: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = field(default=lambda: None)
+    #: Of each of our own candidates, after a size and placement was timed: its number, and the calls.
+    record: Callable[[int, Participant, TimedCall], None] | None = None
 
     def places(self) -> tuple[bool, ...]:
         """Out of place, and in place where there is such a thing."""
@@ -174,22 +176,26 @@ class Interleaved:
 
     def _place(self, count: int, in_place: bool) -> tuple[list[Series | None], list[float] | None]:
         settings = self.settings
-        return self.measure(
-            TimedCall(
-                self.collective,
-                count,
-                settings.dtype,
-                settings.op,
-                in_place,
-                settings.shared,
-                settings.check,
-                False,
-                settings.warmup,
-                settings.iterations,
-                settings.deadline_s,
-                settings.across == WITH_BARRIER,
-            )
+        work = TimedCall(
+            self.collective,
+            count,
+            settings.dtype,
+            settings.op,
+            in_place,
+            settings.shared,
+            settings.check,
+            False,
+            settings.warmup,
+            settings.iterations,
+            settings.deadline_s,
+            settings.across == WITH_BARRIER,
         )
+        found = self.measure(work)
+        if self.record is not None:
+            for at, participant in enumerate(self.participants):
+                if (at == 0 or participant.ours) and participant.left is None:
+                    self.record(at, participant, work)
+        return found
 
     def _row(self, count: int, found: Sequence[tuple[list[Series | None], list[float] | None]]) -> SizeRow:
         size = count * self.collective.total_blocks() * element_type(self.settings.dtype).itemsize

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import HostPlan
+from blinkccl.engines.recording import recording_of
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator, init
 from blinkccl.runtime.heap import empty
@@ -41,6 +43,7 @@ class OwnLibrary:
         self.title = f"blink-ccl {package_version()}"
         self._told: tuple[HostPlan, int] | None = None
         self._rows: tuple[HostChoice, ...] = ()
+        self._recorded = 0
         #: Kept between blocks, as a group keeps its own: what variants it found the fastest it goes on with.
         self._ops: dict[tuple[tuple[HostChoice, ...], CollectiveCall], NativeOp] = {}
 
@@ -51,6 +54,19 @@ class OwnLibrary:
     def use_rows(self, rows: str) -> None:
         """As :class:`blinkccl.bench.perform.Library` says."""
         self._told, self._rows = None, msgspec.json.decode(rows, type=tuple[HostChoice, ...])
+
+    def record(self, events: int, directory: str) -> None:
+        """As :class:`blinkccl.bench.perform.Library` says."""
+        group = self.communicator.group
+        if not isinstance(group, HostGroup):
+            raise UnsupportedError("recorders are in the engine between ranks of one host")
+        if events:
+            group.endpoint.record(events)
+            self._recorded = events
+            return
+        found = recording_of(group.endpoint, self._recorded)
+        group.endpoint.record(0)
+        Path(directory, str(self.rank)).write_bytes(msgspec.msgpack.encode(found))
 
     def close(self) -> None:
         """Leave the job."""
@@ -162,6 +178,10 @@ class GlooLibrary:
     def use(self, program: str, chunk_bytes: int) -> None:
         """Refuses: Gloo has its own."""
         raise UnsupportedError("gloo runs no Program")
+
+    def record(self, events: int, directory: str) -> None:
+        """Refuses: Gloo has none."""
+        raise UnsupportedError("gloo has no recorder")
 
     def use_rows(self, rows: str) -> None:
         """Refuses: Gloo has its own."""

@@ -39,6 +39,10 @@ class Library(Protocol):
         """Run this Program (JSON) from now on, with messages of so many bytes; "": what the library chooses."""
         ...
 
+    def record(self, events: int, directory: str) -> None:
+        """Record the last ``events`` events from now on; 0: stop, and leave what there is in ``directory``."""
+        ...
+
     def use_rows(self, rows: str) -> None:
         """Run what these rows of a host's table (JSON) say from now on."""
         ...
@@ -68,6 +72,9 @@ class Performer:
                 return Reply(ReplyStatus.OK)
             if command.kind is Kind.CHOICE:
                 self._library.use_rows(pattern.decode())
+                return Reply(ReplyStatus.OK)
+            if command.kind is Kind.RECORD:
+                self._library.record(command.count, pattern.decode())
                 return Reply(ReplyStatus.OK)
             return self._perform(command, pattern, expected)
         except UnsupportedError as error:

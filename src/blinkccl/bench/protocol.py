@@ -25,6 +25,10 @@ library chooses), ``count`` the bytes of a message.
 
 CHOICE tells it which rows of a host's table it takes for all calls from then on, as JSON in the same place.
 
+RECORD makes a rank of ours record its last ``count`` events from then on. With 0 it stops, and writes what it has
+(:class:`blinkccl.engines.recording.Recording`, as msgpack) into a directory, which is the command's pattern, in a file
+named after the rank.
+
 QUIT has no reply. A rank that loses its socket ends; while it works on a command it is under an alarm of
 ``deadline_s`` seconds, so that it ends even if nobody is left to end it.
 """
@@ -64,6 +68,7 @@ class Kind(IntEnum):
     QUIT = _HEADER.constants["PEER_QUIT"]
     PROGRAM = _HEADER.constants["PEER_PROGRAM"]
     CHOICE = _HEADER.constants["PEER_CHOICE"]
+    RECORD = _HEADER.constants["PEER_RECORD"]
 
 
 class Flag(IntFlag):

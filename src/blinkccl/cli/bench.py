@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from blinkccl.bench.output import About
     from blinkccl.bench.rows import SizeRow
     from blinkccl.bench.sizes import Sweep
+    from blinkccl.bench.timeline import BenchTimeline
     from blinkccl.collectives.spec import Collective
+    from blinkccl.simulate.calibration import Calibration
 
 HELP = """
 Examples:
@@ -34,6 +36,7 @@ Examples:
   blink bench allreduce -g 4 -b 4K -e 256M                 4 rank processes on this host
   blink bench allreduce -b 4K -e 64M --peer gloo,openmpi   beside other libraries, with ratios
   blink bench broadcast --shared -b 1M -I 1 --plot b.png   tensors in shared memory, percentiles
+  blink bench allreduce -b 64K -e 1M --timeline t.json     what each rank did and waited for: ui.perfetto.dev
   torchrun --nproc-per-node 2 --no-python blink bench allreduce
   blink bench allreduce -g 4 -b 4K -e 64M -f 4 --algo all  which algorithm is the fastest at which size
   blink bench allreduce --engine host --topo dgx-1v --gpus 0-3 --algo ring,optimal
@@ -126,6 +129,14 @@ def bench(
     timeout_s: Annotated[
         float, Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")
     ] = 60.0,
+    timeline: Annotated[
+        Path | None,
+        Option("--timeline", metavar="FILE", help="Also write what ranks did in some more calls, as Chrome's trace."),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        Option("--calibration", metavar="NAME", help="--timeline: and what this calibration predicts, on one axis."),
+    ] = None,
     plot: Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw time over size (png, svg, pdf).")] = None,
     record: Annotated[
         Path | None,
@@ -142,13 +153,18 @@ def bench(
     from blinkccl.bench.sizes import sweep
     from blinkccl.collectives.ops import DTYPES, OPS
 
-    output = _Output(sweep(begin, end, factor, step), json, record, plot)
-    console.check_files(record, plot=plot)
+    output = _Output(sweep(begin, end, factor, step), json, record, plot, timeline, _costs(timeline, calibration))
+    console.check_files(record, timeline, plot=plot)
     dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
     ends, on_topology = (root, src, dst), spec is not None or gpus is not None
     if engine != "host" if engine is not None else on_topology:
         for_processes = {"-g": processes is not None, "--peer": peers is not None, "--rounds": rounds is not None}
-        for_processes |= {"--shared": shared, "-I": bool(percentiles), "-a": average != _SLOWEST}
+        for_processes |= {
+            "--timeline": timeline is not None,
+            "--shared": shared,
+            "-I": bool(percentiles),
+            "-a": average != _SLOWEST,
+        }
         why = "is for processes; here a plan is run in one, as --topo, --gpus or --engine say: add --engine host"
         _refuse(why, for_processes)
         settings = BenchSettings(dtype, op, iterations, warmup, 1, check=bool(check))
@@ -170,6 +186,17 @@ def bench(
         dtype, op, iterations, warmup, rounds, average, bool(check), bool(percentiles), shared, deadline_s
     )
     _on_processes(processes, job, peers or "", output, settings)
+
+
+def _costs(timeline: Path | None, calibration: str | None) -> Calibration | None:
+    """The calibration to predict by."""
+    from blinkccl.simulate import calibration as calibrations
+
+    if calibration is None:
+        return None
+    if timeline is None:
+        raise UsageError("--calibration is for what --timeline predicts: give --timeline FILE too")
+    return calibrations.calibration(calibration)
 
 
 def _chunk(typed: str) -> int:
@@ -231,6 +258,25 @@ class _Output:
     json: bool
     record: Path | None
     plot: Path | None
+    timeline: Path | None
+    calibration: Calibration | None
+
+    def recorder(self, job: Job) -> BenchTimeline | None:
+        """What collects the timeline, where one is wanted."""
+        from blinkccl.bench.timeline import BenchTimeline
+
+        return None if self.timeline is None else BenchTimeline(job, self.calibration, console.note)
+
+    def write_timeline(self, recorder: BenchTimeline | None) -> None:
+        """Writes what was collected."""
+        import json
+
+        if recorder is None or self.timeline is None:
+            return
+        events = recorder.events()
+        console.write_file(self.timeline, json.dumps(events.document()) + "\n")
+        without = f", without {events.left_out}" if events.left_out else ""
+        console.note(f"{self.timeline} shows calls after those of the table{without}: open it in ui.perfetto.dev")
 
     def report(self, interleaved: Interleaved, about: About) -> None:
         """Measure; print the table as it grows, or JSON at the end; write the files; end with 1 if one was wrong."""
@@ -318,8 +364,10 @@ def _on_processes(
     if started_by is None:
         ours = job(wanted)
         _check_sizes(output.sizes.sizes(), ours.collective, settings.dtype)
-        with host.spawned(ours, settings, chosen, console.note) as benchmark:
+        recorder = output.recorder(ours)
+        with host.spawned(ours, settings, chosen, console.note, recorder) as benchmark:
             output.report(*benchmark)
+        output.write_timeline(recorder)
         return
     _refuse(
         f"starts processes, but {started_by} has started this one already: leave it out",
@@ -340,5 +388,7 @@ def _launched(started_by: str, job: Callable[[int | None], Job], output: _Output
         with closing(host.Leader(library.communicator, library)) as leader:
             ours = job(library.size)
             _check_sizes(output.sizes.sizes(), ours.collective, settings.dtype)
-            with host.led(ours, settings, leader, leader.pids, started_by, console.note) as benchmark:
+            recorder = output.recorder(ours)
+            with host.led(ours, settings, leader, started_by, console.note, recorder) as benchmark:
                 output.report(*benchmark)
+            output.write_timeline(recorder)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,8 @@ Array = NDArray[Any]
 #: Per ordered pair of ranks, for point to point.
 STREAM_BYTES = 64 * 1024
 _MOST_CHUNK_BYTES = 1 << 62
+#: Bound plans whose recorded calls can be told; the oldest goes first.
+_MOST_BOUND = 4096
 
 
 def shape_of(ranks: int, area: Area, stream_bytes: int = STREAM_BYTES) -> native.Shape:
@@ -75,6 +77,14 @@ def format_segment(address: int, size: int, shape: native.Shape, token: bytes) -
         raise UnsupportedError(f"a segment of {size} bytes cannot be made for {shape.ranks} ranks")
 
 
+class BoundPlan(NamedTuple):
+    """What a recorded call ran."""
+
+    plan: HostPlan
+    call: CollectiveCall
+    cross_memory: bool
+
+
 class Endpoint:
     """One rank's end of a segment, which is mapped at ``address`` for longer than this lives.
 
@@ -89,6 +99,7 @@ class Endpoint:
         if not self._comm:
             raise CommunicationError(f"rank {rank} cannot join its communicator: {error.text.decode()}")
         self.rank = rank
+        self.bound: dict[int, BoundPlan] = {}  # by signature
         self._handling = c.c_uint64(0)  # the thread that runs signal handlers in the middle of a call
         self._library.blink_set_python(self._comm, c.byref(native.python_functions(self._handling)))
 
@@ -165,6 +176,20 @@ class Endpoint:
         stats = native.Stats()
         self._library.blink_get_stats(self.handle, c.byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in native.Stats._fields_}
+
+    def record(self, events: int) -> None:
+        """Keeps this rank's last ``events`` events from now on (0: none); what was kept is gone. Only between calls."""
+        code = self._library.blink_record(self.handle, events)
+        if code == native.INVALID:
+            raise UsageError(f"a recorder keeps 0 to {native.MOST_EVENTS:,} events, got {events:,}")
+        if code:
+            raise UnsupportedError(f"there is no memory for {events:,} events")
+
+    def recorded(self, events: int) -> tuple[bytes, int]:
+        """The events kept, at most so many, oldest first, as ``blink_event``; and how many before them are gone."""
+        room, dropped = (native.Event * events)(), c.c_uint64(0)
+        found: int = self._library.blink_recorded(self.handle, c.byref(room), events, c.byref(dropped))
+        return bytes(memoryview(room).cast("B")[: found * c.sizeof(native.Event)]), dropped.value
 
     def failure(self, code: int, describe: str = "") -> BaseException:
         """The exception for ``code``, which is not 0 and the last that a function returned."""
@@ -303,6 +328,10 @@ class NativeOp:
         if not self._op:
             kind = UnsupportedError if error.code == native.UNSUPPORTED else ScheduleError
             raise kind(f"{call}: {error.text.decode()}")
+        signature: int = self._library.blink_op_signature(self._op)
+        endpoint.bound[signature] = BoundPlan(plan, call, cross_memory)
+        while len(endpoint.bound) > _MOST_BOUND:
+            endpoint.bound.pop(next(iter(endpoint.bound)), None)
         # Also what nobody closes goes with its last user: a call that was forgotten may still be under way.
         self._destroy = weakref.finalize(self, self._library.blink_op_destroy, self._op)
         self._destroy.atexit = False

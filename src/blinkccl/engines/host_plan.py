@@ -143,6 +143,10 @@ class HostPlan:
         """63 bits that differ for programs that differ."""
         return int.from_bytes(hashlib.sha256(to_json(self.program).encode()).digest()[:8], "big") >> 1
 
+    def role(self, rank: int, row: int) -> Role:
+        """What stands in this row of the rank's roles; it may send into the queues of several of the Program's."""
+        return self._of_rank[rank][row].role
+
     # ---- the size-free layout
 
     def _merge(self) -> list[_Actor]:

@@ -20,6 +20,8 @@ _CODES = HEADER.numbers("blink_code")
 OK, DEADLINE, PEER_LOST, MISMATCH = (_CODES[name] for name in ("ok", "deadline", "peer_lost", "mismatch"))
 ABORTED, INVALID, SYSTEM, INTERRUPTED = (_CODES[name] for name in ("aborted", "invalid", "system", "interrupted"))
 UNSUPPORTED, AGAIN = _CODES["unsupported"], _CODES["again"]
+CALL, EXECUTION, WAIT = (HEADER.constants[f"BLINK_EVENT_{kind}"] for kind in ("CALL", "EXECUTION", "WAIT"))
+MOST_EVENTS = HEADER.constants["BLINK_MOST_EVENTS"]
 #: What a rank waits for, by number.
 WAITS = tuple(HEADER.numbers("blink_waits", "BLINK_WAITS_"))
 
@@ -44,6 +46,11 @@ class RankStatus(c.Structure):
 @HEADER.layout("blink_stats")
 class Stats(c.Structure):
     """``blink_stats``: what a rank has done."""
+
+
+@HEADER.layout("blink_event")
+class Event(c.Structure):
+    """``blink_event``: what a rank did, and when."""
 
 
 @HEADER.layout("blink_binding")

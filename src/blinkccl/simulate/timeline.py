@@ -179,7 +179,8 @@ class _Writer:
     def _reduction(self, actor: int, chunk: int, begin: int, end: int) -> None:
         vertex, share = self._translation.actors[actor]
         process, stream = self._processes[vertex], int(self._workload.actors.stream[actor])
-        thread = self._events.thread(process, stream, self._stream_names.get(stream, f"combines, share {share}"))
+        name = self._stream_names.get(stream, f"combines, share {share}")
+        thread = self._events.thread(process, (stream, name), name)
         self._events.span(process, thread, f"combine chunk {chunk}", "reduce", begin, end, share=share, chunk=chunk)
 
     def _transfer(self, hop: int, actor: int, chunk: int, begin: int, move: int, end: int) -> None:
@@ -187,10 +188,12 @@ class _Writer:
         leg, stream = self._translation.legs[hop], int(self._workload.hops.stream[hop])
         vertex, share = self._translation.actors[actor]
         process, peer = self._processes[vertex], self._processes[leg.path[-1]]
-        thread = self._events.thread(process, stream, self._stream_names[stream])
+        name = self._stream_names[stream]
+        thread = self._events.thread(process, (stream, name), name)
         details = {"share": share, "chunk": chunk, "issue_us": (move - begin) / 1000}
         self._events.span(process, thread, f"send chunk {chunk}", "copy", begin, end, **details)
-        there = self._events.thread(peer, ("from", hop), f"from {self._network.vertex[vertex].label}, share {share}")
+        name = f"from {self._network.vertex[vertex].label}, share {share}"
+        there = self._events.thread(peer, (hop, name), name)
         self._events.span(peer, there, f"receive chunk {chunk}", "arrival", move, end, share=share, chunk=chunk)
         message = self._run, hop, chunk
         self._events.leaves(message, Place(process, thread, begin))
