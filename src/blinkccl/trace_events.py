@@ -56,11 +56,11 @@ class TraceEvents:
         self._names.append(_named("process_sort_index", number, 0, {"sort_index": place}))
         return number
 
-    def thread(self, process: int, key: Hashable, name: str) -> int:
-        """The thread of ``key`` in a process, which gets ``name`` when it is asked for first."""
+    def thread(self, process: int, key: Hashable, name: str, number: int | None = None) -> int:
+        """The thread of ``key`` in a process, which gets ``name`` and a number when it is asked for first."""
         threads = self._threads[process]
         if key not in threads:
-            threads[key] = len(threads) + 1
+            threads[key] = len(threads) + 1 if number is None else number
             self._names.append(_named("thread_name", process, threads[key], {"name": name}))
         return threads[key]
 
@@ -92,8 +92,11 @@ class TraceEvents:
         """What the document does not show; "" if it shows everything. Known when the document is made."""
         return "; ".join(self._left_out)
 
-    def events(self) -> list[Event]:
-        """Names, and the rest in the order of time, at most as many as may be; arrows only with both their ends."""
+    def events(self, whole: bool = True) -> list[Event]:
+        """Names, and the rest in the order of time, at most as many as may be.
+
+        An arrow only with both its ends, if this is the ``whole`` timeline and not a part of one.
+        """
         found = sorted(self._events, key=lambda event: (event["ts"], -event.get("dur", 0), _ORDER[event["ph"]]))
         if len(found) > self.most_events:
             self.leave_out(
@@ -102,7 +105,8 @@ class TraceEvents:
             )
             found = found[: self.most_events]
         ends = Counter(event["id"] for event in found if "id" in event)
-        return self._names + [_in_microseconds(event) for event in found if "id" not in event or ends[event["id"]] == 2]
+        shown = [event for event in found if "id" not in event or not whole or ends[event["id"]] == 2]
+        return self._names + [_in_microseconds(event) for event in shown]
 
     def document(self) -> dict[str, Any]:
         """All of it, for ``json.dumps``."""

@@ -30,19 +30,20 @@ def read_trace(text: str) -> TraceRead:
     document = json.loads(text)
     assert set(document) <= {"displayTimeUnit", "otherData", "traceEvents"}
     assert document["displayTimeUnit"] == "ns"
-    read, last, ends = TraceRead(), -1, defaultdict(dict)
+    read, ends = TraceRead(), defaultdict(dict)
+    last: dict[object, int] = {}
     for event in document["traceEvents"]:
         assert event["ph"] in "MXsfC", event
         assert type(event["pid"]) is type(event["tid"]) is int, event
         if event["ph"] == "M":
-            assert last == -1, "names stand first"
             _name(read, event)
             continue
         assert event["pid"] in read.processes, f"process without a name: {event}"
         ts = _ns(event["ts"])
-        assert ts >= max(last, 0), f"goes back in time: {event}"
-        last = ts
         thread = event["pid"], event["tid"]
+        line = (event["pid"], event["name"]) if event["ph"] == "C" else thread
+        assert ts >= last.get(line, 0), f"goes back in time: {event}"
+        last[line] = ts
         if event["ph"] == "C":
             [value] = event["args"].values()
             assert value >= 0, event
@@ -78,9 +79,8 @@ def _name(read: TraceRead, event: dict[str, Any]) -> None:
         else (read.threads, (event["pid"], event["tid"]))
     )
     assert event["name"] in ("process_name", "thread_name"), event
-    assert key not in known, f"named twice: {event}"
+    assert known.setdefault(key, event["args"]["name"]) == event["args"]["name"], f"named twice: {event}"
     assert event["args"]["name"].strip(), event
-    known[key] = event["args"]["name"]
 
 
 def _check_nesting(spans: list[tuple[int, int, dict[str, Any]]]) -> None:

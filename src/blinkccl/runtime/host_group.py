@@ -33,7 +33,7 @@ from blinkccl.engines.host import (
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import Shape
 from blinkccl.errors import CommunicationError, PeerLostError, ScheduleError, UnsupportedError, UsageError
-from blinkccl.runtime import cross_memory, python_line, tuned
+from blinkccl.runtime import cross_memory, python_line, timeline, tuned
 from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
@@ -98,6 +98,7 @@ class HostGroup(Group):
         self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
         self._endpoint = self._memory.endpoint
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
+        self._timeline = timeline.start(self._endpoint, os.environ)
         self._open()
         try:
             self.barrier()
@@ -239,6 +240,8 @@ class HostGroup(Group):
         self._streams.close()
 
     def _leave(self) -> None:
+        if self._timeline is not None:
+            timeline.write(self._timeline, self._endpoint, self.prefix)
         self._memory.close()
         self.shared_arrays.clear()
 
