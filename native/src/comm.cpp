@@ -682,9 +682,9 @@ void blink_get_stats(blink_comm* comm, blink_stats* stats) {
             c.stepwise.count(),     c.yields.count(),       c.sleeps.count()};
 }
 
-int blink_record(blink_comm* comm, int64_t events) {
+int blink_record(blink_comm* comm, int64_t events, int64_t least_bytes) {
   if (comm == nullptr || events < 0 || events > BLINK_MOST_EVENTS) return BLINK_INVALID;
-  return comm->recorder().start(static_cast<std::size_t>(events)) ? BLINK_OK : BLINK_SYSTEM;
+  return comm->recorder().start(static_cast<std::size_t>(events), least_bytes) ? BLINK_OK : BLINK_SYSTEM;
 }
 
 int64_t blink_recorded(const blink_comm* comm, blink_event* events, int64_t room, uint64_t* dropped) {

@@ -234,7 +234,7 @@ struct blink_comm {
   bool roomy_;  // a core for every rank
   std::int64_t spread_us_ = 0;
   static constexpr int kSpinsShared = 64;  // a microsecond
-  static constexpr int kSpinsUnrecorded = 64;
+  static constexpr int kSpinsUnrecorded = 256;
   int usual_spins_, spins_;  // looks before a wait is a long one; and now
   std::int64_t yield_us_;
   // Both only change on the thread of the collectives, but errors on others tell them too.

@@ -164,10 +164,10 @@ int blink_op::run_ticks() {
 }
 
 void blink_op::record(std::size_t number, std::int64_t chunk) {
-  const std::int64_t most = tables_.numbers.chunk_elements;
-  const std::int64_t elements = std::min(most, tables_.roles[number].length - chunk * most);
-  comm_.recorder().execution(comm_.sequence(), number, chunk,
-                             elements * static_cast<std::int64_t>(tables_.kernel->itemsize));
+  const std::int64_t most = tables_.numbers.chunk_elements, length = tables_.roles[number].length;
+  const auto item = static_cast<std::int64_t>(tables_.kernel->itemsize);
+  if (!comm_.recorder().keeps(std::min(most, length) * item)) return;
+  comm_.recorder().execution(comm_.sequence(), number, chunk, std::min(most, length - chunk * most) * item);
 }
 
 // A buffer that peers read directly is the caller's again only when they are done with it.

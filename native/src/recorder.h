@@ -23,14 +23,16 @@ class Recorder {
  public:
   bool on() const { return room_ != 0; }
 
-  // Keeps the last `events` from here on; what was kept is gone. false: there is no memory.
-  bool start(std::size_t events) {
+  // Keeps the last `events` from here on, of executions those whose role has chunks of `least_bytes` or more; what was
+  // kept is gone. false: there is no memory.
+  bool start(std::size_t events, std::int64_t least_bytes) {
     room_ = next_ = 0;
     recorded_ = 0;
     events_.reset(events == 0 ? nullptr : new (std::nothrow) Slot[events]());  // written, so no page is missing
     if (events != 0 && events_ == nullptr) return false;
     counts_ = events != 0 && has_counter();
     began_ = anchor();
+    least_bytes_ = least_bytes;
     room_ = events;
     return true;
   }
@@ -59,8 +61,17 @@ class Recorder {
   }
 
   // What follows begins now: a call, or more steps of one.
-  void begin_call() { call_began_ = mark_ = now(); }
+  void begin_call() {
+    call_began_ = mark_ = now();
+    skipped_ = false;
+  }
   void go_on() { mark_ = now(); }
+
+  // Whether an execution is kept, of a role whose largest chunk has so many bytes.
+  bool keeps(std::int64_t bytes) {
+    skipped_ = skipped_ || bytes < least_bytes_;
+    return bytes >= least_bytes_;
+  }
 
   void execution(std::uint64_t sequence, std::size_t role, std::int64_t chunk, std::int64_t bytes) {
     const std::int64_t ended = now();
@@ -77,7 +88,7 @@ class Recorder {
 
   // `at_once`: with its last execution, for there was nothing to do afterwards.
   void call(std::uint64_t sequence, std::uint64_t signature, std::int64_t count, int code, bool at_once) {
-    const std::int64_t ended = at_once ? mark_ : now();
+    const std::int64_t ended = at_once && !skipped_ ? mark_ : now();
     add({call_began_, ended, sequence, signature, count, -1, -1, -1, BLINK_EVENT_CALL,
          static_cast<std::int16_t>(code), 0});
   }
@@ -141,7 +152,8 @@ class Recorder {
   std::uint64_t recorded_ = 0;
   bool counts_ = false;
   Anchor began_{};
-  std::int64_t call_began_ = 0, mark_ = 0;
+  std::int64_t call_began_ = 0, mark_ = 0, least_bytes_ = 0;
+  bool skipped_ = false;  // an execution of this call
 };
 
 }  // namespace blink

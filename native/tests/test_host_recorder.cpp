@@ -66,13 +66,13 @@ void test_calls_and_executions() {
     Call call(room, comm, rank, {});
     call.sum(1);
     expect(recorded(comm).events.empty(), "it records although it is off");
-    expect(blink_record(comm, kPlenty) == BLINK_OK, "it cannot be switched on");
+    expect(blink_record(comm, kPlenty, 0) == BLINK_OK, "it cannot be switched on");
     for (std::uint32_t i = 2; i < 5; ++i) call.sum(i);
     const Recorded found = recorded(comm);
     expect(found.of(BLINK_EVENT_CALL) == 3 && found.dropped == 0, "three calls");
     for (std::uint64_t sequence = 2; sequence < 5; ++sequence) check_call(found.events, sequence, kExecutions);
     expect(recorded(comm, 5).events.size() == 5, "more than there is room for");
-    expect(blink_record(comm, 0) == BLINK_OK, "it cannot be switched off");
+    expect(blink_record(comm, 0, 0) == BLINK_OK, "it cannot be switched off");
     call.sum(6);
     expect(recorded(comm).events.empty() && recorded(comm).dropped == 0, "it goes on");
   });
@@ -83,7 +83,7 @@ void test_the_oldest_are_dropped() {
   as_threads(room, [&](blink_comm* comm, int rank) {
     Call call(room, comm, rank, {});
     constexpr std::int64_t kFew = 2 * kExecutions;
-    expect(blink_record(comm, kFew) == BLINK_OK, "it cannot be switched on");
+    expect(blink_record(comm, kFew, 0) == BLINK_OK, "it cannot be switched on");
     for (std::uint32_t i = 1; i < 9; ++i) call.sum(i);
     const Recorded found = recorded(comm);
     expect(static_cast<std::int64_t>(found.events.size()) == kFew, "it is full");
@@ -95,12 +95,28 @@ void test_the_oldest_are_dropped() {
   });
 }
 
+// Chunks have 64 bytes.
+void test_small_executions_are_left_out() {
+  const Room room(kShape, 4096, 4);
+  as_threads(room, [&](blink_comm* comm, int rank) {
+    Call call(room, comm, rank, {});
+    expect(blink_record(comm, kPlenty, 65) == BLINK_OK, "it cannot be switched on");
+    call.sum(1);
+    const Recorded found = recorded(comm);
+    expect(found.of(BLINK_EVENT_CALL) == 1 && found.of(BLINK_EVENT_EXECUTION) == 0, "more than a call");
+    check_call(found.events, 1, 0);
+    expect(blink_record(comm, kPlenty, 64) == BLINK_OK, "it cannot be switched on again");
+    call.sum(2);
+    check_call(recorded(comm).events, 2, kExecutions);
+  });
+}
+
 // Rank 0 comes last, and only when the segment shows that the others wait for it.
 void test_a_long_wait_names_whom_it_is_for() {
   const Room room(kShape, 4096, 4);
   as_threads(room, [&](blink_comm* comm, int rank) {
     Call call(room, comm, rank, {});
-    blink_record(comm, kPlenty);
+    blink_record(comm, kPlenty, 0);
     std::vector<blink_status> statuses(3);
     const auto waits = [&](int other) {
       blink_describe(room.segment().base(), room.segment().bytes(), statuses.data(), 3);
@@ -121,7 +137,7 @@ void test_steps_leave_the_same_events() {
   const Room room(kShape, 4096, 4);
   as_threads(room, [&](blink_comm* comm, int rank) {
     Call call(room, comm, rank, {});
-    blink_record(comm, kPlenty);
+    blink_record(comm, kPlenty, 0);
     for (std::uint64_t sequence = 1; sequence < 4; ++sequence) {
       if (!expect(call.start() == BLINK_OK, "a call cannot be started")) return;
       while (blink_op_step(call.op()) == BLINK_AGAIN) sched_yield();
@@ -137,7 +153,7 @@ void test_small_messages_and_failed_calls() {
     CallOptions options;
     options.small = true;
     Call call(room, comm, rank, options);
-    blink_record(comm, kPlenty);
+    blink_record(comm, kPlenty, 0);
     call.sum(1);
     check_call(recorded(comm).events, 1, 5);
     if (rank == 0) return;
@@ -151,8 +167,8 @@ void test_small_messages_and_failed_calls() {
 void test_what_makes_no_sense_is_refused() {
   const Room room(kShape, 4096, 4);
   blink_comm* comm = room.attach(0, false);
-  expect(blink_record(comm, -1) == BLINK_INVALID, "fewer than none");
-  expect(blink_record(comm, BLINK_MOST_EVENTS + 1) == BLINK_INVALID, "more than there may be");
+  expect(blink_record(comm, -1, 0) == BLINK_INVALID, "fewer than none");
+  expect(blink_record(comm, BLINK_MOST_EVENTS + 1, 0) == BLINK_INVALID, "more than there may be");
   expect(recorded(comm).events.empty(), "something was recorded");
   blink_detach(comm);
 }
@@ -163,6 +179,7 @@ int main() {
   limit_seconds(280);
   test_calls_and_executions();
   test_the_oldest_are_dropped();
+  test_small_executions_are_left_out();
   test_a_long_wait_names_whom_it_is_for();
   test_steps_leave_the_same_events();
   test_small_messages_and_failed_calls();

@@ -177,9 +177,12 @@ class Endpoint:
         self._library.blink_get_stats(self.handle, c.byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in native.Stats._fields_}
 
-    def record(self, events: int) -> None:
-        """Keeps this rank's last ``events`` events from now on (0: none); what was kept is gone. Only between calls."""
-        code = self._library.blink_record(self.handle, events)
+    def record(self, events: int, least_bytes: int = 0) -> None:
+        """Keeps this rank's last ``events`` events from now on (0: none); what was kept is gone. Only between calls.
+
+        Of roles with chunks below ``least_bytes`` no executions are kept, since each takes some 50 ns.
+        """
+        code = self._library.blink_record(self.handle, events, least_bytes)
         if code == native.INVALID:
             raise UsageError(f"a recorder keeps 0 to {native.MOST_EVENTS:,} events, got {events:,}")
         if code:

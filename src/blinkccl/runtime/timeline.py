@@ -23,6 +23,8 @@ from blinkccl.trace_events import TraceEvents
 VARIABLE = "BLINK_TIMELINE"
 #: The last so many events of a group: 4 MiB.
 EVENTS = 65_536
+#: Of messages below this only calls are recorded: then it costs less than 2 % from calls of 64 KiB on.
+LEAST_BYTES = 64 * 1024
 
 _HEAD, _TAIL = b'{"displayTimeUnit": "ns", "traceEvents": [\n', b"\n]}\n"
 #: Times of files lag behind the clock by a tick of the system.
@@ -36,7 +38,7 @@ def start(endpoint: Endpoint, environ: Mapping[str, str]) -> Path | None:
     """Lets the endpoint record if the environment asks for it: the file to write at its end."""
     if not environ.get(VARIABLE):
         return None
-    endpoint.record(EVENTS)
+    endpoint.record(EVENTS, LEAST_BYTES)
     return Path(environ[VARIABLE])
 
 

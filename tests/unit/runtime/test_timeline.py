@@ -19,7 +19,7 @@ PROGRAM = """
 import numpy as np
 import blinkccl
 comm = blinkccl.init()
-data = np.ones(30_000, np.float32)
+data = np.ones(60_000, np.float32)
 for _ in range(3):
     comm.allreduce(data)
 comm.close()
@@ -51,9 +51,10 @@ def test_the_ranks_of_a_job_write_one_file_with_arrows_between_them(tmp_path: Pa
         trace = read_trace(path.read_text())
         assert len(trace.processes) == 2
         assert sorted(name.partition(" of ")[0] for name in trace.threads.values()) == ["rank 0", "rank 1"]
-        calls = [span for span in trace.of("call") if "30000" in span["name"]]
+        calls = [span for span in trace.of("call") if "60000" in span["name"]]
         assert len(calls) == 6
         assert len(trace.arrows) >= 6
+        assert {span["args"]["bytes"] for span in trace.of("execution")} == {120_000}
         assert all(sent["pid"] != taken["pid"] for sent, taken in trace.arrows)
         time.sleep(timeline._LAG_S)
 

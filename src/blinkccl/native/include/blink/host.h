@@ -174,8 +174,8 @@ void blink_get_stats(blink_comm* comm, blink_stats* stats);
 enum blink_event_kind { BLINK_EVENT_CALL = 1, BLINK_EVENT_EXECUTION = 2, BLINK_EVENT_WAIT = 3 };
 #define BLINK_MOST_EVENTS 16777216
 
-// A call is recorded when it ends, after what it consists of. A wait is one that outlasts its first looks, a microsecond
-// or two, and begins after these. Point to point and one-sided copies leave no events.
+// A call is recorded when it ends, after what it consists of. A wait is one that outlasts its first looks, some
+// microseconds, and begins after these. Point to point and one-sided copies leave no events.
 typedef struct {
   int64_t begin_ns, end_ns;  // CLOCK_MONOTONIC, which all processes of a host share
   uint64_t sequence;         // number of the call on this communicator; its own calls count too
@@ -190,8 +190,9 @@ typedef struct {
 } blink_event;
 
 // From now on this rank keeps its last `events` events, in memory of its own that is taken now; 0: none, as at first.
-// What was kept is gone. Not in the middle of a call. 0, BLINK_INVALID or BLINK_SYSTEM (no memory).
-int blink_record(blink_comm* comm, int64_t events);
+// Of roles with chunks of less than `least_bytes` no executions are kept: each event takes some 50 ns, which small calls
+// would notice. What was kept is gone. Not in the middle of a call. 0, BLINK_INVALID or BLINK_SYSTEM (no memory).
+int blink_record(blink_comm* comm, int64_t events, int64_t least_bytes);
 // The events kept, oldest first, as many as there is `room` for; returns how many. `dropped`: how many older ones are
 // gone. Not in the middle of a call.
 int64_t blink_recorded(const blink_comm* comm, blink_event* events, int64_t room, uint64_t* dropped);
