@@ -164,9 +164,15 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
 
 
 def audited(
-    path: Path, spec: str | None = None, links: str | None = None, collective: str | None = None
+    path: Path,
+    spec: str | None = None,
+    links: str | None = None,
+    collective: str | None = None,
+    content: bytes | None = None,
 ) -> tuple[str, Audit]:
     """A plan file, checked on the links of ``--topo`` where that is given, and what messages call the file.
+
+    ``content`` is what the file has, where it has been read.
 
     An NCCL graph file is one too: its rings as a plan of ``collective`` (None: allreduce), which a plan brings itself.
     """
@@ -176,7 +182,8 @@ def audited(
     if str(path) == "-" and spec == "-":
         raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
     source = console.source_name(path)
-    content = console.read_file(path, MAX_BYTES)
+    if content is None:
+        content = console.read_file(path, MAX_BYTES)
     if _is_xml(content):
         if links is not None:
             raise UsageError(f"--links {links}: the channels of a graph file say which links they take")

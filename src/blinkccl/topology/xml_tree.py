@@ -1,4 +1,4 @@
-"""XML as a tree with line numbers, from expat, with everything refused that topology files do not need."""
+"""XML as a tree with line numbers, from expat, with everything refused that files of our formats do not need."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class Element:
 class _Builder:
     """Handlers that grow the tree and keep the limits."""
 
-    def __init__(self, source: str, doctype: str) -> None:
+    def __init__(self, source: str, doctype: str, most: int) -> None:
         self.source = source
         self.doctype = doctype
+        self.most = most
         self.parser = expat.ParserCreate()
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
@@ -54,8 +55,8 @@ class _Builder:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         line = self.parser.CurrentLineNumber
         self.count += 1
-        if self.count > MAX_XML_ELEMENTS:
-            raise at(self.source, line, f"more than {MAX_XML_ELEMENTS} elements")
+        if self.count > self.most:
+            raise at(self.source, line, f"more than {self.most} elements")
         if len(self.open) >= MAX_XML_DEPTH:
             raise at(self.source, line, f"nested deeper than {MAX_XML_DEPTH} elements")
         parent = self.open[-1] if self.open else None
@@ -79,16 +80,17 @@ class _Builder:
         raise at(
             self.source,
             self.parser.CurrentLineNumber,
-            "a document type or entities; a topology has none, so they are not expanded",
+            "a document type or entities; no format here has any, so they are not expanded",
         )
 
 
-def parse_xml(text: str, source: str, doctype: str = "") -> Element:
-    """The root element of ``text``; every TopologyError has the line. Document types are refused before they expand.
+def parse_xml(text: str, source: str, doctype: str = "", most: int = MAX_XML_ELEMENTS) -> Element:
+    """The root of ``text``, of at most ``most`` elements; every TopologyError has the line.
 
-    ``doctype`` may be named, as some tools name a file of theirs that is not read; it may define nothing.
+    Document types are refused before they expand. ``doctype`` may be named, as some tools name a file of theirs that is
+    not read; it may define nothing.
     """
-    builder = _Builder(source, doctype)
+    builder = _Builder(source, doctype, most)
     try:
         builder.parser.Parse(text, True)
     except expat.ExpatError as error:

@@ -1,0 +1,1 @@
+"""What does a plan of another runtime compute, and is it right?"""

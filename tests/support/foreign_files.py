@@ -1,0 +1,286 @@
+"""Plans of other runtimes, written by hand in a short form, for tests of their readers.
+
+A step is ``"rrcs i0 o2"``: type, source and destination as buffer and chunk (``-`` for none), then, in any order, a
+count ``*2``, a dependence ``<1.0`` (thread block and step) and ``!`` where others wait for it. An operation of MSCCL++
+is a dictionary, made by the functions at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+#: (send, recv, channel, steps)
+Tb = tuple[int, int, int, Sequence[str]]
+#: (i_chunks, o_chunks, s_chunks, thread blocks)
+Gpu = tuple[int, int, int, Sequence[Tb]]
+
+
+def algorithm(coll: str, loop: int, gpus: Sequence[Gpu], in_place: bool = False, channels: int = 1) -> str:
+    """MSCCL XML."""
+    lines = [
+        f'<algo name="by hand" proto="Simple" nchannels="{channels}" nchunksperloop="{loop}" ngpus="{len(gpus)}" '
+        f'coll="{coll}" inplace="{int(in_place)}" outofplace="{int(not in_place)}" minBytes="0" maxBytes="0">'
+    ]
+    for rank, (inputs, outputs, scratch, blocks) in enumerate(gpus):
+        lines.append(f'<gpu id="{rank}" i_chunks="{inputs}" o_chunks="{outputs}" s_chunks="{scratch}">')
+        for number, (send, recv, channel, steps) in enumerate(blocks):
+            lines.append(f'<tb id="{number}" send="{send}" recv="{recv}" chan="{channel}">')
+            lines += [_step(place, step) for place, step in enumerate(steps)]
+            lines.append("</tb>")
+        lines.append("</gpu>")
+    return "\n".join([*lines, "</algo>"])
+
+
+def _step(place: int, text: str) -> str:
+    kind, source, target, *rest = text.split()
+    count, depid, deps = 0 if kind == "nop" else 1, "-1", "-1"
+    for word in rest:
+        count = int(word[1:]) if word[0] == "*" else count
+        depid, deps = word[1:].split(".") if word[0] == "<" else (depid, deps)
+    ends = [("i", "-1") if end == "-" else (end[0], end[1:]) for end in (source, target)]
+    return (
+        f'<step s="{place}" type="{kind}" srcbuf="{ends[0][0]}" srcoff="{ends[0][1]}" dstbuf="{ends[1][0]}" '
+        f'dstoff="{ends[1][1]}" cnt="{count}" depid="{depid}" deps="{deps}" hasdep="{int("!" in rest)}"/>'
+    )
+
+
+def ring_allreduce(n: int = 3) -> str:
+    """One thread block per GPU; each chunk goes twice round."""
+    gpus: list[Gpu] = []
+    for rank in range(n):
+        chunk = [(rank - hop) % n for hop in range(2 * n)]
+        steps = [f"s i{chunk[0]} -"]
+        steps += [f"rrs i{chunk[hop]} -" for hop in range(1, n - 1)]
+        steps += [f"rrcs i{chunk[n - 1]} o{chunk[n - 1]}"]
+        steps += [f"rcs - o{chunk[hop]}" for hop in range(n, 2 * n - 2)]
+        steps += [f"r - o{chunk[2 * n - 2]}"]
+        gpus.append((n, n, 0, [((rank + 1) % n, (rank - 1) % n, 0, steps)]))
+    return algorithm("allreduce", n, gpus)
+
+
+def gathered_reduce_scatter() -> str:
+    """Three GPUs; contributions arrive in scratch by two thread blocks, and a third adds them up."""
+    gpus: list[Gpu] = []
+    for rank in range(3):
+        peers = [(rank + 1) % 3, (rank + 2) % 3]
+        blocks: list[Tb] = [(peer, peer, 0, [f"s i{peer} -", f"r - s{k} !"]) for k, peer in enumerate(peers)]
+        blocks.append((-1, -1, 0, [f"cpy i{rank} o0", "nop - - <0.1", "re s0 o0 <1.1", "re s1 o0"]))
+        gpus.append((3, 1, 2, blocks))
+    return algorithm("reduce_scatter", 3, gpus)
+
+
+def pair_allgather() -> str:
+    """Two GPUs in place, two chunks each in one step."""
+    blocks = [[(1 - rank, 1 - rank, 0, [f"s o{2 * rank} - *2", f"r - o{2 - 2 * rank} *2"])] for rank in range(2)]
+    return algorithm("allgather", 4, [(0, 4, 0, tbs) for tbs in blocks], in_place=True)
+
+
+def relayed_alltoall() -> str:
+    """Three GPUs on a line: what goes from end to end passes the scratch of the middle."""
+    ends = [
+        (
+            3,
+            3,
+            0,
+            [
+                (1, 1, 0, ["s i1 -", f"s i{2 - rank} -", "r - o1", f"r - o{2 - rank}"]),
+                (-1, -1, 0, [f"cpy i{rank} o{rank}"]),
+            ],
+        )
+        for rank in (0, 2)
+    ]
+    middle = (
+        3,
+        3,
+        2,
+        [
+            (0, 0, 0, ["s i0 -", "r - o0", "r - s0 !", "s s1 - <1.2"]),
+            (2, 2, 0, ["s i2 -", "r - o2", "r - s1 !", "s s0 - <0.2"]),
+            (-1, -1, 0, ["cpy i1 o1"]),
+        ],
+    )
+    return algorithm("alltoall", 3, [ends[0], middle, ends[1]])
+
+
+def broadcast_from_1() -> str:
+    """Three GPUs, root 1, in place."""
+    blocks: list[list[Tb]] = [
+        [(-1, 1, 0, ["r - o0"])],
+        [(0, -1, 0, ["s o0 -"]), (2, -1, 0, ["s o0 -"])],
+        [(-1, 1, 0, ["r - o0"])],
+    ]
+    return algorithm("broadcast", 1, [(0, 1, 0, tbs) for tbs in blocks], in_place=True)
+
+
+# MSCCL++: two GPUs that do the same with their roles exchanged.
+
+Json = dict[str, Any]
+
+
+def plan(coll: str, chunks: tuple[int, int, int], blocks: Sequence[Sequence[list[Json]]], **choices: Any) -> Json:
+    """An execution plan of two GPUs whose thread blocks have the memory channel (or ``kind``) of their number.
+
+    ``buffers``: the types of the other GPU's buffers, which operations name by their place.
+    """
+    kind, buffers = choices.get("kind", "memory"), choices.get("buffers", ("i", "o", "s"))
+    return {
+        "name": "by hand",
+        "collective": coll,
+        "protocol": choices.get("protocol", "Simple"),
+        "inplace": choices.get("in_place", False),
+        "gpus": [
+            {
+                "id": rank,
+                "input_chunks": chunks[0],
+                "output_chunks": chunks[1],
+                "scratch_chunks": chunks[2],
+                "threadblocks": [
+                    {
+                        "id": number,
+                        "ops": ops,
+                        "channels": [{"channel_type": kind, "channel_ids": [number]}],
+                        "remote_buffer_refs": [
+                            {"access_channel_type": kind, "remote_buffer_ids": list(range(len(buffers)))}
+                        ],
+                    }
+                    for number, ops in enumerate(listed)
+                ],
+                "channels": [{"channel_type": kind, "connected_to": [1 - rank] * len(listed)}],
+                "remote_buffers": [{"rank": 1 - rank, "type": b, "access_channel_types": [kind]} for b in buffers],
+                "semaphores": [{"init_value": 0}],
+            }
+            for rank, listed in enumerate(blocks)
+        ],
+    }
+
+
+def op(name: str, *ends: str, kind: str = "memory", **more: Any) -> Json:
+    """An operation: ``"i0"`` or ``"i0*2"`` is local, ``"@2:0"`` chunk 0 of remote buffer 2, ``">"`` begins results."""
+    sides: tuple[list[Json], list[Json]] = [], []
+    side = 0
+    for end in ends:
+        if end == ">":
+            side = 1
+            continue
+        head, _, size = end.partition("*")
+        if head[0] == "@":
+            buffer, _, index = head[1:].partition(":")
+            sides[side].append({"buffer_id": int(buffer), "index": int(index), "size": int(size or 1)})
+        else:
+            sides[side].append({"type": head[0], "index": int(head[1:]), "size": int(size or 1)})
+    found: Json = {"name": name, "src_buff": sides[0], "dst_buff": sides[1], "channel_type": kind, **more}
+    return {key: value for key, value in found.items() if value != []}
+
+
+NOP: Json = {"name": "nop"}
+
+
+def sync(name: str, kind: str = "memory") -> Json:
+    return {"name": name, "channel_ids": [0], "channel_type": kind}
+
+
+def begun(kind: str = "memory") -> list[Json]:
+    """Both GPUs have begun."""
+    return [sync("rlxsignal", kind), sync("rlxwait", kind), NOP]
+
+
+def met(kind: str = "memory") -> list[Json]:
+    """What was done before is there for the other."""
+    return [NOP, sync("signal", kind), sync("wait", kind), NOP]
+
+
+def read_allreduce() -> Json:
+    """Each GPU copies to scratch, reads the other's, adds and writes its half to both. In place."""
+    blocks = [
+        [
+            [
+                op("copy", f"i{1 - rank}", ">", f"s{1 - rank}"),
+                *met(),
+                op("rres", f"i{rank}", f"@2:{rank}", ">", f"i{rank}", f"@0:{rank}"),
+                *met(),
+            ]
+        ]
+        for rank in range(2)
+    ]
+    return plan("allreduce", (2, 2, 2), blocks, in_place=True)
+
+
+def put_reduce_scatter() -> Json:
+    """Contributions are put into scratch, and added up by another thread block, after a semaphore."""
+    blocks = [
+        [
+            [
+                *begun(),
+                op("put", f"i{1 - rank}", ">", "@2:0"),
+                *met(),
+                {"name": "sem_release", "semaphore_ids": [0]},
+            ],
+            [{"name": "sem_acquire", "semaphore_ids": [0]}, NOP, op("re", f"i{rank}", "s0", ">", "o0")],
+        ]
+        for rank in range(2)
+    ]
+    found = plan("reducescatter", (2, 1, 1), blocks)
+    for gpu in found["gpus"]:
+        gpu["channels"][0]["connected_to"].pop()
+        gpu["threadblocks"][1]["channels"] = []
+    return found
+
+
+def port_allgather() -> Json:
+    """Over port channels, whose proxies read later, in two thread blocks that a barrier joins."""
+    blocks = [
+        [
+            [
+                *begun("port"),
+                op("put", "i0", ">", f"@1:{rank}", kind="port", channel_ids=[0]),
+                sync("signal", "port"),
+                sync("flush", "port"),
+                sync("wait", "port"),
+                NOP,
+                {"name": "barrier", "barrier_id": 0, "num_threadblocks": 2},
+            ],
+            [op("copy", "i0", ">", f"o{rank}"), {"name": "barrier", "barrier_id": 0, "num_threadblocks": 2}],
+        ]
+        for rank in range(2)
+    ]
+    return plan("allgather", (1, 2, 0), blocks, kind="port")
+
+
+def packet_allreduce() -> Json:
+    """Packets with flags: nothing waits but for these."""
+    blocks = [
+        [[op("ppkt", "i0*2", ">", "@2:0*2"), op("repkt", "i0*2", "s0*2", ">", "o0*2", kind="none")]] for _ in range(2)
+    ]
+    return plan("allreduce", (2, 2, 2), blocks, protocol="LL")
+
+
+def grouped_allreduce() -> Json:
+    """Two thread blocks share each operation; in place."""
+    blocks = [
+        [
+            [
+                *begun(),
+                op("put", f"i{1 - rank}", ">", f"@2:{1 - rank}", tbg_info={"tb_id": part, "tbg_size": 2}),
+                *met(),
+                op(
+                    "res",
+                    f"i{rank}",
+                    f"s{rank}",
+                    ">",
+                    f"i{rank}",
+                    f"@0:{rank}",
+                    tbg_info={"tb_id": part, "tbg_size": 2},
+                ),
+                *met(),
+            ]
+            for part in range(2)
+        ]
+        for rank in range(2)
+    ]
+    return plan("allreduce", (2, 2, 2), blocks, in_place=True)
+
+
+def text(document: Json) -> str:
+    return json.dumps(document)
