@@ -26,6 +26,8 @@ Examples:
   blink export plan.json --to cuda -o plan.cu
   blink export rings.json --to nccl-graph -o x.xml
   blink export rings.json --to nccl-tuner -o t.c   and what NCCL takes at which size on them
+  blink export plan.json --to mscclpp -o ag.json   an execution plan for MSCCL++; --in-place for such calls
+  blink export plan.json --to msccl --chunks 16    an algorithm for MSCCL, in at most 16 chunks per block
   blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL there, without a plan
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
@@ -37,6 +39,9 @@ Formats:
   nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings (--algo ring), or the best ones, with its own kernels. One
               server, GPUs 0 to 9
   nccl-tuner  NCCL_TUNER_PLUGIN, in C: on those rings NCCL takes at each size what its cost model finds the fastest
+  msccl       MSCCL XML, for MSCCL and its executor in NCCL and RCCL (there reduce_scatter is spelled reducescatter)
+  mscclpp     MSCCL++ JSON, an execution plan
+              Both: chunks as many as the weights need, or --chunks; read back and proved before they are written
 
 Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
 say what it does.
@@ -51,7 +56,7 @@ PlanOrNot = Annotated[
 
 def export(
     path: PlanOrNot = None,
-    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph or nccl-tuner.")] = "",
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, msccl or mscclpp.")] = "",
     spec: Annotated[
         str | None,
         Option(
@@ -61,11 +66,18 @@ def export(
         ),
     ] = None,
     gpus: Annotated[str | None, Option("--gpus", metavar="IDS", help="Without a plan: GPUs of the job.")] = None,
+    in_place: Annotated[
+        bool, Option("--in-place", help="msccl, mscclpp: for calls whose input and output share memory.")
+    ] = False,
+    chunks: Annotated[
+        int | None,
+        Option("--chunks", metavar="N", help="msccl, mscclpp: round the weights to N chunks per block of data."),
+    ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
     """Write the plan as ``--to``, to standard output or to a file."""
-    from blinkccl.export.registry import FORMATS, format_of
+    from blinkccl.export.registry import FORMATS, Choices, format_of
     from blinkccl.schedule.text import program_hash
 
     if not to:
@@ -73,6 +85,7 @@ def export(
     row = format_of(to)
     if output is not None:
         console.check_writable(output)
+    write = row.write_as(Choices(in_place, chunks))
     if path is None:
         _write(row.pack(*arguments.load(spec, gpus)), {"format": to}, json, output)
         return
@@ -86,7 +99,7 @@ def export(
             f"first: {false[0]}; blink check lists them"
         )
         raise typer.Exit(CHECK_FAILED)
-    files = row.write(found.program, found.forest, None if spec is None else arguments.load(spec)[0])
+    files = write(found.program, found.forest, None if spec is None else arguments.load(spec)[0])
     about = {
         "format": to,
         "collective": found.program.collective.name,
@@ -97,6 +110,8 @@ def export(
 
 
 def _write(files: Sequence[File], about: dict[str, Any], json: bool, output: Path | None) -> None:
+    for note in filter(None, (file.note for file in files)):
+        console.note(note)
     if output is not None:
         for index, file in enumerate(files):  # The first has the name that was typed, others stand beside it.
             console.write_file(output.with_name(file.name) if index else output, file.text)

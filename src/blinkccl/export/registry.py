@@ -7,6 +7,7 @@ To add a format: write one file beside this one with a function ``write`` of the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Protocol
 
@@ -17,11 +18,24 @@ from blinkccl.topology.model import Topology
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """What may be asked of a format that names memory: ``in_place``; ``chunks`` per block, to which to round."""
+
+    in_place: bool = False
+    chunks: int | None = None
+
+
+#: Out of place, with the chunks that the weights need.
+ANY = Choices()
+
+
+@dataclass(frozen=True, slots=True)
 class File:
-    """A file to be written: a name without directories, and its text."""
+    """A file to be written: a name without directories, its text, and what people are to know of it."""
 
     name: str
     text: str
+    note: str = ""
 
 
 class Write(Protocol):
@@ -58,16 +72,29 @@ class Pack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A registry row; ``module`` is imported on first use. ``packs``: it also writes without a plan."""
+    """A registry row; ``module`` is imported on first use.
+
+    ``packs``: it also writes without a plan. ``chooses``: its ``write`` takes :class:`Choices` as ``choices``.
+    """
 
     module: str
     about: str
     packs: bool = False
+    chooses: bool = False
 
     @property
     def write(self) -> Write:
         """The format's :class:`Write`."""
-        write: Write = import_module(self.module).write
+        return self.write_as(ANY)
+
+    def write_as(self, choices: Choices) -> Write:
+        """The same with what was asked for; UsageError where the format leaves no choice."""
+        module = import_module(self.module)
+        if self.chooses:
+            return partial(module.write, choices=choices)
+        write: Write = module.write
+        if choices != ANY:
+            raise UsageError(f"{self.about.partition(':')[0]} knows neither --in-place nor --chunks: leave them out")
         return write
 
     @property
@@ -84,6 +111,8 @@ FORMATS: dict[str, Format] = {
     "cuda": Format("blinkccl.export.cuda", "CUDA C++: one kernel per protocol, for nvcc, NVRTC or any C++17 compiler"),
     "nccl-graph": Format("blinkccl.export.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run", True),
     "nccl-tuner": Format("blinkccl.export.nccl_tuner", "NCCL_TUNER_PLUGIN: what NCCL takes at which size", True),
+    "msccl": Format("blinkccl.export.msccl", "MSCCL XML: an algorithm for MSCCL and its executor", False, True),
+    "mscclpp": Format("blinkccl.export.mscclpp", "MSCCL++ JSON: an execution plan", False, True),
 }
 
 

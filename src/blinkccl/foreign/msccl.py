@@ -73,7 +73,7 @@ def read(content: bytes, source: str) -> tuple[InstructionList, ...]:
     if len(content) > MAX_FILE_BYTES:
         raise ScheduleError(f"{source}: expected at most {MAX_FILE_BYTES >> 20} MiB, got {len(content) >> 20}")
     try:
-        root = parse_xml(content.decode("utf-8-sig"), source, MOST_ELEMENTS)
+        root = parse_xml(content.decode("utf-8-sig"), source, most=MOST_ELEMENTS)
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{source}: byte {content[error.start]:#04x} is no UTF-8 text") from None
     except TopologyError as error:
