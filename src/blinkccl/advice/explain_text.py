@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from blinkccl.choice.auto import Choice, Timed
 
 
-def explain_text(found: Explanation) -> str:
-    """Who runs it, who is the fastest, what NCCL would do, what the bound is, and what decides."""
+def explain_text(found: Explanation, why: bool = False) -> str:
+    """Who runs it, who is the fastest, what NCCL would do, what the bound is, and what decides.
+
+    ``why``: also why the others serve no such job.
+    """
     request, best = found.request, found.choice.best
     size = f"{bytes_text(found.size_bytes)} ({found.size_bytes:,} bytes)"
     head = f"{request.collective.name} of {size} among GPUs {ids(request.ranks)} of {request.topology.name}"
@@ -47,7 +50,7 @@ def explain_text(found: Explanation) -> str:
     if found.summary is not None:
         text += summary_text(best.plan.name, request.topology, found.summary, best.estimate.seconds)
     if found.auto.absent:
-        text += f"\n{not_here_text(found.auto.absent)}"
+        text += f"\n{not_here_text(found.auto.absent, why)}"
     return text
 
 

@@ -112,6 +112,7 @@ WithoutRank = Annotated[
 ]
 Plan = Annotated[Path, Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
+Why = Annotated[bool, Option("--why", help="Say why other algorithms serve no such job.")]
 PathTableFile = Annotated[
     Path | None,
     Option(

@@ -43,6 +43,7 @@ def explain(
         Option("-g", "--ranks", metavar="N", min=2, max=250, help="N processes on this host's CPUs."),
     ] = None,
     measured: arguments.MeasuredFile = None,
+    why: arguments.Why = False,
     json: arguments.Json = False,
 ) -> None:
     """Explain one call."""
@@ -76,7 +77,7 @@ def explain(
     if json:
         console.emit_json(explain_document(found))
     else:
-        console.emit_sentences(explain_text(found))
+        console.emit_sentences(explain_text(found, why))
 
 
 def _on_cpus(collective: Collective, size_bytes: int, json: bool) -> None:

@@ -230,6 +230,7 @@ def sim(
     paths: PathsFile = None,
     output: arguments.PathTableFile = None,
     memories: Memories = None,
+    why: arguments.Why = False,
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
@@ -271,7 +272,7 @@ def sim(
                 others = [replace(request, collective=replace(request.collective, name=name)) for name in _ZERO3]
                 fields = [_field(other, None, runs, conditions, algo, progress) for other in others]
             steps = training_steps(fields, model, gpu, exchange)
-    _report(field, runs, conditions, rows, swept, json, steps)
+    _report(field, runs, conditions, rows, swept, json, steps, why)
     if output is not None and field.path_row is not None:
         source = f"simulated on calibration {conditions.calibration.name}"
         arguments.write_path_row(output, request.topology, field.path_row, source)
@@ -428,6 +429,7 @@ def _report(
     swept: bool,
     json: bool,
     steps: StepTable | None,
+    why: bool,
 ) -> None:
     from blinkccl.simulate.timeline import summarise
 
@@ -456,7 +458,7 @@ def _report(
         text += steps.text(paint)
     if field.named and field.path_row is not None:
         text += sim_text.path_text(field.path_row)
-    console.emit(text + fit(sim_text.absent_text(field), width))
+    console.emit(text + fit(sim_text.absent_text(field, why), width))
 
 
 def _other_sharing(field: JobCandidates, best: Estimate, conditions: Conditions) -> Estimate | None:

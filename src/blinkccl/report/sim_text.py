@@ -127,14 +127,16 @@ def path_text(row: Pair) -> str:
     )
 
 
-def absent_text(field: JobCandidates) -> str:
-    """Who is not in the table, and why."""
-    return f"\n{not_here_text(field.absent)}" if field.absent else ""
+def absent_text(field: JobCandidates, why: bool) -> str:
+    """Who is not in the table, and ``why``, also where they were asked for by name."""
+    return f"\n{not_here_text(field.absent, why or bool(field.named))}" if field.absent else ""
 
 
-def not_here_text(absent: Mapping[str, str]) -> str:
-    """Who could not be asked, and why."""
-    return "not here:\n" + "".join(f"  {name}: {why}\n" for name, why in absent.items())
+def not_here_text(absent: Mapping[str, str], why: bool) -> str:
+    """Who could not be asked, and ``why``."""
+    if not why:
+        return f"not here: {', '.join(absent)} (--why says why)\n"
+    return "not here:\n" + "".join(f"  {name}: {reason}\n" for name, reason in absent.items())
 
 
 def sim_document(

@@ -53,7 +53,7 @@ def test_the_fastest_is_said_with_the_runner_up_nccl_and_the_bound():
     found = explained(asked("dgx-1v", gpus="1,4,5,6"), 64 << 20)
     best, second = found.choice.timed[:2]
     assert best.estimate.seconds == min(one.at(64 << 20).seconds for one in found.auto.plans)
-    text = explain_text(found)
+    text = explain_text(found, why=True)
     for line in (
         f"fastest {best.plan.name}: {seconds_text(best.estimate.seconds)}, ",
         f"next    {second.plan.name}: {seconds_text(second.estimate.seconds)}, ",
@@ -65,6 +65,9 @@ def test_the_fastest_is_said_with_the_runner_up_nccl_and_the_bound():
         "\n  three_phase: three_phase is for ranks on several servers",
     ):
         assert line in text
+    short = explain_text(found)
+    assert text.startswith(short[: short.index("not here")])
+    assert short.endswith("\nnot here: " + ", ".join(found.auto.absent) + " (--why says why)\n")
 
 
 @pytest.mark.parametrize(
