@@ -73,6 +73,10 @@ class UnsupportedError(BlinkError):
         super().__init__(reason)
 
 
+class LimitError(UnsupportedError):
+    """A plan is too large for the format that it is to be written in: fewer chunks or other trees may fit."""
+
+
 class LaunchError(BlinkError):
     """The environment does not say, or says wrongly, which rank of how many this process is."""
 

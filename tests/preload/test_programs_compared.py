@@ -34,7 +34,7 @@ def compared(outcome: Outcome) -> tuple[list[tuple[int, int]], int, int]:
 @pytest.mark.parametrize("slow", ["hybrid", "optimal"])
 def test_the_faster_one_is_kept(preloaded: Preloaded, slow: str) -> None:
     """Every call is right, also the first, and those in which the program changes."""
-    slower = {"BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:100000"}
+    slower = {"BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:300000"}
     outcome = preloaded.scene("many_calls", 3, calls=CALLS, **CALL, **slower).right()
     used, alone, split = compared(outcome)
     assert [program for program, _ in used] == [alone, split, alone if slow == "hybrid" else split]

@@ -23,6 +23,7 @@ EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.ScheduleError: USAGE,
     errors.VerificationError: CHECK_FAILED,
     errors.UnsupportedError: USAGE,
+    errors.LimitError: USAGE,
     errors.LaunchError: USAGE,
     errors.CommunicationError: TIMEOUT,
     errors.DeadlineError: TIMEOUT,

@@ -15,7 +15,7 @@ from math import lcm
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.errors import InternalError, ScheduleError, TopologyError, UnsupportedError, UsageError
+from blinkccl.errors import InternalError, LimitError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.export.registry import Choices, File
 from blinkccl.foreign.instructions import InstructionList
 from blinkccl.foreign.verify import SERVED, audit, buffer_chunks
@@ -30,10 +30,6 @@ MOST_BLOCKS = 108
 _ROUNDINGS = (64, 32, 16, 12, 8, 4, 2, 1)
 _MOST_SEARCHED = 16
 _BASELINES = ("one_hop", "ring", "double_binary_tree", "flat", "internal_broadcast")
-
-
-class LimitError(UnsupportedError):
-    """The plan is too large for the format: fewer chunks or other trees may fit."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from blinkccl.export.chunked import MOST_BLOCKS, Chunked, Form, LimitError, Place, file_of
+from blinkccl.errors import LimitError
+from blinkccl.export.chunked import MOST_BLOCKS, Chunked, Form, Place, file_of
 from blinkccl.export.registry import ANY, Choices, File
 from blinkccl.foreign import msccl
 from blinkccl.forest.model import Forest

@@ -16,7 +16,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from blinkccl.export.chunked import MOST_BLOCKS, Chunked, Form, LimitError, Place, file_of
+from blinkccl.errors import LimitError
+from blinkccl.export.chunked import MOST_BLOCKS, Chunked, Form, Place, file_of
 from blinkccl.export.registry import ANY, Choices, File
 from blinkccl.foreign import mscclpp
 from blinkccl.forest.model import Forest

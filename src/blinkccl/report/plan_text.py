@@ -22,6 +22,8 @@ LINKS_SHOWN = 40
 PRICES_SHOWN = 12
 #: Stars that differ in their roots alone are told in a line if there are more; switches and the like that are named.
 _ALIKE, _NAMED = 3, 12
+#: Fractions that take more than this are told as a part of a hundred first.
+_LONG_WEIGHT = 12
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"
 _BAR = 20
 #: Columns that a line with a bar takes.
@@ -129,7 +131,10 @@ def _share_title(share: Share) -> str:
     elif share.block is not None:
         block = f", block of {share.block}"
     depth = max(tree_depth(tree) for tree in share.trees())
-    return f"slice {share.slice}: weight {share.weight}{block}, root {share.root}, depth {depth}"
+    weight = str(share.weight)
+    if len(weight) > _LONG_WEIGHT:
+        weight = f"{float(share.weight):.2%} ({weight})"
+    return f"slice {share.slice}: weight {weight}{block}, root {share.root}, depth {depth}"
 
 
 def _loads(forest: Forest, paint: Paint, bars: bool) -> list[str]:
