@@ -121,8 +121,8 @@ def timing(
     """The predicted time of one call of S bytes.
 
     ``parts`` are the blocks of a channel, ``capacity_bytes`` the most data that the message of one of them carries.
-    Of ``settings`` slices are cut as the program's code cuts them. Cost: 1 to 4 ms with the default; several times
-    that for copies, whose chunk is searched.
+    Of ``settings`` slices are cut as the program's code cuts them. Cost: three to four simulations of half a
+    millisecond or two each with the default; several times that for copies, whose chunk must leave time to issue.
     """
     of = _frame(candidate, protocol, capability, settings)
     program, costs, most = of.program, of.calibration, parts * capacity_bytes

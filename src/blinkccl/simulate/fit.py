@@ -57,11 +57,12 @@ MODELS = ("ring", "whole")
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The line t = α · steps + bytes / β that comes closest, by one of :data:`MODELS`: what steps and bytes are.
+    """α and β that come closest, by one of :data:`MODELS`: of the line t = α · steps + bytes / β, or simulated.
 
     ``alpha_us`` or ``beta_gb_per_s`` is None where the measurements do not determine it; ``warnings`` says why, and
-    what to measure. The line is wrong by |t_line − t| / t = ``max_relative_error`` at most, at ``worst_size_bytes``. It
-    is through ``points`` times of so many different ``sizes``.
+    what to measure. The line, or after :func:`as_simulated` the simulator, is wrong by |t_model − t| / t =
+    ``max_relative_error`` at most, at ``worst_size_bytes``. It was fitted to ``points`` times of so many different
+    ``sizes``.
     """
 
     model: str
