@@ -1,0 +1,278 @@
+"""What is published: the sdist of this tree, the wheel of that sdist, and an environment that has nothing else.
+
+The objects in the wheel are those that `make native` compiled of the same bytes. With BLINK_ALL_TESTS=1 they are
+compiled of the sdist, which takes a minute or two.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import Distribution, PathDistribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from support.examples import ALL_TESTS
+
+#: To compile everything.
+DEADLINE_S = 1500 if ALL_TESTS else 250
+pytestmark = pytest.mark.timeout(DEADLINE_S + 50)
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+LIBRARIES = {
+    *("libblink.so", "libblink_device.so", "libblink_host.so", "libblink_simulate.so"),
+    *("libblink_mpi.so", "libblink_mpi4.so", "libblink_mpi41.so", "libblink_mpi_fortran.so"),
+}
+#: Every process has these already; each other library is one that a machine may not have, or have another of.
+PLAIN_C = re.compile(r"lib(c|m|pthread|dl|rt)\.so\.\d+|ld-linux[-.\w]*\.so\.\d+")
+#: Called before the compiler: takes the object that is there.
+LAUNCHER = """#!/bin/sh
+for word; do
+  if [ "$before" = -o ] && [ -f "{built}/$word" ]; then exec cp "{built}/$word" "$word"; fi
+  before=$word
+done
+exec "$@"
+"""
+
+
+def build(what: str, source: Path, into: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the build backend as pip does, in a process whose PATH has cmake and ninja, and no compiler by itself."""
+    if importlib.util.find_spec("scikit_build_core") is None:
+        pytest.skip("scikit-build-core is not installed (extra dev)")
+    tools = into / "tools"
+    tools.mkdir()
+    for tool in ("cmake", "ninja"):
+        found = shutil.which(tool, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+        if found is None:
+            pytest.skip(f"{tool} is not installed (extra dev)")
+        (tools / tool).symlink_to(found)
+    kept = {k: v for k, v in os.environ.items() if k not in ("CC", "CXX", "BLINK_REQUIRE_NATIVE", "CMAKE_GENERATOR")}
+    more = environment.pop("PATH", None)
+    return subprocess.run(
+        [sys.executable, "-c", f"from scikit_build_core.build import build_{what} as build; build({str(into)!r})"],
+        cwd=source,
+        env=kept | {"PATH": f"{tools}:{more}" if more else str(tools)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def the_file(built: subprocess.CompletedProcess[str], into: Path, ending: str) -> Path:
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = into.glob(f"*{ending}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist of this tree, unpacked."""
+    into = tmp_path_factory.mktemp("sdist")
+    archive = the_file(build("sdist", ROOT, into), into, ".tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(into, filter="data")
+    return into / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of that sdist."""
+    if sys.platform != "linux" or COMPILER is None:
+        pytest.skip("native libraries need Linux and a C++ compiler")
+    into = tmp_path_factory.mktemp("wheel")
+    more = {"PATH": os.environ["PATH"], "CXX": COMPILER}
+    if not ALL_TESTS:
+        launcher = into / "launcher"
+        launcher.write_text(LAUNCHER.format(built=ROOT / "build" / "editable"))
+        launcher.chmod(0o700)
+        more["CMAKE_CXX_COMPILER_LAUNCHER"] = str(launcher)
+    built = build("wheel", source, into, **more)
+    assert "WITHOUT its native library" not in built.stdout, built.stdout + built.stderr
+    return the_file(built, into, ".whl")
+
+
+@pytest.fixture(scope="module")
+def pure_wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What becomes of the sdist without a compiler."""
+    into = tmp_path_factory.mktemp("pure")
+    built = build("wheel", source, into)
+    assert "WITHOUT its native library" in built.stdout, built.stdout + built.stderr
+    return the_file(built, into, ".whl")
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def files(folder: Path) -> set[str]:
+    """Those below ``folder``, relative to it, without what Python and git leave there."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in found if not re.search(r"(^|/)(__pycache__|\.[^/]*|[^/]*\.egg-info)(/|$)", name)}
+
+
+def needs(package: Distribution, known: dict[str, Distribution]) -> Iterable[Distribution]:
+    """What it asks for without an extra, and what that asks for, of the packages that are here."""
+    for line in package.requires or []:
+        asked = Requirement(line)
+        if asked.name not in known and (asked.marker is None or asked.marker.evaluate({"extra": ""})):
+            known[asked.name] = distribution(asked.name)
+            yield known[asked.name]
+            yield from needs(known[asked.name], known)
+
+
+def install(wheel: Path, at: Path) -> Path:
+    """A new environment with ``wheel`` and with what it asks for, linked from here; its folder of programs."""
+    venv.create(at, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(at), "platbase": str(at)}))
+    described = zipfile.Path(wheel, next(name for name in contents(wheel) if name.endswith("/METADATA"))).parent
+    for package in needs(PathDistribution(described), {}):
+        for top in {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(str(package.locate_file(top)))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(at / "bin" / "python")]
+    ended = subprocess.run([*pip, "install", "--no-index", "--no-compile", wheel], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return at / "bin"
+
+
+def run(command: str, programs: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """``command`` in a shell whose PATH has the environment alone."""
+    folder.mkdir(exist_ok=True)
+    environment = {"PATH": str(programs), "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    return subprocess.run(
+        ["/bin/sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def readelf(option: str, path: Path) -> str:
+    tool = shutil.which("readelf")
+    if tool is None:
+        pytest.skip("readelf (binutils) is not installed")
+    return subprocess.run([tool, "-W", option, path], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_the_papers_beside_the_package_are_of_this_version() -> None:
+    version = PROJECT["project"]["version"]
+    newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert newest[1] == version
+    assert f"\nversion: {version}\ndate-released: {newest[2]}\n" in cited
+
+
+def test_the_sdist_has_the_repository(source: Path) -> None:
+    folders = ("src", "native", "tests", "docs", "benchmarks", "examples")
+    ours = {f"{folder}/{name}" for folder in folders for name in files(ROOT / folder)}
+    theirs = files(source)
+    assert {name for name in theirs if "/" in name} == ours
+    assert {"pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO"} <= theirs
+    assert filecmp.cmpfiles(ROOT, source, ours, shallow=False)[1:] == ([], [])
+    assert [path.name for path in source.iterdir() if path.name.startswith(".")] == [".gitignore"]
+
+
+def test_the_wheel_has_the_package_and_what_is_built(wheel: Path) -> None:
+    names = set(contents(wheel))
+    native = {name for name in names if name.startswith("blinkccl/_native/")}
+    notes = {name for name in names if re.match(r"blink_ccl-[^/]+\.dist-info/", name)}
+    assert names - native - notes == files(ROOT / "src")
+    assert {Path(name).name for name in native if name.endswith(".so")} == LIBRARIES
+    headers = {f"blinkccl/_native/device/blink/{path.name}" for path in (ROOT / "native/device/blink").iterdir()}
+    assert headers == {name for name in native if "/device/" in name}
+    assert {name.partition("/")[2] for name in notes} == {
+        *("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    }
+
+
+def test_headers_of_what_users_compile_are_in_the_wheel(wheel: Path) -> None:
+    texts = {name: text.decode() for name, text in contents(wheel).items() if re.search(r"\.(c|h|cpp|inc)$", name)}
+    folders = ["blinkccl/_native/mpi", "blinkccl/_native/device", "blinkccl/native/include"]
+    for name, text in texts.items():
+        # Emulated blocks are of the tests.
+        for header in re.findall(r'^ *# *include "(?!emulate/)(.+)"', text, re.MULTILINE):
+            near = [str(Path(name).parent), *folders]
+            assert any(f"{folder}/{header}" in texts for folder in near), f"{name} includes {header}"
+    assert "blinkccl/_native/mpi/binding.c" in texts
+
+
+def test_one_wheel_serves_every_python(wheel: Path) -> None:
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name == f"blink_ccl-{PROJECT['project']['version']}-py3-none-{platform}.whl"
+    (text,) = (text.decode() for name, text in contents(wheel).items() if name.endswith(".dist-info/WHEEL"))
+    assert re.findall("^Tag: (.+)$", text, re.MULTILINE) == [f"py3-none-{platform}"]
+    assert "\nRoot-Is-Purelib: false\n" in text
+
+
+def test_libraries_in_the_wheel_run_where_this_machine_is_not(wheel: Path, source: Path, tmp_path: Path) -> None:
+    for name, content in contents(wheel).items():
+        for path in (f"{ROOT}/native", f"{ROOT}/src", f"{ROOT}/build", str(source), str(wheel.parent)):
+            assert path.encode() not in content, name
+        if name.endswith(".so"):
+            library = tmp_path / Path(name).name
+            library.write_bytes(content)
+            dynamic = readelf("-d", library)
+            assert [one for one in re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic) if not PLAIN_C.fullmatch(one)] == []
+            assert not re.search(r"\((RPATH|RUNPATH|TEXTREL)\)", dynamic), name
+    rows = [row.split() for row in readelf("--dyn-syms", tmp_path / "libblink_host.so").splitlines()]
+    exported = {row[7] for row in rows if len(row) > 7 and row[6].isdigit()}
+    assert "blink_host_version" in exported
+    assert {name for name in exported if not name.startswith("blink_")} == set()
+
+
+def test_the_wheel_works_where_nothing_else_is(wheel: Path, tmp_path: Path) -> None:
+    programs = install(wheel, tmp_path / "environment")
+    for command in PROJECT["tool"]["cibuildwheel"]["test-command"]:
+        ended = run(command, programs, tmp_path / "empty")
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+    assert "# Out of bounds values : 0 OK" in ended.stdout
+    code = """if True:
+        from importlib.metadata import entry_points
+        from blinkccl.engines import native_library
+        for group in ("torch.backends", "torch.distributed.backends"):
+            (found,) = entry_points(group=group)
+            print(group, found.name, __import__("importlib").util.find_spec(found.module) is not None)
+        print(native_library.load().blink_host_version().decode(), native_library.find())"""
+    ended = run(f"python -c '{code}'", programs, tmp_path / "empty")
+    *found, of_library = ended.stdout.splitlines()
+    assert found == ["torch.backends blink True", "torch.distributed.backends blink True"], ended.stderr
+    version, _, path = of_library.partition(" ")
+    assert version == PROJECT["project"]["version"]
+    assert Path(path).is_relative_to(tmp_path)
+
+
+def test_without_a_compiler_the_sdist_is_pure_python(pure_wheel: Path, tmp_path: Path) -> None:
+    assert pure_wheel.name.endswith("-py3-none-any.whl")
+    assert {name for name in contents(pure_wheel) if ".dist-info/" not in name} == files(ROOT / "src")
+    programs, empty = install(pure_wheel, tmp_path / "environment"), tmp_path / "empty"
+    *_, between_processes = PROJECT["tool"]["cibuildwheel"]["test-command"]
+    job = "allreduce --topo dgx-1v --gpus 1,4,5,6"
+    for command in (f"blink plan {job}", f"blink bench {job} -b 4K -e 4K"):
+        ended = run(command, programs, empty)
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+    for command in (between_processes, f"blink bench {job} --engine host"):
+        ended = run(command, programs, empty)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "this installation has no native library" in ended.stderr
+        assert "g++" in ended.stderr
+
+
+def test_a_library_that_must_be_built_is_not_left_out(source: Path, tmp_path: Path) -> None:
+    built = build("wheel", source, tmp_path, BLINK_REQUIRE_NATIVE="1")
+    assert built.returncode != 0
+    assert "CMAKE_CXX_COMPILER" in built.stdout + built.stderr
+    assert list(tmp_path.glob("*.whl")) == []
