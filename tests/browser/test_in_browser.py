@@ -76,7 +76,7 @@ def test_nothing_is_asked_for_and_nothing_complained_of(browser, pages, name):
 
 def lit(page, phase):
     """The links that are lit up, by number."""
-    found = page.run(f"[...document.querySelectorAll('#machine .way.on.{phase}[id^=l]')].map(e => e.id.slice(1))")
+    found = page.run(f"[...document.querySelectorAll('.front .{phase}')].map(e => e.dataset.link)")
     return {int(number) for number in found}
 
 
@@ -91,13 +91,15 @@ def test_a_click_on_a_tree_lights_up_its_links(browser, pages):
         page.click(f".card:nth-child({number + 1}) .pick")
         assert lit(page, "up") == set(share["up"])
         assert lit(page, "down") == set(share["down"])
-        assert page.run("document.querySelectorAll('.heads polygon').length") == len(share["up"]) + len(share["down"])
+        assert page.run("document.querySelectorAll('.front [marker-end]').length") == len(share["up"]) + len(
+            share["down"]
+        )
         assert share["said"] in page.run("document.getElementById('which').textContent")
     page.click("#up")
     assert lit(page, "up") == set()
     assert lit(page, "down") == set(known[-1]["down"])
     page.click(f".card:nth-child({len(known)}) .pick")  # once more: all again
-    assert page.run("document.querySelectorAll('.way.on').length") == 0
+    assert page.run("document.querySelectorAll('.front path[data-link]').length") == 0
     assert page.problems == []
 
 
@@ -127,7 +129,7 @@ def test_the_bottleneck_can_be_hidden(browser, pages):
 def test_time_can_be_moved_and_played(browser, pages):
     page = opened(browser, pages, "plan")
     page.run("{ const at = document.getElementById('at'); at.value = 120; at.dispatchEvent(new Event('input')); }")
-    dots = page.run("document.querySelectorAll('#machine .dot').length")
+    dots = page.run("document.querySelectorAll('.front .dot').length")
     moves = page.run("JSON.parse(document.getElementById('data').textContent).moves")
     assert dots == sum(begin <= 5000 < end for _, begin, end, *_ in moves) > 0
     shown = page.run("document.getElementById('now').textContent")
@@ -143,24 +145,59 @@ def test_time_can_be_moved_and_played(browser, pages):
 
 def test_a_server_is_looked_into_and_left(browser, pages):
     page = opened(browser, pages, "cluster")
-    box = "document.getElementById('machine').getAttribute('viewBox')"
-    display = "getComputedStyle(document.querySelector('#server3 .inside')).display"
+    box = "document.querySelector('.front').getAttribute('viewBox')"
+    display = "getComputedStyle(document.querySelector('#v24').closest('.inside')).display"
+    seen = "getComputedStyle(document.querySelector('.closer')).display"
     whole = page.run(box)
-    assert page.run(display) == "none"
+    assert page.run(box) == page.run("document.getElementById('machine').getAttribute('viewBox')")
+    assert page.run(display) == "none" == page.run(seen)
     page.click("#server3")
+    assert page.run("document.querySelector('#v24').closest('svg').classList.contains('closer')")
     assert page.run(display) == "inline"
-    assert page.run(box) != whole
+    assert page.run(box) == page.run("document.querySelector('.closer').getAttribute('viewBox')") != whole
     page.click(".card:nth-child(1) .pick")
-    assert page.run("document.querySelectorAll('#server3 .way.on').length") > 0
+    inside = page.run("[...document.querySelectorAll('.closer .way')].map(e => e.id.slice(1))")
+    marked = page.run("[...document.querySelectorAll('.front path[data-link]')].map(e => e.dataset.link)")
+    assert marked
+    assert set(marked) <= set(inside)
     page.click("#whole")
     assert page.run(box) == whole
-    assert page.run(display) == "none"
+    assert page.run(display) == "none" == page.run(seen)
+    assert page.run("document.querySelector('#v24').closest('.unit').id") == "server3"
     page.run("document.querySelector('#server5 > rect').focus()")
     page.key("Enter")
-    assert page.run("document.getElementById('server5').classList.contains('open')")
+    assert page.run("document.querySelector('#v40').closest('svg').classList.contains('closer')")
     page.key("Escape")
     assert page.run(box) == whole
     assert page.problems == []
+
+
+def test_a_step_touches_what_it_changes_and_no_more(browser, pages):
+    """Work, not time: what is written outside of the marks that lie on the machine does not grow with the cluster."""
+    page = opened(browser, pages, "cluster")
+    links = page.run("document.querySelectorAll('#machine .way').length")
+    page.run("""
+        window.touched = 0;
+        new MutationObserver(all => all.forEach(one => {
+          if (!one.target.closest?.('.front')) touched += 1 + one.addedNodes.length + one.removedNodes.length;
+        })).observe(document.body, { subtree: true, childList: true, attributes: true });
+    """)
+
+    def work(action):
+        page.run("touched = 0")
+        page.run(action)
+        return page.run("new Promise(done => setTimeout(() => done(touched), 0))")
+
+    assert links > 500
+    step = "document.getElementById('next').click()"
+    assert 0 < work(step) < 20
+    assert 0 < work(step) < 20
+    assert 0 < work("document.getElementById('all').click()") < 20
+    look = "document.getElementById('server3').dispatchEvent(new MouseEvent('click', { bubbles: true }))"
+    assert 0 < work(look) < 40
+    assert 0 < work("document.getElementById('whole').click()") < 40
+    moved = work("document.querySelector('table.sortable th button').click()")
+    assert moved < 20  # Rows stay where they are.
 
 
 def test_tables_sort_by_number_and_by_word(browser, pages):

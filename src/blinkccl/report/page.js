@@ -30,64 +30,67 @@
     event.target.textContent = `theme: ${themes[theme]}`;
   });
 
+  // The machine is drawn once. What changes lies on it: the inside of one server, and marks and dots in front of all.
+  const home = machine && machine.getAttribute("viewBox");
+  const layer = (style) => make("svg", { class: `fig ${style}`, viewBox: home }, machine.parentElement);
+  const closer = machine && layer("closer");
+  const front = machine && layer("front");
+  const [marks, dots] = machine ? [make("g", {}, front), make("g", {}, front)] : [];
+  for (const phase of machine ? ["up", "down"] : []) {
+    const marker = { id: `tip-${phase}`, viewBox: "0 0 9 9", refX: 9, refY: 4.5, markerWidth: 9, markerHeight: 9,
+      markerUnits: "userSpaceOnUse", orient: "auto" };
+    make("path", { class: `head-${phase}`, d: "M9 4.5L0 0L0 9Z" }, make("marker", marker, front));
+  }
+  front?.setAttribute("aria-hidden", "true");
+
   // One share on the machine, or all of them as load.
   const cards = all(".card");
   const ways = new Map(); // link -> its line, and the folded server that it is in
   for (const line of machine ? all(".way:not(.bundle)", machine) : []) {
-    ways.set(Number(line.id.slice(1)), { line, unit: line.closest(".unit") });
+    ways.set(Number(line.id.slice(1)), { path: line.lastElementChild, unit: line.closest(".unit") });
   }
   const bundles = new Map(); // of a folded cluster: link -> the line that stands for it
   for (const bundle of all(".bundle")) {
-    for (const link of bundle.dataset.links.split(" ")) bundles.set(Number(link), bundle);
+    for (const link of bundle.dataset.links.split(" ")) bundles.set(Number(link), bundle.querySelector("path"));
   }
-  const heads = machine && make("g", { class: "heads" }, machine);
-  let chosen = -1, opened = null, marked = [];
+  const lines = machine && machine.querySelector(".links");
+  let chosen = -1, opened = null;
 
-  function unmark() {
-    for (const way of marked) way.classList.remove("on", "up", "down");
-    marked = [];
-    heads.replaceChildren();
-  }
-
-  function arrow(path, phase) {
-    const length = path.getTotalLength();
-    const tip = path.getPointAtLength(length);
-    const before = path.getPointAtLength(Math.max(0, length - 9));
-    const far = Math.hypot(tip.x - before.x, tip.y - before.y) || 1;
-    const x = ((tip.x - before.x) / far) * 9, y = ((tip.y - before.y) / far) * 9;
-    const points = `${tip.x},${tip.y} ${tip.x - x - y / 2},${tip.y - y + x / 2} ${tip.x - x + y / 2},${tip.y - y - x / 2}`;
-    make("polygon", { points, class: `head-${phase}` }, heads);
-  }
-
-  function mark(links, phase) { // what is hidden in a folded server is left alone: there are thousands
-    const lines = new Set();
+  function mark(links, phase) { // a copy of each line that is seen, in the colour of its stage
+    const drawn = new Set();
     for (const link of links) {
-      const way = ways.get(link);
-      if (!way.unit || way.unit === opened) {
-        lines.add(way.line);
-        arrow(way.line.querySelector("path"), phase);
-      }
-      if (bundles.has(link)) lines.add(bundles.get(link));
+      const { path, unit } = ways.get(link);
+      const seen = unit === opened || !unit ? path : opened ? null : bundles.get(link);
+      if (!seen || drawn.has(seen)) continue;
+      drawn.add(seen);
+      const copy = seen.cloneNode();
+      copy.setAttribute("class", phase);
+      copy.dataset.link = link;
+      if (seen === path) copy.setAttribute("marker-end", `url(#tip-${phase})`);
+      marks.append(copy);
     }
-    for (const line of lines) line.classList.add("on", phase);
-    marked.push(...lines);
+  }
+
+  function dim() { // two groups, not thousands of lines
+    const moving = slider && slider.value > 0 && Number(slider.value) < steps;
+    for (const group of [lines, closer.querySelector(".links")]) group?.classList.toggle("dim", chosen >= 0 || moving);
   }
 
   function choose(number) {
     if (!machine || !shares.length) return;
+    for (const i of new Set([chosen, number])) {
+      if (i < 0) continue;
+      cards[i].classList.toggle("on", i === number);
+      cards[i].querySelector(".pick").setAttribute("aria-pressed", String(i === number));
+    }
     chosen = number;
-    unmark();
-    machine.classList.toggle("dim", number >= 0);
-    cards.forEach((card, i) => {
-      card.classList.toggle("on", i === number);
-      card.querySelector(".pick").setAttribute("aria-pressed", String(i === number));
-    });
+    marks.replaceChildren();
     find("all").setAttribute("aria-pressed", String(number < 0));
     find("which").textContent = number < 0 ? "" : `share ${number + 1} of ${shares.length}: ${shares[number].said}`;
-    if (number < 0) return;
-    if (find("up").checked) mark(shares[number].up, "up");
-    if (find("down").checked) mark(shares[number].down, "down");
-    if (dots) show(Number(slider.value));
+    if (number >= 0 && find("up").checked) mark(shares[number].up, "up");
+    if (number >= 0 && find("down").checked) mark(shares[number].down, "down");
+    if (slider) show(Number(slider.value));
+    else dim();
   }
 
   const step = (by) => choose(chosen < 0 ? (by > 0 ? 0 : shares.length - 1) : (chosen + by + shares.length) % shares.length);
@@ -99,25 +102,29 @@
   on(find("down"), "change", () => choose(chosen));
 
   // The bottleneck.
-  if (machine && !machine.querySelector(".proof")) find("cut-label")?.remove();
-  on(find("show-cut"), "change", (event) => machine.classList.toggle("hide-cut", !event.target.checked));
+  const proof = machine && machine.querySelector(".proof");
+  if (machine && !proof) find("cut-label")?.remove();
+  on(find("show-cut"), "change", (event) => machine.parentElement.classList.toggle("hide-cut", !event.target.checked));
 
-  // A cluster's servers: one is looked into at a time.
-  const units = machine ? all(".unit", machine) : [];
-  const home = machine && machine.getAttribute("viewBox");
+  // A cluster's servers: one is looked into at a time. What it holds moves into a picture that covers the cluster's.
   function open(unit) {
-    if (opened) opened.classList.remove("open");
-    if (unit) unit.classList.add("open");
+    if (opened) opened.append(closer.querySelector(".inside"));
     opened = unit;
-    const box = unit && unit.querySelector("rect");
-    const [x, y, width, height] = ["x", "y", "width", "height"].map((name) => box && Number(box.getAttribute(name)));
-    const margin = height * 0.3;
-    machine.setAttribute("viewBox", box
-      ? `${x - margin / 4} ${y - margin} ${width + margin / 2} ${height + margin * 1.1}` : home);
+    closer.replaceChildren();
+    if (unit) {
+      const [x, y, width, height] = ["x", "y", "width", "height"].map((key) => Number(unit.querySelector("rect").getAttribute(key)));
+      const margin = height * 0.3;
+      closer.setAttribute("viewBox", `${x - margin / 4} ${y - margin} ${width + margin / 2} ${height + margin * 1.1}`);
+      for (const rail of all(".rail", machine)) closer.append(rail.cloneNode(true));
+      make("rect", { class: "server", x, y, width, height, rx: 10 }, closer);
+      closer.append(unit.querySelector(".inside"));
+      if (proof) closer.append(proof.cloneNode(true));
+    }
+    front.setAttribute("viewBox", unit ? closer.getAttribute("viewBox") : home);
     find("whole").disabled = !unit;
-    choose(chosen);
+    if (shares.length) choose(chosen);
   }
-  for (const unit of units) {
+  for (const unit of machine ? all(".unit", machine) : []) {
     const box = unit.querySelector("rect"); // it has no words of its own that a name would have to repeat
     box.setAttribute("tabindex", "0");
     box.setAttribute("role", "button");
@@ -132,38 +139,45 @@
   // Time: dots on links where bytes are under way, and a line through the timeline.
   const slider = find("at"), time = find("time");
   const steps = slider ? Number(slider.max) : 1;
-  let dots = null, cursor = null, playing = 0;
-  const lengths = new Map();
+  let cursor = null, playing = 0;
 
-  function way(link) {
-    if (!lengths.has(link)) {
-      const path = ways.get(link).line.querySelector("path");
-      lengths.set(link, { path, length: path.getTotalLength() });
-    }
-    return lengths.get(link);
+  function point(link, part) { // of a line, or of a parabola whose third point is in the middle
+    const way = ways.get(link);
+    way.at = way.at || way.path.getAttribute("d").match(/-?[\d.]+/g).map(Number);
+    const [x, y] = way.at, [u, v] = way.at.slice(-2), rest = 1 - part;
+    const [p, q] = way.at.length > 4 ? way.at.slice(2, 4) : [(x + u) / 2, (y + v) / 2];
+    const on = (a, b, c) => rest * rest * a + 2 * rest * part * b + part * part * c;
+    return [on(x, p, u), on(y, q, v)];
   }
 
   function show(at) { // 0 … steps
     const part = (at / steps) * 10000;
-    dots = dots || make("g", {}, machine);
-    dots.replaceChildren();
-    if (at > 0 && at < steps) {
-      for (const [share, begin, end, ...links] of moves) {
-        if (begin > part || part >= end || (chosen >= 0 && chosen !== share)) continue;
-        let far = ((part - begin) / (end - begin)) * links.length;
-        const { path, length } = way(links[Math.min(links.length - 1, Math.floor(far))]);
-        far -= Math.min(links.length - 1, Math.floor(far));
-        const point = path.getPointAtLength(length * far);
-        make("circle", { cx: point.x, cy: point.y, r: 5.5, class: `dot s${share % 6}` }, dots);
-      }
+    let used = 0;
+    for (const move of at > 0 && at < steps ? moves : []) {
+      if (move[1] > part || part >= move[2] || (chosen >= 0 && chosen !== move[0])) continue;
+      const hops = move.length - 3, far = ((part - move[1]) / (move[2] - move[1])) * hops;
+      const hop = Math.min(hops - 1, Math.floor(far));
+      const [x, y] = point(move[3 + hop], far - hop);
+      const dot = dots.children[used++] || make("circle", { r: 5.5 }, dots);
+      dot.setAttribute("class", `dot s${move[0] % 6}`);
+      dot.setAttribute("cx", x);
+      dot.setAttribute("cy", y);
     }
+    while (dots.children.length > used) dots.lastChild.remove();
     const { left, right, top, bottom } = time.dataset;
-    const x = Number(left) + ((Number(right) - Number(left)) * at) / steps;
-    cursor = cursor || make("line", { class: "cursor" }, time);
-    for (const [key, value] of Object.entries({ x1: x, x2: x, y1: top, y2: bottom })) cursor.setAttribute(key, value);
-    machine.classList.toggle("dim", chosen >= 0 || (at > 0 && at < steps));
-    find("now").textContent = `${((data.seconds * at) / steps * data.scale).toFixed(data.digits)} ${data.unit}`;
-    slider.setAttribute("aria-valuetext", find("now").textContent);
+    const { width, height } = time.ownerSVGElement.viewBox.baseVal;
+    if (!cursor) {
+      cursor = document.createElement("div");
+      cursor.className = "cursor";
+      cursor.style.top = `${(top / height) * 100}%`;
+      cursor.style.height = `${((bottom - top) / height) * 100}%`;
+      time.ownerSVGElement.parentElement.append(cursor);
+    }
+    cursor.style.transform = `translateX(${((Number(left) + ((right - left) * at) / steps) / width) * 100}%)`;
+    dim();
+    const now = `${((data.seconds * at) / steps * data.scale).toFixed(data.digits)} ${data.unit}`;
+    find("now").textContent = now;
+    slider.setAttribute("aria-valuetext", now);
   }
 
   function stop() {
@@ -178,7 +192,7 @@
     const began = performance.now();
     find("play").textContent = "pause";
     const frame = (now) => {
-      const at = Math.min(steps, first + Math.floor((now - began) / 33));
+      const at = Math.min(steps, first + Math.max(0, now - began) / 33);
       slider.value = at;
       show(at);
       if (at >= steps) stop();
@@ -199,9 +213,9 @@
     });
   }
 
-  // Tables sort by a click on a column: by number where all cells are numbers, else by letters.
+  // Tables sort by a click on a column: by number where all cells are numbers, else by letters. Rows stay and words move:
+  // to lay a table's rows out anew takes ten times as long.
   for (const table of all("table.sortable")) {
-    const body = table.tBodies[0];
     all("th", table).forEach((head, column) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -211,12 +225,20 @@
         const down = head.getAttribute("aria-sort") === "ascending";
         for (const other of all("th", table)) other.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const key = (row) => row.cells[column].textContent;
-        const numeric = head.classList.contains("n");
-        const rows = [...body.rows].sort((a, b) => (numeric ? number(key(a)) - number(key(b)) : key(a).localeCompare(key(b), "en", { numeric: true })));
-        body.append(...(down ? rows.reverse() : rows));
+        const cells = [...table.tBodies[0].rows].map((row) => [...row.cells]);
+        const key = (words) => (head.classList.contains("n") ? number(words[column]) : words[column]);
+        const rows = cells.map((row) => row.map((cell) => cell.textContent)).map((words) => [key(words), words]);
+        rows.sort(([a], [b]) => (typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true })));
+        if (down) rows.reverse();
+        rows.forEach(([, words], i) => words.forEach((text, j) => write(cells[i][j], text)));
       });
     });
+  }
+
+  function write(cell, text) {
+    if (cell.textContent === text) return;
+    if (!cell.firstChild) cell.append("");
+    cell.firstChild.data = text;
   }
 
   function number(text) { // "1/2", "12.5 GB/s", "64M", "1.2 ms", "-"

@@ -84,10 +84,12 @@ def machine_picture(
     scale = max(1.0, placed.width / 1500) if placed.folded else 1.0
     painter = _Painter(topology, subject, placed, scale, prefix)
     shapes: list[Shape] = [*painter.rails()]
-    for server in placed.servers:
-        shapes.append(painter.folded_server(server) if placed.folded else painter.server(server))
-    if not placed.folded:
-        shapes += [*painter.links(range(len(topology.links))), *painter.vertices(topology.vertices)]
+    if placed.folded:
+        shapes.append(Group([bundle for server in placed.servers for bundle in painter.bundles(server)], style="links"))
+        shapes += [painter.folded_server(server) for server in placed.servers]
+    else:
+        shapes += [painter.server(server) for server in placed.servers]
+        shapes += [painter.links(range(len(topology.links))), *painter.vertices(topology.vertices)]
     shapes += painter.proof()
     legend, height, width = painter.legend(placed.height)
     return Picture(
@@ -213,7 +215,7 @@ class _Painter:
             for i, rail in enumerate(rails):
                 box = Rect(rail.x - rail.w / 2, rail.y - height / 2, rail.w, height, what.kind, 5.0, self.scale)
                 label = [self._words(rail, name_of(what))] if i == 0 or self.placed.folded else []
-                found.append(Group([box, *label], title=f"{what.label} ({what.kind})"))
+                found.append(Group([box, *label], style="rail", title=f"{what.label} ({what.kind})"))
         return found
 
     def server(self, server: Server) -> Shape:
@@ -225,7 +227,7 @@ class _Painter:
 
     def folded_server(self, server: Server) -> Shape:
         """A box with its name and GPUs; what it holds is a group that a script shows."""
-        p, inside = server.place, set(server.members)
+        p = server.place
         size = min(p.h / 3.2, 24.0 * self.scale)
         box = Rect(p.x - p.w / 2, p.y - p.h / 2, p.w, p.h, "server", 10.0, self.scale)
         ranks = ids(server.ranks)
@@ -234,12 +236,11 @@ class _Painter:
             Text(p.x, p.y, f"server {server.number}", "text", size),
             Text(p.x, p.y + size * 1.1, own, "soft", size * 0.8),
         ]
-        bundles = [*self._bundle(server, inside, True), *self._bundle(server, inside, False)]
         dots = self._dots(p, len(server.ranks), size)
-        groups: list[Shape] = [box, Group([*bundles, *words, *dots], style="cover")]
+        groups: list[Shape] = [box, *words, *dots]
         numbers = self.of_server.get(server.number, [])
         vertices = [self.topology.vertex[v] for v in server.members]
-        groups.append(Group([*self.links(numbers), *self.vertices(vertices)], style="inside"))
+        groups.append(Group([self.links(numbers), *self.vertices(vertices)], style="inside"))
         title = f"server {server.number}: {count(len(server.ranks), 'GPU')} ({ranks})"
         return Group(groups, f"{self.prefix}server{server.number}", "unit", title)
 
@@ -270,9 +271,10 @@ class _Painter:
         return Text(place.x, place.y + size * 0.35, shown, style, size)
 
     # What joins it.
-    def links(self, numbers: Sequence[int]) -> list[Shape]:
+    def links(self, numbers: Sequence[int]) -> Shape:
+        """One group, so that all are made faint at once."""
         links = [(i, self.topology.links[i]) for i in numbers]
-        return [self._link(i, link) for i, link in links if self.number[link.src, link.dst] == i]
+        return Group([self._link(i, x) for i, x in links if self.number[x.src, x.dst] == i], style="links")
 
     def _link(self, number: int, link: Link) -> Shape:
         arc = (link.src, link.dst)
@@ -296,6 +298,11 @@ class _Painter:
         load = self.subject.load
         full = f", {load.get((link.src, link.dst), 0.0):.0%} full" if load is not None else ""
         return f"{ends}: {gb_per_s_text(link.gb_per_s)} {_KINDS[link.kind]}{full}"
+
+    def bundles(self, server: Server) -> list[Shape]:
+        """What joins a folded server and the network."""
+        inside = set(server.members)
+        return [*self._bundle(server, inside, True), *self._bundle(server, inside, False)]
 
     def _bundle(self, server: Server, inside: set[int], leaving: bool) -> list[Shape]:
         """A server's links to the network, or from it, as one line, of the load of the fullest."""
