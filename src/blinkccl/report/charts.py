@@ -11,7 +11,8 @@ from blinkccl.report.text import bytes_text, seconds_text
 
 #: Bytes, and what is drawn over them.
 Points = Sequence[tuple[int, float]]
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 760.0, 340.0, 62.0, 30.0, 46.0
+#: Narrow, so that words are read on a phone; all is drawn larger where there is room.
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560.0, 340.0, 62.0, 30.0, 46.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[
     values += [level[1]] if level else []
     low, high = floor(log10(min(values)) * 3) / 3, ceil(log10(max(values)) * 3) / 3
     first, last = log2(min(sizes)), max(log2(max(sizes)), log2(min(sizes)) + 1)
-    right = _WIDTH - max([Text(0, 0, curve.name, size=11).width for curve in drawn] or [0]) - 34
+    right = _WIDTH - max([Text(0, 0, curve.name).width for curve in drawn] or [0]) - 38
 
     def x(size: float) -> float:
         return _LEFT + (log2(size) - first) / (last - first) * (right - _LEFT)
@@ -38,21 +39,23 @@ def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[
     def y(value: float) -> float:
         return _HEIGHT - _BOTTOM - (log10(value) - low) / max(high - low, 1 / 3) * (_HEIGHT - _BOTTOM - _TOP)
 
-    shapes: list[Shape] = [Text(_LEFT - 44, 16, what, "soft", 11.0, "start"), *_value_axis(low, high, y, right)]
+    shapes: list[Shape] = [Text(_LEFT - 44, 16, what, "soft", 12.0, "start"), *_value_axis(low, high, y, right)]
     shapes += _size_axis(first, last, x)
     ends = _spread_ends([y(_last(curve)) for curve in drawn])
     if level is not None:
         shapes.append(Line(((_LEFT, y(level[1])), (right, y(level[1]))), "level", 1.2))
-        shapes.append(Text(_LEFT + 6, y(level[1]) - 5, level[0], "text", 11.0, "start"))
+        words = Text(_LEFT + 6, y(level[1]) - 5, level[0], "text", 12.0, "start")
+        shapes += [Rect(words.x - 2, words.y - 10, words.width, 13.0, "blank", 0.0, 0.0), words]
     for number, (curve, end) in enumerate(zip(drawn, ends, strict=True)):
         at = tuple((x(size), y(value)) for size, value in curve.points if value > 0)
-        items: list[Shape] = [Line(at, f"s{number % SERIES} curve", 2.2)] if len(at) > 1 else []
+        style = f"s{number % SERIES} curve{' again' if number >= SERIES else ''}"
+        items: list[Shape] = [Line(at, style, 2.2)] if len(at) > 1 else []
         items += [Rect(px - 2.6, py - 2.6, 5.2, 5.2, f"s{number % SERIES}", 2.6) for px, py in at]
         items.append(Line((at[-1], (right + 10, end)), "axis", 1.0))
-        items.append(Rect(right + 12, end - 4.5, 9.0, 9.0, f"s{number % SERIES} swatch", 2.0, 0.0))
-        items.append(Text(right + 25, end + 4, curve.name, "text", 11.0, "start"))
+        items.append(Line(((right + 12, end), (right + 27, end)), style, 3.0))
+        items.append(Text(right + 31, end + 4, curve.name, "text", 12.0, "start"))
         shapes.append(Group(items, title=f"{curve.name}: {_told(curve)}"))
-    shapes.append(Text((_LEFT + right) / 2, _HEIGHT - 8, "size of the data", "soft", 11.0))
+    shapes.append(Text((_LEFT + right) / 2, _HEIGHT - 8, "size of the data", "soft", 12.0))
     about = "; ".join(f"{curve.name}: {_told(curve)}" for curve in drawn)
     return Picture(shapes, _WIDTH, max(_HEIGHT, max(ends, default=0.0) + 12), title, about)
 
@@ -85,16 +88,20 @@ def _value_axis(low: float, high: float, y: Callable[[float], float], right: flo
             value = digit * 10.0**power
             if low - 1e-9 <= log10(value) <= high + 1e-9:
                 found.append(Line(((_LEFT, y(value)), (right, y(value))), "axis", 0.8))
-                found.append(Text(_LEFT - 6, y(value) + 4, f"{value:g}", "soft", 11.0, "end"))
+                found.append(Text(_LEFT - 6, y(value) + 4, f"{value:g}", "soft", 12.0, "end"))
     return found
 
 
+#: The width of a size below its axis.
+_PER_SIZE = 40.0
+
+
 def _size_axis(first: float, last: float, x: Callable[[float], float]) -> list[Shape]:
-    step = max(1, ceil((last - first) / 9))
+    step = max(1, ceil((last - first) * _PER_SIZE / (x(2**last) - x(2**first))))
     found: list[Shape] = []
     for power in range(ceil(first), floor(last + 1e-9) + 1, step):
         found.append(Line(((x(2**power), _HEIGHT - _BOTTOM), (x(2**power), _HEIGHT - _BOTTOM + 4)), "axis", 1.0))
-        found.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, bytes_text(2**power), "soft", 11.0))
+        found.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, bytes_text(2**power), "soft", 12.0))
     return found
 
 
@@ -113,7 +120,7 @@ def bars_picture(title: str, bars: Sequence[Bar], level: tuple[str, float] | Non
     left = max([Text(0, 0, bar.name).width for bar in bars] or [0]) + 14
     room = max([Text(0, 0, bar.words).width for bar in bars] or [0]) + 12
     most = max([bar.value for bar in bars] + ([level[1]] if level else [])) or 1.0
-    width = max(_WIDTH, left + room + 260.0)
+    width = max(_WIDTH, left + room + 200.0)
     scale = (width - left - room) / most
     top = 24.0 if level else 6.0
     height = top + 28.0 * len(bars) + 6.0
@@ -121,7 +128,7 @@ def bars_picture(title: str, bars: Sequence[Bar], level: tuple[str, float] | Non
     if level is not None:
         at = left + level[1] * scale
         shapes.append(Line(((at, 18.0), (at, height - 4)), "level", 1.4))
-        shapes.append(Text(at, 13.0, level[0], "soft", 11.0, "end" if at > width / 2 else "start"))
+        shapes.append(Text(at, 13.0, level[0], "soft", 12.0, "end" if at > width / 2 else "start"))
     for i, bar in enumerate(bars):
         y = top + 28.0 * i
         words = Text(left + bar.value * scale + 7, y + 16, bar.words, "text", 12.0, "start")
@@ -150,7 +157,7 @@ def timeline_picture(
 ) -> Picture:
     """A row per link, coloured by what moved over it when. The group ``time`` says where its axis lies."""
     left = max([Text(0, 0, row, size=11).width for row in rows] or [0]) + 12
-    right, top, step = 860.0, 26.0, 15.0 if len(rows) > 16 else 20.0
+    right, top, step = 600.0, 26.0, 15.0 if len(rows) > 16 else 20.0
     scale = (right - left) / seconds
     bottom = top + step * len(rows)
     shapes: list[Shape] = []
@@ -158,7 +165,7 @@ def timeline_picture(
         y = top + step * i
         shapes.append(Text(left - 8, y + step * 0.72, row, "text", 11.0, "end"))
         shapes.append(Line(((left, y + step), (right, y + step)), "axis", 0.6))
-    for span in _joined(spans, seconds / 800):
+    for span in _joined(spans, seconds / 600):
         x, w = left + span.begin_s * scale, (span.end_s - span.begin_s) * scale
         shapes.append(
             Rect(x, top + step * span.row + 2, max(w - 0.4, 0.6), step - 4, f"s{span.series % SERIES} swatch", 1.0, 0.0)

@@ -37,7 +37,7 @@
   const front = machine && layer("front");
   const [marks, dots] = machine ? [make("g", {}, front), make("g", {}, front)] : [];
   for (const phase of machine ? ["up", "down"] : []) {
-    const marker = { id: `tip-${phase}`, viewBox: "0 0 9 9", refX: 9, refY: 4.5, markerWidth: 9, markerHeight: 9,
+    const marker = { id: `tip-${phase}`, viewBox: "0 0 9 9", refX: 9, refY: 4.5, markerWidth: 12, markerHeight: 12,
       markerUnits: "userSpaceOnUse", orient: "auto" };
     make("path", { class: `head-${phase}`, d: "M9 4.5L0 0L0 9Z" }, make("marker", marker, front));
   }
@@ -76,6 +76,12 @@
     for (const group of [lines, closer.querySelector(".links")]) group?.classList.toggle("dim", chosen >= 0 || moving);
   }
 
+  function tell() { // which share, of which server
+    const share = chosen < 0 ? "" : `share ${chosen + 1} of ${shares.length}: ${shares[chosen].said}`;
+    const server = opened ? opened.querySelector("title").textContent : "";
+    find("which").textContent = [server, share].filter(Boolean).join(" · ");
+  }
+
   function choose(number) {
     if (!machine || !shares.length) return;
     for (const i of new Set([chosen, number])) {
@@ -86,7 +92,7 @@
     chosen = number;
     marks.replaceChildren();
     find("all").setAttribute("aria-pressed", String(number < 0));
-    find("which").textContent = number < 0 ? "" : `share ${number + 1} of ${shares.length}: ${shares[number].said}`;
+    tell();
     if (number >= 0 && find("up").checked) mark(shares[number].up, "up");
     if (number >= 0 && find("down").checked) mark(shares[number].down, "down");
     if (slider) show(Number(slider.value));
@@ -115,7 +121,7 @@
       const [x, y, width, height] = ["x", "y", "width", "height"].map((key) => Number(unit.querySelector("rect").getAttribute(key)));
       const margin = height * 0.3;
       closer.setAttribute("viewBox", `${x - margin / 4} ${y - margin} ${width + margin / 2} ${height + margin * 1.1}`);
-      for (const rail of all(".rail", machine)) closer.append(rail.cloneNode(true));
+      for (const rail of railsOver(y)) nearby(rail, x + width / 2);
       make("rect", { class: "server", x, y, width, height, rx: 10 }, closer);
       closer.append(unit.querySelector(".inside"));
       if (proof) closer.append(proof.cloneNode(true));
@@ -123,7 +129,24 @@
     front.setAttribute("viewBox", unit ? closer.getAttribute("viewBox") : home);
     find("whole").disabled = !unit;
     if (shares.length) choose(chosen);
+    else tell();
   }
+
+  function railsOver(y) { // of the row of servers that begins at y
+    const top = (rail) => Number(rail.querySelector("rect").getAttribute("y"));
+    const above = all(".rail", machine).filter((rail) => top(rail) < y);
+    const nearest = Math.max(...above.map(top));
+    return above.filter((rail) => top(rail) === nearest);
+  }
+
+  function nearby(rail, x) { // as large as what a server holds, its name over the server
+    const copy = closer.appendChild(rail.cloneNode(true));
+    const box = copy.querySelector("rect"), words = copy.querySelector("text");
+    const middle = Number(box.getAttribute("y")) + box.getAttribute("height") / 2;
+    for (const [key, value] of Object.entries({ y: middle - 12, height: 24, "stroke-width": 1 })) box.setAttribute(key, value);
+    for (const [key, value] of Object.entries({ x, y: middle + 4, "font-size": 12 })) words?.setAttribute(key, value);
+  }
+
   for (const unit of machine ? all(".unit", machine) : []) {
     const box = unit.querySelector("rect"); // it has no words of its own that a name would have to repeat
     box.setAttribute("tabindex", "0");

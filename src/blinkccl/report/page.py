@@ -201,6 +201,8 @@ def _per_row(pictures: Sequence[Picture]) -> int:
 _FEW = 24
 #: A picture wider than this has the whole width of the page.
 _HALF = 1000
+#: One of a pair that is wider stands above the other, as words would be too small.
+_PAIRED = 800
 
 
 def exhibit_page(shown: Exhibit) -> str:
@@ -259,7 +261,8 @@ def _part(part: Part, number: int) -> str:
             return _stage(part)
         case Pair():
             about = f"<p>{escape(part.about)}</p>" if part.about else ""
-            pair = f'<div class="pair">{_figure(part.first, named=True)}{_figure(part.second, named=True)}</div>'
+            wide = " wide" if max(part.first.picture.width, part.second.picture.width) > _PAIRED else ""
+            pair = f'<div class="pair{wide}">{_figure(part.first, named=True)}{_figure(part.second, named=True)}</div>'
             return _section(part.title, about + pair, f"pair{number}")
 
 
@@ -269,7 +272,8 @@ def _section(title: str, inner: str, name: str) -> str:
 
 def _figure(shown: Figure, named: bool = False) -> str:
     picture, title = svg(shown.picture, name=shown.name, role="group" if shown.large else "img"), shown.picture.title
-    least, most = 0.0 if shown.large else min(0.66 * shown.picture.width, 520.0), max(1.25 * shown.picture.width, 480)
+    width = shown.picture.width
+    least, most = min(0.14 * width, 560.0) if shown.large else min(0.6 * width, 720.0), max(1.25 * width, 480)
     canvas = f'<div class="canvas" style="min-width:{least:.0f}px;max-width:{most:.0f}px">{picture}</div>'
     name = f"<strong>{escape(title)}.</strong> " if named else ""
     return (

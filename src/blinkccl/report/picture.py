@@ -198,6 +198,7 @@ class _Painter:
     def __init__(self, topology: Topology, subject: Subject, placed: Layout, scale: float, prefix: str) -> None:
         self.topology, self.subject, self.placed = topology, subject, placed
         self.scale, self.prefix = scale, prefix
+        self.rail_scale = min(scale, 2.2)  # There is no more room.
         self.fastest = max((link.gb_per_s for link in topology.links), default=1.0)
         self.number = line_numbers(topology)
         self.paired = len(topology.links) > MOST_LINES
@@ -211,7 +212,7 @@ class _Painter:
         found: list[Shape] = []
         for vertex, rails in self.placed.rails.items():
             what = self.topology.vertex[vertex]
-            height = rails[0].h * min(self.scale, 2.0)
+            height = rails[0].h * self.rail_scale
             for i, rail in enumerate(rails):
                 box = Rect(rail.x - rail.w / 2, rail.y - height / 2, rail.w, height, what.kind, 5.0, self.scale)
                 label = [self._words(rail, name_of(what))] if i == 0 or self.placed.folded else []
@@ -222,8 +223,24 @@ class _Painter:
         p = server.place
         box = Rect(p.x - p.w / 2, p.y - p.h / 2, p.w, p.h, "server", 10.0)
         name = f"server {server.number}" if len(self.placed.servers) > 1 else self.topology.name
-        left, top = p.x - p.w / 2 + MARGIN - 4, p.y - p.h / 2 + HEAD - 6
-        return Group([box, Text(left, top, name, "soft", 12.0, "start")], f"{self.prefix}server{server.number}")
+        words = Text(p.x - p.w / 2 + MARGIN - 4, p.y - p.h / 2 + HEAD - 6, name, "soft", 12.0, "start")
+        words = replace(words, x=self._beside_links(words, server))
+        return Group([box, words], f"{self.prefix}server{server.number}")
+
+    def _beside_links(self, words: Text, server: Server) -> float:
+        """The first place from the left where no link to the network goes through a server's name."""
+        crossed, inside = [], set(server.members)
+        for i in self.of_server.get(server.number, ()):
+            link = self.topology.links[i]
+            (x, y), (u, v) = self.placed.routes[link.src, link.dst][:2]
+            if not inside.issuperset((link.src, link.dst)) and y != v:
+                crossed.append(x + (u - x) * (words.y - 4 - y) / (v - y))
+        left = words.x
+        for x in sorted(crossed):
+            if left - 6 < x < left + words.width + 6:
+                left = x + 8
+        right = server.place.x + server.place.w / 2
+        return left if left + words.width < right else words.x
 
     def folded_server(self, server: Server) -> Shape:
         """A box with its name and GPUs; what it holds is a group that a script shows."""
@@ -265,7 +282,8 @@ class _Painter:
         return Group([box, *words], f"{self.prefix}v{vertex.id}", "node", title)
 
     def _words(self, place: Place, words: str, style: str = "text") -> Text:
-        size = 12.0 * (self.scale if place.h == RAIL_H and self.placed.folded else 1.0)
+        rail = place.h == RAIL_H and self.placed.folded
+        size = min(12.0 * self.scale, 0.7 * RAIL_H * self.rail_scale) if rail else 12.0
         most = max(_LABEL, int(place.w / 8))
         shown = words if len(words) <= most else f"{words[: most - 1]}…"
         return Text(place.x, place.y + size * 0.35, shown, style, size)
@@ -314,7 +332,7 @@ class _Painter:
         p, side = server.place, 14.0 * self.scale / 2 * (1 if leaving else -1)
         rail = max((r.y for rails in self.placed.rails.values() for r in rails if r.y < p.y), default=p.y - p.h)
         width = 9.0 * self.scale / 2
-        low, high = (p.x + side, p.y - p.h / 2), (p.x + side, rail + 12 * min(self.scale, 2.0))
+        low, high = (p.x + side, p.y - p.h / 2), (p.x + side, rail + RAIL_H / 2 * self.rail_scale)
         load = self.subject.load
         part = 0.0 if load is None else max(load.get((x.src, x.dst), 0.0) for x in links)
         style = KIND_STYLES[links[0].kind] if load is None else load_style(part)
@@ -404,19 +422,36 @@ class _Painter:
         if self.subject.proof is not None:
             y += 1.8 * size
             said = f"the bottleneck: {cut_words(*self.subject.proof)}"
-            words = Text(14.0 * self.scale + 2.4 * size, y, said, "cuttext", size, "start")
+            indent = 14.0 * self.scale + 2.4 * size
+            first, *others = _wrapped(said, limit - indent, size)
+            words = Text(indent, y, first, "cuttext", size, "start")
             mark = Line(
                 ((14.0 * self.scale, y - size * 0.33), (14.0 * self.scale + 2 * size, y - size * 0.33)),
                 "cut",
                 0.17 * size,
             )
             shapes += [mark, words]
+            for line in others:
+                y += 1.4 * size
+                shapes.append(Text(indent, y, line, "cuttext", size, "start"))
             widest = max(widest, words.x + words.width)
         return shapes, y + size, widest
 
     def _rates(self, kind: str) -> str:
         rates = sorted({link.gb_per_s for link in self.topology.links if link.kind == kind})
         return gb_per_s_text(rates[0]) if len(rates) == 1 else f"{rates[0]:g} to {gb_per_s_text(rates[-1])}"
+
+
+def _wrapped(words: str, width: float, size: float) -> list[str]:
+    """Lines of at most ``width``, where that can be."""
+    lines = [""]
+    for word in words.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and Text(0, 0, longer, "cuttext", size).width > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _blocks(certificate: Cut | Partition, topology: Topology) -> Sequence[Sequence[int]]:

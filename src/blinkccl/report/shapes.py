@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from math import hypot
 from typing import Any, BinaryIO
-from xml.sax.saxutils import escape, quoteattr
 
 from blinkccl.report.layout import Point
 
@@ -90,6 +90,7 @@ STYLES: dict[str, dict[str, str]] = {
     "swatch": {"stroke": "none"},
     **{f"s{i}": {"stroke": f"@s{i}", "fill": f"@s{i}"} for i in range(SERIES)},
     "curve": {"fill": "none"},
+    "again": {"stroke-dasharray": "6 3"},
     "blank": {"fill": "@paper", "stroke": "none"},
     "text": {"fill": "@ink", "stroke": "none"},
     "soft": {"fill": "@soft", "stroke": "none"},
@@ -283,7 +284,7 @@ def _element(shape: Shape) -> str:
             )
         case Group():
             marks = {"id": shape.name, "class": shape.style, **(shape.data or {})}
-            attributes = "".join(f" {key}={quoteattr(value)}" for key, value in marks.items() if value)
+            attributes = "".join(f' {key}="{escape(value)}"' for key, value in marks.items() if value)
             title = f"<title>{escape(shape.title)}</title>" if shape.title else ""
             return f"<g{attributes}>{title}{''.join(_element(item) for item in shape.items)}</g>"
 

@@ -16,8 +16,8 @@ from blinkccl.report.text import ids
 MOST_NODES, _LEVELS = 80, 10
 #: Edges of a tree of which every rank is drawn, and leaves of one parent that are.
 _WHOLE, _SIDE_BY_SIDE = 24, 6
-#: A node of a drawn tree, and from one to the next.
-_DISC_W, _DISC_H, _STEP_X, _STEP_Y = 34.0, 22.0, 44.0, 50.0
+#: A node of a drawn tree, from one to the next, and how far a second one looks out behind a node of several.
+_DISC_W, _DISC_H, _STEP_X, _STEP_Y, _PILE = 34.0, 22.0, 44.0, 50.0, 3.0
 
 
 def share_picture(forest: Forest, share: Share, number: int) -> Picture:
@@ -72,7 +72,7 @@ def _tree_shapes(forest: Forest, tree: Tree, upward: bool, heads: tuple[str, str
     if len(labels) > MOST_NODES:
         return _level_shapes(tree, upward)
     x, depth = _tidy(tree.root, below)
-    wide = max(max((len(label) for label in labels.values()), default=2) * 7.6, _DISC_W)
+    wide = max(max((Text(0, 0, label, "strong").width for label in labels.values()), default=0) + 14, _DISC_W)
     step = max(_STEP_X, wide + 8)
     at = {node: (x[node] * step + wide / 2 + 1, depth[node] * _STEP_Y + _DISC_H / 2 + 1) for node in x}
     shapes: list[Shape] = []
@@ -83,10 +83,10 @@ def _tree_shapes(forest: Forest, tree: Tree, upward: bool, heads: tuple[str, str
     for node, (cx, cy) in at.items():
         width = 2.0 if node == tree.root else 1.0
         if node in merged:
-            shapes.append(Rect(cx - wide / 2 + 3, cy - _DISC_H / 2 + 3, wide, _DISC_H, "gpu", 11.0, width))
+            shapes.append(Rect(cx - wide / 2 + _PILE, cy - _DISC_H / 2 + _PILE, wide, _DISC_H, "gpu", 11.0, width))
         shapes.append(Rect(cx - wide / 2, cy - _DISC_H / 2, wide, _DISC_H, "gpu", 11.0, width))
         shapes.append(Text(cx, cy + 4, labels[node], "text strong" if node == tree.root else "text", 12.0))
-    return shapes, max(x.values()) * step + wide + 2, max(depth.values()) * _STEP_Y + _DISC_H + 2
+    return shapes, max(x.values()) * step + wide + _PILE + 2, max(depth.values()) * _STEP_Y + _DISC_H + _PILE + 2
 
 
 def _level_shapes(tree: Tree, upward: bool) -> tuple[list[Shape], float, float]:
