@@ -1,17 +1,35 @@
-"""The picture of one small plan, byte by byte. After a wanted change: ``pytest tests/golden --update-golden``."""
+"""The pictures of the page "See it", byte by byte, by its own commands; what takes a machine was recorded.
+
+After a wanted change: ``pytest tests/golden --update-golden``.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
-EXPECTED = Path(__file__).parent / "expected" / "show-1456.svg"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/howto/see-it.md"
+EXPECTED, RECORDED = Path(__file__).parent / "expected", Path(__file__).parent / "recorded"
 
 
-def test_the_picture_of_a_plan(blink, tmp_path, pytestconfig):
-    plan, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
-    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", plan)
-    assert blink("show", plan, "--size", "256K", "-o", picture).code == 0
-    found = picture.read_text(encoding="utf-8")
-    if pytestconfig.getoption("--update-golden"):
-        EXPECTED.write_text(found, encoding="utf-8")
-    assert found == EXPECTED.read_text(encoding="utf-8")
+def test_the_pictures_are_what_the_commands_of_their_page_draw(blink, tmp_path, monkeypatch, pytestconfig):
+    monkeypatch.chdir(tmp_path)
+    page = PAGE.read_text(encoding="utf-8")
+    for line in re.findall(r"^\$ blink (.+)$", page, re.MULTILINE):
+        command, _, file = line.partition(" > ")
+        if file and (RECORDED / file).exists():
+            Path(file).write_bytes((RECORDED / file).read_bytes())
+        elif "--timeline" not in command:
+            done = blink(*shlex.split(command))
+            assert done.code == 0, done.err
+            if file:
+                Path(file).write_text(done.out, encoding="utf-8")
+    shown = re.findall(r"\]\(../../tests/golden/expected/(show-.+?\.svg)\)", page)
+    assert len(shown) == 6
+    for name in shown:
+        found = Path(name).read_text(encoding="utf-8")
+        if pytestconfig.getoption("--update-golden"):
+            (EXPECTED / name).write_text(found, encoding="utf-8")
+        assert found == (EXPECTED / name).read_text(encoding="utf-8"), name
