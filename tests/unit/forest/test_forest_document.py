@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from fractions import Fraction
@@ -250,3 +251,20 @@ def test_plans_of_schema_version_1_are_read(path: Path) -> None:
     assert check_plan(old) == check_plan(now)
     assert audit(old).document() == {**audit(now).document(), "plan_schema_version": 1}
     assert json.dumps(old) == before
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["collecting", "not collecting"])
+def test_reading_looks_for_no_garbage_and_leaves_the_collector_as_it_was(wanted: bool) -> None:
+    edges = ",".join(f"[{i},{i + 1}]" for i in range(20_000))
+    collections: list[str] = []
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
+    (gc.enable if wanted else gc.disable)()
+    try:
+        found = document.loads(f'{{"shares": [{edges}]}}'.encode())
+        assert collections.count("start") <= 2  # Before and behind; else one per 700 lists.
+        with pytest.raises(ScheduleError):
+            from_document(found)
+        assert gc.isenabled() == wanted
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
