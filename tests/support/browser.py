@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -147,6 +148,24 @@ class Browser:
             elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
                 told.append(parameters["entry"]["text"])
         return told
+
+    def traced(self, action: Callable[[], object], categories: Sequence[str]) -> list[dict[str, Any]]:
+        """The browser's own trace of what ``action`` made it do: events of Chrome's trace format."""
+        session = self._session
+        self._session = None  # All of its processes.
+        config = {"includedCategories": list(categories)}
+        self.call("Tracing.start", transferMode="ReportEvents", traceConfig=config)
+        self._session = session
+        self.events.clear()
+        action()
+        self._session = None
+        self.call("Tracing.end")
+        until = time.monotonic() + DEADLINE_S
+        while not any(event.get("method") == "Tracing.tracingComplete" for event in self.events):
+            self.events.append(self._next(until))
+        self._session = session
+        told = [event["params"]["value"] for event in self.events if event.get("method") == "Tracing.dataCollected"]
+        return [event for part in told for event in part]
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """A PNG of the page."""

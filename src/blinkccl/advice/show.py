@@ -43,7 +43,7 @@ MOST_SHARES, MOST_STEPS = 64, 60_000
 #: Steps of all trees beyond which nothing is simulated, and transfers of a timeline: each is a few bytes of the page.
 MOST_TIMED_STEPS, MOST_TRANSFERS = 1_000, 3_000
 #: Rows of a timeline and of a table, and ranks beyond which no ring is looked for: its cycles take seconds.
-MOST_ROWS, MOST_LISTED, MOST_RING_RANKS = 32, 300, 128
+MOST_ROWS, MOST_LISTED, MOST_RING_RANKS = 32, 100, 128
 #: What a timeline is of, if nobody says.
 SIZE_BYTES = 64 << 20
 _KNOWN = re.compile(r"(?:\d{1,4}x )?([a-z][\w-]*(?::[\w:=-]+)?)(?: @ [\d.]+Gbps)?")

@@ -1,0 +1,108 @@
+"""Frames of pages of ``blink show`` in a headless Chromium, by its own trace.
+
+    blink show plan.json -o plan.html; python benchmarks/frames.py plan.html ...
+
+For each thing that a reader does: frames that were drawn, how many of them took the page's main thread more than 20 ms
+of processor time, and the worst, by kind. What others of the machine take does not count, nor does raster, which has
+threads of its own and, where there is one, a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from bisect import bisect_left
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.browser import Browser, browser_path
+
+#: Events of the main thread, and whose time they are; what is inside of one belongs to it, if it has no kind itself.
+KINDS = {
+    **dict.fromkeys(("FunctionCall", "EvaluateScript", "FireAnimationFrame", "EventDispatch"), "script"),
+    **dict.fromkeys(("UpdateLayoutTree", "ParseAuthorStyleSheet"), "style"),
+    **dict.fromkeys(("Layout", "HitTest"), "layout"),
+    **dict.fromkeys(("PrePaint", "Paint", "Layerize", "Commit"), "paint"),
+}
+CATEGORIES = ("devtools.timeline", "disabled-by-default-devtools.timeline.frame", "toplevel", "blink")
+#: 50 frames a second.
+SLOW_US = 20_000
+_FRAME = "await new Promise(done => requestAnimationFrame(() => setTimeout(done, 30)));"
+_CLICK = "document.querySelector('%s').dispatchEvent(new MouseEvent('click', { bubbles: true }));" + _FRAME
+_SCRUB = "const at = document.getElementById('at'); for (let i = 0; i < 60; i++) { at.value = 4 * i;"
+_SCRUB += "at.dispatchEvent(new Event('input')); await new Promise(requestAnimationFrame); }"
+_SORT = "for (const button of document.querySelectorAll('th button')) { button.scrollIntoView();" + _FRAME
+_SORT += "button.click();" + _FRAME + "}"
+_OPEN = "for (const one of document.querySelectorAll('details')) { one.scrollIntoView();" + _FRAME
+_OPEN += "one.open = true;" + _FRAME + "}"
+#: What is done, what it needs on the page, and the script.
+ACTIONS = (
+    ("playing, 2 s", "#play", _CLICK % "#play" + "await new Promise(done => setTimeout(done, 2000));"),
+    ("moving through time", "#play", _CLICK % "#play" + _SCRUB),
+    ("10 steps through trees", "#next", "for (let i = 0; i < 10; i++) {" + _CLICK % "#next" + "}"),
+    ("all trees again", "#next", _CLICK % "#all"),
+    ("into a server", "#server3.unit", _CLICK % "#server3"),
+    ("into another", "#server7.unit", _CLICK % "#server7"),
+    ("10 steps in there", ".unit", "for (let i = 0; i < 10; i++) {" + _CLICK % "#next" + "}"),
+    ("out of it", ".unit", _CLICK % "#whole"),
+    ("opening tables", "details", _OPEN),
+    ("sorting every column", "th", _SORT),
+    ("another theme, twice", "body", 2 * (_CLICK % "#theme")),
+)
+
+
+def frames(events: list[dict[str, Any]]) -> list[Counter[str]]:
+    """Microseconds of processor time of the page's main thread before each frame that is drawn, by kind."""
+    acted = next(e for e in events if e["name"] in ("EventDispatch", "FunctionCall", "EvaluateScript"))
+    main = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (acted["pid"], acted["tid"])]
+    main.sort(key=lambda e: (e["ts"], -e.get("dur", 0)))
+    drawn = sorted(e["ts"] for e in events if e["name"] == "DrawFrame" and e["pid"] == acted["pid"])
+    found = [Counter[str]() for _ in range(len(drawn) + 1)]
+    around: list[tuple[float, str]] = []
+    for event in main:
+        begin, spent = event["ts"], event.get("tdur", 0)
+        while around and around[-1][0] <= begin:
+            around.pop()
+        outer = around[-1][1] if around else ""
+        kind = KINDS.get(event["name"], outer or "other")
+        frame = found[bisect_left(drawn, begin)]
+        frame[kind] += spent
+        if outer:
+            frame[outer] -= spent
+        around.append((begin + event.get("dur", 0), kind))
+    return found
+
+
+def tell(name: str, found: list[Counter[str]]) -> None:
+    """One line."""
+    worst = max(found, key=lambda frame: frame.total())
+    kinds = "  ".join(f"{kind} {worst[kind] / 1000:5.1f}" for kind in ("script", "style", "layout", "paint", "other"))
+    slow = sum(frame.total() > SLOW_US for frame in found)
+    print(
+        f"  {name:24} {len(found):4} frames {slow:3} slow   worst {worst.total() / 1000:6.1f} ms:  {kinds}", flush=True
+    )
+
+
+def main(paths: list[str]) -> None:
+    """All actions on all pages."""
+    browser = browser_path()
+    if browser is None or not paths:
+        sys.exit("frames.py PAGE.html ...: needs pages of blink show, and Chromium")
+    with TemporaryDirectory() as folder, Browser(browser, Path(folder)) as page:
+        page.size(1280, 900)
+        for path in paths:
+            print(path)
+            page.open(Path(path))
+            time.sleep(1)
+            for name, needed, script in ACTIONS:
+                if page.run(f"!!document.querySelector('{needed}')"):
+                    todo = f"(async () => {{ {script} }})()"
+                    tell(name, frames(page.traced(lambda todo=todo: page.run(todo), CATEGORIES)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
