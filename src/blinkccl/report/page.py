@@ -273,7 +273,7 @@ def _section(title: str, inner: str, name: str) -> str:
 def _figure(shown: Figure, named: bool = False) -> str:
     picture, title = svg(shown.picture, name=shown.name, role="group" if shown.large else "img"), shown.picture.title
     width = shown.picture.width
-    least, most = min(0.14 * width, 560.0) if shown.large else min(0.6 * width, 720.0), max(1.25 * width, 480)
+    least, most = min(0.22 * width, 560.0) if shown.large else min(0.6 * width, 720.0), max(1.25 * width, 480)
     canvas = f'<div class="canvas" style="min-width:{least:.0f}px;max-width:{most:.0f}px">{picture}</div>'
     name = f"<strong>{escape(title)}.</strong> " if named else ""
     return (

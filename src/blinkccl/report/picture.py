@@ -397,7 +397,7 @@ class _Painter:
     # The legend.
     def legend(self, top: float) -> tuple[list[Shape], float, float]:
         """Lines of what colours and marks mean, where the picture ends below them, and how wide they are."""
-        size = 12.0 * self.scale
+        size = 12.0 if self.scale == 1.0 else 16.0 * self.scale  # A cluster is seen from afar.
         if self.subject.load is None:
             kinds = list(dict.fromkeys(link.kind for link in self.topology.links))
             entries = [(KIND_STYLES[kind], f"{_KINDS[kind]} {self._rates(kind)}") for kind in kinds]
