@@ -54,119 +54,124 @@ _CHUNK = "256K"
 _SLOWEST = 3
 
 
+Processes = Annotated[
+    int | None,
+    Option("-g", "--ngpus", metavar="N", min=2, max=250, help="Rank processes on this host; default: 2."),
+]
+Begin = Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")]
+End = Annotated[str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")]
+Factor = Annotated[int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")]
+Step = Annotated[
+    str | None, Option("-i", "--stepbytes", metavar="SIZE", help="Step between sizes, instead of a factor.")
+]
+Iterations = Annotated[int, Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")]
+Warmup = Annotated[int, Option("-w", "--warmup_iters", metavar="N", help="Runs before them.")]
+Rounds = Annotated[int | None, Option("--rounds", metavar="N", help="Rounds of processes; default: 5.")]
+ElementType = Annotated[
+    str,
+    Option(
+        "-d",
+        "--datatype",
+        metavar="TYPE",
+        help="half, float, double, bfloat16, f8e4m3, f8e5m2, bool, int8, uint8, ... uint64.",
+    ),
+]
+Operation = Annotated[
+    str, Option("-o", "--op", metavar="OP", help="sum, prod, min, max, avg, mulsum, band, bor or bxor.")
+]
+Average = Annotated[
+    int,
+    Option(
+        "-a",
+        "--average",
+        metavar="0|1|2|3|4",
+        min=0,
+        max=4,
+        help="Time of an iteration: rank 0's, the mean, the least, or the largest of all ranks; 4: the mean, with "
+        "the barrier before it.",
+    ),
+]
+Check = Annotated[int, Option("-c", "--check", metavar="0|1", min=0, max=1, help="Check results.")]
+Percentiles = Annotated[
+    int, Option("-I", "--percentiles", metavar="0|1", min=0, max=1, help="Add percentiles of the iterations.")
+]
+Peers = Annotated[
+    str | None,
+    Option(
+        "--peer",
+        metavar="NAMES",
+        help="Run these in turns with ours: gloo, openmpi, mpich, impi, "
+        "oneccl; openmpi=/prefix for one that is not on PATH.",
+    ),
+]
+Shared = Annotated[bool, Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")]
+Chunk = Annotated[
+    str | None,
+    Option("--chunk", metavar="SIZE", help="Size of a plan's messages; default: 256K, on processes by trial."),
+]
+Engine = Annotated[
+    str | None, Option("--engine", metavar="NAME", help="reference (the default) for a plan; host: processes.")
+]
+Timeout = Annotated[float, Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")]
+TimelineFile = Annotated[
+    Path | None,
+    Option("--timeline", metavar="FILE", help="Also write what ranks did in some more calls, as Chrome's trace."),
+]
+CalibrationName = Annotated[
+    str | None,
+    Option("--calibration", metavar="NAME", help="--timeline: and what this calibration predicts, on one axis."),
+]
+PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw time over size (png, svg, pdf).")]
+RecordFile = Annotated[
+    Path | None,
+    Option("-J", "--json-file", metavar="FILE", help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1."),
+]
+
+
 def bench(
     name: arguments.CollectiveName,
     spec: Annotated[str | None, Option("--topo", metavar="SPEC", help="Run a plan for this topology.")] = None,
     gpus: arguments.Gpus = None,
-    processes: Annotated[
-        int | None,
-        Option("-g", "--ngpus", metavar="N", min=2, max=250, help="Rank processes on this host; default: 2."),
-    ] = None,
+    processes: Processes = None,
     root: arguments.Root = None,
     src: arguments.Source = None,
     dst: arguments.Destination = None,
     algo: arguments.Algorithms = None,
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    begin: Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")] = "32M",
-    end: Annotated[
-        str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")
-    ] = None,
-    factor: Annotated[
-        int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")
-    ] = None,
-    step: Annotated[
-        str | None, Option("-i", "--stepbytes", metavar="SIZE", help="Step between sizes, instead of a factor.")
-    ] = None,
-    iterations: Annotated[int, Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")] = 20,
-    warmup: Annotated[int, Option("-w", "--warmup_iters", metavar="N", help="Runs before them.")] = 1,
-    rounds: Annotated[int | None, Option("--rounds", metavar="N", help="Rounds of processes; default: 5.")] = None,
-    dtype: Annotated[
-        str,
-        Option(
-            "-d",
-            "--datatype",
-            metavar="TYPE",
-            help="half, float, double, bfloat16, f8e4m3, f8e5m2, bool, int8, uint8, ... uint64.",
-        ),
-    ] = "float",
-    op: Annotated[
-        str, Option("-o", "--op", metavar="OP", help="sum, prod, min, max, avg, mulsum, band, bor or bxor.")
-    ] = "sum",
-    average: Annotated[
-        int,
-        Option(
-            "-a",
-            "--average",
-            metavar="0|1|2|3|4",
-            min=0,
-            max=4,
-            help="Time of an iteration: rank 0's, the mean, the least, or the largest of all ranks; 4: the mean, with "
-            "the barrier before it.",
-        ),
-    ] = _SLOWEST,
-    check: Annotated[int, Option("-c", "--check", metavar="0|1", min=0, max=1, help="Check results.")] = 1,
-    percentiles: Annotated[
-        int, Option("-I", "--percentiles", metavar="0|1", min=0, max=1, help="Add percentiles of the iterations.")
-    ] = 0,
-    peers: Annotated[
-        str | None,
-        Option(
-            "--peer",
-            metavar="NAMES",
-            help="Run these in turns with ours: gloo, openmpi, mpich, impi, "
-            "oneccl; openmpi=/prefix for one that is not on PATH.",
-        ),
-    ] = None,
-    shared: Annotated[bool, Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")] = False,
-    chunk: Annotated[
-        str | None,
-        Option("--chunk", metavar="SIZE", help="Size of a plan's messages; default: 256K, on processes by trial."),
-    ] = None,
-    engine: Annotated[
-        str | None, Option("--engine", metavar="NAME", help="reference (the default) for a plan; host: processes.")
-    ] = None,
-    timeout_s: Annotated[
-        float, Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")
-    ] = 60.0,
-    timeline: Annotated[
-        Path | None,
-        Option("--timeline", metavar="FILE", help="Also write what ranks did in some more calls, as Chrome's trace."),
-    ] = None,
-    calibration: Annotated[
-        str | None,
-        Option("--calibration", metavar="NAME", help="--timeline: and what this calibration predicts, on one axis."),
-    ] = None,
-    plot: Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw time over size (png, svg, pdf).")] = None,
-    record: Annotated[
-        Path | None,
-        Option(
-            "-J", "--json-file", metavar="FILE", help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1."
-        ),
-    ] = None,
+    begin: Begin = "32M",
+    end: End = None,
+    factor: Factor = None,
+    step: Step = None,
+    iterations: Iterations = 20,
+    warmup: Warmup = 1,
+    rounds: Rounds = None,
+    dtype: ElementType = "float",
+    op: Operation = "sum",
+    average: Average = _SLOWEST,
+    check: Check = 1,
+    percentiles: Percentiles = 0,
+    peers: Peers = None,
+    shared: Shared = False,
+    chunk: Chunk = None,
+    engine: Engine = None,
+    timeout_s: Timeout = 60.0,
+    timeline: TimelineFile = None,
+    calibration: CalibrationName = None,
+    plot: PlotFile = None,
+    record: RecordFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Run, and print the table; exit with 1 if a result was wrong."""
-    from blinkccl.bench.host import DEFAULT_RANKS
     from blinkccl.bench.interleave import BenchSettings
-    from blinkccl.bench.output import DTYPE_OF, OP_OF
     from blinkccl.bench.sizes import sweep
-    from blinkccl.collectives.ops import DTYPES, OPS
 
     output = _Output(sweep(begin, end, factor, step), json, record, plot, timeline, _costs(timeline, calibration))
     console.check_files(record, timeline, plot=plot)
-    dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
+    dtype, op = _names(dtype, op)
     ends, on_topology = (root, src, dst), spec is not None or gpus is not None
     if engine != "host" if engine is not None else on_topology:
-        for_processes = {"-g": processes is not None, "--peer": peers is not None, "--rounds": rounds is not None}
-        for_processes |= {
-            "--timeline": timeline is not None,
-            "--shared": shared,
-            "-I": bool(percentiles),
-            "-a": average != _SLOWEST,
-        }
-        why = "is for processes; here a plan is run in one, as --topo, --gpus or --engine say: add --engine host"
-        _refuse(why, for_processes)
+        _refuse_for_processes(processes, peers, rounds, timeline, shared, percentiles, average)
         settings = BenchSettings(dtype, op, iterations, warmup, 1, check=bool(check))
         asked = arguments.request(name, spec, gpus, ends, links, relays)
         _run_plan(asked, algo or "auto", engine or "reference", chunk or _CHUNK, timeout_s, output, settings)
@@ -175,17 +180,59 @@ def bench(
         _refuse("is for a topology: give --topo SPEC too", {"--relays": relays, "--links": links != "fast"})
         _refuse("is for plans: name them with --algo", {"--chunk": chunk is not None and algo is None})
     request = arguments.request(name, spec, gpus, ends, links, relays) if on_topology else None
-    chunk_bytes = None if chunk is None else _chunk(chunk)
-
-    def job(size: int | None) -> Job:
-        asked = request or arguments.collective(name, range(size or DEFAULT_RANKS), *ends)
-        return _job(asked, size, algo, chunk_bytes)
-
+    job = _jobs(request, name, ends, algo, None if chunk is None else _chunk(chunk))
     rounds, deadline_s = 5 if rounds is None else rounds, _whole_seconds(timeout_s)
     settings = BenchSettings(
         dtype, op, iterations, warmup, rounds, average, bool(check), bool(percentiles), shared, deadline_s
     )
     _on_processes(processes, job, peers or "", output, settings)
+
+
+def _names(dtype: str, op: str) -> tuple[str, str]:
+    """Our names of the element type and of the operation."""
+    from blinkccl.bench.output import DTYPE_OF, OP_OF
+    from blinkccl.collectives.ops import DTYPES, OPS
+
+    return _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
+
+
+def _refuse_for_processes(
+    processes: int | None,
+    peers: str | None,
+    rounds: int | None,
+    timeline: Path | None,
+    shared: bool,
+    percentiles: int,
+    average: int,
+) -> None:
+    """Refuse options that a plan in this process has no use for."""
+    given = {
+        "-g": processes is not None,
+        "--peer": peers is not None,
+        "--rounds": rounds is not None,
+        "--timeline": timeline is not None,
+        "--shared": shared,
+        "-I": bool(percentiles),
+        "-a": average != _SLOWEST,
+    }
+    _refuse("is for processes; here a plan is run in one, as --topo, --gpus or --engine say: add --engine host", given)
+
+
+def _jobs(
+    request: Request | None,
+    name: str,
+    ends: tuple[int | None, int | None, int | None],
+    algo: str | None,
+    chunk_bytes: int | None,
+) -> Callable[[int | None], Job]:
+    """What so many processes are to run, once their number is known."""
+    from blinkccl.bench.host import DEFAULT_RANKS
+
+    def job(size: int | None) -> Job:
+        asked = request or arguments.collective(name, range(size or DEFAULT_RANKS), *ends)
+        return _job(asked, size, algo, chunk_bytes)
+
+    return job
 
 
 def _costs(timeline: Path | None, calibration: str | None) -> Calibration | None:
