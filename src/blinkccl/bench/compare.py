@@ -52,18 +52,42 @@ def _taken(row: SizeRow, own: str) -> dict[str, float]:
 
 
 def header(about: About, sweep: Sweep) -> str:
-    """What comes before the first row: a column per algorithm, its name broken at its underscores."""
+    """What comes before the first row."""
+    return f"{preface_of(about, sweep)}\n{titles(about)}\n"
+
+
+def preface_of(about: About, sweep: Sweep) -> str:
+    """The circumstances, and what the numbers are."""
     place = "" if about.collective.name == "alltoall" else ", in place (--json: out of place too)"
+    what = f"# Median time (us){place}; * the fastest, and what comes within {TIE:.0%} of it"
+    return "\n".join([preface(about, sweep), what, "#"])
+
+
+def titles(about: About, width: int | None = None) -> str:
+    """The lines over the columns: one per algorithm, its name broken at its underscores."""
     names = [*about.algorithms, *about.more.get("peers", ())]
     parts = [wrap(name.replace("_", " "), _WIDTH) for name in names]
     depth = max(map(len, parts))
-    lines = [
-        f"#{'' if level < depth - 1 else 'size (B)':>{_SIZE - 1}}"
-        + "".join(f"{_part(part, level, depth):>{_WIDTH}} " for part in parts)
+    rows = (
+        _folded(
+            f"#{'' if level < depth - 1 else 'size (B)':>{_SIZE - 1}}",
+            [f"{_part(part, level, depth):>{_WIDTH}} " for part in parts],
+            width,
+        )
         for level in range(depth)
+    )
+    # Line by line of a row that is folded, and in each the words of the names.
+    return "\n".join("\n".join(lines) for lines in zip(*rows, strict=True))
+
+
+def _folded(first: str, cells: Sequence[str], width: int | None) -> list[str]:
+    """``cells`` behind ``first``, in as many lines as they take in ``width`` columns (None: in one)."""
+    each = len(cells) if width is None else max(1, (width + 1 - _SIZE) // (_WIDTH + 1))
+    below = f"{'#' if first.startswith('#') else '':<{_SIZE}}"
+    return [
+        ((below if begin else first) + "".join(cells[begin : begin + each])).rstrip()
+        for begin in range(0, len(cells), each)
     ]
-    what = f"# Median time (us){place}; * the fastest, and what comes within {TIE:.0%} of it"
-    return "\n".join([preface(about, sweep), what, "#", *(line.rstrip() for line in lines)]) + "\n"
 
 
 def _part(words: Sequence[str], level: int, depth: int) -> str:
@@ -72,7 +96,7 @@ def _part(words: Sequence[str], level: int, depth: int) -> str:
     return words[at] if at >= 0 else ""
 
 
-def line(about: About, row: SizeRow) -> str:
+def line(about: About, row: SizeRow, width: int | None = None) -> str:
     """One row: a time per algorithm, stars beside the best."""
     own = about.algorithms[0]
     taken = _taken(row, own)
@@ -82,7 +106,7 @@ def line(about: About, row: SizeRow) -> str:
         seconds = taken.get(name)
         shown = "-" if seconds is None else f"{seconds * 1e6:.{1 if seconds < 9.9995e-4 else 0}f}"
         cells.append(f"{shown:>{_WIDTH}}{'*' if seconds is not None and seconds <= least * (1 + TIE) else ' '}")
-    return f"{row.size:>{_SIZE}}" + "".join(cells).rstrip() + "\n"
+    return "\n".join(_folded(f"{row.size:>{_SIZE}}", cells, width)) + "\n"
 
 
 def footer(about: About, rows: Sequence[SizeRow]) -> str:

@@ -271,7 +271,7 @@ def _cells(timing: SizeTiming | None) -> str:
     if timing is None:
         return f"{'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
     wrong = "N/A" if timing.wrong is None else f"{timing.wrong:g}"
-    return f"{_microseconds(timing.seconds):>7}  {timing.algbw_gb_per_s:6.2f}  {timing.busbw_gb_per_s:6.2f}  {wrong:>6}"
+    return f"{microseconds(timing.seconds):>7}  {timing.algbw_gb_per_s:6.2f}  {timing.busbw_gb_per_s:6.2f}  {wrong:>6}"
 
 
 def _bound(timing: SizeTiming | None) -> str:
@@ -282,10 +282,10 @@ def _bound(timing: SizeTiming | None) -> str:
 def _percentiles(timing: SizeTiming | None) -> str:
     if timing is None or timing.percentiles is None:
         return f"  {'N/A':>7}" * len(PERCENTILES)
-    return "".join(f"  {_microseconds(seconds):>7}" for seconds in timing.percentiles)
+    return "".join(f"  {microseconds(seconds):>7}" for seconds in timing.percentiles)
 
 
-def _microseconds(seconds: float) -> str:
+def microseconds(seconds: float) -> str:
     """Four or five digits that count, as nccl-tests prints a time."""
     micros = seconds * 1e6
     return f"{micros:.0f}" if micros >= 10_000 else f"{micros:.1f}" if micros >= 100 else f"{micros:.2f}"

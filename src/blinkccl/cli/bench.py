@@ -330,11 +330,13 @@ class _Output:
         from blinkccl.bench import compare
         from blinkccl.bench import output as printed
         from blinkccl.bench.rows import failed
+        from blinkccl.bench.terminal import TerminalTable
         from blinkccl.forest.document import dumps
 
         sizes = self.sizes.sizes()
-        began, done = printed.now(), []
-        table = compare if about.several else printed
+        began, done, width = printed.now(), [], console.width()
+        piped = compare if about.several else printed
+        table = piped if width is None else TerminalTable(width)
         if not self.json:
             console.emit(table.header(about, self.sizes))
         with console.Progress(about.collective.name) as progress:
