@@ -15,7 +15,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.report.plan_text import bottleneck
-from blinkccl.report.text import Paint, columns, count, gb_per_s_text, ids, plain
+from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids, plain
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology
@@ -203,19 +203,21 @@ def _shape(network: Topology, ranks: tuple[int, ...]) -> Iterator[tuple[int, int
     yield from sorted((number[x.src], number[x.dst], x.capacity) for x in network.links)
 
 
-def ranking_text(ranking: Ranking, shown: int, paint: Paint = plain) -> str:
+def ranking_text(ranking: Ranking, shown: int, paint: Paint = plain, width: int | None = None) -> str:
     """The ``shown`` best sets and the worst one, each with the rate of a ring and the bottleneck."""
     best = ranking.picks[:shown]
     worst = ranking.picks[len(best) :][-1:]
     rows = [_row(ranking, str(i + 1), pick) for i, pick in enumerate(best)]
     rows += [_row(ranking, "worst", pick) for pick in worst]
-    lines = columns(_HEADER, rows, left=(1, 5, 6))
     title = (
         f"{ranking.topology.name}: {count(len(ranking.picks), 'set')} of {ranking.size} of the GPUs "
         f"{ids(ranking.free)}, by the optimal {ranking.collective}"
     )
-    painted = [paint(title, "bold"), paint(lines[0], "dim"), paint(lines[1], "green"), *lines[2:]]
-    return "\n".join(painted) + "\n"
+    look = ("dim", "green")
+    lines = columns(
+        _HEADER, rows, (1, 5, 6), width, 2, lambda row, line: paint(line, look[row]) if row < len(look) else line
+    )
+    return "\n".join([paint(fit(title, width), "bold"), *lines]) + "\n"
 
 
 def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:

@@ -26,7 +26,7 @@ from blinkccl.report.layout import UNFOLDED, sockets_of
 from blinkccl.report.page import Exhibit, Figure, Pair, Part, Prose, Stage, Table
 from blinkccl.report.picture import Subject, line_numbers, machine_picture, name_of, subject_of
 from blinkccl.report.plan_text import children, plan_text
-from blinkccl.report.text import bytes_text, count, gb_per_s_text, seconds_text
+from blinkccl.report.text import bytes_text, count, fit, gb_per_s_text, seconds_text
 from blinkccl.report.topology_text import topology_text
 from blinkccl.report.tree_picture import share_picture, weight_text
 from blinkccl.simulate.calibration import calibration_for
@@ -89,7 +89,7 @@ def of_topology(topology: Topology) -> Exhibit:
         [f"blink plan allreduce --topo '{topology.name}' -o plan.json", "blink show plan.json -o plan.html"]
         if machine_named(topology.name)
         else [],
-        text=lambda: topology_text(topology),
+        text=lambda width: topology_text(topology, width=width),
     )
 
 
@@ -153,9 +153,9 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
     size = bytes_text(size_bytes)
     following = [f"blink check {file}", f"blink sim --plan {file} --size {size}", f"blink export {file} --to cuda"]
 
-    def text() -> str:
+    def text(width: int | None) -> str:
         sentence = "" if ring is None else ring.sentence(forest)
-        return plan_text(forest) + (f"\n{sentence}\n" if sentence else "")
+        return plan_text(forest, width=width) + (fit(f"\n{sentence}\n", width) if sentence else "")
 
     return Exhibit("plan", words.title(forest), said, parts, following, data, text)
 

@@ -62,7 +62,11 @@ def paint() -> Paint:
 
 def width() -> int | None:
     """Columns that text may take: those of the terminal (or ``COLUMNS``); None where nobody looks at it."""
-    return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
+    return _width(sys.stdout)
+
+
+def _width(stream: TextIO | None) -> int | None:
+    return shutil.get_terminal_size().columns if _is_terminal(stream) else None
 
 
 def unwritable(problem: OSError) -> NoReturn:
@@ -88,10 +92,12 @@ def note(text: str) -> None:
     """
     if sys.stderr is None:
         return  # print() would take None for standard output.
-    shown = "\n".join(map(shortened, text.split("\n")))
+    shown = "blink: " + "\n".join(map(shortened, text.split("\n")))
     shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in shown)
+    columns = _width(sys.stderr)
     with suppress(OSError):
-        print(f"blink: {shown}", file=sys.stderr, flush=True)
+        # A log keeps a message on its line.
+        print(shown if columns is None else fit(shown, columns), file=sys.stderr, flush=True)
 
 
 def shortened(line: str) -> str:

@@ -14,6 +14,9 @@ from blinkccl.cli.exits import CHECK_FAILED
 if TYPE_CHECKING:
     from blinkccl.doctor.evidence import Case, Piece
 
+#: Of a report where there is no terminal: it goes into tickets and logs, where nobody scrolls to the right.
+PIPED_WIDTH = 120
+
 HELP = """
 Examples:
 
@@ -58,7 +61,7 @@ def doctor(
     if json:
         console.emit_json(diagnosis.document())
     else:
-        console.emit(diagnosis.text(console.paint(), console.width()))
+        console.emit(diagnosis.text(console.paint(), console.width() or PIPED_WIDTH))
     if not diagnosis.healthy:
         raise typer.Exit(CHECK_FAILED)
 

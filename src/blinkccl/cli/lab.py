@@ -153,6 +153,7 @@ def _compare(
 ) -> tuple[Field, list[list[Measured]]]:
     """Measure all candidates, and report; exit with 1 if a result was wrong. The field as it was measured, and how."""
     from blinkccl.lab import experiment, output
+    from blinkccl.report.text import fit
 
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
         field = field.ready(laboratory, timeout_s)
@@ -161,8 +162,10 @@ def _compare(
     if json:
         console.emit_json(output.document(field, layout, rows))
     else:
-        text = output.head_text(field, layout) + "\n" + output.table_text(rows, console.paint())
-        console.emit(text + "\n" + output.ratio_text(rows) + output.absent_text(field))
+        width = console.width()
+        told = output.ratio_text(rows) + output.absent_text(field)
+        table = output.table_text(rows, console.paint(), width)
+        console.emit(fit(output.head_text(field, layout), width) + f"\n{table}\n" + fit(told, width))
     if plot is not None:
         with console.written(plot):
             output.draw(plot, field, rows)

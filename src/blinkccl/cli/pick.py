@@ -38,4 +38,4 @@ def pick(
     if json:
         console.emit_json(ranking.document(top))
     else:
-        console.emit(ranking_text(ranking, top, console.paint()))
+        console.emit(ranking_text(ranking, top, console.paint(), console.width()))

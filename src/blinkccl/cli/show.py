@@ -62,7 +62,7 @@ def show(
         console.emit_json(page.exhibit_document(exhibit))
     if output is None:
         if not json:
-            console.emit_sentences(page.exhibit_text(exhibit))
+            console.emit(page.exhibit_text(exhibit, console.width()))
         return
     content = page.exhibit_file(exhibit, output)
     with console.written(output):

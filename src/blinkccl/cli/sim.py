@@ -449,15 +449,15 @@ def _report(
         return
     paint, width = console.paint(), console.width()
     text = fit(sim_text.head_text(field, code, conditions), width)
-    text += sim_text.sweep_table(rows, paint) if swept else sim_text.size_table(field, rows[0], paint)
+    text += sim_text.sweep_table(rows, paint, width) if swept else sim_text.size_table(field, rows[0], paint, width)
     if best is not None and summary is not None:
         text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)
     if best is not None and other is not None:
         text += fit(sim_text.sharing_text(best, other, conditions.settings.sharing, _OTHER), width)
     if steps is not None:
-        text += steps.text(paint)
+        text += steps.text(paint, width)
     if field.named and field.path_row is not None:
-        text += sim_text.path_text(field.path_row)
+        text += sim_text.path_text(field.path_row, width)
     console.emit(text + fit(sim_text.absent_text(field, why), width))
 
 

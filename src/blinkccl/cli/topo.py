@@ -71,7 +71,7 @@ def topo(
     elif output is None:
         from blinkccl.report.topology_text import topology_text
 
-        console.emit(topology_text(whole, console.paint()))
+        console.emit(topology_text(whole, console.paint(), console.width()))
 
 
 def _list(json: bool) -> None:

@@ -97,7 +97,7 @@ def tune(
     if json:
         console.emit_json(_document(file, path))
     else:
-        console.emit(_text(file, path))
+        console.emit(_text(file, path, console.width()))
 
 
 def _there(path: Path, ranks: int) -> TunedFile:
@@ -139,8 +139,8 @@ def _measured(file: TunedFile, path: Path, cells: list[tuple[str, tuple[int, int
     return file
 
 
-def _text(file: TunedFile, path: Path) -> str:
-    from blinkccl.report.text import bytes_text, columns, seconds_text
+def _text(file: TunedFile, path: Path, width: int | None) -> str:
+    from blinkccl.report.text import bytes_text, columns, fit, seconds_text
 
     rows = [
         [
@@ -153,13 +153,13 @@ def _text(file: TunedFile, path: Path) -> str:
         ]
         for cell in file.cells
     ]
-    head = f"{file.ranks} ranks on {file.machine}: {path}\n"
+    head = fit(f"{file.ranks} ranks on {file.machine}: {path}\n", width)
     if not rows:
         return head + "nothing was measured yet\n"
     faster = sum(bool(cell.rows) and cell.confirmed for cell in file.cells)
     header = ("collective", "size", "built in", "now", "times", "choice")
-    table = "\n".join(columns(header, rows, left=(0, 5)))
-    return f"{head}\n{table}\n\n{faster} of {len(rows)} are faster than what is built in\n"
+    table = "\n".join(columns(header, rows, (0, 5), width, 2))
+    return f"{head}\n{table}\n\n" + fit(f"{faster} of {len(rows)} are faster than what is built in\n", width)
 
 
 def _choice(cell: Cell) -> str:
@@ -220,7 +220,7 @@ def _on_gpus(
         there = {} if table is None else msgspec.to_builtins(table)
         console.emit_json({"schema_version": SCHEMA_VERSION, "path": str(path), **there})
     else:
-        console.emit(f"{path}\nnothing yet\n" if table is None else _gpu_text(table, ranks, path))
+        console.emit(f"{path}\nnothing yet\n" if table is None else _gpu_text(table, ranks, path, console.width()))
 
 
 def _measured_on_gpus(
@@ -294,13 +294,14 @@ def _environments(spec: str | None) -> Callable[[Way, Path], dict[str, str]]:
     return lambda way, report: environment(base, [library], report, way.settings)
 
 
-def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path) -> str:
-    from blinkccl.report.text import bytes_text, columns, ids, seconds_text
+def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path, width: int | None) -> str:
+    from blinkccl.report.text import bytes_text, columns, fit, ids, seconds_text
 
     def taken(cell: MeasuredCell) -> str:
         ways = ((f"{one.algorithm} {one.protocol}".strip(), seconds_text(one.seconds)) for one in cell.times)
         return ", ".join(f"{way} {seconds}" for way, seconds in ways)
 
     rows = [[cell.collective, bytes_text(cell.size_bytes), taken(cell)] for cell in table.of(ranks)]
-    lines = columns(("collective", "size", "the fastest first"), rows, left=(0, 2)) if rows else ["nothing yet"]
-    return f"GPUs {ids(ranks)} of {table.name}: {table.by}\n{path}\n\n" + "\n".join(lines) + "\n"
+    header = ("collective", "size", "the fastest first")
+    lines = columns(header, rows, (0, 2), width, 2) if rows else ["nothing yet"]
+    return fit(f"GPUs {ids(ranks)} of {table.name}: {table.by}\n{path}\n\n", width) + "\n".join(lines) + "\n"

@@ -31,7 +31,7 @@ def head_text(field: Field, layout: Layout) -> str:
     )
 
 
-def table_text(rows: Sequence[Sequence[Measured]], paint: Paint) -> str:
+def table_text(rows: Sequence[Sequence[Measured]], paint: Paint, width: int | None = None) -> str:
     """A line per size and algorithm."""
     header = ["size", "algorithm", "time", "algbw", "plan", "%plan", "%sim", "chunk", "busy", "#wrong"]
     lines = [
@@ -50,8 +50,8 @@ def table_text(rows: Sequence[Sequence[Measured]], paint: Paint) -> str:
         for row in rows
         for one in row
     ]
-    text = columns(header, lines, left=(1,))
-    return "\n".join([paint(text[0], "bold"), *text[1:]]) + "\n"
+    text = columns(header, lines, (1,), width, 2, lambda row, line: line if row else paint(line, "bold"))
+    return "\n".join(text) + "\n"
 
 
 def _label(one: Measured, row: Sequence[Measured]) -> str:

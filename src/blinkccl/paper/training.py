@@ -25,7 +25,7 @@ from blinkccl.baselines.candidate import Prepared
 from blinkccl.baselines.registry import JobCandidates
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.paper.models import PART_OF_PEAK, Compute, NeuralNetwork, Tensor, work_of
-from blinkccl.report.text import Paint, columns, seconds_text
+from blinkccl.report.text import Paint, columns, fit, seconds_text
 from blinkccl.units import size_text
 
 #: Time of a collective of so many bytes.
@@ -213,7 +213,7 @@ class StepTable:
             for name, step in self.by_name.items()
         ]
 
-    def text(self, paint: Paint) -> str:
+    def text(self, paint: Paint, width: int | None = None) -> str:
         """For people, the shortest step first."""
         ordered = sorted(self.by_name.items(), key=lambda item: item[1].total_s)
         table = [
@@ -225,11 +225,11 @@ class StepTable:
             for name, step in ordered
         ]
         sent = "collectives" if self.options.zero3 else "allreduce"
-        lines = columns(("algorithm", "step", "exposed", sent, "overhead %"), table, left=(0,))
-        lines = [paint(line, "bold") if n == 1 else line for n, line in enumerate(lines)]
+        header = ("algorithm", "step", "exposed", sent, "overhead %")
+        lines = columns(header, table, (0,), width, look=lambda n, line: paint(line, "bold") if n == 1 else line)
         compute = seconds_text(ordered[0][1].compute_s)
         head = f"a step of {self.model} on {self.gpu.upper()}s: {compute} of compute, {self.options.words()}"
-        return f"\n{head}\n\n" + "\n".join(lines) + "\n"
+        return fit(f"\n{head}\n\n", width) + "\n".join(lines) + "\n"
 
 
 def training_steps(

@@ -10,18 +10,19 @@ _LEFT = (2, 7)
 
 
 def job_text(pid: int, groups: list[GroupState], paint: Paint = plain, width: int | None = None) -> str:
-    """The groups of process ``pid``, a table and some sentences each; a table is not broken to ``width``."""
+    """The groups of process ``pid``, a table and some sentences each."""
     return "\n\n".join(_group_text(pid, group, paint, width) for group in groups) + "\n"
 
 
 def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) -> str:
-    lines = [f"Group of {count(group.size, 'rank')} that process {pid} is in (segment {group.segment})", ""]
-    header, *rows = columns(_HEADER, [_row(rank) for rank in group.ranks], _LEFT)
-    lines += [
-        header,
-        *(paint(row, _style(rank)) if _style(rank) else row for row, rank in zip(rows, group.ranks, strict=True)),
-        "",
-    ]
+    head = f"Group of {count(group.size, 'rank')} that process {pid} is in (segment {group.segment})"
+    lines = [fit(head, width), ""]
+
+    def look(row: int, line: str) -> str:
+        style = _style(group.ranks[row - 1]) if row else ""
+        return paint(line, style) if style else line
+
+    lines += [*columns(_HEADER, [_row(rank) for rank in group.ranks], _LEFT, width, look=look), ""]
     sentences = [f"rank {rank.rank} waits {rank.awaits}" for rank in group.ranks if rank.awaits]
     sentences += [f"rank {rank.rank} is at {rank.line}" for rank in group.ranks if rank.line]
     sentences += _conclusions(group)

@@ -23,7 +23,7 @@ from blinkccl.errors import UsageError
 from blinkccl.report.picture import folded
 from blinkccl.report.plotting import pyplot
 from blinkccl.report.shapes import Picture, palette_css, stacked, styles_css, svg, svg_file, write_png
-from blinkccl.report.text import columns
+from blinkccl.report.text import columns, fit
 from blinkccl.report.words import Said
 from blinkccl.schema import SCHEMA_VERSION
 
@@ -87,7 +87,7 @@ Part = Figure | Table | Prose | Stage | Pair
 class Exhibit:
     """``kind``: plan, topology, simulation, benchmark or laboratory. ``data`` is for the script.
 
-    ``text``, where there is one, makes what is printed in the place of summary and tables.
+    ``text``, where there is one, makes what is printed in the place of summary and tables, in so many columns.
     """
 
     kind: str
@@ -96,7 +96,7 @@ class Exhibit:
     parts: Sequence[Part]
     next: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    text: Callable[[], str] | None = None
+    text: Callable[[int | None], str] | None = None
 
 
 #: What the end of a file's name asks for.
@@ -137,15 +137,16 @@ def exhibit_cell(shown: Exhibit) -> str:
     return f"<div><p><b>{escape(shown.title)}</b></p><table>{rows}</table>{exhibit_svg(shown)}</div>"
 
 
-def exhibit_text(shown: Exhibit) -> str:
-    """For terminals and files of text."""
+def exhibit_text(shown: Exhibit, width: int | None = None) -> str:
+    """For terminals and files of text; what is to be copied is not folded."""
     if shown.text is not None:
-        return shown.text()
-    lines = [shown.title, ""]
-    lines += [f"{term.lower()}: {said}" for term, said in shown.summary]
+        return shown.text(width)
+    lines = [fit(line, width) for line in (shown.title, "")]
+    lines += [fit(f"{term.lower()}: {said}", width) for term, said in shown.summary]
     for part in shown.parts:
         if isinstance(part, Table):
-            lines += ["", part.title, "", *columns(part.header, part.rows, part.left)]
+            keys = min(part.left, default=0) + 1
+            lines += ["", fit(part.title, width), "", *columns(part.header, part.rows, part.left, width, keys)]
     if shown.next:
         lines += ["", "next", *(f"  {line}" for line in shown.next)]
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree, tree_depth
-from blinkccl.report.text import Paint, count, fit, gb_per_s_text, ids, plain, rate_text, unit_name
+from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids, plain, rate_text, unit_name
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
 from blinkccl.units import bus_factor
@@ -41,7 +41,7 @@ def plan_text(
     parts = [_summary(forest, paint)]
     if not quiet:
         parts += [_shares(forest, paint, trees), certificate_lines(forest), _loads(forest, paint, bars)]
-    return fit("\n\n".join("\n".join(part) for part in parts) + "\n", width)
+    return "\n\n".join("\n".join(fit(line, width) for line in part) for part in parts) + "\n"
 
 
 def headline(forest: Forest) -> str:
@@ -146,24 +146,36 @@ def _loads(forest: Forest, paint: Paint, bars: bool) -> list[str]:
     if len(rows) > LINKS_SHOWN:
         rows.sort(key=lambda row: (-row[1] / topology.link[row[0]].capacity, row[0]))
     lines = [title]
-    for arc, load in rows[:LINKS_SHOWN]:
-        lines.append(_load_line(topology, arc, load, paint if bars else None))
+    if bars:
+        lines += [_load_line(topology, arc, load, paint) for arc, load in rows[:LINKS_SHOWN]]
+    else:
+        cells = [_load_cells(topology, arc, load) for arc, load in rows[:LINKS_SHOWN]]
+        lines += columns(("link", "kind", "load", "full", "rate"), cells, (0, 1))
     if len(rows) > LINKS_SHOWN:
         lines.append(f"  … and {len(rows) - LINKS_SHOWN} that are no fuller (all of them: --json)")
     return lines
 
 
-def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: Paint | None) -> str:
-    """How full a link is, with a bar where there is a paint for it."""
+def _load_cells(topology: Topology, arc: tuple[int, int], load: Fraction) -> tuple[str, ...]:
+    """How full a link is: the link, its kind, of what, in percent, at which rate."""
+    link = topology.link[arc]
+    rate = gb_per_s_text(float(load) * topology.unit_gb_per_s)
+    return (
+        f"{arc[0]} → {arc[1]}",
+        link.kind,
+        f"{load} of {link.capacity}",
+        f"{float(load / link.capacity):.0%}",
+        rate,
+    )
+
+
+def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: Paint) -> str:
+    """The same with a bar."""
     link = topology.link[arc]
     part = load / link.capacity
-    gb_per_s = float(load) * topology.unit_gb_per_s
-    bar = f"{'█' * int(part * _BAR):<{_BAR}}"
-    shown = "" if paint is None else paint(bar, "green" if part == 1 else "yellow") + " "
-    return (
-        f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown}"
-        f"{float(part):4.0%}  {gb_per_s_text(gb_per_s)}"
-    )
+    bar = paint(f"{'█' * int(part * _BAR):<{_BAR}}", "green" if part == 1 else "yellow")
+    _, kind, _, percent, rate = _load_cells(topology, arc, load)
+    return f"  {arc[0]:>4} → {arc[1]:<4} {kind:<6} {load!s:>7} of {link.capacity:<4} {bar} {percent:>4}  {rate}"
 
 
 # A certificate in words: why nothing is faster.

@@ -15,7 +15,7 @@ from blinkccl.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.choice.candidates import Code
 from blinkccl.errors import UsageError
 from blinkccl.report.plotting import draw_over_size
-from blinkccl.report.text import Paint, bytes_text, columns, gb_per_s_text, ids, seconds_text
+from blinkccl.report.text import Paint, bytes_text, columns, fit, gb_per_s_text, ids, seconds_text
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.timeline import Summary
 from blinkccl.topology.model import Topology
@@ -43,7 +43,7 @@ def head_text(field: JobCandidates, code: Code, conditions: Conditions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def size_table(field: JobCandidates, row: Sequence[Estimate], paint: Paint) -> str:
+def size_table(field: JobCandidates, row: Sequence[Estimate], paint: Paint, width: int | None = None) -> str:
     """One size: every candidate, the fastest first."""
     nothing, size = moves_nothing(row), row[0].size_bytes
     table = [
@@ -58,15 +58,16 @@ def size_table(field: JobCandidates, row: Sequence[Estimate], paint: Paint) -> s
         ]
         for estimate in sorted(row, key=lambda estimate: estimate.seconds)
     ]
-    lines = columns(("algorithm", "time", "algbw", "busbw", "%bound", "chunk", "how"), table, left=(0, 6))
+    header = ("algorithm", "time", "algbw", "busbw", "%bound", "chunk", "how")
+    lines = columns(
+        header, table, (0, 6), width, look=lambda n, line: paint(line, "bold") if n == 1 and not nothing else line
+    )
     if nothing:
-        lines += ["", "moves nothing: fewer than one element per block"]
-    else:
-        lines = [paint(line, "bold") if n == 1 else line for n, line in enumerate(lines)]
+        lines += ["", fit("moves nothing: fewer than one element per block", width)]
     return f"\n{bytes_text(size)} ({size:,} bytes), GB/s:\n\n" + "\n".join(lines) + "\n"
 
 
-def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint) -> str:
+def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | None = None) -> str:
     """All sizes: the time of every candidate, the fastest marked, and who wins from which size."""
     names = [estimate.name for estimate in rows[0]]
     table = []
@@ -74,7 +75,7 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint) -> str:
         best = None if moves_nothing(row) else min(row, key=lambda estimate: estimate.seconds)
         cells = [seconds_text(estimate.seconds) + ("*" if estimate is best else " ") for estimate in row]
         table.append([bytes_text(row[0].size_bytes), *cells])
-    lines = columns(("size", *(f"{name} " for name in names)), table)
+    lines = columns(("size", *(f"{name} " for name in names)), table, width=width)
     text = "\n" + "\n".join(lines) + "\n\n* the fastest\n\nwho wins from which size:\n"
     for win in wins(rows):
         if win.first_bytes == win.last_bytes:
@@ -114,17 +115,15 @@ def sharing_text(best: Estimate, other: Estimate, sharing: str, otherwise: str) 
     )
 
 
-def path_text(row: Pair) -> str:
+def path_text(row: Pair, width: int | None = None) -> str:
     """How messages between two ends are split, by size."""
     table = []
     for before, split in zip((None, *row.splits), row.splits, strict=False):
         end = split.up_to_bytes
         size = f"up to {bytes_text(end)}" if end else f"from {bytes_text((before and before.up_to_bytes) or 0)}"
         table.append([size, f"{split.gb_per_s:.2f}", f"{split.direct_gb_per_s:.2f}", split.text()])
-    lines = columns(("size", "GB/s", "direct", "paths"), table, left=(0, 3))
-    return (
-        f"\nmulti_path from {row.src} to {row.dst}, at the longest message of each row:\n\n" + "\n".join(lines) + "\n"
-    )
+    head = fit(f"\nmulti_path from {row.src} to {row.dst}, at the longest message of each row:\n\n", width)
+    return head + "\n".join(columns(("size", "GB/s", "direct", "paths"), table, (0, 3), width)) + "\n"
 
 
 def absent_text(field: JobCandidates, why: bool) -> str:

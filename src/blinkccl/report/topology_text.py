@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blinkccl.report.text import Paint, columns, count, gb_per_s_text, ids, plain
+from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids, plain
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
@@ -25,23 +26,28 @@ _STYLES = {
     "NET": "magenta",
     "-": "dim",
 }
+#: Ranks of one box, whose matrix people know.
+_WHOLE = 8
+_ALIKE = "  A-B    ranks that are alike; where their row crosses their column, what any two of them have"
 #: A host vertex is a PCIe root complex: a processor may have several.
 _TRANSIT = {"switch": "switch", "nic": "NIC", "host": "host bridge", "memory": "host memory"}
 
 
-def topology_text(topology: Topology, paint: Paint = plain) -> str:
-    """The matrix of ranks, its letters' meaning, links by kind with their origin, and the notes. O(ranks × links)."""
-    lines = [
-        paint(_title(topology), "bold"),
-        "",
-        *_matrix(topology, paint),
-        "",
-        *_legend(topology),
+def topology_text(topology: Topology, paint: Paint = plain, width: int | None = None) -> str:
+    """The matrix of ranks, its letters' meaning, links by kind with their origin, and the notes. O(ranks × links).
+
+    Of more than :data:`_WHOLE` ranks, those that are alike have one row and one column.
+    """
+    cells = matrix(topology)
+    cells = alike(topology, cells) if len(cells.rows) > _WHOLE else cells
+    told = [
+        *_legend(cells, len(topology.ranks)),
         "",
         *_links(topology),
         *(f"note    {note}" for note in topology.notes),
     ]
-    return "\n".join(lines) + "\n"
+    lines = [paint(fit(_title(topology), width), "bold"), "", *_matrix(cells, paint, width), ""]
+    return "\n".join([*lines, *(fit(line, width) for line in told)]) + "\n"
 
 
 def _title(topology: Topology) -> str:
@@ -55,20 +61,22 @@ def _title(topology: Topology) -> str:
     return f"{topology.name}: {', '.join([*ranks, *transit])}{where}"
 
 
-def _matrix(topology: Topology, paint: Paint) -> list[str]:
-    cells = matrix(topology)
-    head, *rows = columns(cells.header, cells.rows, left=range(len(cells.header)))
-    return [head, *(re.sub(r"(?<=  )\S+", lambda cell: paint(cell[0], _style(cell[0])), row) for row in rows)]
+def _matrix(cells: Matrix, paint: Paint, width: int | None) -> list[str]:
+    def look(row: int, line: str) -> str:
+        return re.sub(r"(?<=  )\S+", lambda cell: paint(cell[0], _style(cell[0])), line) if row else line
+
+    return columns(cells.header, cells.rows, range(len(cells.header)), width, look=look)
 
 
 def _style(cell: str) -> str:
     return _STYLES.get(cell.rstrip("0123456789"), "")
 
 
-def _legend(topology: Topology) -> list[str]:
-    """What the cells that occur mean."""
-    seen = {cell.rstrip("0123456789") for row in matrix(topology).rows for cell in row[1:]}
-    return [f"  {mark:<6} {meaning}" for mark, meaning in LEGEND if mark.rstrip("#") in seen]
+def _legend(cells: Matrix, ranks: int) -> list[str]:
+    """What the cells that occur mean, and the rows of a matrix of ``ranks``."""
+    seen = {cell.rstrip("0123456789") for row in cells.rows for cell in row[1:]}
+    meanings = [f"  {mark:<6} {meaning}" for mark, meaning in LEGEND if mark.rstrip("#") in seen]
+    return [*meanings, _ALIKE] if len(cells.rows) < ranks else meanings
 
 
 def _links(topology: Topology) -> list[str]:
@@ -154,6 +162,40 @@ def matrix(topology: Topology) -> Matrix:
 
 def _name(vertex: Vertex) -> str:
     return f"{vertex.kind.upper()}{vertex.id}"
+
+
+def alike(topology: Topology, whole: Matrix) -> Matrix:
+    """``whole`` with a row and a column for all ranks that have the same cells: what they have among themselves is the
+    cell where the two cross. It says no less. O(ranks² × kinds of rows), mostly.
+    """
+    ranks = topology.ranks
+    place = {rank: i for i, rank in enumerate(ranks)}
+    cell = [row[1 : 1 + len(ranks)] for row in whole.rows]
+    groups: list[list[int]] = []
+    for rank in ranks:
+        mine = next((group for group in groups if _are_alike(topology, cell, place, group[0], rank)), None)
+        if mine is None:
+            groups.append([rank])
+        else:
+            mine.append(rank)
+    names = [f"{topology.vertex[group[0]].kind.upper()}{ids(group)}" for group in groups]
+    rows = []
+    for name, group in zip(names, groups, strict=True):
+        first, second = place[group[0]], place[group[-1]]
+        cells = [cell[first][second if other is group else place[other[0]]] for other in groups]
+        rows.append((name, *cells, *whole.rows[first][1 + len(ranks) :]))
+    return Matrix(("", *names, *whole.header[1 + len(ranks) :]), tuple(rows))
+
+
+def _are_alike(
+    topology: Topology, cell: Sequence[Sequence[str]], place: Mapping[int, int], one: int, other: int
+) -> bool:
+    """Whether the two are of one kind and server, and all others see no difference between them, nor they in others."""
+    a, b = topology.vertex[one], topology.vertex[other]
+    i, j = place[one], place[other]
+    if (a.kind, a.server) != (b.kind, b.server) or cell[i][j] != cell[j][i]:
+        return False
+    return all(cell[i][k] == cell[j][k] and cell[k][i] == cell[k][j] for k in range(len(cell)) if k not in (i, j))
 
 
 def _lane(topology: Topology, kind: str, unit: Fraction) -> Fraction:
