@@ -82,6 +82,6 @@ def _report(foreign: tuple[ForeignAudit, ...], json: bool, spec: str | None, lin
     if json:
         console.emit_json({"schema_version": SCHEMA_VERSION, "ok": ok, "plans": [one.document() for one in foreign]})
     else:
-        console.emit("\n".join(found.text() for found in foreign))
+        console.emit_sentences("\n".join(found.text() for found in foreign))
     if not ok:
         raise typer.Exit(CHECK_FAILED)
