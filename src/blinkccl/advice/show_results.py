@@ -6,7 +6,9 @@ Documents are what ``blink sim --json``, ``blink bench --json`` or ``-J`` (nccl-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,6 +19,7 @@ from blinkccl.report.charts import Bar, Curve, bars_picture, curves_picture
 from blinkccl.report.layout import UNFOLDED
 from blinkccl.report.page import Exhibit, Figure, Part, Prose, Table
 from blinkccl.report.picture import Subject, machine_picture
+from blinkccl.report.shapes import Picture
 from blinkccl.report.text import bytes_text, count, gb_per_s_text, ids, seconds_text
 from blinkccl.report.words import Said, collective_name
 from blinkccl.schema import version_fault
@@ -126,6 +129,7 @@ class _Measured(msgspec.Struct):
     part_of_plan: _Number
     simulated_part_of_plan: _Number
     wrong: _Number
+    chunk_bytes: _Bytes = 0
 
 
 class _Absent(msgspec.Struct):
@@ -180,6 +184,12 @@ def _no_timings(what: str, again: str) -> ScheduleError:
     return ScheduleError(
         f"{what} is empty: there are no timings to show; run {again} again, or give the file of a run that ended"
     )
+
+
+def chart(shown: Exhibit) -> Picture:
+    """The picture of a result's numbers, under the result's title: what ``--plot`` draws."""
+    figure = next(part for part in shown.parts if isinstance(part, Figure))
+    return replace(figure.picture, title=shown.title)
 
 
 # A simulation.
@@ -462,15 +472,17 @@ def of_laboratory(document: Mapping[str, Any]) -> Exhibit:
 
 
 def _lab_chart(rows: Sequence[_Measured], field: Sequence[_Measured], last: int) -> Part:
+    label = _lab_label(rows)
     if len({row.size_bytes for row in rows}) > 1:
         curves = []
-        for name in dict.fromkeys(row.algorithm for row in rows):
-            own = [row for row in rows if row.algorithm == name]
+        for name in dict.fromkeys(map(label, rows)):
+            own = [row for row in rows if label(row) == name]
             curves.append(Curve(name, [(row.size_bytes, row.algbw_gb_per_s) for row in own]))
             curves.append(
                 Curve(
                     f"{name}, simulated",
                     [(row.size_bytes, row.plan_algbw_gb_per_s * row.simulated_part_of_plan) for row in own],
+                    dashed=True,
                 )
             )
         return Figure(
@@ -478,7 +490,7 @@ def _lab_chart(rows: Sequence[_Measured], field: Sequence[_Measured], last: int)
         )
     bars = []
     for row in field:
-        bars.append(Bar(row.algorithm, row.algbw_gb_per_s, f"{gb_per_s_text(row.algbw_gb_per_s)} measured", 0))
+        bars.append(Bar(label(row), row.algbw_gb_per_s, f"{gb_per_s_text(row.algbw_gb_per_s)} measured", 0))
         simulated = row.plan_algbw_gb_per_s * row.simulated_part_of_plan
         bars.append(Bar("", simulated, f"{gb_per_s_text(simulated)} simulated", 1))
         bars.append(Bar("", row.plan_algbw_gb_per_s, f"{gb_per_s_text(row.plan_algbw_gb_per_s)} by the plan", 5))
@@ -486,6 +498,15 @@ def _lab_chart(rows: Sequence[_Measured], field: Sequence[_Measured], last: int)
         bars_picture(f"Measured, simulated and planned at {bytes_text(last)}", bars),
         "Algorithm bandwidth: the size of the data by the time.",
         "chart",
+    )
+
+
+def _lab_label(rows: Iterable[_Measured]) -> Callable[[_Measured], str]:
+    """What rows are of: an algorithm, and where it ran in several chunks, in which."""
+    times = Counter((row.algorithm, row.size_bytes) for row in rows)
+    several = {name for (name, _), number in times.items() if number > 1}
+    return lambda row: (
+        f"{row.algorithm} in {bytes_text(row.chunk_bytes)}" if row.algorithm in several else row.algorithm
     )
 
 

@@ -363,11 +363,14 @@ class _Output:
 
 def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
     from blinkccl.bench.rows import lines
-    from blinkccl.report.plotting import draw_over_size
+    from blinkccl.report import plotting
+    from blinkccl.report.charts import Curve, curves_picture
 
     title = f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}"
     with console.written(path):
-        draw_over_size(path, title, "time (µs)", lines(rows, about.algorithms[0] if about.several else "blink"))
+        found = lines(rows, about.algorithms[0] if about.several else "blink")
+        curves = [Curve(name, points) for name, points in found.items()]
+        plotting.write(path, curves_picture(title, "time, µs", curves))
 
 
 def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> None:

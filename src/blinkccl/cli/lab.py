@@ -168,7 +168,7 @@ def _compare(
         console.emit(fit(output.head_text(field, layout), width) + f"\n{table}\n" + fit(told, width))
     if plot is not None:
         with console.written(plot):
-            output.draw(plot, field, rows)
+            output.draw(plot, field, layout, rows)
     wrong = sum(one.wrong for row in rows for one in row)
     if wrong:
         console.error(f"{wrong} elements were wrong: see #wrong")

@@ -279,7 +279,7 @@ def sim(
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
     if plot is not None:
-        _draw(plot, field, rows)
+        _draw(plot, field, runs, conditions, rows)
 
 
 def _conditions(
@@ -496,10 +496,15 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     console.note(f"it shows {best.name} at {best.size_bytes:,} bytes{without}: open it in ui.perfetto.dev")
 
 
-def _draw(path: Path, field: JobCandidates, rows: Sequence[Sequence[Estimate]]) -> None:
-    from blinkccl.report.sim_text import sim_plot
+def _draw(
+    path: Path, field: JobCandidates, code: Code, conditions: Conditions, rows: Sequence[Sequence[Estimate]]
+) -> None:
+    from blinkccl.advice.show_results import chart, of_simulation
+    from blinkccl.report import plotting
+    from blinkccl.report.sim_text import sim_document
 
-    request = field.request
-    title = f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated"
+    if not any(estimate.algbw_gb_per_s > 0 for row in rows for estimate in row):
+        raise UsageError("no size moves any data; take larger ones (-b)")
+    document = sim_document(field, code, conditions, rows, None, None, ())
     with console.written(path):
-        sim_plot(path, title, rows, field.bound_gb_per_s)
+        plotting.write(path, chart(of_simulation(document, field.request.topology)))

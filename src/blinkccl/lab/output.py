@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blinkccl.advice.show_results import chart, of_laboratory
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.choice.measured import Cell, Time
 from blinkccl.lab.experiment import Field, Measured
 from blinkccl.lab.layout import Layout
-from blinkccl.report.plotting import pyplot
+from blinkccl.report import plotting
 from blinkccl.report.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
 from blinkccl.schema import SCHEMA_VERSION
 
@@ -126,31 +127,6 @@ def entry(one: Measured) -> dict[str, Any]:
     }
 
 
-def draw(path: Path, field: Field, rows: Sequence[Sequence[Measured]]) -> None:
+def draw(path: Path, field: Field, layout: Layout, rows: Sequence[Sequence[Measured]]) -> None:
     """Measured beside predicted, over size; with one size, as bars."""
-    figure, axes = pyplot().subplots(figsize=(9, 5.5), layout="constrained")
-    request = field.request
-    axes.set_title(f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, laboratory")
-    for number, name in enumerate(_label(one, rows[0]) for one in rows[0]):
-        column = [row[number] for row in rows]
-        plan = column[0].candidate.forest.algbw_gb_per_s
-        if len(rows) == 1:
-            axes.bar(name, column[0].gb_per_s, 0.6, color=f"C{number}", label="_")
-            axes.hlines(
-                plan, number - 0.4, number + 0.4, color="black", linestyle="--", label="_" if number else "plan"
-            )
-            continue
-        sizes = [one.pattern.size for one in column]
-        axes.plot(sizes, [one.gb_per_s for one in column], "o-", color=f"C{number}", markersize=4, label=name)
-        simulated = [plan * one.simulated for one in column]
-        axes.plot(sizes, simulated, "--", color=f"C{number}", linewidth=1, label="_" if number else "simulated")
-    if len(rows) > 1:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda size, _: bytes_text(int(size)))
-        axes.set_xlabel("size")
-    axes.set_ylabel("algbw (GB/s, links at the machine's rates)")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-    pyplot().close(figure)
+    plotting.write(path, chart(of_laboratory(document(field, layout, rows))))

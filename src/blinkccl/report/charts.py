@@ -17,10 +17,11 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560.0, 340.0, 62.0, 30.0, 46.0
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a chart over sizes."""
+    """One line of a chart over sizes; a ``dashed`` one has the colour of the one before it, which it is told beside."""
 
     name: str
     points: Points
+    dashed: bool = False
 
 
 def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[str, float] | None = None) -> Picture:
@@ -46,18 +47,28 @@ def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[
         shapes.append(Line(((_LEFT, y(level[1])), (right, y(level[1]))), "level", 1.2))
         words = Text(_LEFT + 6, y(level[1]) - 5, level[0], "text", 12.0, "start")
         shapes += [Rect(words.x - 2, words.y - 10, words.width, 13.0, "blank", 0.0, 0.0), words]
-    for number, (curve, end) in enumerate(zip(drawn, ends, strict=True)):
+    for curve, end, look in zip(drawn, ends, _looks(drawn), strict=True):
         at = tuple((x(size), y(value)) for size, value in curve.points if value > 0)
-        style = f"s{number % SERIES} curve{' again' if number >= SERIES else ''}"
-        items: list[Shape] = [Line(at, style, 2.2)] if len(at) > 1 else []
-        items += [Rect(px - 2.6, py - 2.6, 5.2, 5.2, f"s{number % SERIES}", 2.6) for px, py in at]
+        items: list[Shape] = [Line(at, look, 2.2)] if len(at) > 1 else []
+        items += [Rect(px - 2.6, py - 2.6, 5.2, 5.2, look.split()[0], 2.6) for px, py in at]
         items.append(Line((at[-1], (right + 10, end)), "axis", 1.0))
-        items.append(Line(((right + 12, end), (right + 27, end)), style, 3.0))
+        items.append(Line(((right + 12, end), (right + 27, end)), look, 3.0))
         items.append(Text(right + 31, end + 4, curve.name, "text", 12.0, "start"))
         shapes.append(Group(items, title=f"{curve.name}: {_told(curve)}"))
     shapes.append(Text((_LEFT + right) / 2, _HEIGHT - 8, "size of the data", "soft", 12.0))
     about = "; ".join(f"{curve.name}: {_told(curve)}" for curve in drawn)
     return Picture(shapes, _WIDTH, max(_HEIGHT, max(ends, default=0.0) + 12), title, about)
+
+
+def _looks(curves: Sequence[Curve]) -> list[str]:
+    """A colour each, dashed once all have been taken."""
+    found: list[str] = []
+    number = -1
+    for curve in curves:
+        number += not curve.dashed
+        dashed = curve.dashed or number >= SERIES
+        found.append(f"s{max(number, 0) % SERIES} curve{' dashed' if dashed else ''}")
+    return found
 
 
 def _last(curve: Curve) -> float:
@@ -83,12 +94,11 @@ def _spread_ends(wanted: Sequence[float], step: float = 14.0) -> list[float]:
 
 def _value_axis(low: float, high: float, y: Callable[[float], float], right: float) -> list[Shape]:
     found: list[Shape] = []
-    for power in range(floor(low), ceil(high) + 1):
-        for digit in (1, 2, 5):
-            value = digit * 10.0**power
-            if low - 1e-9 <= log10(value) <= high + 1e-9:
-                found.append(Line(((_LEFT, y(value)), (right, y(value))), "axis", 0.8))
-                found.append(Text(_LEFT - 6, y(value) + 4, f"{value:g}", "soft", 12.0, "end"))
+    digits = (1, 2, 5) if high - low > 1 else range(1, 10)
+    for value in (digit * 10.0**power for power in range(floor(low), ceil(high) + 1) for digit in digits):
+        if low - 1e-9 <= log10(value) <= high + 1e-9:
+            found.append(Line(((_LEFT, y(value)), (right, y(value))), "axis", 0.8))
+            found.append(Text(_LEFT - 6, y(value) + 4, f"{value:g}", "soft", 12.0, "end"))
     return found
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from blinkccl.errors import UsageError
 from blinkccl.report.picture import folded
 from blinkccl.report.plotting import pyplot
-from blinkccl.report.shapes import Picture, palette_css, stacked, styles_css, svg, svg_file, write_png
+from blinkccl.report.shapes import Picture, palette_css, stacked, styles_css, svg, svg_file, write_drawn
 from blinkccl.report.text import columns, fit
 from blinkccl.report.words import Said
 from blinkccl.schema import SCHEMA_VERSION
@@ -117,7 +117,7 @@ def exhibit_file(shown: Exhibit, path: Path) -> bytes:
     form = path.suffix.lower()
     if form == ".png":
         content = BytesIO()
-        write_png(exhibit_picture(shown), content, pyplot("a .png"))
+        write_drawn(exhibit_picture(shown), content, pyplot("a .png"))
         return content.getvalue()
     text = {".html": exhibit_page, ".txt": exhibit_text, ".svg": exhibit_svg}[form]
     return text(shown).encode()

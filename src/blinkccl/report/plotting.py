@@ -1,18 +1,16 @@
-"""The plotting library, drawing into files only; whether a picture can be drawn is asked before any work."""
+"""Charts in files: SVG is our own, PNG and PDF take the plotting library, which is asked for before any work."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.report.text import bytes_text
+from blinkccl.report.shapes import Picture, stacked, svg_file, write_drawn
 
-#: Points of a line: bytes, and what is drawn over them.
-Points = Sequence[tuple[int, float]]
-_MARKERS = "osD^vP*X<>hd"
+#: What the end of a file's name asks for.
+FORMS = (".svg", ".png", ".pdf")
 
 
 def pyplot(what: str = "--plot") -> Any:
@@ -25,28 +23,20 @@ def pyplot(what: str = "--plot") -> Any:
 
 
 def check(path: Path) -> None:
-    """Refuse, before any work, a picture that could not be drawn: without matplotlib, or in a format it has not."""
-    figure = pyplot().figure()
-    kinds = sorted(figure.canvas.get_supported_filetypes())
-    pyplot().close(figure)
-    if path.suffix.lstrip(".").lower() not in kinds:
-        raise UnsupportedError(f"--plot {path}: expected a name that ends in .{', .'.join(kinds)}")
+    """Refuse, before any work, a picture that could not be drawn: in a form we have not, or without matplotlib."""
+    form = path.suffix.lower()
+    if form not in FORMS:
+        raise UnsupportedError(f"--plot {path}: expected a name that ends in {', '.join(FORMS)}")
+    if form != ".svg":
+        pyplot(f"--plot with {form}, unlike .svg,")
 
 
-def draw_over_size(path: Path, title: str, what: str, lines: Mapping[str, Points], level: float | None = None) -> None:
-    """Draw ``lines`` over size, both axes logarithmic; ``what`` names the vertical one, ``level`` is a proved bound."""
-    figure, axes = pyplot().subplots(figsize=(9, 5.5), layout="constrained")
-    for number, (name, points) in enumerate(lines.items()):
-        sizes, values = [size for size, _ in points], [value for _, value in points]
-        axes.plot(sizes, values, marker=_MARKERS[number % len(_MARKERS)], markersize=4, label=name)
-    if level is not None:
-        axes.axhline(level, color="black", linestyle="--", linewidth=1, label="proved bound (nominal rates)")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda size, _: bytes_text(int(size)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set(title=title, xlabel="size", ylabel=what)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-    pyplot().close(figure)
+def write(path: Path, picture: Picture) -> None:
+    """Write ``picture`` below its title in the form that the name's end asks for; raises as :func:`check`."""
+    check(path)
+    titled = stacked([picture], 1)
+    if path.suffix.lower() == ".svg":
+        path.write_text(svg_file(titled), encoding="utf-8", newline="\n")
+        return
+    with path.open("wb") as file:
+        write_drawn(titled, file, pyplot(), path.suffix.lower().lstrip("."))

@@ -90,7 +90,7 @@ STYLES: dict[str, dict[str, str]] = {
     "swatch": {"stroke": "none"},
     **{f"s{i}": {"stroke": f"@s{i}", "fill": f"@s{i}"} for i in range(SERIES)},
     "curve": {"fill": "none"},
-    "again": {"stroke-dasharray": "6 3"},
+    "dashed": {"stroke-dasharray": "6 3"},
     "blank": {"fill": "@paper", "stroke": "none"},
     "text": {"fill": "@ink", "stroke": "none"},
     "soft": {"fill": "@soft", "stroke": "none"},
@@ -311,8 +311,8 @@ def _head(line: Line) -> str:
     return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in head_points(line)) + "Z"
 
 
-# PNG.
-def write_png(picture: Picture, file: BinaryIO, pyplot: Any, scale: float = 2.0) -> None:
+# PNG and PDF.
+def write_drawn(picture: Picture, file: BinaryIO, pyplot: Any, form: str = "png", scale: float = 2.0) -> None:
     """Draw with the plotting library, at ``scale`` pixels a px, in the light colours; no more than 8,000 a side."""
     scale = min(scale, 8000 / max(picture.width, picture.height))
     figure = pyplot.figure(figsize=(picture.width / 72, picture.height / 72), facecolor=PALETTE["paper"][0])
@@ -321,7 +321,9 @@ def write_png(picture: Picture, file: BinaryIO, pyplot: Any, scale: float = 2.0)
     axes.axis("off")
     for order, shape in enumerate(flat(picture.shapes)):
         _draw(axes, shape, order)
-    figure.savefig(file, dpi=72 * scale, format="png", metadata={"Software": None})
+    # Without dates and versions: the same picture, the same bytes.
+    unsaid = {"Software": None} if form == "png" else {"Creator": None, "Producer": None, "CreationDate": None}
+    figure.savefig(file, dpi=72 * scale, format=form, metadata=unsaid)
     pyplot.close(figure)
 
 

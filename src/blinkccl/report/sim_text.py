@@ -1,10 +1,9 @@
-"""Simulated times as people read them: tables, and what decided; as JSON; and as a picture."""
+"""Simulated times as people read them: tables, and what decided; and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,8 +12,6 @@ from blinkccl.algorithms.path_table import Pair
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.choice.candidates import Code
-from blinkccl.errors import UsageError
-from blinkccl.report.plotting import draw_over_size
 from blinkccl.report.text import Paint, bytes_text, columns, fit, gb_per_s_text, ids, seconds_text
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.timeline import Summary
@@ -200,15 +197,3 @@ def _row_document(estimate: Estimate, bound: float) -> dict[str, Any]:
         "aggregated": None if simulation is None else simulation.aggregated,
         "how": estimate.detail,
     }
-
-
-def sim_plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gb_per_s: float) -> None:
-    """Draw algbw over size into ``path``; ``rows`` by size, ascending. Who moves nothing is left out."""
-    found = {  # a logarithmic axis has no 0
-        first.name: [(row[n].size_bytes, row[n].algbw_gb_per_s) for row in rows if row[n].algbw_gb_per_s > 0]
-        for n, first in enumerate(rows[0])
-    }
-    drawn = {name: points for name, points in found.items() if points}
-    if not drawn:
-        raise UsageError("no size moves any data; take larger ones (-b)")
-    draw_over_size(path, title, "algbw (GB/s)", drawn, bound_gb_per_s)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from blinkccl.advice.show import MOST_TRANSFERS, drawn_on, machine_named, of_plan, of_topology, shape_fault
-from blinkccl.advice.show_results import of_result
+from blinkccl.advice.show_results import chart, of_result
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Tree
 from blinkccl.report.page import Figure, Pair, Stage, Table, exhibit_page
@@ -159,6 +159,14 @@ def test_a_benchmark_says_what_is_wrong():
     document["results"][1]["out_of_place"]["nwrong"] = 3
     assert said(of_result(BENCHMARK))["Right"] == "Every result is right."
     assert said(of_result(document))["Right"] == "3 results are wrong."
+
+
+def test_an_algorithm_in_several_chunks_is_told_by_its_chunk():
+    document = copy.deepcopy(LABORATORY)
+    first, second = document["rows"]
+    document["rows"] = [first | {"chunk_bytes": 1 << 14}, first | {"chunk_bytes": 1 << 16}, second]
+    about = chart(of_result(document)).about
+    assert all(name in about for name in ("optimal in 16K: 49", "optimal in 64K: 49", "ring: 7"))
 
 
 def test_several_sizes_are_curves():

@@ -133,7 +133,7 @@ def test_a_live_job_is_told_on_a_narrow_terminal():
     text = job_text(1234, [GroupState(7, 2, None, ranks)], width=40)
     assert beyond(text, 40) == []
     assert "allreduce of 64M" in text
-    assert re.search(r"^rank  process  state +since$", text, re.MULTILINE), text
+    assert re.search(r"^rank  process  state +since  peer$", text, re.MULTILINE), text
 
 
 @pytest.mark.parametrize("width", [40, 80])

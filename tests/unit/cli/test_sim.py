@@ -172,15 +172,25 @@ def test_what_moves_nothing_has_no_winner(blink, tmp_path: Path) -> None:
 
 
 def test_what_moves_nothing_is_not_drawn(blink, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "f.png"
+    path = tmp_path / "f.svg"
     asked = ["sim", "allgather", "--topo", "dgx-1v", "--algo", "optimal,ring", "--plot", str(path)]
     nothing = blink(*asked, "-b", "4", "-e", "16")
     assert nothing.code == 2
     assert "no size moves any data; take larger ones (-b)" in nothing.err
     assert not path.exists()
     assert blink(*asked, "-b", "4", "-e", "64").code == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
+    drawn = path.read_text()
+    assert all(f">{words}<" in drawn for words in ("optimal", "proved bound", "algbw, GB/s", "64"))
+
+
+@pytest.mark.parametrize(("name", "begins"), [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")])
+def test_a_chart_for_slides_and_papers(blink, tmp_path: Path, name, begins) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    path = tmp_path / name
+    asked = ["sim", "allgather", "--topo", "ring:3", "--algo", "optimal", "-e", "64K", "--plot", str(path)]
+    first = (blink(*asked), path.read_bytes())[1]
+    assert first.startswith(begins)
+    assert (blink(*asked), path.read_bytes())[1] == first
 
 
 def test_beyond_gigabytes_there_are_units_too(blink) -> None:

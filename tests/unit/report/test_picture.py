@@ -24,7 +24,7 @@ from blinkccl.report.picture import (
     machine_picture,
     subject_of,
 )
-from blinkccl.report.shapes import LOADS, PALETTE, Group, Line, Picture, Rect, Text, flat, svg, svg_file, write_png
+from blinkccl.report.shapes import LOADS, PALETTE, Group, Line, Picture, Rect, Text, flat, svg, svg_file, write_drawn
 from blinkccl.report.tree_picture import share_picture
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology, Vertex
@@ -243,6 +243,25 @@ def test_curves_leave_out_what_moves_nothing_and_names_do_not_meet():
     assert "nothing" not in picture.about
 
 
+def test_curves_of_one_colour_are_told_apart():
+    points = [(1024, 1.0), (2048, 2.0)]
+
+    def looks(curves):
+        lines = [s for s in flat(curves_picture("t", "GB/s", curves).shapes) if isinstance(s, Line)]
+        return [s.style for s in lines if "curve" in s.style][::2]  # each with its mark beside its name
+
+    many = looks([Curve(f"number {i}", points) for i in range(9)])
+    assert len(set(many)) == 9
+    pairs = looks([Curve("a", points), Curve("a, simulated", points, dashed=True), Curve("b", points)])
+    assert pairs == ["s0 curve", "s0 curve dashed", "s1 curve"]
+
+
+def test_an_axis_of_less_than_a_power_of_ten_has_more_numbers():
+    picture = curves_picture("t", "GB/s", [Curve("one", [(1024, 30.0), (2048, 40.0)])])
+    numbers = [s.words for s in flat(picture.shapes) if isinstance(s, Text) and s.anchor == "end"]
+    assert {"30", "40"} <= set(numbers)
+
+
 def test_one_size_is_a_point():
     picture = curves_picture("t", "GB/s", [Curve("one", [(1024, 2.0)])])
     assert any(isinstance(shape, Rect) for shape in flat(picture.shapes))
@@ -268,7 +287,7 @@ def test_a_png_is_the_same_each_time(tmp_path):
     forest = plan("optimal", "dgx-1v", "1,4,5,6", "allreduce")
     picture = machine_picture(forest.topology, subject_of(forest))
     for name in ("a.png", "b.png"):
-        write_png(picture, tmp_path / name, pyplot)
+        write_drawn(picture, tmp_path / name, pyplot)
     first = (tmp_path / "a.png").read_bytes()
     assert first.startswith(b"\x89PNG")
     assert first == (tmp_path / "b.png").read_bytes()
@@ -277,7 +296,7 @@ def test_a_png_is_the_same_each_time(tmp_path):
 
 def test_a_huge_picture_is_scaled_down(tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="pictures need matplotlib")
-    write_png(Picture([Rect(0, 0, 9, 9, "gpu")], 90_000, 900, "t"), tmp_path / "a.png", pyplot)
+    write_drawn(Picture([Rect(0, 0, 9, 9, "gpu")], 90_000, 900, "t"), tmp_path / "a.png", pyplot)
     assert int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big") <= 8001
 
 
