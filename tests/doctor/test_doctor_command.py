@@ -125,3 +125,36 @@ def test_nccl_is_expected_to_reduce_in_the_switch_where_it_does():
     assert found is not None
     assert found.how.startswith("NVLS, ")
     assert found.busbw_gb_per_s == pytest.approx(480, rel=0.02)
+
+
+def test_the_plan_that_it_advises_is_one(blink):
+    """NVLink joins two of the three: without ``--links all`` there would be none."""
+    ended = blink("doctor", CORPUS / "a100-pairs-three", "--json")
+    advice = json.loads(ended.out)["findings"][0]["try"]
+    command, _, rest = advice.partition(" shows")
+    assert command.startswith("blink plan")
+    assert blink(*command.split()[1:]).code == 0
+    assert "blink pick -k 3" in rest
+
+
+def test_who_has_all_gpus_is_not_told_to_ask_for_others(blink):
+    ended = blink("doctor", CORPUS / "rtx4090-no-p2p")
+    assert "blink plan allreduce" in ended.out
+    assert "blink pick" not in ended.out
+
+
+@pytest.mark.parametrize(("more", "wanting"), [((), True), (("topo.txt",), False)])
+def test_rates_without_a_machine_are_compared_with_nothing_and_that_is_said(blink, more, wanting):
+    case = CORPUS / "a100-pairs-three"
+    ended = blink("doctor", case / "three.log", *(case / name for name in more))
+    assert ("no machine is known" in ended.out) == wanting
+
+
+def test_a_file_is_named_once_with_all_its_lines(blink):
+    ended = blink("doctor", CORPUS / "rtx4090-no-p2p/run.log")
+    assert "run.log, lines 2-5\n" in ended.out
+
+
+def test_a_plan_is_called_one(blink, tmp_path):
+    blink("plan", "allreduce", "--topo", "ring:4", "-o", tmp_path / "plan.json")
+    assert "a plan, for blink check and blink show" in blink("doctor", tmp_path / "plan.json").out

@@ -13,7 +13,7 @@ import msgspec
 from blinkccl.doctor.evidence import Case, Host, Machine, Measured, RankState, printable
 from blinkccl.doctor.finding import SEVERITIES, Finding
 from blinkccl.doctor.rules import bound, hang, host, links, measured, network, peers, settings
-from blinkccl.doctor.rules.job import jobs
+from blinkccl.doctor.rules.job import best_rows, jobs
 from blinkccl.report.text import Paint, count, fit, gb_per_s_text
 from blinkccl.schema import SCHEMA_VERSION
 
@@ -42,7 +42,7 @@ class Diagnosis:
         """The first thing to read."""
         wrong = [finding for finding in self.findings if finding.wrong]
         if not self.known:
-            return "nothing was read that says anything about a job or a machine"
+            return "nothing was read that says anything about a job or a machine; blink doctor -h says what it reads"
         if not wrong:
             return "nothing wrong was found in what was read"
         return f"{count(len(wrong), 'problem')}; the worst: {wrong[0].title}"
@@ -79,8 +79,18 @@ def diagnose(case: Case) -> Diagnosis:
     found = [finding for finding in found if not causes & FOLLOWS_FROM.get(finding.cause, set())]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     read = {printable(source): kinds for source, kinds in case.read.items()}
-    notes = tuple(dict.fromkeys(map(printable, case.notes)))
+    notes = tuple(dict.fromkeys(map(printable, [*case.notes, *_wanting(case)])))
     return Diagnosis(_subject(case), tuple(found), read, notes, bool(case.pieces))
+
+
+def _wanting(case: Case) -> list[str]:
+    """What would tell whether a rate that was measured is a good one."""
+    if not best_rows(case) or any(job.measured is not None for job in jobs(case)):
+        return []
+    return [
+        "no machine is known to compare these rates with: give its nvidia-smi topo -m or NCCL's topology too, or "
+        "--topo SPEC, and --gpus where the job had a part of it"
+    ]
 
 
 def _subject(case: Case) -> str:

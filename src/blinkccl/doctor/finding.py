@@ -59,8 +59,20 @@ class Finding(msgspec.Struct, frozen=True, rename={"attempt": "try", "places": "
             f"got     {self.got}",
             f"cause   {self.why}",
             f"try     {self.attempt}",
-            *([f"from    {', '.join(map(str, self.places[:_SHOWN]))}{more}"] if self.places else []),
+            *([f"from    {_listed(self.places[:_SHOWN])}{more}"] if self.places else []),
         ]
+
+
+def _listed(places: Iterable[Place]) -> str:
+    """Each file once, with its lines: ``run.log, lines 2-5; topo.txt``."""
+    lines: dict[str, list[int]] = {}
+    for place in places:
+        lines.setdefault(place.source, []).extend([place.line] if place.line else [])
+    return "; ".join(f"{source}{_at(sorted(set(found)))}" for source, found in lines.items())
+
+
+def _at(lines: list[int]) -> str:
+    return f", line{'s' if len(lines) > 1 else ''} {ids(lines)}" if lines else ""
 
 
 def finding(text: str) -> Finding:

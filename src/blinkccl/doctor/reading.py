@@ -96,9 +96,8 @@ def _read(case: Case, path: Path, before: int, tick: Callable[[int], None]) -> N
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror or error}") from None
     case.read[source] = kinds
-    if len(case.pieces) == pieces:
-        what = "the file is empty" if not start.strip() else "nothing in it is known here"
-        case.notes.append(f"{source}: {what}")
+    if len(case.pieces) == pieces and not start.strip():
+        case.notes.append(f"{source}: the file is empty")
 
 
 @contextmanager
@@ -157,7 +156,9 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
     for title, knows, read in documents.KINDS:
         if knows(document):
             return _understood(case, source, title, partial(read, document, source))
-    case.notes.append(f"{source}: JSON, but of no kind that is known here")
+    ours = isinstance(document, dict) and "shares" in document
+    what = "a plan, for blink check and blink show" if ours else "JSON, but of no kind that is known here"
+    case.notes.append(f"{source}: {what}")
     return []
 
 

@@ -43,8 +43,7 @@ def _cut(job: Job, parts: list[tuple[int, ...]]) -> Finding:
         got     {_got(job)}
         cause   between {shown} all data cross PCIe or the bus between sockets, whatever the algorithm; up to
                 {max(map(len, parts))} GPUs stay within NVLink
-        try     {_pick(job)} shows the best sets of {len(job.ranks)}; blink plan {job.collective}{job.spec} what
-                these can do
+        try     {_plan(job)} shows what these can do{_pick(job, f"the best sets of {len(job.ranks)}")}
         """).at(job.machine, job.measured)
 
 
@@ -56,8 +55,7 @@ def _leaves_nvlink(job: Job, away: list[Hop]) -> Finding:
         got     host memory between the GPUs {pairs}; {_got(job)}
         cause   there is no ring of NVLinks through these GPUs, and this version of NCCL does not pass data on through
                 them; trees do
-        try     blink plan {job.collective}{job.spec}; {_pick(job)} finds GPUs with a ring; newer versions of NCCL
-                relay (NVB)
+        try     {_plan(job)}{_pick(job, "GPUs with a ring")}; newer versions of NCCL relay (NVB)
         """).at(away[:2], job.machine)
 
 
@@ -68,8 +66,7 @@ def _little(job: Job, expected: Expected, most: Bound) -> Finding:
         bound   {job.bound_text}
         got     {_got(job)}
         cause   NCCL finds {expected.how}; trees packed into the same links reach more
-        try     blink plan {job.collective}{job.spec}, and blink run -- with your program; {_pick(job)} finds GPUs
-                with a ring
+        try     {_plan(job)}, and blink run -- with your program{_pick(job, "GPUs with a ring")}
         """).at(job.machine, job.measured)
 
 
@@ -89,8 +86,14 @@ def _bound(job: Job, most: Bound) -> Finding:
         """).at(job.machine, job.measured)
 
 
-def _pick(job: Job) -> str:
-    return f"blink pick -k {len(job.ranks)}{job.spec.partition(' --gpus')[0]}"
+def _plan(job: Job) -> str:
+    """The command that plans it; on all links where NVLink leaves its GPUs in parts, as there is no plan otherwise."""
+    return f"blink plan {job.collective}{job.spec}{' --links all' if job.split else ''}"
+
+
+def _pick(job: Job, what: str) -> str:
+    """What asks for other GPUs, where the machine has others."""
+    return "" if job.whole else f"; blink pick -k {len(job.ranks)}{job.spec.partition(' --gpus')[0]} finds {what}"
 
 
 def _got(job: Job) -> str:
