@@ -10,6 +10,7 @@ from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Pat
 from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids, plain, rate_text, unit_name
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
+from blinkccl.topology.stated import assumed
 from blinkccl.units import bus_factor
 
 if TYPE_CHECKING:
@@ -72,9 +73,11 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         verdict = paint(f"{float(forest.rate / forest.bound):.1%} of the bound", "bold yellow")
     if forest.collective.reduces and any(vertex.combines for vertex in topology.vertices):
         verdict += ", without reduction in the switch"
+    rates = "; ".join(assumed(topology))
     return [
         paint(headline(forest), "bold"),
         f"links   {links} (directed), in units of {gb_per_s_text(topology.unit_gb_per_s)}",
+        *([f"assumed {rates}: blink topo tells how to state it"] if rates else []),
         f"rate    {rate_text(forest.rate, topology)} algbw, {gb_per_s_text(busbw)} busbw",
         f"bound   {rate_text(forest.bound, topology)}: {verdict}",
     ]

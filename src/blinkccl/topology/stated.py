@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.model import Topology
 from blinkccl.topology.nccl_constants import PCI_DEFAULT_WIDTH, PCI_SPEED, pcie_gb_per_s
 from blinkccl.units import parse_gb_per_s
 
@@ -61,6 +62,16 @@ class Stated:
 
 
 NOTHING = Stated()
+
+#: A note of :meth:`Stated.rate`, of what was not stated.
+_TAKEN = re.compile(r'(?P<what>.*) is taken as (?P<rate>\S+ GB/s).* "FILE @ (?P<key>\w+)=')
+
+
+def assumed(topology: Topology) -> list[str]:
+    """Each rate of the links of ``topology`` that is assumed, as its notes say it: ``an NVLink lane 25 GB/s``."""
+    kinds = {link.kind for link in topology.links}
+    taken = [found for note in topology.notes if (found := _TAKEN.match(note)) is not None]
+    return [f"{one['what']} {one['rate']}" for one in taken if _LINK_KINDS.get(one["key"], one["key"]) in kinds]
 
 
 def parse_stated(text: str, where: str) -> Stated:

@@ -134,3 +134,14 @@ def test_units():
 
 def test_columns():
     assert columns(("a", "bb"), [("x", "1"), ("yyy", "22")], left=(0,)) == ["a    bb", "x     1", "yyy  22"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "line"), [("", "assumed an NVLink lane 25 GB/s: blink topo"), (" @ nvlink=25GB/s", "")]
+)
+def test_a_plan_names_the_rates_of_its_links_that_no_file_states(tmp_path, stated, line):
+    """NVLink's alone: no PCIe link is in the plan."""
+    path = tmp_path / "node.txt"
+    path.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX\n")
+    text = plan_text(_plan(f"{path}{stated}"))
+    assert [one[: len(line)] for one in text.splitlines() if one.startswith("assumed")] == ([line] if line else [])

@@ -9,6 +9,7 @@ import pytest
 from blinkccl.errors import TopologyError
 from blinkccl.topology import json_format
 from blinkccl.topology.spec import load, parse_gpus, parse_spec
+from blinkccl.topology.stated import assumed
 
 
 def test_names_rules_and_compositions() -> None:
@@ -152,7 +153,9 @@ def test_what_a_file_does_not_say_is_stated_behind_it(tmp_path: Path, monkeypatc
     Path("n7.txt").write_text(MATRIX)
     Path("ring.json").write_text(json_format.write(parse_spec("ring:4")))
     assert {x.gb_per_s for x in parse_spec("n7.txt").links} == {12.0}
+    assert "the PCIe link of a GPU 12 GB/s" in assumed(parse_spec("n7.txt"))
     assert {x.gb_per_s for x in parse_spec("n7.txt @ pcie=gen5x8").links} == {24.0}
+    assert not assumed(parse_spec("n7.txt @ pcie=gen5x8"))
     assert {x.gb_per_s for x in parse_spec("n7.txt @ PCIe=20GB/s").links} == {20.0}
     one = parse_spec("n7.txt@400Gbps")
     assert [(v.label, v.kind) for v in one.vertices if v.kind == "nic"] == [("NIC0", "nic")]
