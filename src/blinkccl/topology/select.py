@@ -184,7 +184,7 @@ def _why_apart(
         text = f"{topology.name}: --links {links}, but this topology has no PCIe links"
     elif _one_way(topology, ranks, links, relays):
         text += " (some links lead only one way)"
-    others = [other for other in LINK_CHOICES if other not in (links, "staged")]
+    others = [other for other in ("fast", "all", "pcie") if other != links]  # all is as fast as pcie, or faster
     remedies = [f"--links {other}" for other in others if _joins(topology, ranks, other, relays)]
     if not relays and _joins(topology, ranks, links, True):
         remedies.append("--relays (other GPUs pass data on)")
