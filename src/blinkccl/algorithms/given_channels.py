@@ -96,7 +96,11 @@ def _links(request: Request, graph: ChannelGraph, orders: Sequence[tuple[int, ..
         if not without:
             return network, paths
         lacking = without[0]
-    through = "NVLink through another GPU of the job, which no plan does" if graph.kind == "NVB" else graph.kind
+    if graph.kind == "NVB":
+        raise UnsupportedError(
+            f"the channel from GPU {lacking[0]} to {lacking[1]} goes through another GPU of the job (NVB): NCCL can "
+            "run that, and no plan of ours says it, so it is not checked here"
+        )
     raise UnsupportedError(
-        f"the channel from GPU {lacking[0]} to {lacking[1]} ({through}) has no path on {request.topology.name}"
+        f"the channel from GPU {lacking[0]} to {lacking[1]} ({graph.kind}) has no path on {request.topology.name}"
     )

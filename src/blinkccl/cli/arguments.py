@@ -191,7 +191,12 @@ def audited(
         return source, audit(_channels(content, source, spec, collective), source=source)
     if collective is not None:
         raise UsageError(f"--plan brings its own collective, links and ranks: leave {collective} out")
-    return source, audit(loads(content, source), None if spec is None else load(spec)[0], links, source)
+    document = loads(content, source)
+    if "vertices" in document and "collective" not in document:
+        raise UsageError(
+            f"{source}: this is a topology, and a plan is wanted here: blink plan --topo {source} makes one"
+        )
+    return source, audit(document, None if spec is None else load(spec)[0], links, source)
 
 
 def may_be_graph_file(path: Path) -> bool:

@@ -70,7 +70,7 @@ def rings_of(forest: Forest) -> dict[Order, Fraction]:
         if order is None:
             raise UnsupportedError(
                 f"share {number} is no ring through all GPUs, and NCCL's graph file takes nothing else inside a "
-                "server: plan with --algo ring"
+                "server: plan with --algo ring, or give --topo and --gpus in place of a plan for the best rings"
             )
         found[order] = found.get(order, Fraction(0)) + share.weight
     return dict(sorted(found.items()))

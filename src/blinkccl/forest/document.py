@@ -205,7 +205,9 @@ def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{source}: not JSON: {error.reason} (UTF-8 is expected)") from None
     except msgspec.DecodeError as error:
-        raise ScheduleError(f"{source}{json_format.place_of(str(error), raw)}: not JSON: {error}") from None
+        place = json_format.place_of(str(error), raw)
+        text = f"not JSON: {error}" if raw.lstrip()[:1] == b"{" else 'not JSON; expected what "blink plan -o" writes'
+        raise ScheduleError(f"{source}{place}: {text}") from None
     except RecursionError:
         raise ScheduleError(f"{source}: nested too deeply") from None
     if not isinstance(data, dict):

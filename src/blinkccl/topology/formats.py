@@ -74,7 +74,7 @@ def parse_topology(data: bytes, source: str, name: str = "", stated: Stated = NO
     for known in FORMATS:
         if known.looks_like(text):
             return _named(_parsed(known, text, source, stated), source, name or source)
-    what = "the file is empty" if not text.strip() else "the content is none of these"
+    what = "the file is empty" if not text.strip() else "no topology (blink doctor reads logs)"
     raise TopologyError(f"{source}: {what}; expected {', '.join(f.name for f in FORMATS)}")
 
 

@@ -77,10 +77,10 @@ def _unknown(text: str) -> str:
     if "/" in text or text.endswith((".txt", ".xml", ".json")):
         return f"{text}: there is no such file"
     near = did_you_mean(text, [*CATALOG, *ALIASES, *FAMILIES])
-    forms = ", ".join(f.form for f in FAMILIES.values())
+    machines = "a machine" if near else f"one of {', '.join(CATALOG)}"
     return (
-        f"unknown topology {text!r}{near}; expected a file, one of {', '.join(CATALOG)}, a rule ({forms}), "
-        'or several servers ("2x dgx-1v @ 40Gbps"); blink topo --list says what they are'
+        f"unknown topology {text!r}{near}; expected a file that is there, {machines}, a rule (ring:8) or several "
+        'servers ("2x dgx-1v @ 40Gbps"); blink topo --list has all machines and rules'
     )
 
 

@@ -112,7 +112,7 @@ def test_the_other_end_of_sendrecv_is_another_rank(blink, typed, ends, said):
     [
         (b"", "the file is empty"),
         (b"\xff\xfe\x00", "no UTF-8"),
-        (b"hello, world\n", "the content is none of these"),
+        (b"hello, world\n", "no topology (blink doctor reads logs)"),
         (b'{"schema_version": 2, "name": "x", "unit_gb_per_s": 1.0, "vertices": [', "no JSON"),
         (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "not expanded"),
         (b"<system>" * 400, ""),
@@ -210,6 +210,8 @@ def test_sample_files_that_must_be_refused(blink, path, message):
         (b'{"schema_version": 99}', "plan.json: schema_version 99; this blink reads 1 and 2"),
         (b'{"schema_version": 2, "topology": {"schema_version": 99}}', "topology: schema_version 99; this blink"),
         (b"\x00\xff", "not JSON"),
+        (b"\tGPU0\tGPU1\nGPU0\tX\tNV1\n", 'not JSON; expected what "blink plan -o" writes'),
+        (b'{"schema_version": 2, "name": "x", "vertices": []}', "this is a topology, and a plan is wanted here"),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )

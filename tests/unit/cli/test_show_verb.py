@@ -107,13 +107,13 @@ def test_options_that_make_no_sense(blink, planned, arguments, message):
     ("content", "message"),
     [
         ("", "the file is empty"),
-        ("hello", "the content is none of these"),
+        ("hello", "no topology (blink doctor reads logs)"),
         ('{"a": 1}', "no plan, topology or result: it has a; expected what blink plan -o"),
         ("{}", "it has nothing"),
         ('{"shares": []}', "plan"),
         ('{"sizes": [], "bound_gb_per_s": 1}', "missing required field `collective`"),
         ('{"a": ', "not JSON"),
-        ("\x00\x01", "none of these"),
+        ("\x00\x01", "no topology"),
     ],
 )
 def test_files_that_are_none(blink, tmp_path, content, message):

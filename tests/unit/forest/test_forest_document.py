@@ -194,7 +194,7 @@ def test_a_missing_field_is_named() -> None:
     [
         (b"", "plan: the file is empty"),
         (b"[]", "plan: expected an object, got list"),
-        (b"nonsense", "plan, line 1, column 5: not JSON"),
+        (b"nonsense", 'plan, line 1, column 5: not JSON; expected what "blink plan -o" writes'),
         (b"\xff\xfe", "plan, line 1, column 1: not JSON"),
         (GOOD[:500], "not JSON: Input data was truncated"),
         (b'{"x":' + b"[" * 100_000, "plan: nested too deeply"),

@@ -43,7 +43,7 @@ def test_windows_line_ends_and_a_byte_order_mark() -> None:
     [
         (b" \n\n", "the file is empty"),
         (b"ok\n\xff\xfe", "line 2: byte 0xff is no UTF-8 text"),
-        (b"\0" * 100, "none of these"),
+        (b"\0" * 100, "no topology"),
         (b"x" * (8 * 1024 * 1024 + 1), "larger than 8 MiB"),
     ],
 )

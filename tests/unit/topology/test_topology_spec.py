@@ -56,7 +56,10 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("dgx1v", r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file"),
+        (
+            "dgx1v",
+            r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file that is there, a machine, a rule",
+        ),
         ("DGX-1V", r"\(did you mean 'dgx-1v'\?\)"),
         ("2x DGX_A100", r"\(did you mean 'dgx-a100'\?\)"),
         ("NVL-72", r"\(did you mean 'nvl72'\?\).*blink topo --list"),
