@@ -37,7 +37,7 @@ def in_switch_sentence(found: InSwitch | str, request: Request, forest: Forest) 
     trees, part = count(len(found.trees), "tree"), forest.algbw_gb_per_s / found.gb_per_s
     return (
         f"switch  {gb_per_s_text(found.gb_per_s)} algbw where {', '.join(names)} {verbs} too ({trees}; nothing is "
-        f"faster: {bottleneck(found.proof)}); the plan, which adds up at ranks, has {part:.0%} of it"
+        f"faster, by the links {bottleneck(found.proof)}); the plan, which adds up at ranks, has {part:.0%} of it"
     )
 
 

@@ -146,6 +146,8 @@ def check_files(*paths: Path | None, plot: Path | None = None) -> None:
 
 
 def _unwritten(path: Path, problem: OSError) -> typer.BadParameter:
+    if isinstance(problem, FileNotFoundError) and not path.parent.exists():
+        return typer.BadParameter(f"{path} cannot be written: there is no folder {path.parent}")
     return typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}")
 
 

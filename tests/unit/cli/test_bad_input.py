@@ -31,7 +31,10 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
         (["--topo", "dgx-1v", "--gpus", "0-99"], "the range 0-99 goes beyond the last GPU, 7"),
         (["--topo", "ring:4", "--links", "pcie"], "this topology has no PCIe links; --links fast or --links all would"),
         (["--topo", "ring:999999999999"], "too many GPUs: at most 1024"),
-        (["--topo", "dgx-1v", "-o", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
+        (
+            ["--topo", "dgx-1v", "-o", "no/such/folder/x.json"],
+            "no/such/folder/x.json cannot be written: there is no folder no/such/folder",
+        ),
         (["--topo", "dgx-1v", "-o", "."], ". cannot be written"),
         (["--topo", "dgx-1v", "--threshold", "1e999999999"], "--threshold 1e999999999: expected a number like"),
         (["--topo", "ring:zero"], "ring"),
