@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Package indexes and caches are pip's own business: PIP_INDEX_URL and its like work as usual. With --no-compile below,
 # Python compiles what is imported when it is; all that is installed would take ten seconds.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/* native/bootstrap/* native/simulate/* native/device/*/* native/shim/* native/copies/* native/preload/* src/blinkccl/native/include/blink/*)
+NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/* native/bootstrap/* native/simulate/* native/packing/* native/device/*/* native/shim/* native/copies/* native/preload/* src/blinkccl/native/include/blink/*)
 # A compiler that is there must build the library; without one the package installs without it (pyproject.toml).
 COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v clang++)
 export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)

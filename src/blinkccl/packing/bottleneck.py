@@ -12,6 +12,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from blinkccl.errors import PackingError
+from blinkccl.packing import native_flows
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork
 
@@ -26,6 +27,8 @@ def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
     if network.terminals < 2:
         raise PackingError("a bottleneck needs at least two terminals")
     rate, side = _first_cut(network)
+    if native_flows.can_hold(_most_units(network, rate)):
+        return _settled(network, rate, side)
     passed, sink = 0, 0
     graph, joins = joined(network, rate)
     while passed < network.terminals:
@@ -41,6 +44,23 @@ def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
         else:
             passed += 1
             sink = (sink + 1) % network.terminals
+    return rate, side
+
+
+def _most_units(network: FlowNetwork, rate: Fraction) -> int:
+    """No sum of capacities in a test of this rate, or of a smaller one that a cut says, is larger."""
+    most = sum(c for _, _, c in network.arcs)
+    return network.terminals * (most + max(rate.numerator, most))
+
+
+def _settled(network: FlowNetwork, rate: Fraction, side: tuple[int, ...]) -> tuple[Fraction, tuple[int, ...]]:
+    """:func:`allgather_rate` from a first cut on, in native code."""
+    sink = 0
+    while (found := native_flows.first_unreached(network, rate.denominator, rate.numerator, sink)) is not None:
+        sink, side = found
+        rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))
+        if rate == 0:
+            raise PackingError(f"terminals {_named(network, side)} cannot reach the others")
     return rate, side
 
 

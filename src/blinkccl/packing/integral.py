@@ -18,8 +18,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing import native_flows
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
+
+DOES_NOT_FIT = "the trees wanted do not fit: some set of vertices is entered by too little capacity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,15 @@ def pack_arborescences(network: FlowNetwork, demand: Mapping[int, int], *, few: 
     """
     if not network.switchless:
         raise PackingError("integral packing needs a network without transit vertices")
+    if native_flows.can_hold(sum(network.capacity.values()) + sum(demand.values())):
+        trees = native_flows.pack(network, demand, few)
+        if trees is None:
+            raise PackingError(DOES_NOT_FIT)
+        return merged(Arborescence(*tree) for tree in trees)
+    return merged(_grown(network, demand, few))
+
+
+def _grown(network: FlowNetwork, demand: Mapping[int, int], few: bool) -> list[Arborescence]:
     residual = dict(network.capacity)
     open_groups = [_Group(r, k, {r: 0}, ()) for r, k in sorted(demand.items()) if k > 0]
     done: list[Arborescence] = []
@@ -64,7 +76,7 @@ def pack_arborescences(network: FlowNetwork, demand: Mapping[int, int], *, few: 
             group.multiplicity -= amount
             open_groups.append(group)
         open_groups.append(group.grown(arc, amount))
-    return merged(done)
+    return done
 
 
 def _largest(groups: list[_Group]) -> int:
@@ -93,7 +105,7 @@ def _best_arc(
             if amount > (best[1] if best else 0):
                 best, nearest = ((u, v), amount), group.depth[u]
     if best is None:
-        raise PackingError("the trees wanted do not fit: some set of vertices is entered by too little capacity")
+        raise PackingError(DOES_NOT_FIT)
     return best
 
 

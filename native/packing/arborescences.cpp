@@ -1,0 +1,225 @@
+// Integral packing of arborescences: blinkccl/packing/integral.py step by step, with the same trees. What is decided
+// where is explained there; this file says only what differs.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "blink/packing.h"
+#include "flow.h"
+
+namespace {
+
+using blink::packing::FlowGraph;
+using blink::packing::infinite;
+using Vertex = std::int32_t;
+using Arc = std::int32_t;
+using Units = std::int64_t;
+using Seconds = std::chrono::duration<double>;
+
+struct Group {
+  Vertex root;
+  Units multiplicity;
+  std::vector<Vertex> depth;    // by vertex, -1 where it has not come to
+  std::vector<Vertex> reached;  // by depth, then by number
+  std::vector<Arc> arcs;
+};
+
+struct Choice {
+  Arc arc = -1;
+  Units amount = 0;
+};
+
+}  // namespace
+
+struct blink_packer {
+  blink_packer(const blink_arcs& arcs, const Units* demand, bool few)
+      : n_(static_cast<Vertex>(arcs.vertices)),
+        few_(few),
+        tail_(arcs.tail, arcs.tail + arcs.arcs),
+        head_(arcs.head, arcs.head + arcs.arcs),
+        residual_(arcs.capacity, arcs.capacity + arcs.arcs),
+        leaving_(static_cast<std::size_t>(arcs.vertices)),
+        probe_(n_ + 1) {
+    std::vector<Arc> order(tail_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](Arc a, Arc b) { return head_[a] < head_[b]; });
+    for (const Arc arc : order) leaving_[tail_[arc]].push_back(arc);
+    for (Vertex v = 0; v < n_; ++v) {
+      if (demand[v] <= 0) continue;
+      open_.push_back(std::make_unique<Group>(Group{v, demand[v], std::vector<Vertex>(n_, -1), {v}, {}}));
+      open_.back()->depth[v] = 0;
+    }
+  }
+
+  int run(double seconds) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!open_.empty()) {
+      if (!step()) return BLINK_PACKING_DOES_NOT_FIT;
+      if (Seconds(std::chrono::steady_clock::now() - begin).count() > seconds) break;
+    }
+    return open_.empty() ? BLINK_PACKING_DONE : BLINK_PACKING_GOES_ON;
+  }
+
+  const std::vector<std::unique_ptr<Group>>& trees() const { return done_; }
+  Units placed() const { return placed_; }
+  Vertex tail(Arc arc) const { return tail_[arc]; }
+  Vertex head(Arc arc) const { return head_[arc]; }
+
+ private:
+  bool complete(const Group& group) const { return static_cast<Vertex>(group.reached.size()) == n_; }
+
+  // One group put away that is complete, or grown by an arc; false where no arc can be given to it.
+  bool step() {
+    const auto chosen = open_.begin() + static_cast<std::ptrdiff_t>(few_ ? largest() : 0);
+    std::unique_ptr<Group> group = std::move(*chosen);
+    open_.erase(chosen);
+    if (complete(*group)) {
+      done_.push_back(std::move(group));
+      return true;
+    }
+    const Choice best = best_arc(*group);
+    if (best.arc < 0) return false;
+    residual_[best.arc] -= best.amount;
+    placed_ += best.amount;
+    if (best.amount < group->multiplicity) {
+      open_.push_back(std::make_unique<Group>(*group));
+      open_.back()->multiplicity -= best.amount;
+    }
+    group->multiplicity = best.amount;
+    grow(*group, best.arc);
+    open_.push_back(std::move(group));
+    return true;
+  }
+
+  std::size_t largest() const {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < open_.size(); ++i) {
+      const Group &one = *open_[i], &other = *open_[best];
+      const auto key = std::make_tuple(one.multiplicity, one.reached.size());
+      if (key > std::make_tuple(other.multiplicity, other.reached.size())) best = i;
+    }
+    return best;
+  }
+
+  void grow(Group& group, Arc arc) const {
+    const Vertex v = head_[arc];
+    group.depth[v] = group.depth[tail_[arc]] + 1;
+    const auto later = [&](Vertex a, Vertex b) {
+      return std::make_pair(group.depth[a], a) < std::make_pair(group.depth[b], b);
+    };
+    group.reached.insert(std::upper_bound(group.reached.begin(), group.reached.end(), v, later), v);
+    group.arcs.push_back(arc);
+  }
+
+  Choice best_arc(const Group& group) {
+    Choice best;
+    Vertex nearest = -1;
+    bool built = false;
+    for (const Vertex u : group.reached) {
+      if (best.arc >= 0 && group.depth[u] > nearest && !few_) break;
+      for (const Arc arc : leaving_[u]) {
+        if (group.depth[head_[arc]] >= 0 || residual_[arc] == 0) continue;
+        const Units wanted = std::min(residual_[arc], group.multiplicity);
+        if (wanted <= best.amount) continue;
+        if (!built) build_probe();
+        built = true;
+        const Units amount = allowed(arc, wanted);
+        if (amount > best.amount) {
+          best = {arc, amount};
+          nearest = group.depth[u];
+        }
+        if (amount == group.multiplicity) return best;
+      }
+    }
+    return best;
+  }
+
+  // The graph of all that may flow besides: vertex n is the tail of the arc asked for, joined to every other open group.
+  void build_probe() {
+    others_.clear();
+    for (const auto& group : open_) {
+      if (!complete(*group)) others_.push_back(group.get());
+    }
+    probe_.clear(n_ + 1 + static_cast<Vertex>(others_.size()));
+    for (Arc arc = 0; arc < static_cast<Arc>(residual_.size()); ++arc) {
+      if (residual_[arc] != 0) probe_.add(tail_[arc], head_[arc], residual_[arc]);
+    }
+    first_join_ = static_cast<Arc>(probe_.capacity.size());
+    for (Vertex v = 0; v < n_; ++v) probe_.add(n_, v, 0);
+    first_promise_ = static_cast<Arc>(probe_.capacity.size());
+    for (std::size_t i = 0; i < others_.size(); ++i) probe_.add(n_, n_ + 1 + static_cast<Vertex>(i), 0);
+    for (std::size_t i = 0; i < others_.size(); ++i) {
+      for (const Vertex v : others_[i]->reached) probe_.add(n_ + 1 + static_cast<Vertex>(i), v, infinite);
+    }
+    probe_.finish();
+    empty_ = probe_.capacity;
+  }
+
+  // μ. A group that has the head already reaches it by itself, whatever the arc takes: it is left out.
+  Units allowed(Arc arc, Units wanted) {
+    const Vertex u = tail_[arc], v = head_[arc];
+    probe_.capacity = empty_;
+    probe_.capacity[first_join_ + 2 * u] = infinite;
+    Units promised = 0;
+    for (std::size_t i = 0; i < others_.size(); ++i) {
+      if (others_[i]->depth[v] >= 0) continue;
+      probe_.capacity[first_promise_ + 2 * static_cast<Arc>(i)] = others_[i]->multiplicity;
+      promised += others_[i]->multiplicity;
+    }
+    return std::max<Units>(0, probe_.max_flow(n_, v, promised + wanted) - promised);
+  }
+
+  Vertex n_;
+  bool few_;
+  std::vector<Vertex> tail_, head_;
+  std::vector<Units> residual_;
+  std::vector<std::vector<Arc>> leaving_;
+  std::vector<std::unique_ptr<Group>> open_, done_;
+  Units placed_ = 0;
+  FlowGraph probe_;
+  std::vector<const Group*> others_;
+  std::vector<Units> empty_;
+  Arc first_join_ = 0, first_promise_ = 0;
+};
+
+extern "C" blink_packer* blink_packer_new(const blink_arcs* arcs, const int64_t* demand, int few) {
+  try {
+    return new blink_packer(*arcs, demand, few != 0);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+extern "C" int blink_packer_run(blink_packer* packer, double seconds) {
+  try {
+    return packer->run(seconds);
+  } catch (const std::bad_alloc&) {
+    return BLINK_PACKING_NO_MEMORY;
+  }
+}
+
+extern "C" int64_t blink_packer_trees(const blink_packer* packer) {
+  return static_cast<int64_t>(packer->trees().size());
+}
+
+extern "C" int64_t blink_packer_placed(const blink_packer* packer) { return packer->placed(); }
+
+extern "C" void blink_packer_read(const blink_packer* packer, int32_t* root, int64_t* multiplicity, int32_t* arcs) {
+  for (const auto& tree : packer->trees()) {
+    *root++ = tree->root;
+    *multiplicity++ = tree->multiplicity;
+    for (const Arc arc : tree->arcs) {
+      *arcs++ = packer->tail(arc);
+      *arcs++ = packer->head(arc);
+    }
+  }
+}
+
+extern "C" void blink_packer_free(blink_packer* packer) { delete packer; }

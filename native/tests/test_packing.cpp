@@ -1,0 +1,107 @@
+// Sanitizers: address.
+// Flows and packings of small networks, whose values are known, with all memory checked. That they are those of the
+// definition in Python: tests/unit/packing/test_native_flows.py.
+#include <cassert>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "blink/packing.h"
+
+namespace {
+
+struct Network {
+  std::int32_t n;
+  std::vector<std::int32_t> tail, head;
+  std::vector<std::int64_t> capacity;
+  void add(std::int32_t u, std::int32_t v, std::int64_t units) {
+    tail.push_back(u);
+    head.push_back(v);
+    capacity.push_back(units);
+  }
+  blink_arcs arcs() const {
+    return {n, static_cast<std::int64_t>(tail.size()), tail.data(), head.data(), capacity.data()};
+  }
+};
+
+Network clique(std::int32_t n, std::int64_t units) {
+  Network made{n, {}, {}, {}};
+  for (std::int32_t u = 0; u < n; ++u) {
+    for (std::int32_t v = 0; v < n; ++v) {
+      if (u != v) made.add(u, v, units);
+    }
+  }
+  return made;
+}
+
+void flows() {
+  const Network net = clique(4, 3);
+  std::vector<std::int64_t> residual;
+  for (const auto units : net.capacity) residual.insert(residual.end(), {units, 0});
+  const blink_arcs arcs = net.arcs();
+  assert(blink_max_flow(&arcs, residual.data(), 0, 3, 5) >= 5);
+  assert(blink_max_flow(&arcs, residual.data(), 0, 3, BLINK_PACKING_INFINITE) <= 4);
+  assert(blink_max_flow(&arcs, residual.data(), 0, 3, BLINK_PACKING_INFINITE) == 0);
+}
+
+void rates() {
+  const Network net = clique(4, 3);
+  const blink_arcs arcs = net.arcs();
+  std::int64_t sink = 2;
+  std::vector<std::uint8_t> side(4);
+  assert(blink_all_reach(&arcs, 4, 3, &sink, side.data()) == BLINK_PACKING_DONE);
+  assert(blink_all_reach(&arcs, 4, 4, &sink, side.data()) == BLINK_PACKING_DOES_NOT_FIT);
+  assert(sink == 2 && side[0] + side[1] + side[3] == 3 && side[2] == 0);
+}
+
+void packings(bool few) {
+  const Network net = clique(5, 4);
+  const blink_arcs arcs = net.arcs();
+  const std::vector<std::int64_t> demand(5, 4);
+  blink_packer* packer = blink_packer_new(&arcs, demand.data(), few);
+  int code;
+  while ((code = blink_packer_run(packer, 0.0)) == BLINK_PACKING_GOES_ON) continue;
+  assert(code == BLINK_PACKING_DONE && blink_packer_placed(packer) == 5 * 4 * 4);
+  const auto count = static_cast<std::size_t>(blink_packer_trees(packer));
+  std::vector<std::int32_t> roots(count), ends(count * 4 * 2);
+  std::vector<std::int64_t> units(count);
+  blink_packer_read(packer, roots.data(), units.data(), ends.data());
+  blink_packer_free(packer);
+  std::map<std::pair<int, int>, std::int64_t> load;
+  std::vector<std::int64_t> rooted(5);
+  for (std::size_t t = 0; t < count; ++t) {
+    std::vector<bool> there(5);
+    there[roots[t]] = true;
+    rooted[roots[t]] += units[t];
+    for (std::size_t i = 0; i < 4; ++i) {
+      const auto u = ends[8 * t + 2 * i], v = ends[8 * t + 2 * i + 1];
+      assert(there[u] && !there[v]);
+      there[v] = true;
+      load[{u, v}] += units[t];
+    }
+  }
+  for (const auto& [arc, used] : load) assert(used <= 4 && arc.first != arc.second);
+  assert(rooted == demand);
+}
+
+void refusals() {
+  const Network net = clique(3, 1);
+  const blink_arcs arcs = net.arcs();
+  const std::vector<std::int64_t> demand{1, 1, 2};
+  blink_packer* packer = blink_packer_new(&arcs, demand.data(), 0);
+  int code;
+  while ((code = blink_packer_run(packer, 1.0)) == BLINK_PACKING_GOES_ON) continue;
+  assert(code == BLINK_PACKING_DOES_NOT_FIT);
+  blink_packer_free(packer);
+}
+
+}  // namespace
+
+int main() {
+  flows();
+  rates();
+  packings(false);
+  packings(true);
+  refusals();
+}

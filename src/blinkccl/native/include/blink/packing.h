@@ -1,0 +1,59 @@
+// Flows and packed trees as a plain C interface: blinkccl/packing/maxflow.py, bottleneck.py and integral.py say what they
+// are and how they are found.
+//
+// All arrays belong to the caller and must be valid: nothing is checked here. Sums of capacities stay below 2^59.
+#ifndef BLINK_PACKING_H
+#define BLINK_PACKING_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How a piece of work ended.
+enum blink_packing {
+  BLINK_PACKING_DONE = 0,
+  BLINK_PACKING_GOES_ON = 1,
+  BLINK_PACKING_DOES_NOT_FIT = 2,
+  BLINK_PACKING_NO_MEMORY = 3
+};
+
+// An arc that is never full.
+#define BLINK_PACKING_INFINITE 0x1000000000000000
+
+typedef struct {
+  int64_t vertices, arcs;
+  const int32_t *tail, *head;
+  const int64_t *capacity;
+} blink_arcs;
+
+typedef struct blink_packer blink_packer;
+
+// A number made of the headers that the library was compiled with.
+uint32_t blink_packing_abi(void);
+
+// Adds flow until it is maximal or at least `limit`; how much was added, -1 for want of memory. `arcs` has no capacities:
+// `residual` has two for each arc, that of the arc and that of its reverse, and is changed.
+int64_t blink_max_flow(const blink_arcs *arcs, int64_t *residual, int64_t source, int64_t sink, int64_t limit);
+
+// Whether `joined` units from a new source to each of the first `terminals` vertices can all flow to each of these, asked
+// in turn from `*sink` on: DONE, or DOES_NOT_FIT with the first that they cannot reach in `*sink`, and in `side` (a byte
+// per vertex) who is on the source's side of the least minimum cut.
+int blink_all_reach(const blink_arcs *arcs, int64_t terminals, int64_t joined, int64_t *sink, uint8_t *side);
+
+// A packing of demand[v] arborescences from each v, not begun; null for want of memory.
+blink_packer *blink_packer_new(const blink_arcs *arcs, const int64_t *demand, int few);
+// Goes on for about so long: DONE, GOES_ON, DOES_NOT_FIT or NO_MEMORY.
+int blink_packer_run(blink_packer *packer, double seconds);
+// Trees that are ready, and how many of all trees' arcs are placed (of demand × (vertices − 1)).
+int64_t blink_packer_trees(const blink_packer *packer);
+int64_t blink_packer_placed(const blink_packer *packer);
+// The trees: root and multiplicity of each, and the tail and head of its (vertices − 1) arcs.
+void blink_packer_read(const blink_packer *packer, int32_t *root, int64_t *multiplicity, int32_t *arcs);
+void blink_packer_free(blink_packer *packer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

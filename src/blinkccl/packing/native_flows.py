@@ -1,0 +1,139 @@
+"""Flows and packed trees in native code: the same answers as :mod:`~blinkccl.packing.maxflow` and its users, sooner.
+
+It takes what 64 bits can hold. Python's own integers serve everything else, and installations without a compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from blinkccl.errors import InternalError
+from blinkccl.native import find_library, open_library
+from blinkccl.native.headers import header
+from blinkccl.packing.network import Arc, FlowNetwork
+
+LIBRARY = "libblink_packing.so"
+#: Names another library file, or none: then Python's integers serve everything; for people who work on it.
+OVERRIDE = "BLINK_PACKING_LIBRARY"
+HEADER = header("packing.h")
+INFINITE = HEADER.constants["BLINK_PACKING_INFINITE"]
+#: Sums of finite capacities stay below.
+LIMIT = INFINITE // 2
+_DONE, _GOES_ON, _NO_MEMORY = (HEADER.constants[f"BLINK_PACKING_{name}"] for name in ("DONE", "GOES_ON", "NO_MEMORY"))
+#: Seconds between two looks at signals and progress.
+SLICE_S = 0.2
+
+
+@HEADER.layout("blink_arcs")
+class _Arcs(c.Structure):
+    pass
+
+
+@lru_cache(maxsize=1)
+def load() -> c.CDLL | None:
+    """The library, opened once; None where there is none. An unfit one is an error, never the slow way in silence."""
+    path = find_library(LIBRARY, OVERRIDE)
+    return None if path is None else open_library(path, HEADER.functions, "blink_packing_abi")
+
+
+class Arcs:
+    """Arcs as native code sees them, valid for as long as this object lives."""
+
+    def __init__(self, vertices: int, tails: Sequence[int], heads: Sequence[int], capacities: Sequence[int]) -> None:
+        self._held = (array("i", tails), array("i", heads), array("q", capacities))
+        self.given = _Arcs(vertices, len(tails), *(_address(column) for column in self._held))
+
+    @classmethod
+    def of(cls, network: FlowNetwork, factor: int = 1) -> Arcs:
+        """The network's, with capacities multiplied by ``factor``."""
+        tails, heads, capacities = zip(*network.arcs, strict=True)
+        return cls(network.n, tails, heads, [units * factor for units in capacities])
+
+
+def _address(column: array[int]) -> int:
+    return column.buffer_info()[0]
+
+
+def max_flow(
+    vertices: int, heads: Sequence[int], capacities: list[int], source: int, sink: int, limit: int
+) -> int | None:
+    """As :meth:`FlowGraph.max_flow` on its edges, ``capacities`` changed in place; None where native code cannot serve.
+
+    ``heads[2i]`` is the head of arc i and ``heads[2i + 1]`` its tail.
+    """
+    library = load()
+    if library is None:
+        return None
+    before = array("q", [units if units < INFINITE else INFINITE for units in capacities])
+    if sum(units for units in before if units != INFINITE) >= LIMIT:
+        return None
+    after = before[:]
+    arcs = Arcs(vertices, heads[1::2], heads[::2], ())
+    added: int = library.blink_max_flow(c.byref(arcs.given), _address(after), source, sink, min(limit, INFINITE))
+    if added < 0:
+        raise MemoryError
+    if added >= INFINITE:
+        return None
+    capacities[:] = [units + new - old for units, new, old in zip(capacities, after, before, strict=True)]
+    return added
+
+
+def first_unreached(network: FlowNetwork, factor: int, joined: int, sink: int) -> tuple[int, tuple[int, ...]] | None:
+    """The first terminal from ``sink`` on that cannot get ``joined`` units from each, and the cut that shows it.
+
+    Capacities are multiplied by ``factor``. None where all can, or native code cannot serve: see :func:`can_hold`.
+    """
+    library = load()
+    assert library is not None
+    arcs, place, side = Arcs.of(network, factor), c.c_int64(sink), array("B", bytes(network.n))
+    code = library.blink_all_reach(c.byref(arcs.given), network.terminals, joined, c.byref(place), _address(side))
+    if code == _NO_MEMORY:
+        raise MemoryError
+    return None if code == _DONE else (place.value, tuple(v for v, inside in enumerate(side) if inside))
+
+
+def can_hold(units: int) -> bool:
+    """Whether native code is there, and its numbers hold a sum of so many units."""
+    return units < LIMIT and load() is not None
+
+
+def pack(
+    network: FlowNetwork, demand: Mapping[int, int], few: bool, progress: Callable[[float], None] | None = None
+) -> list[tuple[int, int, tuple[Arc, ...]]] | None:
+    """``(root, multiplicity, arcs)`` of trees as :func:`~blinkccl.packing.integral.pack_arborescences` finds them.
+
+    None if they do not fit. ``progress`` is told the part that is done, now and then.
+    """
+    library = load()
+    assert library is not None
+    arcs = Arcs.of(network)
+    wanted = array("q", [demand.get(v, 0) for v in range(network.n)])
+    packer = library.blink_packer_new(c.byref(arcs.given), _address(wanted), few)
+    if packer is None:
+        raise MemoryError
+    try:
+        while (code := library.blink_packer_run(packer, c.c_double(SLICE_S))) == _GOES_ON:
+            if progress is not None:
+                progress(library.blink_packer_placed(packer) / (sum(wanted) * (network.n - 1)))
+        if code == _NO_MEMORY:
+            raise MemoryError
+        return _trees(library, packer, network.n) if code == _DONE else None
+    finally:
+        library.blink_packer_free(packer)
+
+
+def _trees(library: c.CDLL, packer: int, n: int) -> list[tuple[int, int, tuple[Arc, ...]]]:
+    count = library.blink_packer_trees(packer)
+    roots, units, ends = (
+        array("i", bytes(4 * count)),
+        array("q", bytes(8 * count)),
+        array("i", bytes(8 * count * (n - 1))),
+    )
+    library.blink_packer_read(packer, _address(roots), _address(units), _address(ends))
+    pairs = list(zip(ends[::2], ends[1::2], strict=True))
+    if len(pairs) != count * (n - 1):
+        raise InternalError("the packed trees do not span")
+    return [(roots[i], units[i], tuple(pairs[i * (n - 1) : (i + 1) * (n - 1)])) for i in range(count)]

@@ -1,0 +1,118 @@
+"""Native flows and packings against Python's own: the same values, cuts and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.errors import PackingError
+from blinkccl.packing import maxflow, native_flows
+from blinkccl.packing.bottleneck import allgather_rate
+from blinkccl.packing.integral import pack_arborescences
+from blinkccl.packing.maxflow import INFINITE, FlowGraph
+from blinkccl.packing.network import FlowNetwork
+
+pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
+
+
+@contextmanager
+def without_native_code() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_flows, "load", lambda: None)
+        yield
+
+
+@st.composite
+def networks(draw: st.DrawFn, transit: int = 0, largest: int = 9) -> FlowNetwork:
+    terminals = draw(st.integers(2, 7))
+    n = terminals + draw(st.integers(0, transit))
+    pairs = [(u, v) for u in range(n) for v in range(n) if u != v]
+    widths = draw(st.lists(st.integers(0, largest), min_size=len(pairs), max_size=len(pairs)))
+    return FlowNetwork(n, terminals, tuple((u, v, c) for (u, v), c in zip(pairs, widths, strict=True) if c))
+
+
+@given(networks(transit=2), st.integers(0, 40))
+def test_a_flow_its_residual_and_its_cuts(network: FlowNetwork, limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maxflow, "NATIVE_EDGES", 0)
+        natively = FlowGraph.of(network)
+        added = natively.max_flow(0, 1, limit or INFINITE)
+    graph = FlowGraph.of(network)
+    with without_native_code():
+        assert graph.max_flow(0, 1, limit or INFINITE) == added
+    left = [0] * network.n  # what stays at each vertex
+    for i, (u, v, c) in enumerate(network.arcs):
+        assert 0 <= natively.flow(2 * i) <= c
+        left[u] -= natively.flow(2 * i)
+        left[v] += natively.flow(2 * i)
+    assert left == [-added, added, *[0] * (network.n - 2)]
+    if not limit:  # the least and the greatest minimum cut are the same for every maximum flow
+        assert natively.source_side(0) == graph.source_side(0)
+        assert natively.sink_side(1) == graph.sink_side(1)
+
+
+@given(networks(transit=2))
+def test_the_allgather_rate_and_its_cut(network: FlowNetwork) -> None:
+    try:
+        found = allgather_rate(network)
+    except PackingError as error:
+        with without_native_code(), pytest.raises(PackingError, match=str(error)):
+            allgather_rate(network)
+        return
+    with without_native_code():
+        assert allgather_rate(network) == found
+
+
+@given(networks(largest=3), st.booleans(), st.integers(0, 1))
+def test_the_same_trees_and_the_same_refusals(network: FlowNetwork, few: bool, beyond: int) -> None:
+    try:
+        rate, _ = allgather_rate(network)
+    except PackingError:
+        return
+    demand = {v: rate.numerator + beyond * (v == 0) for v in range(network.n)}
+    scaled = network.scaled(rate.denominator)
+    try:
+        found = pack_arborescences(scaled, demand, few=few)
+    except PackingError as error:
+        assert beyond
+        with without_native_code(), pytest.raises(PackingError, match=str(error)):
+            pack_arborescences(scaled, demand, few=few)
+        return
+    with without_native_code():
+        assert pack_arborescences(scaled, demand, few=few) == found
+
+
+def test_numbers_of_more_than_59_bits_are_pythons() -> None:
+    wide = 3**60
+    ring = FlowNetwork(3, 3, tuple((u, v, wide) for u in range(3) for v in range(3) if u != v))
+    assert not native_flows.can_hold(6 * wide)
+    assert allgather_rate(ring)[0] == wide
+    assert sum(tree.multiplicity for tree in pack_arborescences(ring, dict.fromkeys(range(3), wide))) == 3 * wide
+    graph = FlowGraph.of(ring.scaled(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maxflow, "NATIVE_EDGES", 0)
+        assert graph.max_flow(0, 1) == 2 * wide
+
+
+def test_a_flow_without_a_finite_cut_is_pythons() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maxflow, "NATIVE_EDGES", 0)
+        graph = FlowGraph(2)
+        graph.add(0, 1, INFINITE)
+        assert graph.max_flow(0, 1) == INFINITE
+
+
+def test_progress_is_told_while_trees_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_flows, "SLICE_S", 0.0)
+    clique = FlowNetwork(5, 5, tuple((u, v, 1) for u in range(5) for v in range(5) if u != v))
+    told: list[float] = []
+    trees = native_flows.pack(clique, dict.fromkeys(range(5), 1), few=False, progress=told.append)
+    assert trees is not None
+    assert told == sorted(told)
+    assert len(told) > 20
+    assert 0 < told[0] < 1 / 10
+    assert told[-1] == 1.0
