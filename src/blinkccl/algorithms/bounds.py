@@ -22,6 +22,7 @@ from blinkccl.packing.maxflow import broadcast_rate, min_cut
 from blinkccl.packing.multiflow import all_to_all
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
+from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.model import Topology
 
@@ -93,10 +94,27 @@ def price_certificate(view: RankNetwork, prices: Mapping[Arc, Fraction | int], b
 def _allreduce(view: RankNetwork) -> Certificate:
     network = view.network
     if network.switchless and network.symmetric:
-        _, blocks = strength(network.n, undirected_widths(network))
-        return partition_certificate(view, blocks)
+        return partition_certificate(view, tight_partition(network))
     proof = halves_proof(network) or reduce_broadcast_packing(network)
     return price_certificate(view, proof.prices, proof.bound)
+
+
+@lru_cache(maxsize=256)
+def tight_partition(network: FlowNetwork) -> tuple[tuple[int, ...], ...]:
+    """A partition that limits AllReduce among ranks that symmetric links join directly.
+
+    Where all ranks are alike and half of an AllGather fills all links, it is that into single ranks: no search.
+    """
+    if singles_are_tight(network):
+        return tuple((v,) for v in range(network.n))
+    return strength(network.n, undirected_widths(network))[1]
+
+
+def singles_are_tight(network: FlowNetwork) -> bool:
+    """Whether some move takes every rank to every other, and an AllGather's trees, used up and down, fill all links."""
+    if len(symmetry_of(network).roots) > 1 or network.n < 2:
+        return False
+    return half_of_allgather(network) == Fraction(sum(c for _, _, c in network.arcs), 2 * (network.n - 1))
 
 
 def partition_certificate(view: RankNetwork, blocks: tuple[tuple[int, ...], ...]) -> Certificate:

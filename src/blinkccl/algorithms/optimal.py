@@ -27,6 +27,7 @@ from functools import lru_cache
 from blinkccl.algorithms import optimal_trees
 from blinkccl.algorithms.bounds import (
     all_pairs_flow,
+    allgather_bottleneck,
     certificate_for,
     half_of_allgather,
     halves_proof,
@@ -34,13 +35,23 @@ from blinkccl.algorithms.bounds import (
     price_certificate,
     reduce_broadcast_packing,
     reverse_of,
+    singles_are_tight,
+    tight_partition,
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
-from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, link_classes, refuse_unproved
+from blinkccl.algorithms.optimal_trees import (
+    Groups,
+    depth_of,
+    every_root,
+    hops_deep,
+    link_classes,
+    moved_trees,
+    refuse_unproved,
+    servers_of,
+)
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.stars import one_hop
-from blinkccl.algorithms.symmetry import Permutation, rotations
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.packing.bottleneck import gather_rate
@@ -53,6 +64,8 @@ from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
 from blinkccl.packing.oracles import Hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, tree_columns
+from blinkccl.packing.symmetry import symmetry_of
+from blinkccl.packing.templates import layered_templates
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
 
 
@@ -147,34 +160,55 @@ def _finished(request: Request, view: RankNetwork, drafts: list[Draft]) -> Fores
 # AllGather's trees, used up and down, often reach the same bound at once.
 #: Columns that the default objective is willing to hand to an integer program.
 FEW_COLUMNS = 700
+#: Up to so many ranks undirected trees are looked for, however symmetric the links are.
+SEARCHED_RANKS = 16
 
 
 def allreduce(request: Request, view: RankNetwork) -> Forest:
     """Shares that go up a tree to its root and down a tree from it."""
     network = view.network
     if network.switchless and network.symmetric:
+        turned = _turned_trees(network, request.objective)
+        if turned is not None:
+            return forest_of(request, view, "optimal", turned, partition_certificate(view, tight_partition(network)))
         packing = undirected_packing(network, request.objective)
         total = sum(tree.multiplicity for tree in packing.trees)
         drafts = [
             Draft(None, weight, root, backward(hops), hops) for root, weight, hops in normalised(packing.trees, total)
         ]
         return forest_of(request, view, "optimal", drafts, partition_certificate(view, packing.blocks))
-    drafts, prices, bound = _through_transit(network, rotations(view))
+    drafts, prices, bound = _through_transit(network, servers_of(view))
     deep = max(hops_deep(draft.root, draft.down or ()) for draft in drafts)
     refuse_unproved(request.objective, 2 * len(drafts) if request.objective == "fewest-trees" else 2 * deep)
     return forest_of(request, view, "optimal", drafts, price_certificate(view, prices, bound))
 
 
+def _turned_trees(network: FlowNetwork, objective: str) -> list[Draft] | None:
+    """Templates used up and down, where they fill the partition into single ranks; None elsewhere.
+
+    So it is in rings, tori, hypercubes and cliques. Few ranks are left to the search for undirected trees, of which
+    fewer are enough.
+    """
+    if network.n <= SEARCHED_RANKS or objective == "fewest-trees" or not singles_are_tight(network):
+        return None
+    rate = allgather_bottleneck(network)[0]
+    templates = layered_templates(network, symmetry_of(network), rate)
+    if templates is None:
+        return None
+    trees = moved_trees(templates, symmetry_of(network), rate)
+    return [Draft(None, part / network.n, root, backward(hops), hops) for root, part, hops in trees]
+
+
 def _through_transit(
-    network: FlowNetwork, group: tuple[Permutation, ...] | None
+    network: FlowNetwork, groups: Groups
 ) -> tuple[list[Draft], Mapping[Arc, Fraction | int], Fraction]:
     """Drafts, prices, and the bound that these prove."""
     proof = halves_proof(network)
     if proof is not None:
-        return _two_halves(network, group), proof.prices, proof.bound
+        return _two_halves(network, groups), proof.prices, proof.bound
     pairs = reduce_broadcast_packing(network)
     if network.symmetric and pairs.bound == half_of_allgather(network):
-        return _two_halves(network, group), pairs.prices, pairs.bound
+        return _two_halves(network, groups), pairs.prices, pairs.bound
     drafts = []
     weights = whole_weights(_class_pairs(network), network.capacity, [Fraction(1)], pairs.rate)
     for column, weight in weights or rounded(pairs, network.capacity, [Fraction(1)]):
@@ -198,9 +232,9 @@ def _class_pairs(network: FlowNetwork) -> list[Column]:
     ]
 
 
-def _two_halves(network: FlowNetwork, group: tuple[Permutation, ...] | None) -> list[Draft]:
+def _two_halves(network: FlowNetwork, groups: Groups) -> list[Draft]:
     """The AllGather's trees, each used up and down: half of the AllGather's rate on symmetric links."""
-    packed = every_root(network, "shallow", group)
+    packed = every_root(network, "shallow", groups)
     return [Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees]
 
 

@@ -23,7 +23,6 @@ from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, nor
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import by_server
-from blinkccl.algorithms.symmetry import Permutation, pack_templates, rotated, rotations
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
 from blinkccl.packing.columns import Column
@@ -34,6 +33,8 @@ from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
 from blinkccl.packing.oracles import Hops, cheapest_hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
+from blinkccl.packing.symmetry import Symmetry, symmetry_of
+from blinkccl.packing.templates import Template, layered_templates, pack_templates, rotated, symmetric_hops
 from blinkccl.packing.two_trees import two_trees
 from blinkccl.topology.connectivity import beside, reachable
 
@@ -65,7 +66,7 @@ def one_to_all(request: Request, view: RankNetwork) -> Forest:
 def all_to_all(request: Request, view: RankNetwork) -> Forest:
     """AllGather: out-trees from every rank, each carrying its block; ReduceScatter: in-trees to every rank."""
     up, size = request.collective.reduces, request.collective.world_size
-    packed = every_root(reverse_of(view.network) if up else view.network, request.objective, rotations(view))
+    packed = every_root(reverse_of(view.network) if up else view.network, request.objective, servers_of(view))
     drafts = [_draft(root, weight / size, root, hops, up=up) for root, weight, hops in packed.trees]
     return forest_of(request, view, "optimal", drafts, _proof(request, view, packed, up=up))
 
@@ -151,33 +152,36 @@ def _weighted(root: int, weights: list[tuple[Column, Fraction]], rate: Fraction)
 
 
 @lru_cache(maxsize=64)
-def every_root(network: FlowNetwork, objective: str, group: tuple[Permutation, ...] | None) -> Packed:
-    """Out-trees from every terminal at the optimal equal rate."""
+def every_root(network: FlowNetwork, objective: str, groups: Groups) -> Packed:
+    """Out-trees from every terminal at the optimal equal rate; ``groups`` are the terminals by server."""
     rate, side = allgather_bottleneck(network)
     if not network.switchless:
-        packed = _every_with_transit(network, rate, side, group)
+        packed = _every_with_transit(network, rate, side, groups)
         refuse_unproved(objective, 2 * len(packed.trees) if objective == "fewest-trees" else 2 * packed.depth)
         return packed
+    layered = None if objective == "fewest-trees" else layered_templates(network, symmetry_of(network), rate)
+    if layered is not None:
+        return Packed(moved_trees(layered, symmetry_of(network), rate), side)
     p, scaled = rate.numerator, network.scaled(rate.denominator)
     demand = dict.fromkeys(range(network.terminals), p)
     trees = _chosen(scaled, demand, objective)
     return Packed(tuple(normalised(trees, p)), side)
 
 
-def _every_with_transit(
-    network: FlowNetwork, rate: Fraction, side: tuple[int, ...], group: tuple[Permutation, ...] | None
-) -> Packed:
+def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fraction) -> tuple[OutTree, ...]:
+    """The trees of all terminals. Moved hops stay level by level, as the template's are."""
+    ordered = [(root, weight / rate, breadth_first(root, tree)) for root, weight, tree in templates]
+    trees = [(move[root], part, rotated(tree, move)) for root, part, tree in ordered for move in symmetry.moves]
+    return tuple(sorted(trees, key=lambda tree: (tree[0], -tree[1])))
+
+
+def _every_with_transit(network: FlowNetwork, rate: Fraction, side: tuple[int, ...], groups: Groups) -> Packed:
     roots = tuple(range(network.terminals))
-    if group is not None:
-        rotating = pack_templates(network, group, rate)
-        out = tuple(
-            (root, w / rotating.rate, breadth_first(root, rotated(hops, move)))
-            for root, move in zip(roots, group, strict=True)
-            for hops, w in rotating.templates
-        )
-        if rotating.rate == rate:
-            return Packed(out, side)
-        return Packed(out, None, rotating.prices, rotating.bound * len(roots))
+    symmetry = symmetry_of(network)
+    if len(symmetry.moves) > 1:
+        moving = pack_templates(network, symmetry, rate, _familiar_templates(network, symmetry, groups))
+        out = moved_trees(moving.templates, symmetry, moving.rate)
+        return Packed(out, side) if moving.rate == rate else Packed(out, None, moving.prices, moving.bound * len(roots))
     packing = tree_packing(network, roots)
     weights = rounded(packing, network.capacity, [Fraction(1)] * len(roots))
     out = tuple(
@@ -262,6 +266,16 @@ def familiar_trees(network: FlowNetwork, root: int, groups: Groups, *, fewest: b
         if trees:
             walked = [tuple(hop(u, v) for u, v in tree) for tree in trees]
             yield [column_of(0, loads_of(hops), hops) for hops in walked]
+
+
+def _familiar_templates(network: FlowNetwork, symmetry: Symmetry, groups: Groups) -> Iterator[tuple[int, Hops]]:
+    """The star, and the trees that enter every other server once, directly from the root's."""
+    cost, hop = symmetric_hops(network, symmetry, {})
+    for root in symmetry.roots:
+        several = _over_servers(network, root, groups)[0] if len(groups) > 1 else []
+        for tree in [*several, _star([root, *(v for v in range(network.terminals) if v != root)])]:
+            if tree and all(cost[u][v] is not None for u, v in tree):
+                yield root, tuple(hop(u, v) for u, v in tree)
 
 
 def _star(order: Sequence[int]) -> tuple[Arc, ...]:

@@ -92,15 +92,19 @@ def pack_columns(
     final basis is no feasible solution in exact arithmetic.
     """
     master = _Master(capacity, demand)
-    uniform = {arc: Fraction(1) for arc in capacity}
-    for column in [*seeds, *oracle(uniform)]:
+    for column in seeds:
+        master.add(column)
+    if target is not None and len({column.group for column in seeds}) == len(demand):
+        found = _at_target(master, target)
+        if found is not None:
+            return found
+    for column in oracle(dict.fromkeys(capacity, 1)):
         master.add(column)
     for _ in range(MOST_ROUNDS):
-        value, prices, worth = master.optimum()
-        if target is not None and value >= float(target) * (1 - 1e-9):
-            rate, columns = master.exact_primal()
-            if rate == target:
-                return ExactPacking(rate, columns, tuple(master.columns), {}, target)
+        found = None if target is None else _at_target(master, target)
+        if found is not None:
+            return found
+        _, prices, worth = master.optimum()
         fresh = [
             column
             for column in oracle(prices)
@@ -117,6 +121,14 @@ def pack_columns(
     least = _cheapest(master.columns, costs)
     pool = tuple(c for c, cost in zip(master.columns, costs, strict=True) if cost == least[c.group])
     return ExactPacking(rate, columns, pool, exact_prices, bound)
+
+
+def _at_target(master: _Master, target: Fraction) -> ExactPacking | None:
+    """The optimum over the columns so far, if it is the target."""
+    if master.optimum()[0] < float(target) * (1 - 1e-9):
+        return None
+    rate, columns = master.exact_primal()
+    return ExactPacking(rate, columns, tuple(master.columns), {}, target) if rate == target else None
 
 
 #: Capacities up to this are given to HiGHS as they are; larger ones shrunk to it, as its tolerances are absolute.

@@ -34,15 +34,17 @@ class _Tree:
             order.extend(self.children[u])
         return order
 
+    def shift(self, v: int, parent: int) -> int:
+        """How many levels ``v`` would sink under ``parent``."""
+        return self.depth[parent] + 1 - self.depth[v]
+
     def gain(self, v: int, parent: int, base: int) -> int | None:
         """How much Σ base^depth would fall with ``v`` under ``parent``; None if that makes a cycle."""
         subtree = self.below(v)
         if parent in subtree:
             return None
-        shift = self.depth[parent] + 1 - self.depth[v]
-        if shift == 0:
-            return 0
-        fall: int = sum(base ** self.depth[x] - base ** (self.depth[x] + shift) for x in subtree)
+        shift = self.shift(v, parent)
+        fall: int = sum(base ** self.depth[x] - base ** (self.depth[x] + shift) for x in subtree) if shift else 0
         return fall * self.multiplicity
 
     def hang(self, v: int, parent: int) -> None:
@@ -112,7 +114,9 @@ def _rehang(hung: list[_Tree], room: _Room, v: int, parents: list[int], base: in
             (
                 (gain, -u)
                 for u in parents
-                if room[u, v] >= tree.multiplicity and (gain := tree.gain(v, u, base)) is not None
+                if tree.shift(v, u) < 0
+                and room[u, v] >= tree.multiplicity
+                and (gain := tree.gain(v, u, base)) is not None
             ),
             default=(0, 0),
         )
@@ -132,6 +136,8 @@ def _exchange(hung: list[_Tree], v: int, base: int) -> bool:
         for other in hung[i + 1 :]:
             if v == other.root or one.multiplicity != other.multiplicity or one.parent[v] == other.parent[v]:
                 continue
+            if min(one.shift(v, other.parent[v]), other.shift(v, one.parent[v])) >= 0:
+                continue  # nothing rises: the usual case, told without a walk through subtrees
             mine, theirs = one.gain(v, other.parent[v], base), other.gain(v, one.parent[v], base)
             if mine is not None and theirs is not None and mine + theirs > 0:
                 u, w = one.parent[v], other.parent[v]

@@ -75,10 +75,11 @@ def column_of(group: int, loads: Mapping[Arc, int], payload: Any) -> Column:
 
 def cheapest_tree_from(network: FlowNetwork, prices: Prices, root: int) -> Hops:
     """The cheapest out-tree over all terminals from ``root``, shallow where prices leave a choice."""
-    return _tree(network, *cheapest_hops(network, prices), root)
+    return cheapest_tree(network, *cheapest_hops(network, prices), root)
 
 
-def _tree(network: FlowNetwork, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
+def cheapest_tree(network: FlowNetwork, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
+    """:func:`cheapest_tree_from`, given the cost of every hop and its way."""
     size = network.terminals
     if all(cost[u][v] == cost[v][u] for u in range(size) for v in range(u)):
         parent = shallow_minimum_tree(size, root, cost)
@@ -94,7 +95,7 @@ def out_tree_oracle(network: FlowNetwork, roots: Sequence[int]) -> Oracle:
 
     def oracle(prices: Prices) -> list[Column]:
         hops = cheapest_hops(network, prices)
-        trees = [_tree(network, *hops, root) for root in roots]
+        trees = [cheapest_tree(network, *hops, root) for root in roots]
         return [column_of(group, loads_of(tree), tree) for group, tree in enumerate(trees)]
 
     return oracle
@@ -109,8 +110,8 @@ def in_and_out_oracle(network: FlowNetwork) -> Oracle:
         back = cheapest_hops(backward, {(v, u): y for (u, v), y in prices.items()})
         columns = []
         for root in range(network.terminals):
-            down = _tree(network, *ahead, root)
-            up = tuple(hop[::-1] for hop in _tree(backward, *back, root))
+            down = cheapest_tree(network, *ahead, root)
+            up = tuple(hop[::-1] for hop in cheapest_tree(backward, *back, root))
             columns.append(column_of(0, loads_of(up + down), (root, up, down)))
         return columns
 
@@ -125,7 +126,7 @@ def up_and_down_oracle(network: FlowNetwork, root: int) -> Oracle:
 
     def oracle(prices: Prices) -> list[Column]:
         both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
-        down = _tree(network, *cheapest_hops(network, both), root)
+        down = cheapest_tree(network, *cheapest_hops(network, both), root)
         return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
 
     return oracle

@@ -17,6 +17,8 @@ from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.multiplicities import whole_units
 from blinkccl.packing.network import Arc, FlowNetwork
 
+#: Among more vertices than this there are always too many.
+MOST_VERTICES = 32
 #: More columns than this are not enumerated.
 MOST_COLUMNS = 6000
 #: Nor is a search for them continued that has looked at this many choices, dead ends included.
@@ -93,6 +95,8 @@ def tree_columns(
     """
     found: dict[tuple[int, tuple[Arc, ...]], tuple[int, tuple[Arc, ...]]] = {}
     effort = Effort(MOST_STEPS)
+    if network.n > MOST_VERTICES:
+        return None
     try:
         for root in sorted(roots):
             for arcs in out_trees(network, root, depth, effort):

@@ -13,6 +13,7 @@ Packing the *directed* graph and using it for both phases would give λ/2, up to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -58,12 +59,18 @@ def _coarsened(
     widths: Mapping[Arc, int], blocks: tuple[tuple[int, ...], ...], rate: Fraction
 ) -> tuple[tuple[int, ...], ...]:
     """Join two blocks with exactly ``rate`` between them for as long as there are such: the partition stays tight."""
-    for i, one in enumerate(blocks):
-        for other in blocks[i + 1 :]:
-            if len(blocks) > 2 and crossing(widths, (one, other)) == rate:
-                joined = tuple(sorted(one + other))
-                rest = [block for block in blocks if block not in (one, other)]
-                return _coarsened(widths, tuple(sorted([*rest, joined])), rate)
+    while len(blocks) > 2:
+        home = {v: i for i, block in enumerate(blocks) for v in block}
+        between: Counter[Arc] = Counter()
+        for (u, v), w in widths.items():
+            between[min(home[u], home[v]), max(home[u], home[v])] += w
+        pairs = [pair for pair, width in between.items() if width == rate and pair[0] != pair[1]]
+        if not pairs:
+            break
+        i, j = min(pairs)
+        blocks = tuple(
+            sorted([*(b for k, b in enumerate(blocks) if k not in (i, j)), tuple(sorted(blocks[i] + blocks[j]))])
+        )
     return blocks
 
 

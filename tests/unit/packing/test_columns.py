@@ -48,7 +48,7 @@ def test_seeds_are_preferred_and_a_target_ends_the_search() -> None:
     packing = pack_columns(ring.capacity, ONE, oracle, seeds=[seed], target=Fraction(1))
     assert packing.columns == ((seed, Fraction(1)),)
     assert (packing.rate, packing.bound, packing.prices) == (1, 1, {})
-    assert asked == 1
+    assert asked == 0
 
 
 def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
