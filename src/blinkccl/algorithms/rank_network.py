@@ -84,29 +84,29 @@ class RankNetwork:
         return widths.index(min(widths))
 
 
-def rank_network_of(topology: Topology, ranks: tuple[int, ...]) -> RankNetwork:
-    """The packing problem's graph for these ranks; every other vertex is transit."""
-    return _rank_network_of(_Key(topology, ranks))
+class ByIdentity:
+    """A topology as a key: compared by identity, since hashing hundreds of links for each look-up would cost more."""
 
+    __slots__ = ("topology",)
 
-class _Key:
-    """Topologies are compared by identity here: hashing hundreds of links for each look-up would cost more."""
-
-    __slots__ = ("ranks", "topology")
-
-    def __init__(self, topology: Topology, ranks: tuple[int, ...]) -> None:
-        self.topology, self.ranks = topology, ranks
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
 
     def __hash__(self) -> int:
-        return hash((id(self.topology), self.ranks))
+        return id(self.topology)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.topology is other.topology and self.ranks == other.ranks
+        return isinstance(other, ByIdentity) and self.topology is other.topology
+
+
+def rank_network_of(topology: Topology, ranks: tuple[int, ...]) -> RankNetwork:
+    """The packing problem's graph for these ranks; every other vertex is transit."""
+    return _rank_network_of(ByIdentity(topology), ranks)
 
 
 @lru_cache(maxsize=64)
-def _rank_network_of(key: _Key) -> RankNetwork:
-    topology, ranks = key.topology, key.ranks
+def _rank_network_of(key: ByIdentity, ranks: tuple[int, ...]) -> RankNetwork:
+    topology = key.topology
     capacity = {arc: link.capacity for arc, link in topology.link.items()}
     chains: dict[Arc, Path] = {arc: arc for arc in capacity}
     kept = [v.id for v in topology.vertices if v.id not in frozenset(ranks)]

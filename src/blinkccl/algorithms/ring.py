@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from math import gcd
 
 from blinkccl.algorithms.cycles import max_disjoint_cycles
@@ -39,7 +40,7 @@ from blinkccl.algorithms.shapes import (
     transit_paths,
 )
 from blinkccl.collectives.spec import Block
-from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.errors import InternalError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, link_use
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import FAST_KINDS, Topology
@@ -73,8 +74,13 @@ def plan(request: Request) -> Forest:
     Reduce N−1 steps, S. Where we differ: equal rings are one ring with the sum of their capacities, instead of one
     channel each; and NVLinks through a switch carry one ring each way instead of a copy of it for every lane.
     """
-    require_collective(request, "ring", SERVED, "use --algo optimal")
+    require_served(request)
     return on_rings(request, "ring", *rings_for(request))
+
+
+def require_served(request: Request) -> None:
+    """Refuse a collective that has no ring."""
+    require_collective(request, "ring", SERVED, "use --algo optimal")
 
 
 def on_rings(request: Request, algorithm: str, network: Topology, rings: Sequence[Ring]) -> Forest:
@@ -87,6 +93,15 @@ def on_rings(request: Request, algorithm: str, network: Topology, rings: Sequenc
         Share(weight / per_ring, i, block, root, up, down) for i, (weight, block, root, up, down) in enumerate(drawn)
     ]
     return forest_on(request, algorithm, network, shares)
+
+
+def rate(request: Request, rings: Sequence[Ring]) -> Fraction:
+    """What :func:`on_rings` reaches, without drawing it where every rank is a root; in units of the rings' links."""
+    if request.collective.root is not None:
+        raise InternalError("rings with one root leave a hop out: draw them")
+    size = request.collective.world_size
+    phases = 2 if request.collective.name == "allreduce" else 1
+    return sum((ring.capacity for ring in rings), Fraction(0)) * size / (phases * (size - 1))
 
 
 def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, int, Tree | None, Tree | None]]:
@@ -110,7 +125,7 @@ def in_channels(request: Request, lane_gb_per_s: Fraction, per_lane: int, most: 
     as lanes where rings have them, and each line over several servers too. NCCL 2.4.2 has two per lane and 16 at most
     (src/transport/p2p.cu).
     """
-    require_collective(request, "ring", SERVED, "use --algo optimal")
+    require_served(request)
     network, found = rings_for(request)
     fast = any(link.kind in FAST_KINDS for link in network.links)
     lane = lane_gb_per_s / exact_unit(network)
@@ -126,15 +141,20 @@ def in_channels(request: Request, lane_gb_per_s: Fraction, per_lane: int, most: 
 
 
 def ring_count(request: Request) -> int:
-    """How many rings NCCL 2.4 finds on NVLink; 0 where it falls back to PCIe.
+    """How many rings NCCL 2.4 finds on NVLink; 0 where it falls back to PCIe."""
+    network, found = fast_rings(request)
+    return len(found) if network is None else counted(request.topology, network, found)
+
+
+def counted(topology: Topology, network: Topology, rings: Sequence[Ring]) -> int:
+    """How many rings these on fast links are.
 
     Rings over direct links are counted in lanes, the largest rate of which every NVLink of the machine is a multiple: a
     P100 quad's 6 half rings count as 3. Rings through switches or over servers are counted as they are.
     """
-    network, found = fast_rings(request)
-    if network is None or any(network.is_transit(v) for v in network.vertex):
-        return len(found)
-    return int(sum((ring.capacity for ring in found), Fraction(0)) / _lane(request.topology, network))
+    if any(network.is_transit(v) for v in network.vertex):
+        return len(rings)
+    return int(sum((ring.capacity for ring in rings), Fraction(0)) / _lane(topology, network))
 
 
 def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
@@ -230,12 +250,14 @@ def _cluster_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
     servers = by_server(network, ranks)
     lines = [line_up(network, paths, members) for members in servers]
     found = [line for line in lines if line is not None]
-    if len(found) < len(lines) or missing_pairs(paths, ranks):
+    if len(found) < len(lines):
         return ()
     turnable = all(line_up(network, paths, (line[-1], line[0])) is not None for line in found)
     turned = [
         tuple(rank for line in found for rank in cyclic(line, line[k % len(line)])) for k in range(max(map(len, found)))
     ]
+    if any(hop not in paths for order in turned for hop in pairwise((*order, order[0]))):
+        return ()
     single = _with_capacity(network, paths, turned[:1])
     if not turnable:
         return single

@@ -8,12 +8,14 @@ rank that passes data on is a vertex of the tree.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.cycles import hamiltonian_path
+from blinkccl.algorithms.rank_network import ByIdentity
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
@@ -24,25 +26,50 @@ T = TypeVar("T")
 Paths = Mapping[tuple[int, int], Path]
 
 
-def transit_paths(network: Topology, ranks: Sequence[int]) -> dict[tuple[int, int], Path]:
+class TransitPaths(Mapping[tuple[int, int], Path]):
     """``(u, v) → (u, …, v)`` for every ordered pair of ranks that links and transit vertices (all others) join.
 
     The path has the fewest links; among those, its narrowest link is widest; then by the order of vertex ids. Pairs
-    come with u in the order of ``ranks`` and v by hops, then id. One breadth-first search per rank: O(N · links).
+    come with u in the order of ``ranks`` and v by hops, then id. Those from one rank are looked for together, breadth
+    first, when the first of them is asked for.
     """
-    is_rank = frozenset(ranks)
-    following: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for link in sorted(network.links, key=lambda x: (x.src, x.dst)):
-        following[link.src].append((link.dst, link.capacity))
-    paths: dict[tuple[int, int], Path] = {}
-    for source in ranks:
-        for target, path in _paths_from(source, following, is_rank):
-            paths[source, target] = path
-    return paths
+
+    def __init__(self, network: Topology, ranks: Sequence[int]) -> None:
+        self._ranks = dict.fromkeys(ranks)
+        self._following: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for link in sorted(network.links, key=lambda x: (x.src, x.dst)):
+            self._following[link.src].append((link.dst, link.capacity))
+        self._found: dict[int, dict[int, Path]] = {}
+
+    def onward(self, source: int) -> Mapping[int, Path]:
+        """The paths from ``source``, by where they end."""
+        if source not in self._found:
+            known = source in self._ranks
+            self._found[source] = dict(_paths_from(source, self._following, self._ranks)) if known else {}
+        return self._found[source]
+
+    def __getitem__(self, pair: tuple[int, int]) -> Path:
+        return self.onward(pair[0])[pair[1]]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((u, v) for u in self._ranks for v in self.onward(u))
+
+    def __len__(self) -> int:
+        return sum(len(self.onward(u)) for u in self._ranks)
+
+
+def transit_paths(network: Topology, ranks: Sequence[int]) -> TransitPaths:
+    """The paths between ``ranks``; remembered for the last networks asked for."""
+    return _transit_paths(ByIdentity(network), tuple(ranks))
+
+
+@lru_cache(maxsize=8)
+def _transit_paths(network: ByIdentity, ranks: tuple[int, ...]) -> TransitPaths:
+    return TransitPaths(network.topology, ranks)
 
 
 def _paths_from(
-    source: int, following: dict[int, list[tuple[int, int]]], is_rank: frozenset[int]
+    source: int, following: Mapping[int, list[tuple[int, int]]], is_rank: Container[int]
 ) -> list[tuple[int, Path]]:
     """The best paths from ``source``, found layer by layer: (target, path) by hops, then target."""
     found: list[tuple[int, Path]] = []

@@ -74,7 +74,7 @@ def plan(request: Request) -> Forest:
     network = request.network
     # Inside a server no hop goes through a NIC, be it the shortest way.
     inside = replace(network, links=tuple(link for link in network.links if link.kind != "net"))
-    paths = transit_paths(network, request.ranks) | transit_paths(inside, request.ranks)
+    paths = {**transit_paths(network, request.ranks), **transit_paths(inside, request.ranks)}
     # Servers choose alike: the article's are equal.
     places = product(*(range(max(map(len, sides))) for sides in zip(*servers, strict=True)))
     choices = [list(_shares(paths, servers, _leaders(servers, place))) for place in islice(places, LEADER_LIMIT)]

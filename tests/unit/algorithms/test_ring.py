@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.ring import SERVED, fast_rings, ring_count, rings, rings_for
+from blinkccl.algorithms.ring import SERVED, fast_rings, on_rings, rate, ring_count, rings, rings_for
 from blinkccl.errors import UnsupportedError
 from support.planned import asked, plan
 
@@ -64,7 +64,7 @@ def test_allocations_with_nvlink_but_no_ring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "gpus", "rate"),
+    ("spec", "gpus", "lanes"),
     [
         ("dgx-1v", None, "24/7"),
         ("dgx-1p", None, "16/7"),
@@ -75,9 +75,9 @@ def test_allocations_with_nvlink_but_no_ring() -> None:
         ("cedar", None, "2"),
     ],
 )
-def test_allreduce_rates(spec: str, gpus: str | None, rate: str) -> None:
+def test_allreduce_rates(spec: str, gpus: str | None, lanes: str) -> None:
     """R rings of N ranks carry an AllReduce at R·N / (2(N−1))."""
-    assert plan("ring", spec, gpus, "allreduce").rate == Fraction(rate)
+    assert plan("ring", spec, gpus, "allreduce").rate == Fraction(lanes)
 
 
 @pytest.mark.parametrize(("spec", "gb_per_s"), [("dgx-2", 80.0), ("dgx-a100", 1200 / 7), ("star:5", 125 / 8)])
@@ -87,6 +87,25 @@ def test_rings_through_a_switch_fill_the_ports_both_ways_round(spec: str, gb_per
     assert forest.algbw_gb_per_s == pytest.approx(gb_per_s)
     assert len(forest.shares) == 2 * len(forest.ranks)
     assert all(load == forest.topology.link[arc].capacity for arc, load in forest.link_load.items())
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter"])
+@pytest.mark.parametrize(
+    ("spec", "gpus"),
+    [
+        *(("dgx-1v", gpus) for gpus in (None, "0-3", "0-2", "0,1", "1,4,5,6", "0,6,3", "0-4", "1-7")),
+        ("dgx-1p", "0-3"),
+        ("dgx-a100", None),
+        ("pcie-8gpu", None),
+        ("2x dgx-1v @ 40Gbps", None),
+        ("3x dgx-a100 @ 200Gbps", None),
+        ("2x dgx-1v @ 40Gbps", "0-2+0-4"),
+    ],
+)
+def test_the_rate_without_drawing_is_that_of_the_drawing(spec: str, gpus: str | None, collective: str) -> None:
+    request = asked(spec, collective, gpus)
+    network, found = rings_for(request)
+    assert rate(request, found) == on_rings(request, "ring", network, found).rate
 
 
 def test_half_rings_of_a_quad() -> None:
