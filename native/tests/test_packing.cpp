@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstdint>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -96,6 +97,54 @@ void refusals() {
   blink_packer_free(packer);
 }
 
+// Two servers of two behind a switch each, joined by a third; every tree spans, whatever the search has done to it.
+void equal_trees(bool both_ways) {
+  Network net{7, {}, {}, {}};
+  for (const auto& [u, v, units] : {std::tuple{0, 4, 8}, {1, 4, 8}, {2, 5, 8}, {3, 5, 8}, {0, 6, 1}, {2, 6, 1}, {3, 6, 1}}) {
+    net.add(u, v, units);
+    net.add(v, u, units);
+  }
+  const blink_arcs arcs = net.arcs();
+  std::vector<std::int32_t> edges, roots;
+  std::vector<double> most;
+  for (std::int32_t arc = 0; arc < static_cast<std::int32_t>(net.tail.size()); ++arc) {
+    edges.push_back(both_ways ? arc / 2 * 2 : arc);
+    most.push_back(static_cast<double>(net.capacity[arc]) * 4);
+  }
+  for (std::int32_t tree = 0; tree < 12; ++tree) roots.push_back(tree % 4);
+  blink_trees* trees = blink_trees_new(&arcs, 4, roots.data(), 12, 1, edges.data(), most.data(), 0.5);
+  int code;
+  while ((code = blink_trees_run(trees, 0.0)) == BLINK_PACKING_GOES_ON) continue;
+  assert(code == BLINK_PACKING_DONE);
+  std::vector<std::int32_t> hops(static_cast<std::size_t>(blink_trees_length(trees)));
+  blink_trees_read(trees, hops.data());
+  blink_trees_free(trees);
+  std::size_t at = 0;
+  for (const std::int32_t root : roots) {
+    std::vector<bool> there(4);
+    there[root] = true;
+    for (int hop = 0; hop < 3; ++hop) {
+      assert(there[hops[at]]);
+      while (hops[++at] >= 4) continue;
+      assert(!there[hops[at]]);
+      there[hops[at++]] = true;
+    }
+  }
+  assert(at == hops.size());
+}
+
+void unreached() {
+  Network net{3, {}, {}, {}};
+  net.add(0, 1, 1);
+  const blink_arcs arcs = net.arcs();
+  const std::int32_t root = 0, edge = 0;
+  const double most = 1.0;
+  blink_trees* trees = blink_trees_new(&arcs, 3, &root, 1, 1, &edge, &most, 1.0);
+  assert(blink_trees_run(trees, 1.0) == BLINK_PACKING_DOES_NOT_FIT);
+  assert(blink_trees_length(trees) == 0);
+  blink_trees_free(trees);
+}
+
 }  // namespace
 
 int main() {
@@ -104,4 +153,7 @@ int main() {
   packings(false);
   packings(true);
   refusals();
+  equal_trees(false);
+  equal_trees(true);
+  unreached();
 }

@@ -26,8 +26,8 @@ from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column, Oracle, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.mwu import minimize_trees, pack_multiplicative
-from blinkccl.packing.network import FlowNetwork, breadth_first
-from blinkccl.packing.oracles import Hops, out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
+from blinkccl.packing.network import FlowNetwork, Hops, breadth_first
+from blinkccl.packing.oracles import out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import most_central, strength, undirected_widths
 
 #: Columns with their parts of the whole, which sum to 1.

@@ -9,7 +9,7 @@ With transit that cannot multicast the tree problems may have a tighter bound by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -21,7 +21,7 @@ from blinkccl.packing.columns import ExactPacking, dual_bound, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate, min_cut
 from blinkccl.packing.multiflow import all_to_all
 from blinkccl.packing.network import Arc, FlowNetwork
-from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
+from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle, undirected_oracle
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.model import Topology
@@ -95,7 +95,7 @@ def _allreduce(view: RankNetwork) -> Certificate:
     network = view.network
     if network.switchless and network.symmetric:
         return partition_certificate(view, tight_partition(network))
-    proof = halves_proof(network) or reduce_broadcast_packing(network)
+    proof = halves_proof(network) or pairs_of_trees(network)
     return price_certificate(view, proof.prices, proof.bound)
 
 
@@ -151,6 +151,30 @@ def reduce_broadcast_packing(network: FlowNetwork) -> ExactPacking:
     return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
 
 
+#: Up to this many ranks column generation over all trees of all roots takes seconds at most.
+SEARCHED = 16
+
+
+def pairs_of_trees(network: FlowNetwork) -> ExactPacking:
+    """The exact optimum of AllReduce, among many ranks by trees used up and down where that is exact."""
+    if network.symmetric and network.terminals > SEARCHED:
+        return undirected_hops_packing(network)
+    return reduce_broadcast_packing(network)
+
+
+@lru_cache(maxsize=64)
+def undirected_hops_packing(network: FlowNetwork) -> ExactPacking:
+    """The same optimum where links are symmetric, by trees used up and down.
+
+    Turning every arc round turns pairs of trees into pairs of trees, so some optimal prices are the same both ways;
+    then an in-tree and an out-tree of any root cost what a least spanning tree costs, twice.
+    """
+    found = pack_columns(network.capacity, [Fraction(1)], undirected_oracle(network))
+    half = {arc: price / 2 for arc, price in found.prices.items()}
+    prices = {(u, v): half.get((u, v), Fraction(0)) + half.get((v, u), Fraction(0)) for u, v in network.capacity}
+    return replace(found, prices={arc: price for arc, price in prices.items() if price})
+
+
 @dataclass(frozen=True)
 class PriceProof:
     """Prices in network arcs, and the bound that they prove."""
@@ -174,7 +198,7 @@ def halves_proof(network: FlowNetwork) -> PriceProof | None:
         return None
     goal = half_of_allgather(network)
     prices = _tight_prices(network)
-    if not prices or dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), prices) != goal:
+    if not prices or dual_bound(network.capacity, [Fraction(1)], undirected_oracle(network), prices) != goal:
         return None
     return PriceProof(prices, goal)
 

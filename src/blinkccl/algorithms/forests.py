@@ -12,7 +12,7 @@ from blinkccl.collectives.spec import Block
 from blinkccl.errors import InternalError
 from blinkccl.forest.model import Certificate, Forest, Share, Tree, attained_rate, to_ids
 from blinkccl.packing.integral import Arborescence
-from blinkccl.packing.oracles import Hops
+from blinkccl.packing.network import Hops
 
 #: Root, its part of the data, and hops breadth first, so that parents come before children.
 OutTree = tuple[int, Fraction, Hops]

@@ -26,11 +26,13 @@ from functools import lru_cache
 
 from blinkccl.algorithms import optimal_trees
 from blinkccl.algorithms.bounds import (
+    SEARCHED,
     all_pairs_flow,
     allgather_bottleneck,
     certificate_for,
     half_of_allgather,
     halves_proof,
+    pairs_of_trees,
     partition_certificate,
     price_certificate,
     reduce_broadcast_packing,
@@ -40,6 +42,7 @@ from blinkccl.algorithms.bounds import (
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
 from blinkccl.algorithms.optimal_trees import (
+    SOLVED,
     Groups,
     depth_of,
     every_root,
@@ -54,6 +57,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.stars import one_hop
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
+from blinkccl.packing import equal_trees
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column
 from blinkccl.packing.flatten import flatten
@@ -61,8 +65,8 @@ from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded, whole_weights
-from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
-from blinkccl.packing.oracles import Hops, column_of, loads_of
+from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first
+from blinkccl.packing.oracles import column_of, loads_of
 from blinkccl.packing.shallow import choose, tree_columns
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.templates import layered_templates
@@ -160,8 +164,8 @@ def _finished(request: Request, view: RankNetwork, drafts: list[Draft]) -> Fores
 # AllGather's trees, used up and down, often reach the same bound at once.
 #: Columns that the default objective is willing to hand to an integer program.
 FEW_COLUMNS = 700
-#: Up to so many ranks undirected trees are looked for, however symmetric the links are.
-SEARCHED_RANKS = 16
+#: Trees of equal weight that share a whole AllReduce, at most.
+MOST_EQUAL = 64
 
 
 def allreduce(request: Request, view: RankNetwork) -> Forest:
@@ -177,7 +181,7 @@ def allreduce(request: Request, view: RankNetwork) -> Forest:
             Draft(None, weight, root, backward(hops), hops) for root, weight, hops in normalised(packing.trees, total)
         ]
         return forest_of(request, view, "optimal", drafts, partition_certificate(view, packing.blocks))
-    drafts, prices, bound = _through_transit(network, servers_of(view))
+    drafts, prices, bound = _through_transit(network, request.objective, servers_of(view))
     deep = max(hops_deep(draft.root, draft.down or ()) for draft in drafts)
     refuse_unproved(request.objective, 2 * len(drafts) if request.objective == "fewest-trees" else 2 * deep)
     return forest_of(request, view, "optimal", drafts, price_certificate(view, prices, bound))
@@ -189,7 +193,7 @@ def _turned_trees(network: FlowNetwork, objective: str) -> list[Draft] | None:
     So it is in rings, tori, hypercubes and cliques. Few ranks are left to the search for undirected trees, of which
     fewer are enough.
     """
-    if network.n <= SEARCHED_RANKS or objective == "fewest-trees" or not singles_are_tight(network):
+    if network.n <= SEARCHED or objective == "fewest-trees" or not singles_are_tight(network):
         return None
     rate = allgather_bottleneck(network)[0]
     templates = layered_templates(network, symmetry_of(network), rate)
@@ -200,15 +204,21 @@ def _turned_trees(network: FlowNetwork, objective: str) -> list[Draft] | None:
 
 
 def _through_transit(
-    network: FlowNetwork, groups: Groups
+    network: FlowNetwork, objective: str, groups: Groups
 ) -> tuple[list[Draft], Mapping[Arc, Fraction | int], Fraction]:
     """Drafts, prices, and the bound that these prove."""
     proof = halves_proof(network)
     if proof is not None:
         return _two_halves(network, groups), proof.prices, proof.bound
-    pairs = reduce_broadcast_packing(network)
+    pairs = pairs_of_trees(network)
     if network.symmetric and pairs.bound == half_of_allgather(network):
         return _two_halves(network, groups), pairs.prices, pairs.bound
+    equal = _equal_trees(network, pairs.rate, pairs.prices) if objective != "exact" else None
+    if equal is not None:
+        return equal, pairs.prices, pairs.bound
+    if network.symmetric and network.terminals > SEARCHED:
+        twice = rounded(pairs, network.capacity, [Fraction(1)])
+        return [_both_ways(0, w / pairs.rate, column.payload) for column, w in twice], pairs.prices, pairs.bound
     drafts = []
     weights = whole_weights(_class_pairs(network), network.capacity, [Fraction(1)], pairs.rate)
     for column, weight in weights or rounded(pairs, network.capacity, [Fraction(1)]):
@@ -216,6 +226,25 @@ def _through_transit(
         up_tree = backward(breadth_first(root, backward(up)))
         drafts.append(Draft(None, weight / pairs.rate, root, up_tree, breadth_first(root, down)))
     return drafts, pairs.prices, pairs.bound
+
+
+def _equal_trees(network: FlowNetwork, rate: Fraction, prices: Mapping[Arc, Fraction]) -> list[Draft] | None:
+    """At most :data:`MOST_EQUAL` trees with the same weight, up and down, within a hundredth of ``rate``."""
+    if not network.symmetric or network.terminals <= SEARCHED:
+        return None
+    found = equal_trees.up_and_down(network, rate, MOST_EQUAL, prices)
+    if found is None or not (found.near(rate) or network.terminals > SOLVED):
+        return None
+    return [_both_ways(root, part, hops) for root, part, hops in found.trees]
+
+
+def _both_ways(root: int, part: Fraction, hops: Hops) -> Draft:
+    """The tree up and down, from its centre."""
+    ways = {(hop[0], hop[-1]): hop for hop in hops}
+    ways |= {(v, u): hop[::-1] for (u, v), hop in ways.items()}
+    tree = recentred(Arborescence(root, 1, tuple((hop[0], hop[-1]) for hop in hops)))
+    down = breadth_first(tree.root, [ways[arc] for arc in tree.arcs])
+    return Draft(None, part, tree.root, backward(down), down)
 
 
 def _class_pairs(network: FlowNetwork) -> list[Column]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from blinkccl.algorithms.bounds import (
+    SEARCHED,
     allgather_bottleneck,
     cut_certificate,
     price_certificate,
@@ -25,18 +26,24 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import by_server
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
+from blinkccl.packing import equal_trees
 from blinkccl.packing.columns import Column
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import rounded, whole_weights
-from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
-from blinkccl.packing.oracles import Hops, cheapest_hops, column_of, loads_of
+from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first
+from blinkccl.packing.oracles import cheapest_hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
 from blinkccl.packing.symmetry import Symmetry, symmetry_of
 from blinkccl.packing.templates import Template, layered_templates, pack_templates, rotated, symmetric_hops
 from blinkccl.packing.two_trees import two_trees
 from blinkccl.topology.connectivity import beside, reachable
+
+#: Equal trees per root that are tried, at most.
+MOST_PER_ROOT = 8
+#: Among more terminals columns of all trees are not waited for, however far from the optimum equal trees stay.
+SOLVED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +163,7 @@ def every_root(network: FlowNetwork, objective: str, groups: Groups) -> Packed:
     """Out-trees from every terminal at the optimal equal rate; ``groups`` are the terminals by server."""
     rate, side = allgather_bottleneck(network)
     if not network.switchless:
-        packed = _every_with_transit(network, rate, side, groups)
+        packed = _every_with_transit(network, rate, side, objective, groups)
         refuse_unproved(objective, 2 * len(packed.trees) if objective == "fewest-trees" else 2 * packed.depth)
         return packed
     layered = None if objective == "fewest-trees" else layered_templates(network, symmetry_of(network), rate)
@@ -175,13 +182,20 @@ def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fractio
     return tuple(sorted(trees, key=lambda tree: (tree[0], -tree[1])))
 
 
-def _every_with_transit(network: FlowNetwork, rate: Fraction, side: tuple[int, ...], groups: Groups) -> Packed:
+def _every_with_transit(
+    network: FlowNetwork, rate: Fraction, side: tuple[int, ...], objective: str, groups: Groups
+) -> Packed:
+    """Templates of a symmetric network; few equal trees within a hundredth of the optimum; or columns of all trees."""
     roots = tuple(range(network.terminals))
-    symmetry = symmetry_of(network)
-    if len(symmetry.moves) > 1:
-        moving = pack_templates(network, symmetry, rate, _familiar_templates(network, symmetry, groups))
-        out = moved_trees(moving.templates, symmetry, moving.rate)
-        return Packed(out, side) if moving.rate == rate else Packed(out, None, moving.prices, moving.bound * len(roots))
+    moved = _from_templates(network, rate, side, groups) if len(symmetry_of(network).moves) > 1 else None
+    shallow = max(map(network.hop_eccentricity, symmetry_of(network).roots)) + equal_trees.SPARE_LEVELS
+    if objective != "exact" and network.terminals > SEARCHED and (moved is None or moved.depth > shallow):
+        equal = equal_trees.from_roots(network, roots, rate, MOST_PER_ROOT, side)
+        near_enough = equal is not None and (equal.near(rate) or (moved is None and network.terminals > SOLVED))
+        if equal is not None and near_enough and (moved is None or equal.depth < moved.depth):
+            return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in equal.trees), side)
+    if moved is not None:
+        return moved
     packing = tree_packing(network, roots)
     weights = rounded(packing, network.capacity, [Fraction(1)] * len(roots))
     out = tuple(
@@ -193,6 +207,15 @@ def _every_with_transit(network: FlowNetwork, rate: Fraction, side: tuple[int, .
     if packing.rate == rate:
         return Packed(out, side)
     return Packed(out, None, packing.prices, packing.bound * len(roots))
+
+
+def _from_templates(network: FlowNetwork, rate: Fraction, side: tuple[int, ...], groups: Groups) -> Packed:
+    symmetry = symmetry_of(network)
+    moving = pack_templates(network, symmetry, rate, _familiar_templates(network, symmetry, groups))
+    out = moved_trees(moving.templates, symmetry, moving.rate)
+    if moving.rate == rate:
+        return Packed(out, side)
+    return Packed(out, None, moving.prices, moving.bound * network.terminals)
 
 
 def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> list[Arborescence]:
@@ -244,8 +267,6 @@ def depth_of(tree: Arborescence) -> int:
 # trees; a chain. On several servers: each share enters a server at one rank, spreads inside it from there, and crosses
 # between servers by a star, two complementary trees or a chain. A list of shapes is good if whole multiples of them
 # fill the minimum cut; that is for an integer program of a few columns to say.
-#: Up to this many terminals column generation takes seconds at most.
-SEARCHED = 16
 #: Ranks (terminals) by server.
 Groups = tuple[tuple[int, ...], ...]
 

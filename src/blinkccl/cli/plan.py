@@ -51,6 +51,9 @@ def plan(
         bool, Option("--fewest-trees", help="As few trees as the search finds, at the optimal rate.")
     ] = False,
     least_depth: Annotated[bool, Option("--least-depth", help="The least depth found at the optimal rate.")] = False,
+    exact: Annotated[
+        bool, Option("--exact", help="The optimal rate to the last digit, whatever trees and weights it takes.")
+    ] = False,
     epsilon: Annotated[
         str, Option("--epsilon", metavar="E", help="blink: the (1-E) of its multiplicative weights.")
     ] = "1/20",
@@ -72,8 +75,10 @@ def plan(
     output: arguments.Output = None,
 ) -> None:
     """Plan, print as text or JSON, and write the plan to a file."""
-    if fewest_trees and least_depth:
-        raise typer.BadParameter("--fewest-trees and --least-depth exclude each other: give one")
+    asked = {"fewest-trees": fewest_trees, "least-depth": least_depth, "exact": exact}
+    objectives = [objective for objective, wanted in asked.items() if wanted]
+    if len(objectives) > 1:
+        raise typer.BadParameter(f"{' and '.join(f'--{each}' for each in objectives)} exclude each other: give one")
     if size is not None and algo != "auto":
         raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
     spec = arguments.one_spec(behind, spec)
@@ -88,7 +93,7 @@ def plan(
 
     wanted = replace(
         arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank)),
-        objective="fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow",
+        objective=next(iter(objectives), "shallow"),
         threshold=arguments.part("--threshold", threshold),
         epsilon=arguments.part("--epsilon", epsilon),
     )

@@ -14,8 +14,8 @@ from fractions import Fraction
 
 from blinkccl.errors import PackingError, UnsupportedError
 from blinkccl.packing.columns import Column, ExactPacking, Oracle, Prices, pack_columns
-from blinkccl.packing.network import FlowNetwork
-from blinkccl.packing.oracles import Hops, column_of, in_and_out_oracle, loads_of
+from blinkccl.packing.network import FlowNetwork, Hops
+from blinkccl.packing.oracles import column_of, in_and_out_oracle, loads_of
 
 #: Sets of combining vertices times terminals, at most: two servers of 16 take a second, three of 24 would take twenty.
 MOST_WORK = 128

@@ -9,11 +9,12 @@ import ctypes as c
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from blinkccl.errors import InternalError
 from blinkccl.native import find_library, open_library
 from blinkccl.native.headers import header
-from blinkccl.packing.network import Arc, FlowNetwork
+from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops
 
 LIBRARY = "libblink_packing.so"
 #: Names another library file, or none: then Python's integers serve everything; for people who work on it.
@@ -53,7 +54,7 @@ class Arcs:
         return cls(network.n, tails, heads, [units * factor for units in capacities])
 
 
-def _address(column: array[int]) -> int:
+def _address(column: array[Any]) -> int:
     return column.buffer_info()[0]
 
 
@@ -137,3 +138,40 @@ def _trees(library: c.CDLL, packer: int, n: int) -> list[tuple[int, int, tuple[A
     if len(pairs) != count * (n - 1):
         raise InternalError("the packed trees do not span")
     return [(roots[i], units[i], tuple(pairs[i * (n - 1) : (i + 1) * (n - 1)])) for i in range(count)]
+
+
+def equal_trees(
+    network: FlowNetwork, roots: Sequence[int], depth: int, edges: Sequence[int], most: Sequence[float], goal: float
+) -> list[Hops] | None:
+    """A tree from each of ``roots``, as :mod:`~blinkccl.packing.equal_trees` wants; None where one cannot reach all.
+
+    ``edges`` and ``most`` are by arc, as the header says.
+    """
+    library = load()
+    assert library is not None
+    arcs, given, shared, limits = Arcs.of(network), array("i", roots), array("i", edges), array("d", most)
+    trees = library.blink_trees_new(
+        *(c.byref(arcs.given), network.terminals, _address(given), len(roots), depth),
+        *(_address(shared), _address(limits), c.c_double(goal)),
+    )
+    if trees is None:
+        raise MemoryError
+    try:
+        while (code := library.blink_trees_run(trees, c.c_double(SLICE_S))) == _GOES_ON:
+            pass  # a look at signals
+        if code == _NO_MEMORY:
+            raise MemoryError
+        if code != _DONE:
+            return None
+        numbers = array("i", bytes(4 * library.blink_trees_length(trees)))
+        library.blink_trees_read(trees, _address(numbers))
+    finally:
+        library.blink_trees_free(trees)
+    hops: list[Hop] = []
+    begin = 0
+    for at in range(1, len(numbers)):
+        if numbers[at] < network.terminals and at > begin:
+            hops.append(tuple(numbers[begin : at + 1]))
+            begin = at + 1
+    each = network.terminals - 1
+    return [tuple(hops[i : i + each]) for i in range(0, len(hops), each)]

@@ -15,6 +15,10 @@ from blinkccl.errors import PackingError
 
 #: An ordered pair of vertices.
 Arc = tuple[int, int]
+#: A hop between terminals: vertices (u, transit …, v).
+Hop = tuple[int, ...]
+#: Hops of an out-tree (or in-tree), in data-flow direction.
+Hops = tuple[Hop, ...]
 #: A sequence of vertices, of any or of known length.
 Way = TypeVar("Way", bound=tuple[int, ...])
 
@@ -97,6 +101,20 @@ class FlowNetwork:
                     distance[v] = distance[u] + 1
                     queue.append(v)
         return max(distance.values()) if len(distance) == self.n else self.n
+
+    def hop_eccentricity(self, root: int) -> int:
+        """Hops from ``root`` to the farthest terminal that it reaches; a way through transit is one hop."""
+        seen, level, hops = {root}, [root], 0
+        while True:
+            beyond: list[int] = []
+            for u in level:  # which transit joins while it is looked at
+                for v in self.successors[u]:
+                    if v not in seen:
+                        seen.add(v)
+                        (level if v >= self.terminals else beyond).append(v)
+            if not beyond:
+                return hops
+            level, hops = beyond, hops + 1
 
     def reversed(self) -> FlowNetwork:
         """Every arc turned round."""

@@ -15,12 +15,7 @@ from typing import Any
 from blinkccl.errors import PackingError
 from blinkccl.packing.arborescence import minimum_arborescence, shallow_minimum_tree
 from blinkccl.packing.columns import Column, Oracle, Prices
-from blinkccl.packing.network import Arc, FlowNetwork, followed
-
-#: A hop: vertices (u, transit …, v).
-Hop = tuple[int, ...]
-#: Hops of an out-tree (or in-tree), in data-flow direction.
-Hops = tuple[Hop, ...]
+from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
 
 
 def cheapest_hops(network: FlowNetwork, prices: Prices) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
@@ -130,6 +125,48 @@ def up_and_down_oracle(network: FlowNetwork, root: int) -> Oracle:
         return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
 
     return oracle
+
+
+def undirected_oracle(network: FlowNetwork) -> Oracle:
+    """One group; columns of :func:`up_and_down_oracle` from terminal 0, where links are symmetric: roots are alike.
+
+    Prim's algorithm with transit: whoever has joined is a source of one search, so a tree costs a look at each link.
+    """
+
+    def oracle(prices: Prices) -> list[Column]:
+        both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
+        down = _spanning_tree(network, both)
+        return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
+
+    return oracle
+
+
+def _spanning_tree(network: FlowNetwork, prices: Prices) -> Hops:
+    cost: dict[int, Any] = {0: 0}
+    parent: dict[int, int] = {}
+    joined: set[int] = set()
+    hops: list[Hop] = []
+    heap: list[tuple[Any, int]] = [(0, 0)]
+    while heap and len(joined) < network.terminals:
+        d, u = heappop(heap)
+        if d > cost[u] or u in joined:
+            continue
+        if u < network.terminals:
+            joined.add(u)
+            if u:
+                hop = [u]
+                while len(hop) == 1 or hop[-1] >= network.terminals:
+                    hop.append(parent[hop[-1]])
+                hops.append(tuple(reversed(hop)))
+            d = 0
+        for v in network.successors[u]:
+            offer = d + prices[u, v]
+            if v not in joined and (v not in cost or offer < cost[v]):
+                cost[v], parent[v] = offer, u
+                heappush(heap, (offer, v))
+    if len(joined) < network.terminals:
+        raise PackingError("some terminal cannot be reached from 0")
+    return tuple(hops)
 
 
 def shortest_paths_to(network: FlowNetwork, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:

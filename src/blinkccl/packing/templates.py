@@ -14,8 +14,8 @@ from typing import Any
 
 from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.packing.maxflow import FlowGraph
-from blinkccl.packing.network import Arc, FlowNetwork, followed
-from blinkccl.packing.oracles import Hop, Hops, cheapest_tree, cheapest_ways, column_of, loads_of
+from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
+from blinkccl.packing.oracles import cheapest_tree, cheapest_ways, column_of, loads_of
 from blinkccl.packing.symmetry import Symmetry, arc_orbits
 
 #: Templates of a root, and the part of its rate that each has.

@@ -29,6 +29,7 @@ typedef struct {
 } blink_arcs;
 
 typedef struct blink_packer blink_packer;
+typedef struct blink_trees blink_trees;
 
 // A number made of the headers that the library was compiled with.
 uint32_t blink_packing_abi(void);
@@ -52,6 +53,19 @@ int64_t blink_packer_placed(const blink_packer *packer);
 // The trees: root and multiplicity of each, and the tail and head of its (vertices − 1) arcs.
 void blink_packer_read(const blink_packer *packer, int32_t *root, int64_t *multiplicity, int32_t *arcs);
 void blink_packer_free(blink_packer *packer);
+
+// Trees of equal weight over the first `terminals` vertices, tree i from roots[i], of `depth` hops where that can be;
+// none yet. Arcs of one edges[arc], a number of one of them, are loaded together: each its own, or with its reverse. An
+// edge is as full as it may be with most[edge] trees, and the search ends where none has more than `goal` times that.
+// Null for want of memory.
+blink_trees *blink_trees_new(const blink_arcs *arcs, int64_t terminals, const int32_t *roots, int64_t trees,
+                             int64_t depth, const int32_t *edges, const double *most, double goal);
+// Goes on for about so long: DONE, GOES_ON, DOES_NOT_FIT where a tree cannot reach all, or NO_MEMORY.
+int blink_trees_run(blink_trees *trees, double seconds);
+// How many numbers the best trees are; and these, hop after hop, of which the next begins where a terminal ends one.
+int64_t blink_trees_length(const blink_trees *trees);
+void blink_trees_read(const blink_trees *trees, int32_t *hops);
+void blink_trees_free(blink_trees *trees);
 
 #ifdef __cplusplus
 }

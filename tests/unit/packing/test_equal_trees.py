@@ -1,0 +1,180 @@
+"""Trees of equal weight: they span, load what is said, and come near the rate; refusals; the undirected optimum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.algorithms.bounds import reduce_broadcast_packing, undirected_hops_packing
+from blinkccl.algorithms.rank_network import rank_network_of
+from blinkccl.errors import PackingError
+from blinkccl.packing import equal_trees, native_flows
+from blinkccl.packing.bottleneck import allgather_rate
+from blinkccl.packing.columns import dual_bound
+from blinkccl.packing.equal_trees import EqualTrees
+from blinkccl.packing.network import Arc, FlowNetwork
+from blinkccl.packing.oracles import in_and_out_oracle
+from support.planned import asked, plan
+from support.small_networks import both_ways
+
+needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
+
+
+@st.composite
+def symmetric_networks(draw: st.DrawFn) -> FlowNetwork:
+    """Up to five terminals and two transit vertices, of which some may be apart."""
+    terminals = draw(st.integers(2, 5))
+    n = terminals + draw(st.integers(0, 2))
+    pairs = [(u, v) for u in range(n) for v in range(u)]
+    widths = draw(st.lists(st.integers(0, 4), min_size=len(pairs), max_size=len(pairs)).filter(any))
+    arcs = [(u, v, c) for (u, v), c in zip(pairs, widths, strict=True) if c]
+    return FlowNetwork(n, terminals, tuple(sorted([*arcs, *((v, u, c) for u, v, c in arcs)])))
+
+
+def depths(root: int, hops: Sequence[tuple[int, ...]], network: FlowNetwork) -> dict[int, int]:
+    """By terminal; asserts a tree of hops that are there."""
+    depth = {root: 0}
+    for hop in hops:
+        assert hop[0] in depth
+        assert hop[-1] not in depth
+        assert all(v >= network.terminals for v in hop[1:-1])
+        assert all(arc in network.capacity for arc in pairwise(hop))
+        depth[hop[-1]] = depth[hop[0]] + 1
+    assert set(depth) == set(range(network.terminals))
+    return depth
+
+
+def loads(found: EqualTrees, both_ways: bool) -> Counter[Arc]:
+    load: Counter[Arc] = Counter()
+    for _, part, hops in found.trees:
+        for arc in (arc for hop in hops for arc in pairwise(hop)):
+            load[arc] += part * found.rate
+            if both_ways:
+                load[arc[::-1]] += part * found.rate
+    return load
+
+
+@needs_native_code
+@given(symmetric_networks(), st.integers(1, 6))
+def test_from_every_root(network: FlowNetwork, most: int) -> None:
+    try:
+        rate, side = allgather_rate(network)
+    except PackingError:
+        return
+    found = equal_trees.from_roots(network, range(network.terminals), rate, most, side)
+    assert found is not None
+    assert 0 < found.rate <= rate
+    parts = Counter[int]()
+    for root, part, hops in found.trees:
+        parts[root] += part
+        depths(root, hops, network)
+    assert parts == dict.fromkeys(range(network.terminals), 1)
+    load = loads(found, both_ways=False)
+    assert max(load[arc] / c for arc, c in network.capacity.items()) == 1
+    assert all(part.denominator <= most for _, part, _ in found.trees)
+    assert found.depth == max(max(depths(root, hops, network).values()) for root, _, hops in found.trees)
+
+
+@needs_native_code
+@given(symmetric_networks(), st.integers(1, 8))
+def test_up_and_down(network: FlowNetwork, most: int) -> None:
+    try:
+        exact = undirected_hops_packing(network)
+    except PackingError:
+        return
+    found = equal_trees.up_and_down(network, exact.rate, most, exact.prices)
+    assert found is not None
+    assert 0 < found.rate <= exact.rate
+    assert sum(part for _, part, _ in found.trees) == 1
+    for root, _, hops in found.trees:
+        depths(root, hops, network)
+    load = loads(found, both_ways=True)
+    assert max(load[arc] / c for arc, c in network.capacity.items()) == 1
+
+
+@given(symmetric_networks())
+def test_trees_used_twice_are_the_optimum_of_symmetric_links(network: FlowNetwork) -> None:
+    try:
+        found = undirected_hops_packing(network)
+    except PackingError:
+        with pytest.raises(PackingError):
+            reduce_broadcast_packing(network)
+        return
+    assert found.rate == found.bound == reduce_broadcast_packing(network).rate
+    assert all(found.prices.get((v, u)) == price for (u, v), price in found.prices.items())
+    assert dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), found.prices) == found.bound
+
+
+@needs_native_code
+def test_who_cannot_reach_all_has_no_trees() -> None:
+    one_way = FlowNetwork(3, 3, ((0, 1, 1), (1, 2, 1)))
+    assert equal_trees.from_roots(one_way, [0], Fraction(1), 1) is not None
+    assert equal_trees.from_roots(one_way, [1], Fraction(1), 1) is None
+
+
+def test_without_native_code_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_flows, "load", lambda: None)
+    clique = FlowNetwork(2, 2, ((0, 1, 1), (1, 0, 1)))
+    assert equal_trees.from_roots(clique, [0, 1], Fraction(1), 4) is None
+    assert equal_trees.up_and_down(clique, Fraction(1), 4, {(0, 1): Fraction(1), (1, 0): Fraction(1)}) is None
+
+
+@needs_native_code
+def test_numbers_that_links_cannot_share_out_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three roots send into a pair by two ports: one tree of each cannot share them out, two can."""
+    tried = []
+    found = native_flows.equal_trees
+
+    def counted(network: FlowNetwork, roots: Sequence[int], *rest: Any) -> Any:
+        tried.append(len(roots) // network.terminals)
+        return found(network, roots, *rest)
+
+    monkeypatch.setattr(native_flows, "equal_trees", counted)
+    pair = both_ways(6, {(0, 1): 100, (0, 5): 2, (1, 5): 2, (2, 5): 100, (3, 5): 100, (4, 5): 100})
+    network = FlowNetwork(6, 5, pair.arcs)
+    rate, side = allgather_rate(network)
+    assert rate == Fraction(4, 3)
+    equal = equal_trees.from_roots(network, range(5), rate, 8, side)
+    assert tried == [2]
+    assert equal is not None
+    assert equal.rate == rate
+
+
+@needs_native_code
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter", "allreduce"])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "depth"),
+    [
+        ("4x dgx-a100 @ 200Gbps", "0-7+0-7+0-7+0-4", 3),
+        ("4x dgx-1v @ 100Gbps", "0-7+0-2+1,4,5,6+0-4", 5),
+        ("2x mi250", "0-7+0-15", 5),
+    ],
+)
+def test_clusters_of_unequal_servers(spec: str, gpus: str, depth: int, collective: str) -> None:
+    forest = plan("optimal", spec, gpus, collective)
+    assert forest.rate >= forest.bound * Fraction(99, 100)
+    assert forest.depth <= depth
+    assert len(forest.shares) <= max(4 * len(forest.ranks), 64)
+    assert max(share.weight.denominator for share in forest.shares) <= 64 * len(forest.ranks)
+
+
+@needs_native_code
+def test_exact_is_exact() -> None:
+    near = plan("optimal", "3x dgx-a100 @ 200Gbps", "0-7+0-7+0-6", "allgather")
+    exact = plan("optimal", "3x dgx-a100 @ 200Gbps", "0-7+0-7+0-6", "allgather", objective="exact")
+    assert exact.rate == exact.bound == near.bound >= near.rate
+    assert len(near.shares) <= 8 * len(near.ranks)
+
+
+def test_hops_to_the_farthest() -> None:
+    network = rank_network_of(asked("2x dgx-a100 @ 200Gbps", "allgather").network, tuple(range(16))).network
+    assert network.hop_eccentricity(0) == 1
+    chain = FlowNetwork(4, 3, ((0, 1, 1), (1, 3, 1), (3, 2, 1)))
+    assert [chain.hop_eccentricity(v) for v in range(3)] == [2, 1, 0]
