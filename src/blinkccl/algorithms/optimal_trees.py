@@ -36,12 +36,21 @@ from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first
 from blinkccl.packing.oracles import cheapest_hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
 from blinkccl.packing.symmetry import Symmetry, symmetry_of
-from blinkccl.packing.templates import Template, layered_templates, pack_templates, rotated, symmetric_hops
+from blinkccl.packing.templates import (
+    Template,
+    layered_templates,
+    pack_templates,
+    rotated,
+    shallow_templates,
+    symmetric_hops,
+)
 from blinkccl.packing.two_trees import two_trees
 from blinkccl.topology.connectivity import beside, reachable
 
 #: Equal trees per root that are tried, at most.
 MOST_PER_ROOT = 8
+#: Data is cut into parts of 1/64 without a thought; longer weights are left for equal ones where these are near.
+LONGEST_WEIGHT = 64
 #: Among more terminals columns of all trees are not waited for, however far from the optimum equal trees stay.
 SOLVED = 64
 
@@ -59,6 +68,11 @@ class Packed:
     def depth(self) -> int:
         """The most hops from a root to a terminal."""
         return max(hops_deep(root, hops) for root, _, hops in self.trees)
+
+    @property
+    def longest_weight(self) -> int:
+        """The largest denominator of a tree's part of its root's data."""
+        return max(part.denominator for _, part, _ in self.trees)
 
 
 def one_to_all(request: Request, view: RankNetwork) -> Forest:
@@ -187,12 +201,14 @@ def _every_with_transit(
 ) -> Packed:
     """Templates of a symmetric network; few equal trees within a hundredth of the optimum; or columns of all trees."""
     roots = tuple(range(network.terminals))
-    moved = _from_templates(network, rate, side, groups) if len(symmetry_of(network).moves) > 1 else None
     shallow = max(map(network.hop_eccentricity, symmetry_of(network).roots)) + equal_trees.SPARE_LEVELS
-    if objective != "exact" and network.terminals > SEARCHED and (moved is None or moved.depth > shallow):
+    moved = _from_templates(network, rate, side, shallow, groups) if len(symmetry_of(network).moves) > 1 else None
+    short = moved is not None and moved.longest_weight <= LONGEST_WEIGHT
+    if objective != "exact" and network.terminals > SEARCHED and not (moved and short and moved.depth <= shallow):
         equal = equal_trees.from_roots(network, roots, rate, MOST_PER_ROOT, side)
         near_enough = equal is not None and (equal.near(rate) or (moved is None and network.terminals > SOLVED))
-        if equal is not None and near_enough and (moved is None or equal.depth < moved.depth):
+        # A level more is a fair price for weights that chunks can have.
+        if equal is not None and near_enough and (moved is None or equal.depth <= moved.depth + (not short)):
             return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in equal.trees), side)
     if moved is not None:
         return moved
@@ -209,9 +225,18 @@ def _every_with_transit(
     return Packed(out, None, packing.prices, packing.bound * len(roots))
 
 
-def _from_templates(network: FlowNetwork, rate: Fraction, side: tuple[int, ...], groups: Groups) -> Packed:
+def _from_templates(
+    network: FlowNetwork, rate: Fraction, side: tuple[int, ...], shallow: int, groups: Groups
+) -> Packed:
+    """Templates of the best rate; of least depth as far as such are found, from ``shallow`` levels on."""
     symmetry = symmetry_of(network)
     moving = pack_templates(network, symmetry, rate, _familiar_templates(network, symmetry, groups))
+    deepest = max(hops_deep(root, breadth_first(root, tree)) for root, _, tree in moving.templates)
+    for levels in range(shallow, deepest) if moving.rate == rate else ():
+        found = shallow_templates(network, symmetry, rate, levels, least=Fraction(1))
+        if found is not None:
+            moving = found
+            break
     out = moved_trees(moving.templates, symmetry, moving.rate)
     if moving.rate == rate:
         return Packed(out, side)

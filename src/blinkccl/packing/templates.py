@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from blinkccl.packing.arborescence import shallow_minimum_tree
 from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
@@ -48,19 +49,51 @@ def pack_templates(
     ``target`` is a proved upper bound per root; ``seeds``, roots with trees, are preferred where they reach it.
     """
     orbit = arc_orbits(network, symmetry.moves)
+    oracle = _template_oracle(network, symmetry, orbit)
+    return _packed(network, symmetry, orbit, oracle, target, [_template(symmetry, orbit, *seed) for seed in seeds])
+
+
+def _packed(
+    network: FlowNetwork,
+    symmetry: Symmetry,
+    orbit: dict[Arc, Arc],
+    oracle: Oracle,
+    target: Fraction | None,
+    seeds: Sequence[Column] = (),
+) -> TemplatePacking:
     size = Counter(orbit.values())
     capacity = {name: network.capacity[name] * size[name] for name in size}
     count = len(symmetry.moves)
-    packing = pack_columns(
-        capacity,
-        [Fraction(1)] * len(symmetry.roots),
-        _template_oracle(network, symmetry, orbit),
-        [_template(symmetry, orbit, *seed) for seed in seeds],
-        target=None if target is None else target * count,
-    )
+    goal = None if target is None else target * count
+    packing = pack_columns(capacity, [Fraction(1)] * len(symmetry.roots), oracle, seeds, goal)
     templates = tuple((column.payload[0], weight / count, column.payload[1]) for column, weight in packing.columns)
     prices = {arc: packing.prices[name] for arc, name in sorted(orbit.items()) if name in packing.prices}
     return TemplatePacking(packing.rate / count, templates, prices, packing.bound / count)
+
+
+def shallow_templates(
+    network: FlowNetwork, symmetry: Symmetry, rate: Fraction, levels: int, least: Fraction
+) -> TemplatePacking | None:
+    """Templates of at most ``levels`` hops that reach ``least`` of a proved ``rate``; None where none are found.
+
+    Columns are trees that are cheap and not the cheapest, so nothing is proved by them, and there are no prices.
+    """
+    orbit = arc_orbits(network, symmetry.moves)
+
+    def oracle(prices: Prices) -> list[Column]:
+        cost, hop = symmetric_hops(network, symmetry, {arc: prices.get(name, 0) for arc, name in orbit.items()})
+        found = []
+        for root in symmetry.roots:
+            parent = shallow_minimum_tree(network.terminals, root, cost, levels)
+            if parent is not None:
+                tree = tuple(hop(u, v) for v, u in enumerate(parent) if u >= 0)
+                found.append(_template(symmetry, orbit, root, tree))
+        return found
+
+    if len(oracle({})) < len(symmetry.roots):
+        return None
+    found = _packed(network, symmetry, orbit, oracle, rate)
+    return replace(found, prices={}, bound=rate) if found.rate >= rate * least else None
 
 
 def _template(symmetry: Symmetry, orbit: dict[Arc, Arc], root: int, tree: Hops) -> Column:

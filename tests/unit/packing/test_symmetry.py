@@ -13,7 +13,14 @@ from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import cheapest_hops
 from blinkccl.packing.symmetry import Symmetry, arc_orbits, symmetry_of
-from blinkccl.packing.templates import TemplatePacking, layered_templates, pack_templates, rotated, symmetric_hops
+from blinkccl.packing.templates import (
+    TemplatePacking,
+    layered_templates,
+    pack_templates,
+    rotated,
+    shallow_templates,
+    symmetric_hops,
+)
 from support.planned import asked
 from support.small_networks import both_ways
 
@@ -134,6 +141,24 @@ def test_seeds_that_reach_the_target_are_taken_without_a_search() -> None:
     packing = pack_templates(network, symmetry, Fraction(1), [(0, star)])
     assert packing.templates == ((0, Fraction(1), star),)
     assert pack_templates(network, symmetry, allgather_rate(network)[0], [(0, star)]).rate > 1
+
+
+def test_shallower_templates_of_the_same_rate() -> None:
+    network = view("2x mi250").network
+    symmetry, rate = symmetry_of(network), allgather_rate(network)[0]
+    assert shallow_templates(network, symmetry, rate, 4, Fraction(1)) is None
+    found = shallow_templates(network, symmetry, rate, 5, Fraction(1))
+    assert found is not None
+    assert load_evenly(network, symmetry, found)
+    for root, _, tree in found.templates:
+        depth = {root: 0}
+        waiting = list(tree)
+        while waiting:
+            placed = [hop for hop in waiting if hop[0] in depth]
+            assert placed
+            depth |= {hop[-1]: depth[hop[0]] + 1 for hop in placed}
+            waiting = [hop for hop in waiting if hop not in placed]
+        assert max(depth.values()) <= 5
 
 
 def test_hops_by_symmetry_are_the_cheapest() -> None:
