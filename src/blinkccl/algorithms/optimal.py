@@ -19,7 +19,8 @@ whether or not a switch is balanced; clusters of equal servers need only one ran
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -84,7 +85,26 @@ def plan(request: Request) -> Forest:
     name = request.collective.name
     if name in FLOWS and request.objective != "shallow":
         raise UnsupportedError(f"--{request.objective} is for trees; {name} sends along paths of a maximum flow")
-    return _stars(request) or PLANS[name](request, rank_network_of(request.network, request.ranks))
+    if name in FLOWS and request.max_trees is not None:
+        raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
+    found = _stars(request) or PLANS[name](request, rank_network_of(request.network, request.ranks))
+    return found if request.max_trees is None else _with_few_trees(request, found, request.max_trees)
+
+
+def _with_few_trees(request: Request, best: Forest, most: int) -> Forest:
+    """``best`` if it has few enough trees for each block, else the plan of fewest trees, else equal trees."""
+    view = rank_network_of(request.network, request.ranks)
+    if _trees_per_block(best) <= most:
+        return best
+    if view.network.switchless:
+        fewest = PLANS[request.collective.name](replace(request, objective="fewest-trees"), view)
+        if _trees_per_block(fewest) <= most:
+            return fewest
+    return forest_of(request, view, "optimal", _few_drafts(request, view, best, most), best.certificate)
+
+
+def _trees_per_block(forest: Forest) -> int:
+    return max(Counter(share.block for share in forest.shares).values())
 
 
 def _stars(request: Request) -> Forest | None:
@@ -101,6 +121,20 @@ def _stars(request: Request) -> Forest | None:
         return None
     proof = certificate_for(request.collective, request.ranks, request.network)
     return replace(found, algorithm="optimal", certificate=proof) if found.rate == proof.bound else None
+
+
+def _few_drafts(request: Request, view: RankNetwork, best: Forest, most: int) -> Sequence[Draft]:
+    """At most ``most`` trees of equal weight for each block, as near to the rate of ``best`` as they come."""
+    if request.collective.name != "allreduce":
+        drafts = optimal_trees.few_drafts(request, view, most)
+    elif view.network.symmetric:
+        found = equal_trees.up_and_down(view.network, best.rate, most, {})
+        drafts = None if found is None else [_both_ways(root, part, hops) for root, part, hops in found.trees]
+    else:
+        raise UnsupportedError("--max-trees of an allreduce needs links that are as wide one way as the other")
+    if drafts is None:
+        raise UnsupportedError("--max-trees needs the native library: install a C++17 compiler, and blink-ccl anew")
+    return drafts
 
 
 def hops_of(network: FlowNetwork, path: tuple[int, ...]) -> Hops:

@@ -92,6 +92,19 @@ def all_to_all(request: Request, view: RankNetwork) -> Forest:
     return forest_of(request, view, "optimal", drafts, _proof(request, view, packed, up=up))
 
 
+def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft] | None:
+    """Broadcast and AllGather, or their mirror images, by at most ``most`` equal trees per root; None without any."""
+    up, root, size = request.collective.reduces, request.collective.root, request.collective.world_size
+    network = reverse_of(view.network) if up else view.network
+    roots = range(size) if root is None else [root]
+    rate, side = allgather_bottleneck(network) if root is None else broadcast_rate(network, root)
+    found = equal_trees.from_roots(network, roots, Fraction(rate), most, side)
+    if found is None:
+        return None
+    blocks = {r: (r if root is None else None) for r in roots}
+    return [_draft(blocks[r], part / len(roots), r, breadth_first(r, hops), up=up) for r, part, hops in found.trees]
+
+
 def _draft(block: int | None, weight: Fraction, root: int, hops: Hops, *, up: bool) -> Draft:
     return Draft(block, weight, root, backward(hops) if up else None, None if up else hops)
 

@@ -29,6 +29,7 @@ class Request:
 
     ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`. ``threshold`` is what part of
     the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %), ``epsilon`` the (1−ε) of its weights.
+    ``max_trees`` is the most trees that share one block of the data, whatever rate that costs; None for any number.
     """
 
     topology: Topology
@@ -37,6 +38,7 @@ class Request:
     links: str = "fast"
     relays: bool = False
     objective: str = "shallow"
+    max_trees: int | None = None
     threshold: Fraction = Fraction(1, 20)
     epsilon: Fraction = Fraction(1, 20)
 
@@ -45,6 +47,8 @@ class Request:
             raise UsageError(
                 f"{self.collective.name} for {self.collective.world_size} ranks, but {len(self.ranks)} are given"
             )
+        if self.max_trees is not None and self.max_trees < 1:
+            raise UsageError(f"--max-trees {self.max_trees}: expected at least 1")
         if len(self.ranks) < 2:
             raise UsageError("a collective among fewer than two ranks moves nothing: give at least two GPUs")
         if self.objective not in OBJECTIVES:
@@ -70,6 +74,8 @@ class Algorithm:
         """The forest, or UnsupportedError with the reason why not."""
         if request.objective not in self.objectives:
             raise UnsupportedError(f"--{request.objective} is for --algo optimal: this algorithm's trees are given")
+        if request.max_trees is not None and len(self.objectives) == 1:
+            raise UnsupportedError("--max-trees is for --algo optimal: this algorithm's trees are given")
         plan: Callable[[Request], Forest] = getattr(import_module(self.module), self.function)
         return plan(request)
 

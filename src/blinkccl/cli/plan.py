@@ -51,6 +51,10 @@ def plan(
         bool, Option("--fewest-trees", help="As few trees as the search finds, at the optimal rate.")
     ] = False,
     least_depth: Annotated[bool, Option("--least-depth", help="The least depth found at the optimal rate.")] = False,
+    max_trees: Annotated[
+        int | None,
+        Option("--max-trees", metavar="N", min=1, help="At most N trees for each block, whatever that costs."),
+    ] = None,
     exact: Annotated[
         bool, Option("--exact", help="The optimal rate to the last digit, whatever trees and weights it takes.")
     ] = False,
@@ -94,6 +98,7 @@ def plan(
     wanted = replace(
         arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank)),
         objective=next(iter(objectives), "shallow"),
+        max_trees=max_trees,
         threshold=arguments.part("--threshold", threshold),
         epsilon=arguments.part("--epsilon", epsilon),
     )

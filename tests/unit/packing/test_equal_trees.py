@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from blinkccl.algorithms.bounds import reduce_broadcast_packing, undirected_hops_packing
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.errors import PackingError
+from blinkccl.errors import PackingError, UnsupportedError, UsageError
 from blinkccl.packing import equal_trees, native_flows
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.columns import dual_bound
@@ -171,6 +171,39 @@ def test_exact_is_exact() -> None:
     exact = plan("optimal", "3x dgx-a100 @ 200Gbps", "0-7+0-7+0-6", "allgather", objective="exact")
     assert exact.rate == exact.bound == near.bound >= near.rate
     assert len(near.shares) <= 8 * len(near.ranks)
+
+
+@needs_native_code
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter", "allreduce", "broadcast", "reduce"])
+@pytest.mark.parametrize(("spec", "gpus"), [("dgx-1v", None), ("dgx-a100", "0-5"), ("2x mi250", None)])
+def test_no_more_trees_than_asked_for(spec: str, gpus: str | None, collective: str) -> None:
+    root = 0 if collective in ("broadcast", "reduce") else None
+    ends = {} if root is None else {"root": root}
+    rates = []
+    for most in (1, 2, 4, 64):
+        forest = plan("optimal", spec, gpus, collective, max_trees=most, **ends)
+        blocks = Counter(share.block for share in forest.shares)
+        assert max(blocks.values()) <= most
+        rates.append(forest.rate)
+    assert rates == sorted(rates)
+    assert rates[-1] >= Fraction(3, 4) * forest.bound
+    assert forest.optimal or spec == "2x mi250"
+
+
+@needs_native_code
+def test_few_trees_of_unequal_weight_go_before_equal_ones() -> None:
+    forest = plan("optimal", "dgx-1v", None, "broadcast", root=0, max_trees=4)
+    assert forest.optimal
+    assert sorted(share.weight * 6 for share in forest.shares) == [1, 1, 2, 2]
+
+
+def test_who_has_no_trees_to_choose() -> None:
+    with pytest.raises(UnsupportedError, match="maximum flow"):
+        plan("optimal", "dgx-1v", None, "gather", root=0, max_trees=2)
+    with pytest.raises(UnsupportedError, match="trees are given"):
+        plan("ring", "dgx-1v", None, "allreduce", max_trees=2)
+    with pytest.raises(UsageError, match="at least 1"):
+        plan("optimal", "dgx-1v", None, "allreduce", max_trees=0)
 
 
 def test_hops_to_the_farthest() -> None:
