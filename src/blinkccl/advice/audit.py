@@ -46,6 +46,11 @@ class Audit:
         """Whether nothing is false and the program is valid."""
         return not self.verdict.violations and not self.faults
 
+    @property
+    def all_faults(self) -> list[str]:
+        """What the checker and the verifier found."""
+        return [*self.verdict.violations, *self.faults]
+
     def text(self, paint: Paint = plain) -> str:
         """What ``blink check`` prints."""
         return check_text(self.forest, self.verdict, self.program, self.faults, paint, self.scope, self.schema_version)

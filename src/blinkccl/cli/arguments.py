@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from blinkccl.cli import console
-from blinkccl.cli.exits import HardwareError
+from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def audited(
     source = console.source_name(path)
     if content is None:
         content = console.read_file(path, MAX_BYTES)
-    if _is_xml(content):
+    if is_xml(content):
         if links is not None:
             raise UsageError(f"--links {links}: the channels of a graph file say which links they take")
         return source, audit(_channels(content, source, spec, collective), source=source)
@@ -204,10 +204,18 @@ def may_be_graph_file(path: Path) -> bool:
     if not path.is_file():
         return str(path) == "-"
     with path.open("rb") as file:
-        return _is_xml(file.read(512))
+        return is_xml(file.read(512))
 
 
-def _is_xml(content: bytes) -> bool:
+def refuse_false(source: str, faults: Sequence[str]) -> None:
+    """End with code 1 where the plan that ``source`` names states what is not so."""
+    if faults:
+        console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def is_xml(content: bytes) -> bool:
+    """Whether it can only be an NCCL graph file among what plans are read from."""
     return content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 

@@ -93,7 +93,7 @@ def export(
         raise UsageError(f"--gpus {gpus}: a plan brings its own ranks")
     source, found = arguments.audited(path, spec)
     if not found.ok or found.program is None:
-        false = [*found.verdict.violations, *found.faults]
+        false = found.all_faults
         console.error(
             f"{source} is not exported: {len(false)} of its statements or steps are wrong, the "
             f"first: {false[0]}; blink check lists them"

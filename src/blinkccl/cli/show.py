@@ -9,7 +9,6 @@ import typer
 from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
-from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -154,8 +153,6 @@ def _of_plan(document: dict[str, Any], content: bytes, machine: Topology | None,
         console.note(f"{source} is too large to be checked on the way: blink check {source} does it")
     else:
         found = audit(document, machine, source=source)
-        forest, faults = found.forest, [*found.verdict.violations, *found.faults]
-    if faults:
-        console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
-        raise typer.Exit(CHECK_FAILED)
+        forest, faults = found.forest, found.all_faults
+    arguments.refuse_false(source, faults)
     return of_plan(forest, machine, "plan.json" if source == "standard input" else source, size_bytes)

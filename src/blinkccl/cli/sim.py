@@ -11,7 +11,6 @@ import typer
 from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
-from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import UsageError
 from blinkccl.report.text import fit
 
@@ -385,10 +384,7 @@ def _job_of_plan(path: Path, spec: str | None, name: str | None) -> tuple[Reques
     from blinkccl.algorithms.registry import Request
 
     source, found = arguments.audited(path, spec, collective=name)
-    if not found.ok:
-        faults = [*found.verdict.violations, *found.faults]
-        console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
-        raise typer.Exit(CHECK_FAILED)
+    arguments.refuse_false(source, found.all_faults)
     return Request(found.forest.topology, found.forest.collective, found.forest.ranks), found.forest
 
 
