@@ -9,7 +9,7 @@ import pytest
 
 EXPECTED = Path(__file__).parent / "expected"
 
-#: Name of the golden file → what is typed. Each file holds exit code, stdout and stderr.
+#: Name of the golden file → what is typed, the last of several commands. Each file holds exit code, stdout and stderr.
 CASES = {
     "topo-dgx-1v": "topo dgx-1v",
     "topo-allocation": "topo dgx-1v --gpus 1,4,5,6 --json",
@@ -22,6 +22,8 @@ CASES = {
     "plan-ring-fallback": "plan allgather --topo dgx-1v --gpus 1,4,5,6 --algo ring",
     "pick": "pick -k 3 --topo dgx-1v --free 0,1,4,6,7",
     "pick-json": "pick -k 2 --topo dgx-1p --free 0,1,4,6 --collective broadcast --top 2 --json",
+    "diff-1456": "plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o a.json && "
+    "plan allreduce --topo dgx-1v --gpus 1,4,5,6 --algo ring -o b.json && diff a.json b.json",
     "sim-1456": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M",
     "sim-sweep": "sim broadcast --topo dgx-1p --gpus 0,1,4 --sweep --algo optimal,nccl-2.4",
     "sim-json": "sim allreduce --topo ring:3 --size 1M --algo optimal --json",
@@ -38,8 +40,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_golden(name, blink, pytestconfig):
-    ended = blink(*shlex.split(CASES[name]))
+def test_golden(name, blink, pytestconfig, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    *before, last = CASES[name].split(" && ")
+    for line in before:
+        assert blink(*shlex.split(line)).code == 0
+    ended = blink(*shlex.split(last))
     text = f"exit code {ended.code}\n--- stdout\n{ended.out}--- stderr\n{ended.err}"
     path = EXPECTED / f"{name}.txt"
     if pytestconfig.getoption("--update-golden"):

@@ -18,6 +18,7 @@ from blinkccl.units import bus_factor
 
 if TYPE_CHECKING:
     from blinkccl.advice.audit import Audit
+    from blinkccl.advice.diff import Diff
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.choice.auto import Choice
     from blinkccl.choice.measured import Cell
@@ -112,6 +113,15 @@ class Plan:
         size_bytes, request = bytes_of(size), self._job()
         return of_forest(self.forest, code_of(request), _conditions(request)).at(size_bytes)
 
+    def diff(self, other: Plan) -> Diff:
+        """This plan (A) and another (B) side by side, as ``blink diff``: ``same``, ``times``, ``links``, ``trees``.
+
+        UsageError where that is one of another collective, or among another number of ranks.
+        """
+        from blinkccl.advice.diff import compare
+
+        return compare(self.forest, other.forest)
+
     def explain(self, size: int | str) -> str:
         """What runs the job's call of ``size`` bytes, this plan or another one, and why: as ``blink explain`` says.
 
@@ -135,7 +145,7 @@ class Plan:
 
         write, found = format_of(to).write, self.check()
         if not found.ok or found.program is None:
-            raise VerificationError([*found.verdict.violations, *found.faults])
+            raise VerificationError(found.all_faults)
         machine = None if self.request is None else self.request.topology
         return "\n".join(file.text for file in write(found.program, found.forest, machine))
 

@@ -13,6 +13,7 @@ from blinkccl.cli import (
     calibrate,
     check,
     console,
+    diff,
     doctor,
     dump,
     explain,
@@ -36,6 +37,7 @@ Examples:
   blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and the proof that none are faster
   blink plan broadcast --topo dgx-1v -o plan.json
   blink check plan.json                                is a plan what it says it is?
+  blink diff plan.json other.json                      what another algorithm, link or version makes of it
   blink show plan.json -o plan.html                    the same as a page to look at and click through
   blink export plan.json --to cuda                     the code that GPUs would run
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
@@ -120,6 +122,7 @@ for _name, _verb, _help, _short in (
     ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
     ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
     ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
+    ("diff", diff.diff, diff.HELP, "Two plans side by side: rate, time by size, links, trees."),
     ("show", show.show, show.HELP, "A picture and a page of a machine, a plan or a result."),
     ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
     ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),

@@ -129,7 +129,7 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
         "algbw_gb_per_s": forest.algbw_gb_per_s,
         "depth": forest.depth,
         "trees": moving_shares(forest),
-        "shares": [_share(share) for share in forest.shares],
+        "shares": [share_document(share) for share in forest.shares],
         "link_load": _link_load(forest),
         "topology": json_format.to_document(forest.topology),
     }
@@ -234,7 +234,8 @@ def _text(number: Fraction) -> str:
     return str(number)
 
 
-def _share(share: Share) -> dict[str, Any]:
+def share_document(share: Share) -> dict[str, Any]:
+    """A share as the document of a plan has it."""
     return {
         "weight": _text(share.weight),
         "slice": share.slice,

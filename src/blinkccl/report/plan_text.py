@@ -91,7 +91,7 @@ def _shares(forest: Forest, paint: Paint, most: int) -> list[str]:
         f"{count(len(moving), 'share')} of the data, depth {forest.depth}"
         + (f"; {still} already in place" if still else "")
     ]
-    lines += _crossed(forest)
+    lines += crossed(forest.topology, forest.shares)
     alike: dict[object, list[Share]] = {}
     for i, share in enumerate(moving):
         alike.setdefault(_star(share) or i, []).append(share)
@@ -116,15 +116,14 @@ def _star(share: Share) -> object:
     return share.weight, *(tree and len(tree.edges) for tree in (share.reduce, share.broadcast))
 
 
-def _crossed(forest: Forest) -> list[str]:
+def crossed(topology: Topology, shares: Sequence[Share]) -> list[str]:
     """The names of what trees cross between ranks, by the numbers that drawings have."""
-    paths = (path for share in forest.shares for tree in share.trees() for path in tree.edges)
-    crossed = sorted({vertex for path in paths for vertex in path[1:-1]})
-    if not crossed:
+    paths = (path for share in shares for tree in share.trees() for path in tree.edges)
+    between = sorted({vertex for path in paths for vertex in path[1:-1]})
+    if not between:
         return []
-    vertex = forest.topology.vertex
-    named = [f"{v} = {vertex[v].label}" for v in crossed[:_NAMED]]
-    return ["across  " + ", ".join(named) + (f" and {len(crossed) - _NAMED} more" if len(crossed) > _NAMED else "")]
+    named = [f"{v} = {topology.vertex[v].label}" for v in between[:_NAMED]]
+    return ["across  " + ", ".join(named) + (f" and {len(between) - _NAMED} more" if len(between) > _NAMED else "")]
 
 
 def _share_title(share: Share) -> str:
