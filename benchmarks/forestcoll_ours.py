@@ -1,0 +1,84 @@
+"""One job of ``forestcoll.py`` by our planner, in this process alone: JSON on stdin, what came of it on stdout.
+
+The process is fresh, so nothing that an earlier job worked out is used. Planning starts from a parsed topology and ends
+with the forest and its certificate; loading the modules is counted apart.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from fractions import Fraction
+from typing import Any
+
+BEGAN = time.process_time()
+
+# What the planner loads when it first needs it is loaded here too: the solver of its linear programs, and native code.
+import highspy  # noqa: E402, F401
+import numpy  # noqa: E402, F401
+
+from blinkccl.algorithms import optimal  # noqa: E402
+from blinkccl.algorithms.bounds import certificate_for  # noqa: E402
+from blinkccl.algorithms.registry import Request  # noqa: E402
+from blinkccl.collectives.spec import Collective  # noqa: E402
+from blinkccl.forest.model import Forest  # noqa: E402
+from blinkccl.packing import native_flows  # noqa: E402
+from blinkccl.topology.json_format import from_fields  # noqa: E402
+from blinkccl.topology.model import Topology  # noqa: E402
+
+native_flows.load()
+IMPORTED = time.process_time() - BEGAN
+
+
+def rates(topology: Topology) -> dict[tuple[int, int], float]:
+    """GB/s of every link, by the capacity that plans are made with."""
+    return {arc: link.capacity * topology.unit_gb_per_s for arc, link in topology.link.items()}
+
+
+def request(job: dict[str, Any], fields: dict[str, Any]) -> Request:
+    """What is asked, on all links of the topology that the job brings."""
+    topology = from_fields(fields, "the topology of a job")
+    collective = Collective(job["collective"], len(topology.ranks))
+    wanted = Request(topology, collective, topology.ranks, objective=job["objective"])
+    if rates(wanted.network) != rates(topology):
+        raise SystemExit(f"{topology.name}: the planner's links are not those that the other half has")
+    return wanted
+
+
+def shape(forest: Forest) -> dict[str, Any]:
+    """What the columns say of a forest."""
+    ranks = len(forest.ranks)
+    return {
+        "depth": forest.depth,
+        "trees_per_root": len(forest.shares) / ranks,
+        "denominator": max((share.weight * ranks).denominator for share in forest.shares),
+    }
+
+
+def planned(wanted: Request, trees: bool) -> dict[str, Any]:
+    """Rate, seconds and, where trees are wanted, their shape."""
+    wall, began = time.perf_counter(), time.process_time()
+    if trees:
+        forest = optimal.plan(wanted)
+        rate, bound = forest.rate, forest.bound
+    else:
+        rate = bound = certificate_for(wanted.collective, wanted.ranks, wanted.network).bound
+    taken = {"seconds": time.process_time() - began, "wall_s": time.perf_counter() - wall}
+    answer = {"optimum": str(rate * Fraction(wanted.network.unit_gb_per_s)), "proved": rate == bound, **taken}
+    return answer | (shape(forest) if trees else {})
+
+
+def main() -> None:
+    """Read one job, do it, print the answers."""
+    job = json.load(sys.stdin)
+    if not job["native"]:
+        native_flows.load = lambda: None  # type: ignore[assignment]
+    answers = [planned(request(job, fields), job["trees"]) for fields in job["topologies"]]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    json.dump({"answers": answers, "import_s": IMPORTED, "peak_mib": peak}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
