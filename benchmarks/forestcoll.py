@@ -42,6 +42,8 @@ Answer = dict[str, Any]
 LONGEST = 600
 #: Processors' seconds are counted in ticks of up to 10 ms.
 TICKS_BELOW = 0.1
+#: So many times as fast from so many ranks on is the goal.
+GOAL, GOAL_FROM = 50, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +249,28 @@ def seconds_text(value: float) -> str:
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
+#: What a forest is measured by; less is better.
+SHAPE = ("depth", "trees_per_root", "denominator")
+
+
 def columns(half: Answer) -> list[str]:
     """Seconds, depth, trees per root, denominator and memory of one half."""
     if "over" in half:
         return [f"> {half['over']}", "", "", "", ""]
     (answer,) = half["answers"]
-    shape = [f"{answer[key]:.4g}" if key in answer else "" for key in ("depth", "trees_per_root", "denominator")]
+    shape = [f"{answer[key]:.3g}" if key in answer else "" for key in SHAPE]
     return [seconds_text(took(half)), *shape, f"{half['peak_mib']:.0f}"]
+
+
+def marked(ours: Answer, theirs: Answer) -> list[str]:
+    """Our columns, bold where the forest's shape is worse than ForestColl's."""
+    cells = columns(ours)
+    if "over" not in ours and "over" not in theirs:
+        pairs = [[half["answers"][0][key] for half in (ours, theirs)] for key in SHAPE]
+        cells[1:4] = [
+            f"**{cell}**" if one > other else cell for cell, (one, other) in zip(cells[1:4], pairs, strict=True)
+        ]
+    return cells
 
 
 def rate_text(half: Answer) -> str:
@@ -263,10 +280,13 @@ def rate_text(half: Answer) -> str:
     return f"{answer['optimum']}{'' if answer['proved'] else ' (no proof)'}"
 
 
-def ratio_text(theirs: Answer, ours: Answer) -> str:
+def ratio_text(theirs: Answer, ours: Answer, ranks: int) -> str:
+    """Times as fast; bold where that misses the goal."""
     if "over" in ours:
         return ""
-    return f"{'> ' if 'over' in theirs else ''}{took(theirs) / took(ours):,.0f}"
+    ratio = took(theirs) / took(ours)
+    text = f"{'> ' if 'over' in theirs else ''}{ratio:,.0f}"
+    return f"**{text}**" if ratio < GOAL and ranks >= GOAL_FROM else text
 
 
 def table(head: tuple[str, ...], rows: Iterable[list[str]]) -> str:
@@ -276,12 +296,21 @@ def table(head: tuple[str, ...], rows: Iterable[list[str]]) -> str:
 def beside_table(rows: list[dict[str, Any]]) -> str:
     """Each pair of columns: theirs, ours."""
     pairs = ("seconds", "depth", "trees per root", "denominator", "MiB")
-    head = ("topology", "ranks", "GB/s", "ratio", *(cell for name in pairs for cell in (name, "ours")))
+    head = ("topology", "ranks", "GB/s", "ratio", *(cell for name in pairs for cell in (name, "")))
     return table(
         head,
         (
-            [row["name"], str(row["ranks"]), rate_text(row["ours"]), ratio_text(row["theirs"], row["ours"])]
-            + [cell for pair in zip(columns(row["theirs"]), columns(row["ours"]), strict=True) for cell in pair]
+            [
+                row["name"],
+                str(row["ranks"]),
+                rate_text(row["ours"]),
+                ratio_text(row["theirs"], row["ours"], row["ranks"]),
+            ]
+            + [
+                cell
+                for pair in zip(columns(row["theirs"]), marked(row["ours"], row["theirs"]), strict=True)
+                for cell in pair
+            ]
             for row in rows
         ),
     )
