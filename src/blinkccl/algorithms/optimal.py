@@ -43,6 +43,8 @@ from blinkccl.algorithms.bounds import (
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
 from blinkccl.algorithms.optimal_trees import (
+    FEW_COLUMNS,
+    FEW_NODES,
     SOLVED,
     Groups,
     depth_of,
@@ -196,8 +198,6 @@ def _finished(request: Request, view: RankNetwork, drafts: list[Draft]) -> Fores
 # Anything else: pairs of an in-tree and an out-tree with one root, priced together, which is exact for one-way links,
 # for transit, and where several roots beat one (a one-way ring of six: 3/5). On symmetric links with transit the
 # AllGather's trees, used up and down, often reach the same bound at once.
-#: Columns that the default objective is willing to hand to an integer program.
-FEW_COLUMNS = 700
 #: Trees of equal weight that share a whole AllReduce, at most.
 MOST_EQUAL = 64
 
@@ -322,7 +322,7 @@ def _shallower(
         columns = tree_columns(network, range(network.n), levels, undirected=True)
         if columns is None or (len(columns) > FEW_COLUMNS and not thorough):
             break
-        found = choose(columns, capacity, demand, undirected=True, node_limit=2000 if thorough else 20)
+        found = choose(columns, capacity, demand, undirected=True, node_limit=2000 if thorough else FEW_NODES)
         if found is not None:
             return merge_equal(found)
     return trees

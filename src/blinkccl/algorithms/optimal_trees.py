@@ -28,6 +28,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
 from blinkccl.packing import equal_trees
 from blinkccl.packing.columns import Column
+from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
@@ -47,10 +48,12 @@ from blinkccl.packing.templates import (
 from blinkccl.packing.two_trees import two_trees
 from blinkccl.topology.connectivity import beside, reachable
 
-#: Equal trees per root that are tried, at most.
+#: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
 #: Data is cut into parts of 1/64 without a thought; longer weights are left for equal ones where these are near.
 LONGEST_WEIGHT = 64
+#: Up to so many terminals exact weights are short enough.
+WHOLE_RATE = 8
 #: Among more terminals columns of all trees are not waited for, however far from the optimum equal trees stay.
 SOLVED = 64
 
@@ -217,11 +220,11 @@ def _every_with_transit(
     shallow = max(map(network.hop_eccentricity, symmetry_of(network).roots)) + equal_trees.SPARE_LEVELS
     moved = _from_templates(network, rate, side, shallow, groups) if len(symmetry_of(network).moves) > 1 else None
     short = moved is not None and moved.longest_weight <= LONGEST_WEIGHT
-    if objective != "exact" and network.terminals > SEARCHED and not (moved and short and moved.depth <= shallow):
-        equal = equal_trees.from_roots(network, roots, rate, MOST_PER_ROOT, side)
-        near_enough = equal is not None and (equal.near(rate) or (moved is None and network.terminals > SOLVED))
+    if objective != "exact" and not (moved and short and moved.depth <= shallow):
+        most = max(MOST_PER_ROOT, min(2 * MOST_PER_ROOT, 256 // network.terminals))
+        equal = equal_trees.from_roots(network, roots, rate, most, side)
         # A level more is a fair price for weights that chunks can have.
-        if equal is not None and near_enough and (moved is None or equal.depth <= moved.depth + (not short)):
+        if equal and _good_enough(network, equal, rate) and (not moved or equal.depth <= moved.depth + (not short)):
             return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in equal.trees), side)
     if moved is not None:
         return moved
@@ -236,6 +239,13 @@ def _every_with_transit(
     if packing.rate == rate:
         return Packed(out, side)
     return Packed(out, None, packing.prices, packing.bound * len(roots))
+
+
+def _good_enough(network: FlowNetwork, equal: EqualTrees, rate: Fraction) -> bool:
+    """Few ranks get the whole rate, more a hundredth less, and many what there is: columns would take hours."""
+    if network.terminals <= WHOLE_RATE:
+        return equal.rate == rate
+    return equal.near(rate) or network.terminals > SOLVED
 
 
 def _from_templates(
@@ -265,17 +275,23 @@ def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> lis
         ((root, rate),) = demand.items()
         return fewest_arborescences(network, root, rate, few)[0]
     flat = merged(flatten(network.capacity, pack_arborescences(network, demand)))
-    return _least_deep(network, demand, flat) if objective == "least-depth" else flat
+    return _least_deep(network, demand, flat, thorough=objective == "least-depth")
 
 
-def _least_deep(network: FlowNetwork, demand: dict[int, int], flat: list[Arborescence]) -> list[Arborescence]:
+#: Columns that the default objective is willing to hand to an integer program, and its branchings.
+FEW_COLUMNS, FEW_NODES = 700, 20
+
+
+def _least_deep(
+    network: FlowNetwork, demand: dict[int, int], flat: list[Arborescence], *, thorough: bool
+) -> list[Arborescence]:
     """The least depth at which whole multiplicities exist (or were found), fewest trees among equals."""
     known = max(depth_of(tree) for tree in flat)
     for levels in range(max(map(network.eccentricity, demand)), known):
         columns = tree_columns(network, demand, levels)
-        if columns is None:
+        if columns is None or (len(columns) > FEW_COLUMNS and not thorough):
             break
-        found = choose(columns, network.capacity, demand, node_limit=2000)
+        found = choose(columns, network.capacity, demand, node_limit=2000 if thorough else FEW_NODES)
         if found is not None:
             return found
     return flat
