@@ -275,6 +275,8 @@ def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> lis
         ((root, rate),) = demand.items()
         return fewest_arborescences(network, root, rate, few)[0]
     flat = merged(flatten(network.capacity, pack_arborescences(network, demand)))
+    if len(demand) == 1 and objective != "least-depth":
+        return flat  # deep in few places, and without the solver, which takes a while to load
     return _least_deep(network, demand, flat, thorough=objective == "least-depth")
 
 

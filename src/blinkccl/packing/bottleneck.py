@@ -9,11 +9,11 @@ cut *is* the next, smaller rate. Only integers are compared; no solver takes par
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from blinkccl.errors import PackingError
-from blinkccl.packing import native_flows
-from blinkccl.packing.maxflow import INFINITE, FlowGraph
+from blinkccl.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork
 
 
@@ -27,8 +27,11 @@ def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
     if network.terminals < 2:
         raise PackingError("a bottleneck needs at least two terminals")
     rate, side = _first_cut(network)
-    if native_flows.can_hold(_most_units(network, rate)):
-        return _settled(network, rate, side)
+    if 2 * len(network.arcs) >= NATIVE_EDGES:
+        from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
+        if native_flows.can_hold(_most_units(network, rate)):
+            return _settled(network, rate, side, native_flows.first_unreached)
     passed, sink = 0, 0
     graph, joins = joined(network, rate)
     while passed < network.terminals:
@@ -53,10 +56,15 @@ def _most_units(network: FlowNetwork, rate: Fraction) -> int:
     return network.terminals * (most + max(rate.numerator, most))
 
 
-def _settled(network: FlowNetwork, rate: Fraction, side: tuple[int, ...]) -> tuple[Fraction, tuple[int, ...]]:
+def _settled(
+    network: FlowNetwork,
+    rate: Fraction,
+    side: tuple[int, ...],
+    first_unreached: Callable[[FlowNetwork, int, int, int], tuple[int, tuple[int, ...]] | None],
+) -> tuple[Fraction, tuple[int, ...]]:
     """:func:`allgather_rate` from a first cut on, in native code."""
     sink = 0
-    while (found := native_flows.first_unreached(network, rate.denominator, rate.numerator, sink)) is not None:
+    while (found := first_unreached(network, rate.denominator, rate.numerator, sink)) is not None:
         sink, side = found
         rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))
         if rate == 0:

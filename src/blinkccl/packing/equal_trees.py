@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from blinkccl.packing import native_flows
 from blinkccl.packing.network import Arc, FlowNetwork, Hops
 
 #: How much of the rate may be missing.
@@ -93,6 +92,8 @@ def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[
     With prices y that prove the rate, k trees cost k·Σ c·y / rate at least, and whole trees on each link at most
     Σ ⌊k·c / near⌋·y.
     """
+    from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
     if native_flows.load() is None:
         return []
     cost = sum((network.capacity[arc] * price for arc, price in prices.items()), Fraction(0)) / rate
@@ -121,6 +122,8 @@ def _weighed(
     network: FlowNetwork, roots: list[int], count: int, rate: Fraction, edges: Sequence[int]
 ) -> EqualTrees | None:
     """Trees from ``roots``, each 1/``count`` of a rate."""
+    from blinkccl.packing import native_flows
+
     most = [float(count * c / rate) for _, _, c in network.arcs]
     depth = max(network.hop_eccentricity(root) for root in set(roots)) + SPARE_LEVELS
     trees = native_flows.equal_trees(network, roots, depth, edges, most, float(1 / (1 - LOSS)))

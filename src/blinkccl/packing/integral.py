@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blinkccl.errors import InternalError, PackingError
-from blinkccl.packing import native_flows
-from blinkccl.packing.maxflow import INFINITE, FlowGraph
+from blinkccl.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
 
 DOES_NOT_FIT = "the trees wanted do not fit: some set of vertices is entered by too little capacity"
@@ -53,11 +52,14 @@ def pack_arborescences(network: FlowNetwork, demand: Mapping[int, int], *, few: 
     """
     if not network.switchless:
         raise PackingError("integral packing needs a network without transit vertices")
-    if native_flows.can_hold(sum(network.capacity.values()) + sum(demand.values())):
-        trees = native_flows.pack(network, demand, few)
-        if trees is None:
-            raise PackingError(DOES_NOT_FIT)
-        return merged(Arborescence(*tree) for tree in trees)
+    if len(demand) * len(network.arcs) >= NATIVE_EDGES:
+        from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
+        if native_flows.can_hold(sum(network.capacity.values()) + sum(demand.values())):
+            trees = native_flows.pack(network, demand, few)
+            if trees is None:
+                raise PackingError(DOES_NOT_FIT)
+            return merged(Arborescence(*tree) for tree in trees)
     return merged(_grown(network, demand, few))
 
 

@@ -5,7 +5,6 @@ Every rate in this package rests on these integers; no float and no solver comes
 
 from __future__ import annotations
 
-from blinkccl.packing import native_flows
 from blinkccl.packing.network import Arc, FlowNetwork
 
 #: More than any sum of capacities: those of measured links may have 15 digits, and rates scale them further.
@@ -59,6 +58,8 @@ class FlowGraph:
     def max_flow(self, source: int, sink: int, limit: int = INFINITE) -> int:
         """Add flow from ``source`` to ``sink`` until it is maximal, or at least ``limit``; how much was added."""
         if len(self._head) >= NATIVE_EDGES:
+            from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
             added = native_flows.max_flow(len(self._adjacent), self._head, self._capacity, source, sink, limit)
             if added is not None:
                 return added

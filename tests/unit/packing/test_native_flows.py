@@ -10,13 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import PackingError
-from blinkccl.packing import maxflow, native_flows
+from blinkccl.packing import bottleneck, integral, maxflow, native_flows
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.integral import pack_arborescences
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
 from blinkccl.packing.network import FlowNetwork
 
 pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def native_code_for_the_smallest() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (bottleneck, integral, maxflow):
+            patch.setattr(module, "NATIVE_EDGES", 0)
+        yield
 
 
 @contextmanager
@@ -37,10 +45,8 @@ def networks(draw: st.DrawFn, transit: int = 0, largest: int = 9) -> FlowNetwork
 
 @given(networks(transit=2), st.integers(0, 40))
 def test_a_flow_its_residual_and_its_cuts(network: FlowNetwork, limit: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maxflow, "NATIVE_EDGES", 0)
-        natively = FlowGraph.of(network)
-        added = natively.max_flow(0, 1, limit or INFINITE)
+    natively = FlowGraph.of(network)
+    added = natively.max_flow(0, 1, limit or INFINITE)
     graph = FlowGraph.of(network)
     with without_native_code():
         assert graph.max_flow(0, 1, limit or INFINITE) == added
@@ -93,17 +99,13 @@ def test_numbers_of_more_than_59_bits_are_pythons() -> None:
     assert allgather_rate(ring)[0] == wide
     assert sum(tree.multiplicity for tree in pack_arborescences(ring, dict.fromkeys(range(3), wide))) == 3 * wide
     graph = FlowGraph.of(ring.scaled(1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maxflow, "NATIVE_EDGES", 0)
-        assert graph.max_flow(0, 1) == 2 * wide
+    assert graph.max_flow(0, 1) == 2 * wide
 
 
 def test_a_flow_without_a_finite_cut_is_pythons() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maxflow, "NATIVE_EDGES", 0)
-        graph = FlowGraph(2)
-        graph.add(0, 1, INFINITE)
-        assert graph.max_flow(0, 1) == INFINITE
+    graph = FlowGraph(2)
+    graph.add(0, 1, INFINITE)
+    assert graph.max_flow(0, 1) == INFINITE
 
 
 def test_progress_is_told_while_trees_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
