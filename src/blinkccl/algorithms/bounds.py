@@ -16,8 +16,10 @@ from functools import lru_cache
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
+from blinkccl.packing import equal_trees
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate, joined
 from blinkccl.packing.columns import ExactPacking, dual_bound, pack_columns
+from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.maxflow import broadcast_rate, min_cut
 from blinkccl.packing.multiflow import all_to_all
 from blinkccl.packing.network import Arc, FlowNetwork
@@ -95,7 +97,8 @@ def _allreduce(view: RankNetwork) -> Certificate:
     network = view.network
     if network.switchless and network.symmetric:
         return partition_certificate(view, tight_partition(network))
-    proof = halves_proof(network) or pairs_of_trees(network)
+    near = near_optimum(network)
+    proof = halves_proof(network) or (near[0] if near else pairs_of_trees(network))
     return price_certificate(view, proof.prices, proof.bound)
 
 
@@ -201,6 +204,38 @@ def halves_proof(network: FlowNetwork) -> PriceProof | None:
     if not prices or dual_bound(network.capacity, [Fraction(1)], undirected_oracle(network), prices) != goal:
         return None
     return PriceProof(prices, goal)
+
+
+#: Among more ranks columns of all trees are not waited for, however far from the optimum equal trees stay.
+SOLVED = 64
+
+
+def most_equal(network: FlowNetwork) -> int:
+    """Trees of equal weight that share a whole AllReduce, at most."""
+    return 64 if network.terminals <= SOLVED else 256
+
+
+@lru_cache(maxsize=64)
+def near_optimum(network: FlowNetwork) -> tuple[PriceProof, EqualTrees] | None:
+    """A bound on AllReduce by its narrow links, and equal trees within a hundredth of it; else None.
+
+    Prices are 1 on links up to some capacity, as those between servers are: a look at a few spanning trees; columns
+    take minutes from a hundred ranks on.
+    """
+    if not network.symmetric or network.terminals <= SEARCHED:
+        return None
+    oracle = undirected_oracle(network)
+    proofs = []
+    for widest in sorted(set(network.capacity.values())):
+        prices = {arc: 1 for arc, c in network.capacity.items() if c <= widest}
+        cost = oracle(prices)[0].cost(prices)
+        if cost:
+            proofs.append(PriceProof(prices, Fraction(sum(network.capacity[arc] for arc in prices), cost)))
+    proof = min(proofs, key=lambda each: each.bound)
+    found = equal_trees.up_and_down(network, proof.bound, most_equal(network), proof.prices)
+    if found is None or not (found.near(proof.bound) or network.terminals > SOLVED):
+        return None
+    return proof, found
 
 
 def _tight_prices(network: FlowNetwork) -> dict[Arc, int]:

@@ -28,11 +28,14 @@ from functools import lru_cache
 from blinkccl.algorithms import optimal_trees
 from blinkccl.algorithms.bounds import (
     SEARCHED,
+    SOLVED,
     all_pairs_flow,
     allgather_bottleneck,
     certificate_for,
     half_of_allgather,
     halves_proof,
+    most_equal,
+    near_optimum,
     pairs_of_trees,
     partition_certificate,
     price_certificate,
@@ -45,7 +48,6 @@ from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
 from blinkccl.algorithms.optimal_trees import (
     FEW_COLUMNS,
     FEW_NODES,
-    SOLVED,
     Groups,
     depth_of,
     every_root,
@@ -198,8 +200,6 @@ def _finished(request: Request, view: RankNetwork, drafts: list[Draft]) -> Fores
 # Anything else: pairs of an in-tree and an out-tree with one root, priced together, which is exact for one-way links,
 # for transit, and where several roots beat one (a one-way ring of six: 3/5). On symmetric links with transit the
 # AllGather's trees, used up and down, often reach the same bound at once.
-#: Trees of equal weight that share a whole AllReduce, at most.
-MOST_EQUAL = 64
 
 
 def allreduce(request: Request, view: RankNetwork) -> Forest:
@@ -244,12 +244,16 @@ def _through_transit(
     proof = halves_proof(network)
     if proof is not None:
         return _two_halves(network, groups), proof.prices, proof.bound
+    near = near_optimum(network) if objective != "exact" else None
+    if near is not None:
+        narrow, equal = near
+        return [_both_ways(*tree) for tree in equal.trees], narrow.prices, narrow.bound
     pairs = pairs_of_trees(network)
     if network.symmetric and pairs.bound == half_of_allgather(network):
         return _two_halves(network, groups), pairs.prices, pairs.bound
-    equal = _equal_trees(network, pairs.rate, pairs.prices) if objective != "exact" else None
-    if equal is not None:
-        return equal, pairs.prices, pairs.bound
+    drafts = _equal_trees(network, pairs.rate, pairs.prices) if objective != "exact" else None
+    if drafts is not None:
+        return drafts, pairs.prices, pairs.bound
     if network.symmetric and network.terminals > SEARCHED:
         twice = rounded(pairs, network.capacity, [Fraction(1)])
         return [_both_ways(0, w / pairs.rate, column.payload) for column, w in twice], pairs.prices, pairs.bound
@@ -263,10 +267,10 @@ def _through_transit(
 
 
 def _equal_trees(network: FlowNetwork, rate: Fraction, prices: Mapping[Arc, Fraction]) -> list[Draft] | None:
-    """At most :data:`MOST_EQUAL` trees with the same weight, up and down, within a hundredth of ``rate``."""
+    """At most :func:`~bounds.most_equal` trees with the same weight, up and down, within a hundredth of ``rate``."""
     if not network.symmetric or network.terminals <= SEARCHED:
         return None
-    found = equal_trees.up_and_down(network, rate, MOST_EQUAL, prices)
+    found = equal_trees.up_and_down(network, rate, most_equal(network), prices)
     if found is None or not (found.near(rate) or network.terminals > SOLVED):
         return None
     return [_both_ways(root, part, hops) for root, part, hops in found.trees]

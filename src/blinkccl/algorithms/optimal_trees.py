@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from blinkccl.algorithms.bounds import (
     SEARCHED,
+    SOLVED,
     allgather_bottleneck,
     cut_certificate,
     price_certificate,
@@ -50,12 +51,10 @@ from blinkccl.topology.connectivity import beside, reachable
 
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
-#: Data is cut into parts of 1/64 without a thought; longer weights are left for equal ones where these are near.
-LONGEST_WEIGHT = 64
+#: Data is cut into parts of 1/128 without a thought; longer weights are left for equal ones where these are near.
+LONGEST_WEIGHT = 128
 #: Up to so many terminals exact weights are short enough.
 WHOLE_RATE = 8
-#: Among more terminals columns of all trees are not waited for, however far from the optimum equal trees stay.
-SOLVED = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from blinkccl.packing.network import Arc, FlowNetwork, Hops
 LOSS = Fraction(1, 100)
 #: Levels above the fewest hops in which a root reaches all.
 SPARE_LEVELS = 1
+#: Numbers of trees that are tried for being few, and as many for the room that they leave.
+MOST_TRIED = 8
 #: Trees that are looked for at once, at most: 1,024 ranks have two each.
 MOST_AT_ONCE = 2048
 
@@ -69,7 +71,9 @@ def from_roots(
     )
 
 
-def up_and_down(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction]) -> EqualTrees | None:
+def up_and_down(
+    network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]
+) -> EqualTrees | None:
     """At most ``most`` trees in all, each used up to its root and down again, near ``rate``; None as above.
 
     Links must be symmetric: a hop loads both directions alike. ``prices`` prove the rate, and are symmetric too.
@@ -86,8 +90,10 @@ def up_and_down(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping
     )
 
 
-def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction]) -> list[int]:
+def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> list[int]:
     """The numbers of trees, up to ``most``, that links may share out near ``rate``; ``most`` where there are none.
+
+    The least of them, and those that leave most room.
 
     With prices y that prove the rate, k trees cost k·Σ c·y / rate at least, and whole trees on each link at most
     Σ ⌊k·c / near⌋·y.
@@ -98,12 +104,13 @@ def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[
         return []
     cost = sum((network.capacity[arc] * price for arc, price in prices.items()), Fraction(0)) / rate
     near = rate * (1 - LOSS)
-    found = [
-        k
+    room = {
+        k: sum((int(k * network.capacity[arc] / near) * price for arc, price in prices.items()), Fraction(0)) - k * cost
         for k in range(1, most + 1)
-        if sum(int(k * network.capacity[arc] / near) * price for arc, price in prices.items()) >= k * cost
-    ]
-    return found or [most]
+    }
+    fit = [k for k in room if room[k] >= 0]
+    roomy = sorted(fit, key=lambda k: (-room[k] / k, k))[:MOST_TRIED]
+    return [*fit[:MOST_TRIED], *(k for k in sorted(roomy) if k not in fit[:MOST_TRIED])] or [most]
 
 
 def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees | None:
