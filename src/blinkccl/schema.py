@@ -1,16 +1,21 @@
 """The version of the JSON and TOML documents that Blink writes, and how documents of version 1 are read.
 
 Version 1 called gigabytes per second ``gbps``, which everybody else reads as gigabits; since version 2 they are
-``gb_per_s``. Nothing else differs.
+``gb_per_s``. Nothing else differs. Version 3 is that of plans which state their shares by orbits
+(:mod:`blinkccl.forest.turns`); what is not so big is written as version 2, which earlier programs read too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 SCHEMA_VERSION = 2
 #: What readers take.
 READABLE = (1, SCHEMA_VERSION)
+#: Of a plan with ``turns``, and of no other document.
+TURNED_VERSION = 3
+READABLE_PLANS = (*READABLE, TURNED_VERSION)
 
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
@@ -24,14 +29,25 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     return _upgraded(document)
 
 
-def version_fault(version: object) -> str | None:
+def version_fault(version: object, readable: Sequence[int] = READABLE) -> str | None:
     """What to say of a document of a version that nobody here reads; None for others, and for what is no version."""
-    if type(version) is not int or version in READABLE:
+    if type(version) is not int or version in readable:
         return None
     shown = version if abs(version) < 10**9 else "of a bigger number"
+    *others, last = map(str, readable)
     return (
-        f"schema_version {shown}; this blink reads {' and '.join(map(str, READABLE))}: the file was written by "
+        f"schema_version {shown}; this blink reads {', '.join(others)} and {last}: the file was written by "
         "another version of this program"
+    )
+
+
+def turns_fault(plan: dict[str, Any]) -> str | None:
+    """What to say of a plan with ``turns`` that earlier programs would not see, or of one that lacks them."""
+    stated, wanted = "turns" in plan, plan.get("schema_version") == TURNED_VERSION
+    if stated == wanted:
+        return None
+    return "turns: " + (
+        f"missing, with schema_version {TURNED_VERSION}" if wanted else f"expected schema_version {TURNED_VERSION}"
     )
 
 

@@ -19,6 +19,7 @@ from blinkccl.errors import ScheduleError
 from blinkccl.forest.check_bound import refute
 from blinkccl.forest.check_meaning import Block, Requirement, meaning, wrong_ends
 from blinkccl.forest.check_reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, read_network, read_plan
+from blinkccl.forest.check_turns import written_out
 
 #: Kinds of vertices that can be ranks of a job; all others only pass data on.
 _RANK_KINDS = ("gpu", "cpu")
@@ -61,6 +62,7 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
     if violations:
         # Without ranks and ends that exist there is no meaning to compare the shares with.
         return Verdict(violations, None, None, False)
+    read = written_out(read, network)
     items = meaning(read.collective, read.ranks, read.ends)
     walks = [walk_share(share, read.ranks, network, violations) for share in read.shares]
     violations += _coverage(read.shares, walks, items)
@@ -281,19 +283,19 @@ def _loads(plan: ClaimedPlan, network: GivenLinks, violations: list[str]) -> Fra
 
 
 def _wrong_loads(plan: ClaimedPlan, network: GivenLinks, load: dict[Arc, Fraction]) -> Iterator[str]:
-    stated: dict[Arc, int] = {}
-    for i, (u, v, amount, capacity) in enumerate(plan.link_load):
-        where = f"link_load[{i}]: link {u} → {v}"
-        if (u, v) in stated:
+    stated: set[Arc] = set()
+    for row in plan.link_load:
+        where = f"{row.where}: link {row.arc[0]} → {row.arc[1]}"
+        if row.arc in stated:
             yield f"{where} is listed twice"
-        elif (u, v) not in network.capacity:
+        elif row.arc not in network.capacity:
             yield f"{where} does not exist"
         else:
-            if capacity != network.capacity[u, v]:
-                yield f"{where} has capacity {capacity} stated, the topology says {network.capacity[u, v]}"
-            if amount != load.get((u, v), 0):
-                yield f"{where} has load {amount} stated, recomputed {load.get((u, v), 0)}"
-        stated[u, v] = i
+            if row.capacity != network.capacity[row.arc]:
+                yield f"{where} has capacity {row.capacity} stated, the topology says {network.capacity[row.arc]}"
+            if row.load != load.get(row.arc, 0):
+                yield f"{where} has load {row.load} stated, recomputed {load.get(row.arc, 0)}"
+        stated.add(row.arc)
     for u, v in load:
         if (u, v) not in stated:
             yield f"link_load: link {u} → {v} carries {load[u, v]} but is not listed"

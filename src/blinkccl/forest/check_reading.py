@@ -7,7 +7,7 @@ of ``blink plan --json`` and ``blink topo --json``, and imports only the standar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -15,7 +15,7 @@ from math import lcm
 from typing import Any
 
 from blinkccl.errors import ScheduleError
-from blinkccl.schema import READABLE, upgraded
+from blinkccl.schema import READABLE, READABLE_PLANS, turns_fault, upgraded
 
 #: A block as the plan names it: None, a rank's vertex id, or (source, destination).
 Block = int | tuple[int, int] | None
@@ -57,6 +57,16 @@ class PlanShare:
 
 
 @dataclass(frozen=True, slots=True)
+class StatedLoad:
+    """One entry of ``link_load``; ``where`` is its JSON path."""
+
+    where: str
+    arc: Arc
+    load: Fraction
+    capacity: Fraction
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimedProof:
     """The certificate: ``vertices`` is the side or the blocks, ``parts`` the fractions it states."""
 
@@ -68,7 +78,10 @@ class ClaimedProof:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedPlan:
-    """A plan as it stands in the JSON; None where an optional statement is absent."""
+    """A plan as it stands in the JSON; None where an optional statement is absent.
+
+    ``turns`` has the cycles of each; () where every share and every load is stated.
+    """
 
     collective: str
     ends: dict[str, int | None]
@@ -82,13 +95,14 @@ class ClaimedPlan:
     depth: int | None
     trees: int | None
     shares: tuple[PlanShare, ...]
-    link_load: tuple[tuple[int, int, Fraction, Fraction], ...]
+    link_load: tuple[StatedLoad, ...]
+    turns: tuple[tuple[tuple[int, ...], ...], ...]
     network: GivenLinks | None
 
 
 def read_plan(data: object) -> ClaimedPlan:
     """The plan in ``data``; a ScheduleError's message starts with the JSON path of what is missing or misshapen."""
-    plan = upgraded(_versioned(data, "plan"))
+    plan = upgraded(_versioned(data, "plan", READABLE_PLANS))
     shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_typed(plan, "shares", "", list)))
     _workable((share.weight for share in shares), "shares", "weights")
     topology = plan.get("topology")
@@ -106,13 +120,14 @@ def read_plan(data: object) -> ClaimedPlan:
         trees=_optional_int(plan, "trees"),
         shares=shares,
         link_load=tuple(_load(entry, i) for i, entry in enumerate(_typed(plan, "link_load", "", list))),
+        turns=_turns(plan),
         network=None if topology is None else read_network(topology),
     )
 
 
 def read_network(data: object) -> GivenLinks:
     """The topology in ``data``, a JSON object as ``blink topo --json`` prints it; a ScheduleError gives the path."""
-    topology = upgraded(_versioned(data, "topology"))
+    topology = upgraded(_versioned(data, "topology", READABLE))
     kinds: dict[int, str] = {}
     part_of: dict[int, int] = {}
     for i, entry in enumerate(_typed(topology, "vertices", "topology", list)):
@@ -214,15 +229,33 @@ def _price(data: object, index: int) -> tuple[int, int, Fraction]:
     return u, v, parse_fraction(data[2], f"{where}[2]")
 
 
-def _load(data: object, index: int) -> tuple[int, int, Fraction, Fraction]:
+def _load(data: object, index: int) -> StatedLoad:
     where = f"link_load[{index}]"
     entry = _object(data, where)
-    return (
-        _int(entry, "src", where),
-        _int(entry, "dst", where),
-        _fraction(entry, "load", where),
-        _fraction(entry, "capacity", where),
-    )
+    arc = (_int(entry, "src", where), _int(entry, "dst", where))
+    return StatedLoad(where, arc, _fraction(entry, "load", where), _fraction(entry, "capacity", where))
+
+
+def _turns(plan: dict[str, Any]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    fault = turns_fault(plan)
+    if fault is not None:
+        raise ScheduleError(fault)
+    if "turns" not in plan:
+        return ()
+    return tuple(_cycles(turn, f"turns[{i}]") for i, turn in enumerate(_filled(plan, "turns", "")))
+
+
+def _cycles(data: object, where: str) -> tuple[tuple[int, ...], ...]:
+    cycles = _filled(_object(data, where), "cycles", where)
+    return tuple(_ids(cycle, f"{where}.cycles[{i}]", 2) for i, cycle in enumerate(cycles))
+
+
+def _filled(entry: dict[str, Any], key: str, where: str) -> list[Any]:
+    """The field ``key`` where it is a list with something in it."""
+    value: list[Any] = _typed(entry, key, where, list)
+    if not value:
+        raise _expected(_join(where, key), "at least one entry", value)
+    return value
 
 
 def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
@@ -236,11 +269,11 @@ def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
             )
 
 
-def _versioned(data: object, where: str) -> dict[str, Any]:
+def _versioned(data: object, where: str, readable: Sequence[int]) -> dict[str, Any]:
     entry = _object(data, where)
     version = _field(entry, "schema_version", where)
-    if type(version) is not int or version not in READABLE:
-        raise _expected(f"{where}.schema_version", " or ".join(map(str, READABLE)), version)
+    if type(version) is not int or version not in readable:
+        raise _expected(f"{where}.schema_version", " or ".join(map(str, readable)), version)
     return entry
 
 
@@ -295,9 +328,9 @@ def _optional_int(entry: dict[str, Any], key: str) -> int | None:
     return None if entry.get(key) is None else _int(entry, key, "")
 
 
-def _ids(values: object, where: str) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise _expected(where, "an array of vertex ids", values)
+def _ids(values: object, where: str, least: int = 0) -> tuple[int, ...]:
+    if not isinstance(values, list) or len(values) < least:
+        raise _expected(where, f"an array of {f'at least {least} ' if least else ''}vertex ids", values)
     for i, value in enumerate(values):
         if type(value) is not int or not 0 <= value < _MAX_ID:
             raise _expected(f"{where}[{i}]", "a vertex id", value)

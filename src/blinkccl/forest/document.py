@@ -25,7 +25,18 @@ import msgspec
 from blinkccl.collectives.spec import COLLECTIVES, Block, Collective
 from blinkccl.errors import ScheduleError, TopologyError
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Share, Tree
-from blinkccl.schema import SCHEMA_VERSION, upgraded, version_fault
+from blinkccl.forest.orbits import orbits_of
+from blinkccl.forest.turns import read_expanded, read_turns
+from blinkccl.packing.network import Arc
+from blinkccl.schema import (
+    READABLE,
+    READABLE_PLANS,
+    SCHEMA_VERSION,
+    TURNED_VERSION,
+    turns_fault,
+    upgraded,
+    version_fault,
+)
 from blinkccl.topology import json_format
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
@@ -33,6 +44,8 @@ from blinkccl.topology.model import Topology
 #: Limits that no honest plan comes near (1,024 GPUs: 2·10⁶ edges) and that keep nonsense from filling memory.
 MAX_BYTES = 256 * 2**20
 MAX_SHARES = 1_000_000
+#: Of the hops of all shares: in a file without turns a vertex takes at least four bytes.
+MAX_VERTICES = MAX_BYTES // 4
 MAX_DIGITS = 200
 _MAX_COMMON = 10 ** (MAX_DIGITS - 20)
 _WIDTH = 110
@@ -84,6 +97,10 @@ class _Dual(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="d
     cost: _Positive
 
 
+class _Turn(msgspec.Struct, forbid_unknown_fields=True):
+    cycles: Annotated[_Edges, msgspec.Meta(min_length=1)]
+
+
 class _Plan(msgspec.Struct):
     # Unknown fields at the top are let through: the command line adds statements that no forest holds.
     schema_version: int
@@ -99,6 +116,7 @@ class _Plan(msgspec.Struct):
     shares: Annotated[list[_Share], msgspec.Meta(max_length=MAX_SHARES)]
     link_load: list[_Load]
     topology: json_format.TopologyRecord
+    turns: Annotated[list[_Turn], msgspec.Meta(min_length=1)] | None = None
     root: _Id | None = None
     src: _Id | None = None
     dst: _Id | None = None
@@ -114,9 +132,10 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
     same bytes. ScheduleError if a number has more than :data:`MAX_DIGITS` digits, which no reader would take back.
     """
     collective, ranks = forest.collective, forest.ranks
+    orbits = orbits_of(forest)
     ends = {key: getattr(collective, key) for key in ("root", "src", "dst")}
     document: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION if orbits is None else TURNED_VERSION,
         "collective": collective.name,
         **{key: None if rank is None else ranks[rank] for key, rank in ends.items()},
         "algorithm": forest.algorithm,
@@ -129,8 +148,9 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
         "algbw_gb_per_s": forest.algbw_gb_per_s,
         "depth": forest.depth,
         "trees": moving_shares(forest),
-        "shares": [share_document(share) for share in forest.shares],
-        "link_load": _link_load(forest),
+        **({} if orbits is None else {"turns": [{"cycles": list(map(list, turn.cycles))} for turn in orbits.turns]}),
+        "shares": [share_document(share) for share in (forest if orbits is None else orbits).shares],
+        "link_load": _link_load(forest, sorted(forest.link_load) if orbits is None else orbits.links(forest.link_load)),
         "topology": json_format.to_document(forest.topology),
     }
     if plan_seconds is not None:
@@ -169,6 +189,9 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
     ranks = _ranks(plan.ranks, topology)
     shares = tuple(_read_share(share) for share in plan.shares)
     _workable((share.weight for share in shares), "shares", "weights")
+    if plan.turns is not None:
+        turns = read_turns([turn.cycles for turn in plan.turns], ranks, topology.vertex)
+        shares = read_expanded(shares, turns, ranks, MAX_SHARES, MAX_VERTICES)
     return Forest(
         _collective(plan, ranks),
         ranks,
@@ -218,10 +241,13 @@ def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
 def _of_our_version(data: dict[str, Any]) -> dict[str, Any]:
     """``data``; refused before its fields are looked at where another version wrote it."""
     topology = data.get("topology")
-    for where, document in (("", data), ("topology: ", topology)):
-        fault = version_fault(document.get("schema_version")) if isinstance(document, dict) else None
+    for where, document, readable in (("", data, READABLE_PLANS), ("topology: ", topology, READABLE)):
+        fault = version_fault(document.get("schema_version"), readable) if isinstance(document, dict) else None
         if fault is not None:
             raise ScheduleError(where + fault)
+    fault = turns_fault(data)
+    if fault is not None:
+        raise ScheduleError(fault)
     return data
 
 
@@ -246,12 +272,12 @@ def share_document(share: Share) -> dict[str, Any]:
     }
 
 
-def _link_load(forest: Forest) -> list[dict[str, Any]]:
+def _link_load(forest: Forest, links: Iterable[Arc]) -> list[dict[str, Any]]:
     # A wrong plan that was read can be written again: a link that is not there has no capacity.
     capacity = {arc: link.capacity for arc, link in forest.topology.link.items()}
     return [
-        {"src": arc[0], "dst": arc[1], "load": _text(load), "capacity": str(capacity.get(arc, 0))}
-        for arc, load in sorted(forest.link_load.items())
+        {"src": arc[0], "dst": arc[1], "load": _text(forest.link_load[arc]), "capacity": str(capacity.get(arc, 0))}
+        for arc in links
     ]
 
 

@@ -23,11 +23,13 @@ Permutation = tuple[int, ...]
 class Symmetry:
     """``moves`` are a group of automorphisms, the identity first; only it keeps a terminal in its place.
 
-    ``roots`` has one terminal of each orbit, the least.
+    ``roots`` has one terminal of each orbit, the least. ``turns`` generate the group: each move is a product of their
+    powers, in one way.
     """
 
     moves: tuple[Permutation, ...]
     roots: tuple[int, ...]
+    turns: tuple[Permutation, ...]
 
     @cached_property
     def home(self) -> dict[int, tuple[int, Permutation]]:
@@ -40,7 +42,8 @@ def symmetry_of(network: FlowNetwork) -> Symmetry:
     """The largest group of turned digits. Cost: a look at all arcs per pair of a stride and a radix."""
     identity = tuple(range(network.n))
     moves = [identity]
-    for generator, radix in _generators(network):
+    turns = _generators(network)
+    for generator, radix in turns:
         powers = [identity]
         for _ in range(radix - 1):
             powers.append(_after(generator, powers[-1]))
@@ -51,11 +54,11 @@ def symmetry_of(network: FlowNetwork) -> Symmetry:
         if v not in seen:
             roots.append(v)
             seen.update(move[v] for move in moves)
-    return Symmetry(tuple(moves), tuple(roots))
+    return Symmetry(tuple(moves), tuple(roots), tuple(turn for turn, _ in turns))
 
 
 def _after(second: Permutation, first: Sequence[int]) -> Permutation:
-    return tuple(second[v] for v in first)
+    return tuple(map(second.__getitem__, first))
 
 
 def _generators(network: FlowNetwork) -> list[tuple[Permutation, int]]:

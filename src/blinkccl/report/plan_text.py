@@ -336,7 +336,7 @@ def check_text(
 ) -> str:
     """One line per thing that was checked, then the violations, as :class:`blinkccl.advice.audit.Audit` has them."""
     lines = [headline(forest)]
-    if schema_version != SCHEMA_VERSION:
+    if schema_version < SCHEMA_VERSION:
         lines.append(f"        schema_version {schema_version}, of an earlier blink: its gbps are GB/s")
     lines += _checker(forest, verdict, paint, scope)
     lines += _program(program, faults, paint)

@@ -254,7 +254,9 @@ class TestTopologyBesideThePlan:
 #: JSON path → damage to the shape of a plan: unreadable, which is not the same as wrong.
 SHAPES: list[tuple[Callable[[Json], None], str]] = [
     (drop("rate"), "rate: missing"),
-    (put("schema_version", 3), "plan.schema_version: expected 1 or 2, got 3"),
+    (put("schema_version", 4), "plan.schema_version: expected 1 or 2 or 3, got 4"),
+    (put("schema_version", 3), "turns: missing, with schema_version 3"),
+    (put("turns", [{"cycles": [[0, 1]]}]), "turns: expected schema_version 3"),
     (put("collective", "allsum"), "collective: expected one of broadcast, "),
     (put("ranks", "1,4"), "ranks: expected an array, got '1,4'"),
     (put("ranks", 1, True), "ranks[1]: expected a vertex id, got True"),

@@ -1,0 +1,27 @@
+"""Plans that state their shares by orbits, however small they are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from unittest import mock
+
+from blinkccl.forest import orbits
+from blinkccl.forest.document import dumps, to_document
+from blinkccl.forest.model import Forest
+
+
+def turned(forest: Forest) -> dict[str, Any]:
+    """The plan as if it were big: with ``turns`` where the forest is symmetric."""
+    return _written(forest, -1)
+
+
+def flat(forest: Forest) -> dict[str, Any]:
+    """The plan with every share, however big it is."""
+    return _written(forest, 10**12)
+
+
+def _written(forest: Forest, threshold: int) -> dict[str, Any]:
+    with mock.patch.object(orbits, "TURNED_ABOVE", threshold):
+        document: dict[str, Any] = json.loads(dumps(to_document(forest)))
+    return document
