@@ -9,9 +9,10 @@ plan is right and that its bound is proved.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, partial
 from itertools import pairwise
 from math import isclose, lcm
 
@@ -64,7 +65,10 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
         return Verdict(violations, None, None, False)
     read = written_out(read, network)
     items = meaning(read.collective, read.ranks, read.ends)
-    walks = [walk_share(share, read.ranks, network, violations) for share in read.shares]
+    job = frozenset(read.ranks)
+    # Trees have many hops in common.
+    wrong = cache(partial(_wrong_path, job=job, network=network))
+    walks = [walk_share(share, job, wrong, violations) for share in read.shares]
     violations += _coverage(read.shares, walks, items)
     rate = _loads(read, network, violations)
     bound, refuted = refute(read.certificate, read.collective, items, read.ranks, network)
@@ -128,20 +132,19 @@ class Walk:
     depth: int
 
 
-def walk_share(share: PlanShare, ranks: tuple[int, ...], network: GivenLinks, violations: list[str]) -> Walk:
+def walk_share(share: PlanShare, job: frozenset[int], wrong_path: Callable[[Path], str], violations: list[str]) -> Walk:
     """Adds what is wrong with both trees of ``share``; ``senders`` and ``receivers`` map vertices to their parents."""
     if share.weight <= 0:
         violations.append(f"{share.where}.weight: expected a positive fraction, got {share.weight}")
-    if share.root not in ranks:
-        violations.append(f"{share.where}.root: {share.root} is none of the ranks {list(ranks)[:16]}")
+    if share.root not in job:
+        violations.append(f"{share.where}.root: {share.root} is none of the ranks {sorted(job)[:16]}")
         return Walk({}, {}, 0)
-    job = frozenset(ranks)
     depths, trees = [0], []
     for key, edges, up in (("reduce", share.reduce, True), ("broadcast", share.broadcast, False)):
         where = f"{share.where}.{key}"
         hops = []
         for i, path in enumerate(edges or ()):
-            wrong = _wrong_path(path, job, network)
+            wrong = wrong_path(path)
             if wrong:
                 violations.append(f"{where}[{i}]: {wrong}")
             else:
@@ -236,19 +239,19 @@ def _sources(share: PlanShare, walk: Walk, item: Requirement) -> Iterator[str]:
     absent = [s for s in item.sources if s != share.root and s not in walk.senders]
     if absent:
         yield f"{share.where}: the contributions of {absent[:8]} never reach the root {share.root}"
-    relays = dict.fromkeys(walk.senders.values())
-    for vertex in walk.senders:
-        if vertex not in relays and vertex not in item.sources:
-            yield f"{share.where}.reduce: vertex {vertex} sends up, but has nothing to contribute"
+    idle = walk.senders.keys() - walk.senders.values() - frozenset(item.sources)
+    for vertex in sorted(idle):
+        yield f"{share.where}.reduce: vertex {vertex} sends up, but has nothing to contribute"
 
 
 def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Requirement) -> Iterator[str]:
     kept: dict[int, str] = {}
+    keepers = frozenset(item.keepers)
     for share, walk in members:
         # Data of one source is complete wherever it passes on its way up, so it need not come back down.
         passed = [v for v in walk.senders if v not in walk.receivers] if len(item.sources) == 1 else []
         for vertex in (share.root, *walk.receivers, *passed):
-            if vertex not in item.keepers:
+            if vertex not in keepers:
                 continue  # A relay passes on what it does not keep.
             if vertex in kept:
                 yield f"{share.where}: vertex {vertex} gets slice {name} twice, from {kept[vertex]} too"
