@@ -8,7 +8,7 @@ from typing import Any
 
 from blinkccl.errors import ScheduleError, TopologyError, UsageError
 from blinkccl.forest.check import Verdict, check_plan
-from blinkccl.forest.document import from_document
+from blinkccl.forest.document import from_document, without_collection
 from blinkccl.forest.model import Forest
 from blinkccl.report.plan_text import check_text, headline
 from blinkccl.report.text import Paint, plain
@@ -82,6 +82,7 @@ class Audit:
         }
 
 
+@without_collection()
 def audit(
     document: dict[str, Any], topology: Topology | None = None, links: str | None = None, source: str = "plan"
 ) -> Audit:

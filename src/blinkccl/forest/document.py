@@ -159,8 +159,8 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Reading makes objects and no garbage: looking for some took three quarters of the time of a plan of 20 MB."""
+def without_collection() -> Iterator[None]:
+    """For what makes objects and no garbage: looking for some took three quarters of the time to read 20 MB."""
     wanted = gc.isenabled()
     gc.disable()
     try:
@@ -170,7 +170,7 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collection()
+@without_collection()
 def from_document(data: dict[str, Any] | bytes) -> Forest:
     """The forest in a plan's JSON: the object, or its UTF-8 text.
 
@@ -213,7 +213,7 @@ def dumps(document: dict[str, Any]) -> str:
     return _render(document, "") + "\n"
 
 
-@_without_collection()
+@without_collection()
 def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
     """The JSON object in ``raw``, for :func:`from_document` and for the checker, which are to see the same.
 

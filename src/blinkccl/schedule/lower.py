@@ -235,8 +235,12 @@ class _Builder:
 
     def _role(self, index: int, part: int, draft: _Draft) -> Role:
         """The role of a draft that is complete, with its contributions in rank order."""
-        receives = sorted(draft.receives, key=lambda queue: self.queues[queue].src)
-        own_operand_index = sum(self.queues[queue].src < draft.rank for queue in receives) if draft.contributes else 0
+        receives = draft.receives
+        own_operand_index = 0
+        if draft.contributes or len(receives) > 1:
+            receives = sorted(receives, key=lambda queue: self.queues[queue].src)
+        if draft.contributes:
+            own_operand_index = sum(self.queues[queue].src < draft.rank for queue in receives)
         return Role(
             draft.rank,
             part % self.channel_count,
@@ -271,8 +275,9 @@ class _Builder:
                     rank = len(self.forest.ranks) + self.relays.index(piece[-1])
                     receiver = _Draft(rank, "relay", sender.offset + 1)
                     relayed.append(receiver)
-                sender.sends.append(len(self.queues))
-                receiver.receives.append(len(self.queues))
+                number = len(self.queues)  # One object for both: of a million queues they take 30 MB.
+                sender.sends.append(number)
+                receiver.receives.append(number)
                 self.queues.append(Queue(sender.rank, receiver.rank, piece, home))
                 sender = receiver
         return relayed

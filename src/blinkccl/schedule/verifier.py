@@ -8,13 +8,14 @@ one symbolic pass over sets of contributing ranks covers who holds what, and the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import VerificationError
+from blinkccl.forest.model import Path
 from blinkccl.schedule.chunking import Placement, placements
 from blinkccl.schedule.liveness import liveness_fault
 from blinkccl.schedule.program import Program, Queue, Role
@@ -193,6 +194,12 @@ class _Propagation:
         role = self.program.roles[index]
         block = self.program.slices[role.slice].block
         place = self.placements[block]
+        if len(role.receives) == 1 and not (role.contributes or role.completes):  # It only passes on, as most do.
+            value = self.values[self.sender[role.receives[0], index]]
+            assert value is not None
+            if role.keeps:
+                self._keep(index, role, value.ranks, value.completed, block, place)
+            return value
         ranks, completed = 0, False
         if role.contributes:
             if role.rank not in place.sources:
@@ -298,24 +305,39 @@ def _overwrite_faults(program: Program) -> Iterator[str]:
             )
 
 
-def _home_faults(index: int, queue: Queue, topology: Topology) -> Iterator[str]:
+def _way_faults(queue: Queue, topology: Topology, job: Collection[int]) -> Iterator[str]:
+    """What is wrong with the path and the home of a queue whose ends are right."""
+    if queue.home not in queue.path:
+        yield f"its home {queue.home} is not on its path {list(queue.path)}"
+    elif all(pair in topology.link for pair in itertools.pairwise(queue.path)):
+        yield from _home_faults(queue, topology)
+    yield from _crossed_ranks(queue, job)
+
+
+def _crossed_ranks(queue: Queue, job: Collection[int]) -> Iterator[str]:
+    for vertex in queue.path[1:-1]:
+        if vertex in job:
+            yield f"path {list(queue.path)} passes through vertex {vertex}, a rank of the job"
+
+
+def _home_faults(queue: Queue, topology: Topology) -> Iterator[str]:
     """Memories on the way of a queue that are not its home, and homes that keep nothing."""
     if topology.vertex[queue.home].kind in ("switch", "nic"):
         home = topology.vertex[queue.home]
-        yield f"queue {index}: its home {home.label} is a {home.kind}, which forwards packets and keeps none"
+        yield f"its home {home.label} is a {home.kind}, which forwards packets and keeps none"
     for number, leg in enumerate(queue.legs):
         moved = "read" if number == 1 or queue.home == queue.path[0] else "write"
         for pair in itertools.pairwise(leg):
             by = topology.link[pair].by
             if by not in ("", moved):
                 yield (
-                    f"queue {index}: its messages lie with {topology.vertex[queue.home].label}, so link {pair[0]} → "
+                    f"its messages lie with {topology.vertex[queue.home].label}, so link {pair[0]} → "
                     f"{pair[1]} is crossed by a {moved}, but the plan counts on its capacity for a {by}"
                 )
         at = memory_inside(topology, leg)
         if at is not None:
             yield (
-                f"queue {index}: what crosses the memory of {topology.vertex[at].label} on the way {list(leg)} has to "
+                f"what crosses the memory of {topology.vertex[at].label} on the way {list(leg)} has to "
                 f"be stored there, but its messages lie in that of {topology.vertex[queue.home].label}"
             )
 
@@ -330,25 +352,30 @@ def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
     for role in program.roles:
         for index in role.sends:
             sent[index] += scaled[role.slice]
-    load: dict[tuple[int, int], int] = {}
-    ranks = dict.fromkeys(program.ranks)
+    job = frozenset(program.ranks)
+    vertices = program.vertices
+    # Many queues lie on one path: it is looked at once.
+    carried_on: dict[Path, int] = {}
+    right: set[tuple[Path, int]] = set()
     for index, queue in enumerate(program.queues):
         path = queue.path
-        src, dst = program.vertices[queue.src], program.vertices[queue.dst]
+        src, dst = vertices[queue.src], vertices[queue.dst]
+        carried_on[path] = carried_on.get(path, 0) + sent[index]
         if len(path) < 2 or path[0] != src or path[-1] != dst:
             yield (
                 f"queue {index} from rank {queue.src} to rank {queue.dst} lies on path {list(path)}, which "
                 f"must lead from vertex {src} to vertex {dst}"
             )
-        elif queue.home not in path:
-            yield f"queue {index}: its home {queue.home} is not on its path {list(path)}"
-        elif all(pair in topology.link for pair in itertools.pairwise(path)):
-            yield from _home_faults(index, queue, topology)
-        for vertex in path[1:-1]:
-            if vertex in ranks:
-                yield f"queue {index}: path {list(path)} passes through vertex {vertex}, a rank of the job"
+            yield from (f"queue {index}: {fault}" for fault in _crossed_ranks(queue, job))
+        elif (path, queue.home) not in right:
+            faults = [f"queue {index}: {fault}" for fault in _way_faults(queue, topology, job)]
+            yield from faults
+            if not faults:
+                right.add((path, queue.home))
+    load: dict[tuple[int, int], int] = {}
+    for path, amount in carried_on.items():
         for arc in itertools.pairwise(path):
-            load[arc] = load.get(arc, 0) + sent[index]
+            load[arc] = load.get(arc, 0) + amount
     for (src, dst), carried in sorted(load.items()):
         link = topology.link.get((src, dst))
         if link is None:
