@@ -162,7 +162,13 @@ class _Propagation:
         self.program = program
         self.placements = placements(program.collective)
         self.full = {block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()}
-        self.sender = {(arc.queue, arc.head): arc.tail for arc in wiring.data}
+        self.wiring = wiring
+        # Who sends into each queue; where that are several, -1, and whose message each receiver takes. A dictionary of
+        # all would have a million entries of what is nearly always one.
+        self.only = [-2] * len(program.queues)
+        for arc in wiring.data:
+            self.only[arc.queue] = arc.tail if self.only[arc.queue] == -2 else -1
+        self.sender = {(arc.queue, arc.head): arc.tail for arc in wiring.data if self.only[arc.queue] == -1}
         self.found: list[str] = []
         self.writer: dict[tuple[int, int], int] = {}
         self.values: list[_Value | None] = [None] * len(program.roles)
@@ -179,24 +185,30 @@ class _Propagation:
         """Roles in the order of the data, senders first; those that wait for each other are left out."""
         roles = self.program.roles
         waiting = [len(role.receives) for role in roles]
-        followers: list[list[int]] = [[] for _ in roles]
-        for (_, head), tail in self.sender.items():
-            followers[tail].append(head)
+        followers: dict[int, list[int]] = {}
+        for arc in self.wiring.data:
+            followers.setdefault(arc.tail, []).append(arc.head)
         order = [index for index, count in enumerate(waiting) if count == 0]
         for index in order:
-            for head in followers[index]:
+            for head in followers.get(index, ()):
                 waiting[head] -= 1
                 if waiting[head] == 0:
                     order.append(head)
         return order
+
+    def _message(self, queue: int, index: int) -> _Value:
+        """What role ``index`` receives from ``queue``."""
+        tail = self.only[queue]
+        message = self.values[tail if tail >= 0 else self.sender[queue, index]]
+        assert message is not None
+        return message
 
     def _fire(self, index: int) -> _Value:
         role = self.program.roles[index]
         block = self.program.slices[role.slice].block
         place = self.placements[block]
         if len(role.receives) == 1 and not (role.contributes or role.completes):  # It only passes on, as most do.
-            value = self.values[self.sender[role.receives[0], index]]
-            assert value is not None
+            value = self._message(role.receives[0], index)
             if role.keeps:
                 self._keep(index, role, value.ranks, value.completed, block, place)
             return value
@@ -206,8 +218,7 @@ class _Propagation:
                 self._fault(index, f"wrong block: it contributes its own {_block(block)}, but has none")
             ranks = 1 << role.rank
         for queue in role.receives:
-            message = self.values[self.sender[queue, index]]
-            assert message is not None
+            message = self._message(queue, index)
             if ranks & message.ranks:
                 self._fault(
                     index,

@@ -10,7 +10,7 @@ before, with their offset lowered by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,13 +53,11 @@ def name_role(program: Program, index: int) -> str:
 
 def connect(program: Program) -> Wiring:
     """Pairs every send with its receive. Indexes in the program must be valid."""
-    senders: list[list[int]] = [[] for _ in program.queues]
-    receivers: list[list[int]] = [[] for _ in program.queues]
-    for index, role in enumerate(program.roles):
-        for queue in role.sends:
-            senders[queue].append(index)
-        for queue in role.receives:
-            receivers[queue].append(index)
+    count = len(program.queues)
+    senders, receivers = (
+        _ends(count, (r.sends for r in program.roles)),
+        _ends(count, (r.receives for r in program.roles)),
+    )
     arcs: list[Arc] = []
     faults: list[str] = []
     for queue, ends in enumerate(program.queues):
@@ -83,7 +81,20 @@ def connect(program: Program) -> Wiring:
     return Wiring(tuple(arcs), tuple(faults))
 
 
-def _misfit(program: Program, queue: int, senders: list[int], receivers: list[int]) -> str | None:
+def _ends(count: int, sides: Iterable[tuple[int, ...]]) -> list[Sequence[int]]:
+    """For each queue the roles at one of its ends, in order: nearly always one, so lists are only made for more."""
+    ends: list[Sequence[int]] = [()] * count
+    for index, queues in enumerate(sides):
+        for queue in queues:
+            there = ends[queue]
+            if isinstance(there, list):
+                there.append(index)
+            else:
+                ends[queue] = [*there, index] if there else (index,)
+    return ends
+
+
+def _misfit(program: Program, queue: int, senders: Sequence[int], receivers: Sequence[int]) -> str | None:
     """Why the two ends of a queue do not fit, or None."""
     roles = program.roles
     src, dst = program.queues[queue].src, program.queues[queue].dst
@@ -100,7 +111,7 @@ def _misfit(program: Program, queue: int, senders: list[int], receivers: list[in
         return f"{named} starves: it receives from {where}, and no step of rank {src} sends to it"
     if not senders:
         return f"{where} is used by no step"
-    channels = dict.fromkeys(sorted(roles[i].channel for i in senders + receivers))
+    channels = dict.fromkeys(sorted(roles[i].channel for i in (*senders, *receivers)))
     if len(channels) > 1:
         return f"{where} is shared by channels {', '.join(map(str, channels))}; a queue belongs to one channel"
     return _disorder(program, where, _cycle(program, senders), _cycle(program, receivers))
@@ -130,7 +141,7 @@ def _disorder(
     return None
 
 
-def _cycle(program: Program, ends: list[int]) -> list[tuple[int, int]]:
+def _cycle(program: Program, ends: Sequence[int]) -> list[tuple[int, int]]:
     """The roles at one end in the order of a tick, read from the one that fires first, with their offsets."""
     roles = program.roles
     if len(ends) == 1:
@@ -140,7 +151,7 @@ def _cycle(program: Program, ends: list[int]) -> list[tuple[int, int]]:
     return [(i, roles[i].offset) for i in order[first:]] + [(i, roles[i].offset - 1) for i in order[:first]]
 
 
-def _arcs(program: Program, queue: int, senders: list[int], receivers: list[int]) -> Iterator[Arc]:
+def _arcs(program: Program, queue: int, senders: Sequence[int], receivers: Sequence[int]) -> Iterator[Arc]:
     """Data and credit arcs of a queue whose ends fit.
 
     With m messages per tick, the i-th needs the slot of the message ``slots`` places before it: the
