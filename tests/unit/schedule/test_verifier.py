@@ -11,11 +11,15 @@ import pytest
 from small_forests import chain_allreduce, clique, one_shot_allreduce, ring_allreduce
 
 from blinkccl.errors import VerificationError
+from blinkccl.schedule import liveness, verifier
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program, Queue, Role
 from blinkccl.schedule.verifier import verify, violations
+from blinkccl.topology.memories import memory_inside
+from blinkccl.topology.model import Topology
 from support.faults import FAULTS
 from support.forests import random_forest
+from support.planned import plan
 from support.programs import random_program
 
 CHAIN = lower(chain_allreduce(), slots=1)
@@ -265,4 +269,32 @@ def test_a_role_without_a_rank_of_its_own_body_is_named_by_step() -> None:
     assert any(
         "rank 0, channel 0, step 2 (root of share 0): it completes the reduction without" in text
         for text in violations(program, TOPOLOGY)
+    )
+
+
+def test_no_graph_is_searched_where_the_order_of_roles_shows_that_nothing_deadlocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(liveness, "_cycle", None)  # A call would fail.
+    for slots in (1, 2):
+        forest = random_forest(Random(slots))
+        assert violations(lower(forest, slots=slots), forest.topology) == []
+
+
+def test_a_path_is_looked_at_once_while_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    forest = plan("optimal", "2x dgx-a100", None, "allgather")
+    program = lower(forest)
+    looked: list[tuple[int, ...]] = []
+
+    def counted(topology: Topology, path: tuple[int, ...]) -> int | None:
+        looked.append(path)
+        return memory_inside(topology, path)
+
+    monkeypatch.setattr(verifier, "memory_inside", counted)
+    assert violations(program, forest.topology) == []
+    assert sorted(looked) == sorted({queue.path for queue in program.queues})
+    assert len(looked) < len(program.queues)
+    wrong = replace(program, queues=tuple(replace(queue, home=-1) for queue in program.queues))
+    assert sum("its home -1 is not on its path" in text for text in violations(wrong, forest.topology)) == len(
+        program.queues
     )
