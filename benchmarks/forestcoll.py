@@ -277,7 +277,7 @@ def rate_text(half: Answer) -> str:
     if "over" in half:
         return ""
     (answer,) = half["answers"]
-    return f"{answer['optimum']}{'' if answer['proved'] else ' (no proof)'}"
+    return answer["optimum"] + ("" if answer["reached"] == 1 else f" ({answer['reached']:.2%} reached)")
 
 
 def ratio_text(theirs: Answer, ours: Answer, ranks: int) -> str:

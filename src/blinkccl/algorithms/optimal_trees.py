@@ -49,6 +49,8 @@ from blinkccl.packing.templates import (
 from blinkccl.packing.two_trees import two_trees
 from blinkccl.topology.connectivity import beside, reachable
 
+#: Levels that are tried one after the other for templates, each a linear program.
+MORE_LEVELS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
 #: Data is cut into parts of 1/128 without a thought; longer weights are left for equal ones where these are near.
@@ -254,7 +256,7 @@ def _from_templates(
     symmetry = symmetry_of(network)
     moving = pack_templates(network, symmetry, rate, _familiar_templates(network, symmetry, groups))
     deepest = max(hops_deep(root, breadth_first(root, tree)) for root, _, tree in moving.templates)
-    for levels in range(shallow, deepest) if moving.rate == rate else ():
+    for levels in range(shallow, min(deepest, shallow + MORE_LEVELS)) if moving.rate == rate else ():
         found = shallow_templates(network, symmetry, rate, levels, least=Fraction(1))
         if found is not None:
             moving = found

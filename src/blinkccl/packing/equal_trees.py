@@ -93,7 +93,7 @@ def up_and_down(
 def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> list[int]:
     """The numbers of trees, up to ``most``, that links may share out near ``rate``; ``most`` where there are none.
 
-    The least of them, and those that leave most room.
+    The least of them, and those that leave most room, the largest of such as leave the same.
 
     With prices y that prove the rate, k trees cost k·Σ c·y / rate at least, and whole trees on each link at most
     Σ ⌊k·c / near⌋·y.
@@ -109,7 +109,7 @@ def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[
         for k in range(1, most + 1)
     }
     fit = [k for k in room if room[k] >= 0]
-    roomy = sorted(fit, key=lambda k: (-room[k] / k, k))[:MOST_TRIED]
+    roomy = sorted(fit, key=lambda k: (-room[k] / k, -k))[:MOST_TRIED]
     return [*fit[:MOST_TRIED], *(k for k in sorted(roomy) if k not in fit[:MOST_TRIED])] or [most]
 
 
