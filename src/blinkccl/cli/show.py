@@ -32,8 +32,8 @@ name given to -o chooses what is written: .html (one file that needs no network)
 text on standard output.
 """
 
-#: Plans with more steps are not checked before they are shown: that takes longer than a person waits.
-MOST_CHECKED_STEPS = 40_000
+#: Plans with more hops are not checked before they are shown: that takes longer than a person waits.
+MOST_CHECKED_HOPS = 40_000
 
 
 def show(
@@ -91,7 +91,7 @@ def _exhibit(what: str, spec: str | None, gpus: str | None, size: str) -> Exhibi
     machine = None if spec is None else arguments.load(spec)[0]
     source = console.source_name(path)
     if "shares" in document:
-        return _of_plan(document, content, machine, source, size)
+        return _of_plan(document, machine, source, size)
     from blinkccl.advice.show_results import of_result
 
     try:
@@ -135,15 +135,15 @@ def _topology(what: str, content: bytes | None, gpus: str | None) -> Topology:
     return network_for(topology, parse_gpus(gpus, topology), "all", stored=False)
 
 
-def _of_plan(document: dict[str, Any], content: bytes, machine: Topology | None, source: str, size: str) -> Exhibit:
+def _of_plan(document: dict[str, Any], machine: Topology | None, source: str, size: str) -> Exhibit:
     """The exhibit of a plan; ends with code 1 where it states what is not so."""
     from blinkccl.advice.audit import audit
     from blinkccl.advice.show import of_plan, shape_fault
-    from blinkccl.forest.document import from_document
+    from blinkccl.forest.document import from_document, stated_hops
     from blinkccl.simulate.run import parse_size
 
     size_bytes = parse_size("--size", size)
-    if content.count(b"],") > MOST_CHECKED_STEPS:
+    if stated_hops(document) > MOST_CHECKED_HOPS:
         try:
             forest = from_document(document)
         except ScheduleError as error:

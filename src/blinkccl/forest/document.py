@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from fractions import Fraction
-from math import lcm
+from math import lcm, prod
 from typing import Annotated, Any
 
 import msgspec
@@ -202,6 +202,17 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
         Fraction(plan.rate),
         _read_certificate(plan.certificate),
     )
+
+
+def stated_hops(document: dict[str, Any]) -> int:
+    """Hops of all trees that a plan states, images of turned shares included; 0 where its shape is not a plan's."""
+    try:
+        images = prod(max(map(len, turn["cycles"])) for turn in document.get("turns", ()))
+        return images * sum(
+            len(share[stage] or ()) for share in document["shares"] for stage in ("reduce", "broadcast")
+        )
+    except (TypeError, LookupError, ValueError):
+        return 0  # whoever reads it says what is wrong
 
 
 def moving_shares(forest: Forest) -> int:

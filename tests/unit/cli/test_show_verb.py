@@ -140,7 +140,7 @@ def test_a_plan_that_is_not_what_it_says_is_not_shown(blink, planned, tmp_path):
 
 
 def test_a_large_plan_is_looked_through_and_not_checked(blink, planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(show, "MOST_CHECKED_STEPS", 2)
+    monkeypatch.setattr(show, "MOST_CHECKED_HOPS", 2)
     ended = blink("show", planned, "-o", tmp_path / "x.html")
     assert ended.code == 0
     assert "is too large to be checked on the way: blink check" in ended.err

@@ -15,7 +15,8 @@ from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.errors import ScheduleError
 from blinkccl.forest import check_turns, document, turns
 from blinkccl.forest.check import check_plan
-from blinkccl.forest.document import dumps, from_document, to_document
+from blinkccl.forest.document import dumps, from_document, stated_hops, to_document
+from blinkccl.forest.model import Forest
 from support.planned import asked, plan
 from support.turned import flat, turned
 
@@ -50,6 +51,20 @@ def test_vertices_and_shares_of_one_orbit_are_told_in_the_example_of_a_ring() ->
     assert third.broadcast is not None
     assert first.broadcast is not None
     assert third.broadcast.edges == tuple(tuple((v + 2) % 6 for v in path) for path in first.broadcast.edges)
+
+
+@pytest.mark.parametrize("forest", [RING, SERVERS, plan("optimal", "dgx-1v", None, "allreduce")])
+def test_hops_are_counted_as_if_all_were_stated(forest: Forest) -> None:
+    hops = sum(len(tree.edges) for share in forest.shares for tree in share.trees())
+    assert stated_hops(turned(forest)) == stated_hops(flat(forest)) == hops
+
+
+@pytest.mark.parametrize(
+    "change", [{"turns": 3}, {"turns": [{}]}, {"turns": [{"cycles": []}]}, {"shares": [{}]}, {"shares": 1}]
+)
+def test_hops_of_what_is_no_plan_are_none(change: Json) -> None:
+    assert stated_hops({**turned(SERVERS), **change}) == 0
+    assert stated_hops({}) == 0
 
 
 @pytest.mark.parametrize(("spec", "collective"), [("chain:5", "allgather"), ("dgx-2", "broadcast")])
