@@ -244,14 +244,14 @@ def _through_transit(
     proof = halves_proof(network)
     if proof is not None:
         return _two_halves(network, groups), proof.prices, proof.bound
-    near = near_optimum(network) if objective != "exact" else None
+    near = near_optimum(network) if objective == "shallow" else None
     if near is not None:
         narrow, equal = near
         return [_both_ways(*tree) for tree in equal.trees], narrow.prices, narrow.bound
     pairs = pairs_of_trees(network)
     if network.symmetric and pairs.bound == half_of_allgather(network):
         return _two_halves(network, groups), pairs.prices, pairs.bound
-    drafts = _equal_trees(network, pairs.rate, pairs.prices) if objective != "exact" else None
+    drafts = _equal_trees(network, pairs.rate, pairs.prices) if objective == "shallow" else None
     if drafts is not None:
         return drafts, pairs.prices, pairs.bound
     if network.symmetric and network.terminals > SEARCHED:

@@ -221,7 +221,7 @@ def _every_with_transit(
     shallow = max(map(network.hop_eccentricity, symmetry_of(network).roots)) + equal_trees.SPARE_LEVELS
     moved = _from_templates(network, rate, side, shallow, groups) if len(symmetry_of(network).moves) > 1 else None
     short = moved is not None and moved.longest_weight <= LONGEST_WEIGHT
-    if objective != "exact" and not (moved and short and moved.depth <= shallow):
+    if objective == "shallow" and not (moved and short and moved.depth <= shallow):
         most = max(MOST_PER_ROOT, min(2 * MOST_PER_ROOT, 256 // network.terminals))
         equal = equal_trees.from_roots(network, roots, rate, most, side)
         # A level more is a fair price for weights that chunks can have.

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.bounds import reduce_broadcast_packing, undirected_hops_packing
+from blinkccl.algorithms.optimal_trees import every_root
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.errors import PackingError, UnsupportedError, UsageError
 from blinkccl.packing import equal_trees, native_flows
@@ -204,6 +205,23 @@ def test_who_has_no_trees_to_choose() -> None:
         plan("ring", "dgx-1v", None, "allreduce", max_trees=2)
     with pytest.raises(UsageError, match="at least 1"):
         plan("optimal", "dgx-1v", None, "allreduce", max_trees=0)
+
+
+@pytest.mark.parametrize("objective", ["least-depth", "fewest-trees", "exact"])
+def test_only_the_default_objective_may_miss_a_hundredth(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stars, which miss half of one: rank 0 has a narrow way out, over which its own block must go but once."""
+    ports = [(v, 10, 199 if v == 0 else 200) for v in range(10)] + [(10, v, 200) for v in range(10)]
+    network, groups = FlowNetwork(11, 10, tuple(sorted(ports))), (tuple(range(10)),)
+    stars = [(root, Fraction(1), tuple((root, 10, v) for v in range(10) if v != root)) for root in range(10)]
+    monkeypatch.setattr(equal_trees, "from_roots", lambda *_: EqualTrees(Fraction(199, 9), tuple(stars)))
+    every_root.cache_clear()
+    assert every_root(network, "shallow", groups).depth == 1
+    if objective == "exact":
+        assert every_root(network, objective, groups).depth > 1
+    else:
+        with pytest.raises(UnsupportedError, match=objective):
+            every_root(network, objective, groups)
+    every_root.cache_clear()
 
 
 def test_hops_to_the_farthest() -> None:
