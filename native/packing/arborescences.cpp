@@ -68,7 +68,6 @@ struct blink_packer {
   }
 
   const std::vector<std::unique_ptr<Group>>& trees() const { return done_; }
-  Units placed() const { return placed_; }
   Vertex tail(Arc arc) const { return tail_[arc]; }
   Vertex head(Arc arc) const { return head_[arc]; }
 
@@ -87,7 +86,6 @@ struct blink_packer {
     const Choice best = best_arc(*group);
     if (best.arc < 0) return false;
     residual_[best.arc] -= best.amount;
-    placed_ += best.amount;
     if (best.amount < group->multiplicity) {
       open_.push_back(std::make_unique<Group>(*group));
       open_.back()->multiplicity -= best.amount;
@@ -182,7 +180,6 @@ struct blink_packer {
   std::vector<Units> residual_;
   std::vector<std::vector<Arc>> leaving_;
   std::vector<std::unique_ptr<Group>> open_, done_;
-  Units placed_ = 0;
   FlowGraph probe_;
   std::vector<const Group*> others_;
   std::vector<Units> empty_;
@@ -208,8 +205,6 @@ extern "C" int blink_packer_run(blink_packer* packer, double seconds) {
 extern "C" int64_t blink_packer_trees(const blink_packer* packer) {
   return static_cast<int64_t>(packer->trees().size());
 }
-
-extern "C" int64_t blink_packer_placed(const blink_packer* packer) { return packer->placed(); }
 
 extern "C" void blink_packer_read(const blink_packer* packer, int32_t* root, int64_t* multiplicity, int32_t* arcs) {
   for (const auto& tree : packer->trees()) {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as c
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +24,7 @@ INFINITE = HEADER.constants["BLINK_PACKING_INFINITE"]
 #: Sums of finite capacities stay below.
 LIMIT = INFINITE // 2
 _DONE, _GOES_ON, _NO_MEMORY = (HEADER.constants[f"BLINK_PACKING_{name}"] for name in ("DONE", "GOES_ON", "NO_MEMORY"))
-#: Seconds between two looks at signals and progress.
+#: Seconds between two looks at signals: Ctrl-C waits for no longer.
 SLICE_S = 0.2
 
 
@@ -101,12 +101,10 @@ def can_hold(units: int) -> bool:
     return units < LIMIT and load() is not None
 
 
-def pack(
-    network: FlowNetwork, demand: Mapping[int, int], few: bool, progress: Callable[[float], None] | None = None
-) -> list[tuple[int, int, tuple[Arc, ...]]] | None:
+def pack(network: FlowNetwork, demand: Mapping[int, int], few: bool) -> list[tuple[int, int, tuple[Arc, ...]]] | None:
     """``(root, multiplicity, arcs)`` of trees as :func:`~blinkccl.packing.integral.pack_arborescences` finds them.
 
-    None if they do not fit. ``progress`` is told the part that is done, now and then.
+    None if they do not fit.
     """
     library = load()
     assert library is not None
@@ -117,8 +115,7 @@ def pack(
         raise MemoryError
     try:
         while (code := library.blink_packer_run(packer, c.c_double(SLICE_S))) == _GOES_ON:
-            if progress is not None:
-                progress(library.blink_packer_placed(packer) / (sum(wanted) * (network.n - 1)))
+            pass  # a look at signals
         if code == _NO_MEMORY:
             raise MemoryError
         return _trees(library, packer, network.n) if code == _DONE else None

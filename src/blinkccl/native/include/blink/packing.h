@@ -47,9 +47,8 @@ int blink_all_reach(const blink_arcs *arcs, int64_t terminals, int64_t joined, i
 blink_packer *blink_packer_new(const blink_arcs *arcs, const int64_t *demand, int few);
 // Goes on for about so long: DONE, GOES_ON, DOES_NOT_FIT or NO_MEMORY.
 int blink_packer_run(blink_packer *packer, double seconds);
-// Trees that are ready, and how many of all trees' arcs are placed (of demand × (vertices − 1)).
+// How many trees are ready.
 int64_t blink_packer_trees(const blink_packer *packer);
-int64_t blink_packer_placed(const blink_packer *packer);
 // The trees: root and multiplicity of each, and the tail and head of its (vertices − 1) arcs.
 void blink_packer_read(const blink_packer *packer, int32_t *root, int64_t *multiplicity, int32_t *arcs);
 void blink_packer_free(blink_packer *packer);
