@@ -51,7 +51,6 @@ from blinkccl.algorithms.optimal_trees import (
     Groups,
     depth_of,
     every_root,
-    hops_deep,
     link_classes,
     moved_trees,
     refuse_unproved,
@@ -70,7 +69,7 @@ from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded, whole_weights
-from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first
+from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import column_of, loads_of
 from blinkccl.packing.shallow import choose, tree_columns
 from blinkccl.packing.symmetry import symmetry_of

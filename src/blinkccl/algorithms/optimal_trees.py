@@ -34,7 +34,7 @@ from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import rounded, whole_weights
-from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first
+from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import cheapest_hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
 from blinkccl.packing.symmetry import Symmetry, symmetry_of
@@ -304,14 +304,6 @@ def servers_of(view: RankNetwork) -> Groups:
     """The network's terminals by server, in the order of the ranks."""
     ranks = view.ids[: view.network.terminals]
     return tuple(tuple(ranks.index(rank) for rank in group) for group in by_server(view.topology, ranks))
-
-
-def hops_deep(root: int, hops: Hops) -> int:
-    """Hops from ``root`` to the deepest terminal of an out-tree whose parents come before their children."""
-    depth = {root: 0}
-    for hop in hops:
-        depth[hop[-1]] = depth[hop[0]] + 1
-    return max(depth.values())
 
 
 def depth_of(tree: Arborescence) -> int:

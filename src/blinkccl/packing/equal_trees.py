@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from blinkccl.packing.network import Arc, FlowNetwork, Hops
+from blinkccl.packing.network import Arc, FlowNetwork, Hops, hops_deep
 
 #: How much of the rate may be missing.
 LOSS = Fraction(1, 100)
@@ -40,13 +40,7 @@ class EqualTrees:
     @property
     def depth(self) -> int:
         """The most hops from a root to a terminal."""
-        deepest = 0
-        for root, _, hops in self.trees:
-            depth = {root: 0}
-            for hop in hops:
-                depth[hop[-1]] = depth[hop[0]] + 1
-            deepest = max(deepest, *depth.values())
-        return deepest
+        return max(hops_deep(root, hops) for root, _, hops in self.trees)
 
 
 def from_roots(

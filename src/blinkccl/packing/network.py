@@ -31,6 +31,14 @@ def followed(parent: Mapping[int, int], start: int, end: int) -> list[int]:
     return path
 
 
+def hops_deep(root: int, hops: Hops) -> int:
+    """Hops from ``root`` to the deepest terminal of an out-tree whose parents come before their children."""
+    depth = {root: 0}
+    for hop in hops:
+        depth[hop[-1]] = depth[hop[0]] + 1
+    return max(depth.values())
+
+
 def breadth_first(root: int, hops: Sequence[Way]) -> tuple[Way, ...]:
     """Hops of an out-tree level by level, children ascending; of a cycle more come out than went in."""
     below: dict[int, list[Way]] = {}
