@@ -86,7 +86,7 @@ def plan(request: Request) -> Forest:
         If the objective is not served here: see :func:`optimal_trees.refuse_unproved`.
     """
     name = request.collective.name
-    if name in FLOWS and request.objective != "shallow":
+    if name in FLOWS and request.objective not in ("shallow", "exact"):
         raise UnsupportedError(f"--{request.objective} is for trees; {name} sends along paths of a maximum flow")
     if name in FLOWS and request.max_trees is not None:
         raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
@@ -99,7 +99,8 @@ def _with_few_trees(request: Request, best: Forest, most: int) -> Forest:
     view = rank_network_of(request.network, request.ranks)
     if _trees_per_block(best) <= most:
         return best
-    if view.network.switchless:
+    # A search for fewest trees is there where links join ranks directly, of an allreduce both ways alike.
+    if view.network.switchless and (view.network.symmetric or request.collective.name != "allreduce"):
         fewest = PLANS[request.collective.name](replace(request, objective="fewest-trees"), view)
         if _trees_per_block(fewest) <= most:
             return fewest

@@ -203,6 +203,8 @@ def test_who_has_no_trees_to_choose() -> None:
         plan("optimal", "dgx-1v", None, "gather", root=0, max_trees=2)
     with pytest.raises(UnsupportedError, match="trees are given"):
         plan("ring", "dgx-1v", None, "allreduce", max_trees=2)
+    with pytest.raises(UnsupportedError, match="as wide one way as the other"):
+        plan("optimal", "oneway:5", None, "allreduce", max_trees=1)
     with pytest.raises(UsageError, match="at least 1"):
         plan("optimal", "dgx-1v", None, "allreduce", max_trees=0)
 
@@ -222,6 +224,10 @@ def test_only_the_default_objective_may_miss_a_hundredth(objective: str, monkeyp
         with pytest.raises(UnsupportedError, match=objective):
             every_root(network, objective, groups)
     every_root.cache_clear()
+
+
+def test_flows_are_always_exact() -> None:
+    assert plan("optimal", "dgx-1v", None, "gather", objective="exact").optimal
 
 
 def test_hops_to_the_farthest() -> None:
