@@ -1,4 +1,4 @@
-"""The exact optimum of every collective on every topology, with its proof.
+"""The optimum of every collective on every topology, with its proof.
 
 ===========================  =======================================================================
 broadcast, reduce            arborescences that fill a minimum cut (Edmonds 1973)
@@ -13,7 +13,10 @@ Without transit vertices everything but alltoall is combinatorial and integral: 
 an optimum p/q, but for AllReduce among pairs that are joined alike, where every rank has a star of 1/N. Trees are made
 shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
 With transit (switches, NICs, hosts) trees over ranks are priced by their cheapest unicast hops, which is exact
-whether or not a switch is balanced; clusters of equal servers need only one rank's trees, rotated.
+whether or not a switch is balanced; clusters of equal servers need only one rank's trees, rotated. Where ranks are
+many and not alike (AllGather and ReduceScatter from 9 on, AllReduce from 17), exact weights have dozens of digits:
+there the default takes trees of equal weight that are within a hundredth of the bound, which is proved as ever, and
+from 65 ranks on the best of them that are found. ``exact`` has the optimum itself, however long that takes.
 """
 
 from __future__ import annotations
@@ -78,12 +81,12 @@ from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, re
 
 
 def plan(request: Request) -> Forest:
-    """The optimal forest; ``rate == bound`` wherever the bound's proof is attained, which is stated there.
+    """The optimal forest, with its bound and proof; ``rate == bound`` but for what this module's text says.
 
     Raises
     ------
     UnsupportedError
-        If the objective is not served here: see :func:`optimal_trees.refuse_unproved`.
+        If the objective is not served here: see :func:`optimal_trees.refuse_unproved`; if ``max_trees`` cannot be.
     """
     name = request.collective.name
     if name in FLOWS and request.objective not in ("shallow", "exact"):

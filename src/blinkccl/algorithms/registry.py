@@ -19,7 +19,7 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 
 #: How to choose among forests of the same rate. Among many ranks that are not alike ``shallow``, alone, may miss a
-#: hundredth of the rate, for few trees of equal weight; ``exact`` is ``shallow`` without that.
+#: hundredth of the rate, for few trees of equal weight (``optimal.py``); ``exact`` is ``shallow`` without that.
 OBJECTIVES = ("shallow", "fewest-trees", "least-depth", "exact")
 
 
@@ -84,7 +84,7 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {
     "optimal": Algorithm(
         "blinkccl.algorithms.optimal",
-        "the exact optimum of any collective on any topology",
+        "the optimum of any collective on any topology; many unequal ranks: 1 % less",
         "Edmonds 1973; Tutte, Nash-Williams 1961; arXiv 2402.06787",
         OBJECTIVES,
     ),
