@@ -168,15 +168,22 @@ def test_clusters_of_unequal_servers(spec: str, gpus: str, depth: int, collectiv
 
 @needs_native_code
 def test_exact_is_exact() -> None:
-    near = plan("optimal", "3x dgx-a100 @ 200Gbps", "0-7+0-7+0-6", "allgather")
-    exact = plan("optimal", "3x dgx-a100 @ 200Gbps", "0-7+0-7+0-6", "allgather", objective="exact")
+    near = plan("optimal", "2x hgx-h100 @ 400Gbps", "0-7+0-6", "allgather")
+    exact = plan("optimal", "2x hgx-h100 @ 400Gbps", "0-7+0-6", "allgather", objective="exact")
     assert exact.rate == exact.bound == near.bound >= near.rate
     assert len(near.shares) <= 8 * len(near.ranks)
 
 
 @needs_native_code
-@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter", "allreduce", "broadcast", "reduce"])
-@pytest.mark.parametrize(("spec", "gpus"), [("dgx-1v", None), ("dgx-a100", "0-5"), ("2x mi250", None)])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "collective"),
+    [
+        *(("dgx-1v", None, name) for name in ("allgather", "reduce_scatter", "allreduce", "broadcast", "reduce")),
+        *(("dgx-a100", "0-5", name) for name in ("allgather", "reduce_scatter", "allreduce", "broadcast", "reduce")),
+        ("2x mi250", None, "allgather"),
+        ("2x mi250", None, "allreduce"),
+    ],
+)
 def test_no_more_trees_than_asked_for(spec: str, gpus: str | None, collective: str) -> None:
     root = 0 if collective in ("broadcast", "reduce") else None
     ends = {} if root is None else {"root": root}
