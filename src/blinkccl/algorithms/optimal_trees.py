@@ -257,7 +257,7 @@ def _from_templates(
     moving = pack_templates(network, symmetry, rate, _familiar_templates(network, symmetry, groups))
     deepest = max(hops_deep(root, breadth_first(root, tree)) for root, _, tree in moving.templates)
     for levels in range(shallow, min(deepest, shallow + MORE_LEVELS)) if moving.rate == rate else ():
-        found = shallow_templates(network, symmetry, rate, levels, least=Fraction(1))
+        found = shallow_templates(network, symmetry, rate, levels)
         if found is not None:
             moving = found
             break

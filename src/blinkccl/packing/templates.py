@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -71,10 +71,8 @@ def _packed(
     return TemplatePacking(packing.rate / count, templates, prices, packing.bound / count)
 
 
-def shallow_templates(
-    network: FlowNetwork, symmetry: Symmetry, rate: Fraction, levels: int, least: Fraction
-) -> TemplatePacking | None:
-    """Templates of at most ``levels`` hops that reach ``least`` of a proved ``rate``; None where none are found.
+def shallow_templates(network: FlowNetwork, symmetry: Symmetry, rate: Fraction, levels: int) -> TemplatePacking | None:
+    """Templates of at most ``levels`` hops that reach a proved ``rate``; None where none are found.
 
     Columns are trees that are cheap and not the cheapest, so nothing is proved by them, and there are no prices.
     """
@@ -93,7 +91,7 @@ def shallow_templates(
     if len(oracle({})) < len(symmetry.roots):
         return None
     found = _packed(network, symmetry, orbit, oracle, rate)
-    return replace(found, prices={}, bound=rate) if found.rate >= rate * least else None
+    return found if found.rate == rate else None
 
 
 def _template(symmetry: Symmetry, orbit: dict[Arc, Arc], root: int, tree: Hops) -> Column:

@@ -146,8 +146,8 @@ def test_seeds_that_reach_the_target_are_taken_without_a_search() -> None:
 def test_shallower_templates_of_the_same_rate() -> None:
     network = view("2x mi250").network
     symmetry, rate = symmetry_of(network), allgather_rate(network)[0]
-    assert shallow_templates(network, symmetry, rate, 4, Fraction(1)) is None
-    found = shallow_templates(network, symmetry, rate, 5, Fraction(1))
+    assert shallow_templates(network, symmetry, rate, 4) is None
+    found = shallow_templates(network, symmetry, rate, 5)
     assert found is not None
     assert load_evenly(network, symmetry, found)
     for root, _, tree in found.templates:
