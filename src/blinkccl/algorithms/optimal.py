@@ -74,7 +74,7 @@ from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import column_of, loads_of
-from blinkccl.packing.shallow import choose, tree_columns
+from blinkccl.packing.shallow import MOST_COLUMNS, choose, tree_columns
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.templates import layered_templates
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
@@ -326,8 +326,9 @@ def _shallower(
     radius = min(map(network.eccentricity, range(network.n)))
     demand = {0: sum(tree.multiplicity for tree in trees)}
     for levels in range(radius, max(depth_of(tree) for tree in trees)):
-        columns = tree_columns(network, range(network.n), levels, undirected=True)
-        if columns is None or (len(columns) > FEW_COLUMNS and not thorough):
+        most = MOST_COLUMNS if thorough else FEW_COLUMNS
+        columns = tree_columns(network, range(network.n), levels, undirected=True, most=most)
+        if columns is None:
             break
         found = choose(columns, capacity, demand, undirected=True, node_limit=2000 if thorough else FEW_NODES)
         if found is not None:

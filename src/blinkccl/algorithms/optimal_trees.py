@@ -36,7 +36,7 @@ from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import cheapest_hops, column_of, loads_of
-from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
+from blinkccl.packing.shallow import MOST_COLUMNS, choose, fewest_arborescences, tree_columns
 from blinkccl.packing.symmetry import Symmetry, symmetry_of
 from blinkccl.packing.templates import (
     Template,
@@ -291,8 +291,8 @@ def _least_deep(
     """The least depth at which whole multiplicities exist (or were found), fewest trees among equals."""
     known = max(depth_of(tree) for tree in flat)
     for levels in range(max(map(network.eccentricity, demand)), known):
-        columns = tree_columns(network, demand, levels)
-        if columns is None or (len(columns) > FEW_COLUMNS and not thorough):
+        columns = tree_columns(network, demand, levels, most=MOST_COLUMNS if thorough else FEW_COLUMNS)
+        if columns is None:
             break
         found = choose(columns, network.capacity, demand, node_limit=2000 if thorough else FEW_NODES)
         if found is not None:

@@ -87,9 +87,9 @@ def _extended(
 
 
 def tree_columns(
-    network: FlowNetwork, roots: Iterable[int], depth: int, *, undirected: bool = False
+    network: FlowNetwork, roots: Iterable[int], depth: int, *, undirected: bool = False, most: int = MOST_COLUMNS
 ) -> list[tuple[int, tuple[Arc, ...]]] | None:
-    """(root, arcs) of every out-tree of this depth from every root; None if there are too many.
+    """(root, arcs) of every out-tree of this depth from every root; None if there are more than ``most``.
 
     With ``undirected`` every spanning tree within ``depth`` of some root, once, as an out-tree from the first such.
     """
@@ -102,7 +102,7 @@ def tree_columns(
             for arcs in out_trees(network, root, depth, effort):
                 edges = tuple(sorted((min(arc), max(arc)) for arc in arcs))
                 found.setdefault((0, edges) if undirected else (root, arcs), (root, arcs))
-                if len(found) > MOST_COLUMNS:
+                if len(found) > most:
                     return None
     except EffortSpentError:
         return None
