@@ -12,11 +12,13 @@ alltoall                     a maximum concurrent flow
 Without transit vertices everything but alltoall is combinatorial and integral: weights are multiples of 1/p for
 an optimum p/q, but for AllReduce among pairs that are joined alike, where every rank has a star of 1/N. Trees are made
 shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
-With transit (switches, NICs, hosts) trees over ranks are priced by their cheapest unicast hops, which is exact
-whether or not a switch is balanced; clusters of equal servers need only one rank's trees, rotated. Where ranks are
-many and not alike (AllGather and ReduceScatter from 9 on, AllReduce from 17), exact weights have dozens of digits:
-there the default takes trees of equal weight that are within a hundredth of the bound, which is proved as ever, and
-from 65 ranks on the best of them that are found. ``exact`` has the optimum itself, however long that takes.
+With transit (switches, NICs, hosts) clusters of equal servers need only one rank's trees, rotated. Among more than
+eight ranks that are not alike, switches that give out what they take in are split into links from rank to rank, where
+weights are whole again (:mod:`~blinkccl.packing.splitting`). Elsewhere trees over ranks are priced by their cheapest
+unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. The default takes trees of
+equal weight within a hundredth of the bound, which is proved as ever, where exact ones are deeper: AllGather and
+ReduceScatter from 9 ranks on, AllReduce from 17; and from 65 ranks on the best of them that are found. ``exact`` has
+the optimum itself, however long that takes.
 """
 
 from __future__ import annotations

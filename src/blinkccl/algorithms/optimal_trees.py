@@ -5,6 +5,7 @@ Reduce and ReduceScatter are the other two on the reversed network, every hop tu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,7 +22,7 @@ from blinkccl.algorithms.bounds import (
     reverse_of,
     tree_packing,
 )
-from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, normalised
+from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import by_server
@@ -37,6 +38,7 @@ from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import cheapest_hops, column_of, loads_of
 from blinkccl.packing.shallow import MOST_COLUMNS, choose, fewest_arborescences, tree_columns
+from blinkccl.packing.splitting import without_transit
 from blinkccl.packing.symmetry import Symmetry, symmetry_of
 from blinkccl.packing.templates import (
     Template,
@@ -55,7 +57,7 @@ MORE_LEVELS = 4
 MOST_PER_ROOT = 8
 #: Data is cut into parts of 1/128 without a thought; longer weights are left for equal ones where these are near.
 LONGEST_WEIGHT = 128
-#: Up to so many terminals exact weights are short enough.
+#: Up to so many terminals the weights of a linear program are short enough.
 WHOLE_RATE = 8
 
 
@@ -128,8 +130,7 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
     """Out-trees from ``root`` at the optimal rate; ``groups`` are the terminals by server."""
     rate, side = broadcast_rate(network, root)
     if network.switchless:
-        trees = _chosen(network, {root: rate}, objective)
-        return Packed(tuple(normalised(trees, rate)), side)
+        return Packed(_whole(network, {root: rate}, objective), side)
     for seeds in familiar_trees(network, root, groups, fewest=objective == "fewest-trees"):
         multiples = (1, 2, 3, network.terminals - 1)  # N − 1 for the two-hop stars, one through each other rank
         weights = whole_weights(seeds, network.capacity, [Fraction(1)], Fraction(rate), multiples=multiples)
@@ -138,6 +139,9 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
             refuse_unproved(objective, len(weights) if objective == "fewest-trees" else packed.depth)
             return packed
     refuse_unproved(objective, network.terminals)
+    whole = _whole(network, {root: rate}, objective) if network.terminals > WHOLE_RATE else ()
+    if whole:
+        return Packed(whole, side)
     packing = tree_packing(network, (root,))
     weights = whole_weights(_class_trees(network, root), network.capacity, [Fraction(1)], packing.rate)
     weights = weights or rounded(packing, network.capacity, [Fraction(1)])
@@ -200,10 +204,11 @@ def every_root(network: FlowNetwork, objective: str, groups: Groups) -> Packed:
     layered = None if objective == "fewest-trees" else layered_templates(network, symmetry_of(network), rate)
     if layered is not None:
         return Packed(moved_trees(layered, symmetry_of(network), rate), side)
-    p, scaled = rate.numerator, network.scaled(rate.denominator)
-    demand = dict.fromkeys(range(network.terminals), p)
-    trees = _chosen(scaled, demand, objective)
-    return Packed(tuple(normalised(trees, p)), side)
+    return Packed(_whole(network.scaled(rate.denominator), _alike(network, rate), objective), side)
+
+
+def _alike(network: FlowNetwork, rate: Fraction) -> dict[int, int]:
+    return dict.fromkeys(range(network.terminals), rate.numerator)
 
 
 def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fraction) -> tuple[OutTree, ...]:
@@ -216,19 +221,29 @@ def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fractio
 def _every_with_transit(
     network: FlowNetwork, rate: Fraction, side: tuple[int, ...], objective: str, groups: Groups
 ) -> Packed:
-    """Templates of a symmetric network; few equal trees within a hundredth of the optimum; or columns of all trees."""
-    roots = tuple(range(network.terminals))
-    shallow = max(map(network.hop_eccentricity, symmetry_of(network).roots)) + equal_trees.SPARE_LEVELS
-    moved = _from_templates(network, rate, side, shallow, groups) if len(symmetry_of(network).moves) > 1 else None
-    short = moved is not None and moved.longest_weight <= LONGEST_WEIGHT
-    if objective == "shallow" and not (moved and short and moved.depth <= shallow):
-        most = max(MOST_PER_ROOT, min(2 * MOST_PER_ROOT, 256 // network.terminals))
-        equal = equal_trees.from_roots(network, roots, rate, most, side)
-        # A level more is a fair price for weights that chunks can have.
-        if equal and _good_enough(network, equal, rate) and (not moved or equal.depth <= moved.depth + (not short)):
-            return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in equal.trees), side)
-    if moved is not None:
+    """Templates of one rank, or whole trees without switches: the shallower, or the fewer; else columns of all trees.
+
+    Few equal trees instead, where they are shallower: see :func:`_preferred`.
+    """
+    symmetry, roots = symmetry_of(network), tuple(range(network.terminals))
+    least = max(map(network.hop_eccentricity, symmetry.roots))
+    shallow = least + equal_trees.SPARE_LEVELS
+    moved = _from_templates(network, rate, side, shallow, groups) if len(symmetry.roots) == 1 else None
+    if moved is not None and moved.longest_weight <= LONGEST_WEIGHT and moved.depth <= shallow:
         return moved
+    exact = [] if moved is None else [moved]
+    if network.terminals > WHOLE_RATE and (network.terminals <= SOLVED or objective == "exact"):
+        whole = _whole(network.scaled(rate.denominator), _alike(network, rate), objective)
+        exact += [Packed(whole, side)] if whole else []
+    best = min(exact, key=lambda packed: (packed.depth, len(packed.trees)), default=None)
+    if objective == "shallow" and not (best and best.depth == least):
+        equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
+        if equal and _preferred(network, rate, shallow, equal, best):
+            return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in equal.trees), side)
+    if best is not None:
+        return best
+    if len(symmetry.moves) > 1:
+        return _from_templates(network, rate, side, shallow, groups)
     packing = tree_packing(network, roots)
     weights = rounded(packing, network.capacity, [Fraction(1)] * len(roots))
     out = tuple(
@@ -242,11 +257,17 @@ def _every_with_transit(
     return Packed(out, None, packing.prices, packing.bound * len(roots))
 
 
-def _good_enough(network: FlowNetwork, equal: EqualTrees, rate: Fraction) -> bool:
-    """Few ranks get the whole rate, more a hundredth less, and many what there is: columns would take hours."""
-    if network.terminals <= WHOLE_RATE:
-        return equal.rate == rate
-    return equal.near(rate) or network.terminals > SOLVED
+def _most_equal(network: FlowNetwork) -> int:
+    return max(MOST_PER_ROOT, min(2 * MOST_PER_ROOT, 256 // network.terminals))
+
+
+def _preferred(network: FlowNetwork, rate: Fraction, shallow: int, equal: EqualTrees, exact: Packed | None) -> bool:
+    """Depth beyond ``shallow`` is worth a hundredth of the rate. Without exact trees many ranks get what there is."""
+    if exact is None and network.terminals > SOLVED:
+        return True
+    whole = network.terminals <= WHOLE_RATE or (exact is not None and exact.depth <= shallow)
+    enough = equal.rate == rate if whole else equal.near(rate)
+    return enough and (exact is None or equal.depth < exact.depth)
 
 
 def _from_templates(
@@ -265,6 +286,25 @@ def _from_templates(
     if moving.rate == rate:
         return Packed(out, side)
     return Packed(out, None, moving.prices, moving.bound * network.terminals)
+
+
+def _whole(network: FlowNetwork, demand: dict[int, int], objective: str) -> tuple[OutTree, ...]:
+    """Trees in whole numbers, ``demand[r]`` of them from each root r, which must fit if no switch were in the way.
+
+    None at all where switches cannot be taken out: see :mod:`~blinkccl.packing.splitting`.
+    """
+    if network.switchless:
+        return tuple(
+            (t.root, Fraction(t.multiplicity, demand[t.root]), t.arcs) for t in _chosen(network, demand, objective)
+        )
+    direct = without_transit(network, demand)
+    if direct is None:
+        return ()
+    units: Counter[tuple[int, Hops]] = Counter()
+    for root, times, hops in direct.unfolded(_chosen(direct.network, demand, objective)):
+        units[root, breadth_first(root, hops)] += times
+    trees = ((root, Fraction(times, demand[root]), hops) for (root, hops), times in units.items())
+    return tuple(sorted(trees, key=lambda tree: (tree[0], -tree[1])))
 
 
 def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> list[Arborescence]:
