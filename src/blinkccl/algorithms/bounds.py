@@ -24,6 +24,7 @@ from blinkccl.packing.maxflow import broadcast_rate, min_cut
 from blinkccl.packing.multiflow import all_to_all
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle, undirected_oracle
+from blinkccl.packing.orientation import Orientation, orientation_of
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.model import Topology
@@ -97,9 +98,23 @@ def _allreduce(view: RankNetwork) -> Certificate:
     network = view.network
     if network.switchless and network.symmetric:
         return partition_certificate(view, tight_partition(network))
-    near = near_optimum(network)
-    proof = halves_proof(network) or (near[0] if near else pairs_of_trees(network))
+    proof = _price_proof(network)
     return price_certificate(view, proof.prices, proof.bound)
+
+
+def _price_proof(network: FlowNetwork) -> PriceProof:
+    """As :mod:`~blinkccl.algorithms.optimal` proves an AllReduce through switches or one-way links."""
+    found = halves_proof(network)
+    if found is not None:
+        return found
+    oriented = orientation(network) if network.terminals <= SOLVED else None
+    if oriented is not None:
+        return PriceProof(oriented.prices, oriented.rate)
+    near = near_optimum(network)
+    if near is not None:
+        return near[0]
+    pairs = pairs_of_trees(network)
+    return PriceProof(pairs.prices, pairs.bound)
 
 
 @lru_cache(maxsize=256)
@@ -154,8 +169,16 @@ def reduce_broadcast_packing(network: FlowNetwork) -> ExactPacking:
     return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
 
 
+#: Up to so many terminals the weights of a linear program are short enough.
+WHOLE_RATE = 8
 #: Up to this many ranks column generation over all trees of all roots takes seconds at most.
 SEARCHED = 16
+
+
+@lru_cache(maxsize=64)
+def orientation(network: FlowNetwork) -> Orientation | None:
+    """The optimum of AllReduce through switches by :mod:`~blinkccl.packing.orientation`; None among few ranks."""
+    return orientation_of(network) if network.symmetric and network.terminals > WHOLE_RATE else None
 
 
 def pairs_of_trees(network: FlowNetwork) -> ExactPacking:

@@ -34,6 +34,7 @@ from blinkccl.algorithms import optimal_trees
 from blinkccl.algorithms.bounds import (
     SEARCHED,
     SOLVED,
+    WHOLE_RATE,
     all_pairs_flow,
     allgather_bottleneck,
     certificate_for,
@@ -41,6 +42,7 @@ from blinkccl.algorithms.bounds import (
     halves_proof,
     most_equal,
     near_optimum,
+    orientation,
     pairs_of_trees,
     partition_certificate,
     price_certificate,
@@ -76,6 +78,7 @@ from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import column_of, loads_of
+from blinkccl.packing.orientation import Orientation, pack_through_switches
 from blinkccl.packing.shallow import MOST_COLUMNS, choose, tree_columns
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.templates import layered_templates
@@ -221,8 +224,8 @@ def allreduce(request: Request, view: RankNetwork) -> Forest:
         ]
         return forest_of(request, view, "optimal", drafts, partition_certificate(view, packing.blocks))
     drafts, prices, bound = _through_transit(network, request.objective, servers_of(view))
-    deep = max(hops_deep(draft.root, draft.down or ()) for draft in drafts)
-    refuse_unproved(request.objective, 2 * len(drafts) if request.objective == "fewest-trees" else 2 * deep)
+    fewest = request.objective == "fewest-trees"
+    refuse_unproved(request.objective, 2 * len(drafts) if fewest else 2 * _radius(drafts))
     return forest_of(request, view, "optimal", drafts, price_certificate(view, prices, bound))
 
 
@@ -249,6 +252,9 @@ def _through_transit(
     proof = halves_proof(network)
     if proof is not None:
         return _two_halves(network, groups), proof.prices, proof.bound
+    oriented = orientation(network) if network.terminals <= SOLVED or objective == "exact" else None
+    if oriented is not None:
+        return _oriented(network, objective, oriented), oriented.prices, oriented.rate
     near = near_optimum(network) if objective == "shallow" else None
     if near is not None:
         narrow, equal = near
@@ -271,9 +277,22 @@ def _through_transit(
     return drafts, pairs.prices, pairs.bound
 
 
+def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[Draft]:
+    """Exact trees, or equal ones near the optimum: these at once among many ranks, else where they are shallower."""
+    equal = _equal_trees(network, found.rate, found.prices) if objective == "shallow" else None
+    if equal is not None and network.terminals > SEARCHED:
+        return equal
+    exact = [_both_ways(0, part, hops) for part, hops in pack_through_switches(found)]
+    return exact if equal is None or _radius(exact) <= _radius(equal) else equal
+
+
+def _radius(drafts: list[Draft]) -> int:
+    return max(hops_deep(draft.root, draft.down or ()) for draft in drafts)
+
+
 def _equal_trees(network: FlowNetwork, rate: Fraction, prices: Mapping[Arc, Fraction]) -> list[Draft] | None:
     """At most :func:`~bounds.most_equal` trees with the same weight, up and down, within a hundredth of ``rate``."""
-    if not network.symmetric or network.terminals <= SEARCHED:
+    if not network.symmetric or network.terminals <= WHOLE_RATE:
         return None
     found = equal_trees.up_and_down(network, rate, most_equal(network), prices)
     if found is None or not (found.near(rate) or network.terminals > SOLVED):

@@ -15,6 +15,7 @@ from itertools import pairwise
 from blinkccl.algorithms.bounds import (
     SEARCHED,
     SOLVED,
+    WHOLE_RATE,
     allgather_bottleneck,
     cut_certificate,
     price_certificate,
@@ -57,8 +58,6 @@ MORE_LEVELS = 4
 MOST_PER_ROOT = 8
 #: Data is cut into parts of 1/128 without a thought; longer weights are left for equal ones where these are near.
 LONGEST_WEIGHT = 128
-#: Up to so many terminals the weights of a linear program are short enough.
-WHOLE_RATE = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops
 
-#: Maximum flows for pairs that are split one by one, at most: some seconds among 32 ranks.
-MOST_FLOWS = 200_000
+#: Maximum flows for pairs that are split one by one, at most: a minute or two.
+MOST_FLOWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Splitting:
         self, w: int, into: Mapping[int, int], out: Mapping[int, int], first: Mapping[Arc, int]
     ) -> dict[Arc, int]:
         """Pairs as far as they may be split: at first as ``first`` has them, then whatever is left."""
-        capacity, split = dict(self.capacity), dict.fromkeys(first, 0)
+        capacity, split, order = dict(self.capacity), dict.fromkeys(first, 0), list(range(self.terminals))
         others = sorted(
             ((u, t) for u in into for t in out), key=lambda pair: (pair not in first, pair[0] == pair[1], pair)
         )
@@ -148,7 +148,7 @@ class _Splitting:
             wanted = min(most, capacity.get((u, w), 0), capacity.get((w, t), 0))
             if wanted:
                 arcs = tuple((a, b, c) for (a, b), c in capacity.items() if c)
-                units = admissible(FlowNetwork(self.n, self.terminals, arcs), self.demand, (u, w, t), wanted)
+                units = admissible(FlowNetwork(self.n, self.terminals, arcs), self.demand, (u, w, t), wanted, order)
                 split[u, t] = split.get((u, t), 0) + units
                 capacity[u, w] -= units
                 capacity[w, t] -= units
@@ -220,25 +220,37 @@ def all_reach(network: FlowNetwork, demand: Sequence[int]) -> bool:
     return True
 
 
-def admissible(network: FlowNetwork, demand: Sequence[int], pair: tuple[int, int, int], wanted: int) -> int:
-    """How much of u → w → t can be split off, at most ``wanted``, so that every terminal still gets its units."""
+def admissible(
+    network: FlowNetwork, demand: Sequence[int], pair: tuple[int, int, int], wanted: int, order: list[int]
+) -> int:
+    """How much of u → w → t can be split off, at most ``wanted``, so that every terminal still gets its units.
+
+    ``order`` are the terminals as they are asked; one that forbids it is put first, as it likely does so again.
+    """
     u, w, t = pair
-    total = sum(demand)
-    cuts: list[tuple[tuple[int, ...], tuple[int, ...]]]
-    cuts = [((u, t), (v, w)) for v in range(network.terminals) if v not in (u, t)]
     if min(u, t) < network.terminals:
-        cuts.append(((w,), (u, t)))
-    else:
-        cuts += [((w,), (u, t, v)) for v in range(network.terminals)]
-    for sources, sinks in cuts:
-        graph = FlowGraph.of(network, extra=2)
-        for r, units in enumerate(demand):
-            graph.add(network.n, r, units)
-        for v in sources:
-            graph.add(network.n, v, INFINITE)
-        for v in set(sinks):
-            graph.add(v, network.n + 1, INFINITE)
-        wanted = min(wanted, graph.max_flow(network.n, network.n + 1, total + wanted) - total)
-        if wanted <= 0:
-            return 0
+        wanted = _spared(network, demand, (w,), (u, t), wanted)
+    for v in list(order):
+        if min(u, t) >= network.terminals:
+            wanted = _spared(network, demand, (w,), (u, t, v), wanted)
+        if v not in (u, t):
+            wanted = _spared(network, demand, (u, t), (v, w), wanted)
+        if not wanted:
+            order.remove(v)
+            order.insert(0, v)
+            break
     return wanted
+
+
+def _spared(network: FlowNetwork, demand: Sequence[int], here: Sequence[int], there: Sequence[int], wanted: int) -> int:
+    """What every cut with ``here`` on the side of all sources, and ``there`` on the other, has to spare."""
+    if not wanted:
+        return 0
+    graph, total = FlowGraph.of(network, extra=2), sum(demand)
+    for r, units in enumerate(demand):
+        graph.add(network.n, r, units)
+    for v in here:
+        graph.add(network.n, v, INFINITE)
+    for v in set(there):
+        graph.add(v, network.n + 1, INFINITE)
+    return max(0, min(wanted, graph.max_flow(network.n, network.n + 1, total + wanted) - total))

@@ -110,7 +110,7 @@ def test_no_more_and_no_less_of_a_pair_is_admissible(network: FlowNetwork, data:
     fit = [
         k for k in range(most + 1) if all(gets(split(k), demand, v) == sum(demand) for v in range(network.terminals))
     ]
-    assert admissible(network, demand, (u, w, t), most) == fit[-1] == len(fit) - 1
+    assert admissible(network, demand, (u, w, t), most, list(range(network.terminals))) == fit[-1] == len(fit) - 1
 
 
 @given(balanced(), st.lists(st.integers(0, 4), min_size=5, max_size=5))
