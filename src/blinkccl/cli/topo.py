@@ -25,6 +25,7 @@ Examples:
   blink topo node7.txt --json                from "nvidia-smi topo -m" text, as a plan would see it
   blink topo "node7.txt @ nvlink=50GB/s"     with a rate that nvidia-smi does not give; also pcie, smp, nic
   blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
+  blink topo "4x dgx-spark @ cables=ring"    machines joined by cables and no switch
   blink topo --gather node7.json             all there is to say of this machine, for a report or blink doctor
 
 Show a topology as a matrix like nvidia-smi's (its NODE is a PHB here), with the origin of every link.
@@ -91,7 +92,8 @@ def _list(json: bool) -> None:
         also = f" (also {', '.join(others[name])})" if others[name] else ""
         lines.append(f"  {name:<26}  {row.about}{also}")
     lines += ["rules", *(f"  {family.form:<26}  {family.about}" for family in FAMILIES.values())]
-    lines.append('several servers: "2x dgx-1v @ 40Gbps"; a file: nvidia-smi topo -m, NCCL topology XML, our JSON')
+    lines.append('several servers: "2x dgx-1v @ 40Gbps"; cables and no switch: "4x dgx-spark @ cables=ring"')
+    lines.append("a file: nvidia-smi topo -m, NCCL topology XML, our JSON, a line per cable")
     console.emit_sentences("\n".join(lines) + "\n")
 
 

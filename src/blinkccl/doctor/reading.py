@@ -27,7 +27,7 @@ from blinkccl.doctor.readers.tools import Tools
 from blinkccl.doctor.readers.topologies import Matrix
 from blinkccl.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
-from blinkccl.topology import amd_smi, hwloc_xml, nvidia_smi
+from blinkccl.topology import amd_smi, cables_file, hwloc_xml, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
@@ -211,6 +211,8 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
     file.seek(0)
     if len(text) < MAX_FILE_BYTES and amd_smi.looks_like(text):
         return _understood(case, source, "rocm-smi or amd-smi", lambda: topologies.from_other(text, source))
+    if len(text) < MAX_FILE_BYTES and cables_file.looks_like(text):
+        return _understood(case, source, "a line per cable", lambda: topologies.from_other(text, source))
     if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):  # of whatever vintage, and what follows
         take(listeners.pop(), lambda: topologies.from_matrix(text, Place(source), case.notes))
     for number, line, read in _lines(file):

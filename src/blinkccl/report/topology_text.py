@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids, plain
 from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.cables import cables_of, gbit_text
 from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
 
@@ -44,6 +45,7 @@ def topology_text(topology: Topology, paint: Paint = plain, width: int | None = 
         *_legend(cells, len(topology.ranks)),
         "",
         *_links(topology),
+        *_cables(topology),
         *(f"note    {note}" for note in topology.notes),
     ]
     lines = [paint(fit(_title(topology), width), "bold"), "", *_matrix(cells, paint, width), ""]
@@ -93,6 +95,20 @@ def _links(topology: Topology) -> list[str]:
         lines.append(f"links   {len(links)} {kind} (directed), {shown} GB/s each; origin: {provenance}")
     isolated = [v for v in topology.ranks if not any(v in (link.src, link.dst) for link in topology.links)]
     return lines + ([f"note    no link at {ids(isolated)}"] if isolated else [])
+
+
+#: Cables that are listed one by one.
+_MOST_CABLES = 32
+
+
+def _cables(topology: Topology) -> list[str]:
+    """A line per cable."""
+    found = cables_of(topology)
+    ends = [" – ".join(topology.vertex[v].label for v in (x.src, x.dst)) for x in found]
+    width = max(map(len, ends), default=0)
+    lines = [f"cable   {end:<{width}}  {gbit_text(x.gb_per_s)}" for end, x in zip(ends, found, strict=True)]
+    more = len(lines) - _MOST_CABLES
+    return [*lines[:_MOST_CABLES], f"cables  and {more} more"] if more > 0 else lines
 
 
 # The cells of that matrix.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -119,13 +119,30 @@ def compose(machine: Topology, servers: int, nic_gb_per_s: Fraction | None = Non
     _check(machine, servers, nic_gb_per_s)
     count = f"{servers}x {machine.name}"
     box = Assembly(count if nic_gb_per_s is None else f"{count} @ {float(nic_gb_per_s * 8):g}Gbps", "declared")
-    box.notes.extend(machine.notes)
-    ids = _copy_vertices(box, machine, servers)
-    for number in ids:
-        _copy_links(box, machine, number, nic_gb_per_s)
+    ids = copies(box, [(str(server), machine) for server in range(servers)], nic_gb_per_s)
     if servers > 1 or nic_gb_per_s is not None:
         _join_network(box, machine, ids, nic_gb_per_s)
     return box.finish()
+
+
+def copies(
+    box: Assembly, servers: Sequence[tuple[str, Topology]], nic_gb_per_s: Fraction | None = None
+) -> list[dict[int, int]]:
+    """Put machines, each a server of its own with a name, side by side; per server, the new id of each old vertex.
+
+    Ids: all ranks, server by server in ascending order of their old ids, then everything else likewise.
+    ``nic_gb_per_s``: of all their network links, where that is not the machines' own.
+    """
+    ids: list[dict[int, int]] = [{} for _ in servers]
+    for transit in (False, True):
+        for server, (name, machine) in enumerate(servers):
+            for old in sorted(v.id for v in machine.vertices if machine.is_transit(v.id) == transit):
+                vertex = machine.vertex[old]
+                ids[server][old] = box.add(vertex.kind, f"{name}/{vertex.label}", server)
+    for number, (_, machine) in zip(ids, servers, strict=True):
+        _copy_links(box, machine, number, nic_gb_per_s)
+    box.notes.extend(dict.fromkeys(note for _, machine in servers for note in machine.notes))
+    return ids
 
 
 def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> None:
@@ -138,7 +155,7 @@ def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> No
             f"{servers}x {machine.name}: {servers * len(machine.vertices)} vertices and "
             f"{servers * len(machine.links)} links; at most {MAX_VERTICES} and {MAX_LINKS}"
         )
-    if servers > 1 and nic_gb_per_s is None and not _nics(machine):
+    if servers > 1 and nic_gb_per_s is None and not nics_of(machine):
         raise TopologyError(
             f"{servers}x {machine.name}: {machine.name} has no NIC, so say how fast the "
             f'network is: "{servers}x {machine.name} @ 40Gbps"'
@@ -147,20 +164,9 @@ def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> No
         raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gb_per_s}")
 
 
-def _nics(machine: Topology) -> list[int]:
+def nics_of(machine: Topology) -> list[int]:
+    """Its NICs, ascending."""
     return sorted(v.id for v in machine.vertices if v.kind == "nic")
-
-
-def _copy_vertices(box: Assembly, machine: Topology, servers: int) -> list[dict[int, int]]:
-    """Per server, the new id of each of the machine's vertices."""
-    transit = sorted(v.id for v in machine.vertices if machine.is_transit(v.id))
-    ids: list[dict[int, int]] = [{} for _ in range(servers)]
-    for group in (machine.ranks, transit):
-        for server, number in enumerate(ids):
-            for old in group:
-                vertex = machine.vertex[old]
-                number[old] = box.add(vertex.kind, f"{server}/{vertex.label}", server)
-    return ids
 
 
 def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb_per_s: Fraction | None) -> None:
@@ -173,12 +179,12 @@ def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb
 
 
 def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]], nic_gb_per_s: Fraction | None) -> None:
-    nics = _nics(machine)
+    nics = nics_of(machine)
     ends: list[tuple[int, Fraction, str]] = []
     for server, number in enumerate(ids):
         if nics:
             for nic in nics:
-                gb_per_s, source = _nic_rate(machine, nic, nic_gb_per_s)
+                gb_per_s, source = nic_rate(machine, nic, nic_gb_per_s)
                 ends.append((number[nic], gb_per_s, source))
         elif nic_gb_per_s is not None:
             nic = box.add("nic", f"{server}/NIC", server)
@@ -190,7 +196,7 @@ def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]], n
         box.join(nic, network, gb_per_s, "net", source)
 
 
-def _nic_rate(machine: Topology, nic: int, nic_gb_per_s: Fraction | None) -> tuple[Fraction, str]:
+def nic_rate(machine: Topology, nic: int, nic_gb_per_s: Fraction | None) -> tuple[Fraction, str]:
     """The rate of the network side of a NIC: as given, else that of its widest link."""
     if nic_gb_per_s is not None:
         return nic_gb_per_s, "declared"

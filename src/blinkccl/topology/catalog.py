@@ -22,6 +22,9 @@ PCIE3, PCIE4, PCIE5 = 12, 24, 48
 #: Between sockets, by NCCL's constants: QPI and UPI, Infinity Fabric, Sapphire Rapids' UPI, POWER9's X-bus.
 QPI, AMD_FABRIC, SPR_UPI, XBUS = 10, 16, 22, 32
 
+#: What the GPU of a Mac is called: NCCL runs on none.
+APPLE_GPU = "M3 Ultra"
+
 #: The hybrid cube mesh: pairs of GPUs and the NVLink 2 lanes between them. NVLink 1 has one lane per pair.
 CUBE_MESH = (
     (0, 1, 1),
@@ -173,6 +176,32 @@ def _pcie_box(box: Assembly, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -
     pcie.attach(box, gpus)
 
 
+def _dgx_spark(box: Assembly) -> None:
+    """DGX Spark: its ConnectX-7 has two QSFP ports of 200 Gb/s, behind two PCIe 5 ×4 links, for either port.
+
+    Of each direction the two PCIe links carry 24 GB/s, as NCCL counts; 23.74 were measured over one cable
+    (NVIDIA/dgx-spark-playbooks, pull request 103), and 20 to 25 over both (ServeTheHome on the GB10's networking). What
+    goes out and what comes in have vertices of their own: the card does not pass data on from one port to the other
+    unless somebody sets it up to.
+    """
+    gpu = box.add("gpu", "GB10")
+    out, back = box.add("host", "PCIe out"), box.add("host", "PCIe in")
+    box.arc(gpu, out, 2 * PCIE5 // 4, "pcie")
+    box.arc(back, gpu, 2 * PCIE5 // 4, "pcie")
+    for port in box.add_many("nic", 2, "p"):
+        box.arc(out, port, 25, "net")
+        box.arc(port, back, 25, "net")
+
+
+def _mac_studio(box: Assembly) -> None:
+    """Mac Studio with M3 Ultra: Thunderbolt 5 of 80 Gb/s each way, as macOS says; the port beside Ethernet has no RDMA.
+
+    (exo-explore/exo, issues 1390 and 1293.)
+    """
+    gpu = box.add("gpu", APPLE_GPU)
+    box.join_all(box.add_many("nic", 5, "tb"), gpu, 10, "net")
+
+
 #: The registry, in the order in which it is listed.
 CATALOG: dict[str, Machine] = {
     "dgx-1p": Machine(
@@ -218,6 +247,8 @@ CATALOG: dict[str, Machine] = {
         "8×A100 PCIe, NVLink bridges over neighbours",
         lambda box: _pcie_box(box, 8, _Pcie(PCIE4, AMD_FABRIC), pair_lanes=12),
     ),
+    "dgx-spark": Machine("1 GB10 with two 200 Gb/s ports, which share 24 GB/s; takes cables", _dgx_spark),
+    "mac-studio": Machine("1 M3 Ultra with five Thunderbolt 5 ports of 80 Gb/s; takes cables", _mac_studio),
 }
 
 #: Other names of machines there; those of NVIDIA's own servers have the links of the boards in them.

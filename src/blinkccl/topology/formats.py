@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology import amd_smi, hwloc_xml, json_format, nccl_xml, nccl_xml_write, nvidia_smi
+from blinkccl.topology import amd_smi, cables_file, hwloc_xml, json_format, nccl_xml, nccl_xml_write, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES, MAX_NOTE, check_labels, label_fault
 from blinkccl.topology.model import Topology
 from blinkccl.topology.stated import NOTHING, Stated
@@ -43,6 +43,7 @@ FORMATS = (
     TopologyFormat("our JSON", json_format.looks_like, json_format.parse),
     TopologyFormat("lstopo XML (hwloc 2)", hwloc_xml.looks_like, hwloc_xml.parse, ("xgmi", "pcie", "smp", "nic")),
     TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
+    TopologyFormat("a line per cable", cables_file.looks_like, cables_file.parse),
 )
 
 

@@ -9,6 +9,7 @@ from math import gcd
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.cables import cables_of
 from blinkccl.topology.connectivity import beside, between, parts, reachable
 from blinkccl.topology.memories import by_operation, staged
 from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology, Vertex
@@ -35,8 +36,8 @@ def network_for(
       the same by way of the hosts' memories (:func:`~blinkccl.topology.memories.staged`), which no GPU needs another
       one's leave for. ``"all"``: everything; PCIe beside fast links that join all ranks of a server is staged.
       Network links are kept with each, when the ranks span several servers.
-    - ``relays``: whether GPUs outside ``ranks`` may pass data on. They keep their kind; a planner takes every
-      vertex outside ``ranks`` for unicast transit.
+    - ``relays``: whether GPUs outside ``ranks`` may pass data on, those of other servers too where cables join these.
+      They keep their kind; a planner takes every vertex outside ``ranks`` for unicast transit.
     - ``stored``: if not, ``"all"`` has PCIe as the machine has it, for people to look at.
 
     A TopologyError if a rank is unknown, no GPU, or given twice, ``links`` is none of the three, or some rank cannot
@@ -91,8 +92,10 @@ def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bo
     candidates = [x for x in topology.links if x.src in present and x.dst in present]
     server = {v.id: v.server for v in topology.vertices}
     fast = _fast_links(topology)
-    joined = _joined_by_fast_links(candidates, fast, ranks, server)
-    allowed = _allowed(candidates, fast, joined.keys(), {server[r] for r in ranks}, server, links)
+    # Where cables are in place of a switch, what relays on other servers is reached by those alone.
+    passing = topology.ranks if relays and cables_of(topology) else ranks
+    joined = _joined_by_fast_links(candidates, fast, passing, server)
+    allowed = _allowed(candidates, fast, joined.keys(), {server[r] for r in passing}, server, links)
     vertices: Sequence[Vertex] = topology.vertices
     if links == "staged" or (links == "all" and stored):
         where = {*server.values()} if links == "staged" else {s for s, whole in joined.items() if whole}
@@ -182,7 +185,7 @@ def _why_apart(
     )
     if links in PCIE_CHOICES and not any(x.kind in PCIE_KINDS for x in topology.links):
         text = f"{topology.name}: --links {links}, but this topology has no PCIe links"
-    elif _one_way(topology, ranks, links, relays):
+    elif not cables_of(topology) and _one_way(topology, ranks, links, relays):
         text += " (some links lead only one way)"
     others = [other for other in ("fast", "all", "pcie") if other != links]  # all is as fast as pcie, or faster
     remedies = [f"--links {other}" for other in others if _joins(topology, ranks, other, relays)]
@@ -190,6 +193,8 @@ def _why_apart(
         remedies.append("--relays (other GPUs pass data on)")
     if remedies:
         return f"{text}; {' or '.join(remedies)} would join them"
+    if cables_of(topology):
+        return f"{text}. No cable joins them; blink doctor says which one would"
     several = len({topology.vertex[r].server for r in ranks}) > 1
     there = {x.kind for x in topology.links}
     kinds = "" if several else f"; it has {', '.join(kind for kind in LINK_KINDS if kind in there) or 'no links'}"

@@ -73,7 +73,8 @@ def _by_pairs(pairs: Callable[[int], Iterable[tuple[int, int]]], most: int = MAX
     return build
 
 
-def _circle(n: int) -> list[tuple[int, int]]:
+def circle_pairs(n: int) -> list[tuple[int, int]]:
+    """Neighbours in a circle; of two there is one pair."""
     return [(i, (i + 1) % n) for i in range(n if n > 2 else 1)]
 
 
@@ -96,6 +97,12 @@ def _torus(box: Assembly, text: str) -> None:
         raise _wrong(box, f"two sides with a product in 2 … {MAX_RANKS}, please")
     rows, columns = sides
     box.add_many("gpu", rows * columns, "GPU")
+    for a, b in torus_pairs(rows, columns):
+        _lane(box, a, b)
+
+
+def torus_pairs(rows: int, columns: int) -> list[tuple[int, int]]:
+    """Neighbours on a wrap-around grid, row by row; along a side of length 2 each pair once."""
     pairs: dict[tuple[int, int], None] = {}
     for r in range(rows):
         for c in range(columns):
@@ -103,8 +110,7 @@ def _torus(box: Assembly, text: str) -> None:
             for there in (r * columns + (c + 1) % columns, (r + 1) % rows * columns + c):
                 if there != here:
                     pairs[min(here, there), max(here, there)] = None
-    for a, b in pairs:
-        _lane(box, a, b)
+    return list(pairs)
 
 
 def _hypercube(box: Assembly, text: str) -> None:
@@ -162,7 +168,7 @@ def _random_arcs(box: Assembly, dice: random.Random, order: list[int]) -> None:
 
 #: The registry, in the order in which it is listed.
 FAMILIES: dict[str, Family] = {
-    "ring": Family("ring:N", "N GPUs in a circle, links both ways (ring:2 is one link)", _by_pairs(_circle)),
+    "ring": Family("ring:N", "N GPUs in a circle, links both ways (ring:2 is one link)", _by_pairs(circle_pairs)),
     "oneway": Family("oneway:N", "N GPUs in a circle, links one way only", _oneway),
     "chain": Family("chain:N", "N GPUs in a row", _by_pairs(lambda n: pairwise(range(n)))),
     "clique": Family(

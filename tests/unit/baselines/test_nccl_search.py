@@ -20,6 +20,7 @@ from blinkccl.baselines.nccl_search import Channels, search
 from blinkccl.baselines.nccl_system import ARCHS, guess_arch, see
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology.assembly import Assembly, compose
+from blinkccl.topology.cables import by_rule
 from blinkccl.topology.catalog import CATALOG, connected_allocations, machine
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
@@ -255,10 +256,10 @@ def test_the_last_resort_across_servers(spec: str) -> None:
     assert (found.count, _busbw(found)) == (1, 0.1)
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOG if name not in ("mi250", "mi300x")])
+@pytest.mark.parametrize("name", [name for name in CATALOG if name not in ("mi250", "mi300x", "mac-studio")])
 def test_the_architecture_that_the_links_tell(name: str) -> None:
     expected = {"dgx-1p": "pascal", "dgx-a100": "ampere", "hgx-h100": "hopper", "hgx-h200": "hopper",
-                "dgx-b200": "blackwell", "gb200-nvl72": "blackwell",
+                "dgx-b200": "blackwell", "gb200-nvl72": "blackwell", "dgx-spark": "ampere",
                 "pcie-4gpu-nvlink-pairs": "ampere", "pcie-8gpu-nvlink-pairs": "ampere"}  # fmt: skip
     assert guess_arch(machine(name)) == expected.get(name, "volta")
 
@@ -286,6 +287,8 @@ def test_jobs_that_nccl_cannot_have() -> None:
         search(dgx, (3,))
     with pytest.raises(UnsupportedError, match="xGMI"):
         search(machine("mi250"), (0, 1))
+    with pytest.raises(UnsupportedError, match="but 0/M3 Ultra of 2x mac-studio @ cables=ring is Apple's"):
+        search(by_rule("ring", machine("mac-studio"), 2, None, ""), (0, 1))
     with pytest.raises(UnsupportedError, match="unknown GPU architecture 'turing'; expected one of pascal"):
         search(dgx, (0, 1), arch="turing")
     with pytest.raises(TopologyError, match="given twice"):

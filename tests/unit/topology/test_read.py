@@ -22,7 +22,7 @@ def test_every_fixture_reads_or_is_refused_by_name(name: str) -> None:
             read_topology(OURS / name)
     else:
         topology = read_topology(OURS / name)
-        assert topology.name == name or name.endswith(".json")
+        assert name in topology.name or name.endswith(".json")
         assert len(topology.ranks) >= 2
 
 
