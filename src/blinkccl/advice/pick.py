@@ -222,7 +222,11 @@ def ranking_text(ranking: Ranking, shown: int, paint: Paint = plain, width: int 
 
 def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
     ring = ranking.ring(pick)
-    ring_text = "none" if ring.gb_per_s is None else gb_per_s_text(ring.gb_per_s) + ("" if ring.fast else " (PCIe)")
+    ring_text = (
+        "none"
+        if ring.gb_per_s is None
+        else gb_per_s_text(ring.gb_per_s) + ("" if ring.fast else " (cables)" if ring.cables else " (PCIe)")
+    )
     left = f"{{{ids(pick.left)}}}" if pick.left else ""
     where = bottleneck(ranking.forest(pick).certificate) if pick.reach.links else "no links join these"
     if pick.reach.links not in ("", ranking.links):

@@ -19,7 +19,8 @@ from blinkccl.topology.select import PCIE_CHOICES
 class RingBaseline:
     """What NCCL 2.4's rings reach: algbw in GB/s, None where there is no ring, for ``reason``.
 
-    ``rings`` are the distinct ones, in lanes if ``fast`` (NVLink or its kin); else NCCL has fallen back to PCIe.
+    ``rings`` are the distinct ones, in lanes if ``fast`` (NVLink or its kin); else NCCL has fallen back to PCIe, or
+    takes ``cables``.
     """
 
     gb_per_s: float | None
@@ -27,6 +28,7 @@ class RingBaseline:
     fast: bool = False
     reason: str = ""
     draw: Callable[[], Forest] | None = None
+    cables: bool = False
 
     @cached_property
     def forest(self) -> Forest | None:
@@ -40,6 +42,8 @@ class RingBaseline:
         if self.gb_per_s is None:
             return f"ring    none: {self.reason}"
         where = count(self.rings, "ring") if self.fast else "no NVLink ring, so one over PCIe"
+        if self.cables:
+            where = "one ring over the cables, one way round"
         speedup = forest.algbw_gb_per_s / self.gb_per_s
         than = "as fast as that" if abs(speedup - 1) < 0.005 else f"{speedup:.3g} times as fast"
         return f"ring    {gb_per_s_text(self.gb_per_s)} algbw ({where}, by NCCL 2.4's rule): this plan is {than}"
@@ -54,6 +58,8 @@ def ring_baseline(request: Request) -> RingBaseline:
     except (UnsupportedError, TopologyError) as error:
         if request.collective.name not in ring.SERVED:
             return RingBaseline(None, reason=str(error))
+        if ring.over_cables(request.topology, request.ranks):
+            return RingBaseline(None, reason=str(error).removeprefix("ring: ").removesuffix("; use --algo optimal"))
         # What ring says of itself is advice for somebody who asked for it, not for a baseline.
         where = "" if request.links in PCIE_CHOICES else "no NVLink ring through all ranks, and "
         return RingBaseline(None, reason=f"{where}no PCIe that would close one")
@@ -64,4 +70,5 @@ def ring_baseline(request: Request) -> RingBaseline:
     fast = any(link.kind in FAST_KINDS for link in network.links)
     rate = ring.rate(request, found) if request.collective.root is None else draw().rate
     rings = ring.counted(request.topology, network, found) if fast else 1
-    return RingBaseline(float(rate) * network.unit_gb_per_s, rings, fast, draw=draw)
+    cables = ring.over_cables(network, request.ranks)
+    return RingBaseline(float(rate) * network.unit_gb_per_s, rings, fast, draw=draw, cables=cables)

@@ -14,7 +14,9 @@ So ``ring`` always sees the PCIe links too, whatever ``--links`` says, and never
 the job. In tree form a ring AllReduce is N shares per ring: share r goes up the chain that ends at rank r and
 down the chain that starts at r, in the direction of the ring.
 
-Over several servers NCCL lines up the GPUs of each server and joins the lines over the network.
+Over several servers NCCL lines up the GPUs of each server and joins the lines over the network, in the order of the
+ranks and in one direction for all its channels (src/graph/connect.cc; FujitsuPolycom/sparkring, issue 273, counts the
+bytes). Where cables are in place of a switch, that closes a ring only if a cable joins each to the next.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from blinkccl.collectives.spec import Block
 from blinkccl.errors import InternalError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, link_use
 from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import FAST_KINDS, Topology
 from blinkccl.topology.select import PCIE_CHOICES
 
@@ -178,6 +181,8 @@ def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
 def _fall_back(network: Topology, ranks: Sequence[int], by_rank: bool) -> tuple[Ring, ...]:
     """The one ring over PCIe."""
     paths = transit_paths(network, ranks)
+    if over_cables(network, ranks):
+        return _in_order_of_ranks(network, paths, ranks)
     if missing_pairs(paths, ranks):
         u, v = missing_pairs(paths, ranks)[0]
         raise UnsupportedError(
@@ -185,6 +190,22 @@ def _fall_back(network: Topology, ranks: Sequence[int], by_rank: bool) -> tuple[
         )
     order = tuple(ranks) if by_rank else _nearest(paths, ranks)
     return _with_capacity(network, paths, [order])
+
+
+def over_cables(network: Topology, ranks: Sequence[int]) -> bool:
+    """Whether cables join servers with a rank each."""
+    return len(by_server(network, ranks)) == len(ranks) and bool(cables_of(network))
+
+
+def _in_order_of_ranks(network: Topology, paths: Paths, ranks: Sequence[int]) -> tuple[Ring, ...]:
+    """The one ring over cables."""
+    for u, v in pairwise((*ranks, ranks[0])):
+        if (u, v) not in paths:
+            raise UnsupportedError(
+                f"ring: NCCL goes round in the order of the ranks, and no cable leads from {u} to {v}; use --algo "
+                "optimal"
+            )
+    return _with_capacity(network, paths, [tuple(ranks)])
 
 
 def fast_rings(request: Request) -> tuple[Topology | None, tuple[Ring, ...]]:

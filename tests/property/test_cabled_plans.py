@@ -1,0 +1,187 @@
+"""Plans on cables reach what theory says they can, and compute what they should, on cablings that people build and on
+random ones."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.advice.ring_baseline import ring_baseline
+from blinkccl.algorithms import ring
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.engines import reference
+from blinkccl.errors import UnsupportedError
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import verify
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.cables import Cable, Port, Server, cabled, cables_of, ports_of
+from blinkccl.topology.cables_file import parse
+from blinkccl.topology.catalog import machine
+from blinkccl.topology.model import Topology
+from support.examples import examples
+from support.execution import difference
+from support.planned import asked, planned
+
+#: GB/s each way of a Thunderbolt cable, and of a Spark's PCIe links, which both its ports share.
+CABLE, SPARK = Fraction(10), Fraction(24)
+
+
+def best(topology: str | Topology, collective: str, gpus: str | None = None, root: int = 0) -> Fraction:
+    """Algbw of the optimal plan, GB/s, whose proof the checker has looked through."""
+    forest = planned("optimal", asked(topology, collective, gpus, root))
+    assert forest.optimal
+    return forest.rate * exact_unit(forest.topology)
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_rings(n: int) -> None:
+    """Full duplex, both ways round: twice a ring's rate N/2(N−1), but between two there is one cable."""
+    spec, ways = f"{n}x mac-studio @ cables=ring", 1 if n == 2 else 2
+    assert best(spec, "allreduce") == ways * CABLE * n / (2 * (n - 1))
+    assert best(spec, "allgather") == best(spec, "reduce_scatter") == ways * CABLE * n / (n - 1)
+    assert best(spec, "broadcast") == best(spec, "reduce", root=-1) == ways * CABLE
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_rings_of_sparks(n: int) -> None:
+    """What leaves a host is 24 GB/s whatever its cables carry, so that a ring one way round is as fast as a switch."""
+    spec = f"{n}x dgx-spark @ cables=ring"
+    assert best(spec, "allreduce") == best(f"{n}x dgx-spark", "allreduce") == SPARK * n / (2 * (n - 1))
+    assert best(spec, "allgather") == best(spec, "reduce_scatter") == SPARK * n / (n - 1)
+    assert best(spec, "broadcast") == best(spec, "reduce") == SPARK
+
+
+def test_a_second_cable_between_two_sparks_gives_nothing() -> None:
+    for name in ("allreduce", "allgather", "broadcast", "alltoall"):
+        assert best("2x dgx-spark @ cables=ring*2", name) == best("2x dgx-spark @ cables=ring", name)
+    assert best("2x mac-studio @ cables=ring*2", "allreduce") == 2 * best("2x mac-studio @ cables=ring", "allreduce")
+
+
+@pytest.mark.parametrize("n", range(3, 7))
+def test_lines_and_stars(n: int) -> None:
+    """Every cable is a cut; in the middle a Spark sends what goes up and what comes down through the same 24 GB/s."""
+    for spec in (f"{n}x mac-studio @ cables=line", f"{n}x mac-studio @ cables=star"):
+        assert best(spec, "allreduce") == best(spec, "broadcast") == CABLE
+        assert best(spec, "allgather") == best(spec, "reduce_scatter") == CABLE * n / (n - 1)
+    assert best(f"{n}x dgx-spark @ cables=line", "allreduce") == SPARK / 2
+
+
+@pytest.mark.parametrize("n", range(3, 7))
+def test_meshes(n: int) -> None:
+    """N(N−1)/2 cables, N−1 of which a tree takes."""
+    spec = f"{n}x mac-studio @ cables=mesh"
+    assert best(spec, "allreduce") == CABLE * n / 2
+    assert best(spec, "allgather") == CABLE * n
+    assert best(spec, "alltoall") == CABLE * n
+    assert best(spec, "broadcast") == CABLE * (n - 1)
+
+
+@pytest.mark.parametrize(("rows", "columns", "degree"), [(2, 2, 2), (2, 3, 3), (2, 4, 3), (3, 3, 4)])
+def test_tori(rows: int, columns: int, degree: int) -> None:
+    n, spec = rows * columns, f"{rows * columns}x mac-studio @ cables=torus:{rows}x{columns}"
+    assert best(spec, "allreduce") == CABLE * Fraction(n * degree, 2) / (n - 1)
+    assert best(spec, "allgather") == degree * CABLE * n / (n - 1)
+    assert best(spec, "broadcast") == degree * CABLE
+
+
+def test_uneven_cables() -> None:
+    """A ring of four Macs, one cable of half the rate: 35 GB/s of cables for three tree edges."""
+    text = "machine mac-studio: a b c d\na:tb0 b:tb1\nb:tb0 c:tb1\nc:tb0 d:tb1\nd:tb0 a:tb1 40Gbps\n"
+    assert best(parse(text, "x"), "allreduce") == Fraction(35, 3)
+    assert best(parse(text, "x"), "broadcast") == 15
+
+
+def test_rails() -> None:
+    """Two DGX A100 back to back, no switch: what a server sends is 8 cables of 25 GB/s, as through a switch."""
+    for name in ("allreduce", "allgather", "reduce_scatter"):
+        assert best("2x dgx-a100 @ cables=ring*8", name) == best("2x dgx-a100", name)
+
+
+def test_messages_through_hosts_between() -> None:
+    """Opposite corners of a ring: both ways round at once; of Sparks, what leaves the host."""
+    mac, spark = "4x mac-studio @ cables=ring", "4x dgx-spark @ cables=ring"
+    request = asked(mac, "sendrecv", "0,2", relays=True)
+    assert planned("optimal", request).rate * exact_unit(request.network) == 2 * CABLE
+    request = asked(spark, "sendrecv", "0,2", relays=True)
+    assert planned("optimal", request).rate * exact_unit(request.network) == SPARK
+
+
+# What a ring gets, and where NCCL has none.
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_nccl_s_ring_goes_one_way_round(n: int) -> None:
+    for kind, rate in (("mac-studio", CABLE), ("dgx-spark", SPARK)):
+        request = asked(f"{n}x {kind} @ cables=ring", "allreduce")
+        baseline = ring_baseline(request)
+        assert baseline.gb_per_s == pytest.approx(float(rate * n / (2 * (n - 1))))
+        assert baseline.cables
+        forest = planned("ring", request)
+        order = [share.root for share in forest.shares]
+        assert order == list(request.ranks)
+        hops = [path for share in forest.shares for tree in (share.reduce, share.broadcast) for path in tree.edges]
+        assert all(path[-1] == order[(order.index(path[0]) + 1) % n] for path in hops)
+
+
+def test_no_ring_where_a_rank_has_no_cable_to_the_next() -> None:
+    for spec, gpus, pair in (("4x mac-studio @ cables=ring", "0,2,1,3", "0 to 2"), ("4x mac-studio @ cables=line", None,
+                                                                                  "3 to 0")):  # fmt: skip
+        request = asked(spec, "allreduce", gpus)
+        reason = f"NCCL goes round in the order of the ranks, and no cable leads from {pair}"
+        with pytest.raises(UnsupportedError, match=reason):
+            ring.plan(request)
+        assert ring_baseline(request).reason == reason
+
+
+def test_several_gpus_per_server_are_no_ring_of_cables() -> None:
+    request = asked("2x dgx-a100 @ cables=ring*8", "allreduce")
+    assert "no PCIe that would close one" in ring_baseline(request).reason
+
+
+# Random cablings.
+
+
+def random_cabling(seed: int) -> Topology:
+    """Two to five machines of one or two kinds; a random tree joins them, and other cables are random as far as ports
+    are free."""
+    dice = Random(seed)
+    kinds = [machine(dice.choice(["dgx-spark", "mac-studio"])) for _ in range(dice.randint(2, 5))]
+    servers = [Server(f"m{i}", kind) for i, kind in enumerate(kinds)]
+    free: list[list[Port]] = [[(i, port) for port in ports_of(kind)] for i, kind in enumerate(kinds)]
+    for ports in free:
+        dice.shuffle(ports)
+    cables: list[Cable] = []
+
+    def join(a: int, b: int) -> None:
+        if free[a] and free[b]:
+            rate = dice.choice([None, None, Fraction(5), Fraction(25, 2)])
+            cables.append(Cable(free[a].pop(), free[b].pop(), rate))
+
+    order = list(range(len(servers)))
+    dice.shuffle(order)
+    for a, b in pairwise(order):
+        join(a, b)
+    for _ in range(dice.randint(0, 6)):
+        join(*dice.sample(order, 2))
+    return cabled(f"random cables {seed}", servers, cables)
+
+
+@examples(60)
+@given(st.integers(0, 10**6), st.sampled_from(sorted(COLLECTIVES)))
+def test_random_cablings_are_planned_at_the_bound_and_computed(seed: int, collective: str) -> None:
+    topology = random_cabling(seed)
+    forest = planned("optimal", asked(topology, collective, root=seed % len(topology.ranks)))
+    assert forest.rate == forest.bound
+    program = lower(forest)
+    verify(program, forest.topology)
+    for count in (1, 37):
+        assert difference(reference.run, program, count=count) is None
+    cable = {frozenset((x.src, x.dst)) for x in cables_of(topology)}
+    for tree in [tree for share in forest.shares for tree in (share.reduce, share.broadcast) if tree is not None]:
+        for path in tree.edges:  # whoever is behind a cable stores what comes
+            assert sum(frozenset(pair) in cable for pair in pairwise(path)) == 1
