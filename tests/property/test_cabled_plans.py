@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -19,13 +18,13 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import verify
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.cables import Cable, Port, Server, cabled, cables_of, ports_of
+from blinkccl.topology.cables import cables_of
 from blinkccl.topology.cables_file import parse
-from blinkccl.topology.catalog import machine
 from blinkccl.topology.model import Topology
 from support.examples import examples
 from support.execution import difference
 from support.planned import asked, planned
+from support.random_cables import random_cabling
 
 #: GB/s each way of a Thunderbolt cable, and of a Spark's PCIe links, which both its ports share.
 CABLE, SPARK = Fraction(10), Fraction(24)
@@ -141,34 +140,6 @@ def test_no_ring_where_a_rank_has_no_cable_to_the_next() -> None:
 def test_several_gpus_per_server_are_no_ring_of_cables() -> None:
     request = asked("2x dgx-a100 @ cables=ring*8", "allreduce")
     assert "no PCIe that would close one" in ring_baseline(request).reason
-
-
-# Random cablings.
-
-
-def random_cabling(seed: int) -> Topology:
-    """Two to five machines of one or two kinds; a random tree joins them, and other cables are random as far as ports
-    are free."""
-    dice = Random(seed)
-    kinds = [machine(dice.choice(["dgx-spark", "mac-studio"])) for _ in range(dice.randint(2, 5))]
-    servers = [Server(f"m{i}", kind) for i, kind in enumerate(kinds)]
-    free: list[list[Port]] = [[(i, port) for port in ports_of(kind)] for i, kind in enumerate(kinds)]
-    for ports in free:
-        dice.shuffle(ports)
-    cables: list[Cable] = []
-
-    def join(a: int, b: int) -> None:
-        if free[a] and free[b]:
-            rate = dice.choice([None, None, Fraction(5), Fraction(25, 2)])
-            cables.append(Cable(free[a].pop(), free[b].pop(), rate))
-
-    order = list(range(len(servers)))
-    dice.shuffle(order)
-    for a, b in pairwise(order):
-        join(a, b)
-    for _ in range(dice.randint(0, 6)):
-        join(*dice.sample(order, 2))
-    return cabled(f"random cables {seed}", servers, cables)
 
 
 @examples(60)

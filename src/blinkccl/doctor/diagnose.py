@@ -12,12 +12,12 @@ import msgspec
 
 from blinkccl.doctor.evidence import Case, Host, Machine, Measured, RankState, printable
 from blinkccl.doctor.finding import SEVERITIES, Finding
-from blinkccl.doctor.rules import bound, hang, host, links, measured, network, peers, settings
+from blinkccl.doctor.rules import bound, cabling, hang, host, links, measured, network, peers, settings
 from blinkccl.doctor.rules.job import best_rows, jobs
 from blinkccl.report.text import Paint, count, fit, gb_per_s_text
 from blinkccl.schema import SCHEMA_VERSION
 
-FAMILIES = (hang, peers, links, network, settings, host, measured, bound)
+FAMILIES = (hang, peers, links, cabling, network, settings, host, measured, bound)
 #: What another finding explains is not told as a cause of its own.
 FOLLOWS_FROM = {"nccl-gap": {"pcie-narrow", "pcie-slow", "pcie-uplink", "nvlink-down", "contradiction"}}
 

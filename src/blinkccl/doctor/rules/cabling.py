@@ -1,0 +1,212 @@
+"""Machines joined by cables and no switch: parts that are apart, cables that others would be better than, what a loss
+costs, and pairs that NCCL would need."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from blinkccl.baselines.nccl_system import check_nvidia
+from blinkccl.doctor.cabling import Cabling, Change, Plug
+from blinkccl.doctor.evidence import Case, Hop, Machine, Measured, NcclVersion
+from blinkccl.doctor.finding import Finding, finding
+from blinkccl.errors import UnsupportedError
+from blinkccl.packing.two_trees import binary_tree, second_tree
+from blinkccl.report.text import count, gb_per_s_text
+from blinkccl.topology.cables import cables_of, gbit_text
+from blinkccl.topology.model import Topology
+
+#: Ports, cables and pairs that are listed.
+_SHOWN = 4
+
+
+def cabling(case: Case) -> Iterator[Finding]:
+    """What there is to say of the cables of each machine."""
+    for machine in case.of(Machine):
+        if cables_of(machine.topology):
+            for found in _of(Cabling(machine.topology), machine.place.source, _failed_in_nccl(case)):
+                yield found.at(machine)
+
+
+def _failed_in_nccl(case: Case) -> bool:
+    """Whether a log of NCCL is there, and no result of it."""
+    return bool(case.of(NcclVersion) or case.of(Hop)) and not case.of(Measured)
+
+
+def _of(cables: Cabling, source: str, failed: bool) -> Iterator[Finding]:
+    if len(cables.parts) > 1:
+        yield _apart(cables)
+        return
+    yield from _slow(cables)
+    yield from _moved(cables)
+    yield from _added(cables)
+    yield from _losses(cables, source)
+    yield from _nccl(cables.topology, failed)
+
+
+def _apart(cables: Cabling) -> Finding:
+    topology = cables.topology
+    shown = " | ".join(f"{{{','.join(_servers(topology, part))}}}" for part in cables.parts)
+    change = cables.best_added() or cables.joining() or cables.best_moved()
+    bound, remedy = (
+        "one part",
+        "too few ports are free to join them: pull out one of several cables of a pair",
+    )
+    if change is not None:
+        bound = f"{_rate(change)} of AllReduce" if change.gb_per_s else bound
+        remedy = _words(topology, change)
+    return finding(f"""
+        error: the cables leave the machines in {len(cables.parts)} parts: {shown}  [cables-apart]
+        bound   {bound}
+        got     no plan
+        cause   no cable leads from part to part, not even through other machines
+        try     {remedy}
+        """)
+
+
+def _slow(cables: Cabling) -> Iterator[Finding]:
+    """Cables below their ports, where they are what limits."""
+    slow = cables.slow()
+    if not slow or not cables.small:
+        return
+    faster = [Plug(p.a, p.b, min(map(cables.port_capacity, (p.a, p.b)))) for p in slow]
+    change = cables.tried(slow, faster)
+    if change.gb_per_s <= cables.gb_per_s:
+        return
+    one, unit = slow[0], cables.topology.unit_gb_per_s
+    yield finding(f"""
+        warning: {_listed(cables.topology, slow)}: slower than its ports  [cable-slow]
+        bound   {_rate(change)} of AllReduce, with {gbit_text(faster[0].capacity * unit)} there
+        got     {_rate(cables)}, with {gbit_text(one.capacity * unit)}
+        cause   trees can take other cables as far as there are any; a ring goes as slowly as its slowest cable
+        try     a cable that is rated for the ports; ethtool on both ends says what they have agreed on
+        """)
+
+
+def _moved(cables: Cabling) -> Iterator[Finding]:
+    change = cables.best_moved()
+    if change is not None:
+        yield finding(f"""
+            warning: other cabling would be faster, with as many cables  [cables-better]
+            bound   {_rate(change)} of AllReduce
+            got     {_rate(cables)}, as they are
+            cause   AllReduce is held back where few cables lead from some machines to the others
+            try     {_words(cables.topology, change)}
+            """)
+
+
+def _added(cables: Cabling) -> Iterator[Finding]:
+    change = cables.best_added()
+    if change is not None:
+        yield finding(f"""
+            note: {count(len(cables.free), "port")} without a cable: {_ports(cables.topology, cables.free)}  [port-free]
+            bound   {_rate(change)} of AllReduce with one more cable
+            got     {_rate(cables)} without
+            cause   what crosses the fullest cables has another way then
+            try     {_words(cables.topology, change)}
+            """)
+
+
+def _losses(cables: Cabling, source: str) -> Iterator[Finding]:
+    losses = cables.losses()
+    idle = [change.out[0] for change in losses if change.gb_per_s == cables.gb_per_s]
+    if idle:
+        yield finding(f"""
+            note: AllReduce is as fast without {_listed(cables.topology, idle[:1])}  [cable-idle]
+            bound   {_rate(cables)} with it
+            got     {_rate(cables)} without
+            cause   other links limit it: of a Spark, the PCIe links that both its ports share
+            try     keep it for what it does when another fails, or use it elsewhere
+            """)
+    parting = [change.out[0] for change in losses if not change.gb_per_s]
+    worst = min(losses, key=lambda change: change.gb_per_s, default=None)
+    if worst is None or worst.gb_per_s == cables.gb_per_s:
+        return
+    title = f"the worst cable to lose is {_cable(cables.topology, worst.out[0])}"
+    if parting:
+        title = f"the loss of one cable parts the machines: {_listed(cables.topology, parting)}"
+    yield finding(f"""
+        note: {title}  [cable-loss]
+        bound   {_rate(cables)} of AllReduce
+        got     {f"{_rate(worst)} without it" if worst.gb_per_s else "no plan without it"}
+        cause   data take what other ways the cables leave
+        try     blink plan allreduce --topo {shlex.quote(source)} --without {worst.out[0].a}-{worst.out[0].b}
+        """)
+
+
+def _nccl(topology: Topology, failed: bool) -> Iterator[Finding]:
+    """Hops of NCCL's ring and trees that no cable is for; it connects all of them before it runs any."""
+    ranks = topology.ranks
+    servers = [topology.vertex[rank].server for rank in ranks]
+    try:
+        check_nvidia(topology, ranks)
+    except UnsupportedError:
+        return
+    if len(set(servers)) < len(ranks):
+        return
+    joined = {frozenset(topology.vertex[v].server for v in (x.src, x.dst)) for x in cables_of(topology)}
+
+    def lacking(pairs: Sequence[tuple[int, int]]) -> list[str]:
+        ends = sorted((min(a, b), max(a, b)) for a, b in pairs)
+        return [f"{a}-{b}" for a, b in dict.fromkeys(ends) if frozenset((servers[a], servers[b])) not in joined]
+
+    places = range(len(ranks))
+    rings = lacking(list(pairwise((*places, 0))))
+    trees = lacking([*binary_tree(len(ranks)).items(), *second_tree(len(ranks)).items()])
+    if not rings and not trees:
+        return
+    what = [f"its {name} need {', '.join(found)}" for name, found in (("rings", rings), ("trees", trees)) if found]
+    remedy = "NCCL_ALGO=Ring alone does not help, as trees are connected too; there are patches that leave them out"
+    if rings:
+        remedy = "ranks in an order in which each has a cable to the next, if there is one; else other software"
+    yield finding(f"""
+        {"error" if failed else "note"}: NCCL as it is does not start on these cables  [nccl-no-cable]
+        bound   a cable for every pair of ranks that NCCL connects
+        got     {"; ".join(what)}, and no cable is there
+        cause   ncclCommInitRank connects rings and trees before it chooses, and a connection does not go through other
+                machines (NVIDIA/nccl issue 1034; NCCL error in ncclTransportTreeConnect)
+        try     {remedy}
+        """)
+
+
+def _rate(of: Change | Cabling) -> str:
+    return gb_per_s_text(float(of.gb_per_s))
+
+
+def _name(topology: Topology, port: int) -> str:
+    """As cables files call it: ``spark0:p0``."""
+    machine, slash, name = topology.vertex[port].label.rpartition("/")
+    return f"{machine}:{name}" if slash else name
+
+
+def _cable(topology: Topology, plug: Plug) -> str:
+    return f"{_name(topology, plug.a)} – {_name(topology, plug.b)}"
+
+
+def _listed(topology: Topology, plugs: Sequence[Plug]) -> str:
+    more = f" and {len(plugs) - _SHOWN} more" if len(plugs) > _SHOWN else ""
+    return ", ".join(_cable(topology, plug) for plug in plugs[:_SHOWN]) + more
+
+
+def _ports(topology: Topology, ports: Sequence[int]) -> str:
+    more = f" and {len(ports) - _SHOWN} more" if len(ports) > _SHOWN else ""
+    return ", ".join(_name(topology, port) for port in ports[:_SHOWN]) + more
+
+
+def _servers(topology: Topology, ranks: Sequence[int]) -> list[str]:
+    names = [
+        topology.vertex[rank].label.rpartition("/")[0] or f"server {topology.vertex[rank].server}" for rank in ranks
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _words(topology: Topology, change: Change) -> str:
+    """What to do."""
+    plugged = " and ".join(_cable(topology, plug) for plug in change.plugged)
+    if not change.out:
+        return f"plug in {plugged}"
+    return f"in place of {' and '.join(_cable(topology, plug) for plug in change.out)}: {plugged}"
+
+
+RULES = (cabling,)
