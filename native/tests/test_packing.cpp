@@ -56,6 +56,22 @@ void rates() {
   assert(sink == 2 && side[0] + side[1] + side[3] == 3 && side[2] == 0);
 }
 
+// Terminals 0, 1 and 2 around switch 3, a unit each way: all of a pair may go, or none if it goes back to where it is from.
+void pairs() {
+  Network net{4, {}, {}, {}};
+  for (std::int32_t v = 0; v < 3; ++v) {
+    net.add(v, 3, 1);
+    net.add(3, v, 1);
+  }
+  const blink_arcs arcs = net.arcs();
+  const std::vector<std::int64_t> demand{1, 0, 0};
+  std::vector<std::int32_t> order{1, 2, 0};
+  const std::int32_t onward[] = {0, 3, 1}, back[] = {0, 3, 0};
+  assert(blink_admissible(&arcs, 3, demand.data(), onward, 1, order.data()) == 1);
+  assert(blink_admissible(&arcs, 3, demand.data(), back, 1, order.data()) == 0);
+  assert(order[0] == 1 && order[1] == 2 && order[2] == 0);
+}
+
 void packings(bool few) {
   const Network net = clique(5, 4);
   const blink_arcs arcs = net.arcs();
@@ -150,6 +166,7 @@ void unreached() {
 int main() {
   flows();
   rates();
+  pairs();
   packings(false);
   packings(true);
   refusals();

@@ -68,8 +68,13 @@ def max_flow(
     library = load()
     if library is None:
         return None
-    before = array("q", [units if units < INFINITE else INFINITE for units in capacities])
-    if sum(units for units in before if units != INFINITE) >= LIMIT:
+    try:
+        before = array("q", capacities)
+        finite = before
+    except OverflowError:  # some are infinite: a look at each
+        before = array("q", [units if units < INFINITE else INFINITE for units in capacities])
+        finite = array("q", [units for units in before if units != INFINITE])
+    if sum(finite) >= LIMIT:
         return None
     after = before[:]
     arcs = Arcs(vertices, heads[1::2], heads[::2], ())
@@ -78,7 +83,10 @@ def max_flow(
         raise MemoryError
     if added >= INFINITE:
         return None
-    capacities[:] = [units + new - old for units, new, old in zip(capacities, after, before, strict=True)]
+    if finite is before:
+        capacities[:] = after.tolist()
+    else:
+        capacities[:] = [units + new - old for units, new, old in zip(capacities, after, before, strict=True)]
     return added
 
 
@@ -94,6 +102,23 @@ def first_unreached(network: FlowNetwork, factor: int, joined: int, sink: int) -
     if code == _NO_MEMORY:
         raise MemoryError
     return None if code == _DONE else (place.value, tuple(v for v, inside in enumerate(side) if inside))
+
+
+def admissible(
+    network: FlowNetwork, joined: Sequence[int], pair: tuple[int, int, int], wanted: int, order: list[int]
+) -> int:
+    """As :func:`blinkccl.packing.splitting.admissible`, ``order`` changed in place; see :func:`can_hold`."""
+    library = load()
+    assert library is not None
+    arcs, given, ends, asked = Arcs.of(network), array("q", joined), array("i", pair), array("i", order)
+    units: int = library.blink_admissible(
+        *(c.byref(arcs.given), network.terminals, _address(given), _address(ends)),
+        *(c.c_int64(wanted), _address(asked)),
+    )
+    if units < 0:
+        raise MemoryError
+    order[:] = asked
+    return units
 
 
 def can_hold(units: int) -> bool:

@@ -227,6 +227,11 @@ def admissible(
 
     ``order`` are the terminals as they are asked; one that forbids it is put first, as it likely does so again.
     """
+    if 2 * len(network.arcs) >= NATIVE_EDGES:
+        from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
+        if native_flows.can_hold(sum(c for _, _, c in network.arcs) + sum(demand)):
+            return native_flows.admissible(network, demand, pair, wanted, order)
     u, w, t = pair
     if min(u, t) < network.terminals:
         wanted = _spared(network, demand, (w,), (u, t), wanted)

@@ -14,7 +14,7 @@ Packing the *directed* graph and using it for both phases would give λ/2, up to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -85,10 +85,12 @@ def _least_partition(n: int, widths: Mapping[Arc, int], rate: Fraction) -> tuple
     p, q = rate.numerator, rate.denominator
     part = list(range(n))
     share: list[int] = []  # twice the greedy solution: x(X) ≤ d(X)·q/2 − p for every X, tight on every part
+    terms = _Terms(n, {edge: q * w for edge, w in widths.items()})
     for last in range(n):
-        value, members = _tightest(n, widths, q, last, share)
+        # min of q·d(X) − share(X − last) over sets X with last ∈ X ⊆ {0 … last}, and the least such X
+        value = terms.least([-x for x in share], inside=[last], outside=range(last + 1, n))
         share.append(value - 2 * p)
-        joined = {part[v] for v in members}
+        joined = {part[v] for v in terms.members()}
         for v in range(n):
             if part[v] in joined:
                 part[v] = last
@@ -100,28 +102,42 @@ def _least_partition(n: int, widths: Mapping[Arc, int], rate: Fraction) -> tuple
     return Fraction(value), partition
 
 
-def _tightest(n: int, widths: Mapping[Arc, int], q: int, last: int, share: list[int]) -> tuple[int, list[int]]:
-    """min of q·d(X) − share(X − last) over sets X with last ∈ X ⊆ {0 … last}, and the least such X."""
-    outside, constant = n, 0
-    graph = FlowGraph(n + 1)
-    for (u, v), w in widths.items():
-        a, b = (u if u <= last else outside), (v if v <= last else outside)
-        if a != b:
-            graph.add(a, b, q * w)
-            graph.add(b, a, q * w)
-    for v, x in enumerate(share):
-        if x > 0:
-            graph.add(last, v, x)
-            constant -= x
-        elif x < 0:
-            graph.add(v, outside, -x)
-    value = graph.max_flow(last, outside)
-    return value + constant, graph.source_side(last)
+class _Terms:
+    """Minima of widths leaving a set plus a term for each member, over sets that hold some vertices and not others.
+
+    One graph for all of them: a source before every vertex and a sink behind it.
+    """
+
+    def __init__(self, n: int, widths: Mapping[Arc, int]) -> None:
+        self._n, self._graph = n, FlowGraph(n + 2)
+        for (u, v), w in widths.items():
+            self._graph.add(u, v, w)
+            self._graph.add(v, u, w)
+        self._wide = sum(widths.values())
+        self._into = [self._graph.add(n, v, 0) for v in range(n)]
+        self._out = [self._graph.add(v, n + 1, 0) for v in range(n)]
+
+    def least(self, terms: Sequence[int], inside: Iterable[int], outside: Iterable[int]) -> int:
+        """The minimum; vertices without a term have none, and those of ``inside`` and ``outside`` do not count."""
+        held, kept_out = frozenset(inside), frozenset(outside)
+        infinite = 2 * self._wide + sum(map(abs, terms)) + 1
+        constant = 0
+        for v in range(self._n):
+            term = terms[v] if v < len(terms) and v not in held and v not in kept_out else 0
+            constant += min(term, 0)
+            self._graph.set_capacity(self._into[v], infinite if v in held else max(-term, 0))
+            self._graph.set_capacity(self._out[v], infinite if v in kept_out else max(term, 0))
+        self._graph.reset()
+        return self._graph.max_flow(self._n, self._n + 1) + constant
+
+    def members(self) -> list[int]:
+        """The least set of that minimum."""
+        return [v for v in self._graph.source_side(self._n) if v < self._n]
 
 
 @dataclass(frozen=True, slots=True)
 class TreePacking:
-    """``trees`` (as arborescences from their centres) with multiplicities that sum to τ × ``scale``."""
+    """``trees`` (as arborescences from their centres) with multiplicities that sum to τ × ``scale``, rounded down."""
 
     rate: Fraction
     scale: int
@@ -129,14 +145,16 @@ class TreePacking:
     trees: tuple[Arborescence, ...]
 
 
-def pack_trees(network: FlowNetwork, *, few: bool = False) -> TreePacking:
+def pack_trees(network: FlowNetwork, *, few: bool = False, loss: Fraction = Fraction(0)) -> TreePacking:
     """A maximum packing of undirected spanning trees, each rooted at its centre, with its certificate.
 
     ``few`` tries every vertex as the root that the links are directed from, and keeps the packing of fewest trees.
+    ``loss`` is a part of τ that may be missing, for multiplicities with a smaller sum.
     """
     widths = undirected_widths(network)
     rate, blocks = strength(network.n, widths)
-    p, q = rate.numerator, rate.denominator
+    q = next(scale for scale in range(1, rate.denominator + 1) if int(scale * rate) >= scale * rate * (1 - loss))
+    p = int(q * rate)
     scaled = {edge: q * w for edge, w in widths.items()}
     packings: list[list[Arborescence]] = []
     for root in range(network.n) if few else [most_central(network)]:
@@ -163,31 +181,20 @@ def direct(n: int, widths: Mapping[Arc, int], root: int, demand: int) -> FlowNet
         degree[u] += w
         degree[v] += w
     entering = degree.copy()
+    terms = _Terms(n, widths)
     for v in range(n):
         if v != root:
-            entering[v] -= _slack(n, widths, degree, entering, v, root) - demand
+            entering[v] -= _slack(terms, degree, entering, v, root) - demand
     entering[root] = sum(widths.values()) - sum(entering[v] for v in range(n) if v != root)
     if entering[root] < 0:
         raise InternalError(f"the links cannot be directed for {demand} trees from {root}")
     return _realised(n, widths, entering)
 
 
-def _slack(n: int, widths: Mapping[Arc, int], degree: list[int], entering: list[int], v: int, root: int) -> int:
+def _slack(terms: _Terms, degree: list[int], entering: list[int], v: int, root: int) -> int:
     """min over X with v ∈ X, root ∉ X of entering(X) − i(X)."""
-    graph, doubled = FlowGraph(n), 0
-    for (a, b), w in widths.items():
-        graph.add(a, b, w)
-        graph.add(b, a, w)
-    for u in range(n):
-        weight = 2 * entering[u] - degree[u]  # 2·(m(X) − i(X)) = Σ (2m − deg) over X, + d(X)
-        if u in (v, root):
-            doubled += weight if u == v else 0
-        elif weight > 0:
-            graph.add(u, root, weight)
-        elif weight < 0:
-            graph.add(v, u, -weight)
-            doubled += weight
-    doubled += graph.max_flow(v, root)
+    twice = [2 * m - d for m, d in zip(entering, degree, strict=True)]  # 2·(m(X) − i(X)) = Σ (2m − deg) over X, + d(X)
+    doubled = twice[v] + terms.least(twice, inside=[v], outside=[root])
     if doubled % 2:
         raise InternalError("in-degrees and widths do not add up")
     return doubled // 2

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.packing import splitting
+from blinkccl.packing import native_flows, splitting
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.integral import Arborescence, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
@@ -110,7 +110,12 @@ def test_no_more_and_no_less_of_a_pair_is_admissible(network: FlowNetwork, data:
     fit = [
         k for k in range(most + 1) if all(gets(split(k), demand, v) == sum(demand) for v in range(network.terminals))
     ]
-    assert admissible(network, demand, (u, w, t), most, list(range(network.terminals))) == fit[-1] == len(fit) - 1
+    order = list(range(network.terminals))
+    assert admissible(network, demand, (u, w, t), most, order) == fit[-1] == len(fit) - 1
+    if native_flows.load() is not None:
+        natively = list(range(network.terminals))
+        assert native_flows.admissible(network, demand, (u, w, t), most, natively) == fit[-1]
+        assert natively == order
 
 
 @given(balanced(), st.lists(st.integers(0, 4), min_size=5, max_size=5))

@@ -43,6 +43,12 @@ int64_t blink_max_flow(const blink_arcs *arcs, int64_t *residual, int64_t source
 // per vertex) who is on the source's side of the least minimum cut.
 int blink_all_reach(const blink_arcs *arcs, int64_t terminals, int64_t joined, int64_t *sink, uint8_t *side);
 
+// How many units of the arcs pair[0] → pair[1] → pair[2] can be split off, at most `wanted`, so that joined[r] units from
+// each of the first `terminals` vertices r still reach all of these; -1 for want of memory. `order` are the terminals as
+// they are asked; one that leaves no unit is put first.
+int64_t blink_admissible(const blink_arcs *arcs, int64_t terminals, const int64_t *joined, const int32_t *pair,
+                         int64_t wanted, int32_t *order);
+
 // A packing of demand[v] arborescences from each v, not begun; null for want of memory.
 blink_packer *blink_packer_new(const blink_arcs *arcs, const int64_t *demand, int few);
 // Goes on for about so long: DONE, GOES_ON, DOES_NOT_FIT or NO_MEMORY.
