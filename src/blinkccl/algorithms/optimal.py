@@ -71,6 +71,7 @@ from blinkccl.forest.model import Forest
 from blinkccl.packing import equal_trees
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column
+from blinkccl.packing.equal_trees import LOSS
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
@@ -331,10 +332,10 @@ def _two_halves(network: FlowNetwork, groups: Groups) -> list[Draft]:
 
 @lru_cache(maxsize=64)
 def undirected_packing(network: FlowNetwork, objective: str) -> TreePacking:
-    """A maximum packing of undirected trees: shallow, shallowest or fewest."""
+    """A maximum packing of undirected trees: shallow, shallowest or fewest; among many ranks within a hundredth."""
     if objective == "fewest-trees":
         return pack_trees(network, few=True)
-    packing = pack_trees(network)
+    packing = pack_trees(network, loss=LOSS if objective == "shallow" and network.n > SOLVED else Fraction(0))
     capacity = {edge: width * packing.scale for edge, width in undirected_widths(network).items()}
     trees = merge_equal(map(recentred, flatten(capacity, packing.trees, undirected=True)))
     trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")

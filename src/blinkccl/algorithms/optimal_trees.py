@@ -56,8 +56,8 @@ from blinkccl.topology.connectivity import beside, reachable
 MORE_LEVELS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
-#: Data is cut into parts of 1/128 without a thought; longer weights are left for equal ones where these are near.
-LONGEST_WEIGHT = 128
+#: Data is cut into so many parts without a thought.
+LONGEST_WEIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +220,12 @@ def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fractio
 def _every_with_transit(
     network: FlowNetwork, rate: Fraction, side: tuple[int, ...], objective: str, groups: Groups
 ) -> Packed:
-    """Templates of one rank, or whole trees without switches: the shallower, or the fewer; else columns of all trees.
+    """Templates of one rank, or whole trees without switches: the shallower, shorter, fewer; else columns of all trees.
 
     Few equal trees instead, where they are shallower: see :func:`_preferred`.
     """
     symmetry, roots = symmetry_of(network), tuple(range(network.terminals))
-    least = max(map(network.hop_eccentricity, symmetry.roots))
-    shallow = least + equal_trees.SPARE_LEVELS
+    shallow = max(map(network.hop_eccentricity, symmetry.roots)) + equal_trees.SPARE_LEVELS
     moved = _from_templates(network, rate, side, shallow, groups) if len(symmetry.roots) == 1 else None
     if moved is not None and moved.longest_weight <= LONGEST_WEIGHT and moved.depth <= shallow:
         return moved
@@ -234,10 +233,11 @@ def _every_with_transit(
     if network.terminals > WHOLE_RATE and (network.terminals <= SOLVED or objective == "exact"):
         whole = _whole(network.scaled(rate.denominator), _alike(network, rate), objective)
         exact += [Packed(whole, side)] if whole else []
-    best = min(exact, key=lambda packed: (packed.depth, len(packed.trees)), default=None)
-    if objective == "shallow" and not (best and best.depth == least):
+    best = min(exact, key=lambda p: (p.depth, p.longest_weight > LONGEST_WEIGHT, len(p.trees)), default=None)
+    fair_depth = shallow + MORE_LEVELS * (network.terminals > SOLVED)  # where equal trees take seconds
+    if objective == "shallow" and not (best and best.depth <= fair_depth):
         equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
-        if equal and _preferred(network, rate, shallow, equal, best):
+        if equal and _preferred(network, rate, equal, best):
             return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in equal.trees), side)
     if best is not None:
         return best
@@ -260,13 +260,13 @@ def _most_equal(network: FlowNetwork) -> int:
     return max(MOST_PER_ROOT, min(2 * MOST_PER_ROOT, 256 // network.terminals))
 
 
-def _preferred(network: FlowNetwork, rate: Fraction, shallow: int, equal: EqualTrees, exact: Packed | None) -> bool:
-    """Depth beyond ``shallow`` is worth a hundredth of the rate. Without exact trees many ranks get what there is."""
-    if exact is None and network.terminals > SOLVED:
-        return True
-    whole = network.terminals <= WHOLE_RATE or (exact is not None and exact.depth <= shallow)
-    enough = equal.rate == rate if whole else equal.near(rate)
-    return enough and (exact is None or equal.depth < exact.depth)
+def _preferred(network: FlowNetwork, rate: Fraction, equal: EqualTrees, exact: Packed | None) -> bool:
+    """Depth is worth a hundredth of the rate. Without exact trees few ranks get all of it, and many what there is."""
+    if exact is not None:
+        return equal.near(rate) and equal.depth < exact.depth
+    if network.terminals <= WHOLE_RATE:
+        return equal.rate == rate
+    return equal.near(rate) or network.terminals > SOLVED
 
 
 def _from_templates(
