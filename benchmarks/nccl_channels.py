@@ -27,8 +27,8 @@ from nccl_wheel import WHEELS, Graph, Wheel, fetched
 from blinkccl.baselines.nccl_search import Chains, Channels, search
 from blinkccl.baselines.nccl_system import ARCHS, BROADWELLS, OLDER_AMD, VERSION, Server, guess_arch, see
 from blinkccl.private_files import cache_directory
-from blinkccl.topology.assembly import compose
 from blinkccl.topology.catalog import machine
+from blinkccl.topology.fabric import compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.nccl_xml_write import write
 

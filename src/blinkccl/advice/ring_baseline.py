@@ -61,6 +61,8 @@ def ring_baseline(request: Request) -> RingBaseline:
         if ring.over_cables(request.topology, request.ranks):
             return RingBaseline(None, reason=str(error).removeprefix("ring: ").removesuffix("; use --algo optimal"))
         # What ring says of itself is advice for somebody who asked for it, not for a baseline.
+        if len({request.topology.vertex[rank].server for rank in request.ranks}) > 1:
+            return RingBaseline(None, reason="the network joins no ends of the servers' lines of GPUs")
         where = "" if request.links in PCIE_CHOICES else "no NVLink ring through all ranks, and "
         return RingBaseline(None, reason=f"{where}no PCIe that would close one")
 

@@ -93,6 +93,7 @@ def _list(json: bool) -> None:
         lines.append(f"  {name:<26}  {row.about}{also}")
     lines += ["rules", *(f"  {family.form:<26}  {family.about}" for family in FAMILIES.values())]
     lines.append('several servers: "2x dgx-1v @ 40Gbps"; cables and no switch: "4x dgx-spark @ cables=ring"')
+    lines.append('switches between them: "16x dgx-a100 @ fabric=tree:4:2", fabric=rails, fabric=dragonfly:4')
     lines.append("a file: nvidia-smi topo -m, NCCL topology XML, our JSON, a line per cable")
     console.emit_sentences("\n".join(lines) + "\n")
 

@@ -106,25 +106,7 @@ def exact_unit(topology: Topology) -> Fraction:
     return Fraction(repr(topology.unit_gb_per_s))
 
 
-# Several servers of one kind, joined by a network: ``2x dgx-1v @ 40Gbps``.
-def compose(machine: Topology, servers: int, nic_gb_per_s: Fraction | None = None) -> Topology:
-    """``servers`` copies of ``machine`` on one non-blocking network switch.
-
-    GPU ``j`` of server ``s`` gets the id ``s·G + j`` (G GPUs a server, in ascending order of their ids in
-    ``machine``); switches, hosts and NICs follow, server by server; the network switch comes last and forms a
-    group of its own, ``server = servers``. ``nic_gb_per_s`` is GB/s per direction of every NIC, on its GPU side and on
-    its network side; without it the NICs keep the machine's rate. A machine that has no NIC gets one per server,
-    joined to each of its GPUs: then the rate must be given.
-    """
-    _check(machine, servers, nic_gb_per_s)
-    count = f"{servers}x {machine.name}"
-    box = Assembly(count if nic_gb_per_s is None else f"{count} @ {float(nic_gb_per_s * 8):g}Gbps", "declared")
-    ids = copies(box, [(str(server), machine) for server in range(servers)], nic_gb_per_s)
-    if servers > 1 or nic_gb_per_s is not None:
-        _join_network(box, machine, ids, nic_gb_per_s)
-    return box.finish()
-
-
+# Several servers, side by side.
 def copies(
     box: Assembly, servers: Sequence[tuple[str, Topology]], nic_gb_per_s: Fraction | None = None
 ) -> list[dict[int, int]]:
@@ -145,25 +127,6 @@ def copies(
     return ids
 
 
-def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> None:
-    if servers < 1:
-        raise TopologyError(f"{servers}x {machine.name}: give at least one server")
-    if len({machine.vertex[r].server for r in machine.ranks}) > 1:
-        raise TopologyError(f"{machine.name} spans several servers already; compose single servers")
-    if servers * len(machine.vertices) > MAX_VERTICES or servers * len(machine.links) > MAX_LINKS:
-        raise TopologyError(
-            f"{servers}x {machine.name}: {servers * len(machine.vertices)} vertices and "
-            f"{servers * len(machine.links)} links; at most {MAX_VERTICES} and {MAX_LINKS}"
-        )
-    if servers > 1 and nic_gb_per_s is None and not nics_of(machine):
-        raise TopologyError(
-            f"{servers}x {machine.name}: {machine.name} has no NIC, so say how fast the "
-            f'network is: "{servers}x {machine.name} @ 40Gbps"'
-        )
-    if nic_gb_per_s is not None and nic_gb_per_s <= 0:
-        raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gb_per_s}")
-
-
 def nics_of(machine: Topology) -> list[int]:
     """Its NICs, ascending."""
     return sorted(v.id for v in machine.vertices if v.kind == "nic")
@@ -176,24 +139,6 @@ def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb
             box.arc(number[x.src], number[x.dst], nic_gb_per_s, "net", "declared")
         else:
             box.arc(number[x.src], number[x.dst], x.capacity * unit, x.kind, x.provenance)
-
-
-def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]], nic_gb_per_s: Fraction | None) -> None:
-    nics = nics_of(machine)
-    ends: list[tuple[int, Fraction, str]] = []
-    for server, number in enumerate(ids):
-        if nics:
-            for nic in nics:
-                gb_per_s, source = nic_rate(machine, nic, nic_gb_per_s)
-                ends.append((number[nic], gb_per_s, source))
-        elif nic_gb_per_s is not None:
-            nic = box.add("nic", f"{server}/NIC", server)
-            for old in machine.ranks:
-                box.join(number[old], nic, nic_gb_per_s, "net")
-            ends.append((nic, nic_gb_per_s, "declared"))
-    network = box.add("switch", "NETWORK", len(ids))
-    for nic, gb_per_s, source in ends:
-        box.join(nic, network, gb_per_s, "net", source)
 
 
 def nic_rate(machine: Topology, nic: int, nic_gb_per_s: Fraction | None) -> tuple[Fraction, str]:

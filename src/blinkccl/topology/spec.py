@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from blinkccl.errors import TopologyError, did_you_mean
-from blinkccl.topology.assembly import MAX_VERTICES, compose
+from blinkccl.topology.assembly import MAX_VERTICES
 from blinkccl.topology.catalog import ALIASES, CATALOG, machine
+from blinkccl.topology.fabric import compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks, ids_text
 from blinkccl.topology.stated import NOTHING, Stated, parse_stated
@@ -21,10 +22,10 @@ def parse_spec(text: str) -> Topology:
 
     ``text`` is a name of the catalog or another one of a machine there (``dgx-1v``, ``b200``), a file in any format we
     read, a synthetic spec (``torus:4x4``), or several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that
-    of each NIC), which cables may join in place of a switch (``4x dgx-spark @ cables=ring``;
-    :mod:`blinkccl.topology.cables`). Behind the ``@`` may stand what a file does not say (``node7.txt @ nvlink=50GB/s,
-    nic=400Gbps``; :mod:`blinkccl.topology.stated`). A TopologyError if it names nothing, the file cannot be read, or
-    says itself what is stated.
+    of each NIC), on one switch, on several (``16x dgx-a100 @ fabric=tree:4:2``; :mod:`blinkccl.topology.fabric`), or on
+    cables in place of one (``4x dgx-spark @ cables=ring``; :mod:`blinkccl.topology.cables`). Behind the ``@`` may stand
+    what a file does not say (``node7.txt @ nvlink=50GB/s, nic=400Gbps``; :mod:`blinkccl.topology.stated`). A
+    TopologyError if it names nothing, the file cannot be read, or says itself what is stated.
     """
     text = text.strip()
     single = _single(text)
@@ -33,14 +34,16 @@ def parse_spec(text: str) -> Topology:
     parsed = _COMPOSED.fullmatch(text)
     if parsed is None or (parsed["count"] is None and parsed["stated"] is None):
         raise TopologyError(_unknown(text))
-    rule, said = _split_cables(parsed["stated"] or "", repr(text))
+    rule, said = _split("cables", parsed["stated"] or "", repr(text))
+    fabric, said = _split("fabric", said, repr(text))
     stated = parse_stated(said, repr(text)) if said else NOTHING
     server = _single(parsed["machine"], stated)
     if server is None:
         raise TopologyError(_unknown(parsed["machine"]))
     if parsed["count"] is None:
-        if rule is not None:
-            raise TopologyError(f'{text!r}: cables join servers, so say how many: "4x {text}"')
+        if rule is not None or fabric is not None:
+            what = "cables join" if rule is not None else "a fabric joins"
+            raise TopologyError(f'{text!r}: {what} servers, so say how many: "4x {text}"')
         if stated.nic is not None and not any(x.kind == "net" and x.provenance == "declared" for x in server.links):
             raise TopologyError(
                 f'{text!r}: a rate is that of a network between servers, so say how many servers: "2x {text}"'
@@ -48,21 +51,23 @@ def parse_spec(text: str) -> Topology:
         return server
     if len(parsed["count"]) > 4:
         raise TopologyError(f"{text!r}: {parsed['count']} servers; at most {MAX_VERTICES} vertices")
+    if rule is not None and fabric is not None:
+        raise TopologyError(f"{text!r}: servers are joined by cables or by the switches of a fabric; give one of them")
     if rule is not None:
         # Read on demand: who has a switch needs no cables.
         from blinkccl.topology.cables import by_rule
 
         return by_rule(rule, server, int(parsed["count"]), stated.nic, repr(text))
-    return compose(server, int(parsed["count"]), stated.nic)
+    return compose(server, int(parsed["count"]), stated.nic, fabric, repr(text))
 
 
-def _split_cables(stated: str, where: str) -> tuple[str | None, str]:
-    """What ``cables=RULE`` says among what is stated (None: nothing), and the rest."""
+def _split(key: str, stated: str, where: str) -> tuple[str | None, str]:
+    """What ``key=RULE`` says among what is stated (None: nothing), and the rest."""
     items = [item.strip() for item in stated.split(",")] if stated else []
-    rules = [item.partition("=")[2].strip() for item in items if re.match(r"cables\s*=", item)]
+    rules = [item.partition("=")[2].strip() for item in items if re.match(rf"{key}\s*=", item)]
     if len(rules) > 1:
-        raise TopologyError(f"{where}: cables are stated twice")
-    return (rules[0] if rules else None), ", ".join(item for item in items if not re.match(r"cables\s*=", item))
+        raise TopologyError(f"{where}: {key} is stated twice")
+    return (rules[0] if rules else None), ", ".join(item for item in items if not re.match(rf"{key}\s*=", item))
 
 
 def _single(text: str, stated: Stated = NOTHING) -> Topology | None:

@@ -11,7 +11,8 @@ from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.algorithms.three_phase import LocalTree, cut_trees, local_trees, overlaid, whole_trees
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
-from blinkccl.topology.assembly import Assembly, compose
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.fabric import compose
 from blinkccl.topology.model import Topology
 from support.planned import asked, assert_sound, plan, planned
 

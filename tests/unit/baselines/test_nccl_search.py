@@ -19,9 +19,10 @@ from blinkccl.algorithms.cycles import max_disjoint_cycles
 from blinkccl.baselines.nccl_search import Channels, search
 from blinkccl.baselines.nccl_system import ARCHS, guess_arch, see
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.topology.assembly import Assembly, compose
+from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.cables import by_rule
 from blinkccl.topology.catalog import CATALOG, connected_allocations, machine
+from blinkccl.topology.fabric import compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load

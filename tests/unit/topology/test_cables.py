@@ -81,7 +81,7 @@ def test_the_rate_of_cables_is_that_of_the_ports_or_as_stated() -> None:
         ("4x dgx-spark @ cables=wheel", "'wheel' is no rule for cables; expected one of ring, line, mesh, star, torus"),
         ("4x dgx-spark @ cables=rign", r"'rign' is no rule for cables \(did you mean 'ring'\?\)"),
         ("4x dgx-spark @ cables=", "'' is no rule"),
-        ("4x dgx-spark @ cables=ring, cables=line", "cables are stated twice"),
+        ("4x dgx-spark @ cables=ring, cables=line", "cables is stated twice"),
         ("4x dgx-spark @ cables=ring*0", "'0' is no number of cables per pair"),
         (
             "4x dgx-spark @ cables=mesh",
