@@ -53,6 +53,9 @@ def namespace_of(pid: int | str) -> str:
         ("ring:6", "broadcast", "0,3", {"relays": True}),  # homes and relays
         ("mist", "alltoall", None, {}),  # staged at processors
         ("dgx-1v", "reduce_scatter", "0,1,2", {"links": "all"}),  # fast links and PCIe at once
+        ("4x dgx-spark @ cables=ring", "allreduce", None, {}),  # cables and no switch
+        ("4x dgx-spark @ cables=ring", "sendrecv", "0,2", {"relays": True}),  # opposite corners, through a third
+        ("4x mac-studio @ cables=mesh", "alltoall", None, {}),
     ],
 )
 def test_plans_of_all_kinds_give_the_right_sums(spec, name, gpus, options) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -15,6 +16,7 @@ from blinkccl.engines.sites import Sites
 from blinkccl.errors import UsageError
 from blinkccl.lab.layout import Layout, Path, lay_out
 from blinkccl.schedule.lower import lower
+from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
@@ -150,3 +152,24 @@ def test_two_ways_to_one_address_are_refused() -> None:
     square = asked("ring:4", "broadcast").network
     with pytest.raises(UsageError, match="vertex 1 would have two ways to host 2, over 2 and 0"):
         lay_out([square], [], 1e7, {(0, 2): (0, 1, 2), (1, 2): (1, 0, 3, 2)})
+
+
+@pytest.mark.parametrize(
+    "spec", ["4x dgx-spark @ cables=ring", "4x mac-studio @ cables=mesh", "3x dgx-spark @ cables=line"]
+)
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "alltoall"])
+def test_between_machines_are_the_cables_and_nothing_else(spec: str, name: str) -> None:
+    """A pair of devices per cable, and no way of a packet over two: a process takes what comes and sends it on."""
+    layout, _ = laid_out(spec, name)
+    topology = parse_spec(spec)
+    cables = {(x.src, x.dst): x.gb_per_s for x in cables_of(topology)}
+    server = {v.id: v.server for v in topology.vertices}
+    across = [pair for pair in layout.links if server[pair[0].vertex] != server[pair[1].vertex]]
+    assert [(a.vertex, a.peer) for a, _ in across] == sorted(cables)
+    for pair in across:
+        rate = cables[pair[0].vertex, pair[0].peer] * 4e6
+        assert [port.bit_per_s for port in pair] == [rate, rate]
+    for path in layout.receivers:
+        assert sum(server[a] != server[b] for a, b in pairwise(path)) == 1
+        assert followed(layout, path[0], layout.receivers[path]) == path
+    assert not set(topology.ranks) & layout.forwarding
