@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, cos, hypot, pi, sin, sqrt
 
+from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import FAST_KINDS, Topology, Vertex
 
 Point = tuple[float, float]
@@ -91,7 +92,7 @@ class Layout:
 def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> Layout:
     """Places and routes of all vertices and links; ``sockets`` name the processor of a rank, by the whole machine.
 
-    Cost: O(links × vertices of a server).
+    Cost: O(links × vertices of a server), of all servers for cables between few.
     """
     homes = sorted({topology.vertex[rank].server for rank in topology.ranks})
     blocks = [_server(topology, home, sockets or sockets_of(topology)) for home in homes]
@@ -302,14 +303,16 @@ def _routes(
     for server in servers:
         if len(server.members) <= NAMED_ON_CIRCLE:
             inside[server.number] = [p for p in (places[v] for v in server.members) if p.w <= NODE_W]
+    cables = {(x.src, x.dst) for x in cables_of(topology)} if len(inside) <= UNFOLDED else set()
     found: dict[tuple[int, int], tuple[Point, ...]] = {}
     for link in topology.links:
         ends = (link.src, link.dst)
         back = found.get((link.dst, link.src))
         if back is None:
             a, b = (_nearest(v, w, places, rails) for v, w in (ends, ends[::-1]))
-            home = topology.vertex[link.src].server
-            others = [p for p in inside.get(home, ()) if p not in (places[link.src], places[link.dst])]
+            homes = inside if ends in cables else (topology.vertex[link.src].server,)
+            near = [p for home in homes for p in inside.get(home, ())]
+            others = [p for p in near if p not in (places[link.src], places[link.dst])]
             found[ends] = _way(a, b, others)
         else:
             found[ends] = (back[1], back[0], *back[2:])

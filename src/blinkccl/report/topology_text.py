@@ -124,7 +124,7 @@ LEGEND = (
     ("PHB", "PCIe and a host bridge; nvidia-smi tells those of one NUMA node apart (NODE)"),
     ("SYS", "the bus between processors"),
     ("NET", "a network"),
-    ("-", "no way"),
+    ("-", "no way, or only over other ranks"),
 )
 _LANE_GB_PER_S = {"xgmi": (50, 64), "nvlink": (25, 20)}
 #: No GPU has more NVLinks; where it takes more of 25 GB/s, they are NVLinks 5.

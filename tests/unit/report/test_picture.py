@@ -117,12 +117,15 @@ def inside(outer: Place, inner: Place) -> bool:
     )
 
 
-@pytest.mark.parametrize("spec", ["dgx-1v", "dgx-2", "cedar", "mist"])
+CABLED = ["4x dgx-spark @ cables=ring", "4x mac-studio @ cables=mesh"]
+
+
+@pytest.mark.parametrize("spec", ["dgx-1v", "dgx-2", "cedar", "mist", *CABLED])
 def test_links_keep_clear_of_boxes_that_they_do_not_join(spec):
     topology = parse_spec(spec)
     placed = layout(topology)
     for link in topology.links:
-        if link.kind in ("nvlink", "smp"):
+        if link.kind in ("nvlink", "smp", "net"):
             along = curve(placed.routes[link.src, link.dst])
             for vertex, place in placed.places.items():
                 if vertex not in (link.src, link.dst) and place.w < 100:
