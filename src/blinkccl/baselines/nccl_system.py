@@ -20,7 +20,7 @@ from itertools import pairwise
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Path
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.catalog import APPLE_GPU
+from blinkccl.topology.catalog import APPLE
 from blinkccl.topology.model import Link, Topology
 from blinkccl.topology.nccl_constants import PROCESSORS
 from blinkccl.topology.select import check_ranks
@@ -193,7 +193,7 @@ def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
     kinds = {x.kind for x in topology.links}
     if "xgmi" in kinds:
         raise UnsupportedError(f"NCCL runs on NVIDIA GPUs, but {topology.name} joins its GPUs by xGMI")
-    apple = [topology.vertex[rank].label for rank in ranks if topology.vertex[rank].name.endswith(APPLE_GPU)]
+    apple = [topology.vertex[rank].label for rank in ranks if APPLE in topology.vertex[rank].name.split("/")[-1]]
     if apple:
         raise UnsupportedError(f"NCCL runs on NVIDIA GPUs, but {apple[0]} of {topology.name} is Apple's")
 

@@ -27,7 +27,7 @@ from blinkccl.doctor.readers.tools import Tools
 from blinkccl.doctor.readers.topologies import Matrix
 from blinkccl.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
-from blinkccl.topology import amd_smi, cables_file, hwloc_xml, nvidia_smi
+from blinkccl.topology import amd_smi, cables_file, hwloc_xml, mlx_hostfile, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
@@ -139,6 +139,8 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
         return _understood(case, source, "NCCL XML", lambda: topologies.from_xml(text, source, case.notes))
     if not text.lstrip().startswith(("{", "[")):
         return None
+    if mlx_hostfile.looks_like(text):
+        return _understood(case, source, "MLX's hostfile", lambda: topologies.from_other(text, source))
     lines = _json_lines(text)
     if lines is not None:
         return _understood(case, source, "NCCL Inspector", lambda: documents.inspector(lines, source))

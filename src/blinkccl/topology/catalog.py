@@ -22,8 +22,10 @@ PCIE3, PCIE4, PCIE5 = 12, 24, 48
 #: Between sockets, by NCCL's constants: QPI and UPI, Infinity Fabric, Sapphire Rapids' UPI, POWER9's X-bus.
 QPI, AMD_FABRIC, SPR_UPI, XBUS = 10, 16, 22, 32
 
-#: What the GPU of a Mac is called: NCCL runs on none.
-APPLE_GPU = "M3 Ultra"
+#: What GPUs of Macs are called first: NCCL runs on none.
+APPLE = "Apple"
+#: Of a Thunderbolt 5 link each way, as macOS says (exo-explore/exo, issue 1390).
+THUNDERBOLT5 = 10
 
 #: The hybrid cube mesh: pairs of GPUs and the NVLink 2 lanes between them. NVLink 1 has one lane per pair.
 CUBE_MESH = (
@@ -194,12 +196,9 @@ def _dgx_spark(box: Assembly) -> None:
 
 
 def _mac_studio(box: Assembly) -> None:
-    """Mac Studio with M3 Ultra: Thunderbolt 5 of 80 Gb/s each way, as macOS says; the port beside Ethernet has no RDMA.
-
-    (exo-explore/exo, issues 1390 and 1293.)
-    """
-    gpu = box.add("gpu", APPLE_GPU)
-    box.join_all(box.add_many("nic", 5, "tb"), gpu, 10, "net")
+    """Mac Studio with M3 Ultra: of six ports the one beside Ethernet has no RDMA (exo-explore/exo, issue 1293)."""
+    gpu = box.add("gpu", f"{APPLE} M3 Ultra")
+    box.join_all(box.add_many("nic", 5, "tb"), gpu, THUNDERBOLT5, "net")
 
 
 #: The registry, in the order in which it is listed.

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology import amd_smi, cables_file, hwloc_xml, json_format, nccl_xml, nccl_xml_write, nvidia_smi
+from blinkccl.topology import (
+    amd_smi,
+    cables_file,
+    hwloc_xml,
+    json_format,
+    mlx_hostfile,
+    nccl_xml,
+    nccl_xml_write,
+    nvidia_smi,
+)
 from blinkccl.topology.limits import MAX_FILE_BYTES, MAX_NOTE, check_labels, label_fault
 from blinkccl.topology.model import Topology
 from blinkccl.topology.stated import NOTHING, Stated
@@ -40,6 +49,7 @@ FORMATS = (
         "nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse, ("nvlink", "pcie", "smp", "nic")
     ),
     TopologyFormat("blink topo --gather", json_format.is_gathered, json_format.parse_gathered),
+    TopologyFormat("MLX's hostfile", mlx_hostfile.looks_like, mlx_hostfile.parse, ("nic",)),
     TopologyFormat("our JSON", json_format.looks_like, json_format.parse),
     TopologyFormat("lstopo XML (hwloc 2)", hwloc_xml.looks_like, hwloc_xml.parse, ("xgmi", "pcie", "smp", "nic")),
     TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),

@@ -288,7 +288,7 @@ def test_jobs_that_nccl_cannot_have() -> None:
         search(dgx, (3,))
     with pytest.raises(UnsupportedError, match="xGMI"):
         search(machine("mi250"), (0, 1))
-    with pytest.raises(UnsupportedError, match="but 0/M3 Ultra of 2x mac-studio @ cables=ring is Apple's"):
+    with pytest.raises(UnsupportedError, match="but 0/Apple M3 Ultra of 2x mac-studio @ cables=ring is Apple's"):
         search(by_rule("ring", machine("mac-studio"), 2, None, ""), (0, 1))
     with pytest.raises(UnsupportedError, match="unknown GPU architecture 'turing'; expected one of pascal"):
         search(dgx, (0, 1), arch="turing")
