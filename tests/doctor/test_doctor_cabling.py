@@ -48,8 +48,8 @@ def test_a_ring_of_four_sparks() -> None:
         "note: the worst cable to lose is 0:p0 – 1:p0; bound 16 GB/s of AllReduce; got 12 GB/s without it; "
         "try blink plan allreduce --topo x.txt --without 6-10"
     )
-    assert said["nccl-no-cable"].startswith("note: NCCL as it is does not start on these cables; bound ")
-    assert "; got its trees need 0-2, 1-3, and no cable is there; try NCCL_ALGO=Ring alone" in said["nccl-no-cable"]
+    assert said["nccl-no-cable"].startswith("note: NCCL connects ranks that no cable joins; bound ")
+    assert "; got its trees need 0-2, 1-3, and no cable is there; try NCCL_ALGO=Ring and" in said["nccl-no-cable"]
 
 
 def test_where_nccl_has_a_cable_for_every_hop_nothing_is_said_of_it() -> None:
@@ -65,7 +65,7 @@ def test_where_nccl_has_a_cable_for_every_hop_nothing_is_said_of_it() -> None:
 
 def test_that_it_failed_is_an_error() -> None:
     said = found(parse_spec("4x dgx-spark @ cables=ring"), NcclVersion(Place("run.log"), (2, 30, 7)))
-    assert said["nccl-no-cable"].startswith("error: NCCL as it is")
+    assert said["nccl-no-cable"].startswith("error: NCCL connects ranks")
 
 
 def test_an_order_of_ranks_without_a_ring() -> None:

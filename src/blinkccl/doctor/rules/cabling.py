@@ -157,15 +157,15 @@ def _nccl(topology: Topology, failed: bool) -> Iterator[Finding]:
     if not rings and not trees:
         return
     what = [f"its {name} need {', '.join(found)}" for name, found in (("rings", rings), ("trees", trees)) if found]
-    remedy = "NCCL_ALGO=Ring alone does not help, as trees are connected too; there are patches that leave them out"
+    remedy = "NCCL_ALGO=Ring and NCCL_IB_SUBNET_AWARE_ROUTING=1; a patched NCCL, where trees are connected anyway"
     if rings:
         remedy = "ranks in an order in which each has a cable to the next, if there is one; else other software"
     yield finding(f"""
-        {"error" if failed else "note"}: NCCL as it is does not start on these cables  [nccl-no-cable]
+        {"error" if failed else "note"}: NCCL connects ranks that no cable joins  [nccl-no-cable]
         bound   a cable for every pair of ranks that NCCL connects
         got     {"; ".join(what)}, and no cable is there
-        cause   ncclCommInitRank connects rings and trees before it chooses, and a connection does not go through other
-                machines (NVIDIA/nccl issue 1034; NCCL error in ncclTransportTreeConnect)
+        cause   where NCCL connects its trees at the start (NVIDIA/nccl issue 1034), ncclCommInitRank fails in
+                ncclTransportTreeConnect, whatever NCCL_ALGO says: a connection does not go through other machines
         try     {remedy}
         """)
 
