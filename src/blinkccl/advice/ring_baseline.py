@@ -11,6 +11,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.report.text import count, gb_per_s_text
+from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import FAST_KINDS
 from blinkccl.topology.select import PCIE_CHOICES
 
@@ -60,6 +61,8 @@ def ring_baseline(request: Request) -> RingBaseline:
             return RingBaseline(None, reason=str(error))
         if ring.over_cables(request.topology, request.ranks):
             return RingBaseline(None, reason=str(error).removeprefix("ring: ").removesuffix("; use --algo optimal"))
+        if cables_of(request.topology):
+            return RingBaseline(None, reason="NCCL 2.4's rule closes none over NVLink and these cables")
         # What ring says of itself is advice for somebody who asked for it, not for a baseline.
         if len({request.topology.vertex[rank].server for rank in request.ranks}) > 1:
             return RingBaseline(None, reason="the network joins no ends of the servers' lines of GPUs")
