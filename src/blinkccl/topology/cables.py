@@ -20,6 +20,8 @@ from blinkccl.topology.assembly import Assembly, copies, nic_rate, nics_of
 from blinkccl.topology.model import Link, Topology
 from blinkccl.topology.synthetic import circle_pairs, torus_pairs
 
+#: No cluster without a switch is larger: nonsense is refused at once.
+MAX_SERVERS, MAX_CABLES = 1024, 10_000
 #: A server by its place, and the name of one of its ports.
 Port = tuple[int, str]
 
@@ -146,6 +148,8 @@ def by_rule(rule: str, machine: Topology, servers: int, nic_gb_per_s: Fraction |
     """
     shape, times, number = rule.partition("*")
     pairs = _pairs(shape, servers, where)
+    if len(pairs) > MAX_CABLES:
+        raise TopologyError(f"{where}: {len(pairs)} cables; at most {MAX_CABLES}")
     each = int(number) if re.fullmatch("[1-9][0-9]?", number) else None if times else 1
     if each is None:
         raise TopologyError(f"{where}: {number!r} is no number of cables per pair; expected e.g. cables={shape}*2")
@@ -175,6 +179,8 @@ def _name(names: Sequence[str], place: int) -> str:
 def _pairs(shape: str, servers: int, where: str) -> list[tuple[int, int]]:
     if servers < 2:
         raise TopologyError(f"{where}: cables join servers, and there is {servers}; give at least 2")
+    if servers > MAX_SERVERS:
+        raise TopologyError(f"{where}: {servers} servers; at most {MAX_SERVERS} by a rule for cables")
     torus = _TORUS.fullmatch(shape)
     if torus is not None:
         sides = int(torus[1]), int(torus[2])

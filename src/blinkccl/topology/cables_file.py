@@ -20,8 +20,7 @@ from fractions import Fraction
 from pathlib import PurePath
 
 from blinkccl.errors import TopologyError, did_you_mean
-from blinkccl.topology.assembly import MAX_VERTICES
-from blinkccl.topology.cables import Cable, Port, Server, cabled, ports_of
+from blinkccl.topology.cables import MAX_CABLES, MAX_SERVERS, Cable, Port, Server, cabled, ports_of
 from blinkccl.topology.catalog import ALIASES, CATALOG, machine
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
@@ -86,6 +85,8 @@ class _Reader:
     source: str
     line: int = 0
     servers: dict[str, Server] = field(default_factory=dict)
+    #: Their places, by name.
+    place: dict[str, int] = field(default_factory=dict)
     cables: list[Cable] = field(default_factory=list)
     #: Where each port has its cable.
     taken: dict[Port, int] = field(default_factory=dict)
@@ -94,9 +95,11 @@ class _Reader:
         return TopologyError(f"{self.source}, line {self.line}, column {column}: {text}")
 
     def example(self) -> str:
-        names = [*self.servers, "spark0", "spark1"][:2] if len(self.servers) < 2 else list(self.servers)[:2]
-        ports = [next(iter(ports_of(self.servers[n].machine)), "p0") if n in self.servers else "p0" for n in names]
-        return " ".join(f"{name}:{port}" for name, port in zip(names, ports, strict=True))
+        """Two ends, of machines that are there if two are."""
+        if len(self.servers) < 2:
+            return "spark0:p0 spark1:p0"
+        first = list(self.servers.values())[:2]
+        return " ".join(f"{server.name}:{next(iter(ports_of(server.machine)), 'p0')}" for server in first)
 
     def machines(self, words: list[Word]) -> None:
         """``dgx-spark : spark0 spark1``: their kind, and a name for each."""
@@ -112,8 +115,9 @@ class _Reader:
                 raise self.wrong(column, f"{_quoted(name)} is no name; use letters, digits, and - _ . in it")
             if name in self.servers:
                 raise self.wrong(column, f"there is a machine {name} already; give each a name of its own")
-            if len(self.servers) >= MAX_VERTICES:
-                raise self.wrong(column, f"more than {MAX_VERTICES} machines, the most we take")
+            if len(self.servers) >= MAX_SERVERS:
+                raise self.wrong(column, f"more than {MAX_SERVERS} machines, the most we take")
+            self.place[name] = len(self.servers)
             self.servers[name] = Server(name, kind)
 
     def _kind(self, name: str, column: int) -> Topology:
@@ -133,6 +137,8 @@ class _Reader:
         if not 2 <= len(words) <= 3:
             column = words[3][1] if len(words) > 3 else words[0][1]
             raise self.wrong(column, f"expected two ends and at most a rate, as in {self.example()} 200Gbps")
+        if len(self.cables) >= MAX_CABLES:
+            raise self.wrong(words[0][1], f"more than {MAX_CABLES} cables, the most we take")
         a, b = (self._end(*word) for word in words[:2])
         if a[0] == b[0]:
             raise self.wrong(
@@ -155,7 +161,7 @@ class _Reader:
         ports = ports_of(self.servers[name].machine)
         if ports and port not in ports:
             raise self.wrong(column, f"{name} has no port {_quoted(port)}; it has {', '.join(ports)}")
-        end = list(self.servers).index(name), port
+        end = self.place[name], port
         if end in self.taken:
             free = [p for p in ports if (end[0], p) not in self.taken]
             rest = (

@@ -90,6 +90,9 @@ def test_the_rate_of_cables_is_that_of_the_ports_or_as_stated() -> None:
         ("4x dgx-spark @ cables=torus:2x3", "cables=torus:2x3 joins 6 servers, and there are 4"),
         ("4x dgx-1v @ cables=ring", 'dgx-1v has no NIC, so say how fast the cables are: "… cables=ring, 100Gbps"'),
         ("4x dgx-spark @ cables=ring, 0Gbps", "is no rate of a network"),
+        ("9999x dgx-spark @ cables=ring", "9999 servers; at most 1024 by a rule for cables"),
+        ("1000x chain:2 @ cables=mesh, 1Gbps", "499500 cables; at most 10000"),
+        ("1024x gb200-nvl72 @ cables=ring", "more than 4096 vertices"),
     ],
 )
 def test_bad_specs(spec: str, message: str) -> None:
@@ -166,6 +169,14 @@ def test_faults_have_a_place_and_a_remedy(text: str, message: str) -> None:
     with pytest.raises(TopologyError) as caught:
         parse_topology(text.encode(), "x")
     assert message in str(caught.value)
+
+
+def test_more_than_anybody_has_is_refused_at_once() -> None:
+    with pytest.raises(TopologyError, match=r"line 1, column [0-9]+: more than 1024 machines"):
+        parse("machine dgx-spark: " + " ".join(f"s{i}" for i in range(2000)), "x")
+    cables = "".join(f"a:x{i} b:x{i} 1Gbps\n" for i in range(20_000))
+    with pytest.raises(TopologyError, match="line 10002, column 1: more than 10000 cables"):
+        parse("machine chain:2: a b\n" + cables, "x")
 
 
 @examples(300)
