@@ -135,15 +135,18 @@ class Plan:
             raise UsageError("explain looks at the whole machine, and a plan from a file has its own links: plan anew")
         return explain_text(explain(self.request, size_bytes, _conditions(self.request))).rstrip("\n")
 
-    def export(self, to: str) -> str:
+    def export(self, to: str, size: int | str | None = None) -> str:
         """The plan as text of another tool, as ``blink export --to`` prints it: ``"cuda"``, ``"nccl-graph"``, ….
+
+        ``size`` is for formats that are for one, such as ``"goal"``.
 
         UsageError if there is no such format, UnsupportedError if it cannot say what the plan does, VerificationError
         if the plan is false.
         """
-        from blinkccl.export.registry import format_of
+        from blinkccl.export.registry import Choices, format_of
 
-        write, found = format_of(to).write, self.check()
+        choices = Choices(size_bytes=None if size is None else bytes_of(size))
+        write, found = format_of(to).write_as(choices), self.check()
         if not found.ok or found.program is None:
             raise VerificationError(found.all_faults)
         machine = None if self.request is None else self.request.topology

@@ -28,6 +28,7 @@ Examples:
   blink export rings.json --to nccl-tuner -o t.c   and what NCCL takes at which size on them
   blink export plan.json --to mscclpp -o ag.json   an execution plan for MSCCL++; --in-place for such calls
   blink export plan.json --to msccl --chunks 16    an algorithm for MSCCL, in at most 16 chunks per block
+  blink export plan.json --to goal -s 64M          a schedule for LogGOPSim and ATLAHS
   blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL there, without a plan
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
@@ -42,6 +43,7 @@ Formats:
   msccl       MSCCL XML, for MSCCL and its executor in NCCL and RCCL (there reduce_scatter is spelled reducescatter)
   mscclpp     MSCCL++ JSON, an execution plan
               Both: chunks as many as the weights need, or --chunks; read back and proved before they are written
+  goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and what waits for what
 
 Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
 say what it does.
@@ -56,7 +58,9 @@ PlanOrNot = Annotated[
 
 def export(
     path: PlanOrNot = None,
-    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, msccl or mscclpp.")] = "",
+    to: Annotated[
+        str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, msccl, mscclpp or goal.")
+    ] = "",
     spec: Annotated[
         str | None,
         Option(
@@ -73,6 +77,13 @@ def export(
         int | None,
         Option("--chunks", metavar="N", help="msccl, mscclpp: round the weights to N chunks per block of data."),
     ] = None,
+    size: Annotated[
+        str | None, Option("--size", "-s", metavar="SIZE", help="goal: S as nccl-tests counts it, such as 64M.")
+    ] = None,
+    chunk: Annotated[
+        str | None,
+        Option("--chunk", metavar="SIZE", help="goal: bytes of a message; default: by the simulator's pipeline model."),
+    ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -85,7 +96,7 @@ def export(
     row = format_of(to)
     if output is not None:
         console.check_writable(output)
-    write = row.write_as(Choices(in_place, chunks))
+    write = row.write_as(Choices(in_place, chunks, _bytes("-s", size), _bytes("--chunk", chunk)))
     if path is None:
         _write(row.pack(*arguments.load(spec, gpus)), {"format": to}, json, output)
         return
@@ -107,6 +118,15 @@ def export(
         "program": program_hash(found.program),
     }
     _write(files, about, json, output)
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    from blinkccl.simulate.run import parse_size
+
+    found = None if text is None else parse_size(option, text)
+    if found == 0:
+        raise UsageError(f"{option} {text}: expected at least one byte")
+    return found
 
 
 def _write(files: Sequence[File], about: dict[str, Any], json: bool, output: Path | None) -> None:

@@ -19,13 +19,19 @@ from blinkccl.topology.model import Topology
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What may be asked of a format that names memory: ``in_place``; ``chunks`` per block, to which to round."""
+    """What may be asked of some formats.
+
+    Of those that name memory: ``in_place``; ``chunks`` per block, to which to round. Of those for one size:
+    ``size_bytes`` as nccl-tests counts it; ``chunk_bytes`` (None: as the simulator chooses them).
+    """
 
     in_place: bool = False
     chunks: int | None = None
+    size_bytes: int | None = None
+    chunk_bytes: int | None = None
 
 
-#: Out of place, with the chunks that the weights need.
+#: Out of place, with the chunks that the weights need, for any size.
 ANY = Choices()
 
 
@@ -74,13 +80,15 @@ class Pack(Protocol):
 class Format:
     """A registry row; ``module`` is imported on first use.
 
-    ``packs``: it also writes without a plan. ``chooses``: its ``write`` takes :class:`Choices` as ``choices``.
+    ``packs``: it also writes without a plan. ``chooses``: its ``write`` takes ``in_place`` and ``chunks`` of
+    :class:`Choices`, as ``choices``; ``sized``: it needs the other two of them.
     """
 
     module: str
     about: str
     packs: bool = False
     chooses: bool = False
+    sized: bool = False
 
     @property
     def write(self) -> Write:
@@ -88,13 +96,17 @@ class Format:
         return self.write_as(ANY)
 
     def write_as(self, choices: Choices) -> Write:
-        """The same with what was asked for; UsageError where the format leaves no choice."""
-        module = import_module(self.module)
-        if self.chooses:
+        """The same with what was asked for; UsageError where the format leaves no choice, or needs a size."""
+        module, name = import_module(self.module), self.about.partition(":")[0]
+        if not self.chooses and (choices.in_place or choices.chunks is not None):
+            raise UsageError(f"{name} knows neither --in-place nor --chunks: leave them out")
+        if self.sized and choices.size_bytes is None:
+            raise UsageError(f"{name} is for one size: give it with -s")
+        if not self.sized and (choices.size_bytes is not None or choices.chunk_bytes is not None):
+            raise UsageError(f"{name} is for all sizes: leave -s and --chunk out")
+        if self.chooses or self.sized:
             return partial(module.write, choices=choices)
         write: Write = module.write
-        if choices != ANY:
-            raise UsageError(f"{self.about.partition(':')[0]} knows neither --in-place nor --chunks: leave them out")
         return write
 
     @property
@@ -113,6 +125,7 @@ FORMATS: dict[str, Format] = {
     "nccl-tuner": Format("blinkccl.export.nccl_tuner", "NCCL_TUNER_PLUGIN: what NCCL takes at which size", True),
     "msccl": Format("blinkccl.export.msccl", "MSCCL XML: an algorithm for MSCCL and its executor", False, True),
     "mscclpp": Format("blinkccl.export.mscclpp", "MSCCL++ JSON: an execution plan", False, True),
+    "goal": Format("blinkccl.export.goal", "GOAL: a schedule for LogGOPSim and ATLAHS", sized=True),
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import blinkccl
 from blinkccl.cli.export import HELP
 from blinkccl.export.registry import FORMATS
 
@@ -23,7 +24,7 @@ def test_every_format_is_in_the_help_and_writes_a_plan(blink, tmp_path) -> None:
     assert blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "ring", "-o", plan).code == 0
     for name, row in FORMATS.items():
         assert f"\n  {name:8}" in HELP
-        ended = blink("export", plan, "--to", name)
+        ended = blink("export", plan, "--to", name, *(["-s", "1M"] if row.sized else []))
         assert (ended.code, ended.err) == (0, ""), row.about
         assert ended.out.endswith("\n")
 
@@ -80,3 +81,24 @@ def test_what_the_code_cannot_say_is_refused_with_the_reason(blink, plan, monkey
 
 def test_where_it_goes_is_tried_first(blink, plan, tmp_path) -> None:
     blink("export", plan, "--to", "cuda", "-o", tmp_path / "none" / "code.cu").assert_refused("cannot be written")
+
+
+def test_a_schedule_for_simulators_is_of_one_size(blink, plan, tmp_path) -> None:
+    printed = blink("export", plan, "--to", "goal", "-s", "1M", "--chunk", "256K")
+    assert (printed.code, printed.err) == (0, "")
+    assert printed.out.startswith(
+        "// allreduce of 1,048,576 bytes among 4 ranks of dgx-1v, by optimal. Made by Blink.\n"
+    )
+    target = tmp_path / "plan.goal"
+    assert blink("export", plan, "--to", "goal", "-s", "1M", "--chunk", "256K", "-o", target).code == 0
+    assert target.read_text(encoding="utf-8") == printed.out
+    assert blinkccl.load(plan).export("goal", size="1M") == blink("export", plan, "--to", "goal", "-s", "1M").out
+    blink("export", plan, "--to", "goal").assert_refused("GOAL is for one size: give it with -s")
+    blink("export", plan, "--to", "goal", "-s", "0").assert_refused("-s 0: expected at least one byte")
+    blink("export", plan, "--to", "goal", "-s", "3").assert_refused("3 bytes move nothing")
+    blink("export", plan, "--to", "goal", "-s", "big").assert_refused("-s: not a size in bytes: 'big'")
+    blink("export", plan, "--to", "goal", "-s", "8G", "--chunk", "1K").assert_refused("take a larger --chunk")
+    blink("export", plan, "--to", "goal", "-s", "1M", "--in-place").assert_refused("GOAL knows neither --in-place nor")
+    blink("export", plan, "--to", "cuda", "-s", "1M").assert_refused(
+        "CUDA C++ is for all sizes: leave -s and --chunk out"
+    )

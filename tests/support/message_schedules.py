@@ -1,0 +1,259 @@
+"""Schedules of sends, receives and calculations as simulators read them, and what is wrong with one for a program.
+
+The checker knows the program and what its text (``schedule/program.py``) says of executions, and nothing of how exports
+unroll it. Tags tell messages: they are counted by queue, then by chunk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import networkx as nx
+
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.chunking import Bound, placements
+from blinkccl.schedule.program import Role
+
+#: Of slices begin and end on whole groups of so many bytes.
+GROUP = 16
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One of a rank: ``kind`` is send, recv or calc; ``ns`` is a calc's; ``port`` is None where a format has none."""
+
+    rank: int
+    name: str
+    kind: str
+    peer: int = -1
+    size: int = 0
+    tag: int = -1
+    ns: int = 0
+    port: int | None = None
+    after: tuple[str, ...] = ()
+
+
+Key = tuple[int, str]
+
+
+def faults(ranks: Sequence[Sequence[Operation]], bound: Bound, forest: Forest, calc_ns: Pace) -> list[str]:
+    """A sentence per way in which a schedule is not ``bound``; [] if it is."""
+    return list(_Checker(ranks, bound, forest, calc_ns).faults())
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a calc takes: ``launch_ns``, and ``ns_per_byte`` of the result of two operands, in whole ``grain`` ns."""
+
+    launch_ns: float
+    ns_per_byte: float
+    grain: int = 1
+
+    def ns(self, operands: int, size: int) -> int:
+        exact = self.launch_ns + self.ns_per_byte * size * (operands + 1) / 3
+        return round(exact / self.grain) * self.grain
+
+
+class _Checker:
+    def __init__(self, ranks: Sequence[Sequence[Operation]], bound: Bound, forest: Forest, pace: Pace) -> None:
+        self.ranks, self.bound, self.forest, self.pace = ranks, bound, forest, pace
+        self.program = bound.program
+        self.at: dict[Key, Operation] = {(op.rank, op.name): op for rank in ranks for op in rank}
+        self.ends: dict[tuple[str, int], Operation] = {}
+        self.order = nx.DiGraph()
+
+    def faults(self) -> Iterator[str]:
+        found = [*self._shape(), *self._matches()]
+        yield from found
+        if found:
+            return
+        if not nx.is_directed_acyclic_graph(self.order):
+            yield f"it never ends: {nx.find_cycle(self.order)}"
+            return
+        expected, wrong = self._expected()
+        yield from wrong
+        if wrong:
+            return
+        have, want = nx.transitive_closure_dag(self.order), nx.transitive_closure_dag(expected)
+        yield from (f"{a} before {b} is not said" for a, b in want.edges - have.edges)
+        yield from (f"{a} before {b} is nobody's wish" for a, b in have.edges - want.edges)
+        yield from self._loads()
+        yield from self._ports()
+        yield from self._results(have)
+
+    def _shape(self) -> Iterator[str]:
+        if len(self.ranks) != len(self.program.vertices):
+            yield f"{len(self.ranks)} ranks"
+        if len(self.at) != sum(map(len, self.ranks)):
+            yield "a name comes twice in a rank"
+        for key, op in self.at.items():
+            self.order.add_node(key)
+            if len(dict.fromkeys(op.after)) != len(op.after):
+                yield f"{key} waits for one twice"
+            for name in op.after:
+                if (op.rank, name) not in self.at:
+                    yield f"{key} waits for {name}, which is not there"
+                self.order.add_edge((op.rank, name), key)
+
+    def _matches(self) -> Iterator[str]:
+        """Every send has one receive of the same pair, bytes and tag, and the other way round."""
+        for op in self.at.values():
+            if op.kind != "calc":
+                if (op.kind, op.tag) in self.ends:
+                    yield f"tag {op.tag} comes twice"
+                self.ends[op.kind, op.tag] = op
+        for kind, tag in list(self.ends):
+            send, recv = self.ends.get(("send", tag)), self.ends.get(("recv", tag))
+            if send is None or recv is None:
+                yield f"the {kind} with tag {tag} has no other end"
+            elif (send.rank, send.peer, send.size) != (recv.peer, recv.rank, recv.size):
+                yield f"the ends of tag {tag} differ: {send}, {recv}"
+            else:
+                self.order.add_edge((send.rank, send.name), (recv.rank, recv.name))
+
+    def _executions(self) -> Iterator[tuple[Role, int, int, list[int], list[int]]]:
+        """Role, chunk, bytes, and the tags that it receives and sends, by rank and then in the order of its body."""
+        first: list[int] = []
+        total = 0
+        for queue in range(len(self.program.queues)):
+            first.append(total)
+            total += sum(self.bound.extents[r.slice].chunks for r in self.program.roles if queue in r.sends)
+        for rank in range(len(self.program.vertices)):
+            body = [role for role in self.program.roles if role.rank == rank]
+            through: Counter[int] = Counter()
+
+            def tags(queues: Sequence[int], through: Counter[int] = through) -> list[int]:
+                through.update(queues)
+                return [first[queue] + through[queue] - 1 for queue in queues]
+
+            last = max((role.offset + self.bound.extents[role.slice].chunks for role in body), default=0)
+            for tick in range(last):
+                for role in body:
+                    extent, chunk = self.bound.extents[role.slice], tick - role.offset
+                    if 0 <= chunk < extent.chunks:
+                        size = min(extent.chunk_elements, extent.length - chunk * extent.chunk_elements)
+                        size *= self.bound.itemsize
+                        yield role, chunk, size, tags(role.receives), tags(role.sends)
+
+    def _expected(self) -> tuple[nx.DiGraph, list[str]]:
+        """What must be before what, by the program's text; and messages and calcs that are not what they should be."""
+        order, wrong = nx.DiGraph(), []
+        order.add_nodes_from(self.at)
+        calcs: set[Key] = set()
+        before: dict[object, Key] = {}
+        seen: set[int] = set()
+
+        def key(kind: str, tag: int) -> Key:
+            op = self.ends[kind, tag]
+            return op.rank, op.name
+
+        def chain(queue: object, node: Key) -> None:
+            if queue in before:
+                order.add_edge(before[queue], node)
+            before[queue] = node
+
+        for role, chunk, size, taken, given in self._executions():
+            where = f"chunk {chunk} of {role}"
+            for kind, tags, queues in (("recv", taken, role.receives), ("send", given, role.sends)):
+                for tag, queue in zip(tags, queues, strict=True):
+                    ends = self.program.queues[queue]
+                    op = self.ends.get((kind, tag))
+                    if op is None or (op.rank, op.size) != (role.rank, size):
+                        return order, [f"{where}: {kind} {tag} of {size} bytes is {op}"]
+                    if op.peer != (ends.src if kind == "recv" else ends.dst):
+                        return order, [f"{where}: {kind} {tag} goes to or comes from {op.peer}"]
+                    chain((queue, kind), key(kind, tag))
+                    seen.add(tag)
+            for tag in given:
+                order.add_edge(key("send", tag), key("recv", tag))
+            ready = [key("recv", tag) for tag in taken]
+            if len(taken) + role.contributes > 1:
+                with_all = [n for n in self.order.successors(ready[0]) if self.at[n].kind == "calc"]
+                if len(with_all) != 1 or with_all[0] in calcs:
+                    return order, [f"{where}: nothing is combined"]
+                calc = with_all[0]
+                calcs.add(calc)
+                operands = len(taken) + role.contributes
+                if self.at[calc].ns != self.pace.ns(operands, size):
+                    wrong.append(f"{where}: {self.at[calc]} takes not {self.pace.ns(operands, size)} ns")
+                order.add_edges_from((node, calc) for node in ready)
+                chain(("calc", id(role)), calc)
+                ready = [calc]
+            order.add_edges_from((node, key("send", tag)) for node in ready for tag in given)
+        extra = {tag for _, tag in self.ends} - seen
+        wrong += [f"tag {tag} is no message of the program" for tag in extra]
+        idle = {key for key, op in self.at.items() if op.kind == "calc" and op.ns and key not in calcs}
+        wrong += [f"{key} calculates for nobody" for key in idle]
+        return order, wrong
+
+    def _loads(self) -> Iterator[str]:
+        """Bytes on each link are what the plan's trees carry there."""
+        moved: Counter[tuple[int, int]] = Counter()
+        for role, _, _, _, given in self._executions():
+            for tag, queue in zip(given, role.sends, strict=True):
+                for pair in pairwise(self.program.queues[queue].path):
+                    moved[pair] += self.ends["send", tag].size
+        total = self.bound.count * self.bound.itemsize * self.program.collective.total_blocks()
+        loads: dict[tuple[int, int], Fraction] = {}
+        trees: Counter[tuple[int, int]] = Counter()
+        for share in self.forest.shares:
+            for tree in share.trees():
+                for pair in (pair for path in tree.edges for pair in pairwise(path)):
+                    loads[pair] = loads.get(pair, Fraction(0)) + share.weight * total
+                    trees[pair] += 1
+        for pair in moved.keys() | loads.keys():
+            if abs(moved[pair] - loads.get(pair, 0)) > GROUP * trees[pair]:
+                yield f"link {pair} carries {moved[pair]} bytes, and in the plan {loads.get(pair, 0)}"
+
+    def _ports(self) -> Iterator[str]:
+        """Both ends of a message have one port, and a port of a rank is one link of it each way."""
+        link: dict[tuple[int, int, str], int] = {}
+        for role, _, _, taken, given in self._executions():
+            for kind, tags, queues in (("recv", taken, role.receives), ("send", given, role.sends)):
+                for tag, queue in zip(tags, queues, strict=True):
+                    op, path = self.ends[kind, tag], self.program.queues[queue].path
+                    if op.port is None:
+                        return
+                    if op.port != self.ends["send", tag].port:
+                        yield f"the ends of tag {tag} have two ports"
+                    beside = path[-2] if kind == "recv" else path[1]
+                    if link.setdefault((op.rank, op.port, kind), beside) != beside:
+                        yield f"port {op.port} of rank {op.rank} is two links"
+
+    def _results(self, known: nx.DiGraph) -> Iterator[str]:
+        """Who contributed to what each rank keeps, if a message holds what surely is there when it is sent."""
+        places = placements(self.program.collective)
+        executions = list(self._executions())
+        by_tag = {tag: place for place, (*_, given) in enumerate(executions) for tag in given}
+        value: dict[int, Counter[int]] = {}
+        order = {node: place for place, node in enumerate(nx.topological_sort(self.order))}
+
+        def held(role: Role, taken: list[int], until: Key | None) -> Counter[int]:
+            total: Counter[int] = Counter([role.rank] if role.contributes else [])
+            for tag in taken:
+                recv = self.ends["recv", tag]
+                if until is None or known.has_edge((recv.rank, recv.name), until):
+                    total.update(value[tag])
+            return total
+
+        sends = sorted(by_tag, key=lambda tag: order[self.ends["send", tag].rank, self.ends["send", tag].name])
+        for tag in sends:
+            role, _, _, taken, _ = executions[by_tag[tag]]
+            send = self.ends["send", tag]
+            value[tag] = held(role, taken, (send.rank, send.name))
+        kept: Counter[tuple[int, int, int]] = Counter()
+        for role, chunk, _, taken, _ in executions:
+            if role.keeps:
+                kept[role.rank, role.slice, chunk] += 1
+                want = Counter(places[self.program.slices[role.slice].block].sources.keys())
+                if held(role, taken, None) != want:
+                    yield f"chunk {chunk} of {role} is of {held(role, taken, None)}"
+        for index, part in enumerate(self.program.slices):
+            for rank in places[part.block].targets:
+                for chunk in range(self.bound.extents[index].chunks):
+                    if kept[rank, index, chunk] < 1:
+                        yield f"rank {rank} never has chunk {chunk} of slice {index}"
