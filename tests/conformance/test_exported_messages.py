@@ -1,4 +1,4 @@
-"""Plans for simulators of networks: what is exported is read back, and is the program, no more and no less.
+"""Plans as GOAL schedules: what is exported is read back, and is the program, no more and no less.
 
 Readers and checker (``tests/support``) know the formats and the Program, and nothing of exports.
 """
@@ -21,35 +21,11 @@ from blinkccl.export.registry import Choices, format_of
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.calibration import calibration_for
-from blinkccl.simulate.run import bind_bytes
 from support import goal_file
 from support.examples import examples
 from support.forests import random_collective, random_forest
-from support.message_schedules import Operation, Pace, faults
+from support.message_schedules import CHUNK, JOBS, SIZE, Operation, bound_of, faults, pace_of
 from support.planned import asked, plan_or_reason, planned
-
-#: A switch, no ring, host memory, no symmetry, two servers, rails.
-JOBS = {
-    "dgx-1v": "1,4,5,6",
-    "dgx-a100": "0,3,5,6",
-    "mist": None,
-    "ring:5": None,
-    "clique:4": None,
-    "random:5:seed=3": None,
-    "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
-}
-SIZE, CHUNK = 24_680, 2048
-
-
-def pace_of(forest: Forest, grain: int = 1) -> Pace:
-    engine = calibration_for(forest.topology).engine
-    rate = engine.reduce_gb_per_s.value
-    return Pace(engine.reduce_us.value * 1e3, 1 / rate if rate else 0.0, grain)
-
-
-def bound_of(forest: Forest, size: int = SIZE, chunk: int = CHUNK) -> Bound:
-    return bind_bytes(lower(forest), size, chunk)
 
 
 def exported(forest: Forest, size: int = SIZE, chunk: int | None = CHUNK) -> str:

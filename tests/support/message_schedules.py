@@ -16,10 +16,24 @@ import networkx as nx
 
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import Bound, placements
+from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Role
+from blinkccl.simulate.calibration import calibration_for
+from blinkccl.simulate.run import bind_bytes
 
-#: Of slices begin and end on whole groups of so many bytes.
+#: Slices begin and end on whole groups of so many bytes.
 GROUP = 16
+#: A switch, no ring, host memory, no symmetry, two servers, rails.
+JOBS = {
+    "dgx-1v": "1,4,5,6",
+    "dgx-a100": "0,3,5,6",
+    "mist": None,
+    "ring:5": None,
+    "clique:4": None,
+    "random:5:seed=3": None,
+    "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
+}
+SIZE, CHUNK = 24_680, 2048
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,16 @@ class Pace:
     def ns(self, operands: int, size: int) -> int:
         exact = self.launch_ns + self.ns_per_byte * size * (operands + 1) / 3
         return round(exact / self.grain) * self.grain
+
+
+def pace_of(forest: Forest, grain: int = 1) -> Pace:
+    engine = calibration_for(forest.topology).engine
+    rate = engine.reduce_gb_per_s.value
+    return Pace(engine.reduce_us.value * 1e3, 1 / rate if rate else 0.0, grain)
+
+
+def bound_of(forest: Forest, size: int = SIZE, chunk: int = CHUNK) -> Bound:
+    return bind_bytes(lower(forest), size, chunk)
 
 
 class _Checker:

@@ -140,11 +140,13 @@ class Plan:
 
         ``size`` is for formats that are for one, such as ``"goal"``.
 
-        UsageError if there is no such format, UnsupportedError if it cannot say what the plan does, VerificationError
-        if the plan is false.
+        UsageError if there is no such format or it is no text, UnsupportedError if it cannot say what the plan does,
+        VerificationError if the plan is false.
         """
         from blinkccl.export.registry import Choices, format_of
 
+        if format_of(to).per_rank:
+            raise UsageError(f"{to} is a file of bytes per rank, which blink export --to {to} writes")
         choices = Choices(size_bytes=None if size is None else bytes_of(size))
         write, found = format_of(to).write_as(choices), self.check()
         if not found.ok or found.program is None:

@@ -157,6 +157,12 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", newline="\n")
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for what is no text."""
+    with written(path):
+        path.write_bytes(content)
+
+
 @contextmanager
 def written(path: Path) -> Iterator[None]:
     """Say that the body has written ``path``; where it cannot, that is a mistake of who typed the name."""

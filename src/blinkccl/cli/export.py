@@ -29,6 +29,7 @@ Examples:
   blink export plan.json --to mscclpp -o ag.json   an execution plan for MSCCL++; --in-place for such calls
   blink export plan.json --to msccl --chunks 16    an algorithm for MSCCL, in at most 16 chunks per block
   blink export plan.json --to goal -s 64M          a schedule for LogGOPSim and ATLAHS
+  blink export plan.json --to chakra -s 64M -o ar  traces for ASTRA-sim: ar.0.et, ar.1.et, …
   blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL there, without a plan
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
@@ -44,6 +45,7 @@ Formats:
   mscclpp     MSCCL++ JSON, an execution plan
               Both: chunks as many as the weights need, or --chunks; read back and proved before they are written
   goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and what waits for what
+  chakra      Chakra execution traces of the same, for ASTRA-sim (…-implementation-custom): per rank a file, -o PREFIX
 
 Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
 say what it does.
@@ -59,7 +61,7 @@ PlanOrNot = Annotated[
 def export(
     path: PlanOrNot = None,
     to: Annotated[
-        str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, msccl, mscclpp or goal.")
+        str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, msccl, mscclpp, goal or chakra.")
     ] = "",
     spec: Annotated[
         str | None,
@@ -78,14 +80,21 @@ def export(
         Option("--chunks", metavar="N", help="msccl, mscclpp: round the weights to N chunks per block of data."),
     ] = None,
     size: Annotated[
-        str | None, Option("--size", "-s", metavar="SIZE", help="goal: S as nccl-tests counts it, such as 64M.")
+        str | None, Option("--size", "-s", metavar="SIZE", help="goal, chakra: S as nccl-tests counts it, such as 64M.")
     ] = None,
     chunk: Annotated[
         str | None,
-        Option("--chunk", metavar="SIZE", help="goal: bytes of a message; default: by the simulator's pipeline model."),
+        Option(
+            "--chunk",
+            metavar="SIZE",
+            help="goal, chakra: bytes of a message; default: by the simulator's pipeline model.",
+        ),
     ] = None,
     json: arguments.Json = False,
-    output: arguments.Output = None,
+    output: Annotated[
+        Path | None,
+        Option("-o", "--output", metavar="FILE", help="Write to FILE; chakra: to FILE.0.et, FILE.1.et, …"),
+    ] = None,
 ) -> None:
     """Write the plan as ``--to``, to standard output or to a file."""
     from blinkccl.export.registry import FORMATS, Choices, format_of
@@ -94,8 +103,10 @@ def export(
     if not to:
         raise typer.BadParameter(f"give --to FORMAT: {', '.join(FORMATS)}")
     row = format_of(to)
+    if row.per_rank and output is None and not json:
+        raise UsageError(f"{to} is a file of bytes per rank: give -o PREFIX, or --json")
     if output is not None:
-        console.check_writable(output)
+        console.check_writable(output.with_name(f"{output.name}.0.et") if row.per_rank else output)
     write = row.write_as(Choices(in_place, chunks, _bytes("-s", size), _bytes("--chunk", chunk)))
     if path is None:
         _write(row.pack(*arguments.load(spec, gpus)), {"format": to}, json, output)
@@ -133,10 +144,28 @@ def _write(files: Sequence[File], about: dict[str, Any], json: bool, output: Pat
     for note in filter(None, (file.note for file in files)):
         console.note(note)
     if output is not None:
-        for index, file in enumerate(files):  # The first has the name that was typed, others stand beside it.
-            console.write_file(output.with_name(file.name) if index else output, file.text)
+        paths = _paths(output, files)
+        console.check_files(*paths)
+        for path, file in zip(paths, files, strict=True):
+            if file.data is None:
+                console.write_file(path, file.text)
+            else:
+                console.write_bytes(path, file.data)
     if json:
-        named = [{"name": file.name, "text": file.text} for file in files]
+        named = [{"name": file.name, **_content(file)} for file in files]
         console.emit_json({"schema_version": SCHEMA_VERSION, **about, "files": named})
     elif output is None:
         console.emit("\n".join(file.text for file in files))
+
+
+def _paths(output: Path, files: Sequence[File]) -> list[Path]:
+    """Files of ranks begin with what was typed; of others the first has that name, and the rest stand beside it."""
+    if files[0].data is not None:
+        return [output.with_name(f"{output.name}.{file.name.partition('.')[2]}") for file in files]
+    return [output, *(output.with_name(file.name) for file in files[1:])]
+
+
+def _content(file: File) -> dict[str, str]:
+    from base64 import b64encode
+
+    return {"text": file.text} if file.data is None else {"base64": b64encode(file.data).decode()}

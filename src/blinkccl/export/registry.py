@@ -37,11 +37,15 @@ ANY = Choices()
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file to be written: a name without directories, its text, and what people are to know of it."""
+    """A file to be written: a name without directories, its text, and what people are to know of it.
+
+    ``data``: its bytes in place of a text, where it has none.
+    """
 
     name: str
     text: str
     note: str = ""
+    data: bytes | None = None
 
 
 class Write(Protocol):
@@ -81,7 +85,8 @@ class Format:
     """A registry row; ``module`` is imported on first use.
 
     ``packs``: it also writes without a plan. ``chooses``: its ``write`` takes ``in_place`` and ``chunks`` of
-    :class:`Choices`, as ``choices``; ``sized``: it needs the other two of them.
+    :class:`Choices`, as ``choices``; ``sized``: it needs the other two of them. ``per_rank``: it is a file of bytes for
+    each rank, and names of all begin with what the user says.
     """
 
     module: str
@@ -89,6 +94,7 @@ class Format:
     packs: bool = False
     chooses: bool = False
     sized: bool = False
+    per_rank: bool = False
 
     @property
     def write(self) -> Write:
@@ -126,6 +132,7 @@ FORMATS: dict[str, Format] = {
     "msccl": Format("blinkccl.export.msccl", "MSCCL XML: an algorithm for MSCCL and its executor", False, True),
     "mscclpp": Format("blinkccl.export.mscclpp", "MSCCL++ JSON: an execution plan", False, True),
     "goal": Format("blinkccl.export.goal", "GOAL: a schedule for LogGOPSim and ATLAHS", sized=True),
+    "chakra": Format("blinkccl.export.chakra", "Chakra: execution traces for ASTRA-sim", sized=True, per_rank=True),
 }
 
 

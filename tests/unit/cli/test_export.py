@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
 import blinkccl
 from blinkccl.cli.export import HELP
+from blinkccl.errors import UsageError
 from blinkccl.export.registry import FORMATS
 
 
@@ -24,7 +26,8 @@ def test_every_format_is_in_the_help_and_writes_a_plan(blink, tmp_path) -> None:
     assert blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "ring", "-o", plan).code == 0
     for name, row in FORMATS.items():
         assert f"\n  {name:8}" in HELP
-        ended = blink("export", plan, "--to", name, *(["-s", "1M"] if row.sized else []))
+        options = ["-s", "1M"] if row.sized else []
+        ended = blink("export", plan, "--to", name, *options, *(["--json"] if row.per_rank else []))
         assert (ended.code, ended.err) == (0, ""), row.about
         assert ended.out.endswith("\n")
 
@@ -102,3 +105,27 @@ def test_a_schedule_for_simulators_is_of_one_size(blink, plan, tmp_path) -> None
     blink("export", plan, "--to", "cuda", "-s", "1M").assert_refused(
         "CUDA C++ is for all sizes: leave -s and --chunk out"
     )
+
+
+def test_traces_are_a_file_per_rank(blink, plan, tmp_path) -> None:
+    target = tmp_path / "ar"
+    wrote = blink("export", plan, "--to", "chakra", "-s", "1M", "-o", target)
+    assert (wrote.code, wrote.out) == (0, "")
+    assert wrote.err == "".join(f"blink: wrote {target}.{rank}.et\n" for rank in range(4))
+    assert not target.exists()
+    found = json.loads(blink("export", plan, "--to", "chakra", "-s", "1M", "--json").out)
+    for rank, file in enumerate(found["files"]):
+        assert file["name"] == f"allreduce.{rank}.et"
+        assert b64decode(file["base64"]) == (tmp_path / f"ar.{rank}.et").read_bytes()
+    blink("export", plan, "--to", "chakra", "-s", "1M").assert_refused(
+        "a file of bytes per rank: give -o PREFIX, or --json"
+    )
+    blink("export", plan, "--to", "chakra", "-o", target).assert_refused("Chakra is for one size: give it with -s")
+    blink("export", plan, "--to", "chakra", "-s", "1M", "-o", tmp_path / "no" / "x").assert_refused(
+        "there is no folder"
+    )
+    (tmp_path / "other.2.et").mkdir()
+    blink("export", plan, "--to", "chakra", "-s", "1M", "-o", tmp_path / "other").assert_refused("cannot be written")
+    assert not (tmp_path / "other.0.et").exists()
+    with pytest.raises(UsageError, match="chakra is a file of bytes per rank, which blink export --to chakra"):
+        blinkccl.load(plan).export("chakra", size="1M")
