@@ -114,7 +114,8 @@ class InstructionList:
     collective (nccl.h's ``count``). ``about`` is for people: format, protocol. ``barriers``: counters of which
     all posts of one round come before any of the next. ``lasting``: counters that the next run begins with, so that all
     posts must have been waited for. ``slots``: messages that a connection holds, each with ``together`` chunks of a
-    move; a sender waits while there are so many.
+    move; a sender waits while there are so many. ``message_bytes``: what a message holds of a chunk, where a runtime
+    goes through its lists until all of it has been moved; 0: it goes through them once.
     """
 
     collective: Collective
@@ -126,6 +127,7 @@ class InstructionList:
     lasting: tuple[str, ...] = ()
     slots: int = 1
     together: int = 1
+    message_bytes: int = 0
 
     def place(self, rank: int, buffer: str, index: int) -> tuple[int, str, int]:
         """The chunk's memory: in place, input and output are one, as nccl.h has it."""

@@ -140,7 +140,16 @@ class _Reader:
         most = self.number(self.root, "maxBytes", 0, 2**63 - 1) if "maxBytes" in self.root.attributes else 2**27
         together = max(1, size * self.loop // most) if most else 1
         return tuple(
-            InstructionList(self.collective, self.chunks, in_place, blocks, about, slots=slots, together=together)
+            InstructionList(
+                self.collective,
+                self.chunks,
+                in_place,
+                blocks,
+                about,
+                slots=slots,
+                together=together,
+                message_bytes=size,
+            )
             for in_place, served in places
             if served
         )

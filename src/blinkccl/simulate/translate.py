@@ -14,7 +14,7 @@ roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
@@ -162,7 +162,7 @@ def frame(program: Program, network: Topology, calibration: Calibration, setting
     wiring = connect(program)
     if wiring.faults:
         raise ScheduleError(f"the program cannot be timed: {wiring.faults[0]}")
-    table = _Links(program, network, calibration)
+    table = _links(program, network, calibration)
     arcs = tuple(wiring.data)
     streams = _Streams(program, arcs, settings.streams)
     hops, staged = _legs(program, arcs, streams)
@@ -255,24 +255,42 @@ def operands(role: Role) -> int:
     return len(role.receives) + role.contributes
 
 
-class _Links:
-    """The links on the program's paths, in the order of first use, with the rates that this program leaves them."""
+@dataclass(frozen=True)
+class Route:
+    """A path between two ranks, and the memory in which what takes it is stored, where that is neither end's."""
 
-    def __init__(self, program: Program, network: Topology, calibration: Calibration) -> None:
+    path: tuple[int, ...]
+    staged: int | None = None
+
+
+class LinkTable:
+    """The links on some routes, in the order of first use, with the rates that they are left.
+
+    ``reducing`` are the vertices that combine anything, ``combining`` those that combine what several others send.
+    TopologyError, which ``what`` begins, for a link that ``network`` does not have.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        reducing: Set[int],
+        combining: Set[int],
+        network: Topology,
+        calibration: Calibration,
+        what: str = "the program",
+    ) -> None:
         self.index: dict[tuple[int, int], int] = {}
         memory_gb_per_s = calibration.engine.memory_gb_per_s.value
         gpu_gb_per_s = calibration.engine.gpu_gb_per_s.value
-        for queue in program.queues:
-            for pair in pairwise(queue.path):
+        for route in routes:
+            for pair in pairwise(route.path):
                 self.index.setdefault(pair, len(self.index))
-            home = queue.legs[0][-1]
-            if queue.is_staged and memory_gb_per_s and network.vertex[home].kind in HOST_KINDS:
+            home = route.staged
+            if home is not None and memory_gb_per_s and network.vertex[home].kind in HOST_KINDS:
                 self.index.setdefault((home, home), len(self.index))
-            for end in (queue.path[0], queue.path[-1]):
-                if gpu_gb_per_s and _all_nvlink(queue.path, network):
+            for end in (route.path[0], route.path[-1]):
+                if gpu_gb_per_s and _all_nvlink(route.path, network):
                     self.index.setdefault((end, end), len(self.index))
-        reducing = {program.vertices[role.rank] for role in program.roles if operands(role) > 1}
-        combining = _combining(program)
         self.rates: list[float] = []
         self.latency_s: list[float] = []
         for src, dst in self.index:
@@ -282,7 +300,7 @@ class _Links:
                 self.latency_s.append(0.0)
                 continue
             if (src, dst) not in network.link:
-                raise TopologyError(f"the program sends over a link {src} → {dst}, which {network.name} does not have")
+                raise TopologyError(f"{what} sends over a link {src} → {dst}, which {network.name} does not have")
             cost = link_cost(calibration, network.link[src, dst])
             both_ways = (dst, src) in self.index and (src in reducing or dst in reducing)
             rate = cost.duplex_rate if both_ways else cost.rate
@@ -295,6 +313,13 @@ class _Links:
         """The links of a leg, with the memories, of hosts or GPUs, that it reads at its begin and writes at its end."""
         steps = ((path[0], path[0]), *pairwise(path), (path[-1], path[-1]))
         return [self.index[step] for step in steps if step[0] != step[1] or step in self.index]
+
+
+def _links(program: Program, network: Topology, calibration: Calibration) -> LinkTable:
+    """Those on the program's paths."""
+    routes = (Route(queue.path, queue.legs[0][-1] if queue.is_staged else None) for queue in program.queues)
+    reducing = {program.vertices[role.rank] for role in program.roles if operands(role) > 1}
+    return LinkTable(routes, reducing, _combining(program), network, calibration)
 
 
 def _all_nvlink(path: tuple[int, ...], network: Topology) -> bool:
@@ -344,15 +369,15 @@ def _actors(
         np.full(count, engine.reduce_us.value * 1e-6),
         np.asarray([*combined, *[0.0] * len(staged)]) * pace,
         np.asarray([*begin_s, *[0.0] * len(staged)], np.float64),
-        *_compressed(receives),
-        *_compressed(sends),
+        *compressed(receives),
+        *compressed(sends),
     )
 
 
 def _hops(
     hops: Sequence[QueueHop],
     calibration: Calibration,
-    table: _Links,
+    table: LinkTable,
     settings: Settings,
 ) -> Hops:
     engine = calibration.engine
@@ -371,7 +396,7 @@ def _hops(
         # Who reads knows by itself that it has.
         np.asarray([0.0 if hop.frees >= 0 else engine.signal_us.value * 1e-6 for hop in hops]),
         np.asarray(_weights(settings.sharing, paths, latency_s, calibration.name), np.float64),
-        *_compressed(paths),
+        *compressed(paths),
     )
 
 
@@ -397,7 +422,7 @@ def _weights(sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[f
     return [1.0] * len(paths)
 
 
-def _compressed(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+def compressed(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Rows as starts and values."""
     starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=starts[1:])
