@@ -41,12 +41,16 @@ from blinkccl.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Options of a launcher and its environment; ``crowded``: only with more ranks than cores (None: always)."""
+    """Options of a launcher and its environment; ``crowded``: only with more ranks than cores (None: always).
+
+    ``rules``: what Open MPI is to decide by, as :mod:`blinkccl.export.ompi_rules` writes it.
+    """
 
     name: str
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     crowded: bool | None = None
+    rules: str = ""
 
 
 _NO_SINGLE_COPY = ("--mca", "btl_vader_single_copy_mechanism", "none", "--mca", "smsc", "^cma,knem,xpmem")
@@ -129,6 +133,14 @@ def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list
     return [_launch(name, found, program, world_size, row, row.name if named else "") for row in rows]
 
 
+def open_mpi(world_size: int, variant: Variant) -> CandidateLaunch:
+    """Open MPI, as it is on PATH, in a variant of somebody's own."""
+    found = installation("openmpi", None)
+    return _launch(
+        "openmpi", found, build(found.source, found.compiler, found.options), world_size, variant, variant.name
+    )
+
+
 def _launch(
     peer: str, found: Installation, program: Path, world_size: int, row: Variant, variant: str
 ) -> CandidateLaunch:
@@ -138,6 +150,11 @@ def _launch(
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         shared = [text for name in _BACKING for text in ("--mca", name, str(room))] if peer == "openmpi" else []
+        if row.rules:
+            file = room / "rules.conf"
+            file.write_text(row.rules, encoding="utf-8")
+            for name, value in (("use_dynamic_rules", "1"), ("dynamic_rules_filename", str(file))):
+                shared += ["--mca", f"coll_tuned_{name}", value]
         line = [found.launcher, *options, *shared, *row.options, "-n", str(world_size), str(program), str(path)]
         # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
         return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
