@@ -2,6 +2,10 @@
 
 A ring is what :mod:`blinkccl.algorithms.ring` makes of one; a chain of NCCL's tree goes up to its first GPU, and down
 again. Channels are equal, as in NCCL. The rate is what the links hold, not what NCCL wrote.
+
+Where NVLink does not join two neighbours, NCCL goes through the memory of another GPU of the job (NVB). No hop of a
+plan leads through a rank; so that memory is a vertex of its own here, a part of the GPU, and has of the GPU's links
+what channels through it take beside those that end there.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from math import lcm
 
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.ring import SERVED, Ring, on_rings
@@ -18,8 +23,10 @@ from blinkccl.algorithms.shapes import Paths, chain_down, chain_up, cyclic, fore
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, Share
-from blinkccl.topology.model import Topology
+from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.nccl_graph import RING, TREE, ChannelGraph, dev_of
+
+Arc = tuple[int, int]
 
 
 def forest_of(graphs: Iterable[ChannelGraph], machine: Topology, collective: str = "allreduce") -> Forest:
@@ -92,15 +99,61 @@ def _links(request: Request, graph: ChannelGraph, orders: Sequence[tuple[int, ..
         except TopologyError:
             continue
         paths = transit_paths(network, request.ranks)
+        if graph.kind == "NVB":
+            network = _through_gpus(network, request.ranks, hops)
+            paths = transit_paths(network, request.ranks)
         without = [hop for hop in hops if hop not in paths]
         if not without:
             return network, paths
         lacking = without[0]
-    if graph.kind == "NVB":
-        raise UnsupportedError(
-            f"the channel from GPU {lacking[0]} to {lacking[1]} goes through another GPU of the job (NVB): NCCL can "
-            "run that, and no plan of ours says it, so it is not checked here"
-        )
     raise UnsupportedError(
         f"the channel from GPU {lacking[0]} to {lacking[1]} ({graph.kind}) has no path on {request.topology.name}"
     )
+
+
+def _through_gpus(network: Topology, ranks: tuple[int, ...], hops: Sequence[Arc]) -> Topology:
+    """The links with a part of a GPU for each of ``hops`` that no link holds, between the two links on its way.
+
+    A link is shared in proportion to the hops that take it, so its capacity becomes several times what divides it.
+    """
+    uses: dict[Arc, Counter[int | None]] = {}
+    parts: list[Vertex] = []
+    ends: dict[int, Arc] = {}
+    first = 1 + max(vertex.id for vertex in network.vertices)
+    for src, dst in dict.fromkeys(hops):
+        times = hops.count((src, dst))
+        by = None if (src, dst) in network.link else _between(network, ranks, src, dst)
+        if by is None:
+            uses.setdefault((src, dst), Counter())[None] += times
+            continue
+        part = first + len(parts)
+        parts.append(replace(network.vertex[by], id=part, name=f"{network.vertex[by].label} between", part_of=by))
+        ends[part] = src, dst
+        for arc in ((src, by), (by, dst)):
+            uses.setdefault(arc, Counter())[part] += times
+    if not parts:
+        return network
+    finer = lcm(*(taken.total() for arc, taken in uses.items() if arc in network.link))
+    links = []
+    for link in network.links:
+        taken = uses.get((link.src, link.dst), Counter({None: 1}))
+        for at, times in taken.items():
+            capacity, gb_per_s = link.capacity * finer * times // taken.total(), link.gb_per_s * times / taken.total()
+            src, dst = link.src, link.dst
+            if at is not None:
+                src, dst = (src, at) if src == ends[at][0] else (at, dst)
+            links.append(replace(link, src=src, dst=dst, capacity=capacity, gb_per_s=gb_per_s))
+    unit = network.unit_gb_per_s / finer
+    return replace(network, unit_gb_per_s=unit, vertices=(*network.vertices, *parts), links=tuple(links))
+
+
+def _between(network: Topology, ranks: tuple[int, ...], src: int, dst: int) -> int | None:
+    """The GPU of the job through which NCCL goes: by the fastest way, of such by the fastest last link."""
+    last = {link.src: link.capacity for link in network.links if link.dst == dst and link.src in ranks}
+    beside = sorted(last, key=lambda rank: (-last[rank], rank))
+    ways = {
+        rank: min(network.link[src, rank].capacity, network.link[rank, dst].capacity)
+        for rank in beside
+        if (src, rank) in network.link
+    }
+    return max(ways, key=lambda rank: ways[rank], default=None)

@@ -116,6 +116,8 @@ def kernels_fault(request: Request) -> str | None:
         return "kernels are CUDA's, and these are no NVIDIA GPUs"
     if len({request.topology.vertex[rank].server for rank in request.ranks}) > 1:
         return "no kernel of ours stores between servers"
+    if any(vertex.kind == "gpu" and vertex.part_of is not None for vertex in request.topology.vertices):
+        return "NCCL goes through a GPU of the job (NVB), and no kernel of ours does"
     return None
 
 

@@ -9,15 +9,21 @@ from pathlib import Path
 import pytest
 
 from blinkccl.advice.audit import audit
-from blinkccl.algorithms.given_channels import forest_of
+from blinkccl.algorithms.given_channels import _between, forest_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.ring import SERVED, rings_for
+from blinkccl.baselines.nccl_server import NcclServer
+from blinkccl.baselines.nccl_system import NVB
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError, UsageError
+from blinkccl.export.nccl_graph import pack
+from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
-from blinkccl.topology.catalog import machine
+from blinkccl.topology.catalog import connected_allocations, machine
 from blinkccl.topology.formats import read_topology
+from blinkccl.topology.json_format import to_document as topology_document
 from blinkccl.topology.nccl_graph import ChannelGraph, parse
+from blinkccl.units import bus_factor
 
 SHARED = Path(__file__).parents[3] / "../shared" / "topologies"
 DGX = machine("dgx-1v")
@@ -65,7 +71,7 @@ def test_chains_are_trees() -> None:
         (rings((0, 9)), UsageError, "names GPU 9, and dgx-1v has 8"),
         (rings((0,)), UnsupportedError, "moves nothing"),
         (rings((0, 5, 1)), UnsupportedError, "from GPU 0 to 5"),
-        (rings((0, 5, 1), kind="NVB"), UnsupportedError, "another GPU of the job"),
+        (rings((0, 1, 5, 6), kind="NVB"), UnsupportedError, r"from GPU 6 to 0 \(NVB\) has no path on dgx-1v"),
         (ChannelGraph(0, 4, ((0, 1),), 20, "NVL", across=True), UnsupportedError, "one of several servers"),
         (ChannelGraph(3, 5, ((0, 1),), 20, "NVL"), UnsupportedError, "neither rings"),
     ],
@@ -73,6 +79,59 @@ def test_chains_are_trees() -> None:
 def test_what_no_plan_can_be_is_refused(graph, error, reason) -> None:
     with pytest.raises(error, match=reason):
         forest_of([graph], DGX)
+
+
+def test_a_ring_through_a_gpu_is_a_plan() -> None:
+    """GPUs 0 and 5 meet in the memory of GPU 1 or 4, to which they have equal links: NCCL takes the first."""
+    found = forest_of([rings((0, 5, 1), kind="NVB")], DGX)
+    (between,) = (vertex for vertex in found.topology.vertices if vertex.id not in found.ranks)
+    assert (between.part_of, between.label) == (1, "GPU1 between")
+    assert {path for share in found.shares for tree in share.trees() for path in tree.edges} == {
+        (0, between.id, 5),
+        (5, 1),
+        (1, 0),
+    }
+    assert found.rate == found.topology.link[0, between.id].capacity / Fraction(4, 3)
+    sums = {(0, 1): 0.0, (1, 5): 0.0, (5, 1): 0.0}
+    for link in found.topology.links:
+        whole = tuple(1 if end == between.id else end for end in (link.src, link.dst))
+        sums[whole] = sums.get(whole, 0.0) + link.gb_per_s
+    assert [sums[pair] for pair in ((0, 1), (1, 5), (5, 1), (1, 0))] == [25.0, 50.0, 50.0, 25.0]
+    document = to_document(found)
+    assert audit(document).ok
+    assert check_plan(document, topology_document(DGX)).violations == []
+    link = next(link for link in document["topology"]["links"] if link["dst"] == between.id)
+    link["capacity"], link["gb_per_s"] = 2 * link["capacity"], 2 * link["gb_per_s"]
+    assert "link 0 → 1 has 50.0 GB/s in the plan, 25.0 GB/s" in str(
+        check_plan(document, topology_document(DGX)).violations
+    )
+
+
+@pytest.mark.parametrize("name", ["dgx-1v", "dgx-1p"])
+def test_gpus_between_are_those_that_nccl_takes(name) -> None:
+    topology = machine(name)
+    for ranks in connected_allocations(name, smallest=3):
+        hops = NcclServer.of(topology, ranks).server.hops
+        network = Request(topology, Collective("allreduce", len(ranks)), ranks).network
+        for (src, dst), hop in hops.items():
+            if hop.kind == NVB:
+                assert _between(network, ranks, src, dst) == hop.path[1], (ranks, src, dst)
+
+
+def test_what_is_exported_for_nccl_is_read_back() -> None:
+    """The best rings of every job on a DGX-1V whose links NCCL sees at all: as fast as it counts them, at 25 for 20."""
+    through = 0
+    for ranks in connected_allocations("dgx-1v", smallest=3):
+        (file,) = pack(DGX, ranks)
+        graphs = parse(file.text, "export")
+        found = forest_of(graphs, DGX)
+        checked = audit(to_document(found))
+        assert checked.ok, (ranks, checked.all_faults[:1])
+        through += graphs[0].kind == "NVB"
+        if graphs[0].kind in ("NVL", "NVB"):
+            counted = len(graphs[0].orders) * graphs[0].gb_per_s
+            assert found.algbw_gb_per_s * bus_factor("allreduce", len(ranks)) >= counted * 25 / 20 * 0.999
+    assert through > 20
 
 
 def test_the_azure_dump_is_a_valid_plan_of_its_machine() -> None:

@@ -27,3 +27,15 @@ def test_what_a_graph_file_lacks_is_asked_for(blink, tmp_path) -> None:
     blink("check", cut, "--topo", "dgx-1v").assert_refused("not well-formed XML")
     cut.write_bytes(b"<graphs>\xff</graphs>")
     blink("check", cut, "--topo", "dgx-1v").assert_refused("no UTF-8 text")
+
+
+def test_rings_through_a_gpu_are_checked_and_timed_by_copies(blink, tmp_path) -> None:
+    file = tmp_path / "rings.xml"
+    assert blink("export", "--to", "nccl-graph", "--topo", "dgx-1v", "--gpus", "0-5", "-o", file).code == 0
+    assert 'typeintra="NVB"' in file.read_text()
+    checked = json.loads(blink("check", file, "--topo", "dgx-1v", "--json").out)
+    assert (checked["ok"], checked["ranks"]) == (True, [0, 1, 2, 3, 4, 5])
+    timed = json.loads(blink("sim", "--plan", file, "--topo", "dgx-1v", "--json").out)
+    assert timed["code"] == "copies"
+    refused = blink("sim", "--plan", file, "--topo", "dgx-1v", "--code", "kernels")
+    refused.assert_refused("NCCL goes through a GPU of the job (NVB), and no kernel of ours does")
