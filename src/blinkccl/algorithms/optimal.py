@@ -17,14 +17,14 @@ eight ranks that are not alike, switches that give out what they take in are spl
 weights are whole again (:mod:`~blinkccl.packing.splitting`). Elsewhere trees over ranks are priced by their cheapest
 unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. The default takes trees of
 equal weight within a hundredth of the bound, which is proved as ever, where exact ones are deeper: AllGather and
-ReduceScatter from 9 ranks on, AllReduce from 17; and from 65 ranks on the best of them that are found. ``exact`` has
+ReduceScatter from 9 ranks on, AllReduce from 17; and from 65 ranks on the best of them that are found. What has
+longer weights than 1/64 of a block is rounded, for a hundredth of the rate at most (:mod:`short_weights`). ``exact`` has
 the optimum itself, however long that takes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -65,6 +65,7 @@ from blinkccl.algorithms.optimal_trees import (
 )
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, least_rate, shortened
 from blinkccl.algorithms.stars import one_hop
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
@@ -100,24 +101,36 @@ def plan(request: Request) -> Forest:
     if name in FLOWS and request.max_trees is not None:
         raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
     found = _stars(request) or PLANS[name](request, rank_network_of(request.network, request.ranks))
-    return found if request.max_trees is None else _with_few_trees(request, found, request.max_trees)
+    if request.max_trees is not None:
+        found = _with_few_trees(request, found, request.max_trees)
+    return _with_short_weights(request, found) if request.objective == "shallow" and name not in FLOWS else found
+
+
+def _with_short_weights(request: Request, best: Forest) -> Forest:
+    """``best`` with weights that chunks can have, or as many equal trees, as far as that costs a hundredth; else it."""
+    found = shortened(best)
+    if found.longest_weight <= LONGEST_WEIGHT or request.max_trees is not None:
+        return found
+    view = rank_network_of(request.network, request.ranks)
+    try:
+        drafts = _few_drafts(request, view, best, LONGEST_WEIGHT)
+    except UnsupportedError:
+        return best
+    equal = forest_of(request, view, "optimal", drafts, best.certificate)
+    return equal if equal.longest_weight <= LONGEST_WEIGHT and equal.rate >= least_rate(best) else best
 
 
 def _with_few_trees(request: Request, best: Forest, most: int) -> Forest:
     """``best`` if it has few enough trees for each block, else the plan of fewest trees, else equal trees."""
     view = rank_network_of(request.network, request.ranks)
-    if _trees_per_block(best) <= most:
+    if best.trees_per_block <= most:
         return best
     # A search for fewest trees is there where links join ranks directly, of an allreduce both ways alike.
     if view.network.switchless and (view.network.symmetric or request.collective.name != "allreduce"):
         fewest = PLANS[request.collective.name](replace(request, objective="fewest-trees"), view)
-        if _trees_per_block(fewest) <= most:
+        if fewest.trees_per_block <= most:
             return fewest
     return forest_of(request, view, "optimal", _few_drafts(request, view, best, most), best.certificate)
-
-
-def _trees_per_block(forest: Forest) -> int:
-    return max(Counter(share.block for share in forest.shares).values())
 
 
 def _stars(request: Request) -> Forest | None:

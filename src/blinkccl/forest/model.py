@@ -187,6 +187,17 @@ class Forest:
         return max((tree_depth(tree) for share in self.shares for tree in share.trees()), default=0)
 
     @cached_property
+    def trees_per_block(self) -> int:
+        """The most shares that one block is cut into; all that an AllReduce, a broadcast or a reduce has."""
+        return max(Counter(share.block for share in self.shares).values())
+
+    @cached_property
+    def longest_weight(self) -> int:
+        """The largest denominator of a share's weight, as a part of a rank's block: of S where there is a root."""
+        blocks = 1 if self.collective.root is not None else len(self.ranks)
+        return max((weight * blocks).denominator for weight in {share.weight for share in self.shares})
+
+    @cached_property
     def link_load(self) -> dict[tuple[int, int], Fraction]:
         """Load per link at ``rate``, in the topology's units, for links that are used."""
         return {arc: use * self.rate for arc, use in link_use(self.shares).items()}

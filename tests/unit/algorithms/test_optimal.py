@@ -36,7 +36,7 @@ def test_reference_values_in_lanes(spec: str, gpus: str | None) -> None:
 def test_reference_values_in_gb_per_s(spec: str) -> None:
     for names, value in zip(ROWS.values(), IN_GB_PER_S[spec], strict=True):
         if value is not None:
-            forest = planned("optimal", asked(spec, names[0]))
+            forest = planned("optimal", asked(spec, names[0], objective="exact"))
             assert forest.optimal
             assert forest.algbw_gb_per_s == pytest.approx(float(Fraction(value)))
 
@@ -52,7 +52,7 @@ def test_reference_values_in_gb_per_s(spec: str) -> None:
 )
 def test_link_classes_that_add_up_keep_their_few_trees(spec: str, name: str, rate: Fraction, trees: int) -> None:
     """NVLink's trees and PCIe's: a basis over both has 31 to 39, the least with 1/31,824 of the data."""
-    forest = planned("optimal", asked(spec, name, links="all"))
+    forest = planned("optimal", asked(spec, name, links="all", objective="exact"))
     assert forest.rate == forest.bound
     assert forest.algbw_gb_per_s == pytest.approx(float(rate))
     assert len(forest.shares) <= trees
@@ -160,10 +160,10 @@ def test_links_of_many_digits_stay_exact(name: str) -> None:
     """Measured bandwidths have such capacities: the unit is whatever divides all of them."""
     dice = Random(7)
     wide = {arc: dice.randint(10**8, 10**9) for arc in permutations(range(4), 2)}
-    assert planned("optimal", asked(digraph(wide, 4), name)).optimal
+    assert planned("optimal", asked(digraph(wide, 4), name, objective="exact")).optimal
     if name in ("broadcast", "allgather"):
         vast = {arc: c * 4 * 10**9 + 1 for arc, c in wide.items()}
-        assert planned("optimal", asked(digraph(vast, 4), name)).optimal
+        assert planned("optimal", asked(digraph(vast, 4), name, objective="exact")).optimal
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
