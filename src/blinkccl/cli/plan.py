@@ -6,13 +6,19 @@ import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.errors import UsageError
+
+if TYPE_CHECKING:
+    from blinkccl.algorithms.registry import Request
+
+#: Steps of the bar of a trade-off: about as many as there are options.
+MOST_POINTS = 10
 
 HELP = """
 Examples:
@@ -26,11 +32,13 @@ Examples:
   blink plan allreduce --topo dgx-1v --without 0-3            what is left when a link or a GPU fails
   blink plan allreduce --topo dgx-1v --without-rank 5
   blink plan allreduce --topo dgx-1p --gpus 0-3 --size 64M    the fastest algorithm at that size
+  blink plan allreduce --topo dgx-1v --trade-off              rate against depth, trees and weights
 
 Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
 
 Prints the trees, the rate, the bound and its certificate, the load of every link, and what a ring would get. With
---size, auto is the algorithm that blink sim finds fastest, and the runner-up is named with its time.
+--size, auto is the algorithm that blink sim finds fastest, and the runner-up is named with its time. With --trade-off
+it prints what fewer, shallower or simpler trees cost instead, with their times (at --size alone, if that is given).
 """
 
 
@@ -67,6 +75,9 @@ def plan(
     size: Annotated[
         str | None, Option("--size", "-s", metavar="SIZE", help="auto: the fastest at S, as nccl-tests counts it.")
     ] = None,
+    trade_off: Annotated[
+        bool, Option("--trade-off", help="A table of plans: rate, depth, trees, denominators, and times by size.")
+    ] = False,
     measured: arguments.MeasuredFile = None,
     sharp: Annotated[
         bool, Option("--sharp", help="allreduce: say what it could reach if every switch combined (SHARP) too.")
@@ -85,6 +96,8 @@ def plan(
         raise typer.BadParameter(f"{' and '.join(f'--{each}' for each in objectives)} exclude each other: give one")
     if size is not None and algo != "auto":
         raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
+    if trade_off:
+        _refuse_beside_trade_off(objectives, algo, max_trees, output, measured)
     spec = arguments.one_spec(behind, spec)
     if measured is not None and size is None:
         raise UsageError("--measured is for --size: a plan's rate is not measured, leave it out or give a size")
@@ -103,6 +116,9 @@ def plan(
         epsilon=arguments.part("--epsilon", epsilon),
     )
     size_bytes = None if size is None else bytes_of(size, "--size")
+    if trade_off:
+        _print_trade_off(wanted, size_bytes, json)
+        return
     import_module(algorithm(algo).module)  # Loading modules is not planning, nor is loading the solver.
     table = arguments.measured(measured, wanted.topology)
     began = time.perf_counter() - loading_seconds()
@@ -120,6 +136,41 @@ def plan(
         console.emit_json(found.document(seconds, sharp))
     else:
         console.emit(found.text(console.paint(), console.width(), sharp, trees, quiet))
+
+
+def _refuse_beside_trade_off(
+    objectives: list[str], algo: str, max_trees: int | None, output: Path | None, measured: Path | None
+) -> None:
+    given = [f"--{each}" for each in objectives]
+    given += [f"--algo {algo}"] if algo not in ("auto", "optimal") else []
+    asked = {"--max-trees": max_trees, "-o": output, "--measured": measured}
+    given += [option for option, value in asked.items() if value is not None]
+    if given:
+        raise UsageError(f"--trade-off prints what all options come to: leave {' and '.join(given)} out")
+
+
+def _print_trade_off(wanted: Request, size_bytes: int | None, json: bool) -> None:
+    """Plan and time all points of the job, and print them."""
+    from blinkccl.baselines.candidate import Conditions
+    from blinkccl.choice.candidates import code_of
+    from blinkccl.choice.trade_off import SIZES, trade_off
+    from blinkccl.report.trade_off_text import trade_off_document, trade_off_text
+    from blinkccl.simulate.calibration import calibration_for
+
+    sizes = SIZES if size_bytes is None else (size_bytes,)
+    done = 0
+    with console.Progress("planning") as progress:
+
+        def tell(option: str) -> None:
+            nonlocal done
+            done += 1
+            progress(done, MOST_POINTS)
+
+        found = trade_off(wanted, Conditions(calibration_for(wanted.topology)), code_of(wanted), sizes, tell)
+    if json:
+        console.emit_json(trade_off_document(found))
+    else:
+        console.emit(trade_off_text(found, wanted, console.width()))
 
 
 def _check_output(path: Path) -> None:

@@ -34,6 +34,7 @@ SAME = {
     "sim-paths": "sim sendrecv --topo mist --algo multi_path -s 1M",
     "explain": "explain allreduce --size 64M --topo dgx-1v --gpus 1,4,5,6",
     "explain-host": "explain allreduce --size 1M -g 4",
+    "plan-trade-off": "plan allreduce --topo dgx-1v --trade-off",
     "pick": "pick -k 3 --topo dgx-1v --free 0,1,4,6,7",
     "paper": "paper R1 R8 P1",
     "doctor": "doctor {bench} --topo dgx-1v",
