@@ -20,6 +20,8 @@ from blinkccl.packing.symmetry import symmetry_of
 
 #: The most trees for each block that are tried, fewest last.
 MOST_TREES = (32, 16, 8, 4, 2, 1)
+#: Trees of all blocks that are looked for at once: more take minutes.
+MOST_IN_ALL = 1024
 #: What the point is called whose plan is the default.
 DEFAULT = "default"
 
@@ -40,10 +42,7 @@ class Point:
 
 
 def points(request: Request) -> Iterator[Point]:
-    """The default's plan, and those of other options that are other plans. UnsupportedError where there is no default.
-
-    ``exact`` is tried where it is a matter of seconds: among few ranks, or ranks that are alike.
-    """
+    """The default's plan, and those of other options that are other plans; UnsupportedError without a default."""
     first = Point(DEFAULT, plan(request))
     yield first
     seen = {forest_hash(first.forest)}
@@ -61,16 +60,23 @@ def fewer_trees(request: Request, forest: Forest, largest: int = MOST_TREES[0]) 
     """The options that ask for fewer trees than a plan has, ``largest`` at most."""
     if request.collective.name not in FLOWS:
         for most in MOST_TREES:
-            if most < forest.trees_per_block and most <= largest:
+            trees = most * len({share.block for share in forest.shares})
+            if most < forest.trees_per_block and most <= largest and trees <= MOST_IN_ALL:
                 yield f"--max-trees {most}", replace(request, max_trees=most)
+
+
+def whole_rate(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
+    """The option that asks for what a default lacks of the rate, where that is a matter of seconds."""
+    if not default.optimal and request.collective.name not in FLOWS:
+        network = rank_network_of(request.network, request.ranks).network
+        if network.terminals <= SEARCHED or len(symmetry_of(network).moves) > 1:
+            yield "--exact", replace(request, objective="exact")
 
 
 def _others(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
     if request.collective.name in FLOWS:
         return
-    network = rank_network_of(request.network, request.ranks).network
-    if not default.optimal and (network.terminals <= SEARCHED or len(symmetry_of(network).moves) > 1):
-        yield "--exact", replace(request, objective="exact")
+    yield from whole_rate(request, default)
     yield "--least-depth", replace(request, objective="least-depth")
     yield "--fewest-trees", replace(request, objective="fewest-trees")
     yield from fewer_trees(request, default)

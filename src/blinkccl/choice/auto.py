@@ -1,9 +1,9 @@
 """``auto``: for a job and a size, the fastest of all algorithms as our code runs them.
 
-Every algorithm that serves the job is planned once, and ``optimal`` also with fewer trees where these are shallower
-(:mod:`~blinkccl.choice.trade_off`). For a size they are simulated by rising floor, until what is left
-cannot win: a plan takes at least as long as its fullest link takes for its bytes, at the highest rate that any protocol
-leaves of that link. So large sizes cost few simulations, small ones one of each plan.
+Every algorithm that serves the job is planned once, and ``optimal`` also for what its default lacks of the rate, and
+with fewer trees where these are shallower (:mod:`~blinkccl.choice.trade_off`). For a size they are simulated by rising
+floor, until what is left cannot win: a plan takes at least as long as its fullest link takes for its bytes, at the
+highest rate that any protocol leaves of that link. So large sizes cost few simulations, small ones one of each plan.
 
 Where the job's size was measured (:mod:`~blinkccl.choice.measured`), what was measured is compared instead, taken from
 the cell's size to the asked one as the prediction goes from the one to the other.
@@ -23,7 +23,7 @@ from blinkccl.choice.candidates import Code, candidates
 from blinkccl.choice.costs import calibration_of
 from blinkccl.choice.measured import Cell, cell_at
 from blinkccl.choice.timed import KernelPlan
-from blinkccl.choice.trade_off import OPTIMAL, shallower
+from blinkccl.choice.trade_off import OPTIMAL, beside
 from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
@@ -176,7 +176,7 @@ def prepare(request: Request, conditions: Conditions, code: Code, measured: tupl
         raise first
     default = next((one.forest for one in plans if one.name == OPTIMAL and one.forest is not None), None)
     if default is not None:
-        plans += shallower(request, conditions, code, default)
+        plans += beside(request, conditions, code, default)
     return Auto(tuple(plans), absent, measured=measured)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.optimal import plan
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.trade_off import DEFAULT, Point, fewer_trees, points
+from blinkccl.algorithms.trade_off import DEFAULT, Point, fewer_trees, points, whole_rate
 from blinkccl.baselines.candidate import Conditions, Prepared
 from blinkccl.choice.candidates import Code, of_forest
 from blinkccl.choice.programs import on_stores
@@ -87,15 +87,16 @@ def _direct(request: Request, code: Code) -> Request:
     return request if code.gpu is None else on_stores(request)
 
 
-def shallower(request: Request, conditions: Conditions, code: Code, best: Forest) -> Iterator[Prepared]:
-    """Plans with fewer trees than ``best``, the default's, as candidates for small sizes.
+def beside(request: Request, conditions: Conditions, code: Code, default: Forest) -> Iterator[Prepared]:
+    """Candidates beside a default: what it lacks of the rate for large sizes, fewer trees for small ones.
 
-    A hop costs as much as thousands of bytes, a tree nothing: where they are not shallower they do not win.
+    A hop costs as much as thousands of bytes, a tree nothing: where fewer are not shallower they do not win.
     """
-    for option, wanted in fewer_trees(_direct(request, code), best, FEW_TREES):
+    job = _direct(request, code)
+    for option, wanted in (*whole_rate(job, default), *fewer_trees(job, default, FEW_TREES)):
         try:
             forest = plan(wanted)
-            if forest.depth < best.depth:
+            if forest.rate > default.rate or forest.depth < default.depth:
                 yield of_forest(replace(forest, algorithm=f"{OPTIMAL} {option}"), code, conditions)
         except UnsupportedError:
             continue

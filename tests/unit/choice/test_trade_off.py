@@ -75,6 +75,16 @@ def test_fewer_trees_that_are_shallower_win_at_small_sizes_and_lose_at_large_one
     assert large.best.plan.name not in fewer
 
 
+def test_what_the_default_lacks_of_the_rate_is_there_for_large_sizes() -> None:
+    request = asked("2x dgx-a100", "allgather")
+    auto = prepare(request, Conditions(calibration_for(request.topology)), code_of(request))
+    default, exact = (one.forest for one in auto.plans if one.name in ("optimal", "optimal --exact"))
+    assert default is not None
+    assert exact is not None
+    assert default.rate < default.bound == exact.rate
+    assert auto.choose(1 << 32).best.forest is exact
+
+
 def test_fewer_trees_that_are_no_shallower_are_not_candidates() -> None:
     request = asked("dgx-1v", "allgather")
     auto = prepare(request, Conditions(calibration_for(request.topology)), code_of(request))
