@@ -112,19 +112,26 @@ struct blink_trees {
   int run(double seconds) {
     const auto begin = std::chrono::steady_clock::now();
     for (;;) {
-      if (next_ == trees_.size()) {
-        if (keep_best() || pass_ == most_passes()) {
-          polish();
+      if (polishing_) {
+        if (!polish_one()) {
+          best_ = trees_;
           return BLINK_PACKING_DONE;
+        }
+      } else if (next_ == trees_.size()) {
+        if (keep_best() || pass_ == most_passes()) {
+          begin_polish();
+          continue;
         }
         ++pass_;
         begin_pass();
+        continue;
+      } else {
+        Tree& tree = trees_[next_++];
+        if (pass_ == 0) part_ = static_cast<double>(next_) / static_cast<double>(trees_.size());
+        if (pass_ >= passes_of_all && !overloads(tree)) continue;
+        remove(tree);
+        if (!route(tree)) return BLINK_PACKING_DOES_NOT_FIT;
       }
-      Tree& tree = trees_[next_++];
-      if (pass_ == 0) part_ = static_cast<double>(next_) / static_cast<double>(trees_.size());
-      if (pass_ >= passes_of_all && !overloads(tree)) continue;
-      remove(tree);
-      if (!route(tree)) return BLINK_PACKING_DOES_NOT_FIT;
       if (Seconds(std::chrono::steady_clock::now() - begin).count() > seconds) return BLINK_PACKING_GOES_ON;
     }
   }
@@ -257,7 +264,7 @@ struct blink_trees {
   bool room(Arc arc) const { return load_[edge_[arc]] + 1.0 <= best_fullest_ * most_[edge_[arc]] * (1 + 1e-12); }
 
   // As full as it has become, but with the fewest hops, and what is too deep hung nearer to the roots.
-  void polish() {
+  void begin_polish() {
     polishing_ = true;
     trees_ = best_;
     std::fill(load_.begin(), load_.end(), 0.0);
@@ -265,15 +272,20 @@ struct blink_trees {
       for (const Arc arc : tree.arcs) load_[edge_[arc]] += 1.0;
     }
     begin_pass();
-    for (int round = 0; round < most_rounds; ++round) {
-      bool moved = false;
-      for (Tree& tree : trees_) {
-        if (round < rounds_of_rerouting) reroute(tree);
-        moved = shorten(tree) || moved;
-      }
-      if (!moved && round >= rounds_of_rerouting) break;
+  }
+
+  // The next tree; false where all rounds are over.
+  bool polish_one() {
+    if (next_ == trees_.size()) {
+      ++round_;
+      if (round_ == most_rounds || (!moved_ && round_ > rounds_of_rerouting)) return false;
+      next_ = 0;
+      moved_ = false;
     }
-    best_ = trees_;
+    Tree& tree = trees_[next_++];
+    if (round_ < rounds_of_rerouting) reroute(tree);
+    moved_ = shorten(tree) || moved_;
+    return true;
   }
 
   // Anew where that makes no arc fuller than the fullest.
@@ -351,7 +363,8 @@ struct blink_trees {
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> waiting_;
   std::vector<Tree> trees_, best_;
   std::size_t pass_ = 0, next_ = 0;
-  bool polishing_ = false;
+  bool polishing_ = false, moved_ = false;
+  int round_ = 0;
 };
 
 namespace {

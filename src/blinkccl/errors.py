@@ -77,6 +77,10 @@ class LimitError(UnsupportedError):
     """A plan is too large for the format that it is to be written in: fewer chunks or other trees may fit."""
 
 
+class TimeUpError(BlinkError):
+    """Planning took as long as it may, and has no plan yet: the message says what it has, and how long would do."""
+
+
 class LaunchError(BlinkError):
     """The environment does not say, or says wrongly, which rank of how many this process is."""
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
-from blinkccl.packing import equal_trees
+from blinkccl.packing import clock, equal_trees
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate, joined
 from blinkccl.packing.columns import ExactPacking, dual_bound, pack_columns
 from blinkccl.packing.equal_trees import EqualTrees
@@ -247,6 +247,17 @@ def near_optimum(network: FlowNetwork) -> tuple[PriceProof, EqualTrees] | None:
     """
     if not network.symmetric or network.terminals <= SEARCHED:
         return None
+    proof = narrow_proof(network)
+    clock.bounded(proof.bound)
+    found = equal_trees.up_and_down(network, proof.bound, most_equal(network), proof.prices)
+    if found is None or not (found.near(proof.bound) or network.terminals > SOLVED):
+        return None
+    return proof, found
+
+
+@lru_cache(maxsize=64)
+def narrow_proof(network: FlowNetwork) -> PriceProof:
+    """The best bound on AllReduce over symmetric links by equal prices on all links up to some capacity."""
     oracle = undirected_oracle(network)
     proofs = []
     for widest in sorted(set(network.capacity.values())):
@@ -254,11 +265,7 @@ def near_optimum(network: FlowNetwork) -> tuple[PriceProof, EqualTrees] | None:
         cost = oracle(prices)[0].cost(prices)
         if cost:
             proofs.append(PriceProof(prices, Fraction(sum(network.capacity[arc] for arc in prices), cost)))
-    proof = min(proofs, key=lambda each: each.bound)
-    found = equal_trees.up_and_down(network, proof.bound, most_equal(network), proof.prices)
-    if found is None or not (found.near(proof.bound) or network.terminals > SOLVED):
-        return None
-    return proof, found
+    return min(proofs, key=lambda each: each.bound)
 
 
 def _tight_prices(network: FlowNetwork) -> dict[Arc, int]:

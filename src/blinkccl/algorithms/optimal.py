@@ -69,7 +69,7 @@ from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, least_rate, shorte
 from blinkccl.algorithms.stars import one_hop
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.packing import equal_trees
+from blinkccl.packing import clock, equal_trees
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column
 from blinkccl.packing.equal_trees import LOSS
@@ -155,7 +155,7 @@ def _few_drafts(request: Request, view: RankNetwork, best: Forest, most: int) ->
         drafts = optimal_trees.few_drafts(request, view, most)
     elif view.network.symmetric:
         found = equal_trees.up_and_down(view.network, best.rate, most, {})
-        drafts = None if found is None else [_both_ways(root, part, hops) for root, part, hops in found.trees]
+        drafts = None if found is None else [both_ways(root, part, hops) for root, part, hops in found.trees]
     else:
         raise UnsupportedError("--max-trees of an allreduce needs links that are as wide one way as the other")
     if drafts is None:
@@ -265,6 +265,7 @@ def _through_transit(
     """Drafts, prices, and the bound that these prove."""
     proof = halves_proof(network)
     if proof is not None:
+        clock.bounded(proof.bound)
         return _two_halves(network, groups), proof.prices, proof.bound
     oriented = orientation(network) if network.terminals <= SOLVED or objective == "exact" else None
     if oriented is not None:
@@ -272,7 +273,7 @@ def _through_transit(
     near = near_optimum(network) if objective == "shallow" else None
     if near is not None:
         narrow, equal = near
-        return [_both_ways(*tree) for tree in equal.trees], narrow.prices, narrow.bound
+        return [both_ways(*tree) for tree in equal.trees], narrow.prices, narrow.bound
     pairs = pairs_of_trees(network)
     if network.symmetric and pairs.bound == half_of_allgather(network):
         return _two_halves(network, groups), pairs.prices, pairs.bound
@@ -281,7 +282,7 @@ def _through_transit(
         return drafts, pairs.prices, pairs.bound
     if network.symmetric and network.terminals > SEARCHED:
         twice = rounded(pairs, network.capacity, [Fraction(1)])
-        return [_both_ways(0, w / pairs.rate, column.payload) for column, w in twice], pairs.prices, pairs.bound
+        return [both_ways(0, w / pairs.rate, column.payload) for column, w in twice], pairs.prices, pairs.bound
     drafts = []
     weights = whole_weights(_class_pairs(network), network.capacity, [Fraction(1)], pairs.rate)
     for column, weight in weights or rounded(pairs, network.capacity, [Fraction(1)]):
@@ -311,10 +312,10 @@ def _equal_trees(network: FlowNetwork, rate: Fraction, prices: Mapping[Arc, Frac
     found = equal_trees.up_and_down(network, rate, most_equal(network), prices)
     if found is None or not (found.near(rate) or network.terminals > SOLVED):
         return None
-    return [_both_ways(root, part, hops) for root, part, hops in found.trees]
+    return [both_ways(root, part, hops) for root, part, hops in found.trees]
 
 
-def _both_ways(root: int, part: Fraction, hops: Hops) -> Draft:
+def both_ways(root: int, part: Fraction, hops: Hops) -> Draft:
     """The tree up and down, from its centre."""
     ways = {(hop[0], hop[-1]): hop for hop in hops}
     ways |= {(v, u): hop[::-1] for (u, v), hop in ways.items()}

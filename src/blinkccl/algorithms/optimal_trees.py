@@ -29,7 +29,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import by_server
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
-from blinkccl.packing import equal_trees
+from blinkccl.packing import clock, equal_trees
 from blinkccl.packing.columns import Column
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.flatten import flatten
@@ -128,6 +128,7 @@ def _proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> 
 def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) -> Packed:
     """Out-trees from ``root`` at the optimal rate; ``groups`` are the terminals by server."""
     rate, side = broadcast_rate(network, root)
+    clock.bounded(Fraction(rate))
     if network.switchless:
         return Packed(_whole(network, {root: rate}, objective), side)
     for seeds in familiar_trees(network, root, groups, fewest=objective == "fewest-trees"):
@@ -196,6 +197,7 @@ def _weighted(root: int, weights: list[tuple[Column, Fraction]], rate: Fraction)
 def every_root(network: FlowNetwork, objective: str, groups: Groups) -> Packed:
     """Out-trees from every terminal at the optimal equal rate; ``groups`` are the terminals by server."""
     rate, side = allgather_bottleneck(network)
+    clock.bounded(rate * network.terminals)
     if not network.switchless:
         packed = _every_with_transit(network, rate, side, objective, groups)
         refuse_unproved(objective, 2 * len(packed.trees) if objective == "fewest-trees" else 2 * packed.depth)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.choice.auto import Choice
     from blinkccl.choice.measured import Cell
+    from blinkccl.packing.clock import Clock
     from blinkccl.report.page import Exhibit
 
 
@@ -64,6 +66,8 @@ class Plan:
     request: Request | None = None
     choice: Choice | None = field(default=None, compare=False)
     stated: dict[str, Any] | None = field(default=None, compare=False)
+    #: The seconds of a deadline that ended the search for a faster plan; None where it was complete.
+    ended_after_s: float | None = field(default=None, compare=False)
 
     @property
     def rate(self) -> Rate:
@@ -181,6 +185,8 @@ class Plan:
         from blinkccl.report.plan_text import SHARES_SHOWN, plan_text
 
         lines = ["" if self.choice is None else choice_text(self.choice)]
+        if self.ended_after_s is not None:
+            lines.append(f"deadline the search ended after {self.ended_after_s:g} s: more time may find a faster plan")
         if self.request is not None:
             lines.append(ring_baseline(self.request).sentence(self.forest))
             combined = in_switch(self.request, every_switch)
@@ -195,6 +201,8 @@ class Plan:
         from blinkccl.report.choice_text import choice_document
 
         document = to_document(self.forest, seconds)
+        if self.ended_after_s is not None:
+            document["ended_after_s"] = self.ended_after_s
         if self.choice is not None:
             document["choice"] = choice_document(self.choice)
         combined = None if self.request is None else in_switch(self.request, every_switch)
@@ -254,6 +262,7 @@ def plan(
     links: str = "fast",
     relays: bool = False,
     size: int | str | None = None,
+    deadline: float | None = None,
 ) -> Plan:
     """Pack spanning trees into the links of a job until a bottleneck is full, and prove that nothing is faster.
 
@@ -271,6 +280,9 @@ def plan(
     algo, links, relays, size
         As the options of ``blink plan``. With a ``size`` (bytes, or ``"64M"``) ``auto`` is the algorithm that is the
         fastest there by simulation.
+    deadline
+        Seconds after which the best plan that is known by then is returned, with its proved gap; ``ended_after_s`` says
+        that it was so. For ``algo`` auto or optimal, without a ``size``.
 
     Raises
     ------
@@ -280,6 +292,8 @@ def plan(
         If the topology cannot be read, a GPU is not on it, or the links leave the ranks apart.
     UnsupportedError
         If the algorithm cannot serve the job.
+    TimeUpError
+        If there is no plan at all when the deadline comes.
 
     Examples
     --------
@@ -302,16 +316,30 @@ def plan(
     size_bytes = None if size is None else bytes_of(size)
     machine = topology_of(topology)
     ranks = gpus_of(gpus, machine)
-    return plan_of(request(machine, ranks, collective, (root, src, dst), (links, relays)), algo, size_bytes)
+    wanted = request(machine, ranks, collective, (root, src, dst), (links, relays))
+    return plan_of(wanted, algo, size_bytes, deadline_s=deadline)
 
 
 def plan_of(
-    request: Request, algo: str = "auto", size_bytes: int | None = None, measured: tuple[Cell, ...] = ()
+    request: Request,
+    algo: str = "auto",
+    size_bytes: int | None = None,
+    measured: tuple[Cell, ...] = (),
+    deadline_s: float | None = None,
+    listener: Callable[[Clock], None] | None = None,
 ) -> Plan:
-    """The plan of a request by ``algo``, or by the fastest at ``size_bytes``, as ``measured`` or predicted."""
+    """The plan of a request by ``algo``, or by the fastest at ``size_bytes``, as ``measured`` or predicted.
+
+    ``deadline_s`` ends the search for the optimum; ``listener`` hears what it knows meanwhile.
+    """
     row = algorithm(algo)
+    if deadline_s is not None:
+        return _by_deadline(request, algo, size_bytes, deadline_s, listener)
     if size_bytes is None:
-        return Plan(row.plan(request), request)
+        from blinkccl.packing.clock import Clock
+
+        with Clock(listener=listener).running():
+            return Plan(row.plan(request), request)
     if algo != "auto":
         raise UsageError(f"a size is for algo auto, which chooses by it, got {algo}: leave one out")
     from blinkccl.choice.auto import prepare
@@ -319,6 +347,19 @@ def plan_of(
 
     chosen = prepare(request, _conditions(request), code_of(request), measured).choose(size_bytes, places=2)
     return Plan(chosen.best.forest, request, chosen)
+
+
+def _by_deadline(
+    request: Request, algo: str, size_bytes: int | None, seconds: float, listener: Callable[[Clock], None] | None
+) -> Plan:
+    from blinkccl.algorithms.deadline import plan_within
+
+    if algo not in ("auto", "optimal") or size_bytes is not None:
+        raise UsageError("a deadline is for the optimum: leave the algorithm, or the size, out")
+    if not 0 < seconds < inf:
+        raise UsageError(f"deadline {seconds}: expected seconds, more than 0")
+    found = plan_within(request, seconds, listener)
+    return Plan(found.forest, request, ended_after_s=None if found.complete else seconds)
 
 
 def load(path: str | PathLike[str]) -> Plan:

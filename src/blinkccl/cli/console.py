@@ -220,6 +220,18 @@ class Progress:
 
     def __call__(self, done: int, total: int) -> None:
         """``done`` of ``total`` steps are done."""
+        self._show(total)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
+
+    def tell(self, what: str) -> None:
+        """``what`` is under way, nobody knows how long."""
+        self._show(None)
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+
+    def _show(self, total: int | None) -> None:
+        """Make the bar, if it is time."""
         if self._bar is None and _is_terminal(sys.stderr) and self._clock() - self._began >= PROGRESS_AFTER_S:
             # Imported when a bar is wanted: rich takes longer to load than most plans to make.
             from rich.console import Console
@@ -228,8 +240,6 @@ class Progress:
             self._bar = Bar(console=Console(stderr=True), transient=True, redirect_stdout=False)
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.VerificationError: CHECK_FAILED,
     errors.UnsupportedError: USAGE,
     errors.LimitError: USAGE,
+    errors.TimeUpError: TIMEOUT,
     errors.LaunchError: USAGE,
     errors.CommunicationError: TIMEOUT,
     errors.DeadlineError: TIMEOUT,

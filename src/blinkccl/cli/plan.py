@@ -16,6 +16,7 @@ from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
+    from blinkccl.packing.clock import Clock
 
 #: Steps of the bar of a trade-off: about as many as there are options.
 MOST_POINTS = 10
@@ -32,6 +33,7 @@ Examples:
   blink plan allreduce --topo dgx-1v --without 0-3            what is left when a link or a GPU fails
   blink plan allreduce --topo dgx-1v --without-rank 5
   blink plan allreduce --topo dgx-1p --gpus 0-3 --size 64M    the fastest algorithm at that size
+  blink plan allgather --topo "16x dgx-a100" --exact --deadline 30
   blink plan allreduce --topo dgx-1v --trade-off              rate against depth, trees and weights
 
 Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
@@ -66,6 +68,10 @@ def plan(
     exact: Annotated[
         bool, Option("--exact", help="The optimal rate to the last digit, whatever trees and weights it takes.")
     ] = False,
+    deadline: Annotated[
+        float | None,
+        Option("--deadline", metavar="SECONDS", help="The best plan that is known after so long, with its gap."),
+    ] = None,
     epsilon: Annotated[
         str, Option("--epsilon", metavar="E", help="blink: the (1-E) of its multiplicative weights.")
     ] = "1/20",
@@ -97,7 +103,7 @@ def plan(
     if size is not None and algo != "auto":
         raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
     if trade_off:
-        _refuse_beside_trade_off(objectives, algo, max_trees, output, measured)
+        _refuse_beside_trade_off(objectives, algo, max_trees, output, measured, deadline)
     spec = arguments.one_spec(behind, spec)
     if measured is not None and size is None:
         raise UsageError("--measured is for --size: a plan's rate is not measured, leave it out or give a size")
@@ -123,9 +129,8 @@ def plan(
     table = arguments.measured(measured, wanted.topology)
     began = time.perf_counter() - loading_seconds()
     with console.Progress("planning") as progress:
-        progress(0, 1)
-        found = plan_of(wanted, algo, size_bytes, () if table is None else table.of(wanted.ranks))
-        progress(1, 1)
+        cells = () if table is None else table.of(wanted.ranks)
+        found = plan_of(wanted, algo, size_bytes, cells, deadline, lambda clock: progress.tell(_known(clock, wanted)))
     seconds = time.perf_counter() - loading_seconds() - began
     if str(output) == "-":
         console.emit_json(to_document(found.forest))
@@ -138,12 +143,29 @@ def plan(
         console.emit(found.text(console.paint(), console.width(), sharp, trees, quiet))
 
 
+def _known(clock: Clock, request: Request) -> str:
+    """What a search knows: ``planning: bound 213.3 GB/s, best so far 99.1 %``."""
+    from blinkccl.report.text import gb_per_s_text
+
+    known = []
+    if clock.bound is not None:
+        known.append(f"bound {gb_per_s_text(float(clock.bound) * request.network.unit_gb_per_s)}")
+    if clock.part is not None:
+        known.append(f"best so far {100 * float(clock.part):.3g} %")
+    return f"planning: {', '.join(known)}" if known else "planning"
+
+
 def _refuse_beside_trade_off(
-    objectives: list[str], algo: str, max_trees: int | None, output: Path | None, measured: Path | None
+    objectives: list[str],
+    algo: str,
+    max_trees: int | None,
+    output: Path | None,
+    measured: Path | None,
+    deadline: float | None,
 ) -> None:
     given = [f"--{each}" for each in objectives]
     given += [f"--algo {algo}"] if algo not in ("auto", "optimal") else []
-    asked = {"--max-trees": max_trees, "-o": output, "--measured": measured}
+    asked = {"--max-trees": max_trees, "-o": output, "--measured": measured, "--deadline": deadline}
     given += [option for option, value in asked.items() if value is not None]
     if given:
         raise UsageError(f"--trade-off prints what all options come to: leave {' and '.join(given)} out")

@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from blinkccl.errors import InternalError
+from blinkccl.packing import clock
 from blinkccl.packing.network import Arc
 from blinkccl.packing.solver import GrowingProgram
 
@@ -101,6 +102,7 @@ def pack_columns(
     for column in oracle(dict.fromkeys(capacity, 1)):
         master.add(column)
     for _ in range(MOST_ROUNDS):
+        clock.look()
         found = None if target is None else _at_target(master, target)
         if found is not None:
             return found
@@ -255,6 +257,7 @@ def solve_exactly(matrix: list[dict[int, Fraction]], right: list[Fraction]) -> l
     pivots: list[tuple[int, int]] = []
     open_rows = set(range(size))
     while open_rows:
+        clock.look()
         pivot = min(open_rows, key=lambda i: (len(rows[i]), i))
         if not rows[pivot]:
             raise InternalError("the basis is singular")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from blinkccl.packing import clock
 from blinkccl.packing.network import Arc, FlowNetwork, Hops, hops_deep
 
 #: How much of the rate may be missing.
@@ -112,6 +113,8 @@ def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees | No
     for found in tried:
         if found is None:
             return None
+        clock.keep(found, found.rate / rate)
+        clock.look()
         if best is None or found.rate > best.rate:
             best = found
         if found.near(rate):

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing import clock
 from blinkccl.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, breadth_first
 
@@ -68,6 +69,7 @@ def _grown(network: FlowNetwork, demand: Mapping[int, int], few: bool) -> list[A
     open_groups = [_Group(r, k, {r: 0}, ()) for r, k in sorted(demand.items()) if k > 0]
     done: list[Arborescence] = []
     while open_groups:
+        clock.look()
         group = open_groups.pop(_largest(open_groups) if few else 0)
         if len(group.depth) == network.n:
             done.append(Arborescence(group.root, group.multiplicity, group.arcs))

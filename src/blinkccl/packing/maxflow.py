@@ -5,6 +5,7 @@ Every rate in this package rests on these integers; no float and no solver comes
 
 from __future__ import annotations
 
+from blinkccl.packing import clock
 from blinkccl.packing.network import Arc, FlowNetwork
 
 #: More than any sum of capacities: those of measured links may have 15 digits, and rates scale them further.
@@ -57,6 +58,7 @@ class FlowGraph:
 
     def max_flow(self, source: int, sink: int, limit: int = INFINITE) -> int:
         """Add flow from ``source`` to ``sink`` until it is maximal, or at least ``limit``; how much was added."""
+        clock.look()
         if len(self._head) >= NATIVE_EDGES:
             from blinkccl.packing import native_flows  # only here: small plans need no ctypes
 

@@ -14,6 +14,7 @@ from typing import Any
 from blinkccl.errors import InternalError
 from blinkccl.native import find_library, open_library
 from blinkccl.native.headers import header
+from blinkccl.packing import clock
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops
 
 LIBRARY = "libblink_packing.so"
@@ -139,8 +140,8 @@ def pack(network: FlowNetwork, demand: Mapping[int, int], few: bool) -> list[tup
     if packer is None:
         raise MemoryError
     try:
-        while (code := library.blink_packer_run(packer, c.c_double(SLICE_S))) == _GOES_ON:
-            pass  # a look at signals
+        while (code := library.blink_packer_run(packer, c.c_double(min(SLICE_S, clock.left_s())))) == _GOES_ON:
+            clock.look()  # and at signals
         if code == _NO_MEMORY:
             raise MemoryError
         return _trees(library, packer, network.n) if code == _DONE else None
@@ -167,6 +168,7 @@ def equal_trees(
 ) -> list[Hops] | None:
     """A tree from each of ``roots``, as :mod:`~blinkccl.packing.equal_trees` wants; None where one cannot reach all.
 
+    Where time is up, the best so far, if each has a tree; else TimeUpError.
     ``edges`` and ``most`` are by arc, as the header says.
     """
     library = load()
@@ -179,11 +181,13 @@ def equal_trees(
     if trees is None:
         raise MemoryError
     try:
-        while (code := library.blink_trees_run(trees, c.c_double(SLICE_S))) == _GOES_ON:
-            pass  # a look at signals
+        while (code := library.blink_trees_run(trees, c.c_double(min(SLICE_S, clock.left_s())))) == _GOES_ON:
+            if clock.left_s() <= 0 and library.blink_trees_length(trees):
+                break
+            clock.look()  # and at signals
         if code == _NO_MEMORY:
             raise MemoryError
-        if code != _DONE:
+        if code not in (_DONE, _GOES_ON):
             return None
         numbers = array("i", bytes(4 * library.blink_trees_length(trees)))
         library.blink_trees_read(trees, _address(numbers))

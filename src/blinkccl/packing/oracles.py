@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from blinkccl.errors import PackingError
+from blinkccl.packing import clock
 from blinkccl.packing.arborescence import minimum_arborescence, shallow_minimum_tree
 from blinkccl.packing.columns import Column, Oracle, Prices
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
@@ -46,6 +47,7 @@ def cheapest_ways(
     distance: dict[int, tuple[Any, int]] = {source: (0, 0)}
     parent: dict[int, int] = {}
     heap: list[tuple[Any, int, int]] = [(0, 0, source)]
+    clock.look()
     while heap:
         d, links, u = heappop(heap)
         if (d, links) > distance[u] or (u < network.terminals and u != source and not past_terminals):
@@ -76,6 +78,7 @@ def cheapest_tree_from(network: FlowNetwork, prices: Prices, root: int) -> Hops:
 def cheapest_tree(network: FlowNetwork, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
     """:func:`cheapest_tree_from`, given the cost of every hop and its way."""
     size = network.terminals
+    clock.look()
     if all(cost[u][v] == cost[v][u] for u in range(size) for v in range(u)):
         parent = shallow_minimum_tree(size, root, cost)
     else:

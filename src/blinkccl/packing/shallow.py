@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
+from blinkccl.packing import clock
 from blinkccl.packing.columns import Column
 from blinkccl.packing.integral import Arborescence, canonical_arcs
 from blinkccl.packing.maxflow import FlowGraph
@@ -40,6 +41,7 @@ class Effort:
     def spend(self) -> None:
         """Take one step, or raise EffortSpentError."""
         self._left -= 1
+        clock.look()
         if self._left < 0:
             raise EffortSpentError
 

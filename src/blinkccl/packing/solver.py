@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from time import perf_counter
 from typing import Any
 
-from blinkccl.errors import InternalError
+from blinkccl.errors import InternalError, TimeUpError
+from blinkccl.packing import clock
 
 #: A column's entries: row → coefficient.
 Entries = Mapping[int, int]
@@ -61,12 +63,24 @@ def _new_highs() -> Any:
     return highs
 
 
+def _run(highs: Any) -> None:
+    """Solves, as long as the search around has time; TimeUpError where that is not enough."""
+    clock.look()
+    left_s = clock.left_s()
+    if left_s < inf:
+        # HiGHS counts the seconds of all runs of an instance.
+        highs.setOptionValue("time_limit", highs.getRunTime() + left_s)
+    highs.run()
+    if highs.getModelStatus().name == "kTimeLimit":
+        raise TimeUpError("the time of a search is up")
+
+
 def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
     """A solution, or None where there is none (or none was found within ``node_limit`` branchings)."""
     highs = _new_highs()
     highs.setOptionValue("mip_max_nodes", node_limit)
     highs.passModel(_lowered(model))
-    highs.run()
+    _run(highs)
     outcome = _outcome(highs)
     if outcome is None:
         raise _stopped(highs)
@@ -81,7 +95,7 @@ def solve_with_duals(model: Model) -> tuple[list[float], list[float]]:
     """An optimum of a linear program that has one: the columns' values and the rows' duals."""
     highs = _new_highs()
     highs.passModel(_lowered(model))
-    highs.run()
+    _run(highs)
     if _outcome(highs) != "solved":
         raise _stopped(highs)
     solution = highs.getSolution()
@@ -114,7 +128,7 @@ class GrowingProgram:
 
     def maximise(self) -> tuple[float, list[float]]:
         """The optimum and the rows' duals (≤ 0 for a tight upper bound)."""
-        self._highs.run()
+        _run(self._highs)
         if _outcome(self._highs) != "solved":
             raise _stopped(self._highs)
         return -self._highs.getObjectiveValue(), list(self._highs.getSolution().row_dual)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from blinkccl.packing import clock
 from blinkccl.packing.network import Arc, FlowNetwork
 
 #: A permutation of the network's vertices.
@@ -94,6 +95,7 @@ class _Mover:
 
     def turned(self, stride: int, radix: int) -> Permutation | None:
         """The automorphism that turns this digit, of order ``radix``; None where there is none, or it is not found."""
+        clock.look()
         n = self._network.terminals
         wrap = stride * (radix - 1)
         image = [t + stride if t // stride % radix < radix - 1 else t - wrap for t in range(n)]

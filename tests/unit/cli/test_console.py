@@ -50,6 +50,17 @@ def test_a_bar_appears_after_two_seconds_on_a_terminal(monkeypatch):
     assert "sets" in terminal.getvalue()
 
 
+def test_a_search_without_known_length_says_what_it_knows(monkeypatch):
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    times = iter([0.0, 1.9, 2.0])
+    with console.Progress("planning", clock=lambda: next(times)) as progress:
+        progress.tell("planning: bound 3 GB/s")
+        assert terminal.getvalue() == ""
+        progress.tell("planning: bound 2 GB/s, best so far 99.1 %")
+    assert "bound 2 GB/s, best so far 99.1 %" in terminal.getvalue()
+
+
 def test_no_bar_without_a_terminal(capsys):
     times = iter([0.0, 100.0])
     with console.Progress("sets", clock=lambda: next(times, 200.0)) as progress:
