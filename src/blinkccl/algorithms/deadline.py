@@ -2,12 +2,14 @@
 
 Most of the time is for the search; a part is kept back for what is cheap: a bound by cuts or by narrow links, and trees
 of the fewest hops, which are a forest on any links. Where the search is ended, its best trees so far are taken instead,
-if it has some. The cheap bound may prove less than the search would have, so the gap may look larger than it is.
+or a few equal ones, if these are found. The cheap bound may prove less than the search would have, so that the gap may
+look larger than it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from time import monotonic
@@ -23,10 +25,12 @@ from blinkccl.algorithms.bounds import (
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of
 from blinkccl.algorithms.optimal import both_ways, hops_of, plan
+from blinkccl.algorithms.optimal_trees import MOST_PER_ROOT, few_drafts
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import TimeUpError
 from blinkccl.forest.model import Certificate, Forest
+from blinkccl.packing import clock, equal_trees
 from blinkccl.packing.clock import Clock
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.network import FlowNetwork, Hop, Hops, breadth_first
@@ -34,6 +38,10 @@ from blinkccl.packing.oracles import shortest_paths_to
 
 #: Seconds that a simple forest takes: to begin with, and for each hop of its trees.
 _BEGIN_S, _HOP_S = 0.05, 8e-6
+#: The part of the time that is kept back at least: others may keep this machine busy.
+_KEPT_BACK = 0.15
+#: Collectives whose trees go one way.
+ONE_WAY = ("broadcast", "reduce", "allgather", "reduce_scatter")
 #: Roots of an AllReduce by trees of the fewest hops.
 _MOST_ROOTS = 64
 
@@ -56,17 +64,17 @@ def plan_within(request: Request, seconds: float, listener: Callable[[Clock], No
         If not even trees of the fewest hops and their bound are found in that time.
     """
     began = monotonic()
-    clock = Clock(seconds - min(seconds / 2, simple_s(request)), listener)
+    search = Clock(seconds - min(seconds / 2, max(seconds * _KEPT_BACK, simple_s(request))), listener)
     try:
-        with clock.running():
+        with search.running():
             return Ended(plan(request), seconds, complete=True)
     except TimeUpError:
         pass
     try:
         with Clock(began + seconds - monotonic()).running():
-            return Ended(_simple(request, clock.best), seconds, complete=False)
+            return Ended(_simple(request, search.best), seconds, complete=False)
     except TimeUpError:
-        known = "no bound either" if clock.bound is None else f"a bound of {_gb_per_s(request, clock.bound)}"
+        known = "no bound either" if search.bound is None else f"a bound of {_gb_per_s(request, search.bound)}"
         raise TimeUpError(
             f"{request.collective.name} among {len(request.ranks)} ranks of {request.topology.name} has no plan after "
             f"{seconds:g} s, {known}; some plan needs about {max(2 * seconds, 3 * simple_s(request)):.2g} s: give more"
@@ -87,8 +95,20 @@ def _simple(request: Request, best: EqualTrees | None) -> Forest:
     """The best trees of a search, or trees of the fewest hops, with a bound that is found at once."""
     view = rank_network_of(request.network, request.ranks)
     proof = _quick_proof(request, view)
+    best = best or _few_trees(request, view, proof.bound)
     drafts = _fewest_hops(request, view) if best is None else _of_trees(request, view.network, best)
     return forest_of(request, view, "optimal", drafts, proof)
+
+
+def _few_trees(request: Request, view: RankNetwork, bound: Fraction) -> EqualTrees | None:
+    """One equal tree per root, or a few in all, if half of the time that is left is enough for them."""
+    with suppress(TimeUpError), Clock(clock.left_s() / 2).running() as half:
+        if request.collective.name in ONE_WAY:
+            few_drafts(request, view, 1)
+        elif request.collective.name == "allreduce" and view.network.symmetric:
+            equal_trees.up_and_down(view.network, bound, MOST_PER_ROOT, {})
+    best: EqualTrees | None = half.best
+    return best
 
 
 def _quick_proof(request: Request, view: RankNetwork) -> Certificate:
@@ -96,8 +116,8 @@ def _quick_proof(request: Request, view: RankNetwork) -> Certificate:
     network, name = view.network, request.collective.name
     if name not in ("allreduce", "alltoall"):
         return certificate_for(request.collective, request.ranks, request.network)
-    sides = [tuple(v for v in range(network.n) if v != rank) for rank in range(network.terminals)]
-    sides.append(allgather_bottleneck(network)[1])
+    singles = [tuple(v for v in range(network.n) if v != rank) for rank in range(network.terminals)]
+    sides = [min(singles, key=network.leaving), allgather_bottleneck(network)[1]]
     proofs: list[Certificate] = [cut_certificate(request.collective, view, side) for side in sides]
     if name == "allreduce" and network.symmetric:
         if network.switchless:
@@ -135,7 +155,7 @@ def _fewest_hops(request: Request, view: RankNetwork) -> list[Draft]:
         roots = range(0, size, -(-size // _MOST_ROOTS))
         part = Fraction(1, len(roots))
         return [Draft(None, part, r, backward(_tree(turned, r)), _tree(network, r)) for r in roots]
-    if collective.name in ("broadcast", "reduce", "allgather", "reduce_scatter"):
+    if collective.name in ONE_WAY:
         tree_roots = range(size) if collective.root is None else [collective.root]
         within = turned if collective.reduces else network
         return _one_way(request, ((r, Fraction(1, len(tree_roots)), _tree(within, r)) for r in tree_roots))

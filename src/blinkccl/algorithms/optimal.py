@@ -108,6 +108,8 @@ def plan(request: Request) -> Forest:
 
 def _with_short_weights(request: Request, best: Forest) -> Forest:
     """``best`` with weights that chunks can have, or as many equal trees, as far as that costs a hundredth; else it."""
+    if clock.left_s() <= 0:
+        return best  # complete but for this: a deadline has no time for it
     found = shortened(best)
     if found.longest_weight <= LONGEST_WEIGHT or request.max_trees is not None:
         return found

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from blinkccl.forest.model import Forest, Share, attained_rate, link_use
+from blinkccl.packing import clock
 from blinkccl.packing.equal_trees import LOSS
 
 #: The largest denominator that a weight may have, as a part of a block.
 LONGEST_WEIGHT = 64
-#: So many q, the best as they are, are looked at for moves of units; and pairs of trees are, in all of them.
-FEW_IMPROVED, MOST_PAIRS = 8, 10_000
+#: So many q, the best as they are, are looked at for moves of units, with so many looks at loads in all.
+FEW_IMPROVED, MOST_LOOKS = 8, 1_000_000
 
 Arc = tuple[int, int]
 
@@ -60,7 +61,7 @@ class _Dealing:
         self._forest = forest
         self._blocks = 1 if forest.collective.root is not None else len(forest.ranks)
         self._classes, self._blocks_of_group = _classes(forest, self._blocks)
-        self._pairs = 0
+        self._looks = 0
         self._capacity = {arc: forest.topology.link[arc].capacity for arc in link_use(forest.shares)}
 
     def best(self) -> list[Fraction]:
@@ -117,8 +118,8 @@ class _Dealing:
             for j, target in enumerate(self._classes):
                 if target.group != source.group or target.load.get(fullest, 0) >= source.load[fullest]:
                     continue
-                self._pairs += 1
-                if self._pairs > MOST_PAIRS:
+                self._looks += len(source.load) + len(target.load)
+                if self._looks > MOST_LOOKS or clock.left_s() <= 0:
                     return None
                 changes = _changes(source, target)
                 worst = max(full[arc] + change / self._capacity[arc] for arc, change in changes.items())
@@ -129,8 +130,9 @@ class _Dealing:
 
 def _changes(source: _Class, target: _Class) -> dict[Arc, int]:
     """By how much the load of arcs changes when a unit goes from one to the other."""
-    arcs = source.load.keys() | target.load.keys()
-    changes = {arc: target.load.get(arc, 0) - source.load.get(arc, 0) for arc in sorted(arcs)}
+    changes = {arc: -times for arc, times in source.load.items()}
+    for arc, times in target.load.items():
+        changes[arc] = changes.get(arc, 0) + times
     return {arc: change for arc, change in changes.items() if change}
 
 
