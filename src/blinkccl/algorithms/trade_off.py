@@ -16,6 +16,7 @@ from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, forest_hash
+from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.symmetry import symmetry_of
 
 #: The most trees for each block that are tried, fewest last.
@@ -67,16 +68,24 @@ def fewer_trees(request: Request, forest: Forest, largest: int = MOST_TREES[0]) 
 
 def whole_rate(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
     """The option that asks for what a default lacks of the rate, where that is a matter of seconds."""
-    if not default.optimal and request.collective.name not in FLOWS:
-        network = rank_network_of(request.network, request.ranks).network
-        if network.terminals <= SEARCHED or len(symmetry_of(network).moves) > 1:
-            yield "--exact", replace(request, objective="exact")
+    if not default.optimal and request.collective.name not in FLOWS and _is_soon_solved(_network(request)):
+        yield "--exact", replace(request, objective="exact")
+
+
+def _network(request: Request) -> FlowNetwork:
+    return rank_network_of(request.network, request.ranks).network
+
+
+def _is_soon_solved(network: FlowNetwork) -> bool:
+    """Whether columns of all trees take seconds and not hours: of few ranks, or of ranks that are alike."""
+    return network.terminals <= SEARCHED or len(symmetry_of(network).moves) > 1
 
 
 def _others(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
     if request.collective.name in FLOWS:
         return
     yield from whole_rate(request, default)
-    yield "--least-depth", replace(request, objective="least-depth")
-    yield "--fewest-trees", replace(request, objective="fewest-trees")
+    if _network(request).switchless or _is_soon_solved(_network(request)):
+        yield "--least-depth", replace(request, objective="least-depth")
+        yield "--fewest-trees", replace(request, objective="fewest-trees")
     yield from fewer_trees(request, default)
