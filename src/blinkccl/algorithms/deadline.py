@@ -101,10 +101,10 @@ def _simple(request: Request, best: EqualTrees | None) -> Forest:
 
 
 def _few_trees(request: Request, view: RankNetwork, bound: Fraction) -> EqualTrees | None:
-    """One equal tree per root, or a few in all, if half of the time that is left is enough for them."""
+    """One equal tree from each of many roots, or a few in all, if half of the time that is left is enough."""
     with suppress(TimeUpError), Clock(clock.left_s() / 2).running() as half:
         if request.collective.name in ONE_WAY:
-            few_drafts(request, view, 1)
+            few_drafts(request, view, 1 if request.collective.root is None else MOST_PER_ROOT)
         elif request.collective.name == "allreduce" and view.network.symmetric:
             equal_trees.up_and_down(view.network, bound, MOST_PER_ROOT, {})
     best: EqualTrees | None = half.best
