@@ -17,9 +17,9 @@ eight ranks that are not alike, switches that give out what they take in are spl
 weights are whole again (:mod:`~blinkccl.packing.splitting`). Elsewhere trees over ranks are priced by their cheapest
 unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. The default takes trees of
 equal weight within a hundredth of the bound, which is proved as ever, where exact ones are deeper: AllGather and
-ReduceScatter from 9 ranks on, AllReduce from 17; and from 65 ranks on the best of them that are found. What has
-longer weights than 1/64 of a block is rounded, for a hundredth of the rate at most (:mod:`short_weights`). ``exact`` has
-the optimum itself, however long that takes.
+ReduceScatter from 9 ranks on, AllReduce from 17; and from 65 ranks on the best of them that are found. Longer weights
+than 1/64 of a block are rounded, for a hundredth of the rate at most (:mod:`short_weights`). ``exact`` has the optimum
+itself, however long that takes.
 """
 
 from __future__ import annotations
@@ -271,6 +271,7 @@ def _through_transit(
         return _two_halves(network, groups), proof.prices, proof.bound
     oriented = orientation(network) if network.terminals <= SOLVED or objective == "exact" else None
     if oriented is not None:
+        clock.bounded(oriented.rate)
         return _oriented(network, objective, oriented), oriented.prices, oriented.rate
     near = near_optimum(network) if objective == "shallow" else None
     if near is not None:
@@ -299,7 +300,7 @@ def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[
     equal = _equal_trees(network, found.rate, found.prices) if objective == "shallow" else None
     if equal is not None and network.terminals > SEARCHED:
         return equal
-    exact = [_both_ways(0, part, hops) for part, hops in pack_through_switches(found)]
+    exact = [both_ways(0, part, hops) for part, hops in pack_through_switches(found)]
     return exact if equal is None or _radius(exact) <= _radius(equal) else equal
 
 

@@ -27,6 +27,7 @@ from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import by_server
+from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
 from blinkccl.packing import clock, equal_trees
@@ -56,8 +57,6 @@ from blinkccl.topology.connectivity import beside, reachable
 MORE_LEVELS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
-#: Data is cut into so many parts without a thought.
-LONGEST_WEIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)

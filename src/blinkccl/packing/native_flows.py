@@ -111,6 +111,7 @@ def admissible(
     """As :func:`blinkccl.packing.splitting.admissible`, ``order`` changed in place; see :func:`can_hold`."""
     library = load()
     assert library is not None
+    clock.look()
     arcs, given, ends, asked = Arcs.of(network), array("q", joined), array("i", pair), array("i", order)
     units: int = library.blink_admissible(
         *(c.byref(arcs.given), network.terminals, _address(given), _address(ends)),
