@@ -44,8 +44,8 @@ Path = tuple[int, ...]
 class Tree:
     """A rooted tree over ranks: edges in data-flow direction, so toward the root going up, away going down.
 
-    Going down, edges with the same parent are in the order of sending. Going up, contributions are combined by rank
-    (:mod:`blinkccl.schedule.lower`), whatever the order of the edges.
+    Going down, edges with the same parent are in the order of sending. Going up, operands are combined by the lowest
+    rank in them (:mod:`blinkccl.schedule.lower`), whatever the order of the edges.
     """
 
     root: int

@@ -13,9 +13,10 @@ sender appends finds the slot that the receiver freed earlier in the same tick, 
 enough. In the folded graph every arc without a token then goes from a higher offset to a lower one, or
 down the list: no cycle.
 
-**Order of reduction.** At every vertex contributions are combined by rank: the children's messages in the order of
-their ranks, the own contribution before the first child of a higher rank. So a star reduces in rank order wherever
-its root is, and N stars over one slice give all ranks the same bits.
+**Order of reduction.** At every vertex operands are combined by the lowest rank in them: a child's message stands where
+the lowest of its contributors would, the own contribution at its rank. So the order depends on who is combined with
+whom and on nothing else: a star reduces in rank order wherever its root is, N stars over one slice give all ranks the
+same bits, and so do trees that differ in which member of a group collects it (:mod:`blinkccl.schedule.order`).
 
 **Memories on the way.** An edge whose path leads through one memory is a queue staged there. Through more, it is
 several queues: at every second memory a relay takes from one and puts into the next.
@@ -195,7 +196,8 @@ class _Draft:
     contributes: bool = False
     keeps: bool = False
     completes: bool = False
-    receives: list[int] = field(default_factory=list)
+    #: The place of each message among the operands, and its queue.
+    receives: list[tuple[int, int]] = field(default_factory=list)
     sends: list[int] = field(default_factory=list)
 
 
@@ -218,9 +220,10 @@ class _Builder:
         full = {share.root}
         relayed: list[_Draft] = []
         if share.broadcast is not None:
-            relayed += self._stage(index, share.broadcast, share.root, down, upward=False)
+            relayed += self._stage(index, share.broadcast, share.root, down, {})
         if share.reduce is not None:
-            relayed += self._stage(index, share.reduce, share.root, up, upward=True)
+            lowest = _lowest(share.reduce, share.root, [(rank, self.forest.ranks[rank]) for rank in placement.sources])
+            relayed += self._stage(index, share.reduce, share.root, up, lowest, upward=True)
             full |= _complete(share.reduce, share.root, [self.forest.ranks[r] for r in placement.sources])
         for draft in down.values():
             draft.keeps = draft.rank in placement.targets
@@ -234,13 +237,11 @@ class _Builder:
         self.roles += [self._role(index, part, draft) for draft in (*up.values(), *down.values(), *relayed)]
 
     def _role(self, index: int, part: int, draft: _Draft) -> Role:
-        """The role of a draft that is complete, with its contributions in rank order."""
+        """The role of a draft that is complete, with its operands by the lowest rank in them."""
         receives = draft.receives
-        own_operand_index = 0
-        if draft.contributes or len(receives) > 1:
-            receives = sorted(receives, key=lambda queue: self.queues[queue].src)
-        if draft.contributes:
-            own_operand_index = sum(self.queues[queue].src < draft.rank for queue in receives)
+        if len(receives) > 1:
+            receives = sorted(receives)
+        own_operand_index = sum(place < draft.rank for place, _ in receives) if draft.contributes else 0
         return Role(
             draft.rank,
             part % self.channel_count,
@@ -251,15 +252,24 @@ class _Builder:
             draft.contributes,
             draft.keeps,
             draft.completes,
-            tuple(receives),
+            tuple(queue for _, queue in receives),
             tuple(draft.sends),
             own_operand_index,
         )
 
-    def _stage(self, index: int, tree: Tree, root: int, drafts: dict[int, _Draft], *, upward: bool) -> list[_Draft]:
+    def _stage(
+        self,
+        index: int,
+        tree: Tree,
+        root: int,
+        drafts: dict[int, _Draft],
+        lowest: dict[int, int],
+        *,
+        upward: bool = False,
+    ) -> list[_Draft]:
         """Adds a role for every vertex of ``tree`` to ``drafts``, which has the root's, and its queues.
 
-        Returns the roles of relays.
+        ``lowest`` is the lowest rank in what a vertex sends, where it says so. Returns the roles of relays.
         """
         stage, sign = ("reduce", -1) if upward else ("broadcast", 1)
         summit = drafts[root].offset
@@ -277,7 +287,7 @@ class _Builder:
                     relayed.append(receiver)
                 number = len(self.queues)  # One object for both: of a million queues they take 30 MB.
                 sender.sends.append(number)
-                receiver.receives.append(number)
+                receiver.receives.append((lowest.get(path[0], drafts[path[0]].rank), number))
                 self.queues.append(Queue(sender.rank, receiver.rank, piece, home))
                 sender = receiver
         return relayed
@@ -293,6 +303,19 @@ class _Builder:
     def in_order(self) -> tuple[Role, ...]:
         """All roles by the one global stamp; in one tick, readers of a slice precede its keeper."""
         return tuple(sorted(self.roles, key=lambda r: (-r.offset, r.channel, r.keeps, r.share, r.rank, r.stage)))
+
+
+def _lowest(tree: Tree, root: int, sources: list[tuple[int, int]]) -> dict[int, int]:
+    """The lowest of the sources, each a rank and its vertex, that are combined at each vertex of an up-tree."""
+    parent = {path[0]: path[-1] for path in tree.edges}
+    lowest: dict[int, int] = {}
+    for rank, vertex in sorted(sources):
+        while vertex not in lowest:  # so a cycle, which only broken trees have, ends too
+            lowest[vertex] = rank
+            if vertex == root or vertex not in parent:
+                break
+            vertex = parent[vertex]
+    return lowest
 
 
 def _complete(tree: Tree, root: int, sources: list[int]) -> set[int]:
