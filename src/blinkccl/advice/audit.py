@@ -13,6 +13,7 @@ from blinkccl.forest.model import Forest
 from blinkccl.report.plan_text import check_text, headline
 from blinkccl.report.text import Paint, plain
 from blinkccl.schedule.lower import lower
+from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.schema import SCHEMA_VERSION, upgraded
@@ -106,7 +107,10 @@ def audit(
         program = lower(forest)
     except ScheduleError as error:
         return Audit(forest, verdict, None, (str(error),), scope, written_as)
-    return Audit(forest, verdict, program, tuple(violations(program, forest.topology)), scope, written_as)
+    faults = violations(program, forest.topology)
+    if not faults and forest.order is not None:
+        faults = order_faults(program, forest.order)
+    return Audit(forest, verdict, program, tuple(faults), scope, written_as)
 
 
 def _with_topology(document: dict[str, Any], machine: Topology | None, links: str | None) -> dict[str, Any]:

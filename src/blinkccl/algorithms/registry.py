@@ -7,7 +7,7 @@ row to :data:`ALGORITHMS`. The conformance tests and the command line pick it up
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from importlib import import_module
@@ -21,6 +21,8 @@ from blinkccl.topology.select import network_for
 #: How to choose among forests of the same rate. Among many ranks that are not alike ``shallow``, alone, may miss a
 #: hundredth of the rate, for few trees of equal weight (``optimal.py``); ``exact`` is ``shallow`` without that.
 OBJECTIVES = ("shallow", "fewest-trees", "least-depth", "exact")
+#: What of a result is to be the same for every size: the order in which its elements are summed.
+DETERMINISTIC = ("order",)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Request:
     ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`. ``threshold`` is what part of
     the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %), ``epsilon`` the (1−ε) of its weights.
     ``max_trees`` is the most trees that share one block of the data, whatever rate that costs; None for any number.
+    ``deterministic``: "order" for plans that sum every element in one order (:mod:`blinkccl.algorithms.order`).
     """
 
     topology: Topology
@@ -41,6 +44,7 @@ class Request:
     max_trees: int | None = None
     threshold: Fraction = Fraction(1, 20)
     epsilon: Fraction = Fraction(1, 20)
+    deterministic: str | None = None
 
     def __post_init__(self) -> None:
         if self.collective.world_size != len(self.ranks):
@@ -53,6 +57,8 @@ class Request:
             raise UsageError("a collective among fewer than two ranks moves nothing: give at least two GPUs")
         if self.objective not in OBJECTIVES:
             raise UsageError(f"unknown objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}")
+        if self.deterministic not in (None, *DETERMINISTIC):
+            raise UsageError(f"--deterministic {self.deterministic!r}: expected {' or '.join(DETERMINISTIC)}")
 
     @cached_property
     def network(self) -> Topology:
@@ -77,7 +83,13 @@ class Algorithm:
         if request.max_trees is not None and len(self.objectives) == 1:
             raise UnsupportedError("--max-trees is for --algo optimal: this algorithm's trees are given")
         plan: Callable[[Request], Forest] = getattr(import_module(self.module), self.function)
-        return plan(request)
+        if request.deterministic is None:
+            return plan(request)
+        order = import_module("blinkccl.algorithms.order")
+        in_one: Callable[[Request], Forest] = order.plan
+        stated: Callable[[Forest], Forest] = order.stated
+        best = self is ALGORITHMS["optimal"]
+        return in_one(request) if best else stated(plan(replace(request, deterministic=None)))
 
 
 #: The registry. ``auto`` is ``optimal`` until sizes are known.

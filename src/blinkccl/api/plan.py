@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf
 from os import PathLike
@@ -83,6 +83,16 @@ class Plan:
     def optimal(self) -> bool:
         """Whether the rate is the bound."""
         return self.forest.optimal
+
+    @property
+    def order(self) -> str | None:
+        """The order in which every element is summed, ``"0+1+2+3+(4+5+6+7)"``; None: not one was asked for."""
+        return self.forest.order
+
+    @property
+    def price(self) -> Fraction:
+        """What that order costs: the bound, which plans without an order may reach, over the rate."""
+        return self.forest.price
 
     @property
     def proof(self) -> str:
@@ -263,6 +273,7 @@ def plan(
     relays: bool = False,
     size: int | str | None = None,
     deadline: float | None = None,
+    deterministic: str | None = None,
 ) -> Plan:
     """Pack spanning trees into the links of a job until a bottleneck is full, and prove that nothing is faster.
 
@@ -283,6 +294,8 @@ def plan(
     deadline
         Seconds after which the best plan that is known by then is returned, with its proved gap; ``ended_after_s`` says
         that it was so. For ``algo`` auto or optimal, without a ``size``.
+    deterministic
+        ``"order"``: every element is summed in one order, ``Plan.order``, which costs ``Plan.price``.
 
     Raises
     ------
@@ -315,9 +328,8 @@ def plan(
             raise UsageError(f"{name} {value!r}: expected a name, as text")
     size_bytes = None if size is None else bytes_of(size)
     machine = topology_of(topology)
-    ranks = gpus_of(gpus, machine)
-    wanted = request(machine, ranks, collective, (root, src, dst), (links, relays))
-    return plan_of(wanted, algo, size_bytes, deadline_s=deadline)
+    wanted = request(machine, gpus_of(gpus, machine), collective, (root, src, dst), (links, relays))
+    return plan_of(replace(wanted, deterministic=deterministic), algo, size_bytes, deadline_s=deadline)
 
 
 def plan_of(
@@ -340,6 +352,8 @@ def plan_of(
 
         with Clock(listener=listener).running():
             return Plan(row.plan(request), request)
+    if request.deterministic is not None:
+        raise UsageError("a size chooses trees for it, and deterministic wants the same for all sizes: leave one out")
     if algo != "auto":
         raise UsageError(f"a size is for algo auto, which chooses by it, got {algo}: leave one out")
     from blinkccl.choice.auto import prepare
@@ -354,8 +368,8 @@ def _by_deadline(
 ) -> Plan:
     from blinkccl.algorithms.deadline import plan_within
 
-    if algo not in ("auto", "optimal") or size_bytes is not None:
-        raise UsageError("a deadline is for the optimum: leave the algorithm, or the size, out")
+    if algo not in ("auto", "optimal") or size_bytes is not None or request.deterministic is not None:
+        raise UsageError("a deadline is for the optimum: leave the algorithm, the size, or deterministic out")
     if not 0 < seconds < inf:
         raise UsageError(f"deadline {seconds}: expected seconds, more than 0")
     found = plan_within(request, seconds, listener)

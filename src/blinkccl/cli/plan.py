@@ -35,6 +35,7 @@ Examples:
   blink plan allreduce --topo dgx-1p --gpus 0-3 --size 64M    the fastest algorithm at that size
   blink plan allgather --topo "16x dgx-a100" --exact --deadline 30
   blink plan allreduce --topo dgx-1v --trade-off              rate against depth, trees and weights
+  blink plan allreduce --topo dgx-1v --deterministic order    the same bits at every size, and what that costs
 
 Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
 
@@ -72,6 +73,12 @@ def plan(
         float | None,
         Option("--deadline", metavar="SECONDS", help="The best plan that is known after so long, with its gap."),
     ] = None,
+    deterministic: Annotated[
+        str | None,
+        Option(
+            "--deterministic", metavar="order", help="Every element summed in one order, whatever the size; its price."
+        ),
+    ] = None,
     epsilon: Annotated[
         str, Option("--epsilon", metavar="E", help="blink: the (1-E) of its multiplicative weights.")
     ] = "1/20",
@@ -103,7 +110,7 @@ def plan(
     if size is not None and algo != "auto":
         raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
     if trade_off:
-        _refuse_beside_trade_off(objectives, algo, max_trees, output, measured, deadline)
+        _refuse_beside_trade_off(objectives, algo, max_trees, output, measured, deadline, deterministic)
     spec = arguments.one_spec(behind, spec)
     if measured is not None and size is None:
         raise UsageError("--measured is for --size: a plan's rate is not measured, leave it out or give a size")
@@ -118,6 +125,7 @@ def plan(
         arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank)),
         objective=next(iter(objectives), "shallow"),
         max_trees=max_trees,
+        deterministic=deterministic,
         threshold=arguments.part("--threshold", threshold),
         epsilon=arguments.part("--epsilon", epsilon),
     )
@@ -162,10 +170,12 @@ def _refuse_beside_trade_off(
     output: Path | None,
     measured: Path | None,
     deadline: float | None,
+    deterministic: str | None,
 ) -> None:
     given = [f"--{each}" for each in objectives]
     given += [f"--algo {algo}"] if algo not in ("auto", "optimal") else []
     asked = {"--max-trees": max_trees, "-o": output, "--measured": measured, "--deadline": deadline}
+    asked["--deterministic"] = deterministic
     given += [option for option, value in asked.items() if value is not None]
     if given:
         raise UsageError(f"--trade-off prints what all options come to: leave {' and '.join(given)} out")

@@ -19,7 +19,8 @@ from math import isclose, lcm
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.check_bound import refute
 from blinkccl.forest.check_meaning import Block, Requirement, meaning, wrong_ends
-from blinkccl.forest.check_reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, read_network, read_plan
+from blinkccl.forest.check_order import wrong_orders
+from blinkccl.forest.check_reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, Walk, read_network, read_plan
 from blinkccl.forest.check_turns import written_out
 
 #: Kinds of vertices that can be ranks of a job; all others only pass data on.
@@ -70,6 +71,8 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
     wrong = cache(partial(_wrong_path, job=job, network=network))
     walks = [walk_share(share, job, wrong, violations) for share in read.shares]
     violations += _coverage(read.shares, walks, items)
+    if not violations:  # without trees there is no order
+        violations += wrong_orders(read, walks, items)
     rate = _loads(read, network, violations)
     bound, refuted = refute(read.certificate, read.collective, items, read.ranks, network)
     violations += refuted
@@ -121,15 +124,6 @@ def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
                 f"topology: link {arc[0]} → {arc[1]} has {gb_per_s} GB/s in the plan, {there} GB/s in the "
                 "topology given beside it"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What walking a share's trees from its root shows: who sends up, who receives, how far it is."""
-
-    senders: dict[int, int]
-    receivers: dict[int, int]
-    depth: int
 
 
 def walk_share(share: PlanShare, job: frozenset[int], wrong_path: Callable[[Path], str], violations: list[str]) -> Walk:
@@ -322,6 +316,8 @@ def _claims(
             yield f"rate: {rate} is above the bound {bound} that the certificate proves; one of them is wrong"
     if plan.optimal != (rate == bound):
         yield f"optimal: {str(plan.optimal).lower()} is stated, but rate is {rate} and bound is {bound}"
+    if plan.price is not None and rate and bound is not None and plan.price != bound / rate:
+        yield f"price: {plan.price} is stated, bound / rate is {bound / rate}"
     if plan.depth is not None and plan.depth != depth:
         yield f"depth: {plan.depth} is stated, the deepest tree has {depth} hop{'' if depth == 1 else 's'}"
     moving = sum(1 for share in plan.shares if share.reduce or share.broadcast)

@@ -57,6 +57,15 @@ class PlanShare:
 
 
 @dataclass(frozen=True, slots=True)
+class Walk:
+    """What walking a share's trees from its root shows: who sends up, who receives, how far it is."""
+
+    senders: dict[int, int]
+    receivers: dict[int, int]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
 class StatedLoad:
     """One entry of ``link_load``; ``where`` is its JSON path."""
 
@@ -94,6 +103,8 @@ class ClaimedPlan:
     algbw_gb_per_s: float
     depth: int | None
     trees: int | None
+    order: str | None
+    price: Fraction | None
     shares: tuple[PlanShare, ...]
     link_load: tuple[StatedLoad, ...]
     turns: tuple[tuple[tuple[int, ...], ...], ...]
@@ -118,6 +129,8 @@ def read_plan(data: object) -> ClaimedPlan:
         algbw_gb_per_s=_number(plan, "algbw_gb_per_s", ""),
         depth=_optional_int(plan, "depth"),
         trees=_optional_int(plan, "trees"),
+        order=None if plan.get("order") is None else _typed(plan, "order", "", str),
+        price=None if plan.get("price") is None else _fraction(plan, "price", ""),
         shares=shares,
         link_load=tuple(_load(entry, i) for i, entry in enumerate(_typed(plan, "link_load", "", list))),
         turns=_turns(plan),

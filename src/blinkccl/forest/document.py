@@ -47,6 +47,8 @@ MAX_SHARES = 1_000_000
 #: Of the hops of all shares: in a file without turns a vertex takes at least four bytes.
 MAX_VERTICES = MAX_BYTES // 4
 MAX_DIGITS = 200
+#: Of an order: a thousand ranks take five thousand characters.
+MAX_ORDER = 2**20
 _MAX_COMMON = 10 ** (MAX_DIGITS - 20)
 _WIDTH = 110
 
@@ -122,6 +124,7 @@ class _Plan(msgspec.Struct):
     dst: _Id | None = None
     depth: _Id | None = None
     trees: _Id | None = None
+    order: Annotated[str, msgspec.Meta(max_length=MAX_ORDER, pattern=r"\A[0-9+()]*\Z")] | None = None
     plan_seconds: float | None = None
 
 
@@ -161,6 +164,7 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
         "algbw_gb_per_s": forest.algbw_gb_per_s,
         "depth": forest.depth,
         "trees": moving_shares(forest),
+        **({} if forest.order is None else {"order": forest.order, "price": _text(forest.price)}),
         **({} if orbits is None else {"turns": [{"cycles": list(map(list, turn.cycles))} for turn in orbits.turns]}),
         "shares": [share_document(share) for share in (forest if orbits is None else orbits).shares],
         "link_load": _link_load(forest, sorted(forest.link_load) if orbits is None else orbits.links(forest.link_load)),
@@ -201,6 +205,7 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
         shares,
         Fraction(plan.rate),
         _read_certificate(plan.certificate),
+        plan.order,
     )
 
 

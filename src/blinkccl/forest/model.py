@@ -144,7 +144,8 @@ class Forest:
     """A collective as weighted trees, with the rate reached and a proof of the rate that cannot be passed.
 
     ``rate`` and ``bound`` are S per unit of time, in units of the topology's ``unit_gb_per_s``; a share's load
-    on a link is weight × rate × the number of times its trees cross it.
+    on a link is weight × rate × the number of times its trees cross it. ``order``: that in which the plan claims to sum
+    every element (:mod:`blinkccl.forest.order`), None where it claims none.
     """
 
     collective: Collective
@@ -154,6 +155,7 @@ class Forest:
     shares: tuple[Share, ...]
     rate: Fraction
     certificate: Certificate
+    order: str | None = None
 
     @property
     def bound(self) -> Fraction:
@@ -162,6 +164,11 @@ class Forest:
     @property
     def optimal(self) -> bool:
         return self.rate == self.bound
+
+    @property
+    def price(self) -> Fraction:
+        """How many times as fast the bound is: what an order costs at most."""
+        return self.bound / self.rate
 
     @property
     def algbw_gb_per_s(self) -> float:

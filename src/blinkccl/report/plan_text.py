@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree, tree_depth
+from blinkccl.forest.order import shortened
 from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids, plain, rate_text, unit_name
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
@@ -25,6 +26,8 @@ PRICES_SHOWN = 12
 _ALIKE, _NAMED = 3, 12
 #: Fractions that take more than this are told as a part of a hundred first.
 _LONG_WEIGHT = 12
+#: Characters of an order.
+_ORDER_SHOWN = 56
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"
 _BAR = 20
 #: Columns that a line with a bar takes.
@@ -80,6 +83,20 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         *([f"assumed {rates}: blink topo tells how to state it"] if rates else []),
         f"rate    {rate_text(forest.rate, topology)} algbw, {gb_per_s_text(busbw)} busbw",
         f"bound   {rate_text(forest.bound, topology)}: {verdict}",
+        *order_lines(forest),
+    ]
+
+
+def order_lines(forest: Forest) -> list[str]:
+    """In which order elements are summed, where the plan states one, and what that costs."""
+    if forest.order is None:
+        return []
+    if not forest.order:
+        return [f"order   {forest.collective.name} sums nothing: no order to keep"]
+    own, free = (gb_per_s_text(float(rate) * forest.topology.unit_gb_per_s) for rate in (forest.rate, forest.bound))
+    return [
+        f"order   {shortened(forest.order, _ORDER_SHOWN)}, of every element, whatever the size, chunks and engine",
+        f"price   {float(forest.price):.2f}x: order-invariant {own}, in any orders at most {free}",
     ]
 
 
@@ -363,7 +380,8 @@ def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list
     ]
     proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
     optimal = [f"{ok}optimal on {scope}"] if verdict.optimal else []
-    return [*lines, proof, *optimal]
+    order = [f"{ok}order: {shortened(forest.order, _ORDER_SHOWN)}, in every share"] if forest.order else []
+    return [*lines, proof, *optimal, *order]
 
 
 def _program(program: Program | None, faults: Sequence[str], paint: Paint) -> list[str]:

@@ -1,0 +1,357 @@
+"""In-trees that combine in one given order, packed beside out-trees, and the search for an order that packs well.
+
+A :class:`Group` says who is combined with whom: its members and the results of the groups below it become one operand.
+An in-tree that does so chooses a *head* in every group: the other members send to it, so do the heads of the groups
+below, and the top's head is the root. So a star at any member is the same group, a chain is a group in a group in a
+group, and every in-tree has the groups that it makes, one per inner vertex. The cheapest heads under given prices are
+found from below, exactly; so column generation packs what a group allows, and prices prove that it is all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from blinkccl.errors import PackingError
+from blinkccl.packing.columns import Column, ExactPacking, Oracle, Prices, pack_columns
+from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
+from blinkccl.packing.oracles import cheapest_hops, cheapest_tree, cheapest_ways, column_of, loads_of
+
+#: Cost of the cheapest hop between two terminals, None where there is none; and the hop.
+_Costs = Sequence[Sequence[Any]]
+_HopOf = Callable[[int, int], Hop]
+#: From an in-tree's root: to all terminals (None), or to one of them.
+Target = int | None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """``members`` are terminals, at least one, rising; with the groups ``below`` they are at least two operands."""
+
+    members: tuple[int, ...]
+    below: tuple[Group, ...] = ()
+
+    def heads(self, cost: _Costs) -> dict[int, tuple[Any, tuple[Arc, ...]]]:
+        """For every member that can be the head: the least cost of an in-tree to it, and its arcs between terminals."""
+        done: dict[int, dict[int, tuple[Any, tuple[Arc, ...]]]] = {}
+        for group in self.upward():
+            done[id(group)] = {
+                head: found
+                for head in group.members
+                if (found := _collected(group, head, [done[id(each)] for each in group.below], cost)) is not None
+            }
+        return done[id(self)]
+
+    def in_trees(self, cost: _Costs) -> int:
+        """How many in-trees there are."""
+        done: dict[int, dict[int, int]] = {}
+        for group in self.upward():
+            done[id(group)] = ways = {}
+            for head in group.members:
+                if all(member == head or cost[member][head] is not None for member in group.members):
+                    under = [done[id(each)] for each in group.below]
+                    ways[head] = prod(
+                        sum(count for v, count in heads.items() if cost[v][head] is not None) for heads in under
+                    )
+        return sum(done[id(self)].values())
+
+    def upward(self) -> list[Group]:
+        """All groups, those below before those above; without recursion, since chains are deep."""
+        order = [self]
+        for group in order:
+            order += group.below
+        return order[::-1]
+
+
+def _collected(
+    group: Group, head: int, below: Sequence[Mapping[int, tuple[Any, tuple[Arc, ...]]]], cost: _Costs
+) -> tuple[Any, tuple[Arc, ...]] | None:
+    """The cheapest in-tree of ``group`` to ``head``; None where somebody has no hop to it."""
+    total: Any = 0
+    arcs: list[Arc] = []
+    for member in group.members:
+        if member != head:
+            if cost[member][head] is None:
+                return None
+            total += cost[member][head]
+            arcs.append((member, head))
+    for heads in below:
+        ways = [(spent + cost[v][head], v, found) for v, (spent, found) in heads.items() if cost[v][head] is not None]
+        if not ways:
+            return None
+        spent, v, found = min(ways, key=lambda way: (way[0], way[1]))
+        total += spent
+        arcs += [*found, (v, head)]
+    return total, tuple(arcs)
+
+
+def grouped_oracle(network: FlowNetwork, group: Group, targets: Sequence[Target]) -> Oracle:
+    """A group of columns per target; a column is an in-tree of ``group`` and what leads from its root to the target.
+
+    The payload is (root, hops of the in-tree, hops onward). PackingError if no in-tree can be made.
+    """
+
+    def oracle(prices: Prices) -> list[Column]:
+        cost, hop = cheapest_hops(network, prices)
+        columns = []
+        heads = group.heads(cost)
+        if not heads:
+            raise PackingError(f"no member of {group.members} can be reached by all who send to it")
+        for root, (_, arcs) in heads.items():
+            up = tuple(hop(u, v) for u, v in arcs)
+            parent = cheapest_ways(network, prices, root)[1] if any(t is not None for t in targets) else {}
+            for number, target in enumerate(targets):
+                onward = (
+                    cheapest_tree(network, cost, hop, root) if target is None else _way(network, parent, root, target)
+                )
+                columns.append(column_of(number, loads_of(up + onward), (root, up, onward)))
+        return columns
+
+    return oracle
+
+
+def _way(network: FlowNetwork, parent: Mapping[int, int], root: int, target: int) -> Hops:
+    """The cheapest way from ``root`` to ``target``, as hops from terminal to terminal."""
+    if target == root:
+        return ()
+    way = followed(parent, target, root)[::-1]
+    stops = [i for i, v in enumerate(way) if v < network.terminals]
+    return tuple(tuple(way[a : b + 1]) for a, b in itertools.pairwise(stops))
+
+
+def pack_group(
+    network: FlowNetwork, group: Group, targets: Sequence[Target] = (None,), bound: Fraction | None = None
+) -> ExactPacking | None:
+    """The most that in-trees of ``group`` carry, each target an equal part of it; None if there is no such in-tree.
+
+    ``bound``: a rate that is proved to be no less than the answer.
+    """
+    if not group.heads(cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]):
+        return None
+    demand = [Fraction(1, len(targets))] * len(targets)
+    return pack_columns(network.capacity, demand, grouped_oracle(network, group, targets), target=bound)
+
+
+def best_group(network: FlowNetwork, starts: Sequence[Group], bound: Fraction, tries: int) -> tuple[Group, Fraction]:
+    """The group with the highest rate that is found in ``tries`` packings, climbing from the best of ``starts``.
+
+    A step moves one terminal, or makes one group of two, or lets a group and the one above it change places. Where none
+    raises the rate, one to a group with more in-trees does. It ends at ``bound``. PackingError if no start has an
+    in-tree.
+    """
+    search = _Search(network, bound, tries)
+    ranked = sorted(dict.fromkeys(starts), key=search.rate, reverse=True)
+    best = ranked[0]
+    for start in ranked:
+        reached = search.climbed(start)
+        if search.rate(reached) > search.rate(best):
+            best = reached
+        if search.ended(best):
+            break
+    if not search.rate(best):
+        raise PackingError("in none of these groups can all be combined")
+    return best, search.rate(best)
+
+
+class _Search:
+    """The rates that are known, and how many packings they may cost."""
+
+    def __init__(self, network: FlowNetwork, bound: Fraction, tries: int) -> None:
+        self._network, self._bound, self._tries = network, bound, tries
+        self._ones = cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]
+        self._rates: dict[Group, Fraction] = {}
+
+    def rate(self, group: Group) -> Fraction:
+        """Zero where there is no in-tree, which costs no packing."""
+        if group not in self._rates:
+            if not group.in_trees(self._ones):
+                return Fraction(0)
+            found = pack_group(self._network, group, bound=self._bound)
+            self._rates[group] = Fraction(0) if found is None else found.rate
+        return self._rates[group]
+
+    def ended(self, group: Group) -> bool:
+        """Whether nothing better can be found."""
+        return self.rate(group) == self._bound or len(self._rates) >= self._tries
+
+    def climbed(self, start: Group) -> Group:
+        """Step after step, to a group that no step makes better."""
+        best: Group | None = start
+        while best is not None:
+            start = best
+            best = None if self.ended(start) else self._step(start)
+        return start
+
+    def _step(self, group: Group) -> Group | None:
+        rate, most, beside = self.rate(group), group.in_trees(self._ones), None
+        for each in neighbours(group):
+            if len(self._rates) >= self._tries:
+                break
+            count = each.in_trees(self._ones)
+            if count and self.rate(each) > rate:
+                return each
+            if count > most and self.rate(each) == rate:
+                most, beside = count, each
+        return beside
+
+
+# Neighbours: groups in the making are (members, below) in lists' order, with members that may be none, and are tidied.
+_Raw = tuple[tuple[int, ...], tuple[Any, ...]]
+_Place = tuple[int, ...]
+
+
+def neighbours(group: Group) -> Iterator[Group]:
+    """Groups that differ in one step, each once."""
+    seen = {group}
+    for raw in _steps(_raw(group)):
+        tidy = _tidied(raw)
+        if tidy is not None and tidy not in seen:
+            seen.add(tidy)
+            yield tidy
+
+
+def _steps(group: _Raw) -> Iterator[_Raw]:
+    for place in _places(group):
+        if place:
+            yield from _with_the_one_above(group, place)
+    for terminal in sorted(terminal for place in _places(group) for terminal in _at(group, place)[0]):
+        rest = _without(group, terminal)
+        for place in _places(rest):
+            members, below = _at(rest, place)
+            yield _put(rest, place, ((*members, terminal), below))
+            yield _put(rest, place, ((terminal,), ((members, below),)))
+            for other in members:
+                kept = tuple(v for v in members if v != other)
+                yield _put(rest, place, (kept, (*below, ((terminal, other), ()))))
+
+
+def _with_the_one_above(group: _Raw, place: _Place) -> Iterator[_Raw]:
+    """The group at ``place`` and the one above it as one, and with their places changed."""
+    above, at = place[:-1], place[-1]
+    members, below = _at(group, above)
+    lower, under = below[at]
+    others = below[:at] + below[at + 1 :]
+    yield _put(group, above, (members + lower, others + under))
+    yield _put(group, above, (lower, (*under, (members, others))))
+
+
+def _places(group: _Raw) -> Iterator[_Place]:
+    stack: list[tuple[_Place, _Raw]] = [((), group)]
+    while stack:
+        place, (_, below) = stack.pop()
+        yield place
+        stack += [((*place, i), each) for i, each in enumerate(below)][::-1]
+
+
+def _at(group: _Raw, place: _Place) -> _Raw:
+    for i in place:
+        group = group[1][i]
+    return group
+
+
+def _put(group: _Raw, place: _Place, new: _Raw) -> _Raw:
+    if not place:
+        return new
+    members, below = group
+    at = place[0]
+    return members, (*below[:at], _put(below[at], place[1:], new), *below[at + 1 :])
+
+
+def _without(group: _Raw, terminal: int) -> _Raw:
+    members, below = group
+    return tuple(v for v in members if v != terminal), tuple(_without(each, terminal) for each in below)
+
+
+def _raw(group: Group) -> _Raw:
+    return group.members, tuple(map(_raw, group.below))
+
+
+def _tidied(raw: _Raw) -> Group | None:
+    """As a group: one operand alone is no group; None where groups have nobody to be the head."""
+    members, below = list(raw[0]), []
+    for each in raw[1]:
+        if not each[0] and not each[1]:
+            continue
+        tidy = _tidied(each)
+        if tidy is None:
+            return None
+        if len(tidy.members) + len(tidy.below) < 2:
+            members += tidy.members
+        else:
+            below.append(tidy)
+    if not members:
+        return below[0] if len(below) == 1 else None
+    return Group(tuple(sorted(members)), tuple(sorted(below)))
+
+
+def group_of_tree(root: int, hops: Hops) -> Group:
+    """The groups that an in-tree makes: a vertex, the leaves that send to it, and the groups of its other senders."""
+    senders: dict[int, list[int]] = {}
+    for hop in hops:
+        senders.setdefault(hop[-1], []).append(hop[0])
+    order = [root]
+    for vertex in order:
+        order += senders.get(vertex, ())
+    made: dict[int, Group] = {}
+    for vertex in reversed(order):
+        if vertex in senders or vertex == root:
+            leaves = [v for v in senders.get(vertex, ()) if v not in senders]
+            below = sorted(made[v] for v in senders.get(vertex, ()) if v in senders)
+            made[vertex] = Group(tuple(sorted([vertex, *leaves])), tuple(below))
+    return made[root]
+
+
+def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None = None) -> Group:
+    """Groups of up to ``most`` terminals that are all near each other, as a tree of the groups; of ``among`` (all).
+
+    Near are those with hops both ways over as few links as any hop has. Cliques are grown from who has the fewest near
+    ones left, each by who has most of them in common.
+    """
+    cost, hop = cheapest_hops(network, dict.fromkeys(network.capacity, 1))
+    every = range(network.terminals) if among is None else among
+    pairs = [(u, v) for u in every for v in every if u != v and None not in (cost[u][v], cost[v][u])]
+    links = min((len(hop(u, v)) for u, v in pairs), default=0)
+    near: dict[int, set[int]] = {u: set() for u in every}
+    for u, v in pairs:
+        if len(hop(u, v)) == links:
+            near[u].add(v)
+    left = dict.fromkeys(every)
+    cliques: list[list[int]] = []
+    while left:
+        clique = [min(left, key=lambda v: (len(near[v] & left.keys()), v))]
+        del left[clique[0]]
+        while len(clique) < most:
+            fits = [v for v in left if all(v in near[u] for u in clique)]
+            if not fits:
+                break
+            clique.append(max(fits, key=lambda v: (len(near[v] & near[clique[0]]), -v)))
+            del left[clique[-1]]
+        cliques.append(clique)
+    return _as_tree(cliques, near)
+
+
+def _as_tree(cliques: Sequence[Sequence[int]], near: Mapping[int, set[int]]) -> Group:
+    """The cliques as a tree, grown from the one with most hops to others by the one with most hops to those in it."""
+
+    def hops(a: int, b: int) -> int:
+        """How many members of ``b`` some member of ``a`` has a hop to: so many heads have somebody to send to."""
+        return min(sum(any(v in near[u] for u in cliques[x]) for v in cliques[y]) for x, y in ((a, b), (b, a)))
+
+    every = range(len(cliques))
+    root = max(every, key=lambda a: (sum(hops(a, b) for b in every if a != b), -a))
+    below: dict[int, list[int]] = {root: []}
+    while len(below) < len(cliques):
+        pairs = [(a, b) for a in below for b in every if b not in below]
+        above, added = max(pairs, key=lambda pair: (hops(*pair), -len(below[pair[0]]), -pair[1]))
+        below[above].append(added)
+        below[added] = []
+    raws: dict[int, _Raw] = {}
+    for each in reversed(below):
+        raws[each] = (tuple(cliques[each]), tuple(raws[b] for b in below[each]))
+    tidy = _tidied(raws[root])
+    assert tidy is not None
+    return tidy
