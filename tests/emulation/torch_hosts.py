@@ -26,6 +26,7 @@ from blinkccl.errors import (
     DeadlineError,
     PeerLostError,
     PlanMismatchError,
+    UnsupportedError,
     UsageError,
 )
 from blinkccl.runtime.communicator import Communicator
@@ -35,6 +36,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
 from blinkccl.torch_backend import stats
+from support.orders import evaluated, rough, same_bits
 
 
 def over_send_and_recv(rank: int, size: int) -> None:
@@ -149,6 +151,53 @@ def hierarchical(rank: int, size: int) -> None:
     if len(set(LAYOUTS[size])) == size:  # one rank per host: the bits of one host
         with contextlib.closing(Communicator.create(FileStore(place("one")), rank, size, deadline_s=30)) as comm:
             assert comm.allreduce(data, np.empty_like(data)).tobytes() == several[0].tobytes()
+
+
+def one_order(rank: int, size: int) -> None:
+    """BLINK_DETERMINISTIC=order: sums of any length and kind have the bits of one order, also over hosts."""
+    os.environ["BLINK_DETERMINISTIC"] = "order"
+    group = dist.new_group(backend="blink", timeout=TIMEOUT)
+    row, values = DTYPES["float16"], rough(DTYPES["float16"], size, 1009)
+    wanted = evaluated("+".join(map(str, range(size))), dict(enumerate(values)), row, OPS["sum"])
+    for count in (1, 8, 1000, 40_000, 1_000_000):
+        given = torch.from_numpy(np.resize(values[rank], count * size))
+        own = given[:count].clone()
+        dist.all_reduce(own, group=group)
+        assert same_bits(own.numpy(), np.resize(wanted, count))
+        part = torch.empty(count, dtype=torch.float16)
+        dist.reduce_scatter_tensor(part, given, group=group)
+        assert same_bits(part.numpy(), np.resize(wanted, count * size)[rank * count :][:count])
+        buckets = [given[:count].clone(), given[: count // 2].clone()]
+        dist.all_reduce_coalesced(buckets, group=group)
+        assert same_bits(buckets[1].numpy(), buckets[0].numpy()[: count // 2])
+    sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
+    with raises(UnsupportedError, "BLINK_DETERMINISTIC=order is kept for dense tensors on the CPU"):
+        dist.all_reduce(sparse, group=group)
+    dist.destroy_process_group(group)
+    os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
+    _one_order_over_hosts(rank, size)
+
+
+def _one_order_over_hosts(rank: int, size: int) -> None:
+    """Host by host: few bytes by each host's first rank, more by all of them."""
+    hosts = [[str(peer) for peer in range(size) if LAYOUTS[size][peer] == name] for name in sorted(set(LAYOUTS[size]))]
+    order = "+".join(f"({'+'.join(members)})" for members in hosts)
+    with contextlib.closing(Communicator.create(FileStore(place("ordered")), rank, size, deadline_s=30)) as comm:
+        assert isinstance(comm.group, SpanningGroup)
+        assert comm.group.deterministic == "order"
+        for dtype, op in (("bfloat16", "sum"), ("float32", "avg")):
+            values = rough(DTYPES[dtype], size, 1009)
+            wanted = evaluated(order, dict(enumerate(values)), DTYPES[dtype], OPS[op])
+            for count in (1, 100, 40_000, 1_000_000):
+                send = np.resize(values[rank], count)
+                assert same_bits(comm.allreduce(send, np.empty_like(send), op), np.resize(wanted, count))
+                reduced = comm.reduce(send, np.empty_like(send), op, root=1)
+                assert rank != 1 or same_bits(reduced, np.resize(wanted, count))
+                part = comm.reduce_scatter(np.resize(values[rank], count * size), None, op)
+                assert same_bits(part, np.resize(wanted, count * size)[rank * count :][:count])
+        with raises(UnsupportedError, "premul_sum of bfloat16 depends on which rank sums", torchs=False):
+            comm.allreduce(rough(DTYPES["bfloat16"], 1, 9)[0], op="premul_sum", scale=1.0)
+    os.environ.pop("BLINK_HOSTID")
 
 
 def failures_over_hosts(rank: int, size: int) -> None:

@@ -49,6 +49,7 @@ from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, GpuJob, read_peer_info
 from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
 from blinkccl.nccl.topology_of_job import JobPlacement, place, without
 from blinkccl.private_files import cache_directory
+from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.topology.model import Topology
 
@@ -93,6 +94,10 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     algo = job.setting("algo")
     if algo == "nccl":
         raise UnsupportedError("BLINK_ALGO=nccl")
+    if wish(environ=environ):
+        raise UnsupportedError(
+            "BLINK_DETERMINISTIC=order is not kept for GPUs, by Blink's trees or by NCCL, which runs now"
+        )
     only_nccl = job.setting("only_nccl")
     if only_nccl and algo in ("", AUTO):
         raise UnsupportedError(f"the program asks for {only_nccl}, which is NCCL's to do; BLINK_ALGO would overrule it")

@@ -189,18 +189,21 @@ def join(
     payload: bytes,
     deadline: float,
     look: Callable[[], None] = lambda: None,
+    deterministic: str = "",
 ) -> Bootstrap:
     """Meets the other ranks: once all ``size`` have come, each knows all of them as ``peers``.
 
     ``store`` may hold what earlier groups left; ``prefix`` tells groups apart that are made at the same time.
-    ``payload`` travels with this rank's :class:`PeerInfo`; ``look``, called often, raises where a rank cannot come.
+    ``payload`` and ``deterministic`` travel with this rank's :class:`PeerInfo`; ``look``, called often, raises where a
+    rank cannot come.
 
     RendezvousTimeout, with who is missing, if not all have come at ``deadline`` (``time.monotonic()``);
-    PlanMismatchError, on all ranks, if two processes claim one rank or ranks disagree on size or version; PeerLostError
-    if a rank's process ended before all had come and was not started again at once; CommunicationError if a rank cannot
-    take part or the store is lost; UnsupportedError without the native library. Cost: a value of the store per rank.
+    PlanMismatchError, on all ranks, if two processes claim one rank or ranks disagree on size, version or order;
+    PeerLostError if a rank's process ended before all had come and was not started again at once; CommunicationError if
+    a rank cannot take part or the store is lost; UnsupportedError without the native library. Cost: a value of the
+    store per rank.
     """
-    mine = own_peer_info(rank, size, payload)
+    mine = own_peer_info(rank, size, payload, deterministic)
     joining = _Joining(store, prefix, mine, deadline, look)
     return joining.lead() if rank == 0 else joining.follow()
 

@@ -67,11 +67,18 @@ class Communicator:
 
     @classmethod
     def create(
-        cls, store: Any, rank: int, size: int, *, prefix: str = "blink", deadline_s: float | None = None
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        prefix: str = "blink",
+        deadline_s: float | None = None,
+        deterministic: str | None = None,
     ) -> Communicator:
         """A communicator among ``size`` ranks that meet in ``store``: ours, or one of torch's."""
         ours = store if isinstance(store, Store) else TorchStore(store)
-        return cls(open_group(ours, rank, size, prefix=prefix, deadline_s=deadline_s))
+        return cls(open_group(ours, rank, size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic))
 
     # ---- collectives on arrays
 
@@ -261,7 +268,13 @@ class Communicator:
         look = self.group.watch(ranks)
         try:
             part = open_group(
-                self.group.store, place, len(ranks), prefix=prefix, deadline_s=self.group.timeout_s, look=look
+                self.group.store,
+                place,
+                len(ranks),
+                prefix=prefix,
+                deadline_s=self.group.timeout_s,
+                look=look,
+                deterministic=self.group.deterministic,
             )
         except PeerLostError as error:
             lost = ranks[error.rank]
@@ -368,6 +381,7 @@ def init(
     world_size: int | None = None,
     store: str | Store | None = None,
     deadline_s: float | None = None,
+    deterministic: str | None = None,
 ) -> Communicator:
     """This process's communicator with all ranks of its job.
 
@@ -379,6 +393,8 @@ def init(
         none.
     deadline_s
         Seconds until all ranks must have come, and of calls that name none; None: BLINK_TIMEOUT, or 300.
+    deterministic
+        ``"order"``: every element is summed in one order, in calls of any size; None: BLINK_DETERMINISTIC, or not.
 
     Raises
     ------
@@ -412,7 +428,10 @@ def init(
     else:
         opened = open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"
-    return Communicator(open_group(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s))
+    made = open_group(
+        opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic
+    )
+    return Communicator(made)
 
 
 def _check_memory(name: str, what: str, array: Array, *, written: bool = False) -> None:

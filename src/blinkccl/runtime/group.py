@@ -65,6 +65,8 @@ class Group(ABC):
         self._calls: dict[CollectiveCall, PreparedCall] = {}
         self._executor = SerialExecutor(f"blink-{prefix}")
         self._pid, self._closed = os.getpid(), False
+        #: "order" where every element is summed in one order (:mod:`~blinkccl.runtime.deterministic`), else "".
+        self.deterministic = ""
 
     def _open(self) -> None:
         """From here on a process that ends leaves this group in order."""

@@ -35,6 +35,7 @@ from blinkccl.engines.native_library import Shape
 from blinkccl.errors import CommunicationError, PeerLostError, ScheduleError, UnsupportedError, UsageError
 from blinkccl.runtime import cross_memory, python_line, timeline, tuned
 from blinkccl.runtime.bootstrap import Bootstrap, join
+from blinkccl.runtime.deterministic import check_call, check_program, wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
@@ -89,11 +90,12 @@ class HostGroup(Group):
         self._crossing, self._table = Crossing.NEVER, built_in(size)
         self.shared_arrays: set[object] = set()  # what peers may write to stays in memory
         deadline = time.monotonic() + self.timeout_s
-        with bootstrap or meet(store, prefix, rank, size, deadline, look) as met:
+        with bootstrap or meet(store, prefix, rank, size, deadline, look, wish()) as met:
             self._make(met, deadline, cross_memory.wish(), tuned.table_for(size))
 
     def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing, table: HostTable) -> None:
         self.peers = bootstrap.peers
+        self.deterministic = bootstrap.peers[self.rank].deterministic
         python_line.offer()
         self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
         self._endpoint = self._memory.endpoint
@@ -138,7 +140,9 @@ class HostGroup(Group):
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
         if self.size == 1:
             return _SingleRankOp(call)
-        return chosen_op(self._endpoint, call, self._table, self._crossing, self._area)
+        if self.deterministic:
+            check_call(call)
+        return chosen_op(self._endpoint, call, self._table, self._crossing, self._area, bool(self.deterministic))
 
     def share_core(self, long_waits: bool = False) -> None:
         """See :meth:`Group.share_core`; with ``long_waits``, such as for a network, it also sleeps soon."""
@@ -157,6 +161,9 @@ class HostGroup(Group):
         if len(plan.program.ranks) != self.size:
             raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
         call = CollectiveCall.of(plan.program.collective, dtype, count, op)
+        if self.deterministic:
+            check_call(call)
+            check_program(plan.program)
         return NativeOp(self._endpoint, plan, call, chunk_bytes, cross_memory)
 
     def prepare_choice(self, rows: Sequence[HostChoice], count: int, dtype: str, op: str, like: Collective) -> NativeOp:
@@ -246,26 +253,42 @@ class HostGroup(Group):
         self.shared_arrays.clear()
 
 
-def chosen_op(endpoint: Endpoint, call: CollectiveCall, table: HostTable, crossing: Crossing, area: Area) -> NativeOp:
-    """What serves ``call`` among the ranks of a segment, with its variants."""
+def chosen_op(
+    endpoint: Endpoint,
+    call: CollectiveCall,
+    table: HostTable,
+    crossing: Crossing,
+    area: Area,
+    in_rank_order: bool = False,
+) -> NativeOp:
+    """What serves ``call`` among the ranks of a segment, with its variants; ``in_rank_order``: proved to sum so."""
     collective = call.among(table.world_size)
     nbytes = call.elements * element_type(call.dtype).itemsize * collective.total_blocks()
     # Scaled contributions are not what lies in a buffer.
     allowed = Crossing.NEVER if operation(call.op).scales else crossing
     try:
-        return _bound(endpoint, call, table.choose(call.collective, nbytes, allowed), collective, area)
+        rows = table.choose(call.collective, nbytes, allowed)
+        return _bound(endpoint, call, rows, collective, area, in_rank_order)
     except (UnsupportedError, ScheduleError) as error:
         if not table.source:
             raise
         # Every rank has the same rows, so every rank comes here.
         _log.warning("%s: %s; what is built in serves this call: run blink tune --again", table.source, error)
-    return _bound(endpoint, call, built_in(table.world_size).choose(call.collective, nbytes, allowed), collective, area)
+    rows = built_in(table.world_size).choose(call.collective, nbytes, allowed)
+    return _bound(endpoint, call, rows, collective, area, in_rank_order)
 
 
 def _bound(
-    endpoint: Endpoint, call: CollectiveCall, rows: Sequence[HostChoice], collective: Collective, area: Area
+    endpoint: Endpoint,
+    call: CollectiveCall,
+    rows: Sequence[HostChoice],
+    collective: Collective,
+    area: Area,
+    in_rank_order: bool = False,
 ) -> NativeOp:
     plans = [host_plan(collective, row.algorithm, row.inline, area) for row in rows]
+    for plan in plans if in_rank_order else ():
+        check_program(plan.program)
     first, *variants = [
         NativeOp(endpoint, plan, call, row.chunk_bytes, row.cross_memory) for plan, row in zip(plans, rows, strict=True)
     ]
@@ -275,10 +298,16 @@ def _bound(
 
 
 def meet(
-    store: Store, prefix: str, rank: int, size: int, deadline: float, look: Callable[[], None] = lambda: None
+    store: Store,
+    prefix: str,
+    rank: int,
+    size: int,
+    deadline: float,
+    look: Callable[[], None] = lambda: None,
+    deterministic: str = "",
 ) -> Bootstrap:
     """The bootstrap of a group; see :func:`blinkccl.runtime.bootstrap.join`."""
-    return join(store, prefix, rank, size, secrets.token_bytes(_TOKEN_BYTES), deadline, look)
+    return join(store, prefix, rank, size, secrets.token_bytes(_TOKEN_BYTES), deadline, look, deterministic)
 
 
 def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) -> _Memory:

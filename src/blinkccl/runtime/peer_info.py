@@ -18,7 +18,7 @@ _Kind = TypeVar("_Kind")
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
-    """A rank, its process, and its host's present boot; ``payload`` is the caller's.
+    """A rank, its process, and its host's present boot; ``payload`` is the caller's, ``deterministic`` what it wants.
 
     ``network`` and ``processes`` are inodes of namespaces: with equal ``boot_id`` and ``network`` two processes can
     share memory, with equal ``processes`` they know each other by number.
@@ -34,6 +34,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     start: int
     version: str
     payload: bytes = b""
+    deterministic: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.hostname}"
@@ -44,7 +45,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
         return self.boot_id, self.network
 
 
-def own_peer_info(rank: int, world_size: int, payload: bytes = b"") -> PeerInfo:
+def own_peer_info(rank: int, world_size: int, payload: bytes = b"", deterministic: str = "") -> PeerInfo:
     """This process, as rank ``rank`` of ``world_size``."""
     return PeerInfo(
         rank,
@@ -57,6 +58,7 @@ def own_peer_info(rank: int, world_size: int, payload: bytes = b"") -> PeerInfo:
         start_time(os.getpid()),
         package_version(),
         payload,
+        deterministic,
     )
 
 
@@ -87,7 +89,7 @@ def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
     """Everybody's peer info, by rank.
 
     With the same words on every rank: PlanMismatchError, which names rank 0 and the first that differs, if ranks have
-    different versions, CommunicationError if a rank sent something else.
+    different versions or only some promise an order, CommunicationError if a rank sent something else.
     """
     outlines = [_decoded(word, _Outline) for word in words]
     for rank, other in enumerate(outlines):
@@ -101,6 +103,12 @@ def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
         if (peer.rank, peer.world_size) != (rank, len(peers)):
             raise CommunicationError(
                 f"rank {rank} of {len(peers)} ({peer}) calls itself rank {peer.rank} of {peer.world_size}"
+            )
+        if peer.deterministic != peers[0].deterministic:
+            ours, theirs = (f"{each.deterministic or 'nothing'}" for each in (peers[0], peer))
+            raise PlanMismatchError(
+                f"ranks disagree on BLINK_DETERMINISTIC: rank 0 ({peers[0]}) has {ours}, rank {rank} ({peer}) has "
+                f"{theirs}; give all ranks the same"
             )
     return peers
 

@@ -35,6 +35,7 @@ from blinkccl.errors import (
 )
 from blinkccl.runtime import hierarchy
 from blinkccl.runtime.bootstrap import Bootstrap
+from blinkccl.runtime.deterministic import check_call, wish
 from blinkccl.runtime.group import Group, PreparedCall
 from blinkccl.runtime.heap import process_heap
 from blinkccl.runtime.hierarchy import Hosts, NetworkCost
@@ -61,6 +62,7 @@ class SpanningGroup(Group):
     def __init__(self, store: Store, bootstrap: Bootstrap, rank: int, *, prefix: str, deadline_s: float) -> None:
         super().__init__(store, rank, len(bootstrap.peers), prefix, deadline_s)
         self.peers = bootstrap.peers
+        self.deterministic = bootstrap.peers[rank].deterministic
         self.hosts = Hosts.of([peer.host for peer in bootstrap.peers])
         self._local: HostGroup | None = None
         self._networks: list[Network] = []
@@ -87,7 +89,10 @@ class SpanningGroup(Group):
         where, place, look = f"{self.prefix}/host/{host}", members.index(self.rank), self._monitor.check
         left_s = max(0.1, deadline - time.monotonic())
         with _told_of_all(members):
-            self._local = HostGroup(self.store, place, len(members), prefix=where, deadline_s=left_s, look=look)
+            met = meet(self.store, where, place, len(members), deadline, look, self.deterministic)
+            self._local = HostGroup(
+                self.store, place, len(members), prefix=where, deadline_s=left_s, look=look, bootstrap=met
+            )
             self._local.share_core(long_waits=True)
             window = shared_window(self.store, f"{where}/window", place, len(members), deadline, look)
 
@@ -194,6 +199,8 @@ class SpanningGroup(Group):
         )
 
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
+        if self.deterministic:
+            check_call(call)
         return _SpanningCall(self, PhasedCall.of(call, self.hosts, self.rank, self.cost))
 
     def _carry_out(
@@ -377,12 +384,14 @@ def open_group(
     prefix: str = "blink",
     deadline_s: float | None = None,
     look: Callable[[], None] = lambda: None,
+    deterministic: str | None = None,
 ) -> Group:
     """The group of ranks that meet in ``store``, on one host or on several; see :class:`HostGroup`."""
+    wanted = wish(deterministic)
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
     seconds = default_timeout_s() if deadline_s is None else deadline_s
-    bootstrap = meet(store, prefix, rank, size, time.monotonic() + seconds, look)
+    bootstrap = meet(store, prefix, rank, size, time.monotonic() + seconds, look, wanted)
     if same_host(bootstrap.peers):
         return HostGroup(store, rank, size, prefix=prefix, deadline_s=seconds, bootstrap=bootstrap)
     return SpanningGroup(store, bootstrap, rank, prefix=prefix, deadline_s=seconds)

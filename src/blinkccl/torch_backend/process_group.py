@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.runtime.deterministic import wish
 from blinkccl.torch_backend import counters
 from blinkccl.torch_backend.call_table import CallTable
 from blinkccl.torch_backend.delegated import Capabilities, DelegatedGroup, devices
@@ -44,6 +45,9 @@ _NO_TIME = timedelta(0)
 _KEPT_SUMS = 4096
 #: The devices whose tensors we can serve.
 _OURS = ("cpu", "cuda")
+_NO_ORDER = (
+    "BLINK_DETERMINISTIC=order is kept for dense tensors on the CPU, not for this one on {}: unset it, or move it"
+)
 _FROM_ANYBODY = "recv from any source on GPUs: a path begins at a rank; name the source, or send CPU tensors"
 
 
@@ -86,6 +90,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._named: dict[str, str] = {}  # what devices() said, once it knew
         self._name = self._description = ""
         self._sums: dict[tuple[str, int], CollectiveCall] = {}
+        self._deterministic = wish()
         counters.watch(transport)
 
     # Collectives
@@ -97,19 +102,19 @@ class BlinkProcessGroup(dist.ProcessGroup):
             work = DoneWork()
             work.tensors = tensors
             return work
-        if tensor.layout is not _STRIDED or not self._serves(tensor):
+        if not self._serves_sum(tensor) or tensor.layout is not _STRIDED:
             return self._other(tensor).allreduce(tensors, opts)
         return self._issue(tensor, opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllreduceCoalescedOptions()
-        if not self._serves(_first(tensors)):
+        if not self._serves_sum(_first(tensors)):
             return self._other(tensors[0]).allreduce_coalesced(tensors, opts)
         return self._issue(tensors[0], opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceOptions()
-        if not self._serves(_first(tensors)):
+        if not self._serves_sum(_first(tensors)):
             return self._other(tensors[0]).reduce(tensors, opts)
         return self._issue(tensors[0], opts, lambda table: table.reduce(tensors[0], opts.reduceOp, opts.rootRank))
 
@@ -145,19 +150,19 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not self._serves(_first(outputs)):
+        if not self._serves_sum(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter(outputs, tensors, opts)
         return self._issue(outputs[0], opts, lambda table: table.reduce_scatter(outputs[0], tensors[0], opts.reduceOp))
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not self._serves(output):
+        if not self._serves_sum(output):
             return self._other(output).reduce_scatter_single(output, tensor, opts)
         return self._issue(output, opts, lambda table: table.reduce_scatter_single([output], [tensor], opts.reduceOp))
 
     def reduce_scatter_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not self._serves(_first(outputs)):
+        if not self._serves_sum(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, tensors, opts)
         return self._issue(outputs[0], opts, lambda table: table.reduce_scatter_single(outputs, tensors, opts.reduceOp))
 
@@ -310,6 +315,13 @@ class BlinkProcessGroup(dist.ProcessGroup):
                 self._sums.clear()
             call = self._sums[dtype, count] = CollectiveCall("allreduce", dtype, count)
         return self._issuer.run_now(call, address, timeout_s)
+
+    def _serves_sum(self, tensor: Tensor) -> bool:
+        """As :meth:`_serves`, of a tensor to be combined: refused where the promised order would not be kept."""
+        served = self._serves(tensor)
+        if self._deterministic and not (served and tensor.is_cpu and tensor.layout is _STRIDED):
+            raise for_torch(UnsupportedError(_NO_ORDER.format(_kind(tensor))))
+        return served
 
     def _serves(self, tensor: Tensor) -> bool:
         return self._serves_on(_kind(tensor))

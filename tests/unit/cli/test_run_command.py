@@ -229,3 +229,11 @@ def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, s
     (row,) = document["communicators"][0]["rows"]
     assert (row["collective"], row["least"], row["state"]) == ("allreduce", 65536, "blink")
     assert row["why"].startswith("BLINK_ALGO=optimal; blink optimal")
+
+
+def test_an_order_that_nobody_would_keep_is_refused(blink, monkeypatch):
+    monkeypatch.setenv("BLINK_DETERMINISTIC", "order")
+    said = blink("run", "--", "true").err
+    assert (
+        "BLINK_DETERMINISTIC=order is kept by blinkccl.init() and by PyTorch's backend blink, not for calls of" in said
+    )

@@ -146,6 +146,11 @@ def test_settings_that_are_no_numbers_are_reasons(surroundings):
         assert line.startswith(f"refused {name}=lots: expected")
 
 
+def test_an_order_is_not_kept_for_gpus(surroundings):
+    line, _ = ask(surroundings, peers(2, settings=settings(topo="ring:2")), BLINK_DETERMINISTIC="order")
+    assert line.startswith("refused BLINK_DETERMINISTIC=order is not kept for GPUs")
+
+
 def test_a_compiler_that_is_too_slow_leaves_all_to_nccl(surroundings, tmp_path):
     slow = tmp_path / "nvcc"
     nvcc = f'exec {surroundings["BLINK_NVCC"]} "$@"'

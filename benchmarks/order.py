@@ -1,0 +1,195 @@
+"""What one order costs: AllReduce, Reduce and ReduceScatter in which every element is summed alike, against the bound.
+
+All connected allocations of 3 to 7 GPUs of a DGX-1V, whole machines, clusters and rules. Then between processes:
+calls of groups that promise one order against groups that do not, in turns on the same ranks.
+
+    python benchmarks/order.py [--no-run] [-o order.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import TopologyError
+from blinkccl.forest.model import Forest
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.store import FileStore
+from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import parse_spec
+
+MACHINES = (
+    "dgx-1v",
+    "dgx-1p",
+    "dgx-2",
+    "dgx-a100",
+    "hgx-h100",
+    "mi300x",
+    "mi250",
+    "pcie-8gpu",
+    "2x dgx-1v @ 100Gbps",
+    "2x dgx-a100 @ 200Gbps",
+    "4x dgx-a100 @ 200Gbps",
+    "16x dgx-a100 @ 200Gbps",
+    "ring:8",
+    "hypercube:3",
+    "torus:4x4",
+    "random:12:seed=3",
+)
+REDUCING = ("allreduce", "reduce", "reduce_scatter")
+SIZES = tuple(1 << k for k in range(10, 27, 4))
+ROUNDS, CALLS = 9, 20
+#: Of a size, the call's time at least; more calls where it is short.
+RANKS = (2, 4)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job's prices by collective, the order, and the seconds that the AllReduce's plan took."""
+
+    job: str
+    prices: tuple[float, ...]
+    order: str
+    seconds: float
+
+
+def planned(topology: Topology, ranks: tuple[int, ...], name: str) -> Forest:
+    """The plan with one order."""
+    collective = Collective(name, len(ranks), root=0 if name == "reduce" else None)
+    return algorithm("auto").plan(Request(topology, collective, ranks, deterministic="order"))
+
+
+def row(spec: str) -> Row:
+    """A whole machine."""
+    topology = parse_spec(spec)
+    began = process_time()
+    plans = [planned(topology, topology.ranks, REDUCING[0])]
+    seconds = process_time() - began
+    plans += [planned(topology, topology.ranks, name) for name in REDUCING[1:]]
+    order = plans[0].order or ""
+    return Row(spec, tuple(float(plan.price) for plan in plans), order, seconds)
+
+
+def allocations() -> Iterator[tuple[int, ...]]:
+    """The sets of 3 to 7 GPUs of a DGX-1V that NVLink joins: 180."""
+    topology = parse_spec("dgx-1v")
+    for count in range(3, 8):
+        for gpus in itertools.combinations(topology.ranks, count):
+            try:
+                Request(topology, Collective("allreduce", count), gpus).network  # noqa: B018
+            except TopologyError:
+                continue
+            yield gpus
+
+
+def prices_of_allocations() -> list[str]:
+    """A line per number of GPUs, and one for all."""
+    topology = parse_spec("dgx-1v")
+    found: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+    for gpus in allocations():
+        found.setdefault(len(gpus), []).append((float(planned(topology, gpus, "allreduce").price), gpus))
+    found[0] = [each for several in found.values() for each in several]
+    lines = ["| GPUs | allocations | pay nothing | geometric mean | worst |", "|---|---|---|---|---|"]
+    for count, several in found.items():
+        mean = exp(sum(log(price) for price, _ in several) / len(several))
+        worst, where = max(several)
+        free = sum(price == 1 for price, _ in several)
+        name = str(count) if count else "3 to 7"
+        lines.append(f"| {name} | {len(several)} | {free} | {mean:.3f} | {worst:.3f} ({','.join(map(str, where))}) |")
+    return lines
+
+
+def prices_of_machines() -> list[str]:
+    """A line per machine."""
+    lines = ["| machine | allreduce | reduce | reduce_scatter | order | s |", "|---|---|---|---|---|---|"]
+    for spec in MACHINES:
+        found = row(spec)
+        told = found.order if len(found.order) < 50 else f"{found.order[:49]}…"
+        prices = " | ".join(f"{price:.3f}" for price in found.prices)
+        lines.append(f"| `{spec}` | {prices} | `{told}` | {found.seconds:.1f} |")
+    return lines
+
+
+# ---- between processes
+
+
+def ratios(rank: int, ranks: int, place: str) -> list[tuple[int, float, float]]:
+    """By size: microseconds of a call without the promise, and the median ratio with it over without."""
+    store = FileStore(Path(place))
+    groups = {
+        wanted: Communicator.create(store, rank, ranks, prefix=f"with-{wanted}", deterministic=wanted)
+        for wanted in ("", "order")
+    }
+    found = []
+    for size in SIZES:
+        send = np.ones(size // 4, np.float32)
+        recv = np.empty_like(send)
+        calls = CALLS if size > 1 << 20 else 10 * CALLS
+        times: dict[str, list[float]] = {"": [], "order": []}
+        for turn in range(ROUNDS + 1):
+            for wanted in ("", "order") if turn % 2 else ("order", ""):
+                taken = groups[wanted].time("allreduce", send, recv, iterations=calls)
+                if turn:  # the first makes pages and caches warm
+                    times[wanted].append(float(np.median(taken)))
+        pairs = [a / b for a, b in zip(times["order"], times[""], strict=True)]
+        found.append((size, 1e6 * float(np.median(times[""])), float(np.median(pairs))))
+    for group in groups.values():
+        group.close()
+    return found
+
+
+def measured(ranks: int) -> list[str]:
+    """A line per size, by processes that are started here."""
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, __file__, "--rank"]
+        processes = [
+            subprocess.Popen([*command, f"{rank},{ranks},{place}"], stdout=subprocess.PIPE, text=True)
+            for rank in range(ranks)
+        ]
+        said = [process.communicate(timeout=600)[0] for process in processes]
+    lines = []
+    for line in said[0].splitlines():
+        size, without, ratio = line.split()
+        lines.append(f"| {ranks} | {int(size) >> 10} KiB | {float(without):.1f} | {float(ratio):.2f} |")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-run", action="store_true", help="prices alone")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    if options.rank:
+        rank, ranks, place = options.rank.split(",")
+        for size, without, ratio in ratios(int(rank), int(ranks), place):
+            print(size, without, ratio)
+        return 0
+    lines = ["Prices of an AllReduce on the connected allocations of a DGX-1V:", "", *prices_of_allocations(), ""]
+    lines += ["Whole machines, and processor seconds of the AllReduce's plan:", "", *prices_of_machines(), ""]
+    if not options.no_run:
+        lines += [f"Between processes ({os.cpu_count()} CPUs), AllReduce of float32:", ""]
+        lines += ["| ranks | size | µs without | with / without |", "|---|---|---|---|"]
+        lines += [line for ranks in RANKS for line in measured(ranks)]
+    text = "\n".join(lines) + "\n"
+    print(text, end="")
+    if options.output is not None:
+        options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

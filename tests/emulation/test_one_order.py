@@ -1,0 +1,146 @@
+"""Groups that promise one order: an element's bits are those of the order, at any size, place and collective."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job import PATIENT_S, Ran, Start
+from test_tuned_groups import written
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.choice.host_table import HostChoice
+from blinkccl.collectives.ops import element_type, operation
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import LaunchError, PlanMismatchError, UnsupportedError
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.schedule.lower import lower
+from blinkccl.topology.spec import parse_spec
+from support.orders import evaluated, rough, same_bits
+
+#: Elements of every rank, which buffers of any length repeat.
+TILE = 1009
+#: 1 byte (of a type that has one) to 100 MB.
+DECADES = tuple(10**power for power in range(9))
+
+
+def tiled(values: Any, count: int) -> Any:
+    """``count`` elements of a tile that is repeated."""
+    return np.resize(values, count)
+
+
+def in_rank_order(size: int) -> str:
+    return "+".join(map(str, range(size)))
+
+
+def ordered(comm: Communicator, wanted: str | None, prefix: str = "ordered") -> closing[Communicator]:
+    """Another communicator of the same ranks, with or without the promise."""
+    made = Communicator.create(
+        comm.group.store, comm.rank, comm.size, prefix=prefix, deadline_s=PATIENT_S, deterministic=wanted
+    )
+    return closing(made)
+
+
+def sums(
+    comm: Communicator, wanted: str, order: str, nbytes: tuple[int, ...], kinds: tuple[tuple[str, str], ...]
+) -> int:
+    """AllReduce, Reduce and ReduceScatter of so many bytes; how many elements were compared."""
+    with ordered(comm, wanted) as group:
+        assert group.group.deterministic == wanted
+        return sum(compared(group, order, size, *kind) for kind in kinds for size in nbytes)
+
+
+def compared(comm: Communicator, order: str, nbytes: int, dtype: str, op: str) -> int:
+    """Every element of every result; of more than a megabyte only the AllReduce's."""
+    row, chosen = element_type(dtype), operation(op)
+    values = rough(row, comm.size, TILE, seed=comm.size)
+    expected = evaluated(order, dict(enumerate(values)), row, chosen)
+    count = max(1, nbytes // row.itemsize)
+    send = tiled(values[comm.rank], count)
+    assert same_bits(comm.allreduce(send, np.empty_like(send), op), tiled(expected, count)), ("allreduce", nbytes)
+    if nbytes > 1_000_000:
+        return count
+    root = count % comm.size
+    reduced = comm.reduce(send, np.empty_like(send), op, root=root)
+    assert comm.rank != root or same_bits(reduced, tiled(expected, count)), ("reduce", nbytes)
+    block = -(-count // comm.size)
+    part = comm.reduce_scatter(tiled(values[comm.rank], block * comm.size), None, op)
+    mine = tiled(expected, block * comm.size)[comm.rank * block :][:block]
+    assert same_bits(part, mine), ("reduce_scatter", nbytes)
+    return 2 * count + block
+
+
+def test_two_ranks_over_nine_decades(ran: Ran) -> None:
+    """From one byte to 100 MB."""
+    ran(2, sums, "order", in_rank_order(2), DECADES[:4], (("float8_e5m2", "sum"),))
+    assert ran(2, sums, "order", in_rank_order(2), DECADES, (("float32", "sum"),))[0] > 25_000_000
+
+
+@pytest.mark.parametrize("size", [3, 5, 8])
+def test_more_ranks_and_narrow_types(ran: Ran, size: int) -> None:
+    kinds = (("bfloat16", "sum"), ("float16", "avg"), ("float32", "sum"), ("float32", "min"))
+    ran(size, sums, "order", in_rank_order(size), DECADES[: 7 if size < 5 else 5], kinds)
+
+
+def with_cache(comm: Communicator, cache: str, *arguments: Any) -> int:
+    os.environ["BLINK_CACHE"] = cache
+    return sums(comm, *arguments)
+
+
+def test_a_measured_table_with_another_order_gives_way(ran: Ran, tmp_path: Path) -> None:
+    """A ring, which sums every part in an order of its own."""
+    cache = written(tmp_path / "one", 3, HostChoice("ring", False, 64 << 10))
+    arguments = in_rank_order(3), (10, 100_000), (("float32", "sum"),)
+    ran(3, with_cache, cache, "order", *arguments)
+    with pytest.raises(AssertionError, match="allreduce"):
+        ran(3, with_cache, cache, "", *arguments)
+
+
+def test_what_cannot_keep_it_is_refused_by_name(ran: Ran) -> None:
+    assert ran(3, refusals) == [None] * 3
+
+
+def refusals(comm: Communicator) -> None:
+    os.environ["BLINK_DETERMINISTIC"] = "order"
+    with ordered(comm, None) as group:
+        assert group.group.deterministic == "order"
+        ring = lower(algorithm("ring").plan(Request(parse_spec("ring:3"), Collective("allreduce", 3), (0, 1, 2))))
+        values = np.ones(9, np.float32)
+        assert "sums otherwise than in rank order: rank " in refused(lambda: group.run(ring, values, values.copy()))
+        narrow = values.astype(np.float16)
+        text = refused(lambda: group.allreduce(narrow, op="premul_sum", scale=0.5))
+        assert text.startswith("premul_sum of float16 depends on which rank sums")
+        assert (group.allreduce(values, op="premul_sum", scale=0.5) == 1.5).all()
+        part = group.split(0)
+        assert part.group.deterministic == "order"
+    os.environ["BLINK_DETERMINISTIC"] = "bits"
+    with pytest.raises(LaunchError, match="BLINK_DETERMINISTIC='bits': expected order, or nothing"):
+        ordered(comm, None, "unmade")
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(UnsupportedError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_all_ranks_promise_it_or_none(start: Start) -> None:
+    errors = start(2, differing).values()
+    for error in errors:
+        assert re.search(
+            r"ranks disagree on BLINK_DETERMINISTIC: rank 0 \(process .*\) has order, rank 1 \(.*\) has nothing; give",
+            error,
+        )
+
+
+def differing(comm: Communicator) -> str:
+    """One rank asks for it, the other does not."""
+    with pytest.raises(PlanMismatchError) as caught:
+        ordered(comm, "order" if comm.rank == 0 else "")
+    return str(caught.value)
