@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from blinkccl.forest.document import share_document
+from blinkccl.forest.order import shortened
 from blinkccl.report.picture import name_of
 from blinkccl.report.plan_text import crossed, headline, share_drawing
 from blinkccl.report.text import Paint, bytes_text, columns, count, fit, gb_per_s_text, plain, seconds_text
@@ -96,6 +97,8 @@ def _figures(found: Diff, width: int | None) -> list[str]:
         ("most per root", str(a.most_shares_per_root), str(b.most_shares_per_root)),
         ("weights in", *(f"1/{one.largest_denominator}" for one in (a, b))),
     ]
+    if any(forest.order for forest in found.forests):
+        rows.append(("order", *(shortened(forest.order or "not one", 30) for forest in found.forests)))
     return columns(("", "A", "B"), rows, (0, 1, 2), width)
 
 

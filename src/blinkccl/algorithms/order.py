@@ -60,14 +60,14 @@ def plan(request: Request) -> Forest:
     free = replace(request, deterministic=None)
     if not request.collective.reduces:
         return replace(optimal.plan(free), order="")
-    group = _group_for(replace(free, collective=Collective("allreduce", len(request.ranks))))
-    best = optimal.plan(free)
-    if order_of(best) is not None and group == _group_of(best, best.shares[0]):
-        return stated(best)
-    alike = _one_after_another(request, group)
-    if alike is not None and _enough(alike):
-        return stated(alike)
-    return stated(_packed(request, group))
+    everybody = replace(free, collective=Collective("allreduce", len(request.ranks)))
+    group, found = _group_for(everybody)
+    if request.collective != everybody.collective:
+        best = optimal.plan(free)
+        fits = order_of(best) is not None and group == _group_of(best, best.shares[0])
+        alike = best if fits else _one_after_another(request, group)
+        found = alike if alike is not None and (fits or _enough(alike)) else None
+    return stated(found or _packed(request, group))
 
 
 def stated(forest: Forest) -> Forest:
@@ -81,17 +81,17 @@ def stated(forest: Forest) -> Forest:
     return replace(forest, order=order)
 
 
-def _group_for(request: Request) -> Group:
-    """The order of all that reduces on these links; ``request`` asks for the AllReduce."""
+def _group_for(request: Request) -> tuple[Group, Forest | None]:
+    """The order of all that reduces on these links, and the plan of the AllReduce, ``request``, where that is known."""
     free = optimal.plan(request)
     if order_of(free) is not None:
-        return _group_of(free, free.shares[0])
+        return _group_of(free, free.shares[0]), free
     place = free.position
     servers = [tuple(sorted(place[rank] for rank in each)) for each in by_server(request.topology, request.ranks)]
     chain = _chain([Group(server) for server in servers])
     alike = _one_after_another(request, chain)
     if alike is not None and _enough(alike):
-        return chain
+        return chain, alike
     if len(request.ranks) > SOLVED:
         raise UnsupportedError(
             f"--deterministic order serves more than {SOLVED} ranks where the ranks of each server are one hop apart; "
@@ -106,7 +106,7 @@ def _group_for(request: Request) -> Group:
             starts.append(_chain([clique_groups(view.network, most, server) for server in servers]))
     starts += [_group_of(free, share) for share in free.shares[:MOST_STARTS]]
     tries = TRIES if count <= SEARCHED else max(TRIES_OF_MANY, TRIES * SEARCHED**4 // count**4)
-    return best_group(view.network, starts, free.bound, tries)[0]
+    return best_group(view.network, starts, free.bound, tries)[0], None
 
 
 def _chain(groups: Sequence[Group]) -> Group:

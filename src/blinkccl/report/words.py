@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from blinkccl.forest.document import moving_shares
 from blinkccl.forest.model import Cut, Dual, Forest, Partition
+from blinkccl.forest.order import shortened
 from blinkccl.report.picture import crossing, cut_sum, cut_words, name_of
 from blinkccl.report.text import count, gb_per_s_text, ids
 from blinkccl.topology.model import Topology
@@ -72,6 +73,13 @@ def summary(forest: Forest, ring: str = "") -> Iterator[Said]:
         f"makers state (algbw; as nccl-tests compares machines, {gb_per_s_text(busbw)} busbw).",
     )
     yield "How", _how(forest)
+    if forest.order:
+        yield (
+            "In one order",
+            f"Every element is the sum {shortened(forest.order)}, whatever the size and the engine; what stands in "
+            "parentheses is rounded and sent as one message. What sums in any orders is at most "
+            f"{float(forest.price):.2f} times as fast.",
+        )
     yield "Why not faster", _why(forest, unit)
     if ring:
         yield "Against rings", ring
