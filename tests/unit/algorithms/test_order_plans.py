@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkccl.algorithms import order
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
@@ -23,6 +24,7 @@ from blinkccl.forest import order as forest_order
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import dumps, from_document, loads, to_document
 from blinkccl.forest.model import Forest
+from blinkccl.packing.columns import Column
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.order import order_faults, order_of
 from blinkccl.schedule.verifier import violations
@@ -148,6 +150,25 @@ def test_prices(spec: str, price: Fraction) -> None:
     assert ordered(asked(spec)).price <= price
 
 
+def test_servers_in_a_chain_have_a_tree_for_every_place_and_every_block() -> None:
+    """Of 32 ranks nothing is searched."""
+    for name, trees, price in (("allreduce", 8, Fraction(4, 3)), ("reduce_scatter", 32, Fraction(5, 3))):
+        forest = ordered(asked("4x dgx-a100 @ 200Gbps", name))
+        assert (len(forest.shares), forest.price) == (trees, price)
+        assert (
+            forest.order
+            == "(((0+1+2+3+4+5+6+7)+8+9+10+11+12+13+14+15)+16+17+18+19+20+21+22+23)+24+25+26+27+28+29+30+31"
+        )
+
+
+def test_long_weights_become_units_that_add_up() -> None:
+    """In each group of its own, the largest remainders rounded up."""
+    columns = [Column(group, (((0, 1), 1),), None) for group in (0, 0, 0, 1)]
+    parts = [Fraction(2, 9), Fraction(1, 9), Fraction(1, 6), Fraction(1, 2)]
+    short = order._in_units(list(zip(columns, parts, strict=True)), 8, 2)
+    assert [part for _, part in short] == [Fraction(3, 16), Fraction(2, 16), Fraction(3, 16), Fraction(8, 16)]
+
+
 # ---- refusals
 
 
@@ -186,6 +207,7 @@ def test_the_checker_says_where_a_share_departs() -> None:
         r"got 0\+1\+2\+\(4\+6\)",
         wrong[0],
     )
+    assert planted(document, order="0+1+4+(2+6)") != []  # as long, and another
     assert planted(document, price="1") == ["price: 1 is stated, bound / rate is 10/7"]
     broadcast = to_document(ordered(asked("dgx-1v", "broadcast")))
     assert planted(broadcast, order="0+1") == ["order: '0+1' is stated, but broadcast sums nothing: expected ''"]
