@@ -3,7 +3,7 @@
 All connected allocations of 3 to 7 GPUs of a DGX-1V, whole machines, clusters and rules. Then between processes:
 calls of groups that promise one order against groups that do not, in turns on the same ranks.
 
-    python benchmarks/order.py [--no-run] [-o order.md]
+    python benchmarks/order.py [--no-run] [--every] [-o order.md]
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from time import process_time
 
 import numpy as np
 
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
 from blinkccl.forest.model import Forest
+from blinkccl.packing.nested_groups import Group, neighbours, pack_group
+from blinkccl.packing.oracles import cheapest_hops
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import FileStore
+from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 
@@ -123,6 +127,34 @@ def prices_of_machines() -> list[str]:
     return lines
 
 
+def groups_of(count: int) -> list[Group]:
+    """All nested groups of so many ranks in each of which somebody can be the head."""
+    found = [Group(tuple(range(count)))]
+    seen = set(found)
+    for group in found:
+        fresh = [each for each in neighbours(group) if each not in seen]
+        seen.update(fresh)
+        found += fresh
+    return found
+
+
+def cheapest_of_all() -> list[str]:
+    """A line per allocation (one of those that look alike) that pays something: what the best of all orders reaches."""
+    topology, lines = parse_spec("dgx-1v"), ["| GPUs | orders | rate found | best rate of all |", "|---|---|---|---|"]
+    every: dict[int, list[Group]] = {}
+    for gpus in connected_allocations("dgx-1v"):
+        plan = planned(topology, gpus, "allreduce")
+        if plan.price == 1:
+            continue
+        network = rank_network_of(plan.topology, gpus).network
+        hops = cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]
+        groups = every.setdefault(len(gpus), groups_of(len(gpus)))
+        packed = (pack_group(network, group, bound=plan.bound) for group in groups if group.in_trees(hops))
+        best = max(found.rate for found in packed if found is not None)
+        lines.append(f"| {','.join(map(str, gpus))} | {len(groups)} | {plan.rate} | {best} |")
+    return lines
+
+
 # ---- between processes
 
 
@@ -170,6 +202,7 @@ def measured(ranks: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-run", action="store_true", help="prices alone")
+    parser.add_argument("--every", action="store_true", help="try all orders on the allocations: ten minutes")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -180,6 +213,8 @@ def main() -> int:
         return 0
     lines = ["Prices of an AllReduce on the connected allocations of a DGX-1V:", "", *prices_of_allocations(), ""]
     lines += ["Whole machines, and processor seconds of the AllReduce's plan:", "", *prices_of_machines(), ""]
+    if options.every:
+        lines += ["Of all orders that trees of ranks can make:", "", *cheapest_of_all(), ""]
     if not options.no_run:
         lines += [f"Between processes ({os.cpu_count()} CPUs), AllReduce of float32:", ""]
         lines += ["| ranks | size | µs without | with / without |", "|---|---|---|---|"]
