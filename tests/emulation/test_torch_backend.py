@@ -74,7 +74,7 @@ def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         ("hierarchical", 4),
         ("hierarchical", 5),
         ("hierarchical", 6),
-        ("one_order", 4),
+        ("one_order", 5),
     ],
 )
 def test_program(failure: Callable[[str, int], str | None], name: str, size: int) -> None:

@@ -159,7 +159,7 @@ def one_order(rank: int, size: int) -> None:
     group = dist.new_group(backend="blink", timeout=TIMEOUT)
     row, values = DTYPES["float16"], rough(DTYPES["float16"], size, 1009)
     wanted = evaluated("+".join(map(str, range(size))), dict(enumerate(values)), row, OPS["sum"])
-    for count in (1, 8, 1000, 40_000, 1_000_000):
+    for count in (1, 8, 1000, 40_000, 200_000):
         given = torch.from_numpy(np.resize(values[rank], count * size))
         own = given[:count].clone()
         dist.all_reduce(own, group=group)
@@ -179,16 +179,16 @@ def one_order(rank: int, size: int) -> None:
 
 
 def _one_order_over_hosts(rank: int, size: int) -> None:
-    """Host by host: few bytes by each host's first rank, more by all of them."""
+    """Host by host, of which three tell orders apart: few bytes by each host's first rank, more by all of them."""
     hosts = [[str(peer) for peer in range(size) if LAYOUTS[size][peer] == name] for name in sorted(set(LAYOUTS[size]))]
-    order = "+".join(f"({'+'.join(members)})" for members in hosts)
+    order = "+".join(members[0] if len(members) == 1 else f"({'+'.join(members)})" for members in hosts)
     with contextlib.closing(Communicator.create(FileStore(place("ordered")), rank, size, deadline_s=30)) as comm:
         assert isinstance(comm.group, SpanningGroup)
         assert comm.group.deterministic == "order"
         for dtype, op in (("bfloat16", "sum"), ("float32", "avg")):
             values = rough(DTYPES[dtype], size, 1009)
             wanted = evaluated(order, dict(enumerate(values)), DTYPES[dtype], OPS[op])
-            for count in (1, 100, 40_000, 1_000_000):
+            for count in (1, 100, 200_000):
                 send = np.resize(values[rank], count)
                 assert same_bits(comm.allreduce(send, np.empty_like(send), op), np.resize(wanted, count))
                 reduced = comm.reduce(send, np.empty_like(send), op, root=1)
