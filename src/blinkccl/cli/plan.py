@@ -174,7 +174,7 @@ def _refuse_beside_trade_off(
 ) -> None:
     given = [f"--{each}" for each in objectives]
     given += [f"--algo {algo}"] if algo not in ("auto", "optimal") else []
-    asked = {"--max-trees": max_trees, "-o": output, "--measured": measured, "--deadline": deadline}
+    asked: dict[str, object] = {"--max-trees": max_trees, "-o": output, "--measured": measured, "--deadline": deadline}
     asked["--deterministic"] = deterministic
     given += [option for option, value in asked.items() if value is not None]
     if given:
