@@ -53,6 +53,8 @@ from blinkccl.packing.templates import (
 from blinkccl.packing.two_trees import two_trees
 from blinkccl.topology.connectivity import beside, reachable
 
+#: With more orbits templates take longer than whole trees.
+FEW_ORBITS = 4
 #: Levels that are tried one after the other for templates, each a linear program.
 MORE_LEVELS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
@@ -221,13 +223,14 @@ def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fractio
 def _every_with_transit(
     network: FlowNetwork, rate: Fraction, side: tuple[int, ...], objective: str, groups: Groups
 ) -> Packed:
-    """Templates of one rank, or whole trees without switches: the shallower, shorter, fewer; else columns of all trees.
+    """Templates of few ranks, or whole trees without switches: the shallower, shorter, fewer; else columns.
 
     Few equal trees instead, where they are shallower: see :func:`_preferred`.
     """
     symmetry, roots = symmetry_of(network), tuple(range(network.terminals))
     shallow = max(map(network.hop_eccentricity, symmetry.roots)) + equal_trees.SPARE_LEVELS
-    moved = _from_templates(network, rate, side, shallow, groups) if len(symmetry.roots) == 1 else None
+    alike = len(symmetry.moves) > 1 and (len(symmetry.roots) <= FEW_ORBITS or network.terminals > SOLVED)
+    moved = _from_templates(network, rate, side, shallow, groups) if alike else None
     if moved is not None and moved.longest_weight <= LONGEST_WEIGHT and moved.depth <= shallow:
         return moved
     exact = [] if moved is None else [moved]

@@ -17,10 +17,9 @@ from support.planned import asked, assert_sound, plan, planned
 LONG = (
     ("2x dgx-a100", "allgather", None, "fast"),
     ("2x dgx-a100", "reduce_scatter", None, "fast"),
-    ("4x hgx-h100", "allreduce", None, "fast"),
+    ("2x mi250", "allgather", None, "fast"),
     ("2x mi300x", "broadcast", None, "fast"),
     ("2x mi300x", "allgather", "0-2+0-2", "fast"),
-    ("3x dgx-a100", "allreduce", "0-4+0-2+0-6", "fast"),
     ("dgx-1v", "allreduce", None, "all"),
     ("dgx-a100", "reduce", None, "all"),
 )
