@@ -92,6 +92,20 @@ ALONE = (
         Row(spec, collective="allreduce")
         for spec in ("ring:64", "clique:32", "8x dgx-1v @ 100Gbps", "hypercube:8", "torus:16x16", "16x dgx-a100")
     ),
+    Row("random:128", collective="allreduce"),
+    Row("random:256", collective="allreduce"),
+    *(Row("2x dgx-a100", "0-7+0-6", collective=name) for name in ("allreduce", "broadcast")),
+    Row("8x dgx-a100", "+".join(["0-7"] * 7 + ["0-6"]), collective="allreduce"),
+    *(Row(spec, collective="broadcast") for spec in ("2x mi250", "4x mi250")),
+    *(
+        Row(f"{servers}x {machine} @ fabric={rule}", collective=name)
+        for servers, machine, rule in (
+            (4, "hgx-h100", "rails"),
+            (8, "dgx-a100", "tree:2:4"),
+            (8, "dgx-a100", "dragonfly:2"),
+        )
+        for name in ("allgather", "allreduce")
+    ),
     Row("dgx-1v", native=False),
     Row("16x dgx-a100", native=False),
     Row("hypercube:8", native=False),

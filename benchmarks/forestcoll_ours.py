@@ -40,7 +40,8 @@ def rates(topology: Topology) -> dict[tuple[int, int], float]:
 def request(job: dict[str, Any], fields: dict[str, Any]) -> Request:
     """What is asked, on all links of the topology that the job brings."""
     topology = from_fields(fields, "the topology of a job")
-    collective = Collective(job["collective"], len(topology.ranks))
+    root = 0 if job["collective"] == "broadcast" else None
+    collective = Collective(job["collective"], len(topology.ranks), root)
     wanted = Request(topology, collective, topology.ranks, objective=job["objective"])
     if rates(wanted.network) != rates(topology):
         raise SystemExit(f"{topology.name}: the planner's links are not those that the other half has")
@@ -49,11 +50,11 @@ def request(job: dict[str, Any], fields: dict[str, Any]) -> Request:
 
 def shape(forest: Forest) -> dict[str, Any]:
     """What the columns say of a forest."""
-    ranks = len(forest.ranks)
+    roots = 1 if forest.collective.root is not None else len(forest.ranks)
     return {
         "depth": forest.depth,
-        "trees_per_root": len(forest.shares) / ranks,
-        "denominator": max((share.weight * ranks).denominator for share in forest.shares),
+        "trees_per_root": len(forest.shares) / roots,
+        "denominator": forest.longest_weight,
     }
 
 

@@ -231,7 +231,8 @@ def _every_with_transit(
     shallow = max(map(network.hop_eccentricity, symmetry.roots)) + equal_trees.SPARE_LEVELS
     alike = len(symmetry.moves) > 1 and (len(symmetry.roots) <= FEW_ORBITS or network.terminals > SOLVED)
     moved = _from_templates(network, rate, side, shallow, groups) if alike else None
-    if moved is not None and moved.longest_weight <= LONGEST_WEIGHT and moved.depth <= shallow:
+    # Weights twice as long as they may be are rounded at next to no cost.
+    if moved is not None and moved.longest_weight <= 2 * LONGEST_WEIGHT and moved.depth <= shallow:
         return moved
     exact = [] if moved is None else [moved]
     if network.terminals > WHOLE_RATE and (network.terminals <= SOLVED or objective == "exact"):
