@@ -37,7 +37,7 @@ def found(topology: Topology, *more: object) -> dict[str, str]:
 
 
 def planned_gb_per_s(topology: Topology) -> Fraction:
-    forest = planned("optimal", asked(topology, "allreduce"))
+    forest = planned("optimal", asked(topology, "allreduce", objective="exact"))
     return forest.rate * exact_unit(forest.topology)
 
 

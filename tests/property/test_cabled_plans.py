@@ -32,7 +32,7 @@ CABLE, SPARK = Fraction(10), Fraction(24)
 
 def best(topology: str | Topology, collective: str, gpus: str | None = None, root: int = 0) -> Fraction:
     """Algbw of the optimal plan, GB/s, whose proof the checker has looked through."""
-    forest = planned("optimal", asked(topology, collective, gpus, root))
+    forest = planned("optimal", asked(topology, collective, gpus, root, objective="exact"))
     assert forest.optimal
     return forest.rate * exact_unit(forest.topology)
 

@@ -43,7 +43,7 @@ def test_the_root_of_a_tree() -> None:
     text = text_of(lower(plan("allreduce")))
     assert function(text, "rank2_channel1") == [
         "// GPU 5, channel 1.",
-        "//   tree 1, root: combines GPU 1's, its own and GPU 6's, keeps the result and sends it to GPU 1 and GPU 6.",
+        "//   tree 1, root: combines GPU 1's, GPU 6's and its own, keeps the result and sends it to GPU 1 and GPU 6.",
         "template <class Wire>",
         "BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {",
         "  enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };",
@@ -52,7 +52,7 @@ def test_the_root_of_a_tree() -> None:
         "  context.open(1, 11, 5, 8);",
         "  const Word end = latest(tree1.chunks + 2);",
         "  for (Word tick = 2; tick < end && context.running(); ++tick) {",
-        "    context.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), "
+        "    context.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 2, ends(to_gpu1, to_gpu6), "
         "complete);",
         "  }",
         "  context.close();",
@@ -96,7 +96,7 @@ def test_the_comment_says_what_it_was_made_from() -> None:
         "// allreduce among 4 GPUs of dgx-1v, by optimal. Made by Blink; a change is lost when it is made again.",
         "// ranks  0 = GPU 1, 1 = GPU 4, 2 = GPU 5, 3 = GPU 6",
         "// rate   2 × 25 GB/s = 50 GB/s; optimal",
-        "// from   program 632d7462024ba84d, forest 20af7d87adb22047, topology 038686c314e9956e",
+        "// from   program 0e488bea2e763b80, forest 20af7d87adb22047, topology 038686c314e9956e",
         "// tree 0: 1/2 of S, root GPU 5; up 1→5 4→5 6→5; down 5→1 5→4 5→6",
         "// tree 1: 1/2 of S, root GPU 5; up 4→6 1→5 6→5; down 5→1 5→6→4",
     ]
