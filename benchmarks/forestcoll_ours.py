@@ -67,7 +67,11 @@ def planned(wanted: Request, trees: bool) -> dict[str, Any]:
     else:
         rate = bound = certificate_for(wanted.collective, wanted.ranks, wanted.network).bound
     taken = {"seconds": time.process_time() - began, "wall_s": time.perf_counter() - wall}
-    answer = {"optimum": str(bound * Fraction(wanted.network.unit_gb_per_s)), "reached": float(rate / bound), **taken}
+    answer = {
+        "optimum": str((bound * Fraction(wanted.network.unit_gb_per_s)).limit_denominator(10**6)),
+        "reached": float(rate / bound),
+        **taken,
+    }
     return answer | (shape(forest) if trees else {})
 
 
