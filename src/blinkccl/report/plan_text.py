@@ -73,7 +73,11 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
     if forest.optimal:
         verdict = paint("optimal", "bold green")
     else:
-        verdict = paint(f"{float(forest.rate / forest.bound):.1%} of the bound", "bold yellow")
+        percent = 100 * forest.rate / forest.bound
+        said = f"{float(percent):.1f}"
+        if said == "100.0":  # rounded down, since it is not the optimum
+            said = f"{int(100 * percent) / 100:.2f}"
+        verdict = paint(f"{said}% of the bound", "bold yellow")
     if forest.collective.reduces and any(vertex.combines for vertex in topology.vertices):
         verdict += ", without reduction in the switch"
     rates = "; ".join(assumed(topology))

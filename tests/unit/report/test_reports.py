@@ -68,6 +68,13 @@ def test_a_gap_is_stated_as_a_gap():
     assert "88.9% of the bound" in text
 
 
+def test_what_is_not_the_optimum_is_never_said_to_be_all_of_it() -> None:
+    """Two DGX A100 by weights of 46 parts: 99.988 % of the bound, which rounds to 100.0."""
+    forest = plan("optimal", "2x dgx-a100", None, "allgather")
+    assert not forest.optimal
+    assert "99.98% of the bound" in plan_text(forest)
+
+
 @pytest.mark.parametrize(
     ("spec", "name", "said"),
     [
