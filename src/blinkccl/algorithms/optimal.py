@@ -3,8 +3,9 @@
 ===========================  =======================================================================
 broadcast, reduce            arborescences that fill a minimum cut (Edmonds 1973)
 allgather, reduce_scatter    equal arborescences from every rank that fill the bottleneck ratio
-allreduce                    undirected trees that fill a partition (Tutte, Nash-Williams 1961); on
-                             directed links or with transit, pairs of in- and out-trees
+allreduce                    undirected trees that fill a partition (Tutte, Nash-Williams 1961); with
+                             transit an orientation of links; on directed links, and among few ranks
+                             with transit, pairs of in- and out-trees
 gather, scatter, sendrecv    maximum flows taken apart into paths
 alltoall                     a maximum concurrent flow
 ===========================  =======================================================================
@@ -15,11 +16,11 @@ shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
 With transit (switches, NICs, hosts) clusters of equal servers need only one rank's trees, rotated. Among more than
 eight ranks that are not alike, switches that give out what they take in are split into links from rank to rank, where
 weights are whole again (:mod:`~blinkccl.packing.splitting`). Elsewhere trees over ranks are priced by their cheapest
-unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. The default takes trees of
-equal weight within a hundredth of the bound, which is proved as ever, where exact ones are deeper: AllGather and
-ReduceScatter from 9 ranks on, AllReduce from 17; and from 65 ranks on the best of them that are found. Longer weights
-than 1/64 of a block are rounded, for a hundredth of the rate at most (:mod:`short_weights`). ``exact`` has the optimum
-itself, however long that takes.
+unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. Where exact trees are deep,
+the default takes trees of equal weight within a hundredth of the bound, which is proved as ever: from 9 ranks on where
+these are shallower, in an AllReduce from 17 on wherever they are found, and from 65 on the best of them. Longer weights
+than 1/64 of a block are rounded, for a hundredth of the rate at most (:mod:`~blinkccl.algorithms.short_weights`).
+``exact`` has the optimum itself, however long that takes.
 """
 
 from __future__ import annotations
@@ -220,10 +221,10 @@ def _finished(request: Request, view: RankNetwork, drafts: list[Draft]) -> Fores
 
 
 # AllReduce at the optimum: up a tree and down again, the two phases sharing the links. Symmetric links without
-# transit: undirected spanning trees, each rooted at its centre, as many as a partition allows.
-# Anything else: pairs of an in-tree and an out-tree with one root, priced together, which is exact for one-way links,
-# for transit, and where several roots beat one (a one-way ring of six: 3/5). On symmetric links with transit the
-# AllGather's trees, used up and down, often reach the same bound at once.
+# transit: undirected spanning trees, each rooted at its centre, as many as a partition allows. With transit the
+# AllGather's trees, used up and down, often reach the bound at once; else an orientation has it, and trees in whole
+# numbers. Anything else: pairs of an in-tree and an out-tree with one root, priced together, which is exact for one-way
+# links, for few ranks with transit, and where several roots beat one (a one-way ring of six: 3/5).
 
 
 def allreduce(request: Request, view: RankNetwork) -> Forest:
