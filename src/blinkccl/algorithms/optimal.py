@@ -273,7 +273,9 @@ def _through_transit(
     oriented = orientation(network) if network.terminals <= SOLVED or objective == "exact" else None
     if oriented is not None:
         clock.bounded(oriented.rate)
-        return _oriented(network, objective, oriented), oriented.prices, oriented.rate
+        drafts = _oriented(network, objective, oriented)
+        if drafts is not None:
+            return drafts, oriented.prices, oriented.rate
     near = near_optimum(network) if objective == "shallow" else None
     if near is not None:
         narrow, equal = near
@@ -296,13 +298,17 @@ def _through_transit(
     return drafts, pairs.prices, pairs.bound
 
 
-def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[Draft]:
-    """Exact trees, or equal ones near the optimum: these at once among many ranks, else where they are shallower."""
+def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[Draft] | None:
+    """Exact trees, or equal ones near the optimum: these at once among many ranks, else where they are shallower.
+
+    None where neither are found.
+    """
     equal = _equal_trees(network, found.rate, found.prices) if objective == "shallow" else None
     if equal is not None and network.terminals > SEARCHED:
         return equal
-    exact = [both_ways(0, part, hops) for part, hops in pack_through_switches(found)]
-    return exact if equal is None or _radius(exact) <= _radius(equal) else equal
+    trees = pack_through_switches(found)
+    exact = None if trees is None else [both_ways(0, part, hops) for part, hops in trees]
+    return min((each for each in (exact, equal) if each is not None), key=_radius, default=None)
 
 
 def _radius(drafts: list[Draft]) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 
-from blinkccl.errors import InternalError, PackingError
+from blinkccl.errors import InternalError
 from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import pack_arborescences
@@ -144,15 +144,15 @@ class _Program:
         return {arc: -y for (u, v), y in zip(self.links, duals, strict=False) for arc in ((u, v), (v, u))}
 
 
-def pack_through_switches(found: Orientation) -> list[tuple[Fraction, Hops]]:
+def pack_through_switches(found: Orientation) -> list[tuple[Fraction, Hops]] | None:
     """Trees over the terminals and the part of all data that each has, to be used up and down: ``found.rate`` in all.
 
-    PackingError where so many pairs of links must be looked at that the switches are not taken out.
+    None where so many pairs of links must be looked at that the switches are not taken out.
     """
     units = int(found.rate * found.scale)
     direct = without_transit(found.network, {0: units})
     if direct is None:
-        raise PackingError("there are switches that cannot be split into links from rank to rank")
+        return None
     ways: dict[Arc, list[tuple[Hop, int]]] = {}
     for (u, v), given in direct.ways.items():
         ways.setdefault((min(u, v), max(u, v)), []).extend((hop if u < v else hop[::-1], k) for hop, k in given)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from blinkccl.algorithms.bounds import reduce_broadcast_packing
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.errors import PackingError
-from blinkccl.packing import orientation
+from blinkccl.packing import orientation, splitting
 from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle
@@ -22,6 +21,7 @@ from blinkccl.packing.orientation import Orientation, orientation_of, pack_throu
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load
+from support.planned import plan
 
 
 @st.composite
@@ -42,6 +42,7 @@ def symmetric_networks(draw: st.DrawFn, transit: int = 3) -> FlowNetwork:
 def assert_reaches(network: FlowNetwork, found: Orientation) -> None:
     """The trees span, use hops of the network, and load no link more than its share of the rate, either way."""
     trees = pack_through_switches(found)
+    assert trees is not None
     assert sum(part for part, _ in trees) == 1
     load: defaultdict[tuple[int, int], Fraction] = defaultdict(Fraction)
     for part, hops in trees:
@@ -89,7 +90,9 @@ def test_unequal_servers(spec: str, gpus: str, rate: Fraction, most: int) -> Non
     assert found is not None
     assert found.rate == rate
     assert_reaches(network, found)
-    assert max(part.denominator for part, _ in pack_through_switches(found)) <= most
+    trees = pack_through_switches(found)
+    assert trees is not None
+    assert max(part.denominator for part, _ in trees) <= most
 
 
 def line() -> FlowNetwork:
@@ -126,5 +129,15 @@ def test_a_network_with_lengthy_numbers(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_switches_that_cannot_be_taken_out() -> None:
     network = FlowNetwork(3, 2, ((0, 2, 1), (2, 1, 1)))
-    with pytest.raises(PackingError, match="cannot be split"):
-        pack_through_switches(Orientation(Fraction(2), 1, network, {}))
+    assert pack_through_switches(Orientation(Fraction(2), 1, network, {})) is None
+
+
+def test_columns_serve_where_switches_are_too_many_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same optimum, by the trees of the program that came before."""
+    asked_for = ("optimal", "2x dgx-a100 @ 200Gbps", "0-4+0-4,6", "allreduce")
+    split = plan(*asked_for, objective="exact")
+    monkeypatch.setattr(splitting, "MOST_FLOWS", 0)
+    monkeypatch.setattr(splitting._Splitting, "_may_be", lambda *_: False)
+    columns = plan(*asked_for, objective="exact")
+    assert columns.rate == columns.bound == split.rate
+    assert columns.longest_weight != split.longest_weight
