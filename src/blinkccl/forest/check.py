@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import isclose, lcm
 
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.check_bound import refute
+from blinkccl.forest.check_bound import combining, refute
 from blinkccl.forest.check_meaning import Block, Requirement, meaning, wrong_ends
 from blinkccl.forest.check_order import wrong_orders
 from blinkccl.forest.check_reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, Walk, read_network, read_plan
@@ -67,15 +67,17 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
     read = written_out(read, network)
     items = meaning(read.collective, read.ranks, read.ends)
     job = frozenset(read.ranks)
+    joints = job | combining(network)
     # Trees have many hops in common.
-    wrong = cache(partial(_wrong_path, job=job, network=network))
-    walks = [walk_share(share, job, wrong, violations) for share in read.shares]
+    wrong = cache(partial(_wrong_path, job=job, joints=joints, network=network))
+    walks = [walk_share(share, joints, wrong, violations) for share in read.shares]
     violations += _coverage(read.shares, walks, items)
     if not violations:  # without trees there is no order
         violations += wrong_orders(read, walks, items)
     rate = _loads(read, network, violations)
     bound, refuted = refute(read.certificate, read.collective, items, read.ranks, network)
     violations += refuted
+    violations += _beyond_prices(read, walks)
     violations += _claims(read, network, rate, bound, max((walk.depth for walk in walks), default=0))
     return Verdict(violations, rate, bound, not violations and rate == bound)
 
@@ -109,6 +111,8 @@ def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
     whole = {vertex: plan.part_of.get(vertex, vertex) for vertex in plan.kinds}
     for vertex, kind in plan.kinds.items():
         real = given.kinds.get(whole[vertex], "absent")
+        if vertex in plan.combining and whole[vertex] not in given.combining:
+            yield f"topology: vertex {vertex} combines in the plan, not in the topology given beside it"
         if kind != real and (kind, real) != ("memory", "host"):
             yield f"topology: vertex {vertex} is a {kind[:20]} in the plan, {real[:20]} in the topology given beside it"
     together: dict[tuple[tuple[int, int], str], float] = defaultdict(float)
@@ -126,12 +130,32 @@ def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
             )
 
 
-def walk_share(share: PlanShare, job: frozenset[int], wrong_path: Callable[[Path], str], violations: list[str]) -> Walk:
-    """Adds what is wrong with both trees of ``share``; ``senders`` and ``receivers`` map vertices to their parents."""
+def _beyond_prices(plan: ClaimedPlan, walks: list[Walk]) -> Iterator[str]:
+    """Prices without sets bound trees over ranks alone."""
+    if plan.certificate.kind != "dual" or plan.certificate.sets:
+        return
+    job = frozenset(plan.ranks)
+    for share, walk in zip(plan.shares, walks, strict=True):
+        switch = next((v for v in (share.root, *walk.senders, *walk.receivers) if v not in job), None)
+        if switch is not None:
+            yield (
+                f"certificate: its prices are for trees that branch at ranks, and in {share.where} switch {switch} "
+                "combines; expected sets beside them"
+            )
+            return
+
+
+def walk_share(
+    share: PlanShare, joints: frozenset[int], wrong_path: Callable[[Path], str], violations: list[str]
+) -> Walk:
+    """Adds what is wrong with both trees of ``share``; ``senders`` and ``receivers`` map vertices to their parents.
+
+    ``joints`` are the ranks, and the switches that combine.
+    """
     if share.weight <= 0:
         violations.append(f"{share.where}.weight: expected a positive fraction, got {share.weight}")
-    if share.root not in job:
-        violations.append(f"{share.where}.root: {share.root} is none of the ranks {sorted(job)[:16]}")
+    if share.root not in joints:
+        violations.append(f"{share.where}.root: {share.root} is none of the ranks {sorted(joints)[:16]}")
         return Walk({}, {}, 0)
     depths, trees = [0], []
     for key, edges, up in (("reduce", share.reduce, True), ("broadcast", share.broadcast, False)):
@@ -149,14 +173,14 @@ def walk_share(share: PlanShare, job: frozenset[int], wrong_path: Callable[[Path
     return Walk(trees[0], trees[1], max(depths))
 
 
-def _wrong_path(path: Path, job: frozenset[int], network: GivenLinks) -> str:
+def _wrong_path(path: Path, job: frozenset[int], joints: frozenset[int], network: GivenLinks) -> str:
     """What is wrong with one hop; "" where nothing is."""
     for arc in pairwise(path):
         if arc not in network.capacity:
             return f"there is no link {arc[0]} → {arc[1]}"
-    if path[0] not in job or path[-1] not in job:
-        end = path[-1] if path[0] in job else path[0]
-        return f"hop {list(path)} ends at {end}, which is no rank of the job"
+    if path[0] not in joints or path[-1] not in joints:
+        end = path[-1] if path[0] in joints else path[0]
+        return f"hop {list(path)} ends at {end}, which is no rank of the job, nor a switch that combines"
     if len(path) > 2:
         inside = next((v for v in path[1:-1] if v in job), None)
         if inside is not None:

@@ -6,6 +6,11 @@ Three arguments, each checkable by hand:
   ``side``. Holds for any schedule, also one whose relays copy or combine.
 * **partition** (allreduce): between k blocks every element crosses at least 2(k−1) times, k−1 before one
   block knows the sum and k−1 after. Both directions together carry that over the capacity between blocks.
+* **dual with sets**: the same price on every link, for trees in which switches that combine may stand too, as joints
+  beside the ranks. Every set holds a rank, so what is sent to all enters each set without the root, and what is
+  combined from all leaves it. If every hop from joint to joint costs at least what the sets that it enters weigh, and
+  those that it leaves, one S from root r costs at least the weight of all sets without r; ``cost`` is that of the
+  cheapest root that there may be.
 * **dual**: put a price on every link. At rate x, every second all links together sell at most ``value`` and
   x × S must be bought for at least ``cost`` per S: x ≤ value / cost. ``cost`` prices unicast
   store-and-forward trees over the ranks. Where the topology has GPUs outside the job, the claim is for relays
@@ -111,6 +116,8 @@ def _dual(
             return None, [f"{where} has a negative price {price}; prices must be ≥ 0"]
         stated[u, v] = price
     value = sum((network.capacity[arc] * price for arc, price in stated.items()), Fraction(0))
+    if claim.sets:
+        return _with_sets(claim, items, ranks, network, stated, value)
     # Whole numbers from here on: one common denominator, taken back at the end.
     scale = lcm(*(price.denominator for price in stated.values())) if stated else 1
     scaled = cheapest_service(items, ranks, network, {a: int(p * scale) for a, p in stated.items()})
@@ -121,6 +128,83 @@ def _dual(
     if cost == 0:
         return None, [*wrong, "certificate.prices: one S costs nothing, so the prices bound no rate"]
     return value / cost, wrong
+
+
+def combining(network: GivenLinks) -> frozenset[int]:
+    """The vertices that may stand in a tree beside ranks: switches that say so."""
+    return frozenset(vertex for vertex in network.combining if network.kinds[vertex] == "switch")
+
+
+def _with_sets(
+    claim: ClaimedProof,
+    items: Mapping[Block, Requirement],
+    ranks: Ranks,
+    network: GivenLinks,
+    prices: Mapping[Arc, Fraction],
+    value: Fraction,
+) -> tuple[Fraction | None, list[str]]:
+    joints = (*ranks, *sorted(combining(network) - set(ranks)))
+    for key, family in claim.sets.items():
+        for i, (weight, some) in enumerate(family):
+            where = f"certificate.{key}[{i}]"
+            if weight <= 0 or len(set(some)) != len(some):
+                return None, [f"{where}: expected a positive weight and different vertices"]
+            if not set(some) & set(ranks) or not set(some) <= set(joints):
+                return None, [f"{where}: expected ranks, and switches that combine, with a rank among them"]
+    too_cheap = _too_cheap(claim, joints, network, prices)
+    if too_cheap:
+        return None, [too_cheap]
+    cost = sum((item.weight * _least_weight(claim, item, joints) for item in items.values()), Fraction(0))
+    wrong = _differing(claim, {"value": value, "cost": cost})
+    if cost == 0:
+        return None, [*wrong, "certificate: the sets weigh nothing for some root, so they bound no rate"]
+    return value / cost, wrong
+
+
+def _too_cheap(claim: ClaimedProof, joints: Ranks, network: GivenLinks, prices: Mapping[Arc, Fraction]) -> str:
+    """The first hop that costs less than its sets weigh; "" where none does. Sets are bits of whole numbers."""
+    families = [claim.sets.get(key, ()) for key in ("entered", "left")]
+    scale = lcm(*(price.denominator for price in prices.values()), *(w.denominator for f in families for w, _ in f))
+    costs = hop_costs(joints, network, {arc: int(price * scale) for arc, price in prices.items()})
+    tables: list[dict[int, list[int]]] = []
+    place = {vertex: i for i, vertex in enumerate(joints)}
+    for family in families:
+        table: dict[int, list[int]] = {}
+        for number, (weight, some) in enumerate(family):
+            row = table.setdefault(int(weight * scale), [0] * len(joints))
+            for vertex in some:
+                row[place[vertex]] += 1 << number
+        tables.append(table)
+    for i, costs_from in enumerate(costs):
+        for j, cost in enumerate(costs_from):
+            if i == j or cost is None:
+                continue
+            entered = sum(weight * (holds[j] & ~holds[i]).bit_count() for weight, holds in tables[0].items())
+            left = sum(weight * (holds[i] & ~holds[j]).bit_count() for weight, holds in tables[1].items())
+            if cost < max(entered, left):
+                return (
+                    f"certificate: a hop {joints[i]} → {joints[j]} costs {Fraction(cost, scale)}, but the sets that it "
+                    f"{'enters' if entered > left else 'leaves'} weigh {Fraction(max(entered, left), scale)}"
+                )
+    return ""
+
+
+def _least_weight(claim: ClaimedProof, item: Requirement, joints: Ranks) -> Fraction:
+    """What an item pays at least: the sets without its root that must be entered for a keeper, or left by a source."""
+    roots: Ranks = joints
+    if len(item.sources) == 1:
+        roots = item.sources
+    elif len(item.keepers) == 1:
+        roots = item.keepers
+    total, spared = Fraction(0), dict.fromkeys(roots, Fraction(0))
+    for key, wanted in (("entered", frozenset(item.keepers)), ("left", frozenset(item.sources))):
+        for weight, some in claim.sets.get(key, ()):
+            if not wanted.isdisjoint(some):
+                total += weight
+                for vertex in some:
+                    if vertex in spared:
+                        spared[vertex] += weight
+    return total - max(spared.values())
 
 
 def _differing(claim: ClaimedProof, truth: dict[str, Fraction]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from math import lcm
@@ -21,6 +21,7 @@ from blinkccl.schema import READABLE, READABLE_PLANS, turns_fault, upgraded
 Block = int | tuple[int, int] | None
 Path = tuple[int, ...]
 Arc = tuple[int, int]
+_WeighedSets = tuple[tuple[Fraction, tuple[int, ...]], ...]
 
 #: More digits than any honest plan has; sums of such fractions would make the checker crawl.
 MAX_DIGITS = 200
@@ -32,10 +33,11 @@ _MAX_ID = 2**31
 
 @dataclass(frozen=True, slots=True)
 class GivenLinks:
-    """The topology: kind of each vertex, what some are part of; capacity and stated GB/s of each directed link."""
+    """The topology: kind of each vertex, which combine, what some are part of; capacity and GB/s of each link."""
 
     unit_gb_per_s: float
     kinds: dict[int, str]
+    combining: set[int]
     part_of: dict[int, int]
     by: dict[Arc, str]
     read_gb_per_s: dict[Arc, float]
@@ -77,12 +79,16 @@ class StatedLoad:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedProof:
-    """The certificate: ``vertices`` is the side or the blocks, ``parts`` the fractions it states."""
+    """The certificate: ``vertices`` is the side or the blocks, ``parts`` the fractions it states.
+
+    ``sets``: of prices those that trees enter, and those that they leave, with their weights.
+    """
 
     kind: str
     vertices: tuple[tuple[int, ...], ...]
     prices: tuple[tuple[int, int, Fraction], ...]
     parts: dict[str, Fraction]
+    sets: dict[str, _WeighedSets] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,7 @@ def read_network(data: object) -> GivenLinks:
     """The topology in ``data``, a JSON object as ``blink topo --json`` prints it; a ScheduleError gives the path."""
     topology = upgraded(_versioned(data, "topology", READABLE))
     kinds: dict[int, str] = {}
+    combining: set[int] = set()
     part_of: dict[int, int] = {}
     for i, entry in enumerate(_typed(topology, "vertices", "topology", list)):
         where = f"topology.vertices[{i}]"
@@ -149,12 +156,14 @@ def read_network(data: object) -> GivenLinks:
         if vertex in kinds:
             raise ScheduleError(f"{where}: id {vertex} is given twice; vertex ids must be unique")
         kinds[vertex] = _typed(entry, "kind", where, str)
+        if "combines" in entry and _typed(entry, "combines", where, bool):
+            combining.add(vertex)
         if entry.get("part_of") is not None:
             part_of[vertex] = _int(entry, "part_of", where)
     unit = _number(topology, "unit_gb_per_s", "topology")
     if unit <= 0:
         raise ScheduleError(f"topology.unit_gb_per_s: expected a positive number of GB/s, got {unit}")
-    network = GivenLinks(unit, kinds, part_of, {}, {}, {}, {})
+    network = GivenLinks(unit, kinds, combining, part_of, {}, {}, {}, {})
     for i, entry in enumerate(_typed(topology, "links", "topology", list)):
         _link(network, _object(entry, f"topology.links[{i}]"), f"topology.links[{i}]")
     return network
@@ -230,7 +239,9 @@ def _certificate(entry: dict[str, Any]) -> ClaimedProof:
     if kind == "dual":
         prices = tuple(_price(price, i) for i, price in enumerate(_typed(entry, "prices", where, list)))
         _workable((price for _, _, price in prices), "certificate.prices", "prices")
-        return ClaimedProof(kind, (), prices, {key: _fraction(entry, key, where) for key in ("value", "cost")})
+        sets: dict[str, _WeighedSets] = {key: _sets(entry, key) for key in ("entered", "left") if key in entry}
+        _workable((weight for family in sets.values() for weight, _ in family), where, "weights")
+        return ClaimedProof(kind, (), prices, {key: _fraction(entry, key, where) for key in ("value", "cost")}, sets)
     raise _expected("certificate.kind", "'cut', 'ratio', 'partition' or 'dual'", kind)
 
 
@@ -240,6 +251,16 @@ def _price(data: object, index: int) -> tuple[int, int, Fraction]:
         raise _expected(where, "[src, dst, price]", data)
     u, v = _ids(data[:2], where)
     return u, v, parse_fraction(data[2], f"{where}[2]")
+
+
+def _sets(entry: dict[str, Any], key: str) -> _WeighedSets:
+    found = []
+    for i, row in enumerate(_typed(entry, key, "certificate", list)):
+        where = f"certificate.{key}[{i}]"
+        if not isinstance(row, list) or len(row) != 2:
+            raise _expected(where, "[weight, vertices]", row)
+        found.append((parse_fraction(row[0], f"{where}[0]"), _ids(row[1], f"{where}[1]")))
+    return tuple(found)
 
 
 def _load(data: object, index: int) -> StatedLoad:

@@ -97,6 +97,8 @@ class _Dual(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="d
     prices: list[tuple[_Id, _Id, _Number]]
     value: _Number
     cost: _Positive
+    entered: list[tuple[_Positive, _Ids]] = []
+    left: list[tuple[_Positive, _Ids]] = []
 
 
 class _Turn(msgspec.Struct, forbid_unknown_fields=True):
@@ -299,9 +301,9 @@ def _link_load(forest: Forest, links: Iterable[Arc]) -> list[dict[str, Any]]:
 
 
 def certificate_document(certificate: Certificate) -> dict[str, Any]:
-    """A proof as the document of a plan has it."""
+    """A proof as the document of a plan has it, without sets where there are none."""
     values = {field.name: _plain(getattr(certificate, field.name)) for field in fields(certificate)}
-    return {"kind": certificate.kind, **values}
+    return {"kind": certificate.kind, **{name: value for name, value in values.items() if value != []}}
 
 
 def _plain(value: Any) -> Any:
@@ -408,7 +410,9 @@ def _read_certificate(stated: _Cut | _Ratio | _Partition | _Dual) -> Certificate
     if isinstance(stated, _Dual):
         prices = tuple((u, v, Fraction(price)) for u, v, price in stated.prices)
         _workable((price for _, _, price in prices), "certificate.prices", "prices")
-        return Dual(prices, Fraction(stated.value), Fraction(stated.cost))
+        families = [tuple((Fraction(y), tuple(some)) for y, some in sets) for sets in (stated.entered, stated.left)]
+        _workable((weight for family in families for weight, _ in family), "certificate", "weights")
+        return Dual(prices, Fraction(stated.value), Fraction(stated.cost), *families)
     return Cut(tuple(stated.side), Fraction(stated.capacity), Fraction(stated.demand))
 
 

@@ -18,6 +18,9 @@ alltoall, sendrecv                             between only pass on
 A rank keeps a slice that it should have when the down-tree brings it, when it is the root, or when the data of
 one single source passes it on the way up; without a down-tree only the root of a reduction keeps it.
 
+A switch that says that it ``combines`` may stand in a tree as a rank does, and be its root: it adds up what comes up to
+it, and sends to several what comes down (:mod:`blinkccl.algorithms.in_switch`). It has no data of its own.
+
 All vertices are the topology's ids. ``ranks[i]`` is rank ``i`` of the job; only
 :class:`~blinkccl.collectives.spec.Collective` speaks in positions.
 """
@@ -36,13 +39,17 @@ from blinkccl.collectives.spec import Block, Collective, Item
 from blinkccl.errors import InternalError, UsageError
 from blinkccl.topology.model import Topology
 
+#: Sets of vertex ids, and what each weighs.
+WeighedSets = tuple[tuple[Fraction, tuple[int, ...]], ...]
 #: One hop of a tree: vertex ids ``(u, …, v)`` in the direction of the data; the interior only passes on.
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A rooted tree over ranks: edges in data-flow direction, so toward the root going up, away going down.
+    """A rooted tree over ranks, and switches that combine.
+
+    Edges are in data-flow direction, so toward the root going up, away going down.
 
     Going down, edges with the same parent are in the order of sending. Going up, operands are combined by the lowest
     rank in them (:mod:`blinkccl.schedule.lower`), whatever the order of the edges.
@@ -122,12 +129,17 @@ class Partition:
 class Dual:
     """A price on every link: all links cost ``value``, one S costs at least ``cost``: rate ≤ value / cost.
 
-    ``prices`` lists positive ones. ``cost`` is for unicast store-and-forward trees (LP duality).
+    ``prices`` lists positive ones. ``cost`` is for unicast store-and-forward trees (LP duality). Where there are sets
+    it is for trees in which switches that say so combine too: an out-tree enters every set of ``entered``, and an
+    in-tree leaves every one of ``left``, that its root is not in. A hop costs at least what the sets weigh that it
+    enters, and what those do that it leaves (:mod:`blinkccl.packing.in_network_proof`).
     """
 
     prices: tuple[tuple[int, int, Fraction], ...]
     value: Fraction
     cost: Fraction
+    entered: WeighedSets = ()
+    left: WeighedSets = ()
 
     kind = "dual"
 
@@ -187,6 +199,13 @@ class Forest:
     @cached_property
     def _items(self) -> dict[Block, Item]:
         return {to_ids(item.block, self.ranks): item for item in self.collective.items()}
+
+    @cached_property
+    def combining(self) -> tuple[int, ...]:
+        """The switches that stand in trees as ranks do, and may."""
+        able = {vertex.id for vertex in self.topology.vertices if vertex.combines}
+        ends = {end for share in self.shares for tree in share.trees() for p in tree.edges for end in (p[0], p[-1])}
+        return tuple(sorted(ends & able))
 
     @cached_property
     def depth(self) -> int:

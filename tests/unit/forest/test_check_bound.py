@@ -62,7 +62,7 @@ def test_nested_contractions() -> None:
 def random_network(rng: random.Random, ranks: int, transit: int) -> GivenLinks:
     kinds = {v: "gpu" if v < ranks else "switch" for v in range(ranks + transit)}
     capacity = {(u, v): rng.randint(1, 4) for u, v in permutations(kinds, 2) if rng.random() < 0.5}
-    return GivenLinks(1.0, kinds, {}, {}, {}, capacity, {arc: float(c) for arc, c in capacity.items()})
+    return GivenLinks(1.0, kinds, set(), {}, {}, {}, capacity, {arc: float(c) for arc, c in capacity.items()})
 
 
 @pytest.mark.parametrize("seed", range(30))
