@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blinkccl.advice.in_switch import in_switch, in_switch_sentence
-from blinkccl.algorithms.in_switch import InSwitch
 from blinkccl.choice.costs import NCCL_NAMES
 from blinkccl.choice.measured import NCCL
+from blinkccl.forest.model import Forest
 from blinkccl.nccl.choices import MARGIN, MOST_SIZE, ChoiceRow
 from blinkccl.nccl.nccl_predictor import NcclPrediction
 from blinkccl.report.choice_text import choice_document
@@ -43,9 +43,9 @@ def explain_text(found: Explanation, why: bool = False) -> str:
         f"bound   {rate_text(found.auto.forest.bound, network)} at any size, {of_bound:.0%} of it at this one",
         *certificate_lines(found.auto.forest),
     ]
-    combined = in_switch(request)
+    combined = in_switch(request, found.auto.forest)
     if combined is not None:
-        lines.append(in_switch_sentence(combined, request, found.auto.forest))
+        lines.append(in_switch_sentence(combined, found.auto.forest))
     text = "\n".join(lines) + "\n"
     if found.summary is not None:
         text += summary_text(best.plan.name, request.topology, found.summary, best.estimate.seconds)
@@ -134,7 +134,9 @@ def explain_document(found: Explanation) -> dict[str, Any]:
         if isinstance(found.nccl, str)
         else {"how": found.nccl.words, "seconds": found.nccl.seconds},
         "bound_gb_per_s": float(forest.bound) * forest.topology.unit_gb_per_s,
-        "in_switch_gb_per_s": combined.gb_per_s if isinstance(combined := in_switch(request), InSwitch) else None,
+        "in_switch_gb_per_s": combined.algbw_gb_per_s
+        if isinstance(combined := in_switch(request, forest), Forest)
+        else None,
         "decided_by": None if found.summary is None else decided_document(best, found.summary),
     }
 

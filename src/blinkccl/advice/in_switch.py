@@ -1,57 +1,65 @@
-"""What switches that combine would make of an AllReduce, in words and as a document."""
+"""What switches that combine would make of a collective, in words and as a document."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from blinkccl.algorithms.in_switch import InSwitch, in_switch_allreduce
+from blinkccl.algorithms.in_switch import in_switch_forest, with_every_switch
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.document import certificate_document
-from blinkccl.forest.model import Forest
+from blinkccl.forest.model import Cut, Forest
 from blinkccl.report.plan_text import bottleneck
 from blinkccl.report.text import count, gb_per_s_text
 
+#: Switches that are named.
+_NAMED = 3
 
-def in_switch(request: Request, every_switch: bool = False) -> InSwitch | str | None:
-    """The optimum with the switches of the job's links that combine, or with ``every_switch``.
 
-    None where there are none, or for another collective; a sentence where there are too many.
+def in_switch(request: Request, plan: Forest, every_switch: bool = False) -> Forest | str | None:
+    """The trees with the switches of the job's links that combine, or with ``every_switch``, beside ``plan``.
+
+    None where there are none, and where there is nothing to gain for another collective than AllReduce: its plan
+    reaches a cut, or has no trees. A sentence where nobody knows.
     """
-    if request.collective.name != "allreduce":
+    collective = request.collective
+    if collective.name != "allreduce" and (plan.optimal and isinstance(plan.certificate, Cut)):
         return None
-    network = request.network
-    switches = [v.id for v in network.vertices if v.kind == "switch"] if every_switch else None
+    network = with_every_switch(request.network) if every_switch else request.network
     try:
-        return in_switch_allreduce(network, request.ranks, switches)
+        return in_switch_forest(network, collective, request.ranks)
     except UnsupportedError as error:
-        return str(error)
+        return str(error) if collective.name == "allreduce" else None
 
 
-def in_switch_sentence(found: InSwitch | str, request: Request, forest: Forest) -> str:
+def in_switch_sentence(found: Forest | str, plan: Forest) -> str:
     """A line for people."""
     if isinstance(found, str):
         return f"switch  not computed: {found}"
-    names = [request.network.vertex[switch].label for switch in found.switches]
-    verbs = "adds up and multicasts" if len(names) == 1 else "add up and multicast"
-    trees, part = count(len(found.trees), "tree"), forest.algbw_gb_per_s / found.gb_per_s
+    labels = [v.label for v in found.topology.vertices if v.combines]
+    more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+    verbs = "adds up and multicasts" if len(labels) == 1 else "add up and multicast"
+    proof = f"{'nothing is faster' if found.optimal else _at_most(found)}, by the links {bottleneck(found.certificate)}"
+    part = plan.algbw_gb_per_s / found.algbw_gb_per_s
     return (
-        f"switch  {gb_per_s_text(found.gb_per_s)} algbw where {', '.join(names)} {verbs} too ({trees}; nothing is "
-        f"faster, by the links {bottleneck(found.proof)}); the plan, which adds up at ranks, has {part:.0%} of it"
+        f"switch  {gb_per_s_text(found.algbw_gb_per_s)} algbw where {', '.join(labels[:_NAMED])}{more} {verbs} too "
+        f"({count(found.trees_per_block, 'tree')}; {proof}); the plan, which adds up at ranks, has {part:.0%} of it"
     )
 
 
-def in_switch_document(found: InSwitch | str) -> dict[str, Any]:
-    """The same for programs: rates in units of the topology as fractions, trees and prices in vertex ids."""
+def _at_most(found: Forest) -> str:
+    return f"nothing passes {gb_per_s_text(float(found.bound) * found.topology.unit_gb_per_s)}"
+
+
+def in_switch_document(found: Forest | str) -> dict[str, Any]:
+    """The same for programs: rates in units of the topology as fractions (all: ``blink plan --algo in_switch``)."""
     if isinstance(found, str):
         return {"not_computed": found}
     return {
         "rate": str(found.rate),
-        "gb_per_s": found.gb_per_s,
-        "switches": list(found.switches),
-        "trees": [
-            {"weight": str(x.weight), "root": x.root, "up": list(map(list, x.up)), "down": list(map(list, x.down))}
-            for x in found.trees
-        ],
-        "certificate": certificate_document(found.proof),
+        "bound": str(found.bound),
+        "gb_per_s": found.algbw_gb_per_s,
+        "switches": [v.id for v in found.topology.vertices if v.combines],
+        "trees": found.trees_per_block,
+        "certificate": certificate_document(found.certificate),
     }

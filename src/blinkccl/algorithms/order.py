@@ -72,6 +72,8 @@ def plan(request: Request) -> Forest:
 
 def stated(forest: Forest) -> Forest:
     """The forest with its order; UnsupportedError, which names a share that departs, if it has not one."""
+    if forest.combining:
+        raise UnsupportedError("in which order a switch adds up nobody promises: leave --deterministic out")
     order = order_of(forest)
     if order is None:
         raise UnsupportedError(

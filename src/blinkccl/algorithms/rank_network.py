@@ -99,19 +99,19 @@ class ByIdentity:
         return isinstance(other, ByIdentity) and self.topology is other.topology
 
 
-def rank_network_of(topology: Topology, ranks: tuple[int, ...]) -> RankNetwork:
-    """The packing problem's graph for these ranks; every other vertex is transit."""
-    return _rank_network_of(ByIdentity(topology), ranks)
+def rank_network_of(topology: Topology, ranks: tuple[int, ...], kept: frozenset[int] = frozenset()) -> RankNetwork:
+    """The packing problem's graph for these ranks; every other vertex is transit, and ``kept`` are not contracted."""
+    return _rank_network_of(ByIdentity(topology), ranks, kept)
 
 
 @lru_cache(maxsize=64)
-def _rank_network_of(key: ByIdentity, ranks: tuple[int, ...]) -> RankNetwork:
+def _rank_network_of(key: ByIdentity, ranks: tuple[int, ...], uncontracted: frozenset[int]) -> RankNetwork:
     topology = key.topology
     capacity = {arc: link.capacity for arc, link in topology.link.items()}
     chains: dict[Arc, Path] = {arc: arc for arc in capacity}
     kept = [v.id for v in topology.vertices if v.id not in frozenset(ranks)]
     for vertex in sorted(kept):
-        if _contract(vertex, capacity, chains):
+        if vertex not in uncontracted and _contract(vertex, capacity, chains):
             kept.remove(vertex)
     ids = (*ranks, *sorted(kept))
     index = {vertex: i for i, vertex in enumerate(ids)}

@@ -152,14 +152,23 @@ ALGORITHMS: dict[str, Algorithm] = {
         "multi-path UCX, multi-path copy; maximum flow",
     ),
 }
+#: Plans that are proved, simulated and compared with, but that no engine but the reference runs: none of them is tried
+#: for a job, nor for ``auto``.
+NOT_RUN: dict[str, Algorithm] = {
+    "in_switch": Algorithm(
+        "blinkccl.algorithms.in_switch",
+        "switches that say so add up and multicast too (SHARP); no engine runs it",
+        "Steiner trees; flows as in arXiv 2402.06787",
+    ),
+}
 ALIASES = {"auto": "optimal"}
 
 
 def algorithm(name: str) -> Algorithm:
     """The registry row of ``name`` or of the alias ``auto``; a UsageError lists those there are."""
     try:
-        return ALGORITHMS[ALIASES.get(name, name)]
+        return {**ALGORITHMS, **NOT_RUN}[ALIASES.get(name, name)]
     except KeyError:
-        known = [*ALIASES, *ALGORITHMS]
+        known = [*ALIASES, *ALGORITHMS, *NOT_RUN]
         near = did_you_mean(name, known)
         raise UsageError(f"unknown algorithm {name!r}{near}; expected one of {', '.join(known)}") from None

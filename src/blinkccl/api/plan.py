@@ -199,8 +199,8 @@ class Plan:
             lines.append(f"deadline the search ended after {self.ended_after_s:g} s: more time may find a faster plan")
         if self.request is not None:
             lines.append(ring_baseline(self.request).sentence(self.forest))
-            combined = in_switch(self.request, every_switch)
-            lines.append("" if combined is None else in_switch_sentence(combined, self.request, self.forest))
+            combined = None if self.forest.combining else in_switch(self.request, self.forest, every_switch)
+            lines.append("" if combined is None else in_switch_sentence(combined, self.forest))
         text = plan_text(self.forest, paint, width, SHARES_SHOWN if trees is None else trees, quiet)
         return text + "".join(fit(f"\n{line}\n", width) for line in lines if line)
 
@@ -215,7 +215,9 @@ class Plan:
             document["ended_after_s"] = self.ended_after_s
         if self.choice is not None:
             document["choice"] = choice_document(self.choice)
-        combined = None if self.request is None else in_switch(self.request, every_switch)
+        if self.request is None or self.forest.combining:
+            return document
+        combined = in_switch(self.request, self.forest, every_switch)
         if combined is not None:
             document["in_switch"] = in_switch_document(combined)
         return document

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.path_table import Pair
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS, NOT_RUN, Algorithm, Request, algorithm
 from blinkccl.baselines import hybrid, multi_path
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, planned
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_24_as_written, prepare_nccl_230
@@ -46,7 +46,7 @@ BASELINES: dict[str, Baseline] = {
 
 def candidates() -> dict[str, Baseline]:
     """All there are, algorithms first."""
-    found = {name: Baseline(row.about, row.source, _of_algorithm(name)) for name, row in ALGORITHMS.items()}
+    found = _rows(ALGORITHMS)
     # How much goes which way depends on the size, which these algorithms' forests do not know.
     by_size: dict[str, Callable[[Request, Conditions], Prepared]] = {
         "hybrid": hybrid.prepare,
@@ -56,9 +56,18 @@ def candidates() -> dict[str, Baseline]:
     return found | split | BASELINES
 
 
+def candidates_not_run() -> dict[str, Baseline]:
+    """What is timed only for who names it, since no engine runs it."""
+    return _rows(NOT_RUN)
+
+
+def _rows(algorithms: Mapping[str, Algorithm]) -> dict[str, Baseline]:
+    return {name: Baseline(row.about, row.source, _of_algorithm(name)) for name, row in algorithms.items()}
+
+
 def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:
     def prepare(request: Request, conditions: Conditions) -> Prepared:
-        return planned(name, ALGORITHMS[name].plan(request), conditions)
+        return planned(name, algorithm(name).plan(request), conditions)
 
     return prepare
 

@@ -91,7 +91,7 @@ def shared_otherwise(plan: Prepared, sharing: str) -> Prepared | None:
 
 
 def of_forest(forest: Forest, code: Code, conditions: Conditions) -> Prepared:
-    """A forest as a candidate."""
-    if code.gpu is None:
+    """A forest as a candidate; no kernels combine in switches."""
+    if code.gpu is None or forest.combining:
         return planned(forest.algorithm, forest, conditions)
     return KernelPlan(compiled(forest.algorithm, forest, code.gpu.blocks), code.gpu, conditions.settings)

@@ -36,6 +36,7 @@ Examples:
   blink plan allgather --topo "16x dgx-a100" --exact --deadline 30
   blink plan allreduce --topo dgx-1v --trade-off              rate against depth, trees and weights
   blink plan allreduce --topo dgx-1v --deterministic order    the same bits at every size, and what that costs
+  blink plan allreduce --topo "4x hgx-h100" --algo in_switch  switches add up and multicast (SHARP)
 
 Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
 
@@ -93,7 +94,8 @@ def plan(
     ] = False,
     measured: arguments.MeasuredFile = None,
     sharp: Annotated[
-        bool, Option("--sharp", help="allreduce: say what it could reach if every switch combined (SHARP) too.")
+        bool,
+        Option("--sharp", help="As if every switch combined (SHARP): what that gains, or --algo in_switch's trees."),
     ] = False,
     trees: Annotated[
         int | None, Option("--trees", metavar="N", min=0, help="Draw at most so many shares; default: 16.")
@@ -116,6 +118,7 @@ def plan(
         raise UsageError("--measured is for --size: a plan's rate is not measured, leave it out or give a size")
     if output is not None:
         _check_output(output)
+    from blinkccl.algorithms import in_switch
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.api.plan import bytes_of, plan_of
     from blinkccl.forest.document import dumps, to_document
@@ -130,6 +133,8 @@ def plan(
         epsilon=arguments.part("--epsilon", epsilon),
     )
     size_bytes = None if size is None else bytes_of(size, "--size")
+    if sharp and algo == in_switch.NAME:
+        wanted = replace(wanted, topology=in_switch.with_every_switch(wanted.topology))
     if trade_off:
         _print_trade_off(wanted, size_bytes, json)
         return

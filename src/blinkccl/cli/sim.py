@@ -202,6 +202,7 @@ Memories = Annotated[
         "libblink.so's messages cross at most 1. Default: any number.",
     ),
 ]
+Sharp = Annotated[bool, Option("--sharp", help="in_switch: as if every switch combined.")]
 
 
 def sim(
@@ -241,6 +242,7 @@ def sim(
     paths: PathsFile = None,
     output: arguments.PathTableFile = None,
     memories: Memories = None,
+    sharp: Sharp = False,
     why: arguments.Why = False,
     json: arguments.Json = False,
 ) -> None:
@@ -252,6 +254,7 @@ def sim(
     exchange = _step_options(model, overlap, bucket, zero3, part_of_peak)
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
     sizes = _sizes(size, swept, begin, end, factor)
+    from blinkccl.algorithms import in_switch
     from blinkccl.baselines.registry import time_all
     from blinkccl.forest.document import MAX_BYTES
     from blinkccl.paper.training import training_steps
@@ -260,18 +263,27 @@ def sim(
     options = {"--calibration": calibration, "--streams": streams, "--chunk": chunk, "--channels": channels}
     options["--equal-chunks"] = equal_chunks or None
     of_copies = [option for option, given in options.items() if given is not None]
+    of_copies += [in_switch.NAME] if algo is not None and in_switch.NAME in algo.split(",") else []
     settings = Settings(sharing, streams or "per-tree", _skew(skew), not equal_chunks, budget, coarser)
     there = plan is not None and (plan.is_file() or str(plan) == "-")  # what is not is complained of later
     content = console.read_file(plan, MAX_BYTES) if plan is not None and there else None
     listed = None if plan is None or content is None else _listed(plan, content)
     with console.Progress("simulating") as progress:
         if listed is not None:
-            given = {"COLLECTIVE": name, "--root": root, "--src": src, "--dst": dst, "--relays": relays or None}
+            given = {
+                "COLLECTIVE": name,
+                "--sharp": sharp or None,
+                "--root": root,
+                "--src": src,
+                "--dst": dst,
+                "--relays": relays or None,
+            }
             _refuse_beside_plan({**given, "--skew": skew})
             request, forest = _job_of_list(listed, spec, gpus, links), None
         elif plan is not None:
             ends = {"--root": root, "--src": src, "--dst": dst}
             ways = {"--algo": algo, "--links": None if links == "fast" else links, "--relays": relays or None}
+            ways["--sharp"] = sharp or None
             own = {} if arguments.may_be_graph_file(plan) else {"COLLECTIVE": name, "--topo": spec}
             _refuse_beside_plan({**own, "--gpus": gpus, **ends, **ways})
             request, forest = _job_of_plan(plan, content, spec, name)
@@ -279,6 +291,9 @@ def sim(
             raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
         else:
             request, forest = arguments.request(name, spec, gpus, (root, src, dst), links, relays), None
+            if sharp:
+                request = replace(request, topology=in_switch.with_every_switch(request.topology))
+        of_copies += [in_switch.NAME] if forest is not None and forest.combining else []
         gpu = None if model is None else _gpu(request.topology)
         runs = _code(request, code, of_copies)
         conditions = _conditions(request.topology, settings, calibration, chunk or "near", channels or 1, paths)
@@ -333,7 +348,7 @@ def _field(
     listed: _Listed | None = None,
 ) -> JobCandidates:
     """All that is timed: the plan that was given, or who serves the request, or the two beside each other."""
-    from blinkccl.baselines.registry import JobCandidates, enter
+    from blinkccl.baselines.registry import JobCandidates, candidates_not_run, enter
     from blinkccl.choice import auto
     from blinkccl.choice.candidates import candidates, of_forest
     from blinkccl.choice.listed import of_instructions
@@ -346,9 +361,8 @@ def _field(
         names = [part.strip() for part in algo.split(",")] if algo else []
         known = candidates(code)
         # Beside all others it would only repeat the fastest.
-        return enter(
-            request, conditions, names, progress, {auto.NAME: auto.as_candidate(code), **known} if names else known
-        )
+        unlisted = {auto.NAME: auto.as_candidate(code), **candidates_not_run()}
+        return enter(request, conditions, names, progress, unlisted | known if names else known)
     return JobCandidates(request, (of_forest(forest, code, conditions),), {}, named=True, of_plan=True)
 
 

@@ -151,11 +151,16 @@ def check_overlap(collective: Collective, rank: int, source: Array, target: Arra
         )
 
 
-def check_roles(program: Program, relays: bool = False) -> None:
+def check_roles(program: Program, relays: bool = False, switches: bool = False) -> None:
     """Refuses roles without a value, or with a block that the rank lacks: who fails alone lets all others wait.
 
-    And those outside the job, unless this engine has ``relays``.
+    And those outside the job, unless this engine has ``relays``, of which some combine if it has ``switches``.
     """
+    if program.combining and not switches:
+        raise UnsupportedError(
+            f"the program combines at switches {list(program.combining)}, which engine reference alone does; plan with "
+            "another algorithm than in_switch"
+        )
     if program.relays and not relays:
         raise UnsupportedError(
             f"the program has roles at vertices {list(program.relays)} outside the job, which this engine does not "

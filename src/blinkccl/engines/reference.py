@@ -65,7 +65,7 @@ def run(
     row.combine(chosen)  # refuses, before anything runs, what this type does not have
     factors = scalars(chosen, row, scales, program.collective.world_size)
     bound = bind(program, call.elements, row.itemsize, chunk_bytes)
-    check_roles(program, relays=True)
+    check_roles(program, relays=True, switches=True)
     machine = _Machine(bound, buffers, row, chosen, factors, split=order != "program")
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
         machine.go(order, deadline)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from blinkccl.errors import LimitError, UsageError
+from blinkccl.errors import LimitError, UnsupportedError, UsageError
 from blinkccl.export.registry import Choices
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import Bound
@@ -77,8 +77,14 @@ class Messages:
 def messages(program: Program, forest: Forest, choices: Choices) -> Messages:
     """The program for the size of ``choices``, in their chunks or those of the simulator's pipeline model.
 
-    UsageError where the size moves nothing, LimitError beyond :data:`MOST_TASKS`. Cost: linear in tasks.
+    UnsupportedError for switches that combine, UsageError where the size moves nothing, LimitError beyond
+    :data:`MOST_TASKS`. Cost: linear in tasks.
     """
+    if program.combining:
+        raise UnsupportedError(
+            f"the plan combines at switches {list(program.combining)}, and simulators have messages between hosts "
+            "alone; plan with another algorithm than in_switch"
+        )
     size, chunk = choices.size_bytes, choices.chunk_bytes
     assert size is not None
     calibration = calibration_for(forest.topology)

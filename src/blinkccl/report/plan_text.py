@@ -29,6 +29,7 @@ _LONG_WEIGHT = 12
 #: Characters of an order.
 _ORDER_SHOWN = 56
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"
+CLAIM_IN_SWITCH = "no schedule of trees is faster, even if these switches combine and multicast"
 _BAR = 20
 #: Columns that a line with a bar takes.
 _BARS_FROM = 80
@@ -78,7 +79,7 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         if said == "100.0":  # rounded down, since it is not the optimum
             said = f"{int(100 * percent) / 100:.2f}"
         verdict = paint(f"{said}% of the bound", "bold yellow")
-    if forest.collective.reduces and any(vertex.combines for vertex in topology.vertices):
+    if not forest.combining and forest.collective.reduces and any(vertex.combines for vertex in topology.vertices):
         verdict += ", without reduction in the switch"
     rates = "; ".join(assumed(topology))
     return [
@@ -112,6 +113,7 @@ def _shares(forest: Forest, paint: Paint, most: int) -> list[str]:
         f"{count(len(moving), 'share')} of the data, depth {forest.depth}"
         + (f"; {still} already in place" if still else "")
     ]
+    lines += _named("in them", forest.combining, forest.topology)
     lines += crossed(forest.topology, forest.shares)
     alike: dict[object, list[Share]] = {}
     for i, share in enumerate(moving):
@@ -141,10 +143,13 @@ def crossed(topology: Topology, shares: Sequence[Share]) -> list[str]:
     """The names of what trees cross between ranks, by the numbers that drawings have."""
     paths = (path for share in shares for tree in share.trees() for path in tree.edges)
     between = sorted({vertex for path in paths for vertex in path[1:-1]})
-    if not between:
-        return []
-    named = [f"{v} = {topology.vertex[v].label}" for v in between[:_NAMED]]
-    return ["across  " + ", ".join(named) + (f" and {len(between) - _NAMED} more" if len(between) > _NAMED else "")]
+    return _named("across ", between, topology)
+
+
+def _named(title: str, vertices: Sequence[int], topology: Topology) -> list[str]:
+    named = [f"{v} = {topology.vertex[v].label}" for v in vertices[:_NAMED]]
+    more = f" and {len(vertices) - _NAMED} more" if len(vertices) > _NAMED else ""
+    return [f"{title} {', '.join(named)}{more}"] if named else []
 
 
 def _share_title(share: Share) -> str:
@@ -205,7 +210,7 @@ def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: 
 def certificate_lines(forest: Forest) -> list[str]:
     """The proof of the bound, and what it means for this plan."""
     if forest.optimal:
-        head = f"proof   {CLAIM}:"
+        head = f"proof   {CLAIM_IN_SWITCH if forest.combining else CLAIM}:"
     else:
         head = (
             f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}; between "

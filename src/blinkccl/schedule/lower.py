@@ -20,6 +20,8 @@ same bits, and so do trees that differ in which member of a group collects it (:
 
 **Memories on the way.** An edge whose path leads through one memory is a queue staged there. Through more, it is
 several queues: at every second memory a relay takes from one and puts into the next.
+
+**Switches that combine** are relays too, with the roles that their places in the trees give them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     slices, slice_of = _slices(forest)
     channel_count = min(channels or len(slices), max(1, len(slices)))
     pieces = _pieces(forest)
-    relays = tuple(sorted({part[0][0] for parts in pieces.values() for part in parts[1:]}))
+    relays = tuple(sorted({*forest.combining, *(part[0][0] for parts in pieces.values() for part in parts[1:])}))
     builder = _Builder(forest, channel_count, pieces, relays)
     summits = _summits(forest, slice_of, pieces)
     for index, share in enumerate(forest.shares):
@@ -293,10 +295,13 @@ class _Builder:
         return relayed
 
     def _rank(self, index: int, stage: str, vertex: int) -> int:
+        if vertex in self.forest.combining:
+            return len(self.forest.ranks) + self.relays.index(vertex)
         if vertex not in self.forest.position:
             raise ScheduleError(
                 f"share {index}: its {stage} visits vertex {vertex}, which is no rank of the job "
-                f"{list(self.forest.ranks)}; a vertex that only passes data on belongs into the interior of a path"
+                f"{list(self.forest.ranks)} and does not combine; a vertex that only passes data on belongs into the "
+                "interior of a path"
             )
         return self.forest.position[vertex]
 

@@ -40,7 +40,8 @@ everything on the path forwards packets (:mod:`blinkccl.topology.memories`):
 - ``home`` is a memory on the path: *staged*, the sender writes the first half, the receiver reads the second.
 
 A longer way is several queues, with a role at a **relay** between two: a vertex outside the job, which receives from
-one queue and sends into the next, and neither contributes nor keeps.
+one queue and sends into the next, and neither contributes nor keeps. A switch that combines is one too, whose roles may
+take several messages and send several: the reference engine runs it, and the simulator times it.
 
 Ranks here are positions 0 … N−1, and relays N, N+1, …; ``vertices`` maps both to vertex ids.
 """
@@ -147,6 +148,13 @@ class Program:
     def vertices(self) -> tuple[int, ...]:
         """The vertex of every rank and, after these, of every relay."""
         return self.ranks + self.relays
+
+    @cached_property
+    def combining(self) -> tuple[int, ...]:
+        """The relays that do more than pass on one message: switches that combine, or send what comes to several."""
+        roles = (role for role in self.roles if role.rank >= len(self.ranks))
+        busy = (role.rank for role in roles if len(role.receives) > 1 or len(role.sends) > 1)
+        return tuple(self.vertices[rank] for rank in sorted(dict.fromkeys(busy)))
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

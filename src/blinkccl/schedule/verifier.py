@@ -45,6 +45,7 @@ def violations(program: Program, topology: Topology) -> list[str]:
     messages, but for :func:`~blinkccl.schedule.liveness.liveness_fault`.
     """
     found = list(_table_faults(program, topology))
+    found = found or list(_switch_faults(program, topology))
     if found:  # the other checks follow indexes, so they need valid ones
         return found
     wiring = connect(program)
@@ -92,6 +93,13 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
             if carrier.setdefault(share, index) != index:
                 yield f"share {share} is carried by channels {carrier[share]} and {index}; it has one channel"
     yield from _role_faults(program, carrier)
+
+
+def _switch_faults(program: Program, topology: Topology) -> Iterator[str]:
+    for vertex in program.combining:
+        if not topology.vertex[vertex].combines:
+            label = topology.vertex[vertex].label
+            yield f"relay {vertex} combines or sends to several, and {label} only passes data on"
 
 
 def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
@@ -333,8 +341,8 @@ def _crossed_ranks(queue: Queue, job: Collection[int]) -> Iterator[str]:
 
 def _home_faults(queue: Queue, topology: Topology) -> Iterator[str]:
     """Memories on the way of a queue that are not its home, and homes that keep nothing."""
-    if topology.vertex[queue.home].kind in ("switch", "nic"):
-        home = topology.vertex[queue.home]
+    home = topology.vertex[queue.home]
+    if home.kind in ("switch", "nic") and not home.combines:
         yield f"its home {home.label} is a {home.kind}, which forwards packets and keeps none"
     for number, leg in enumerate(queue.legs):
         moved = "read" if number == 1 or queue.home == queue.path[0] else "write"

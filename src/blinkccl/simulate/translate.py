@@ -8,6 +8,10 @@ times the longest (the chunk pipeline model). A queue that is staged is two hops
 lie in the memory between them, and the receiver reads from there, one message ahead. Where the calibration limits a
 host's memory, that is one more link of both, from the host to itself.
 
+A switch that combines is an actor too, which costs nothing: it adds up at the rate of its links, as packets come, and
+sends on at once what is there. It issues no copies, nobody signals to it, and of a link's rate nothing is lost to
+reduction there. A chunk is passed on when it has come from all below.
+
 Ranks are not serial: roles of one rank run side by side, as streams of a GPU do, and messages of queues that several
 roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots of their own per pair of roles.
 """
@@ -176,7 +180,7 @@ def frame(program: Program, network: Topology, calibration: Calibration, setting
         settings,
         _actors(program, hops, staged, calibration, streams, settings),
         tuple(role.slice for role in (*program.roles, *senders)),
-        _hops(hops, calibration, table, settings),
+        _hops(hops, calibration, table, settings, {v for v in program.relays if network.vertex[v].combines}),
         np.asarray(table.rates, np.float64),
         streams.count,
         tuple(table.index),
@@ -241,7 +245,7 @@ class _Streams:
                 self.of_second_leg[number] = self.count
                 self.count += 1
         for role in program.roles:
-            if operands(role) < 2:
+            if not adds_up(program, role):
                 self.of_actor.append(-1)
             elif role.sends:
                 self.of_actor.append(self.of_queue[role.sends[0]])
@@ -253,6 +257,11 @@ class _Streams:
 def operands(role: Role) -> int:
     """How many things an execution combines."""
     return len(role.receives) + role.contributes
+
+
+def adds_up(program: Program, role: Role) -> bool:
+    """Whether an execution combines on a processor, which takes time, and not in a switch."""
+    return operands(role) > 1 and role.rank < len(program.ranks)
 
 
 @dataclass(frozen=True)
@@ -289,7 +298,7 @@ class LinkTable:
             if home is not None and memory_gb_per_s and network.vertex[home].kind in HOST_KINDS:
                 self.index.setdefault((home, home), len(self.index))
             for end in (route.path[0], route.path[-1]):
-                if gpu_gb_per_s and _all_nvlink(route.path, network):
+                if gpu_gb_per_s and _all_nvlink(route.path, network) and network.vertex[end].kind != "switch":
                     self.index.setdefault((end, end), len(self.index))
         self.rates: list[float] = []
         self.latency_s: list[float] = []
@@ -318,7 +327,7 @@ class LinkTable:
 def _links(program: Program, network: Topology, calibration: Calibration) -> LinkTable:
     """Those on the program's paths."""
     routes = (Route(queue.path, queue.legs[0][-1] if queue.is_staged else None) for queue in program.queues)
-    reducing = {program.vertices[role.rank] for role in program.roles if operands(role) > 1}
+    reducing = {program.vertices[role.rank] for role in program.roles if adds_up(program, role)}
     return LinkTable(routes, reducing, _combining(program), network, calibration)
 
 
@@ -331,7 +340,7 @@ def _combining(program: Program) -> frozenset[int]:
     """The vertices of ranks that combine messages from more than one neighbour."""
     neighbours: dict[int, set[int]] = {}
     for role in program.roles:
-        if operands(role) > 1:
+        if adds_up(program, role):
             neighbours.setdefault(role.rank, set()).update(program.queues[q].src for q in role.receives)
     return frozenset(program.vertices[rank] for rank, those in neighbours.items() if len(those) > 1)
 
@@ -352,7 +361,7 @@ def _actors(
     receives += [[hop] for hop in staged]
     sends += [[hop + 1] for hop in staged]
     # A kernel reads every operand once and writes once: the rate is that of two operands.
-    combined = [(operands(role) + 1) / 3 if operands(role) > 1 else 0.0 for role in program.roles]
+    combined = [(operands(role) + 1) / 3 if adds_up(program, role) else 0.0 for role in program.roles]
     pace = 1e-9 / engine.reduce_gb_per_s.value if engine.reduce_gb_per_s.value else 0.0
     start_s = settings.start_s or (0.0,) * len(program.ranks)
     start_s += (0.0,) * len(program.relays)  # which no job starts
@@ -379,22 +388,24 @@ def _hops(
     calibration: Calibration,
     table: LinkTable,
     settings: Settings,
+    switches: Set[int],
 ) -> Hops:
     engine = calibration.engine
+    issue_s = [0.0 if hop.path[0] in switches else engine.issue_us.value * 1e-6 for hop in hops]
     paths = [table.of_path(hop.path) for hop in hops]
     # fsum: the same bits in every Python, which sum() does not promise.
-    latency_s = [fsum([engine.issue_us.value * 1e-6, *(table.latency_s[link] for link in path)]) for path in paths]
-    limited = engine.copy_engines.value > 0
+    latency_s = [fsum([s, *(table.latency_s[link] for link in path)]) for s, path in zip(issue_s, paths, strict=True)]
+    limited, signal_s = engine.copy_engines.value > 0, engine.signal_us.value * 1e-6
     return Hops(
         np.asarray([hop.tail for hop in hops], np.int32),
         np.asarray([hop.head for hop in hops], np.int32),
         np.asarray([hop.stream for hop in hops], np.int32),
-        np.asarray([hop.mover if limited else -1 for hop in hops], np.int32),
+        np.asarray([hop.mover if limited and hop.path[0] not in switches else -1 for hop in hops], np.int32),
         np.asarray([hop.slots for hop in hops], np.int32),
         np.asarray([hop.frees for hop in hops], np.int32),
         np.asarray(latency_s, np.float64),
-        # Who reads knows by itself that it has.
-        np.asarray([0.0 if hop.frees >= 0 else engine.signal_us.value * 1e-6 for hop in hops]),
+        # Who reads knows by itself that it has, and a switch takes packets as they come.
+        np.asarray([0.0 if hop.frees >= 0 or hop.path[-1] in switches else signal_s for hop in hops]),
         np.asarray(_weights(settings.sharing, paths, latency_s, calibration.name), np.float64),
         *compressed(paths),
     )

@@ -13,12 +13,44 @@ def test_what_switches_could_add_up_is_said_beside_an_allreduce(blink):
         "out of {0})" in " ".join(ended.out.split()).replace("switch 450", "switch  450")
     )
     stated = json.loads(blink("plan", "allreduce", "--topo", "hgx-h100", "--json").out)["in_switch"]
-    assert (stated["gb_per_s"], stated["certificate"]["kind"], len(stated["trees"])) == (450, "cut", 1)
+    assert (stated["gb_per_s"], stated["certificate"]["kind"], stated["trees"]) == (450, "cut", 1)
     assert "switch  " not in blink("plan", "allreduce", "--topo", "dgx-a100").out
     assert "300 GB/s algbw where NVSwitch" in blink("plan", "allreduce", "--topo", "dgx-a100", "--sharp").out
     assert "in_switch" not in json.loads(blink("plan", "broadcast", "--topo", "hgx-h100", "--json").out)
-    many = blink("plan", "allreduce", "--topo", "8x hgx-h100")
-    assert "switch  not computed: 8 switches that combine among 64 ranks" in many.out
+    several = blink("plan", "allreduce", "--topo", "4x hgx-h100", "-q").out
+    assert (
+        "switch  266.7 GB/s algbw where 0/NVSwitch, 1/NVSwitch, 2/NVSwitch and 1 more add up and multicast" in several
+    )
+    assert "nothing is faster, by the links 0→43, 1→44 and 62 more" in " ".join(several.split())
+
+
+def test_the_trees_of_switches_are_a_plan(blink, tmp_path):
+    file = str(tmp_path / "plan.json")
+    said = blink("plan", "allreduce", "--topo", "2x dgx-a100", "--sharp", "--algo", "in_switch", "-o", file).out
+    assert "bound   8 units = 200 GB/s: optimal\n" in said
+    assert "in them 16 = 0/NVSwitch, 31 = 1/NVSwitch" in said
+    assert "proof   no schedule of trees is faster, even if these switches combine and multicast:" in said
+    assert "switch  " not in said
+    checked = blink("check", file)
+    assert (checked.code, checked.out.splitlines()[-1]) == (0, "proved")
+    refused = blink("check", file, "--topo", "2x dgx-a100")
+    assert refused.code == 1
+    assert "vertex 16 combines in the plan, not in the topology given beside it" in refused.out
+    timed = json.loads(blink("sim", "--plan", file, "--size", "64M", "--json").out)["sizes"][0]["algorithms"]
+    both = ("sim", "allreduce", "--topo", "2x dgx-a100", "--sharp", "--algo", "in_switch,optimal", "--size", "64M")
+    beside = json.loads(blink(*both, "--json").out)["sizes"][0]["algorithms"]
+    assert [one["algorithm"] for one in beside] == ["in_switch", "optimal"]
+    assert timed[0]["seconds"] == beside[0]["seconds"] < beside[1]["seconds"]
+
+
+def test_what_no_engine_runs_is_not_exported(blink, tmp_path):
+    file = str(tmp_path / "plan.json")
+    blink("plan", "allreduce", "--topo", "hgx-h100", "--algo", "in_switch", "-o", file)
+    for form, *options in (("cuda",), ("msccl",), ("mscclpp",), ("goal", "--size", "1M"), ("chakra", "--json")):
+        size = ("--size", "1M") if form == "chakra" else ()
+        ended = blink("export", file, "--to", form, *options, *size)
+        assert ended.code != 0, form
+        assert any(word in ended.err for word in ("at switches [8]", "vertices [8]", "at NVSwitch")), ended.err
 
 
 def test_an_order_and_its_price_stand_in_text_file_and_check(blink, tmp_path):

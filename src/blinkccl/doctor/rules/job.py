@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for
-from blinkccl.algorithms.in_switch import in_switch_allreduce
+from blinkccl.algorithms.in_switch import in_switch_forest
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.baselines.nccl_system import VERSION, guess_arch
@@ -246,10 +246,10 @@ def in_switch_busbw(topology: Topology, ranks: tuple[int, ...], collective: str)
     if collective != "allreduce":
         return None
     try:
-        found = in_switch_allreduce(network_for(topology, ranks), ranks)
+        found = in_switch_forest(network_for(topology, ranks), Collective(collective, len(ranks)), ranks)
     except BlinkError:
         return None
-    return None if found is None else found.gb_per_s * float(bus_factor(collective, len(ranks)))
+    return None if found is None else found.algbw_gb_per_s * float(bus_factor(collective, len(ranks)))
 
 
 def _collective(name: str, size: int) -> Collective:
