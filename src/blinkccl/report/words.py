@@ -94,7 +94,8 @@ def _how(forest: Forest) -> str:
     down = any(share.broadcast is not None and share.broadcast.edges for share in forest.shares)
     each = "each goes" if moving != 1 else "it goes"
     if up and down:
-        way = f"{each} up a tree of links to one of the ranks, added up on the way, and then down a tree to all"
+        roots = "ranks or switches" if forest.combining else "ranks"
+        way = f"{each} up a tree of links to one of the {roots}, added up on the way, and then down a tree to all"
     elif up:
         way = f"{each} up a tree of links, added up on the way, to the one that keeps it"
     else:
