@@ -3,6 +3,7 @@
 // definition in Python: tests/unit/packing/test_native_flows.py.
 #include <cassert>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -161,9 +162,31 @@ void unreached() {
   blink_trees_free(trees);
 }
 
+// A ring of five, prices ascending: two hops reach all each way, one does not, and no tree is deeper than it may be.
+void hop_trees() {
+  constexpr int n = 5;
+  std::vector<double> price(n * n, std::numeric_limits<double>::infinity());
+  for (int v = 0; v < n; ++v) price[v * n + (v + 1) % n] = price[(v + 1) % n * n + v] = v;
+  const std::vector<std::int32_t> roots{0, 3};
+  std::vector<std::int32_t> parent(roots.size() * BLINK_PACKING_HOP_TREES * n);
+  assert(blink_hop_trees(n, price.data(), 1, roots.data(), 2, parent.data()) == BLINK_PACKING_DOES_NOT_FIT);
+  for (const int levels : {2, 3, 4}) {
+    assert(blink_hop_trees(n, price.data(), levels, roots.data(), 2, parent.data()) == BLINK_PACKING_DONE);
+    for (std::size_t tree = 0; tree < parent.size() / n; ++tree) {
+      const std::int32_t* up = &parent[tree * n];
+      assert(up[roots[tree / BLINK_PACKING_HOP_TREES]] == -1);
+      for (int v = 0; v < n; ++v) {
+        int hops = 0;
+        for (int x = v; up[x] >= 0; x = up[x]) assert(++hops <= levels);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  hop_trees();
   flows();
   rates();
   pairs();

@@ -14,6 +14,7 @@ from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Forest
+from blinkccl.packing.equal_trees import LOSS
 from blinkccl.topology.model import Link, Topology, Vertex
 from support.examples import examples
 from support.planned import asked, assert_sound, plan_or_reason, renumbered
@@ -125,17 +126,19 @@ def test_blink_is_near_the_optimum_through_one_root(request: Request) -> None:
 
 @seldom
 @given(requests(), st.sampled_from(["fewest-trees", "least-depth"]))
-def test_objectives_choose_among_optima(request: Request, objective: str) -> None:
+def test_objectives_choose_among_the_best(request: Request, objective: str) -> None:
     plain = ALGORITHMS["optimal"].plan(request)
     chosen = plan_or_reason("optimal", replace(request, objective=objective))
     if isinstance(chosen, str):
         view = rank_network_of(request.network, request.ranks).network
         one_way = request.collective.name == "allreduce" and not view.symmetric
-        assert request.collective.name in FLOWS or one_way or not view.switchless
+        switched = objective == "fewest-trees" and (one_way or not view.switchless)
+        assert request.collective.name in FLOWS or switched
         return
     assert_sound(chosen)
-    assert chosen.rate == plain.rate
     if objective == "least-depth":
+        assert chosen.rate >= chosen.bound * (1 - LOSS)
         assert chosen.depth <= plain.depth
     else:
-        assert len(chosen.shares) <= len(plain.shares)
+        assert chosen.rate >= plain.rate
+        assert len(chosen.shares) <= len(plain.shares) or not plain.optimal

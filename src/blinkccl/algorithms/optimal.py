@@ -12,7 +12,7 @@ alltoall                     a maximum concurrent flow
 
 Without transit vertices everything but alltoall is combinatorial and integral: weights are multiples of 1/p for
 an optimum p/q, but for AllReduce among pairs that are joined alike, where every rank has a star of 1/N. Trees are made
-shallow by local search; ``least-depth`` and ``fewest-trees`` search further.
+shallow by local search; ``fewest-trees`` searches further.
 With transit (switches, NICs, hosts) clusters of equal servers need only one rank's trees, rotated. Among more than
 eight ranks that are not alike, switches that give out what they take in are split into links from rank to rank, where
 weights are whole again (:mod:`~blinkccl.packing.splitting`). Elsewhere trees over ranks are priced by their cheapest
@@ -20,7 +20,8 @@ unicast hops, which is exact whatever a switch does, with weights of up to dozen
 the default takes trees of equal weight within a hundredth of the bound, which is proved as ever: from 9 ranks on where
 these are shallower, in an AllReduce from 17 on wherever they are found, and from 65 on the best of them. Longer weights
 than 1/64 of a block are rounded, for a hundredth of the rate at most (:mod:`~blinkccl.algorithms.short_weights`).
-``exact`` has the optimum itself, however long that takes.
+Where a plan of all to all is deep still, trees of fewer hops are looked for (:mod:`~blinkccl.algorithms.shallower`);
+``least-depth`` looks for the fewest. ``exact`` has the optimum itself, however long that takes.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ from blinkccl.algorithms.optimal_trees import (
 )
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.shallower import shallower
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, least_rate, shortened
 from blinkccl.algorithms.stars import one_hop
 from blinkccl.errors import UnsupportedError
@@ -101,7 +103,10 @@ def plan(request: Request) -> Forest:
         raise UnsupportedError(f"--{request.objective} is for trees; {name} sends along paths of a maximum flow")
     if name in FLOWS and request.max_trees is not None:
         raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
-    found = _stars(request) or PLANS[name](request, rank_network_of(request.network, request.ranks))
+    view = rank_network_of(request.network, request.ranks)
+    found = _stars(request) or PLANS[name](request, view)
+    if request.objective in ("shallow", "least-depth") and name not in FLOWS:
+        found = shallower(request, view, found)
     if request.max_trees is not None:
         found = _with_few_trees(request, found, request.max_trees)
     return _with_short_weights(request, found) if request.objective == "shallow" and name not in FLOWS else found
@@ -241,8 +246,7 @@ def allreduce(request: Request, view: RankNetwork) -> Forest:
         ]
         return forest_of(request, view, "optimal", drafts, partition_certificate(view, packing.blocks))
     drafts, prices, bound = _through_transit(network, request.objective, servers_of(view))
-    fewest = request.objective == "fewest-trees"
-    refuse_unproved(request.objective, 2 * len(drafts) if fewest else 2 * _radius(drafts))
+    refuse_unproved(request.objective, network.terminals)
     return forest_of(request, view, "optimal", drafts, price_certificate(view, prices, bound))
 
 

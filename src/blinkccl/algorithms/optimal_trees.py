@@ -47,7 +47,6 @@ from blinkccl.packing.templates import (
     layered_templates,
     pack_templates,
     rotated,
-    shallow_templates,
     symmetric_hops,
 )
 from blinkccl.packing.two_trees import two_trees
@@ -55,7 +54,7 @@ from blinkccl.topology.connectivity import beside, reachable
 
 #: With more orbits templates take longer than whole trees.
 FEW_ORBITS = 4
-#: Levels that are tried one after the other for templates, each a linear program.
+#: Levels more that exact trees of many ranks may have before equal trees, which take seconds, are looked for.
 MORE_LEVELS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
@@ -136,9 +135,8 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
         multiples = (1, 2, 3, network.terminals - 1)  # N − 1 for the two-hop stars, one through each other rank
         weights = whole_weights(seeds, network.capacity, [Fraction(1)], Fraction(rate), multiples=multiples)
         if weights is not None:
-            packed = Packed(_weighted(root, weights, Fraction(rate)), side)
-            refuse_unproved(objective, len(weights) if objective == "fewest-trees" else packed.depth)
-            return packed
+            refuse_unproved(objective, len(weights))
+            return Packed(_weighted(root, weights, Fraction(rate)), side)
     refuse_unproved(objective, network.terminals)
     whole = _whole(network, {root: rate}, objective) if network.terminals > WHOLE_RATE else ()
     if whole:
@@ -178,15 +176,12 @@ def _class_trees(network: FlowNetwork, root: int) -> list[Column]:
     return [*(column_of(0, loads_of(tree.arcs), tree.arcs) for tree in direct), *(column for column, _ in around)]
 
 
-def refuse_unproved(objective: str, reached: int) -> None:
-    """Refuse an objective through switches unless what familiar shapes reach cannot be beaten: 1 tree, depth ≤ 2.
-
-    Depth 1 is tried first and is the star alone, so depth 2 is the least where the star was not enough.
-    """
-    if (objective == "fewest-trees" and reached > 1) or (objective == "least-depth" and reached > 2):
+def refuse_unproved(objective: str, trees: int) -> None:
+    """Refuse the fewest trees through switches, unless a familiar shape is a single one."""
+    if objective == "fewest-trees" and trees > 1:
         raise UnsupportedError(
-            f"--{objective} is searched where links join ranks directly (for allreduce both ways alike); elsewhere "
-            "trees are packed for their rate alone. Leave it out for an optimal plan"
+            "--fewest-trees is searched where links join ranks directly (for allreduce both ways alike); elsewhere "
+            "say --max-trees N for so many of equal weight, or leave both out for an optimal plan"
         )
 
 
@@ -201,7 +196,7 @@ def every_root(network: FlowNetwork, objective: str, groups: Groups) -> Packed:
     clock.bounded(rate * network.terminals)
     if not network.switchless:
         packed = _every_with_transit(network, rate, side, objective, groups)
-        refuse_unproved(objective, 2 * len(packed.trees) if objective == "fewest-trees" else 2 * packed.depth)
+        refuse_unproved(objective, network.terminals)
         return packed
     layered = None if objective == "fewest-trees" else layered_templates(network, symmetry_of(network), rate)
     if layered is not None:
@@ -230,7 +225,7 @@ def _every_with_transit(
     symmetry, roots = symmetry_of(network), tuple(range(network.terminals))
     shallow = max(map(network.hop_eccentricity, symmetry.roots)) + equal_trees.SPARE_LEVELS
     alike = len(symmetry.moves) > 1 and (len(symmetry.roots) <= FEW_ORBITS or network.terminals > SOLVED)
-    moved = _from_templates(network, rate, side, shallow, groups) if alike else None
+    moved = _from_templates(network, rate, side, groups) if alike else None
     # Weights twice as long as they may be are rounded at next to no cost.
     if moved is not None and moved.longest_weight <= 2 * LONGEST_WEIGHT and moved.depth <= shallow:
         return moved
@@ -239,7 +234,7 @@ def _every_with_transit(
         whole = _whole(network.scaled(rate.denominator), _alike(network, rate), objective)
         exact += [Packed(whole, side)] if whole else []
     best = min(exact, key=lambda p: (p.depth, p.longest_weight > LONGEST_WEIGHT, len(p.trees)), default=None)
-    fair_depth = shallow + MORE_LEVELS * (network.terminals > SOLVED)  # where equal trees take seconds
+    fair_depth = shallow + MORE_LEVELS * (network.terminals > SOLVED)
     if objective == "shallow" and not (best and best.depth <= fair_depth):
         equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
         if equal and _preferred(network, rate, equal, best):
@@ -247,7 +242,7 @@ def _every_with_transit(
     if best is not None:
         return best
     if len(symmetry.moves) > 1:
-        return _from_templates(network, rate, side, shallow, groups)
+        return _from_templates(network, rate, side, groups)
     packing = tree_packing(network, roots)
     weights = rounded(packing, network.capacity, [Fraction(1)] * len(roots))
     out = tuple(
@@ -274,18 +269,10 @@ def _preferred(network: FlowNetwork, rate: Fraction, equal: EqualTrees, exact: P
     return equal.near(rate) or network.terminals > SOLVED
 
 
-def _from_templates(
-    network: FlowNetwork, rate: Fraction, side: tuple[int, ...], shallow: int, groups: Groups
-) -> Packed:
-    """Templates of the best rate; of least depth as far as such are found, from ``shallow`` levels on."""
+def _from_templates(network: FlowNetwork, rate: Fraction, side: tuple[int, ...], groups: Groups) -> Packed:
+    """Templates of the best rate."""
     symmetry = symmetry_of(network)
     moving = pack_templates(network, symmetry, rate, _familiar_templates(network, symmetry, groups))
-    deepest = max(hops_deep(root, breadth_first(root, tree)) for root, _, tree in moving.templates)
-    for levels in range(shallow, min(deepest, shallow + MORE_LEVELS)) if moving.rate == rate else ():
-        found = shallow_templates(network, symmetry, rate, levels)
-        if found is not None:
-            moving = found
-            break
     out = moved_trees(moving.templates, symmetry, moving.rate)
     if moving.rate == rate:
         return Packed(out, side)

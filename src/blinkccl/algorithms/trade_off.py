@@ -85,7 +85,7 @@ def _others(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
     if request.collective.name in FLOWS:
         return
     yield from whole_rate(request, default)
+    yield "--least-depth", replace(request, objective="least-depth")
     if _network(request).switchless or _is_soon_solved(_network(request)):
-        yield "--least-depth", replace(request, objective="least-depth")
         yield "--fewest-trees", replace(request, objective="fewest-trees")
     yield from fewer_trees(request, default)

@@ -62,7 +62,9 @@ def plan(
     fewest_trees: Annotated[
         bool, Option("--fewest-trees", help="As few trees as the search finds, at the optimal rate.")
     ] = False,
-    least_depth: Annotated[bool, Option("--least-depth", help="The least depth found at the optimal rate.")] = False,
+    least_depth: Annotated[
+        bool, Option("--least-depth", help="The least depth found, for a hundredth of the rate at most.")
+    ] = False,
     max_trees: Annotated[
         int | None,
         Option("--max-trees", metavar="N", min=1, help="At most N trees for each block, whatever that costs."),

@@ -10,6 +10,7 @@ certificate that anyone can re-check with the oracle. HiGHS finds the basis; the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -110,8 +111,7 @@ def pack_columns(
         fresh = [
             column
             for column in oracle(prices)
-            if column.cost(prices) < worth[column.group] - REDUCED_COST_TOLERANCE * max(1.0, worth[column.group])
-            and master.add(column)
+            if column.cost(prices) < _undercut(worth[column.group]) and master.add(column)
         ]
         if not fresh:
             break
@@ -123,6 +123,65 @@ def pack_columns(
     least = _cheapest(master.columns, costs)
     pool = tuple(c for c, cost in zip(master.columns, costs, strict=True) if cost == least[c.group])
     return ExactPacking(rate, columns, pool, exact_prices, bound)
+
+
+#: Less than this is no weight, but rounding.
+LEAST_WEIGHT = 1e-9
+#: A search ends where its own columns, if they were the cheapest, would prove that less than this of it is reached.
+HOPELESS = 0.95
+
+
+def best_mix(
+    capacity: Mapping[Arc, int],
+    demand: Sequence[Fraction],
+    oracle: Oracle,
+    target: Fraction,
+    near: Fraction,
+    rounds: int = MOST_ROUNDS,
+) -> tuple[Fraction, tuple[tuple[Column, Fraction], ...]] | None:
+    """X of at least ``near``, and the columns that reach it, of those that ``oracle`` offers: few of them.
+
+    The oracle's columns need not be the cheapest, so nothing is proved of others; ``target`` is a proved upper bound.
+    None where nothing near is found in so many ``rounds``, or what is offered shows that nothing will be.
+    """
+    master = _Master(capacity, demand)
+    for column in oracle(dict.fromkeys(capacity, 1)):
+        master.add(column)
+    if len({column.group for column in master.columns}) < len(demand):
+        return None
+    value = 0.0
+    for _ in range(rounds):
+        clock.look()
+        value, prices, worth = master.optimum()
+        if value >= float(target) * (1 - 1e-9):
+            break
+        offered = oracle(prices)
+        costs = [column.cost(prices) for column in offered]
+        least = _cheapest(offered, costs)
+        cost = sum(float(d) * least[group] for group, d in enumerate(demand))
+        reachable = sum(capacity[arc] * price for arc, price in prices.items()) / cost if cost > 0 else math.inf
+        if reachable < float(near) * HOPELESS:
+            return None
+        fresh = [
+            column
+            for column, cost in zip(offered, costs, strict=True)
+            if cost < _undercut(worth[column.group]) and master.add(column)
+        ]
+        if not fresh:
+            break
+    if value < float(near):
+        return None
+    few = _Master(capacity, demand)
+    for column, weight in zip(master.columns, master.weights(), strict=True):
+        if weight > LEAST_WEIGHT:
+            few.add(column)
+    few.leave_out(float(near))
+    return few.exact_primal()
+
+
+def _undercut(worth: float) -> float:
+    """A mix may gain by a column that costs less, where its group's are worth so much."""
+    return worth - REDUCED_COST_TOLERANCE * max(1.0, worth)
 
 
 def _at_target(master: _Master, target: Fraction) -> ExactPacking | None:
@@ -173,6 +232,29 @@ class _Master:
         prices = {arc: max(0.0, -dual[i]) for i, arc in enumerate(self.arcs)}
         worth = [abs(dual[len(self.arcs) + g]) for g in range(len(self.demand))]
         return value * self._unit, prices, worth
+
+    def weights(self) -> list[float]:
+        """The columns' weights at the last optimum, in HiGHS's unit."""
+        return self._program.values()[1:]
+
+    def leave_out(self, least: float) -> None:
+        """Leaves columns out, those of least weight first, for as long as X stays at ``least``."""
+        self.optimum()
+        tried: set[int] = set()
+        while len(tried) < len(self.columns):
+            weights = self.weights()
+            for j, weight in enumerate(weights):
+                if weight <= LEAST_WEIGHT and j not in tried:
+                    tried.add(j)
+                    self._program.forbid(j + 1)
+            left = [(weight, j) for j, weight in enumerate(weights) if j not in tried]
+            if left:
+                lightest = min(left)[1]
+                tried.add(lightest)
+                self._program.forbid(lightest + 1)
+                if self.optimum()[0] < least:
+                    self._program.allow(lightest + 1)
+                    self.optimum()
 
     def _basis(self) -> tuple[list[int], list[int]]:
         """Indexes of basic columns (−1 is X) and of tight rows."""

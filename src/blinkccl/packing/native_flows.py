@@ -6,6 +6,7 @@ It takes what 64 bits can hold. Python's own integers serve everything else, and
 from __future__ import annotations
 
 import ctypes as c
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -202,3 +203,28 @@ def equal_trees(
             begin = at + 1
     each = network.terminals - 1
     return [tuple(hops[i : i + each]) for i in range(0, len(hops), each)]
+
+
+def hop_trees(
+    price: Sequence[Sequence[float | None]], levels: int, roots: Sequence[int]
+) -> list[tuple[int, list[int]]] | None:
+    """Some different cheap trees of at most ``levels`` hops from each root, by their parents (−1: the root's).
+
+    None without native code, or where levels are too few. ``price[u][v]`` is that of a hop, None where there is none.
+    """
+    library = load()
+    if library is None:
+        return None
+    clock.look()
+    n = len(price)
+    prices = array("d", [math.inf if x is None else float(x) for row in price for x in row])
+    starts = array("i", roots)
+    each = HEADER.constants["BLINK_PACKING_HOP_TREES"]
+    parents = array("i", bytes(4 * n * each * len(roots)))
+    code = library.blink_hop_trees(n, _address(prices), levels, _address(starts), len(roots), _address(parents))
+    if code == _NO_MEMORY:
+        raise MemoryError
+    if code != _DONE:
+        return None
+    found = ((roots[i // each], tuple(parents[i * n : i * n + n])) for i in range(each * len(roots)))
+    return [(root, list(parent)) for root, parent in dict.fromkeys(found)]

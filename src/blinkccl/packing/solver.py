@@ -60,6 +60,7 @@ def _new_highs() -> Any:
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("random_seed", 0)
+    highs.setOptionValue("simplex_strategy", 1)
     return highs
 
 
@@ -122,6 +123,18 @@ class GrowingProgram:
         """A column x ≥ 0 that adds ``gain`` · x to the objective, with its entries by row."""
         rows, values = self._array(list(entries), int), self._array(list(entries.values()), float)
         self._highs.addCol(-gain, 0.0, self._highspy.kHighsInf, len(entries), rows, values)
+
+    def forbid(self, column: int) -> None:
+        """Keeps a column at 0."""
+        self._highs.changeColBounds(column, 0.0, 0.0)
+
+    def allow(self, column: int) -> None:
+        """Lets a column be more than 0 again."""
+        self._highs.changeColBounds(column, 0.0, self._highspy.kHighsInf)
+
+    def values(self) -> list[float]:
+        """The columns' values in the last optimum."""
+        return list(self._highs.getSolution().col_value)
 
     def _array(self, values: list[Any], kind: type) -> Any:
         return self._numpy.array(values, dtype=self._numpy.int32 if kind is int else self._numpy.float64)

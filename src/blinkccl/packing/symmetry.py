@@ -38,6 +38,11 @@ class Symmetry:
         return {move[root]: (root, move) for root in self.roots for move in self.moves}
 
 
+def no_symmetry(network: FlowNetwork) -> Symmetry:
+    """The identity alone: every terminal is its own orbit."""
+    return Symmetry((tuple(range(network.n)),), tuple(range(network.terminals)), ())
+
+
 @lru_cache(maxsize=64)
 def symmetry_of(network: FlowNetwork) -> Symmetry:
     """The largest group of turned digits. Cost: a look at all arcs per pair of a stride and a radix."""

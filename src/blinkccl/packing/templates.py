@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from blinkccl.packing.arborescence import shallow_minimum_tree
 from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
@@ -69,29 +68,6 @@ def _packed(
     templates = tuple((column.payload[0], weight / count, column.payload[1]) for column, weight in packing.columns)
     prices = {arc: packing.prices[name] for arc, name in sorted(orbit.items()) if name in packing.prices}
     return TemplatePacking(packing.rate / count, templates, prices, packing.bound / count)
-
-
-def shallow_templates(network: FlowNetwork, symmetry: Symmetry, rate: Fraction, levels: int) -> TemplatePacking | None:
-    """Templates of at most ``levels`` hops that reach a proved ``rate``; None where none are found.
-
-    Columns are trees that are cheap and not the cheapest, so nothing is proved by them, and there are no prices.
-    """
-    orbit = arc_orbits(network, symmetry.moves)
-
-    def oracle(prices: Prices) -> list[Column]:
-        cost, hop = symmetric_hops(network, symmetry, {arc: prices.get(name, 0) for arc, name in orbit.items()})
-        found = []
-        for root in symmetry.roots:
-            parent = shallow_minimum_tree(network.terminals, root, cost, levels)
-            if parent is not None:
-                tree = tuple(hop(u, v) for v, u in enumerate(parent) if u >= 0)
-                found.append(_template(symmetry, orbit, root, tree))
-        return found
-
-    if len(oracle({})) < len(symmetry.roots):
-        return None
-    found = _packed(network, symmetry, orbit, oracle, rate)
-    return found if found.rate == rate else None
 
 
 def _template(symmetry: Symmetry, orbit: dict[Arc, Arc], root: int, tree: Hops) -> Column:

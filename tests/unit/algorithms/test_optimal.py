@@ -89,7 +89,7 @@ def test_shallow_by_default() -> None:
         ("gather", "fewest-trees"),
         ("alltoall", "least-depth"),
         ("allgather", "fewest-trees"),
-        ("allreduce", "least-depth"),
+        ("allreduce", "fewest-trees"),
     ],
 )
 def test_an_objective_that_is_not_served_is_refused(name: str, objective: str) -> None:

@@ -18,7 +18,6 @@ from blinkccl.packing.templates import (
     layered_templates,
     pack_templates,
     rotated,
-    shallow_templates,
     symmetric_hops,
 )
 from support.planned import asked
@@ -141,24 +140,6 @@ def test_seeds_that_reach_the_target_are_taken_without_a_search() -> None:
     packing = pack_templates(network, symmetry, Fraction(1), [(0, star)])
     assert packing.templates == ((0, Fraction(1), star),)
     assert pack_templates(network, symmetry, allgather_rate(network)[0], [(0, star)]).rate > 1
-
-
-def test_shallower_templates_of_the_same_rate() -> None:
-    network = view("2x mi250").network
-    symmetry, rate = symmetry_of(network), allgather_rate(network)[0]
-    assert shallow_templates(network, symmetry, rate, 4) is None
-    found = shallow_templates(network, symmetry, rate, 5)
-    assert found is not None
-    assert load_evenly(network, symmetry, found)
-    for root, _, tree in found.templates:
-        depth = {root: 0}
-        waiting = list(tree)
-        while waiting:
-            placed = [hop for hop in waiting if hop[0] in depth]
-            assert placed
-            depth |= {hop[-1]: depth[hop[0]] + 1 for hop in placed}
-            waiting = [hop for hop in waiting if hop not in placed]
-        assert max(depth.values()) <= 5
 
 
 def test_hops_by_symmetry_are_the_cheapest() -> None:

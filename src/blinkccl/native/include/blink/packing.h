@@ -72,6 +72,15 @@ int64_t blink_trees_length(const blink_trees *trees);
 void blink_trees_read(const blink_trees *trees, int32_t *hops);
 void blink_trees_free(blink_trees *trees);
 
+// How many trees of each root are looked for.
+#define BLINK_PACKING_HOP_TREES 8
+
+// Cheap trees over all vertices of at most `levels` hops, from each of `roots` in turn: the parent of each vertex, -1 for
+// the root. price[u * vertices + v] is that of a hop from u to v, infinite where there is none. DONE, DOES_NOT_FIT where
+// levels are too few for a root, or NO_MEMORY.
+int blink_hop_trees(int64_t vertices, const double *price, int64_t levels, const int32_t *roots, int64_t count,
+                    int32_t *parent);
+
 #ifdef __cplusplus
 }
 #endif

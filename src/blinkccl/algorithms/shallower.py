@@ -1,0 +1,111 @@
+"""Plans made shallower: trees of fewer hops within a hundredth of the best rate, of every collective that has trees.
+
+Trees that fill a cut exactly are grown for their rate, and may be deep, while a hop costs as much as thousands of
+bytes. Where a plan is deeper than it need be, trees of at most so many hops are looked for, by halving the depths that
+there are.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from blinkccl.algorithms.bounds import reverse_of
+from blinkccl.algorithms.forests import Draft, backward, forest_of
+from blinkccl.algorithms.rank_network import RankNetwork
+from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, shortened
+from blinkccl.errors import TimeUpError
+from blinkccl.forest.model import Forest
+from blinkccl.packing import hop_limited
+from blinkccl.packing.equal_trees import LOSS
+from blinkccl.packing.hop_limited import Part
+from blinkccl.packing.network import FlowNetwork, Hops
+from blinkccl.packing.symmetry import symmetry_of
+
+#: Hops above the fewest in which all are reached, or as many again, that the default does not mind.
+SPARE_LEVELS = 2
+#: Roots with trees of their own, times pairs of ranks, at most.
+MOST_PRICED = 1 << 20
+#: How much of the rate trees may lose: the other half of a hundredth is for shorter weights.
+TREES_LOSS = LOSS / 2
+
+
+def shallower(request: Request, view: RankNetwork, known: Forest) -> Forest:
+    """A forest of fewer hops than ``known``, as few as are found, near its bound; ``known`` where there is none.
+
+    By default only where ``known`` is deeper than it need be: see :func:`_is_fair`.
+    """
+    network = reverse_of(view.network) if _only_up(request) else view.network
+    low, high = _fewest_hops(request, network), known.depth
+    if _is_fair(request, low, high) or not _served(request, network):
+        return known
+    best = known
+    while low < high:
+        levels = (low + high) // 2
+        try:
+            found = _within(request, view, network, levels, known)
+        except TimeUpError:
+            break  # complete but for this
+        if found is None:
+            low = levels + 1
+        else:
+            best, high = found, found.depth
+    return best
+
+
+def _within(request: Request, view: RankNetwork, network: FlowNetwork, levels: int, known: Forest) -> Forest | None:
+    """A forest of at most so many hops, near the bound of ``known``, with weights that chunks can have."""
+    parts = _trees(request, network, levels, known.bound)
+    if parts is None:
+        return None
+    drafts = [_draft(request, *part) for part in parts]
+    found = shortened(forest_of(request, view, "optimal", drafts, known.certificate))
+    return found if found.longest_weight <= LONGEST_WEIGHT else None
+
+
+def _only_up(request: Request) -> bool:
+    return request.collective.name in ("reduce", "reduce_scatter")
+
+
+def _fewest_hops(request: Request, network: FlowNetwork) -> int:
+    """Hops without which some rank is not reached; AllReduce may have the roots that reach all soonest."""
+    if request.collective.root is not None:
+        return network.hop_eccentricity(request.collective.root)
+    hops = [network.hop_eccentricity(root) for root in symmetry_of(network).roots]
+    return min(hops) if request.collective.name == "allreduce" else max(hops)
+
+
+def _is_fair(request: Request, least: int, depth: int) -> bool:
+    """Whether a plan is as shallow as is asked, where no rank is reached in fewer than ``least`` hops.
+
+    By default trees from one root are left as they are: those of fewer hops are many, and take a linear program to find
+    where a plan needs none.
+    """
+    if request.objective == "least-depth":
+        return depth <= least
+    return request.collective.root is not None or depth <= min(2 * least, least + SPARE_LEVELS)
+
+
+def _served(request: Request, network: FlowNetwork) -> bool:
+    roots = 1 if request.collective.root is not None else len(symmetry_of(network).roots)
+    one_way = request.collective.name == "allreduce" and not network.symmetric
+    return not one_way and roots * network.terminals**2 <= MOST_PRICED
+
+
+def _trees(request: Request, network: FlowNetwork, levels: int, bound: Fraction) -> list[Part] | None:
+    near, size = bound * (1 - TREES_LOSS), network.terminals
+    if request.collective.root is not None:
+        return hop_limited.from_root(network, request.collective.root, levels, bound, near)
+    if request.collective.name == "allreduce":
+        return hop_limited.up_and_down(network, symmetry_of(network), levels, bound, near)
+    return hop_limited.from_roots(network, symmetry_of(network), levels, bound / size, near / size)
+
+
+def _draft(request: Request, root: int, part: Fraction, down: Hops) -> Draft:
+    if request.collective.name == "allreduce":
+        return Draft(None, part, root, backward(down), down)
+    whole = request.collective.root is not None
+    block, weight = (None, part) if whole else (root, part / request.collective.world_size)
+    return Draft(
+        block, weight, root, backward(down) if _only_up(request) else None, None if _only_up(request) else down
+    )

@@ -1,0 +1,116 @@
+"""Trees of at most so many hops: the best mix of them that column generation finds, near a rate that is proved.
+
+The cheapest tree within a number of hops is NP-hard to find, so columns are cheap trees and perhaps not the cheapest
+(native/packing/hop_trees.cpp): a mix that is near the rate is one, and where none is found nothing is proved. Trees are
+then left out for as long as the others make up for them. All trees that a symmetry makes of one have the same weight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from blinkccl.packing.arborescence import shallow_minimum_tree
+from blinkccl.packing.columns import Column, Prices, best_mix
+from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, breadth_first
+from blinkccl.packing.oracles import column_of, loads_of
+from blinkccl.packing.symmetry import Symmetry, arc_orbits, no_symmetry
+from blinkccl.packing.templates import rotated, symmetric_hops
+
+#: Lots of new trees, at most; a linear program after each.
+MOST_ROUNDS = 100
+
+#: A root, its part of the data (or of its own block), and the hops down from it.
+Part = tuple[int, Fraction, Hops]
+
+
+def from_roots(
+    network: FlowNetwork, symmetry: Symmetry, levels: int, rate: Fraction, near: Fraction
+) -> list[Part] | None:
+    """Out-trees from every terminal, ``near`` per root at least of the proved ``rate``; None where none are found."""
+    groups = {root: group for group, root in enumerate(symmetry.roots)}
+    return _Mix(network, symmetry, levels, groups, both_ways=False).best(rate, near)
+
+
+def from_root(network: FlowNetwork, root: int, levels: int, rate: Fraction, near: Fraction) -> list[Part] | None:
+    """As :func:`from_roots`, from one root."""
+    return _Mix(network, no_symmetry(network), levels, {root: 0}, both_ways=False).best(rate, near)
+
+
+def up_and_down(
+    network: FlowNetwork, symmetry: Symmetry, levels: int, rate: Fraction, near: Fraction
+) -> list[Part] | None:
+    """Trees from any terminals, each used up to its root and down again, ``near`` of ``rate`` in all.
+
+    Links must be symmetric: then such trees reach what pairs of different ones do. (A pair and its mirror image load
+    links as the two trees do, each both ways.)
+    """
+    return _Mix(network, symmetry, levels, dict.fromkeys(symmetry.roots, 0), both_ways=True).best(rate, near)
+
+
+@dataclass(frozen=True)
+class _Mix:
+    network: FlowNetwork
+    symmetry: Symmetry
+    levels: int
+    groups: dict[int, int]
+    """The group of each root: all of one group share the data."""
+    both_ways: bool
+
+    def best(self, rate: Fraction, near: Fraction) -> list[Part] | None:
+        orbit = arc_orbits(self.network, self.symmetry.moves)
+        size = Counter(orbit.values())
+        copies, shared = len(self.symmetry.moves), self.both_ways
+        capacity = {name: self.network.capacity[name] * size[name] for name in size}
+        many = 1 if shared else copies  # roots of a group
+        demand = [Fraction(1)] * len(set(self.groups.values()))
+        found = best_mix(
+            *(capacity, demand, lambda prices: self._columns(prices, orbit)),
+            *(rate * many, near * many, MOST_ROUNDS),
+        )
+        if found is None:
+            return None
+        total, columns = found
+        parts = [(*column.payload, weight / total / (copies if shared else 1)) for column, weight in columns]
+        return sorted(
+            (move[root], part, breadth_first(move[root], rotated(hops, move)))
+            for root, hops, part in parts
+            for move in self.symmetry.moves
+        )
+
+    def _columns(self, prices: Prices, orbit: dict[Arc, Arc]) -> list[Column]:
+        each = {(u, v): prices.get(name, 0) for (u, v), name in orbit.items()}
+        if self.both_ways:
+            each = {(u, v): price + each[v, u] for (u, v), price in each.items()}
+        cost, hop = symmetric_hops(self.network, self.symmetry, each)
+        ways: dict[Arc, Hop] = {}
+        columns = []
+        for root, parent in _cheap_trees(cost, self.levels, list(self.groups)):
+            tree = [(u, v) for v, u in enumerate(parent) if u >= 0]
+            for u, v in tree:
+                if (u, v) not in ways:
+                    ways[u, v] = hop(u, v)
+            hops = tuple(ways[arc] for arc in tree)
+            columns.append(column_of(self.groups[root], self._loads(hops, orbit), (root, hops)))
+        return columns
+
+    def _loads(self, hops: Hops, orbit: dict[Arc, Arc]) -> Counter[Arc]:
+        loads: Counter[Arc] = Counter()
+        for (u, v), times in loads_of(hops).items():
+            loads[orbit[u, v]] += times
+            if self.both_ways:
+                loads[orbit[v, u]] += times
+        return loads
+
+
+def _cheap_trees(cost: list[list[float | None]], levels: int, roots: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Some cheap trees of at most ``levels`` hops from each root: their parents; none from a root that needs more."""
+    from blinkccl.packing import native_flows  # only here: most plans need no ctypes
+
+    found = native_flows.hop_trees(cost, levels, roots)
+    if found is not None:
+        return found
+    trees = [(root, shallow_minimum_tree(len(cost), root, cost, levels)) for root in roots]
+    return [(root, parent) for root, parent in trees if parent is not None]

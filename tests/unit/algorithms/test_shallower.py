@@ -1,0 +1,77 @@
+"""Plans of fewer hops: sound, within a hundredth of the bound, of every collective with trees; and what is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from blinkccl.algorithms import shallower
+from blinkccl.algorithms.optimal import PLANS
+from blinkccl.algorithms.rank_network import rank_network_of
+from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
+from blinkccl.errors import TimeUpError
+from blinkccl.packing import native_flows
+from blinkccl.packing.equal_trees import LOSS
+from support.planned import asked, assert_sound, planned
+
+pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
+
+#: Jobs, the depth of their optimum as it is first found, and the depth at which they are planned.
+DEEP = (
+    ("mi250", "allreduce", None, 7, 4),
+    ("2x dgx-a100", "allreduce", "0-7+0-6", 4, 2),
+    ("2x dgx-1v @ 100Gbps", "allgather", None, 3, 2),
+    ("2x dgx-a100", "reduce_scatter", "0-3+0-4", 3, 2),
+)
+
+
+@pytest.mark.parametrize(("spec", "name", "gpus", "before", "after"), DEEP)
+def test_deep_plans_of_all_to_all_are_made_shallower(
+    spec: str, name: str, gpus: str | None, before: int, after: int
+) -> None:
+    request = asked(spec, name, gpus)
+    assert PLANS[name](request, rank_network_of(request.network, request.ranks)).depth == before
+    forest = planned("optimal", request)
+    assert_sound(forest)
+    assert forest.depth == after
+    assert forest.longest_weight <= LONGEST_WEIGHT
+    assert forest.rate >= forest.bound * (1 - LOSS)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_from_one_root_only_where_the_least_depth_is_asked_for(name: str) -> None:
+    plain, least = (
+        planned("optimal", asked("2x dgx-1v @ 100Gbps", name, root=3, objective=objective))
+        for objective in ("shallow", "least-depth")
+    )
+    assert_sound(least)
+    assert (plain.depth, least.depth) == (4, 3)
+    assert least.rate >= plain.bound * (1 - LOSS)
+
+
+def test_the_least_depth_is_searched_through_switches() -> None:
+    forest = planned("optimal", asked("pcie-8gpu", "broadcast", objective="least-depth"))
+    assert_sound(forest)
+    assert forest.depth == 3
+
+
+@pytest.mark.parametrize("spec", ["dgx-1v", "torus:4x4", "dgx-a100", "2x dgx-a100 @ 200Gbps"])
+def test_what_is_shallow_is_not_searched(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shallower, "_trees", lambda *_: pytest.fail("searched"))
+    assert planned("optimal", asked(spec, "allgather")).depth <= 4
+
+
+def test_one_way_links_are_left_as_they_are() -> None:
+    request = asked("oneway:5", "allreduce", objective="least-depth")
+    assert planned("optimal", request).rate == planned("optimal", asked("oneway:5", "allreduce")).rate
+
+
+def test_a_deadline_in_the_search_leaves_the_plan_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = asked("mi250", "allreduce")
+    view = rank_network_of(request.network, request.ranks)
+    known = PLANS["allreduce"](request, view)
+
+    def late(*_: object) -> None:
+        raise TimeUpError("the time of a search is up")
+
+    monkeypatch.setattr(shallower, "_trees", late)
+    assert shallower.shallower(request, view, known) is known
