@@ -12,12 +12,10 @@
 #include <vector>
 
 #include "blink/packing.h"
-#include "flow.h"
+#include "kept_flows.h"
 
 namespace {
 
-using blink::packing::FlowGraph;
-using blink::packing::infinite;
 using Vertex = std::int32_t;
 using Arc = std::int32_t;
 using Units = std::int64_t;
@@ -26,6 +24,7 @@ using Seconds = std::chrono::duration<double>;
 struct Group {
   Vertex root;
   Units multiplicity;
+  std::int32_t number;          // in the flows
   std::vector<Vertex> depth;    // by vertex, -1 where it has not come to
   std::vector<Vertex> reached;  // by depth, then by number
   std::vector<Arc> arcs;
@@ -46,14 +45,16 @@ struct blink_packer {
         head_(arcs.head, arcs.head + arcs.arcs),
         residual_(arcs.capacity, arcs.capacity + arcs.arcs),
         leaving_(static_cast<std::size_t>(arcs.vertices)),
-        probe_(n_ + 1) {
+        flows_(n_, tail_, head_, residual_) {
     std::vector<Arc> order(tail_.size());
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(), [&](Arc a, Arc b) { return head_[a] < head_[b]; });
     for (const Arc arc : order) leaving_[tail_[arc]].push_back(arc);
     for (Vertex v = 0; v < n_; ++v) {
       if (demand[v] <= 0) continue;
-      open_.push_back(std::make_unique<Group>(Group{v, demand[v], std::vector<Vertex>(n_, -1), {v}, {}}));
+      const std::int32_t number = flows_.open(demand[v]);
+      flows_.join(number, v);
+      open_.push_back(std::make_unique<Group>(Group{v, demand[v], number, std::vector<Vertex>(n_, -1), {v}, {}}));
       open_.back()->depth[v] = 0;
     }
   }
@@ -80,20 +81,29 @@ struct blink_packer {
     std::unique_ptr<Group> group = std::move(*chosen);
     open_.erase(chosen);
     if (complete(*group)) {
+      flows_.close(group->number);
       done_.push_back(std::move(group));
       return true;
     }
     const Choice best = best_arc(*group);
     if (best.arc < 0) return false;
     residual_[best.arc] -= best.amount;
-    if (best.amount < group->multiplicity) {
-      open_.push_back(std::make_unique<Group>(*group));
-      open_.back()->multiplicity -= best.amount;
-    }
-    group->multiplicity = best.amount;
+    flows_.give(best.arc, best.amount);
+    if (best.amount < group->multiplicity) open_.push_back(split_off(*group, group->multiplicity - best.amount));
     grow(*group, best.arc);
     open_.push_back(std::move(group));
     return true;
+  }
+
+  // As many trees of the group as a group of their own.
+  std::unique_ptr<Group> split_off(Group& group, Units units) {
+    auto rest = std::make_unique<Group>(group);
+    group.multiplicity -= units;
+    rest->multiplicity = units;
+    flows_.set_multiplicity(group.number, group.multiplicity);
+    rest->number = flows_.open(units);
+    for (const Vertex v : rest->reached) flows_.join(rest->number, v);
+    return rest;
   }
 
   std::size_t largest() const {
@@ -106,8 +116,9 @@ struct blink_packer {
     return best;
   }
 
-  void grow(Group& group, Arc arc) const {
+  void grow(Group& group, Arc arc) {
     const Vertex v = head_[arc];
+    flows_.join(group.number, v);
     group.depth[v] = group.depth[tail_[arc]] + 1;
     const auto later = [&](Vertex a, Vertex b) {
       return std::make_pair(group.depth[a], a) < std::make_pair(group.depth[b], b);
@@ -119,16 +130,13 @@ struct blink_packer {
   Choice best_arc(const Group& group) {
     Choice best;
     Vertex nearest = -1;
-    bool built = false;
     for (const Vertex u : group.reached) {
       if (best.arc >= 0 && group.depth[u] > nearest && !few_) break;
       for (const Arc arc : leaving_[u]) {
         if (group.depth[head_[arc]] >= 0 || residual_[arc] == 0) continue;
         const Units wanted = std::min(residual_[arc], group.multiplicity);
         if (wanted <= best.amount) continue;
-        if (!built) build_probe();
-        built = true;
-        const Units amount = allowed(arc, wanted);
+        const Units amount = flows_.allowed(group.number, arc, wanted);
         if (amount > best.amount) {
           best = {arc, amount};
           nearest = group.depth[u];
@@ -139,51 +147,13 @@ struct blink_packer {
     return best;
   }
 
-  // The graph of all that may flow besides: vertex n is the tail of the arc asked for, joined to every other open group.
-  void build_probe() {
-    others_.clear();
-    for (const auto& group : open_) {
-      if (!complete(*group)) others_.push_back(group.get());
-    }
-    probe_.clear(n_ + 1 + static_cast<Vertex>(others_.size()));
-    for (Arc arc = 0; arc < static_cast<Arc>(residual_.size()); ++arc) {
-      if (residual_[arc] != 0) probe_.add(tail_[arc], head_[arc], residual_[arc]);
-    }
-    first_join_ = static_cast<Arc>(probe_.capacity.size());
-    for (Vertex v = 0; v < n_; ++v) probe_.add(n_, v, 0);
-    first_promise_ = static_cast<Arc>(probe_.capacity.size());
-    for (std::size_t i = 0; i < others_.size(); ++i) probe_.add(n_, n_ + 1 + static_cast<Vertex>(i), 0);
-    for (std::size_t i = 0; i < others_.size(); ++i) {
-      for (const Vertex v : others_[i]->reached) probe_.add(n_ + 1 + static_cast<Vertex>(i), v, infinite);
-    }
-    probe_.finish();
-    empty_ = probe_.capacity;
-  }
-
-  // μ. A group that has the head already reaches it by itself, whatever the arc takes: it is left out.
-  Units allowed(Arc arc, Units wanted) {
-    const Vertex u = tail_[arc], v = head_[arc];
-    probe_.capacity = empty_;
-    probe_.capacity[first_join_ + 2 * u] = infinite;
-    Units promised = 0;
-    for (std::size_t i = 0; i < others_.size(); ++i) {
-      if (others_[i]->depth[v] >= 0) continue;
-      probe_.capacity[first_promise_ + 2 * static_cast<Arc>(i)] = others_[i]->multiplicity;
-      promised += others_[i]->multiplicity;
-    }
-    return std::max<Units>(0, probe_.max_flow(n_, v, promised + wanted) - promised);
-  }
-
   Vertex n_;
   bool few_;
   std::vector<Vertex> tail_, head_;
   std::vector<Units> residual_;
   std::vector<std::vector<Arc>> leaving_;
   std::vector<std::unique_ptr<Group>> open_, done_;
-  FlowGraph probe_;
-  std::vector<const Group*> others_;
-  std::vector<Units> empty_;
-  Arc first_join_ = 0, first_promise_ = 0;
+  blink::packing::KeptFlows flows_;
 };
 
 extern "C" blink_packer* blink_packer_new(const blink_arcs* arcs, const int64_t* demand, int few) {
