@@ -114,6 +114,18 @@ void refusals() {
   blink_packer_free(packer);
 }
 
+// Two chains, 0 → 1 → 2 → 3 and 1 → 0 → 3 → 2: arcs that no tree has let all rise.
+void shallower() {
+  Network net = clique(4, 1);
+  const blink_arcs arcs = net.arcs();
+  const std::vector<std::int64_t> multiplicity{1, 1};
+  std::vector<std::int32_t> parents{-1, 0, 1, 2, 1, -1, 3, 0};
+  int passes = 0;
+  while (blink_flatten(&arcs, 2, multiplicity.data(), 0, parents.data()) == BLINK_PACKING_GOES_ON) ++passes;
+  assert(passes > 0);
+  assert((parents == std::vector<std::int32_t>{-1, 0, 0, 0, 1, -1, 1, 1}));
+}
+
 // Two servers of two behind a switch each, joined by a third; every tree spans, whatever the search has done to it.
 void equal_trees(bool both_ways) {
   Network net{7, {}, {}, {}};
@@ -193,6 +205,7 @@ int main() {
   packings(false);
   packings(true);
   refusals();
+  shallower();
   equal_trees(false);
   equal_trees(true);
   unreached();

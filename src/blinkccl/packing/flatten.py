@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from blinkccl.packing.integral import Arborescence, canonical_arcs
+from blinkccl.packing.maxflow import NATIVE_EDGES
 from blinkccl.packing.network import Arc
 
 
@@ -81,6 +82,14 @@ def flatten(
     ``capacity`` is per arc; with ``undirected`` per edge (u < v), each used by a tree at most once in either direction.
     Cost: a few passes of O(trees² · n) moves looked at.
     """
+    if len(trees) * len(capacity) >= NATIVE_EDGES:
+        from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
+        if native_flows.can_hold(sum(capacity.values())):
+            found = native_flows.flattened(
+                len(trees[0].arcs) + 1, capacity, [(t.multiplicity, t.arcs) for t in trees], undirected, most_passes
+            )
+            return [_hung(t.root, t.multiplicity, arcs) for t, arcs in zip(trees, found, strict=True)]
     hung = [_Tree(tree) for tree in trees]
     room = _Room(capacity, undirected)
     for tree in hung:
@@ -99,10 +108,11 @@ def flatten(
             moved |= _exchange(hung, v, len(vertices))
         if not moved:
             break
-    return [
-        Arborescence(t.root, t.multiplicity, canonical_arcs(t.root, tuple((u, v) for v, u in t.parent.items())))
-        for t in hung
-    ]
+    return [_hung(t.root, t.multiplicity, tuple((u, v) for v, u in t.parent.items())) for t in hung]
+
+
+def _hung(root: int, multiplicity: int, arcs: tuple[Arc, ...]) -> Arborescence:
+    return Arborescence(root, multiplicity, canonical_arcs(root, arcs))
 
 
 def _rehang(hung: list[_Tree], room: _Room, v: int, parents: list[int], base: int) -> bool:

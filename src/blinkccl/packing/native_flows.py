@@ -165,6 +165,33 @@ def _trees(library: c.CDLL, packer: int, n: int) -> list[tuple[int, int, tuple[A
     return [(roots[i], units[i], tuple(pairs[i * (n - 1) : (i + 1) * (n - 1)])) for i in range(count)]
 
 
+def flattened(
+    vertices: int,
+    capacity: Mapping[Arc, int],
+    trees: Sequence[tuple[int, tuple[Arc, ...]]],
+    both_ways: bool,
+    most_passes: int,
+) -> list[tuple[Arc, ...]]:
+    """The arcs of trees, of which each has a multiplicity, as :func:`~blinkccl.packing.flatten.flatten` hangs them."""
+    library = load()
+    assert library is not None
+    tails, heads = zip(*capacity, strict=True)
+    arcs, units = Arcs(vertices, tails, heads, list(capacity.values())), array("q", [times for times, _ in trees])
+    parents = array("i", [-1]) * (len(trees) * vertices)
+    for t, (_, tree) in enumerate(trees):
+        for u, v in tree:
+            parents[t * vertices + v] = u
+    for _ in range(most_passes):
+        clock.look()
+        code = library.blink_flatten(c.byref(arcs.given), len(trees), _address(units), both_ways, _address(parents))
+        if code == _NO_MEMORY:
+            raise MemoryError
+        if code == _DONE:
+            break
+    rows = (parents[t * vertices : (t + 1) * vertices] for t in range(len(trees)))
+    return [tuple((u, v) for v, u in enumerate(row) if u >= 0) for row in rows]
+
+
 def equal_trees(
     network: FlowNetwork, roots: Sequence[int], depth: int, edges: Sequence[int], most: Sequence[float], goal: float
 ) -> list[Hops] | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import PackingError
-from blinkccl.packing import bottleneck, integral, maxflow, native_flows
+from blinkccl.packing import bottleneck, flatten, integral, maxflow, native_flows
 from blinkccl.packing.bottleneck import allgather_rate
-from blinkccl.packing.integral import pack_arborescences
+from blinkccl.packing.integral import Arborescence, pack_arborescences
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
-from blinkccl.packing.network import FlowNetwork
+from blinkccl.packing.network import Arc, FlowNetwork
 
 pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed w
 @pytest.fixture(autouse=True, scope="module")
 def native_code_for_the_smallest() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bottleneck, integral, maxflow):
+        for module in (bottleneck, flatten, integral, maxflow):
             patch.setattr(module, "NATIVE_EDGES", 0)
         yield
 
@@ -91,6 +93,22 @@ def test_the_same_trees_and_the_same_refusals(network: FlowNetwork, few: bool, b
         return
     with without_native_code():
         assert pack_arborescences(scaled, demand, few=few) == found
+
+
+@given(st.randoms(use_true_random=False), st.integers(2, 9), st.booleans())
+def test_the_same_trees_made_shallower(dice: Random, n: int, both_ways: bool) -> None:
+    trees = []
+    for _ in range(dice.randint(1, 8)):
+        order = dice.sample(range(n), n)
+        arcs = tuple((order[dice.randrange(max(0, i - 3), i)], order[i]) for i in range(1, n))  # deep
+        trees.append(Arborescence(order[0], dice.randint(1, 2), arcs))
+    capacity: Counter[Arc] = Counter()
+    for units, pairs in [*((t.multiplicity, t.arcs) for t in trees), (1, [tuple(dice.sample(range(n), 2))])]:
+        for u, v in pairs:
+            capacity[(min(u, v), max(u, v)) if both_ways else (u, v)] += units
+    found = flatten.flatten(capacity, trees, undirected=both_ways)
+    with without_native_code():
+        assert flatten.flatten(capacity, trees, undirected=both_ways) == found
 
 
 def test_numbers_of_more_than_59_bits_are_pythons() -> None:

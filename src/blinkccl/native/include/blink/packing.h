@@ -1,5 +1,5 @@
-// Flows and packed trees as a plain C interface: blinkccl/packing/maxflow.py, bottleneck.py and integral.py say what they
-// are and how they are found.
+// Flows and packed trees as a plain C interface: blinkccl/packing/maxflow.py, bottleneck.py, integral.py and flatten.py
+// say what they are and how they are found.
 //
 // All arrays belong to the caller and must be valid: nothing is checked here. Sums of capacities stay below 2^59.
 #ifndef BLINK_PACKING_H
@@ -58,6 +58,10 @@ int64_t blink_packer_trees(const blink_packer *packer);
 // The trees: root and multiplicity of each, and the tail and head of its (vertices − 1) arcs.
 void blink_packer_read(const blink_packer *packer, int32_t *root, int64_t *multiplicity, int32_t *arcs);
 void blink_packer_free(blink_packer *packer);
+
+// Hangs vertices of packed trees higher, one pass over all: GOES_ON where any was, DONE, or NO_MEMORY. parents[t·n + v] is
+// the parent of v in tree t, −1 for its root, and changed. With `both_ways` an arc stands for both directions.
+int blink_flatten(const blink_arcs *arcs, int64_t trees, const int64_t *multiplicity, int both_ways, int32_t *parents);
 
 // Trees of equal weight over the first `terminals` vertices, tree i from roots[i], of `depth` hops where that can be;
 // none yet. Arcs of one edges[arc], a number of one of them, are loaded together: each its own, or with its reverse. An
