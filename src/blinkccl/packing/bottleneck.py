@@ -27,7 +27,7 @@ def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
     if network.terminals < 2:
         raise PackingError("a bottleneck needs at least two terminals")
     rate, side = _first_cut(network)
-    if 2 * len(network.arcs) >= NATIVE_EDGES:
+    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:  # a flow for each terminal, in one call
         from blinkccl.packing import native_flows  # only here: small plans need no ctypes
 
         if native_flows.can_hold(_most_units(network, rate)):

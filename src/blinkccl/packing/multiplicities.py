@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from blinkccl.packing.columns import Column, ExactPacking, fits
 from blinkccl.packing.network import Arc
-from blinkccl.packing.solver import Entries, Model, solve, whole
+from blinkccl.packing.solver import Entries, Model, UndecidedError, decide, solve, whole
 
 #: Multiples of the optimum's own scale that are tried.
 MULTIPLES = (1, 2, 3)
@@ -39,14 +39,20 @@ def whole_weights(
 ) -> list[tuple[Column, Fraction]] | None:
     """Weights that reach ``rate`` and are multiples of 1/(k·q), q its denominator, k as small as found.
 
-    None where none of ``multiples`` works out; the weights are checked in integers before they are returned.
+    None where none of ``multiples`` works out; the weights are checked in integers before they are returned. Where one
+    is not decided, finer ones are not tried: they have more choices, and were never decided after it.
     """
-    for multiple in multiples:
+    for multiple in multiples if columns else ():
         scale = rate.denominator * multiple
         wanted = [d * rate * scale for d in demand]
         if any(units.denominator != 1 for units in wanted):
             continue
-        units = whole_units(columns, {a: c * scale for a, c in capacity.items()}, [int(x) for x in wanted], node_limit)
+        try:
+            units = whole_units(
+                columns, {a: c * scale for a, c in capacity.items()}, [int(x) for x in wanted], node_limit
+            )
+        except UndecidedError:
+            return None
         if units is not None:
             return [(column, Fraction(k, scale)) for column, k in units]
     return None
@@ -60,7 +66,10 @@ def whole_units(
     *,
     relaxed_first: bool = False,
 ) -> list[tuple[Column, int]] | None:
-    """Columns with ``wanted`` whole units per group, or None; ``relaxed_first`` asks a linear program first: faster."""
+    """Columns with ``wanted`` whole units per group, or None; UndecidedError where ``node_limit`` is not enough to tell.
+
+    ``relaxed_first`` asks a linear program first: faster.
+    """
     arcs = sorted(capacity)
     row = {arc: len(wanted) + i for i, arc in enumerate(arcs)}
     entries: list[Entries] = [{c.group: 1, **{row[arc]: load for arc, load in c.loads}} for c in columns]
@@ -70,7 +79,7 @@ def whole_units(
     if values is None and relaxed_first:
         return None
     if values is None or whole(values) is None:
-        values = solve(Model(entries, lower, upper, integer=True), node_limit)
+        values = decide(Model(entries, lower, upper, integer=True), node_limit)
     units = None if values is None else whole(values)
     if units is None:
         return None

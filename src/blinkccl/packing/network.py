@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import TypeVar
 
 from blinkccl.errors import PackingError
@@ -21,6 +22,7 @@ Hop = tuple[int, ...]
 Hops = tuple[Hop, ...]
 #: A sequence of vertices, of any or of known length.
 Way = TypeVar("Way", bound=tuple[int, ...])
+_END = itemgetter(-1)
 
 
 def followed(parent: Mapping[int, int], start: int, end: int) -> list[int]:
@@ -42,14 +44,14 @@ def hops_deep(root: int, hops: Hops) -> int:
 def breadth_first(root: int, hops: Sequence[Way]) -> tuple[Way, ...]:
     """Hops of an out-tree level by level, children ascending; of a cycle more come out than went in."""
     below: dict[int, list[Way]] = {}
-    for hop in hops:
+    for hop in sorted(hops, key=_END):
         below.setdefault(hop[0], []).append(hop)
     order: list[Way] = []
     queue = [root]
     for u in queue:
-        for hop in sorted(below.get(u, ()), key=lambda h: h[-1]):
-            order.append(hop)
-            queue.append(hop[-1])
+        if u in below:
+            order += below[u]
+            queue += map(_END, below[u])
         if len(order) > len(hops):
             break
     return tuple(order)

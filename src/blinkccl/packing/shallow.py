@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from math import prod
 
 from blinkccl.packing import clock
 from blinkccl.packing.columns import Column
@@ -17,6 +18,7 @@ from blinkccl.packing.integral import Arborescence, canonical_arcs
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.multiplicities import whole_units
 from blinkccl.packing.network import Arc, FlowNetwork
+from blinkccl.packing.solver import UndecidedError
 
 #: Among more vertices than this there are always too many.
 MOST_VERTICES = 32
@@ -88,6 +90,21 @@ def _extended(
             yield from _extended(network, effort, levels - 1, grown, reached.union(grown), arcs + fresh)
 
 
+def _shortest_trees(network: FlowNetwork, root: int, depth: int) -> int:
+    """The number of spanning out-trees of shortest paths from ``root``; 0 where they have more than ``depth`` levels."""
+    distance, parents, level = {root: 0}, {root: 1}, [root]
+    for levels in range(1, depth + 1):
+        beyond = []
+        for u in level:
+            for v in network.successors[u]:
+                if v not in distance:
+                    distance[v], parents[v] = levels, 0
+                    beyond.append(v)
+                parents[v] += distance[v] == levels
+        level = beyond
+    return prod(parents.values()) if len(parents) == network.n else 0
+
+
 def tree_columns(
     network: FlowNetwork, roots: Iterable[int], depth: int, *, undirected: bool = False, most: int = MOST_COLUMNS
 ) -> list[tuple[int, tuple[Arc, ...]]] | None:
@@ -98,6 +115,9 @@ def tree_columns(
     found: dict[tuple[int, tuple[Arc, ...]], tuple[int, tuple[Arc, ...]]] = {}
     effort = Effort(MOST_STEPS)
     if network.n > MOST_VERTICES:
+        return None
+    shortest = [_shortest_trees(network, root, depth) for root in roots]
+    if (max(shortest) if undirected else sum(shortest)) > most:  # without a look at any
         return None
     try:
         for root in sorted(roots):
@@ -132,7 +152,10 @@ def choose(
         edges = [(min(a), max(a)) for a in tree] if undirected else tree
         shaped.append(Column(group.get(root, 0), tuple((arc, 1) for arc in edges), (root, tree)))
     wanted = [demand[root] for root in group]
-    units = whole_units(shaped, capacity, wanted, node_limit, relaxed_first=True)
+    try:
+        units = whole_units(shaped, capacity, wanted, node_limit, relaxed_first=True)
+    except UndecidedError:
+        return None
     if units is None:
         return None
     return [Arborescence(c.payload[0], k, canonical_arcs(*c.payload)) for c, k in units]

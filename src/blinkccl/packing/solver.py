@@ -76,8 +76,20 @@ def _run(highs: Any) -> None:
         raise TimeUpError("the time of a search is up")
 
 
+class UndecidedError(Exception):
+    """Neither a solution was found within the branchings that an integer program may take, nor that there is none."""
+
+
 def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
     """A solution, or None where there is none (or none was found within ``node_limit`` branchings)."""
+    try:
+        return decide(model, node_limit)
+    except UndecidedError:
+        return None
+
+
+def decide(model: Model, node_limit: int) -> list[float] | None:
+    """A solution, or None where there is none; UndecidedError where ``node_limit`` branchings do not tell."""
     highs = _new_highs()
     highs.setOptionValue("mip_max_nodes", node_limit)
     highs.passModel(_lowered(model))
@@ -88,7 +100,7 @@ def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
     values = list(highs.getSolution().col_value)
     feasible = _libraries()[0].kSolutionStatusFeasible
     if outcome == "stopped" and highs.getInfo().primal_solution_status != feasible:
-        return None
+        raise UndecidedError
     return values if outcome != "infeasible" and len(values) == len(model.columns) else None
 
 

@@ -205,7 +205,7 @@ def _shared(
 
 def all_reach(network: FlowNetwork, demand: Sequence[int]) -> bool:
     """Whether every terminal can receive ``demand[r]`` units from each terminal r at once."""
-    if len(set(demand)) == 1 and 2 * len(network.arcs) >= NATIVE_EDGES:
+    if len(set(demand)) == 1 and network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:
         from blinkccl.packing import native_flows  # only here: small plans need no ctypes
 
         if native_flows.can_hold(sum(c for _, _, c in network.arcs) + sum(demand)):
