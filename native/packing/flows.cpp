@@ -30,7 +30,7 @@ extern "C" int64_t blink_max_flow(const blink_arcs* arcs, int64_t* residual, int
   }
 }
 
-extern "C" int blink_all_reach(const blink_arcs* arcs, int64_t terminals, int64_t joined, int64_t* sink,
+extern "C" int blink_all_reach(const blink_arcs* arcs, int64_t terminals, const int64_t* joined, int64_t* sink,
                                uint8_t* side) {
   try {
     const auto source = static_cast<std::int32_t>(arcs->vertices);
@@ -38,13 +38,17 @@ extern "C" int blink_all_reach(const blink_arcs* arcs, int64_t terminals, int64_
     FlowGraph graph(source + 1);
     graph.reserve(static_cast<std::size_t>(arcs->arcs + terminals));
     for (std::int64_t i = 0; i < arcs->arcs; ++i) graph.add(arcs->tail[i], arcs->head[i], arcs->capacity[i]);
-    for (std::int32_t v = 0; v < count; ++v) graph.add(source, v, joined);
+    std::int64_t total = 0;
+    for (std::int32_t v = 0; v < count; ++v) {
+      graph.add(source, v, joined[v]);
+      total += joined[v];
+    }
     graph.finish();
     const std::vector<std::int64_t> empty = graph.capacity;
     for (std::int32_t asked = 0; asked < count; ++asked) {
       const auto v = static_cast<std::int32_t>((*sink + asked) % terminals);
       std::copy(empty.begin(), empty.end(), graph.capacity.begin());
-      if (graph.max_flow(source, v, joined * terminals) == joined * terminals) continue;
+      if (graph.max_flow(source, v, total) == total) continue;
       *sink = v;
       graph.source_side(source, side, source);
       return BLINK_PACKING_DOES_NOT_FIT;
@@ -52,6 +56,29 @@ extern "C" int blink_all_reach(const blink_arcs* arcs, int64_t terminals, int64_
     return BLINK_PACKING_DONE;
   } catch (const std::bad_alloc&) {
     return BLINK_PACKING_NO_MEMORY;
+  }
+}
+
+extern "C" int64_t blink_least_flow(const blink_arcs* arcs, int64_t terminals, int64_t root, uint8_t* side) {
+  try {
+    const auto source = static_cast<std::int32_t>(root), vertices = static_cast<std::int32_t>(arcs->vertices);
+    FlowGraph graph(vertices);
+    graph.reserve(static_cast<std::size_t>(arcs->arcs));
+    for (std::int64_t i = 0; i < arcs->arcs; ++i) graph.add(arcs->tail[i], arcs->head[i], arcs->capacity[i]);
+    graph.finish();
+    const std::vector<std::int64_t> empty = graph.capacity;
+    std::int64_t least = infinite;
+    for (std::int32_t sink = 0; sink < static_cast<std::int32_t>(terminals); ++sink) {
+      if (sink == source) continue;
+      std::copy(empty.begin(), empty.end(), graph.capacity.begin());
+      const std::int64_t value = graph.max_flow(source, sink, least);
+      if (value >= least) continue;
+      least = value;
+      graph.source_side(source, side, vertices);
+    }
+    return least;
+  } catch (const std::bad_alloc&) {
+    return -1;
   }
 }
 

@@ -52,9 +52,12 @@ void rates() {
   const blink_arcs arcs = net.arcs();
   std::int64_t sink = 2;
   std::vector<std::uint8_t> side(4);
-  assert(blink_all_reach(&arcs, 4, 3, &sink, side.data()) == BLINK_PACKING_DONE);
-  assert(blink_all_reach(&arcs, 4, 4, &sink, side.data()) == BLINK_PACKING_DOES_NOT_FIT);
-  assert(sink == 2 && side[0] + side[1] + side[3] == 3 && side[2] == 0);
+  const std::vector<std::int64_t> fits{3, 3, 3, 3}, too_many{0, 0, 0, 10};
+  assert(blink_all_reach(&arcs, 4, fits.data(), &sink, side.data()) == BLINK_PACKING_DONE);
+  assert(blink_all_reach(&arcs, 4, too_many.data(), &sink, side.data()) == BLINK_PACKING_DOES_NOT_FIT);
+  assert(sink == 2 && side[0] + side[1] == 0 && side[2] == 0 && side[3] == 1);
+  assert(blink_least_flow(&arcs, 3, 1, side.data()) == 9);
+  assert(side[0] + side[2] + side[3] == 0 && side[1] == 1);
 }
 
 // Terminals 0, 1 and 2 around switch 3, a unit each way: all of a pair may go, or none if it goes back to where it is from.

@@ -58,7 +58,7 @@ def _side(collective: Collective, network: FlowNetwork) -> tuple[int, ...]:
     if name == "allgather":
         return allgather_bottleneck(network)[1]
     assert root is not None
-    return broadcast_rate(network, root)[1] if name == "broadcast" else gather_rate(network, root)[1]
+    return broadcast_cut(network, root)[1] if name == "broadcast" else gather_rate(network, root)[1]
 
 
 def cut_certificate(collective: Collective, view: RankNetwork, side: tuple[int, ...]) -> Cut:
@@ -160,6 +160,7 @@ def reverse_of(network: FlowNetwork) -> FlowNetwork:
 
 #: Remembered, as plans and proofs ask for the same.
 allgather_bottleneck = lru_cache(maxsize=256)(allgather_rate)
+broadcast_cut = lru_cache(maxsize=256)(broadcast_rate)
 all_pairs_flow = lru_cache(maxsize=64)(all_to_all)
 
 

@@ -1,21 +1,21 @@
 """A plan by a deadline: the default's where it is found in time, else the best forest that is known by then.
 
 Most of the time is for the search; a part is kept back for what is cheap: a bound by cuts or by narrow links, and trees
-of the fewest hops, which are a forest on any links. Where the search is ended, its best trees so far are taken instead,
-or a few equal ones, if these are found. The cheap bound may prove less than the search would have, so that the gap may
-look larger than it is.
+of the fewest hops, which are a forest on any links. Where the search is ended, its best trees so far are taken instead.
+Where it has none, equal trees are looked for: one, then four times as many each time, as long as there is time. The
+cheap bound may prove less than the search would have, so that the gap may look larger than it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from time import monotonic
 
 from blinkccl.algorithms.bounds import (
     allgather_bottleneck,
+    broadcast_cut,
     certificate_for,
     cut_certificate,
     narrow_proof,
@@ -25,7 +25,7 @@ from blinkccl.algorithms.bounds import (
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of
 from blinkccl.algorithms.optimal import both_ways, hops_of, plan
-from blinkccl.algorithms.optimal_trees import MOST_PER_ROOT, few_drafts
+from blinkccl.algorithms.optimal_trees import MOST_PER_ROOT
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import TimeUpError
@@ -42,8 +42,10 @@ _BEGIN_S, _HOP_S = 0.05, 8e-6
 _KEPT_BACK = 0.15
 #: Collectives whose trees go one way.
 ONE_WAY = ("broadcast", "reduce", "allgather", "reduce_scatter")
-#: Roots of an AllReduce by trees of the fewest hops.
-_MOST_ROOTS = 64
+#: Trees of an AllReduce or a broadcast, at most.
+_MOST_TREES = 64
+#: Seconds that a hop of equal trees takes to find; and how many trees are few.
+_FOUND_S, _FEW_TREES = 6e-5, 16
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,16 @@ def plan_within(request: Request, seconds: float, listener: Callable[[Clock], No
         If not even trees of the fewest hops and their bound are found in that time.
     """
     began = monotonic()
-    search = Clock(seconds - min(seconds / 2, max(seconds * _KEPT_BACK, simple_s(request))), listener)
+    search = Clock(seconds - min(seconds / 2, max(seconds * _KEPT_BACK, _kept_back_s(request))), listener)
     try:
         with search.running():
             return Ended(plan(request), seconds, complete=True)
     except TimeUpError:
         pass
+    # A step that does not look at the clock may have taken all of the time: better a plan that is late by a little.
+    left_s = max(began + seconds - monotonic(), min(seconds / 4, _kept_back_s(request)))
     try:
-        with Clock(began + seconds - monotonic()).running():
+        with Clock(left_s).running():
             return Ended(_simple(request, search.best), seconds, complete=False)
     except TimeUpError:
         known = "no bound either" if search.bound is None else f"a bound of {_gb_per_s(request, search.bound)}"
@@ -82,9 +86,18 @@ def plan_within(request: Request, seconds: float, listener: Callable[[Clock], No
 
 
 def simple_s(request: Request) -> float:
-    """Seconds kept back for a simple forest, by its hops: those of a tree, or of a tree or a path for every rank."""
-    ranks = len(request.ranks)
-    return _BEGIN_S + _HOP_S * ranks * (1 if request.collective.root is not None else ranks)
+    """Seconds for a simple forest, by its hops: those of a tree, or of a tree or a path for every rank."""
+    return _forest_s(request, 1 if request.collective.root is not None else len(request.ranks))
+
+
+def _forest_s(request: Request, trees: int) -> float:
+    return _BEGIN_S + _HOP_S * trees * len(request.ranks)
+
+
+def _kept_back_s(request: Request) -> float:
+    """Seconds for equal trees and their forest: one from each root, or so many that they share out the links of one."""
+    every = request.collective.name in ONE_WAY and request.collective.root is None
+    return simple_s(request) + _FOUND_S * len(request.ranks) * (len(request.ranks) if every else _FEW_TREES)
 
 
 def _gb_per_s(request: Request, rate: Fraction) -> str:
@@ -95,20 +108,64 @@ def _simple(request: Request, best: EqualTrees | None) -> Forest:
     """The best trees of a search, or trees of the fewest hops, with a bound that is found at once."""
     view = rank_network_of(request.network, request.ranks)
     proof = _quick_proof(request, view)
-    best = best or _few_trees(request, view, proof.bound)
-    drafts = _fewest_hops(request, view) if best is None else _of_trees(request, view.network, best)
+    found = None if best is None else _of_trees(request, view.network, best)
+    drafts = found or _few_trees(request, view.network, proof.bound) or _fewest_hops(request, view)
     return forest_of(request, view, "optimal", drafts, proof)
 
 
-def _few_trees(request: Request, view: RankNetwork, bound: Fraction) -> EqualTrees | None:
-    """One equal tree from each of many roots, or a few in all, if half of the time that is left is enough."""
-    with suppress(TimeUpError), Clock(clock.left_s() / 2).running() as half:
-        if request.collective.name in ONE_WAY:
-            few_drafts(request, view, 1 if request.collective.root is None else MOST_PER_ROOT)
-        elif request.collective.name == "allreduce" and view.network.symmetric:
-            equal_trees.up_and_down(view.network, bound, MOST_PER_ROOT, {})
-    best: EqualTrees | None = half.best
+def _few_trees(request: Request, network: FlowNetwork, bound: Fraction) -> list[Draft] | None:
+    """The best of one equal tree, 4, 16, … from each root, as many as time and their forest allow; None of none."""
+    one_way, best, reached, count = request.collective.name in ONE_WAY, None, Fraction(0), 1
+    if not one_way and request.collective.name != "allreduce":
+        return None
+    every = one_way and request.collective.root is None
+    most = MOST_PER_ROOT if every else _MOST_TREES
+    while count <= most and reached < 1 - equal_trees.LOSS:
+        left_s = clock.left_s() - _forest_s(request, count * (len(request.ranks) if every else 1))
+        try:
+            with Clock(left_s).running():
+                clock.look()
+                found = _out_trees(request, network, count) if one_way else _both_ways(request, network, bound, count)
+        except TimeUpError:
+            break
+        if found is None:
+            break
+        if found[0] > reached:
+            reached, best = found
+        count *= 4
     return best
+
+
+def _out_trees(request: Request, network: FlowNetwork, count: int) -> tuple[Fraction, list[Draft]] | None:
+    """``count`` equal trees from each root, and what part of the rate they reach."""
+    root, within = request.collective.root, reverse_of(network) if request.collective.reduces else network
+    roots = range(network.terminals) if root is None else [root]
+    rate = Fraction(allgather_bottleneck(within)[0] if root is None else broadcast_cut(within, root)[0])
+    found = equal_trees.weighed(within, [r for r in roots for _ in range(count)], count, rate)
+    return None if found is None else (found.rate / rate, _of_trees(request, within, found))
+
+
+def _both_ways(
+    request: Request, network: FlowNetwork, bound: Fraction, count: int
+) -> tuple[Fraction, list[Draft]] | None:
+    """``count`` equal trees in all, used up and down or, where links are not symmetric, one each way; and as above."""
+    roots = equal_trees.spread(network, count)
+    if network.symmetric:
+        found = equal_trees.weighed(network, roots, count, bound, both_ways=True)
+        return None if found is None else (found.rate / bound, _of_trees(request, network, found))
+    down = equal_trees.weighed(network, roots, count, 2 * bound)
+    up = equal_trees.weighed(network.reversed(), roots, count, 2 * bound)
+    if down is None or up is None:
+        return None
+    trees = zip(_one_by_one(down, count), _one_by_one(up, count), strict=True)
+    drafts = [Draft(None, Fraction(1, count), root, backward(above), below) for (root, below), (_, above) in trees]
+    return min(down.rate, up.rate) / (2 * bound), drafts
+
+
+def _one_by_one(found: EqualTrees, count: int) -> list[tuple[int, Hops]]:
+    """Its ``count`` trees in the order of their roots."""
+    trees = [(root, breadth_first(root, hops)) for root, part, hops in found.trees for _ in range(int(part * count))]
+    return sorted(trees, key=lambda tree: tree[0])
 
 
 def _quick_proof(request: Request, view: RankNetwork) -> Certificate:
@@ -152,7 +209,7 @@ def _fewest_hops(request: Request, view: RankNetwork) -> list[Draft]:
     size = network.terminals
     turned = reverse_of(network)
     if collective.name == "allreduce":
-        roots = range(0, size, -(-size // _MOST_ROOTS))
+        roots = range(0, size, -(-size // _MOST_TREES))
         part = Fraction(1, len(roots))
         return [Draft(None, part, r, backward(_tree(turned, r)), _tree(network, r)) for r in roots]
     if collective.name in ONE_WAY:

@@ -17,6 +17,7 @@ from blinkccl.algorithms.bounds import (
     SOLVED,
     WHOLE_RATE,
     allgather_bottleneck,
+    broadcast_cut,
     cut_certificate,
     price_certificate,
     rest,
@@ -102,7 +103,7 @@ def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft] | 
     up, root, size = request.collective.reduces, request.collective.root, request.collective.world_size
     network = reverse_of(view.network) if up else view.network
     roots = range(size) if root is None else [root]
-    rate, side = allgather_bottleneck(network) if root is None else broadcast_rate(network, root)
+    rate, side = allgather_bottleneck(network) if root is None else broadcast_cut(network, root)
     found = equal_trees.from_roots(network, roots, Fraction(rate), most, side)
     if found is None:
         return None
@@ -127,7 +128,7 @@ def _proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> 
 @lru_cache(maxsize=512)
 def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) -> Packed:
     """Out-trees from ``root`` at the optimal rate; ``groups`` are the terminals by server."""
-    rate, side = broadcast_rate(network, root)
+    rate, side = broadcast_cut(network, root)
     clock.bounded(Fraction(rate))
     if network.switchless:
         return Packed(_whole(network, {root: rate}, objective), side)

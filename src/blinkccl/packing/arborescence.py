@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blinkccl.packing import clock
 from blinkccl.packing.network import Arc
 
 
@@ -32,6 +33,7 @@ def minimum_arborescence(n: int, root: int, cost: Sequence[Sequence[Any]]) -> li
 
 def _chu_liu(root: int, entering: dict[int, dict[int, Any]], fresh: int) -> list[Arc] | None:
     """Arcs of the optimum of a graph given as head → {tail: cost}; ``fresh`` is an unused vertex number."""
+    clock.look()
     best: dict[int, int] = {}
     for v, tails in entering.items():
         if not tails:
@@ -103,6 +105,7 @@ def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]], levels: int |
     }
     parent, depth = [-1] * n, {root: 0}
     while best:
+        clock.look()
         v = min(best, key=lambda x: (best[x], x))
         _, above, u = best.pop(v)
         parent[v], depth[v] = u, above + 1

@@ -9,7 +9,7 @@ cut *is* the next, smaller rate. Only integers are compared; no solver takes par
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from blinkccl.errors import PackingError
@@ -60,16 +60,18 @@ def _settled(
     network: FlowNetwork,
     rate: Fraction,
     side: tuple[int, ...],
-    first_unreached: Callable[[FlowNetwork, int, int, int], tuple[int, tuple[int, ...]] | None],
+    first_unreached: Callable[[FlowNetwork, int, Sequence[int], int], tuple[int, tuple[int, ...]] | None],
 ) -> tuple[Fraction, tuple[int, ...]]:
     """:func:`allgather_rate` from a first cut on, in native code."""
     sink = 0
-    while (found := first_unreached(network, rate.denominator, rate.numerator, sink)) is not None:
+    while True:
+        found = first_unreached(network, rate.denominator, [rate.numerator] * network.terminals, sink)
+        if found is None:
+            return rate, side
         sink, side = found
         rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))
         if rate == 0:
             raise PackingError(f"terminals {_named(network, side)} cannot reach the others")
-    return rate, side
 
 
 def _first_cut(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:

@@ -56,11 +56,10 @@ def from_roots(
     inside = sum(root in side for root in roots)
     prices = {(u, v): Fraction(1, inside) for u, v, _ in network.arcs if u in side and v not in side}
     most = max(1, min(most, MOST_AT_ONCE // len(roots)))
-    edges = range(len(network.arcs))
     return _best(
         rate,
         (
-            _weighed(network, [root for root in roots for _ in range(k)], k, rate, edges)
+            weighed(network, [root for root in roots for _ in range(k)], k, rate)
             for k in _divisible(network, rate, most, prices)
         ),
     )
@@ -73,16 +72,18 @@ def up_and_down(
 
     Links must be symmetric: a hop loads both directions alike. ``prices`` prove the rate, and are symmetric too.
     """
-    number = {(u, v): i for i, (u, v, _) in enumerate(network.arcs)}
-    edges = [number[min((u, v), (v, u))] for u, v, _ in network.arcs]
-    count = network.terminals
     return _best(
         rate,
         (
-            _weighed(network, [i * count // k for i in range(k)], k, rate, edges)
+            weighed(network, spread(network, k), k, rate, both_ways=True)
             for k in _divisible(network, rate, min(most, MOST_AT_ONCE), prices)
         ),
     )
+
+
+def spread(network: FlowNetwork, count: int) -> list[int]:
+    """So many terminals, at equal distances by number."""
+    return [i * network.terminals // count for i in range(count)]
 
 
 def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> list[int]:
@@ -122,12 +123,19 @@ def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees | No
     return best
 
 
-def _weighed(
-    network: FlowNetwork, roots: list[int], count: int, rate: Fraction, edges: Sequence[int]
+def weighed(
+    network: FlowNetwork, roots: Sequence[int], count: int, rate: Fraction, *, both_ways: bool = False
 ) -> EqualTrees | None:
-    """Trees from ``roots``, each 1/``count`` of a rate."""
+    """A tree from each of ``roots``, each 1/``count`` of a rate that is hoped for; None as above.
+
+    With ``both_ways`` links, which must be symmetric, are loaded alike in both directions.
+    """
     from blinkccl.packing import native_flows
 
+    if native_flows.load() is None:
+        return None
+    numbers = {(u, v): i for i, (u, v, _) in enumerate(network.arcs)}
+    edges = [numbers[min((u, v), (v, u))] if both_ways else i for (u, v), i in numbers.items()]
     most = [float(count * c / rate) for _, _, c in network.arcs]
     depth = max(network.hop_eccentricity(root) for root in set(roots)) + SPARE_LEVELS
     trees = native_flows.equal_trees(network, roots, depth, edges, most, float(1 / (1 - LOSS)))

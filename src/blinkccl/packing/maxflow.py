@@ -157,6 +157,11 @@ def broadcast_rate(network: FlowNetwork, root: int) -> tuple[int, tuple[int, ...
     The optimum of one-to-all (Edmonds 1973) when every vertex is a terminal; an upper bound with transit. Where some
     terminal cannot be reached, 0 and what can. Cost: one maximum flow per terminal, stopped at the least value so far.
     """
+    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:  # a flow to each terminal, in one call
+        from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
+        if native_flows.can_hold(sum(c for _, _, c in network.arcs)):
+            return native_flows.least_flow(network, root)
     graph = FlowGraph.of(network)
     best, side = INFINITE, tuple(range(network.n))
     for sink in range(network.terminals):

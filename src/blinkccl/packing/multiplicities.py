@@ -66,7 +66,7 @@ def whole_units(
     *,
     relaxed_first: bool = False,
 ) -> list[tuple[Column, int]] | None:
-    """Columns with ``wanted`` whole units per group, or None; UndecidedError where ``node_limit`` is not enough to tell.
+    """Columns with ``wanted`` whole units per group, or None; UndecidedError where ``node_limit`` does not tell.
 
     ``relaxed_first`` asks a linear program first: faster.
     """

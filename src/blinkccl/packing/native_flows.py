@@ -52,7 +52,7 @@ class Arcs:
     @classmethod
     def of(cls, network: FlowNetwork, factor: int = 1) -> Arcs:
         """The network's, with capacities multiplied by ``factor``."""
-        tails, heads, capacities = zip(*network.arcs, strict=True)
+        tails, heads, capacities = zip(*network.arcs, strict=True) if network.arcs else ((), (), ())
         return cls(network.n, tails, heads, [units * factor for units in capacities])
 
 
@@ -92,18 +92,35 @@ def max_flow(
     return added
 
 
-def first_unreached(network: FlowNetwork, factor: int, joined: int, sink: int) -> tuple[int, tuple[int, ...]] | None:
-    """The first terminal from ``sink`` on that cannot get ``joined`` units from each, and the cut that shows it.
+def first_unreached(
+    network: FlowNetwork, factor: int, joined: Sequence[int], sink: int
+) -> tuple[int, tuple[int, ...]] | None:
+    """The first terminal from ``sink`` on that cannot get ``joined[r]`` units from each r, and the cut that shows it.
 
     Capacities are multiplied by ``factor``. None where all can, or native code cannot serve: see :func:`can_hold`.
     """
     library = load()
     assert library is not None
     arcs, place, side = Arcs.of(network, factor), c.c_int64(sink), array("B", bytes(network.n))
-    code = library.blink_all_reach(c.byref(arcs.given), network.terminals, joined, c.byref(place), _address(side))
+    units = array("q", joined)
+    code = library.blink_all_reach(
+        c.byref(arcs.given), network.terminals, _address(units), c.byref(place), _address(side)
+    )
     if code == _NO_MEMORY:
         raise MemoryError
     return None if code == _DONE else (place.value, tuple(v for v, inside in enumerate(side) if inside))
+
+
+def least_flow(network: FlowNetwork, root: int) -> tuple[int, tuple[int, ...]]:
+    """As :func:`~blinkccl.packing.maxflow.broadcast_rate`, of two terminals or more; see :func:`can_hold`."""
+    library = load()
+    assert library is not None
+    clock.look()
+    arcs, side = Arcs.of(network), array("B", bytes(network.n))
+    least: int = library.blink_least_flow(c.byref(arcs.given), network.terminals, root, _address(side))
+    if least < 0:
+        raise MemoryError
+    return least, tuple(v for v, inside in enumerate(side) if inside)
 
 
 def admissible(

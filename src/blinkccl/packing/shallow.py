@@ -91,7 +91,7 @@ def _extended(
 
 
 def _shortest_trees(network: FlowNetwork, root: int, depth: int) -> int:
-    """The number of spanning out-trees of shortest paths from ``root``; 0 where they have more than ``depth`` levels."""
+    """The number of spanning out-trees of shortest paths from ``root``; 0 where these take more than ``depth``."""
     distance, parents, level = {root: 0}, {root: 1}, [root]
     for levels in range(1, depth + 1):
         beyond = []

@@ -35,6 +35,8 @@ class Model:
     integer: bool = False
 
 
+#: Seconds that loading HiGHS may take: 0.2 of a core, and others may keep it busy.
+LOADING_S = 0.5
 _loading_s: list[float] = []
 
 
@@ -45,7 +47,9 @@ def loading_seconds() -> float:
 
 @cache
 def _libraries() -> tuple[Any, Any]:
-    """The modules highspy and numpy."""
+    """The modules highspy and numpy; TimeUpError where a search has no time to load them, which nothing would end."""
+    if clock.left_s() < LOADING_S:
+        raise TimeUpError("the time of a search is up")
     began = perf_counter()
     import highspy
     import numpy

@@ -14,9 +14,11 @@ those of the rails first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from blinkccl.packing import clock
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops
@@ -79,6 +81,7 @@ class _Splitting:
 
     def run(self) -> Direct | None:
         while self.left:
+            clock.look()
             w = min(self.left, key=lambda v: (len(self._into(v)) + len(self._out_of(v)), v))
             if not self._taken_out(w):
                 return None
@@ -187,11 +190,8 @@ def _shared(
     """Equal parts of what each end has, to partners that have the same for it, and what is left as it comes."""
     pairs = [(u, t) for u in into for t in partners[u] if t in out]
     leaving, entering = dict(into), dict(out)
-    most = (
-        {u: max(1, sum(a == u for a, _ in pairs)) for u in into},
-        {t: max(1, sum(b == t for _, b in pairs)) for t in out},
-    )
-    units = {(u, t): min(into[u] // most[0][u], out[t] // most[1][t]) for u, t in pairs}
+    from_each, to_each = Counter(u for u, _ in pairs), Counter(t for _, t in pairs)
+    units = {(u, t): min(into[u] // from_each[u], out[t] // to_each[t]) for u, t in pairs}
     for (u, t), part in units.items():
         leaving[u] -= part
         entering[t] -= part
@@ -205,11 +205,12 @@ def _shared(
 
 def all_reach(network: FlowNetwork, demand: Sequence[int]) -> bool:
     """Whether every terminal can receive ``demand[r]`` units from each terminal r at once."""
-    if len(set(demand)) == 1 and network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:
+    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:
         from blinkccl.packing import native_flows  # only here: small plans need no ctypes
 
         if native_flows.can_hold(sum(c for _, _, c in network.arcs) + sum(demand)):
-            return native_flows.first_unreached(network, 1, demand[0], 0) is None
+            clock.look()
+            return native_flows.first_unreached(network, 1, demand, 0) is None
     graph, total = FlowGraph.of(network, extra=1), sum(demand)
     for r, units in enumerate(demand):
         graph.add(network.n, r, units)

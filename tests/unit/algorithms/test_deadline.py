@@ -60,6 +60,23 @@ def test_a_search_without_time_leaves_a_certified_forest(ended: None, spec: str,
     assert found.forest.bound >= best.rate
 
 
+@needs_native_code
+@pytest.mark.parametrize(
+    ("spec", "name", "part"),
+    [
+        ("2x mi250", "broadcast", Fraction(1, 2)),  # a star sends all over one NIC: 1/120
+        ("2x mi250", "reduce", Fraction(1, 2)),
+        ("2x mi250", "allgather", Fraction(1, 2)),
+        ("2x mi250", "allreduce", Fraction(1, 2)),
+        ("random:12:seed=4:directed", "allreduce", Fraction(2, 5)),  # trees up that are not those down
+    ],
+)
+def test_what_is_left_is_equal_trees_of_a_fair_rate(ended: None, spec: str, name: str, part: Fraction) -> None:
+    forest = plan_within(asked(spec, name), 60).forest
+    assert_sound(forest)
+    assert forest.rate >= part * forest.bound
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_with_time_it_is_the_plan_without_a_deadline(name: str) -> None:
     request = asked("dgx-1v", name, "1,4,5,6")

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import PackingError
-from blinkccl.packing import bottleneck, flatten, integral, maxflow, native_flows
+from blinkccl.packing import bottleneck, flatten, integral, maxflow, native_flows, splitting
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.integral import Arborescence, pack_arborescences
-from blinkccl.packing.maxflow import INFINITE, FlowGraph
+from blinkccl.packing.maxflow import INFINITE, FlowGraph, broadcast_rate
 from blinkccl.packing.network import Arc, FlowNetwork
+from blinkccl.packing.splitting import all_reach
 
 pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed w
 @pytest.fixture(autouse=True, scope="module")
 def native_code_for_the_smallest() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bottleneck, flatten, integral, maxflow):
+        for module in (bottleneck, flatten, integral, maxflow, splitting):
             patch.setattr(module, "NATIVE_EDGES", 0)
         yield
 
@@ -74,6 +75,21 @@ def test_the_allgather_rate_and_its_cut(network: FlowNetwork) -> None:
         return
     with without_native_code():
         assert allgather_rate(network) == found
+
+
+@given(networks(transit=2), st.integers(0, 1))
+def test_the_broadcast_rate_and_its_cut(network: FlowNetwork, root: int) -> None:
+    found = broadcast_rate(network, root)
+    with without_native_code():
+        assert broadcast_rate(network, root) == found
+
+
+@given(networks(transit=2), st.lists(st.integers(0, 4), min_size=7, max_size=7))
+def test_whether_all_that_is_joined_reaches_all(network: FlowNetwork, joined: list[int]) -> None:
+    demand = joined[: network.terminals]
+    found = all_reach(network, demand)
+    with without_native_code():
+        assert all_reach(network, demand) == found
 
 
 @given(networks(largest=3), st.booleans(), st.integers(0, 1))

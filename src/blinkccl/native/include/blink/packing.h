@@ -38,10 +38,14 @@ uint32_t blink_packing_abi(void);
 // `residual` has two for each arc, that of the arc and that of its reverse, and is changed.
 int64_t blink_max_flow(const blink_arcs *arcs, int64_t *residual, int64_t source, int64_t sink, int64_t limit);
 
-// Whether `joined` units from a new source to each of the first `terminals` vertices can all flow to each of these, asked
+// Whether joined[r] units from a new source to each of the first `terminals` vertices r can all flow to each of these, asked
 // in turn from `*sink` on: DONE, or DOES_NOT_FIT with the first that they cannot reach in `*sink`, and in `side` (a byte
 // per vertex) who is on the source's side of the least minimum cut.
-int blink_all_reach(const blink_arcs *arcs, int64_t terminals, int64_t joined, int64_t *sink, uint8_t *side);
+int blink_all_reach(const blink_arcs *arcs, int64_t terminals, const int64_t *joined, int64_t *sink, uint8_t *side);
+
+// The least of the maximum flows from `root` to the others of the first `terminals` vertices, of which there are some, and
+// in `side`, as above, the cut of the first that has no more; -1 for want of memory.
+int64_t blink_least_flow(const blink_arcs *arcs, int64_t terminals, int64_t root, uint8_t *side);
 
 // How many units of the arcs pair[0] → pair[1] → pair[2] can be split off, at most `wanted`, so that joined[r] units from
 // each of the first `terminals` vertices r still reach all of these; -1 for want of memory. `order` are the terminals as
