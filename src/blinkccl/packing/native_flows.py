@@ -101,6 +101,7 @@ def first_unreached(
     """
     library = load()
     assert library is not None
+    clock.look()
     arcs, place, side = Arcs.of(network, factor), c.c_int64(sink), array("B", bytes(network.n))
     units = array("q", joined)
     code = library.blink_all_reach(

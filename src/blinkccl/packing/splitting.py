@@ -209,7 +209,6 @@ def all_reach(network: FlowNetwork, demand: Sequence[int]) -> bool:
         from blinkccl.packing import native_flows  # only here: small plans need no ctypes
 
         if native_flows.can_hold(sum(c for _, _, c in network.arcs) + sum(demand)):
-            clock.look()
             return native_flows.first_unreached(network, 1, demand, 0) is None
     graph, total = FlowGraph.of(network, extra=1), sum(demand)
     for r, units in enumerate(demand):
