@@ -109,7 +109,8 @@ struct Narrow {
   }
 
   static Acc scalar(double scale) { return static_cast<float>(scale); }
-  static Vector scaled(Vector value, Acc factor) { return value * factor; }
+  // As it would be if it were sent: the same bits whoever adds it.
+  static Vector scaled(Vector value, Acc factor) { return Format::widen(Format::narrow(value * factor)); }
   static Vector quotient(Vector value, std::uint32_t divisor) { return value / static_cast<float>(divisor); }
 };
 

@@ -185,18 +185,18 @@ def _one_order_over_hosts(rank: int, size: int) -> None:
     with contextlib.closing(Communicator.create(FileStore(place("ordered")), rank, size, deadline_s=30)) as comm:
         assert isinstance(comm.group, SpanningGroup)
         assert comm.group.deterministic == "order"
-        for dtype, op in (("bfloat16", "sum"), ("float32", "avg")):
-            values = rough(DTYPES[dtype], size, 1009)
-            wanted = evaluated(order, dict(enumerate(values)), DTYPES[dtype], OPS[op])
+        for dtype, op in (("bfloat16", "sum"), ("float32", "avg"), ("float16", "premul_sum")):
+            values, row = rough(DTYPES[dtype], size, 1009), DTYPES[dtype]
+            factors = {each: row.scalar(0.3 + each) for each in range(size)} if OPS[op].scales else None
+            scale = None if factors is None else 0.3 + rank
+            wanted = evaluated(order, dict(enumerate(values)), row, OPS[op], factors)
             for count in (1, 100, 200_000):
                 send = np.resize(values[rank], count)
-                assert same_bits(comm.allreduce(send, np.empty_like(send), op), np.resize(wanted, count))
-                reduced = comm.reduce(send, np.empty_like(send), op, root=1)
+                assert same_bits(comm.allreduce(send, np.empty_like(send), op, scale=scale), np.resize(wanted, count))
+                reduced = comm.reduce(send, np.empty_like(send), op, root=1, scale=scale)
                 assert rank != 1 or same_bits(reduced, np.resize(wanted, count))
-                part = comm.reduce_scatter(np.resize(values[rank], count * size), None, op)
+                part = comm.reduce_scatter(np.resize(values[rank], count * size), None, op, scale=scale)
                 assert same_bits(part, np.resize(wanted, count * size)[rank * count :][:count])
-        with raises(UnsupportedError, "premul_sum of bfloat16 depends on which rank sums", torchs=False):
-            comm.allreduce(rough(DTYPES["bfloat16"], 1, 9)[0], op="premul_sum", scale=1.0)
     os.environ.pop("BLINK_HOSTID")
 
 

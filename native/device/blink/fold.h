@@ -154,7 +154,7 @@ struct Sums {
   }
 };
 
-// Multiplies by the own data's factor.
+// Multiplies by the own data's factor, and rounds as if the product were sent: it has the same bits whoever adds it.
 template <class Format>
 BLINK_INLINE void scale(const State& state, typename Format::Acc (&accs)[Format::kCount]) {
   typename Format::Acc stored[Format::kCount];
@@ -162,6 +162,7 @@ BLINK_INLINE void scale(const State& state, typename Format::Acc (&accs)[Format:
   const typename Format::Acc factor = state.scale_kind == kScaleGiven ? Format::given(state.scale) : stored[0];
   BLINK_UNROLL
   for (uint32_t i = 0; i < Format::kCount; ++i) accs[i] = Format::product(accs[i], factor);
+  Format::widen(Format::narrow(accs), accs);
 }
 
 // An operand enters the sums; the first one is the sums.

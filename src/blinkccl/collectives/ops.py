@@ -6,7 +6,8 @@ To add an operation or a type is to add one row.
 **Accumulation.** float16, bfloat16 and the 8-bit floats are combined in float32, their *accumulator*, and rounded once
 to the type, to the nearest and ties to even, when a value leaves the execution of a role: when it is kept or sent. All
 other types are their own accumulators: integers wrap modulo 2^bits, float32 and float64 round after every operation.
-A product and the sum that it enters are two operations: never contracted into one.
+A product of ``premul_sum`` and the sum that it enters are two operations, and the product is rounded to the type: it is
+the same wherever it is added, by its rank or by one that it is sent to.
 
 **What is not defined.** IEEE 754 does not say which NaN comes out of an operation on NaNs, and neither does this
 table: a result that is NaN is NaN everywhere, but its sign and payload may differ between engines.
@@ -38,8 +39,8 @@ class Operation:
     """One reduction; ``base`` (a key of :data:`OP_CODES`) combines two elements.
 
     Where it ``averages`` the result is divided once by the number of contributions, in the accumulator. Where it
-    ``scales`` every rank's own contribution is multiplied by that rank's scalar, in the accumulator, before anything
-    else.
+    ``scales`` every rank's own contribution is multiplied by that rank's scalar, in the accumulator, and rounded,
+    before anything else.
     """
 
     name: str
@@ -140,9 +141,9 @@ def fold(
 ) -> Array:
     """What one execution of a role makes of its operands: the definition that all engines follow.
 
-    ``round((s₀·x₀ ∘ s₁·x₁ ∘ …) / divisor)``, from left to right in the accumulator type, in a new array. A single
-    operand that is neither scaled nor divided is returned as it is: it keeps its bits, also those of a NaN. ``scales``
-    has a scalar or None for each operand, or is empty; a ``divisor`` of more than 1 ends an average.
+    ``round((round(s₀·x₀) ∘ round(s₁·x₁) ∘ …) / divisor)``, from left to right in the accumulator type, in a new array.
+    A single operand that is neither scaled nor divided is returned as it is: it keeps its bits, also those of a NaN.
+    ``scales`` has a scalar or None for each operand, or is empty; a ``divisor`` of more than 1 ends an average.
     """
     combine = dtype.combine(operation)
     factors = scales or [None] * len(operands)
@@ -152,7 +153,7 @@ def fold(
     for operand, factor in zip(operands, factors, strict=True):
         value = dtype.widen(operand)
         if factor is not None:
-            value = np.multiply(value, factor)
+            value = dtype.widen(dtype.narrow(np.multiply(value, factor)))
         total = value if total is None else combine(total, value)
     assert total is not None
     if divisor > 1:

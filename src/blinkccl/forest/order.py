@@ -5,8 +5,7 @@ one message: ``(0+1+2+3)+4+5+6+7``. Every list is folded from left to right in t
 once (:mod:`blinkccl.collectives.ops`), so the bits of an element follow from its order and its contributions, and from
 nothing else. A list of one operand is that operand: it passes bit for bit. Two orders are the same only if they are
 equal as written. ``0+1`` and ``1+0`` are two, although IEEE 754's sum commutes: our min and max do not, of two zeros.
-Of a NaN, sign and payload are left open as everywhere. premul_sum in a type narrower than its accumulator has no order:
-a product that is sent is rounded, a rank's own is not.
+Of a NaN, sign and payload are left open as everywhere.
 
 In a forest the lists follow from who combines with whom, as operands stand by the lowest rank in them
 (:mod:`blinkccl.schedule.lower`). A collective that does not reduce has the order "".

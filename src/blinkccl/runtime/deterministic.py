@@ -13,8 +13,6 @@ import os
 from collections.abc import Mapping
 
 from blinkccl.algorithms.registry import DETERMINISTIC
-from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import element_type, operation
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
@@ -28,18 +26,6 @@ def wish(given: str | None = None, environ: Mapping[str, str] = os.environ) -> s
     if text not in ("", *DETERMINISTIC):
         raise LaunchError(f"{VARIABLE}={text!r}: expected {' or '.join(DETERMINISTIC)}, or nothing")
     return text
-
-
-def check_call(call: CollectiveCall) -> None:
-    """UnsupportedError for the one operation that no order decides.
-
-    What a rank sends of premul_sum is rounded to the type, its own product is not: bits depend on who sums.
-    """
-    if call.reduces and operation(call.op).scales and element_type(call.dtype).rounds_once:
-        raise UnsupportedError(
-            f"{call.op} of {call.dtype} depends on which rank sums, so {VARIABLE}=order cannot keep it: scale the "
-            "tensor before, and sum it, or use float32"
-        )
 
 
 def check_program(program: Program) -> None:

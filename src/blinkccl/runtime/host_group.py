@@ -35,7 +35,7 @@ from blinkccl.engines.native_library import Shape
 from blinkccl.errors import CommunicationError, PeerLostError, ScheduleError, UnsupportedError, UsageError
 from blinkccl.runtime import cross_memory, python_line, timeline, tuned
 from blinkccl.runtime.bootstrap import Bootstrap, join
-from blinkccl.runtime.deterministic import check_call, check_program, wish
+from blinkccl.runtime.deterministic import check_program, wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
@@ -140,8 +140,6 @@ class HostGroup(Group):
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
         if self.size == 1:
             return _SingleRankOp(call)
-        if self.deterministic:
-            check_call(call)
         return chosen_op(self._endpoint, call, self._table, self._crossing, self._area, bool(self.deterministic))
 
     def share_core(self, long_waits: bool = False) -> None:
@@ -162,7 +160,6 @@ class HostGroup(Group):
             raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
         call = CollectiveCall.of(plan.program.collective, dtype, count, op)
         if self.deterministic:
-            check_call(call)
             check_program(plan.program)
         return NativeOp(self._endpoint, plan, call, chunk_bytes, cross_memory)
 

@@ -21,7 +21,7 @@ Execution ``k`` of a role, exactly::
 
 **The order of reduction** is that of the operands: ``receives``, with the own contribution after the first
 ``own_operand_index`` messages. Where the operation is premul_sum (and the collective reduces), the own contribution
-is multiplied by its rank's scalar, in the accumulator, before it joins.
+is multiplied by its rank's scalar, in the accumulator, and rounded to the element type before it joins.
 
 **Rounding.** float16, bfloat16 and the 8-bit floats are widened to float32, combined and divided there, and rounded
 once, at ``value``: what a rank keeps and what it sends are the same bits. Other types are their own accumulators. An

@@ -98,7 +98,7 @@ def test_the_order_is_that_of_all_three_collectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "op"), [("float32", "avg"), ("float32", "premul_sum"), ("float16", "avg"), ("float16", "min")]
+    ("dtype", "op"), [("float32", "avg"), ("bfloat16", "premul_sum"), ("float16", "avg"), ("float16", "min")]
 )
 def test_averages_and_scales_keep_the_order(dtype: str, op: str) -> None:
     check_bits(ordered(asked("dgx-1v", "allreduce", "0-3,6")), [5, 333], dtype, op)

@@ -102,15 +102,15 @@ def test_an_average_is_divided_before_it_is_rounded() -> None:
     assert rounded_first.astype(np.float64).tolist() == [0.3359375]
 
 
-def test_scales_multiply_in_the_accumulator() -> None:
+def test_products_are_rounded_before_they_are_added() -> None:
     row, chosen = element_type("bfloat16"), operation("premul_sum")
     x = np.array([257 / 256], np.float32).astype(row.storage)  # rounds to 1
     scale = row.scalar(1 + 2**-9)
     assert scale.dtype == np.float32
     wide = fold(row, chosen, [np.array([1], row.storage)] * 2, [scale, None])
     assert wide.tolist() == [2.0]
-    exact = fold(row, chosen, [np.array([1], row.storage), np.array([-1], row.storage)], [scale, None])
-    assert exact.tolist() == [2**-9]  # it would be 0 if 1 · scale had been rounded to bfloat16
+    small = fold(row, chosen, [np.array([1], row.storage), np.array([-1], row.storage)], [scale, None])
+    assert small.tolist() == [0]  # it would be 2^-9 if 1 · scale had not been rounded to bfloat16
     assert fold(row, chosen, [x], [scale]).tolist() == [1.0]
 
 

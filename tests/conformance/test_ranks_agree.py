@@ -1,0 +1,76 @@
+"""After an AllReduce all ranks hold the same bits, and all engines the same ones: on values whose sums are rounded.
+
+The oracle's own values are exact in any order and with any rounding, so they cannot tell. Where a rank kept a product
+or a quotient that it rounds only for others, its result would be another one than theirs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+
+# The same jobs as on the engines.
+from test_every_algorithm_on_every_engine import FEW, RUNS, SERVED, plan_or_reason, runs
+
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.codegen.text import WIRES
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.engines import generated, reference
+from blinkccl.engines.registry import Array, RunProgram
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from support.emulation import Machine, emulated, needs_compiler
+from support.orders import same_bits
+
+COUNT = 61
+#: Types that are rounded, with the operations that round.
+ROUGH = [(dtype, op) for dtype, op in SERVED if DTYPES[dtype].kind == "float" and op not in ("min", "max")]
+
+
+def programs() -> dict[str, Program]:
+    """Every algorithm's AllReduce on the first machine that has one."""
+    found: dict[str, Program] = {}
+    for spec, name in product(FEW, ALGORITHMS):
+        forest = plan_or_reason(spec, name, "allreduce")
+        if not isinstance(forest, str) and name not in found:
+            found[name] = lower(forest)
+    return found
+
+
+def outputs(run: RunProgram, program: Program, dtype: str, op: str) -> list[Array | None]:
+    size = program.collective.world_size
+    values = np.random.default_rng(size).normal(size=(size, COUNT)).astype(DTYPES[dtype].storage)
+    scales = [0.3 + 0.7 * rank for rank in range(size)] if OPS[op].scales else None
+    call = CollectiveCall.of(program.collective, dtype, COUNT, op)
+    return run(program, list(values), call, scales=scales, chunk_bytes=48)
+
+
+def check_that_ranks_agree(run: RunProgram, program: Program, dtype: str, op: str) -> None:
+    wanted = outputs(reference.run, program, dtype, op)[0]
+    for rank, got in enumerate(outputs(run, program, dtype, op)):
+        assert same_bits(got, wanted), f"{dtype}, {op}: rank {rank} has {got}, rank 0 of the reference {wanted}"
+
+
+@pytest.mark.parametrize("name", programs())
+@pytest.mark.parametrize("engine", RUNS)
+def test_all_ranks_hold_the_same_bits(engine: str, name: str) -> None:
+    program = programs()[name]
+    if not runs(engine, program):
+        return
+    for dtype, op in ROUGH:
+        if engine != "torch-p2p" or OPS[op].scales:  # which makes connections for every run
+            check_that_ranks_agree(RUNS[engine], program, dtype, op)
+
+
+@needs_compiler
+@pytest.mark.parametrize("protocol", WIRES)
+def test_and_on_emulated_blocks(protocol: str) -> None:
+    """Where every rank sums, and where one sums for all."""
+    with emulated(Machine()):
+        run = partial(generated.run, options=generated.GeneratedOptions(protocol, 1))
+        for name, (dtype, op) in product(("one_shot", "optimal"), ROUGH):
+            check_that_ranks_agree(run, programs()[name], dtype, op)
