@@ -24,26 +24,21 @@ from blinkccl.algorithms.forests import Draft, forest_of
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import Paths, by_server, forest_on, transit_paths
+from blinkccl.algorithms.short_weights import shortened
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, to_ids
 from blinkccl.forest.order import departure, order_of
-from blinkccl.packing.columns import Column, ExactPacking
 from blinkccl.packing.multiplicities import rounded
 from blinkccl.packing.nested_groups import Group, best_group, clique_groups, group_of_tree, pack_group
-from blinkccl.packing.network import Arc, breadth_first
+from blinkccl.packing.network import breadth_first
 
 #: Packings that the search solves; one takes milliseconds among 8 ranks, and seconds among 64.
 TRIES, TRIES_OF_MANY = 400, 20
 #: Up-trees of the free optimum whose groups it begins with.
 MOST_STARTS = 16
-#: What part of the bound is enough for trees that are all alike; and of the rate for short weights.
-ALIKE, SHORT = Fraction(49, 50), Fraction(99, 100)
-#: The first for more than 16 ranks.
-ALIKE_AMONG_MANY = Fraction(1, 2)
-#: Weights with a greater denominator are long; what is tried instead.
-LONGEST = 128
-UNITS = (8, 16, 32, 64, 128, 256, 512, 1024)
+#: What part of the bound is enough for trees that are all alike, and for more than 16 ranks.
+ALIKE, ALIKE_AMONG_MANY = Fraction(49, 50), Fraction(1, 2)
 
 
 def plan(request: Request) -> Forest:
@@ -189,36 +184,8 @@ def _packed(request: Request, group: Group) -> Forest:
     if found is None:
         raise InternalError(f"{group} has no tree on {request.network.name}")
     drafts = []
-    for column, part in _parts(found, view.network.capacity, len(targets)):
+    for column, weight in rounded(found, view.network.capacity, [Fraction(1, len(targets))] * len(targets)):
         root, up, onward = column.payload
         down = breadth_first(root, onward) if onward else None
-        drafts.append(Draft(items[column.group].block, part, root, up, down))
-    return forest_of(request, view, "order", drafts, certificate)
-
-
-def _parts(found: ExactPacking, capacity: dict[Arc, int], groups: int) -> list[tuple[Column, Fraction]]:
-    """Columns and their parts of S: the packing's own where these are short, else short ones for 1 % of the rate."""
-    own = [(c, w / found.rate) for c, w in rounded(found, capacity, [Fraction(1, groups)] * groups)]
-    if max(part.denominator for _, part in own) <= LONGEST * groups:
-        return own
-    for units in UNITS:
-        short = _in_units(own, units, groups)
-        load: dict[Arc, Fraction] = {}
-        for column, part in short:
-            for arc, times in column.loads:
-                load[arc] = load.get(arc, Fraction(0)) + times * part
-        if min(capacity[arc] / use for arc, use in load.items()) >= SHORT * found.rate:
-            return short
-    return own
-
-
-def _in_units(parts: Sequence[tuple[Column, Fraction]], units: int, groups: int) -> list[tuple[Column, Fraction]]:
-    """Every group's parts as so many units of equal weight: rounded down, and the rest to the largest remainders."""
-    scale = units * groups
-    whole = [int(part * scale) for _, part in parts]
-    for group in range(groups):
-        mine = [i for i, (column, _) in enumerate(parts) if column.group == group]
-        left = units - sum(whole[i] for i in mine)
-        for i in sorted(mine, key=lambda i: (whole[i] - parts[i][1] * scale, i))[:left]:
-            whole[i] += 1
-    return [(column, Fraction(count, scale)) for (column, _), count in zip(parts, whole, strict=True) if count]
+        drafts.append(Draft(items[column.group].block, weight / found.rate, root, up, down))
+    return shortened(forest_of(request, view, "order", drafts, certificate))

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms import order
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
@@ -24,7 +23,6 @@ from blinkccl.forest import order as forest_order
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import dumps, from_document, loads, to_document
 from blinkccl.forest.model import Forest
-from blinkccl.packing.columns import Column
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.order import order_faults, order_of
 from blinkccl.schedule.verifier import violations
@@ -159,14 +157,6 @@ def test_servers_in_a_chain_have_a_tree_for_every_place_and_every_block() -> Non
             forest.order
             == "(((0+1+2+3+4+5+6+7)+8+9+10+11+12+13+14+15)+16+17+18+19+20+21+22+23)+24+25+26+27+28+29+30+31"
         )
-
-
-def test_long_weights_become_units_that_add_up() -> None:
-    """In each group of its own, the largest remainders rounded up."""
-    columns = [Column(group, (((0, 1), 1),), None) for group in (0, 0, 0, 1)]
-    parts = [Fraction(2, 9), Fraction(1, 9), Fraction(1, 6), Fraction(1, 2)]
-    short = order._in_units(list(zip(columns, parts, strict=True)), 8, 2)
-    assert [part for _, part in short] == [Fraction(3, 16), Fraction(2, 16), Fraction(3, 16), Fraction(8, 16)]
 
 
 # ---- refusals
