@@ -1,12 +1,16 @@
 // The collectives and messages: ours where the communicator takes them, else NCCL's; in a group ours wait for its end.
 // And the operations that callers make: NCCL numbers them, and we keep what they multiply with.
 
+#include <unistd.h>
+
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
 #include "call_arguments.h"
 #include "exports.h"
 #include "groups.h"
+#include "log.h"
 #include "members.h"
 #include "real_nccl.h"
 
@@ -56,6 +60,21 @@ ncclResult_t leave(const std::shared_ptr<Member>& member, CUstream stream, Forwa
   return failed(before) && !failed(result) ? before : result;
 }
 
+// Whether every sum was promised to have one order, which NCCL keeps for no two sizes.
+bool promises_order(Collective collective) {
+  static const char* const wanted = std::getenv("BLINK_DETERMINISTIC");
+  return wanted != nullptr && *wanted != '\0' && reduces(collective);
+}
+
+// An error where NCCL would sum in another order than the promised one: on all ranks, as all decide alike.
+ncclResult_t refuse(const Member& member, const std::string& why) {
+  if (member.place.rank == 0) {
+    write_all(STDERR_FILENO, "blink: error: BLINK_DETERMINISTIC=order cannot be kept, and NCCL's sums have orders of "
+                             "their own: " + why + "; unset it to let NCCL run this call\n");
+  }
+  return ncclInvalidUsage;
+}
+
 // Nothing to move is NCCL's too: it checks the arguments and runs nothing.
 template <class Forward>
 ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* config, Forward forward) {
@@ -63,9 +82,12 @@ ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* c
   if (member == nullptr) return forward();
   Group* const group = Group::current();
   if (group != nullptr) group->uses(member.get(), operation.stream);
-  const bool ours = !member->ended && !tuned(config) && acceptable(*member, &operation) &&
-                    member->takes(operation);
-  if (!ours) return leave(member, operation.stream, forward);
+  const bool sensible = acceptable(*member, &operation);
+  const bool promised = sensible && promises_order(operation.collective);
+  std::string why = member->ended ? "NCCL runs what this communicator still has" : "the call has a configuration of its own";
+  const bool ours = sensible && !member->ended && !tuned(config) &&
+                    member->takes(operation, promised ? &why : nullptr);
+  if (!ours) return promised ? refuse(*member, why) : leave(member, operation.stream, forward);
   if (group == nullptr) return member->enqueue(operation);
   group->add(member, operation);
   return ncclSuccess;

@@ -52,7 +52,7 @@ void Communicator::settle() {
   if (setup_.joinable()) setup_.join();
 }
 
-bool Communicator::takes(const Operation& operation) {
+bool Communicator::takes(const Operation& operation, std::string* why_left) {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
   // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
@@ -61,7 +61,9 @@ bool Communicator::takes(const Operation& operation) {
   const std::uint64_t bytes = bytes_of(operation);
   std::string why = why_not_;
   const int choice = ours ? decide(operation, bytes, &why) : -1;
-  if (operation.collective != Collective::kRecv) {  // a message counts where it is sent
+  if (choice < 0 && why_left != nullptr) {
+    *why_left = why;
+  } else if (operation.collective != Collective::kRecv) {  // a message counts where it is sent
     count_call(caller(), operation, bytes, ours ? &resources_->bundle : nullptr, choice, why);
   }
   return choice >= 0;

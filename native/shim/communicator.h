@@ -48,8 +48,9 @@ class Communicator {
   void settle();
 
   // Whether this call is ours: the same on all ranks. Settles first. Says once per (collective, size class, type, op)
-  // what runs and why. Never true for what the real NCCL must refuse (arguments are checked first, as it does).
-  bool takes(const Operation& operation);
+  // what runs and why, or, where `why_left` is given, puts there why it is not. Never true for what the real NCCL must
+  // refuse (arguments are checked first, as it does).
+  bool takes(const Operation& operation, std::string* why_left = nullptr);
   // Enqueues it and returns; to be called in the same order on all ranks.
   ncclResult_t enqueue(const Operation& operation);
   // Before and after a group's calls of this communicator: each of these streams waits for what all of them hold now.

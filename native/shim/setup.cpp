@@ -96,7 +96,8 @@ bool Setup::describe(std::string* text) {
        << ",\"nccl_version\":" << place_.nccl_version << ",\"blink_version\":" << quoted(blink_shim_version())
        << ",\"arch\":" << quoted("sm_" + std::to_string(major) + std::to_string(minor))
        << ",\"settings\":{\"algo\":" << (place_.algorithm.empty() ? setting("BLINK_ALGO") : quoted(place_.algorithm))
-       << ",\"protocol\":" << setting("BLINK_PROTOCOL") << ",\"topo\":" << setting("BLINK_TOPO")
+       << ",\"protocol\":" << setting("BLINK_PROTOCOL") << ",\"deterministic\":" << setting("BLINK_DETERMINISTIC")
+       << ",\"topo\":" << setting("BLINK_TOPO")
        << ",\"nccl_topo_file\":" << setting("NCCL_TOPO_FILE")
        << ",\"only_nccl\":" << quoted(place_.wishes.only_nccl)
        << ",\"most_blocks\":" << quoted(most_blocks == 0 ? "" : std::to_string(most_blocks)) << "}}";

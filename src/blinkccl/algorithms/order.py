@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 
 from blinkccl.algorithms import optimal
 from blinkccl.algorithms.bounds import SEARCHED, SOLVED, certificate_for
@@ -78,6 +79,7 @@ def stated(forest: Forest) -> Forest:
     return replace(forest, order=order)
 
 
+@lru_cache(maxsize=8)  # all collectives and roots of a job ask for the same one
 def _group_for(request: Request) -> tuple[Group, Forest | None]:
     """The order of all that reduces on these links, and the plan of the AllReduce, ``request``, where that is known."""
     free = optimal.plan(request)

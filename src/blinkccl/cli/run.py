@@ -113,11 +113,8 @@ def run(
     """Run ``command``, say what became of its calls, and exit as it did."""
     from blinkccl.runtime.deterministic import VARIABLE, wish
 
-    if wish():
-        raise UsageError(
-            f"{VARIABLE}={wish()} is kept by blinkccl.init() and by PyTorch's backend blink, not for calls of NCCL and "
-            "MPI: unset it, or start CMD without blink run"
-        )
+    if wish() and mpi:
+        raise UsageError(f"{VARIABLE}={wish()} is not kept for calls of MPI: unset it, or start CMD without blink run")
     if mpi:
         if algo is not None or spec is not None or paths is not None:
             raise UsageError("--algo, --topo, --paths are for NCCL programs; what runs under MPI follows from the host")

@@ -31,7 +31,7 @@ from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.choice.timed import FastestProtocol
 from blinkccl.codegen.layout import Geometry
 from blinkccl.codegen.text import COPIES
-from blinkccl.collectives.spec import Collective
+from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.nccl.copies import fault_of_program
 from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
@@ -144,7 +144,8 @@ class Terms:
 
     Each program has all of them, with messages as large as they may get: memory is dealt out to what is chosen.
     ``algorithm`` and ``protocol`` take all calls that they serve, "" leaves the choice to the predictions;
-    ``no_copies`` says why copy engines run nothing, ``measured`` are the cells of these ranks.
+    ``no_copies`` says why copy engines run nothing, ``measured`` are the cells of these ranks. ``deterministic``:
+    "order" where all sums have one, so that none may be left to NCCL.
     """
 
     capability: int
@@ -153,12 +154,23 @@ class Terms:
     protocol: str = ""
     no_copies: str | None = None
     measured: tuple[Cell, ...] = ()
+    deterministic: str = ""
 
     @property
     def forced(self) -> str:
         """In words, "" where nothing is."""
-        named = (("BLINK_ALGO", self.algorithm), ("BLINK_PROTOCOL", self.protocol))
+        named = (
+            ("BLINK_ALGO", self.algorithm),
+            ("BLINK_PROTOCOL", self.protocol),
+            ("BLINK_DETERMINISTIC", self.deterministic),
+        )
         return " ".join(f"{name}={value}" for name, value in named if value)
+
+    def of(self, collective: Collective) -> Terms:
+        """For one collective: an order is of sums alone, and what was measured is of plans without one."""
+        if not self.deterministic:
+            return self
+        return replace(self, measured=()) if collective.reduces else replace(self, deterministic="")
 
     def fault(self, candidate: CandidateProgram) -> str | None:
         """Why the protocol that is forced cannot run the program; None: it can, or none is forced."""
@@ -180,7 +192,7 @@ def rows_of(
     collective: Collective, planned: CandidatePrograms, terms: Terms, nccl: NcclPredictor | None
 ) -> list[ChoiceRow]:
     """The rows of one collective and root."""
-    key = key_of(collective)
+    key, terms = key_of(collective), terms.of(collective)
     faults = {one: terms.fault(one) for one in planned.found.get(key, [])}
     timed = [_Timed(one, terms) for one, fault in faults.items() if fault is None]
     if not timed:
@@ -382,6 +394,12 @@ def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTa
                 row = replace(row, candidate=None, protocol="-", chunk_bytes=0, search=False)
         left.append(row)
     return ChoiceTable(tuple(left))
+
+
+def left_sums(rows: ChoiceTable) -> str | None:
+    """Why a sum is left to NCCL, in a sentence without full stop; None where none is."""
+    left = (row for row in rows.choices if row.candidate is None and COLLECTIVES[row.collective].reduces)
+    return next((f"{row.collective}: {row.why}" for row in left), None)
 
 
 def nothing_taken(rows: ChoiceTable, terms: Terms, has_nccl: bool) -> str:

@@ -5,7 +5,8 @@ One JSON object per rank, in an array::
     {"rank": 0, "boot_id": "…", "pid": 4711, "device": 0, "uuid": "6f…", "bus_id": "0000:1a:00.0", "name": "…",
      "major": 9, "minor": 0, "multiprocessors": 132, "driver_version": 13000, "nccl_version": 23007,
      "blink_version": "0.1.0", "arch": "sm_90",
-     "settings": {"algo": "", "protocol": "", "topo": "", "nccl_topo_file": "", "only_nccl": "", "most_blocks": ""}}
+     "settings": {"algo": "", "protocol": "", "deterministic": "", "topo": "", "nccl_topo_file": "", "only_nccl": "",
+                  "most_blocks": ""}}
 
 ``device`` is the GPU's number in its process, which says nothing about other processes; ``uuid`` and ``bus_id`` name
 the GPU itself. ``only_nccl`` names what the program asks that only NCCL can do, ``most_blocks`` is how many blocks it
@@ -31,7 +32,7 @@ MAX_RANKS = 64
 #: The array of so many ranks has some 100 KB.
 MAX_PEER_INFO_BYTES = 1 << 20
 #: The settings that plans depend on; a path may be long.
-SETTINGS = ("algo", "protocol", "topo", "nccl_topo_file", "only_nccl", "most_blocks")
+SETTINGS = ("algo", "protocol", "deterministic", "topo", "nccl_topo_file", "only_nccl", "most_blocks")
 _MOST_SETTING = 4096
 
 
@@ -174,7 +175,8 @@ _AGREED: tuple[tuple[str, Callable[[GpuPeerInfo], Hashable], Callable[[GpuPeerIn
         "settings",
         lambda c: tuple(sorted((key, value) for key, value in c.settings.items() if value)),
         lambda c: ", ".join(f"{key}={value}" for key, value in sorted(c.settings.items()) if value) or "nothing",
-        "set BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO, NCCL's variables and its configuration alike on all ranks",
+        "set BLINK_ALGO, BLINK_PROTOCOL, BLINK_DETERMINISTIC, BLINK_TOPO, NCCL's variables and its configuration alike "
+        "on all ranks",
     ),
 )
 

@@ -8,7 +8,8 @@ everything.
 Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
 BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), BLINK_CHUNKS, BLINK_TUNED (0: without
 what blink tune measured), and BLINK_DEBUG for how long everything took; CXX where copy engines run something.
-BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the peer info, on which the ranks have agreed.
+BLINK_ALGO, BLINK_PROTOCOL, BLINK_DETERMINISTIC, BLINK_TOPO and NCCL_TOPO_FILE are taken from the peer info, on which
+the ranks have agreed.
 """
 
 from __future__ import annotations
@@ -94,10 +95,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     algo = job.setting("algo")
     if algo == "nccl":
         raise UnsupportedError("BLINK_ALGO=nccl")
-    if wish(environ=environ):
-        raise UnsupportedError(
-            "BLINK_DETERMINISTIC=order is not kept for GPUs, by Blink's trees or by NCCL, which runs now"
-        )
+    wish(job.setting("deterministic"))
     only_nccl = job.setting("only_nccl")
     if only_nccl and algo in ("", AUTO):
         raise UnsupportedError(f"the program asks for {only_nccl}, which is NCCL's to do; BLINK_ALGO would overrule it")
@@ -196,6 +194,7 @@ class _Question:
                 ),
                 job.setting("algo"),
                 job.setting("protocol"),
+                job.setting("deterministic"),
                 repr((self.limits, self.no_copies)),
                 "" if self.paths is None else path_table.to_json(self.paths),
                 repr(self.measured),
@@ -220,16 +219,19 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     messages = asked.messages(log)
     limits = message_paths.limits_beside(messages, asked.limits)
     log.step(f"{len(messages.splits)} splits of messages planned")
-    planned = candidates(where, names, limits.blocks, asked.bad, log.say, limits.staging_bytes)
+    order = job.setting("deterministic")
+    planned = candidates(where, names, limits.blocks, asked.bad, log.say, limits.staging_bytes, order or None)
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
     nccl = NcclPredictor(where, job.capability, job.nccl_version) if job.has_nccl and algo != BEST else None
-    terms = choices.Terms(job.capability, limits.blocks, forced, job.setting("protocol"), no_copies, asked.measured)
+    protocol = job.setting("protocol")
+    terms = choices.Terms(job.capability, limits.blocks, forced, protocol, no_copies, asked.measured, order)
     if no_copies is not None:
         log.say(f"nothing is left to copy engines: {no_copies}")
     rows = choices.table(planned, job.size, terms, nccl)
     log.step(f"{len(rows.taken)} of {len(rows.choices)} rows taken")
+    _check_sums(rows, order)
     if not rows.taken and not (messages.splits and job.has_nccl):
         raise UnsupportedError(choices.nothing_taken(rows, terms, job.has_nccl))
     chosen = rows.candidates
@@ -245,7 +247,15 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
     whole = len(images) == sum(len(architectures_of(one, job)) for one in written)
     rows, search = choices.without(rows, there), environ.get(CHUNKS) == "search"
+    _check_sums(rows, order)
     return Bundle(layout, images, rows, limits.blocks, messages, search), whole
+
+
+def _check_sums(rows: choices.ChoiceTable, order: str) -> None:
+    """UnsupportedError where one order is promised and a sum is left to NCCL."""
+    left = choices.left_sums(rows) if order else None
+    if left is not None:
+        raise UnsupportedError(f"BLINK_DETERMINISTIC={order} needs trees for every sum; {left}")
 
 
 def _layout(

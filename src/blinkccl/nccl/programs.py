@@ -21,6 +21,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.nccl.geometry import STAGING_BYTES
 from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
 from blinkccl.topology.memories import without_memory_links
 from blinkccl.topology.select import LINK_CHOICES, network_for
@@ -108,6 +109,7 @@ def candidates(
     bad: Mapping[tuple[int, int], str],
     tell: Callable[[str], None] = lambda text: None,
     staging_bytes: int = STAGING_BYTES,
+    deterministic: str | None = None,
 ) -> CandidatePrograms:
     """All programs that can serve the job, dealt to so many blocks per rank; ``tell`` is told what is left out.
 
@@ -115,11 +117,13 @@ def candidates(
     on links that stores can take (:mod:`blinkccl.topology.memories`), so the rates that calls are taken for are those
     that the kernels can have; messages are staged in processors' memories by ``hybrid``, where nothing else joins the
     GPUs, and where a program would need a pair of ``bad``. Of :data:`BESIDE` are those, in the order of collectives,
-    that leave messages as large as they are without them, or nearly so (:data:`MOST_BESIDE`). Cost: 0.7 s for 8 GPUs
-    of a DGX-1V.
+    that leave messages as large as they are without them, or nearly so (:data:`MOST_BESIDE`). Where ``deterministic``
+    promises one order, all that sum have that of the first: so it does not matter which runs. Cost: 0.7 s for 8 GPUs of
+    a DGX-1V.
     """
     whole, place, result = place, without_memories(place), CandidatePrograms()
     links = links_for(place)
+    kept = _Order(deterministic)
     missing: dict[str, dict[str, None]] = {}
     for collective in collectives(len(place.ranks)):
         key = key_of(collective)
@@ -129,7 +133,8 @@ def candidates(
             reasons: list[str] = []
             for topology, which in ways:
                 try:
-                    one = _candidate(Request(topology, collective, place.ranks, which), name, blocks, bad)
+                    request = Request(topology, collective, place.ranks, which)
+                    one = kept.checked(_candidate(kept.asked(request), name, blocks, bad))
                     break
                 except (PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError) as error:
                     reasons.append(" ".join(str(error).split()))
@@ -144,6 +149,26 @@ def candidates(
     for text, names in missing.items():
         tell(f"for {', '.join(names)}: {text}")
     return result
+
+
+@dataclass
+class _Order:
+    """The one order that all sums have, where one is promised: that of the first program that sums."""
+
+    deterministic: str | None
+    order: str = ""
+
+    def asked(self, request: Request) -> Request:
+        return replace(request, deterministic=self.deterministic) if request.collective.reduces else request
+
+    def checked(self, one: CandidateProgram) -> CandidateProgram:
+        """``one``; UnsupportedError where its program sums otherwise."""
+        if self.deterministic is not None and one.collective.reduces:
+            self.order = self.order or one.forest.order or ""
+            faults = order_faults(one.program, self.order)
+            if faults:
+                raise UnsupportedError(f"{one.name} sums in another order: {faults[0]}")
+        return one
 
 
 def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None]) -> None:

@@ -46,7 +46,7 @@ _KEPT_SUMS = 4096
 #: The devices whose tensors we can serve.
 _OURS = ("cpu", "cuda")
 _NO_ORDER = (
-    "BLINK_DETERMINISTIC=order is kept for dense tensors on the CPU, not for this one on {}: unset it, or move it"
+    "BLINK_DETERMINISTIC=order is kept for dense tensors that blink serves, not for this one on {}: unset it or move it"
 )
 _FROM_ANYBODY = "recv from any source on GPUs: a path begins at a rank; name the source, or send CPU tensors"
 
@@ -319,7 +319,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
     def _serves_sum(self, tensor: Tensor) -> bool:
         """As :meth:`_serves`, of a tensor to be combined: refused where the promised order would not be kept."""
         served = self._serves(tensor)
-        if self._deterministic and not (served and tensor.is_cpu and tensor.layout is _STRIDED):
+        if self._deterministic and not (served and tensor.layout is _STRIDED):
             raise for_torch(UnsupportedError(_NO_ORDER.format(_kind(tensor))))
         return served
 

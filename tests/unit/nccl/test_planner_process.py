@@ -19,6 +19,8 @@ from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl import images
 from blinkccl.nccl.planner import answer
 
+SUMS = ("allreduce", "reduce", "reduce_scatter")
+
 
 @pytest.fixture(scope="module")
 def surroundings(tmp_path_factory, doubles):
@@ -146,9 +148,16 @@ def test_settings_that_are_no_numbers_are_reasons(surroundings):
         assert line.startswith(f"refused {name}=lots: expected")
 
 
-def test_an_order_is_not_kept_for_gpus(surroundings):
-    line, _ = ask(surroundings, peers(2, settings=settings(topo="ring:2")), BLINK_DETERMINISTIC="order")
-    assert line.startswith("refused BLINK_DETERMINISTIC=order is not kept for GPUs")
+def test_an_order_leaves_no_sum_to_nccl(surroundings):
+    rows = peers(3, settings=settings(topo="hgx-h100", deterministic="order"))
+    line, _ = ask(surroundings, rows)
+    file = bundles.read((Path(line.partition(" ")[2]) / bundles.FILE).read_bytes())
+    sums = [row for row in file["choice"] if row["collective"] in map(bundles.CODES.get, SUMS)]
+    assert len({(row["collective"], row["root"]) for row in sums}) == 5  # a Reduce to each of 3
+    assert all(row["program"] >= 0 and row["why"].startswith("BLINK_DETERMINISTIC=order; blink ") for row in sums)
+    others = [row for row in file["choice"] if row not in sums]
+    assert any(row["program"] < 0 for row in others)
+    assert not any("DETERMINISTIC" in row["why"] for row in others)
 
 
 def test_a_compiler_that_is_too_slow_leaves_all_to_nccl(surroundings, tmp_path):

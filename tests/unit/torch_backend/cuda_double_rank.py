@@ -148,6 +148,24 @@ def operations() -> None:
         raise AssertionError(f"{dtype} {op} was served")
 
 
+def one_order() -> None:
+    """The sums of a tile have the same bits wherever it lies in tensors of whatever size, on all ranks."""
+    tile = torch.randn(97, generator=torch.Generator().manual_seed(RANK)) * 1e3
+    first = runtime.tensor(tile.clone())
+    dist.all_reduce(first)
+    runtime.finish(runtime.user_stream)
+    wanted = runtime.tensor(first.clone())
+    dist.broadcast(wanted, 0)
+    same(first, wanted, "ranks")
+    for times in (20, 700):
+        whole = runtime.tensor(tile.repeat(times))
+        part = runtime.tensor(torch.zeros(97 * times))
+        dist.reduce_scatter_tensor(part, runtime.tensor(tile.repeat(times * SIZE)))
+        dist.all_reduce(whole)
+        same(whole, wanted.repeat(times), f"all_reduce of {times} tiles")
+        same(part, wanted.repeat(times), f"reduce_scatter of {times} tiles")
+
+
 def messages() -> None:
     """Both ways at once, more than all slots hold, in whatever order ranks make their calls."""
     after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
@@ -295,7 +313,17 @@ def missing_rank() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
-    for case in (every_collective, operations, messages, coalesced, stream_order, graphs, subgroups, missing_rank)
+    for case in (
+        every_collective,
+        operations,
+        one_order,
+        messages,
+        coalesced,
+        stream_order,
+        graphs,
+        subgroups,
+        missing_rank,
+    )
 }
 
 

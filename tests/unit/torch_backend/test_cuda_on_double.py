@@ -70,6 +70,12 @@ def test_operations_and_groups(failure, case):
     assert failure(case, 3) is None
 
 
+def test_one_order(failure):
+    """On four GPUs of a DGX-1V, whose free plan has several."""
+    assert failure("one_order", 4, BLINK_DETERMINISTIC="order") is None
+    assert " tiles: tensor(" in failure("one_order", 4)
+
+
 @pytest.mark.parametrize(("size", "seed"), [(2, "1"), (4, "0")])
 def test_messages(failure, size, seed):
     assert failure("messages", size, BLINK_DOUBLE_SEED=seed, BLINK_STAGING_BYTES="2M") is None

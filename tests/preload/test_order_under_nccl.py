@@ -1,0 +1,76 @@
+"""BLINK_DETERMINISTIC=order under an NCCL program: sums of any size have the bits of one order, or are errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preloaded import Outcome, Preloaded
+
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.collectives.ops import DTYPES, OPS
+from support.orders import evaluated, rough, same_bits
+from support.planned import asked
+
+#: Of one channel and of all, of several protocols and messages.
+COUNTS = (1, 1000, 130_000)
+TILE = 997
+
+
+def ran(preloaded: Preloaded, place: Path, ranks: int, **variables: object) -> tuple[Outcome, list[np.ndarray]]:
+    """The client's ranks, and what they give."""
+    values = rough(DTYPES["float32"], ranks, TILE, seed=ranks)
+    for rank, each in enumerate(values):
+        each.tofile(place / f"in.{rank}")
+    client, library = Path(__file__).with_name("ordered_client.py"), preloaded.built.library
+    commands = [
+        [sys.executable, client, library, str(ranks), str(rank), place / "id", place, *map(str, COUNTS)]
+        for rank in range(ranks)
+    ]
+    variables = {"BLINK_DETERMINISTIC": "order", "LD_PRELOAD": None, **variables}
+    return preloaded.run(commands, timeout_s=150, BLINK_NCCL_LIB=preloaded.built.doubles.nccl, **variables), values
+
+
+@pytest.mark.parametrize(("topo", "ranks"), [("dgx-1v", 5), ("clique:4", 4)])
+def test_sums_of_all_sizes_have_one_order(preloaded: Preloaded, tmp_path: Path, topo: str, ranks: int) -> None:
+    """Also those for which NCCL is predicted to be faster."""
+    outcome, values = ran(preloaded, tmp_path, ranks, BLINK_TOPO=topo)
+    assert [(one.code, one.out) for one in outcome.ended] == [(0, "")] * ranks, outcome.ended
+    assert not {"AllReduce", "Reduce", "ReduceScatter"} & set(outcome.reached_nccl())
+    order = algorithm("auto").plan(asked(topo, "allreduce", tuple(range(ranks)), deterministic="order")).order
+    assert order
+    wanted = evaluated(order, dict(enumerate(values)), DTYPES["float32"], OPS["sum"])
+    for count in COUNTS:
+        everywhere, blocks = np.resize(wanted, count), np.resize(wanted, ranks * count)
+        for rank in range(ranks):
+            assert same_bits(np.fromfile(tmp_path / f"AllReduce.{count}.{rank}", np.float32), everywhere)
+            part = np.fromfile(tmp_path / f"ReduceScatter.{count}.{rank}", np.float32)
+            assert same_bits(part, blocks[rank * count :][:count])
+        assert same_bits(np.fromfile(tmp_path / f"Reduce.{count}.{count % ranks}", np.float32), everywhere)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"BLINK_ALGO": "ring"}, "needs trees for every sum; allreduce: ring sums elements in several orders"),
+        ({"BLINK_ALGO": "nccl"}, "BLINK_ALGO=nccl"),
+        ({"BLINK_DETERMINISTIC": "bits"}, "BLINK_DETERMINISTIC='bits': expected order, or nothing"),
+    ],
+)
+def test_sums_that_would_be_nccls_are_errors(
+    preloaded: Preloaded, tmp_path: Path, variables: dict[str, object], why: str
+) -> None:
+    """On every rank, and told once; what only moves data is NCCL's as ever."""
+    outcome, _ = ran(preloaded, tmp_path, 3, BLINK_TOPO="clique:3", **variables)
+    names = ("AllReduce", "Reduce", "ReduceScatter")
+    refused = [f"{name} {count} 5" for count in COUNTS for name in names]  # ncclInvalidUsage
+    assert [(one.code, one.out.splitlines()) for one in outcome.ended] == [(0, refused)] * 3, outcome.ended
+    assert set(outcome.reached_nccl()) == {"Broadcast"}
+    said = [line for one in outcome.ended for line in one.err.splitlines() if line.startswith("blink: error: ")]
+    assert len(said) == len(refused)
+    for line in said:
+        assert "BLINK_DETERMINISTIC=order cannot be kept, and NCCL's sums have orders of their own: " in line
+        assert why in line
+        assert line.endswith("unset it to let NCCL run this call")
