@@ -8,8 +8,9 @@ the *price*.
 
 The order is looked for by the AllReduce's rate, and is that of Reduce and ReduceScatter on the same links too: their
 sums go on from the root to where they belong. What one group of ranks allows is found exactly; that no other group has
-a higher rate is not claimed. Several servers whose ranks are joined in pairs are taken one after another, with a tree
-for every place in a server, where that is within 2 % of the bound, or among more than 16 ranks half of it.
+a higher rate is not claimed, but where :mod:`~blinkccl.packing.order_bound` is reached. Several servers whose ranks are
+joined in pairs are taken one after another, with a tree for every place in a server, where that is within 2 % of the
+bound, or among more than 16 ranks half of it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, to_ids
 from blinkccl.forest.order import departure, order_of
 from blinkccl.packing.multiplicities import rounded
-from blinkccl.packing.nested_groups import Group, best_group, clique_groups, group_of_tree, pack_group
+from blinkccl.packing.nested_groups import Group, best_group, clique_groups, group_of_tree, pack_group, wide_groups
 from blinkccl.packing.network import breadth_first
+from blinkccl.packing.order_bound import order_bound
 
 #: Packings that the search solves; one takes milliseconds among 8 ranks, and seconds among 64.
 TRIES, TRIES_OF_MANY = 400, 20
-#: Up-trees of the free optimum whose groups it begins with.
+#: Up-trees of the free optimum whose groups it begins with; among more than 16 ranks one.
 MOST_STARTS = 16
+#: And in-trees over wide links.
+MOST_WIDE = 4
 #: What part of the bound is enough for trees that are all alike, and for more than 16 ranks.
 ALIKE, ALIKE_AMONG_MANY = Fraction(49, 50), Fraction(1, 2)
 
@@ -98,14 +102,19 @@ def _group_for(request: Request) -> tuple[Group, Forest | None]:
         )
     view = rank_network_of(request.network, request.ranks)
     count = len(request.ranks)
+    few = count <= SEARCHED
     starts = [Group(tuple(range(count))), chain]
     for most in (2, 3, 4, 8):
         starts.append(clique_groups(view.network, most))
         if len(servers) > 1:
             starts.append(_chain([clique_groups(view.network, most, server) for server in servers]))
-    starts += [_group_of(free, share) for share in free.shares[:MOST_STARTS]]
-    tries = TRIES if count <= SEARCHED else max(TRIES_OF_MANY, TRIES * SEARCHED**4 // count**4)
-    return best_group(view.network, starts, free.bound, tries)[0], None
+    wide = wide_groups(view.network, MOST_WIDE)
+    starts = [*starts, *wide] if few else [*wide, *starts]  # where tries are few the best come first
+    starts += [_group_of(free, share) for share in free.shares[: MOST_STARTS if few else 1]]
+    tries = TRIES if few else max(TRIES_OF_MANY, TRIES * SEARCHED**4 // count**4)
+    proved = order_bound(view.network)
+    bound = free.bound if proved is None else min(free.bound, Fraction(proved))
+    return best_group(view.network, starts, bound, tries)[0], None
 
 
 def _chain(groups: Sequence[Group]) -> Group:

@@ -10,11 +10,15 @@ found from below, exactly; so column generation packs what a group allows, and p
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
+from math import inf, prod
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blinkccl.errors import PackingError
 from blinkccl.packing.columns import Column, ExactPacking, Oracle, Prices, pack_columns
@@ -23,7 +27,16 @@ from blinkccl.packing.oracles import cheapest_hops, cheapest_tree, cheapest_ways
 
 #: Cost of the cheapest hop between two terminals, None where there is none; and the hop.
 _Costs = Sequence[Sequence[Any]]
+_Array = NDArray[np.float64]
 _HopOf = Callable[[int, int], Hop]
+#: Of floats, beside which rates count as equal.
+ROUNDING = 1e-9
+#: Packings whose prices are kept, the last ones.
+LIMITS = 8
+#: With fewer tries for every start they are saved for steps.
+FEW = 10
+#: Neighbours that are looked at in all, and at once before any of them is packed: a look is a hundredth of a packing.
+LOOKS, BATCH = 12_000, 200
 #: From an in-tree's root: to all terminals (None), or to one of them.
 Target = int | None
 
@@ -140,11 +153,11 @@ def best_group(network: FlowNetwork, starts: Sequence[Group], bound: Fraction, t
     """The group with the highest rate that is found in ``tries`` packings, climbing from the best of ``starts``.
 
     A step moves one terminal, or makes one group of two, or lets a group and the one above it change places. Where none
-    raises the rate, one to a group with more in-trees does. It ends at ``bound``. PackingError if no start has an
-    in-tree.
+    raises the rate, one to a group with more in-trees does. Neighbours whose rate :class:`Limits` shows to be no higher
+    are not packed. It ends at ``bound``, or after :data:`LOOKS` at neighbours. PackingError if no start has an in-tree.
     """
     search = _Search(network, bound, tries)
-    ranked = sorted(dict.fromkeys(starts), key=search.rate, reverse=True)
+    ranked = sorted(search.worthwhile(starts), key=search.rate, reverse=True)
     best = ranked[0]
     for start in ranked:
         reached = search.climbed(start)
@@ -164,6 +177,7 @@ class _Search:
         self._network, self._bound, self._tries = network, bound, tries
         self._ones = cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]
         self._rates: dict[Group, Fraction] = {}
+        self._limits, self._looks = Limits(network), 0
 
     def rate(self, group: Group) -> Fraction:
         """Zero where there is no in-tree, which costs no packing."""
@@ -172,11 +186,22 @@ class _Search:
                 return Fraction(0)
             found = pack_group(self._network, group, bound=self._bound)
             self._rates[group] = Fraction(0) if found is None else found.rate
+            if found is not None and found.prices:
+                self._limits.add(found.prices)
         return self._rates[group]
+
+    def worthwhile(self, starts: Sequence[Group]) -> list[Group]:
+        """Each once. Where tries are few, without those that cannot have a higher rate than one before them."""
+        found, best = list[Group](), 0.0
+        for start in dict.fromkeys(starts):
+            if self._tries >= FEW * len(starts) or self._limits.of(start) > best * (1 + ROUNDING):
+                found.append(start)
+                best = max(best, float(self.rate(start)))
+        return found
 
     def ended(self, group: Group) -> bool:
         """Whether nothing better can be found."""
-        return self.rate(group) == self._bound or len(self._rates) >= self._tries
+        return self.rate(group) == self._bound or len(self._rates) >= self._tries or self._looks >= LOOKS
 
     def climbed(self, start: Group) -> Group:
         """Step after step, to a group that no step makes better."""
@@ -187,16 +212,73 @@ class _Search:
         return start
 
     def _step(self, group: Group) -> Group | None:
-        rate, most, beside = self.rate(group), group.in_trees(self._ones), None
-        for each in neighbours(group):
-            if len(self._rates) >= self._tries:
+        """A neighbour with a higher rate, of every batch the most promising first, or one beside the group."""
+        rate, left = float(self.rate(group)), list[Group]()
+        every = neighbours(group)
+        while not self.ended(group) and (batch := list(itertools.islice(every, BATCH))):
+            self._looks += len(batch)
+            limits = [(self._limits.of(each), each) for each in batch]
+            left += [each for limit, each in limits if limit >= rate * (1 - ROUNDING)]
+            limits.sort(key=lambda pair: -pair[0])
+            for limit, each in limits:
+                if limit <= rate * (1 + ROUNDING) or self.ended(group):
+                    break
+                if self._limits.of(each) > rate * (1 + ROUNDING) and self.rate(each) > self.rate(group):
+                    return each
+        return self._beside(group, left)
+
+    def _beside(self, group: Group, left: Sequence[Group]) -> Group | None:
+        """One with as high a rate and more in-trees, the one with most of them."""
+        most = group.in_trees(self._ones)
+        counts = sorted(((each.in_trees(self._ones), i) for i, each in enumerate(left)), key=lambda pair: -pair[0])
+        for count, i in counts:
+            if count <= most or self.ended(group):
                 break
-            count = each.in_trees(self._ones)
-            if count and self.rate(each) > rate:
-                return each
-            if count > most and self.rate(each) == rate:
-                most, beside = count, each
-        return beside
+            if self.rate(left[i]) == self.rate(group):
+                return left[i]
+        return None
+
+
+class Limits:
+    """What no group's rate exceeds, by prices that proved others' rates: so most groups need no packing."""
+
+    def __init__(self, network: FlowNetwork) -> None:
+        self._network = network
+        self._kept: deque[tuple[_Array, _Array, float]] = deque(maxlen=LIMITS)
+        self._cost, self._down, self._worth = np.zeros((0, 0, 0)), np.zeros((0, 0)), np.zeros(0)
+        self._heads: dict[Group, _Array] = {}
+
+    def add(self, prices: Prices) -> None:
+        """Prices of another packing; those of the oldest are forgotten."""
+        network, floats = self._network, {arc: float(price) for arc, price in prices.items()}
+        cost, hop = cheapest_hops(network, floats)
+        trees = [cheapest_tree(network, cost, hop, root) for root in range(network.terminals)]
+        down = np.array([column_of(0, loads_of(tree), None).cost(floats) for tree in trees])
+        hops = np.array([[inf if each is None else each for each in row] for row in cost], float)
+        np.fill_diagonal(hops, 0.0)
+        self._kept.appendleft((hops, down, sum(network.capacity[arc] * price for arc, price in floats.items())))
+        self._cost = np.stack([hops for hops, _, _ in self._kept])
+        self._down = np.stack([down for _, down, _ in self._kept])
+        self._worth = np.array([worth for _, _, worth in self._kept])
+        self._heads.clear()
+
+    def of(self, group: Group) -> float:
+        """Zero where there is no in-tree, infinity where nothing is known."""
+        if not self._kept:
+            return inf
+        least = (self._spent(group) + self._down[:, group.members]).min(axis=1)
+        return float(min(worth / spent if spent > 0 else inf for worth, spent in zip(self._worth, least, strict=True)))
+
+    def _spent(self, group: Group) -> _Array:
+        """By prices and members: the least cost of an in-tree whose head is this member."""
+        if group not in self._heads:
+            members = np.array(group.members)
+            total = self._cost[:, members[:, None], members].sum(axis=1)
+            for each in group.below:
+                senders = np.array(each.members)
+                total += (self._spent(each)[:, :, None] + self._cost[:, senders[:, None], members]).min(axis=1)
+            self._heads[group] = total
+        return self._heads[group]
 
 
 # Neighbours: groups in the making are (members, below) in lists' order, with members that may be none, and are tidied.
@@ -303,6 +385,20 @@ def group_of_tree(root: int, hops: Hops) -> Group:
             below = sorted(made[v] for v in senders.get(vertex, ()) if v in senders)
             made[vertex] = Group(tuple(sorted([vertex, *leaves])), tuple(below))
     return made[root]
+
+
+def wide_groups(network: FlowNetwork, most: int) -> list[Group]:
+    """The groups of in-trees over wide links, to each of the ``most`` terminals with the widest links in all.
+
+    An order that has one in-tree alone is as fast as its narrowest link, so a link costs the square of what it lacks.
+    """
+    backward = network.reversed()
+    cost = {(v, u): Fraction(1, width**2) for (u, v), width in network.capacity.items()}
+    hops = cheapest_hops(backward, cost)
+    width = [sum(c for arc, c in network.capacity.items() if v in arc) for v in range(network.terminals)]
+    roots = sorted(range(network.terminals), key=lambda v: (-width[v], v))[:most]
+    trees = {root: cheapest_tree(backward, *hops, root) for root in roots}
+    return [group_of_tree(root, tuple(hop[::-1] for hop in tree)) for root, tree in trees.items()]
 
 
 def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None = None) -> Group:

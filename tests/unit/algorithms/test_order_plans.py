@@ -142,6 +142,7 @@ def test_dgx_1v_pays_nothing_and_its_allocations_little() -> None:
         ("3x dgx-a100 @ 200Gbps", Fraction(3, 2)),
         ("5x dgx-a100", Fraction(5, 4)),
         ("dgx-2", Fraction(1)),
+        ("random:20", Fraction(5, 2)),
     ],
 )
 def test_prices(spec: str, price: Fraction) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from fractions import Fraction
 from random import Random
 
@@ -12,12 +13,14 @@ from blinkccl.errors import PackingError
 from blinkccl.packing.columns import check_loads, dual_bound
 from blinkccl.packing.nested_groups import (
     Group,
+    Limits,
     best_group,
     clique_groups,
     group_of_tree,
     grouped_oracle,
     neighbours,
     pack_group,
+    wide_groups,
 )
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import cheapest_hops
@@ -87,6 +90,32 @@ def test_what_a_group_allows_is_packed_and_proved() -> None:
         root, up, _ = column.payload
         assert group_of_tree(root, up) == group
     assert pack_group(CLIQUE, Group((0, 1, 2, 3, 4)), [0, 1, 2, 3, 4]) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_prices_of_one_group_limit_the_rates_of_all(seed: int) -> None:
+    """By the best of several prices; the group's own rate they prove exactly."""
+    network = random_network(Random(seed), 5)
+    start = clique_groups(network, 2)
+    limits, rates = Limits(network), {}
+    assert limits.of(start) == math.inf
+    for group in [start, *itertools.islice(neighbours(start), 40)]:
+        if (found := pack_group(network, group)) is None:
+            assert limits.of(group) == 0
+            continue
+        rates[group] = found.rate
+        limits.add(found.prices)
+        assert limits.of(group) == pytest.approx(float(found.rate))
+    assert len(rates) > 10
+    assert all(limits.of(group) >= float(rate) * (1 - 1e-9) for group, rate in rates.items())
+
+
+def test_wide_groups_are_of_trees_over_the_widest_links() -> None:
+    """A ring with one narrow link, which no tree needs."""
+    widths = {(v, (v + 1) % 5): 3 if v else 1 for v in range(5)}
+    ring = FlowNetwork(5, 5, tuple((*arc, c) for (u, v), c in widths.items() for arc in ((u, v), (v, u))))
+    found = [pack_group(ring, group) for group in wide_groups(ring, 2)]
+    assert [each.rate for each in found if each is not None] == [3, 3]
 
 
 def test_where_nobody_can_be_reached_there_is_no_packing() -> None:
