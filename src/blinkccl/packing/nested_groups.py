@@ -33,8 +33,8 @@ _HopOf = Callable[[int, int], Hop]
 ROUNDING = 1e-9
 #: Packings whose prices are kept, the last ones.
 LIMITS = 8
-#: With fewer tries for every start they are saved for steps.
-FEW = 10
+#: Fewer tries are saved for steps to higher rates.
+FEW = 100
 #: Neighbours that are looked at in all, and at once before any of them is packed: a look is a hundredth of a packing.
 LOOKS, BATCH = 12_000, 200
 #: From an in-tree's root: to all terminals (None), or to one of them.
@@ -153,8 +153,9 @@ def best_group(network: FlowNetwork, starts: Sequence[Group], bound: Fraction, t
     """The group with the highest rate that is found in ``tries`` packings, climbing from the best of ``starts``.
 
     A step moves one terminal, or makes one group of two, or lets a group and the one above it change places. Where none
-    raises the rate, one to a group with more in-trees does. Neighbours whose rate :class:`Limits` shows to be no higher
-    are not packed. It ends at ``bound``, or after :data:`LOOKS` at neighbours. PackingError if no start has an in-tree.
+    raises the rate, one to a group with more in-trees does, unless tries are few. Neighbours whose rate :class:`Limits`
+    shows to be no higher are not packed. It ends at ``bound``, or after :data:`LOOKS` at neighbours. PackingError if no
+    start has an in-tree.
     """
     search = _Search(network, bound, tries)
     ranked = sorted(search.worthwhile(starts), key=search.rate, reverse=True)
@@ -177,7 +178,7 @@ class _Search:
         self._network, self._bound, self._tries = network, bound, tries
         self._ones = cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]
         self._rates: dict[Group, Fraction] = {}
-        self._limits, self._looks = Limits(network), 0
+        self._limits, self._looks, self._few = Limits(network), 0, tries < FEW
 
     def rate(self, group: Group) -> Fraction:
         """Zero where there is no in-tree, which costs no packing."""
@@ -191,10 +192,10 @@ class _Search:
         return self._rates[group]
 
     def worthwhile(self, starts: Sequence[Group]) -> list[Group]:
-        """Each once. Where tries are few, without those that cannot have a higher rate than one before them."""
+        """Each once; where tries are few, without those that cannot have a higher rate than one before them."""
         found, best = list[Group](), 0.0
         for start in dict.fromkeys(starts):
-            if self._tries >= FEW * len(starts) or self._limits.of(start) > best * (1 + ROUNDING):
+            if not self._few or self._limits.of(start) > best * (1 + ROUNDING):
                 found.append(start)
                 best = max(best, float(self.rate(start)))
         return found
@@ -225,7 +226,7 @@ class _Search:
                     break
                 if self._limits.of(each) > rate * (1 + ROUNDING) and self.rate(each) > self.rate(group):
                     return each
-        return self._beside(group, left)
+        return None if self._few else self._beside(group, left)
 
     def _beside(self, group: Group, left: Sequence[Group]) -> Group | None:
         """One with as high a rate and more in-trees, the one with most of them."""
