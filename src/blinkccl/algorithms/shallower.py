@@ -22,8 +22,6 @@ from blinkccl.packing.hop_limited import Part
 from blinkccl.packing.network import FlowNetwork, Hops
 from blinkccl.packing.symmetry import symmetry_of
 
-#: Hops above the fewest in which all are reached, or as many again, that the default does not mind.
-SPARE_LEVELS = 2
 #: Roots with trees of their own, times pairs of ranks, at most.
 MOST_PRICED = 1 << 20
 #: How much of the rate trees may lose: the other half of a hundredth is for shorter weights.
@@ -78,12 +76,12 @@ def _fewest_hops(request: Request, network: FlowNetwork) -> int:
 def _is_fair(request: Request, least: int, depth: int) -> bool:
     """Whether a plan is as shallow as is asked, where no rank is reached in fewer than ``least`` hops.
 
-    By default trees from one root are left as they are: those of fewer hops are many, and take a linear program to find
-    where a plan needs none.
+    By default two thirds more are, and a hop. So are all trees from one root: those of fewer hops are many, and take a
+    linear program to find where a plan needs none.
     """
     if request.objective == "least-depth":
         return depth <= least
-    return request.collective.root is not None or depth <= min(2 * least, least + SPARE_LEVELS)
+    return request.collective.root is not None or depth <= least + max(1, 2 * least // 3)
 
 
 def _served(request: Request, network: FlowNetwork) -> bool:
