@@ -282,5 +282,72 @@ def grouped_allreduce() -> Json:
     return plan("allreduce", (2, 2, 2), blocks, in_place=True)
 
 
+#: Bytes of a round.
+UNIT = 4096
+
+
+def pipelined_allreduce() -> Json:
+    """In rounds: one thread block puts into scratch, the other adds and puts the sum, behind a semaphore. In place."""
+    blocks = [
+        [
+            [
+                *begun(),
+                rounds(
+                    op("put", f"i{1 - rank}", ">", "@2:0"),
+                    *met(),
+                    {"name": "sem_release", "semaphore_ids": [0]},
+                ),
+            ],
+            [
+                rounds(
+                    {"name": "sem_acquire", "semaphore_ids": [0]},
+                    NOP,
+                    op("res", f"i{rank}", "s0", ">", f"i{rank}", f"@0:{rank}"),
+                    *met(),
+                ),
+            ],
+        ]
+        for rank in range(2)
+    ]
+    return plan("allreduce", (2, 2, 1), blocks, in_place=True)
+
+
+def rounds(*ops: Json, unit: int = UNIT, chunks: int = 1) -> Json:
+    return {"name": "pipeline", "iter_context": {"unit_size": unit, "num_chunks": chunks}, "ops": list(ops)}
+
+
+def switch_allreduce(last: str = "signal") -> Json:
+    """Each GPU adds up its half in the switch and stores it to both. In place; ``last`` is the signal behind that."""
+    ends = {"signal": met(), "rlxsignal": [NOP, *begun()]}
+    blocks = [[[*begun(), through_switch("glres", group(rank), group(rank)), *ends[last]]] for rank in range(2)]
+    return _with_switch(plan("allreduce", (2, 2, 0), blocks, in_place=True), "i")
+
+
+def switch_allgather() -> Json:
+    """Each GPU stores what it has to all, through the switch."""
+    blocks = [
+        [[*begun(), through_switch("gstore", {"type": "i", "index": 0, "size": 1}, group(rank)), *met()]]
+        for rank in range(2)
+    ]
+    return _with_switch(plan("allgather", (1, 2, 0), blocks), "o")
+
+
+def group(index: int) -> Json:
+    return {"switch_channel_id": 0, "index": index, "size": 1}
+
+
+def through_switch(name: str, source: Json, target: Json) -> Json:
+    return {"name": name, "src_buff": [source], "dst_buff": [target], "channel_type": "switch"}
+
+
+def _with_switch(document: Json, buffer: str) -> Json:
+    for gpu in document["gpus"]:
+        gpu["channels"].append(
+            {"channel_type": "switch", "buffer_type": buffer, "rank_groups": [{"size": 2, "ranks": [0, 1]}]}
+        )
+        gpu["threadblocks"][0]["channels"].append({"channel_type": "switch", "channel_ids": [0]})
+    return document
+
+
 def text(document: Json) -> str:
     return json.dumps(document)

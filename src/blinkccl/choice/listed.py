@@ -31,16 +31,16 @@ class ListedPlan:
 
     def at(self, size_bytes: int) -> Estimate:
         """What they take for S bytes; raises as :meth:`~blinkccl.simulate.instructions.ListedRun.at`."""
-        settings, plan = self.conditions.settings, self.listed.plan
+        settings, plan, listed = self.conditions.settings, self.listed.plan, self.listed.of_size(size_bytes)
         message = self.conditions.chunk_bytes
-        workload = self.listed.at(size_bytes, message, settings.budget or EVENT_BUDGET)
+        workload = listed.at(size_bytes, message, settings.budget or EVENT_BUDGET)
         seconds = run(workload, settings.kernel_sharing).seconds
-        passes = self.listed.passes(size_bytes, message)
+        passes = listed.passes(size_bytes, message)
         about = ", ".join(f"{value} {key}" if isinstance(value, int) else value for key, value in plan.about.items())
         detail = f"{about}; {len(plan.blocks)} thread blocks, {passes} pass{'' if passes == 1 else 'es'}"
         algbw = algbw_gb_per_s(size_bytes, seconds) if seconds else 0.0
         factor = float(bus_factor(plan.collective.name, plan.collective.world_size))
-        chunk = round(self.listed.chunk_bytes(size_bytes) / passes)
+        chunk = round(listed.chunk_bytes(size_bytes) / passes)
         return Estimate(self.name, size_bytes, seconds, algbw, algbw * factor, detail, chunk, None, self.protocol)
 
 

@@ -10,7 +10,7 @@ still do so whatever others do.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
@@ -33,6 +33,18 @@ from blinkccl.foreign.instructions import (
 V = TypeVar("V")
 Clock = NDArray[np.int32]
 Cell = tuple[int, str, int]
+#: What to do about faults, by their kind.
+REMEDIES = {
+    "deadlock": "give each wait the post that it is for (signal, hasdep, sem_release, a send), earlier than what "
+    "waits for it in turn",
+    "race": "put a wait for the other between the two (a dependence, signal and wait, a semaphore or barrier), "
+    "with a fence (nop) between it and what it is for",
+    "wrong count": "let both ends name as many chunks, in the same order",
+    "wrong result": "follow the chunk back from the instruction that wrote it: its source, its offset, and what "
+    "was left out or done twice before it",
+    "unreceived": "receive them, or do not send them",
+    "unbalanced": "let each signal be waited for once",
+}
 #: Faults of one list that are told.
 MOST_FAULTS = 100
 #: Chunks that are moved in all (some 20 µs each), and entries of all clocks (4 bytes each).
@@ -41,12 +53,13 @@ MOST_MOVED, MOST_KNOWN = 4_000_000, 2**28
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """Who touched a chunk last, in which segment, by what, and as which of its chunks."""
+    """Who touched a chunk last, in which segment, by what, as which of its chunks, and whether through a switch."""
 
     thread: int
     segment: int
     by: str
     piece: int
+    switch: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +110,16 @@ class Execution(Generic[V]):
         Of two values that meet, where that is.
     seed
         None: blocks go in turn, each as far as it can. A number: one instruction at a time, in an order that it draws.
+    trusting
+        Relaxed signals tell of data, too.
 
     Attributes
     ----------
     faults
         Sentences: deadlocks, counts that differ at the ends of a connection, messages that nobody receives, accesses
-        without order. Empty if there are none.
+        without order. Empty if there are none. Each begins with its kind, a key of :data:`REMEDIES`.
+    unpromised
+        More such accesses: through a switch, and not known to be over when the other GPU ends.
     written
         What wrote each chunk last.
 
@@ -119,10 +136,13 @@ class Execution(Generic[V]):
         combine: Callable[[V, V, str], V],
         unset: V,
         seed: int | None = None,
+        trusting: bool = False,
     ) -> None:
         self.plan, self.combine, self.unset = plan, combine, unset
+        self.trusting = trusting
         self.random = None if seed is None else Random(seed)
         self.faults: list[str] = []
+        self.unpromised: list[str] = []
         self.written: dict[Cell, str] = {}
         self._values: dict[Cell, V] = {}
         self._packets: dict[Cell, V] = {}
@@ -155,6 +175,8 @@ class Execution(Generic[V]):
         self._posters: dict[str, set[int]] = {}
         self._total: Counter[str] = Counter()
         self._awaited: Counter[str] = Counter()
+        self._sends: Counter[Connection] = Counter()
+        self._takes: Counter[Connection] = Counter()
         self._has_packets = False
         for number, block in enumerate(blocks):
             for step in block.instructions:
@@ -163,6 +185,8 @@ class Execution(Generic[V]):
                     agents.setdefault(agent, len(agents))
                 if isinstance(step, Move):
                     self._has_packets |= any(span.packet for span in (*step.operands, *step.stores))
+                    self._sends.update([step.sends] if step.sends else [])
+                    self._takes.update([step.takes] if step.takes else [])
                 if isinstance(step, Await):
                     self._awaited[step.counter] = max(self._awaited[step.counter], step.count)
                 if isinstance(step, Post):
@@ -208,9 +232,14 @@ class Execution(Generic[V]):
                     if self.random is not None:
                         break
         if runs:
-            told = "; ".join(waits[number] for number in list(runs)[:4])
-            more = f"; and {len(runs) - 4} more" if len(runs) > 4 else ""
-            self._fault(f"deadlock: {len(runs)} thread block(s) wait for ever: {told}{more}")
+            self._deadlock(runs, waits)
+
+    def _deadlock(self, runs: Iterable[int], waits: dict[int, str]) -> None:
+        """Those whose message or post never comes first: the others wait for them."""
+        stuck = sorted(runs, key=lambda number: "ever come" not in waits[number])
+        told = "; ".join(waits[number] for number in stuck[:4])
+        more = f"; and {len(stuck) - 4} more" if len(stuck) > 4 else ""
+        self._fault(f"deadlock: {len(stuck)} thread block(s) wait for ever: {told}{more}")
 
     def _run(self, number: int, block: Block) -> Iterator[str]:
         """Yields "" after each instruction, and where it has to wait, for what."""
@@ -225,7 +254,7 @@ class Execution(Generic[V]):
             elif isinstance(step, Post):
                 by = self._given(me, step)
                 clock = by.clock.copy()
-                if step.relaxed:
+                if step.relaxed and not self.trusting:
                     clock = self._only_starts(clock)
                 self._posts.setdefault(step.counter, []).append((number, clock))
             else:
@@ -259,7 +288,7 @@ class Execution(Generic[V]):
         known = step.counter in self.plan.barriers or len(self._posters.get(step.counter, ())) < 2
         if known or step.count == self._total[step.counter]:
             for _, clock in posts if len(self._posters.get(step.counter, ())) > 1 else posts[-1:]:
-                me.learn(self._only_starts(clock) if step.relaxed else clock)
+                me.learn(self._only_starts(clock) if step.relaxed and not self.trusting else clock)
 
     def _move(self, me: _Thread, step: Move) -> Iterator[str]:
         for piece in range(step.size):
@@ -273,14 +302,16 @@ class Execution(Generic[V]):
                     values.append(self._packets[cell])
                     read |= self._flows.get((cell, True), set())
                 else:
-                    self._touch(cell, _Access(me.number, int(me.clock[me.number]), step.where, piece), me.clock)
+                    self._touch(cell, self._access(me, step, piece), me.clock)
                     values.append(self._values.get(cell, self.unset))
                     if self._has_packets:
                         read |= {(cell, step.where)} | self._flows.get((cell, False), set())
             if step.takes is not None:
                 fifo = self._fifo.setdefault(step.takes, deque())
                 while not fifo:
-                    yield f"{step.where} for a message of {step.takes}"
+                    few = self._sends[step.takes] < self._takes[step.takes]
+                    ever = f"{self._sends[step.takes]} of {self._takes[step.takes]} ever come"
+                    yield f"{step.where} for a message of {step.takes}{f', and only {ever}' if few else ''}"
                 values.append(self._take(me, step, fifo.popleft(), piece))
                 self._done += 1
             total = values[0]
@@ -291,8 +322,7 @@ class Execution(Generic[V]):
                 if span.packet:
                     self._put_packet(cell, step.where, total)
                 else:
-                    access = _Access(me.number, int(me.clock[me.number]), step.where, piece)
-                    self._touch(cell, access, me.clock, writes=True, known=read)
+                    self._touch(cell, self._access(me, step, piece), me.clock, writes=True, known=read)
                     self._values[cell], self.written[cell] = total, step.where
                 if read:  # all of them over when a packet with this value is there
                     self._flows[cell, span.packet] = read
@@ -303,6 +333,9 @@ class Execution(Generic[V]):
                 last = piece == step.size - 1
                 self._done += 1
                 fifo.append(_Sent(total, me.over() if last else None, step.size, piece, step.where))
+
+    def _access(self, me: _Thread, step: Move, piece: int) -> _Access:
+        return _Access(me.number, int(me.clock[me.number]), step.where, piece, step.switch)
 
     def _messages(self, fifo: deque[_Sent[V]]) -> int:
         return sum(sent.piece % self.plan.together == 0 for sent in fifo)
@@ -365,11 +398,15 @@ class Execution(Generic[V]):
         """Nothing may be left in connections, and a rank may end only when others are done with its memory."""
         for connection, fifo in self._fifo.items():
             if fifo:
-                self._fault(f"{len(fifo)} message(s) on {connection} are never received, the first of {fifo[0].by}")
+                self._fault(
+                    f"unreceived: {len(fifo)} message(s) on {connection} are never received, the first of {fifo[0].by}"
+                )
         for counter in self.plan.lasting:
             posts, waits = self._total[counter], self._awaited[counter]
             if posts > waits:
-                self._fault(f"{counter} are {posts}, and {waits} are waited for: the next run begins with the rest")
+                self._fault(
+                    f"unbalanced: {counter} are {posts}, and {waits} are waited for: the next run begins with the rest"
+                )
         ends: list[Clock] = [np.zeros(len(self._threads), np.int32) for _ in range(self._ranks)]
         for thread, block in zip(self._threads, self.plan.blocks, strict=False):
             np.maximum(ends[block.rank], thread.over(), out=ends[block.rank])
@@ -379,7 +416,11 @@ class Execution(Generic[V]):
         ):
             for cell, access in cells:
                 if ends[cell[0]][access.thread] <= access.segment:
-                    self._race(f"{access.by} {verb} {_cell(cell)}", f"GPU {cell[0]} may be done: no wait holds it")
+                    told = f"{access.by} {verb} {_cell(cell)}", f"GPU {cell[0]} may be done: no wait holds it"
+                    if access.switch and not self.trusting:
+                        self.unpromised.append(f"race: {told[0]}, and {told[1]}")
+                    else:
+                        self._race(*told)
 
     def _fault(self, text: str) -> None:
         if len(self.faults) < MOST_FAULTS:

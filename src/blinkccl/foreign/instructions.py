@@ -13,6 +13,7 @@ been done. Counters only grow, and waiting takes nothing from them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from blinkccl.collectives.spec import Collective
@@ -83,7 +84,10 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Combine, for each of ``size`` chunks, the ``operands`` and the next message; then store and send the result."""
+    """Combine, for each of ``size`` chunks, the ``operands`` and the next message; then store and send the result.
+
+    ``switch``: a switch combines the operands, or copies what is stored, on the way.
+    """
 
     where: str
     size: int
@@ -92,6 +96,7 @@ class Move:
     takes: Connection | None = None
     sends: Connection | None = None
     agent: str | None = None
+    switch: bool = False
 
 
 Instruction = Fence | Await | Post | Flush | Move
@@ -115,7 +120,9 @@ class InstructionList:
     all posts of one round come before any of the next. ``lasting``: counters that the next run begins with, so that all
     posts must have been waited for. ``slots``: messages that a connection holds, each with ``together`` chunks of a
     move; a sender waits while there are so many. ``message_bytes``: what a message holds of a chunk, where a runtime
-    goes through its lists until all of it has been moved; 0: it goes through them once.
+    goes through its lists until all of it has been moved; 0: it goes through them once. ``sized``: where what is done
+    depends on the size, the list for blocks of so many bytes, which has no ``sized``; ``judged_bytes`` are those by
+    which all are judged, the first of them this list's.
     """
 
     collective: Collective
@@ -128,6 +135,8 @@ class InstructionList:
     slots: int = 1
     together: int = 1
     message_bytes: int = 0
+    sized: Callable[[int], InstructionList] | None = None
+    judged_bytes: tuple[int, ...] = ()
 
     def place(self, rank: int, buffer: str, index: int) -> tuple[int, str, int]:
         """The chunk's memory: in place, input and output are one, as nccl.h has it."""

@@ -60,7 +60,12 @@ _TYPES = {
 def looks_like(content: bytes) -> bool:
     """Whether the first element is ``algo``."""
     return (
-        re.match(rb"(\xef\xbb\xbf)?\s*(<\?.*?\?>\s*|<!--.*?-->\s*)*<algo[\s>/]", content[:4096], re.DOTALL) is not None
+        re.match(
+            rb"(\xef\xbb\xbf)?\s*(<\?.*?\?>\s*|<!--.*?-->\s*|<!DOCTYPE[^[>]*(\[[^]]*\])?\s*>\s*)*<algo[\s>/]",
+            content[:4096],
+            re.DOTALL,
+        )
+        is not None
     )
 
 
@@ -172,7 +177,11 @@ class _Reader:
         sizes = {key: self.number(gpu, f"{key}_chunks", 0, 10**6) for key in "ios"}
         for key, expected in zip("io", buffer_chunks(self.collective, rank, self.chunks), strict=True):
             if sizes[key] not in (0, expected):
-                raise self.at(gpu, f"{key}_chunks of GPU {rank}: expected {expected} or 0, got {sizes[key]}")
+                raise self.at(
+                    gpu,
+                    f"{key}_chunks of GPU {rank}: expected {expected} or 0, got {sizes[key]}: let it agree with "
+                    f"nchunksperloop {self.loop}",
+                )
         blocks = gpu.all("tb")
         ids = [self.number(tb, "id", 0, MOST_BLOCKS - 1) for tb in blocks]
         if ids != list(range(len(blocks))):
@@ -200,7 +209,11 @@ class _Reader:
                 pair[key] = link
                 other = ends.setdefault((key, link), number)
                 if other != number:
-                    raise self.at(tb, f"thread blocks {other} and {number} of GPU {rank} both {key} on {link}")
+                    raise self.at(
+                        tb,
+                        f"thread blocks {other} and {number} of GPU {rank} both {key} on {link}: give one of them "
+                        "another peer or chan",
+                    )
         name = f"GPU {rank}, thread block {number}"
         steps = tb.all("step")
         if len(steps) > MOST_STEPS:
@@ -257,13 +270,16 @@ class _Reader:
             if used and buffer not in sizes:
                 raise self.at(step, f"{end}buf {shortened(buffer, 40)!r} is not one of i, o, s")
             if used and not 0 <= start <= sizes[buffer] - count:
+                size = sizes[buffer]
+                fits = f"expected within 0 … {size - 1}" if size else "give it some, or take another buffer"
                 raise self.at(
-                    step, f"{where}: chunks {start} … {start + count - 1} of {buffer}, which has {sizes[buffer]} chunks"
+                    step,
+                    f"{where}: chunks {start} … {start + count - 1} of {buffer}, which has {size} chunks: {fits}",
                 )
             spans[end] = (Span(rank, buffer, start),) if used else ()
         for key, used in (("recv", receives), ("send", sends)):
             if used and pair[key] is None:
-                raise self.at(step, f"{where}: type {kind!r}, but its thread block has {key} -1")
+                raise self.at(step, f"{where}: type {kind!r}, but its thread block has {key} -1: expected a peer")
         if kind == "nop":
             return None
         operands = spans["dst"] + spans["src"] if kind == "re" else spans["src"]

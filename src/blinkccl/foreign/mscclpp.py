@@ -3,8 +3,16 @@
 Thread blocks put into the memory of others and read from it, and say by counters (channels, semaphores, barriers) what
 may be touched; nothing else orders them. Within a thread block only ``nop`` and ``barrier`` let all threads meet.
 Limits and rules here are those of the parser (``execution_plan.cc``) and of the kernel, which checks none of them.
-Operations that reduce or store in switches are refused by name. Where thread blocks share an operation (``tbg_info``),
-each has an equal part of every chunk, and so chunks here are parts of the file's.
+Where thread blocks share an operation (``tbg_info``), each has an equal part of every chunk, and so chunks here are
+parts of the file's.
+
+A ``pipeline`` does its body in rounds, each on the next ``unit_size`` bytes of every operation's data, until
+``num_chunks`` chunks are done. So what it does depends on the size: chunks here are parts of as many bytes as all
+units have in common, and :attr:`~blinkccl.foreign.instructions.InstructionList.sized` has the list for a size.
+Signals, waits and fences of the body are done once a round.
+
+Channels of type ``switch`` are multicast addresses over one buffer of a group of GPUs (NVLink SHARP): ``glres`` adds up
+what all of them have there and stores the sum to all, ``gstore`` and ``gstorepkt`` store to all.
 """
 
 from __future__ import annotations
@@ -12,7 +20,9 @@ from __future__ import annotations
 import codecs
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import lcm
+from dataclasses import replace
+from functools import partial
+from math import ceil, gcd, lcm
 from typing import TypeVar
 
 import msgspec
@@ -64,7 +74,18 @@ _MOVES = {
     "recpkt": ("local, packet", "local, packet"),
     "recspkt": ("local, packet", "local, packet, remote packet"),
 }
-_NOT_JUDGED = ("glres", "gstore")
+_SWITCH_MOVES = {
+    "glres": ("switch", "switch"),
+    "gstore": ("local", "switch"),
+    "gstorepkt": ("packet", "switch packet"),
+}
+_MOVES |= _SWITCH_MOVES
+#: The vectors that a pipeline's operations move; its unit is 32 bits wide, and its rounds are counted in 16.
+VECTOR_BYTES, MOST_UNIT_BYTES, MOST_ROUNDS = 16, 2**32 - 1, 2**16 - 1
+#: Instructions of a file whose pipelines are unrolled.
+MOST_UNROLLED = 400_000
+#: Rounds in which a pipeline is judged, beside one, and beyond what a semaphore begins with.
+_JUDGED_ROUNDS = 3
 
 
 class _Buff(msgspec.Struct):
@@ -80,6 +101,11 @@ class _Group(msgspec.Struct):
     tbg_size: int
 
 
+class _Iterations(msgspec.Struct):
+    unit_size: int
+    num_chunks: int
+
+
 class _Op(msgspec.Struct):
     name: str
     channel_type: str = "none"
@@ -90,6 +116,7 @@ class _Op(msgspec.Struct):
     num_threadblocks: int | None = None
     semaphore_ids: list[int] = []
     tbg_info: _Group | None = None
+    iter_context: _Iterations | None = None
     ops: list[_Op] = []
 
 
@@ -110,9 +137,15 @@ class _ThreadBlock(msgspec.Struct):
     remote_buffer_refs: list[_BufferRefs] = []
 
 
+class _RankGroup(msgspec.Struct):
+    ranks: list[int]
+
+
 class _Channel(msgspec.Struct):
     channel_type: str
     connected_to: list[int] = []
+    buffer_type: str | None = None
+    rank_groups: list[_RankGroup] = []
 
 
 class _RemoteBuffer(msgspec.Struct):
@@ -178,25 +211,61 @@ def read(content: bytes, source: str) -> tuple[InstructionList, ...]:
 
 
 class _Reader:
-    """One plan, and which channel meets which."""
+    """One plan for blocks of so many bytes (0: one round of all pipelines), and which channel meets which."""
 
-    def __init__(self, plan: _Plan, source: str) -> None:
+    def __init__(self, plan: _Plan, source: str, block_bytes: int = 0) -> None:
         self.data, self.source = plan, source
         self.ranks = len(plan.gpus)
         if plan.protocol not in ("Simple", "LL"):
             raise self.at(f"protocol {plan.protocol[:40]!r} is not one of Simple, LL")
         self.collective = collective_of(plan.collective, self.ranks, source)
-        self.parts = self._parts()
-        self.chunks = self._chunks() * self.parts
+        self.shared = self._shared()
+        self.contexts = [
+            self._context(op, f"GPU {gpu.id}, thread block {tb.id}, operation {place}")
+            for gpu in plan.gpus
+            for tb in gpu.threadblocks
+            for place, op in enumerate(tb.ops)
+            if op.name == "pipeline"
+        ]
+        #: Bytes that the units of all pipelines have in common, and how many of these a chunk has.
+        self.unit = gcd(*(context.unit_size for context in self.contexts))
+        file_chunks = self._chunks()
+        units = max(1, ceil(block_bytes / (file_chunks * self.unit))) if self.unit else 1
+        self.parts, self.block_unit = self.shared * units, file_chunks * self.unit
+        self.chunks = file_chunks * self.parts
         self.ends = [self._ends(gpu) for gpu in plan.gpus]
+        self.groups = [self._groups(gpu) for gpu in plan.gpus]
+        self._check_groups()
         self.waits: Counter[str] = Counter()
         self.waiter: dict[str, str] = {}
         self.signals: list[str] = []
+        self.unrolled = 0
 
     def at(self, text: str) -> ScheduleError:
         return ScheduleError(f"{self.source}: {text}")
 
-    def _parts(self) -> int:
+    def _context(self, op: _Op, where: str) -> _Iterations:
+        context = op.iter_context
+        if context is None:
+            raise self.at(
+                f"{where}: a pipeline has no iter_context: expected its unit_size in bytes and its num_chunks"
+            )
+        if not 0 < context.unit_size <= MOST_UNIT_BYTES or context.unit_size % VECTOR_BYTES:
+            raise self.at(
+                f"{where}: unit_size {context.unit_size}, expected a multiple of {VECTOR_BYTES} up to {MOST_UNIT_BYTES}"
+            )
+        if not 0 < context.num_chunks <= MOST_CHUNKS:
+            raise self.at(f"{where}: num_chunks {context.num_chunks}, expected 1 … {MOST_CHUNKS}")
+        return context
+
+    def _judged_bytes(self) -> tuple[int, ...]:
+        """Sizes of a block for one round, and for so many that what is wrong in any further round is wrong in these."""
+        begins = [semaphore.init_value for gpu in self.data.gpus for semaphore in gpu.semaphores]
+        rounds = _JUDGED_ROUNDS + max([0, *begins])
+        units = (((rounds - 1) * context.unit_size // self.unit + 1) / context.num_chunks for context in self.contexts)
+        return 0, ceil(max(units)) * self.block_unit
+
+    def _shared(self) -> int:
         """Into how many parts chunks are cut, so that each thread block of a group has whole ones."""
         groups = [
             each.tbg_info
@@ -233,7 +302,7 @@ class _Reader:
                     f"{wanted} and {given}, 1 … {MOST_CHUNKS} per block of {coll.name}"
                 )
             if not 0 <= gpu.scratch_chunks <= MOST_CHUNKS * 64:
-                raise self.at(f"GPU {rank}: scratch_chunks is {gpu.scratch_chunks}")
+                raise self.at(f"GPU {rank}: scratch_chunks is {gpu.scratch_chunks}, expected 0 … {MOST_CHUNKS * 64}")
         return chunks
 
     def _ends(self, gpu: _Gpu) -> dict[str, list[tuple[int, int]]]:
@@ -242,15 +311,58 @@ class _Reader:
         seen: Counter[tuple[str, int]] = Counter()
         for channel in gpu.channels:
             if channel.channel_type == "switch":
-                raise self.at(f"GPU {gpu.id} has a switch channel: reduction in switches is not judged")
+                continue
             if channel.channel_type not in found:
-                raise self.at(f"GPU {gpu.id}: channel_type {channel.channel_type[:40]!r} is not one of memory, port")
+                raise self.at(
+                    f"GPU {gpu.id}: channel_type {channel.channel_type[:40]!r} is not one of memory, port, switch"
+                )
             for peer in channel.connected_to:
                 if not 0 <= peer < self.ranks or peer == gpu.id:
                     raise self.at(f"GPU {gpu.id} has a channel to GPU {peer}, expected another of 0 … {self.ranks - 1}")
                 found[channel.channel_type].append((peer, seen[channel.channel_type, peer]))
                 seen[channel.channel_type, peer] += 1
         return found
+
+    def _groups(self, gpu: _Gpu) -> list[tuple[str, tuple[int, ...]]]:
+        """The GPU's switch channels in order: a buffer, and whose."""
+        found = []
+        for channel in gpu.channels:
+            if channel.channel_type != "switch":
+                continue
+            buffer = channel.buffer_type
+            if buffer not in ("i", "o", "s"):
+                raise self.at(f"GPU {gpu.id}: switch channel with buffer_type {str(buffer)[:40]!r}, expected i, o or s")
+            if self.data.inplace and (self.collective.name, buffer) in (("allgather", "i"), ("reduce_scatter", "o")):
+                raise self.at(
+                    f"GPU {gpu.id}: switch channel over {buffer}, which in place lies elsewhere on every GPU; a "
+                    f"multicast address has one offset: take {'o' if buffer == 'i' else 'i'}"
+                )
+            for group in channel.rank_groups:
+                ranks = tuple(group.ranks)
+                if (
+                    gpu.id not in ranks
+                    or len(set(ranks)) != len(ranks)
+                    or not 0 <= min(ranks) <= max(ranks) < self.ranks
+                ):
+                    raise self.at(
+                        f"GPU {gpu.id}: switch channel of GPUs {list(ranks)[:40]}, expected different ones of "
+                        f"0 … {self.ranks - 1}, itself among them"
+                    )
+                found.append((buffer, ranks))
+        return found
+
+    def _check_groups(self) -> None:
+        """Who is named in a group makes the same one: all of them connect together."""
+        has = [Counter(groups) for groups in self.groups]
+        for rank, groups in enumerate(has):
+            for (buffer, ranks), count in groups.items():
+                for peer in ranks:
+                    if has[peer][buffer, ranks] != count:
+                        raise self.at(
+                            f"GPU {rank} has {count} switch channel(s) over {buffer} of GPUs {list(ranks)[:40]}, "
+                            f"and GPU {peer} has {has[peer][buffer, ranks]}: all of a group connect together, or none "
+                            "comes back"
+                        )
 
     def plan(self) -> InstructionList:
         blocks, barriers = [], dict[str, int]()
@@ -268,7 +380,13 @@ class _Reader:
             about,
             frozenset(barriers),
             tuple(dict.fromkeys(self.signals)),
+            sized=partial(_sized, self.data, self.source) if self.contexts else None,
+            judged_bytes=self._judged_bytes() if self.contexts else (),
         )
+
+
+def _sized(data: _Plan, source: str, block_bytes: int) -> InstructionList:
+    return replace(_Reader(data, source, block_bytes).plan(), sized=None)
 
 
 class _BlockReader:
@@ -278,7 +396,10 @@ class _BlockReader:
         self.plan, self.gpu, self.tb, self.barriers = plan, gpu, tb, barriers
         self.name = f"GPU {gpu.id}, thread block {tb.id}"
         self.given: dict[int, int] = {}
-        self.channels: dict[str, list[int]] = {"memory": [], "port": []}
+        #: Of each operation's data, which parts the present round of a pipeline is for, and its chunks.
+        self.window: range | None = None
+        self.least = 0
+        self.channels: dict[str, list[int]] = {"memory": [], "port": [], "switch": []}
         for listed in tb.channels:
             for index in listed.channel_ids:
                 self.channels.setdefault(listed.channel_type, []).append(index)
@@ -287,26 +408,60 @@ class _BlockReader:
             self.buffers.setdefault(refs.access_channel_type, []).extend(refs.remote_buffer_ids)
         for what, lists, most in (("channels", self.channels, MOST_CHANNELS), ("buffers", self.buffers, MOST_BUFFERS)):
             for kind, found in lists.items():
-                if kind not in ("memory", "port"):
-                    raise plan.at(f"{self.name}: {what} of type {kind[:40]!r} are not judged")
+                if kind not in ("memory", "port") and (kind != "switch" or what != "channels"):
+                    raise plan.at(
+                        f"{self.name}: {what} of type {kind[:40]!r}, expected memory, port or switch channels"
+                    )
                 if len(found) > most:
                     raise plan.at(f"{self.name}: {len(found)} {kind} {what}, expected at most {most}")
 
     def block(self) -> Block:
         listed: list[Instruction] = []
-        count = 0
-        for place, op in enumerate(self.tb.ops):
-            where = f"{self.name}, operation {place}"
-            inner = op.ops if op.name == "pipeline" else [op]
-            count += len(inner) + (op.name == "pipeline")
-            for number, each in enumerate(inner):
-                listed += self._op(each, f"{where}.{number}" if op.name == "pipeline" else where)
+        count = sum(1 + len(op.ops) if op.name == "pipeline" else 1 for op in self.tb.ops)
         if count > MOST_OPERATIONS:
             raise self.plan.at(f"{self.name}: {count} operations, expected at most {MOST_OPERATIONS}")
+        for place, op in enumerate(self.tb.ops):
+            where = f"{self.name}, operation {place}"
+            listed += self._pipeline(op, where) if op.name == "pipeline" else self._op(op, where)
         return Block(self.gpu.id, self.name, tuple(listed))
 
+    def _pipeline(self, op: _Op, where: str) -> Iterator[Instruction]:
+        """All rounds, one after the other."""
+        context = op.iter_context
+        assert context is not None  # the reader has seen to it
+        for number, each in enumerate(op.ops):
+            if each.name == "pipeline":
+                raise self.plan.at(f"{where}.{number}: a pipeline in a pipeline, which the kernel has none of")
+            if each.name.endswith("pkt"):
+                raise self.plan.at(
+                    f"{where}.{number}: {each.name} in a pipeline: packets are moved whole in every round"
+                )
+            if each.tbg_info is not None and each.tbg_info.tbg_size > 1:
+                raise self.plan.at(
+                    f"{where}.{number}: tbg_info in a pipeline: its rounds go over whole chunks, beyond the end "
+                    "of a part"
+                )
+        whole = context.num_chunks * self.plan.parts
+        unit = context.unit_size // self.plan.unit * self.plan.shared
+        rounds = ceil(whole / unit)
+        if rounds > MOST_ROUNDS:
+            raise self.plan.at(f"{where}: {rounds} rounds, expected at most {MOST_ROUNDS}: take a larger unit_size")
+        self.plan.unrolled += rounds * len(op.ops)
+        if self.plan.unrolled > MOST_UNROLLED:
+            raise self.plan.at(
+                f"{where}: more than {MOST_UNROLLED} operations in all rounds of pipelines: too many to judge; "
+                "take larger units, or units that are multiples of each other"
+            )
+        self.least = context.num_chunks
+        for start in range(0, whole, unit):
+            self.window = range(start, min(whole, start + unit))
+            round_of = f", round {start // unit + 1} of {rounds}" if rounds > 1 else ""
+            for number, each in enumerate(op.ops):
+                yield from self._op(each, f"{where}.{number}{round_of}")
+        self.window = None
+
     def _op(self, op: _Op, where: str) -> Iterator[Instruction]:
-        """What an operation does; a pipeline's body stands for all its rounds, which touch different data."""
+        """What an operation does, in a pipeline in one of its rounds."""
         for what, found, most in (
             ("channels", op.channel_ids, MOST_ENDS),
             ("sources", op.src_buff, MOST_SPANS),
@@ -341,8 +496,7 @@ class _BlockReader:
         elif op.name in _MOVES:
             yield from self._moves(op, where)
         else:
-            reason = "reduction in switches is not judged" if op.name in _NOT_JUDGED else "the parser has no such name"
-            raise self.plan.at(f"{where}: operation {op.name[:40]!r}: {reason}")
+            raise self.plan.at(f"{where}: operation {op.name[:40]!r}: the parser has no such name")
 
     def _check_threads(self, op: _Op, where: str) -> None:
         """A proxy is given things by the thread of the channel's place in an operation: another is in no order."""
@@ -369,7 +523,7 @@ class _BlockReader:
     def _ends(self, op: _Op, where: str) -> Iterator[tuple[str | None, str, str]]:
         """Of each channel: who does it (a port's proxy), the counter that a signal adds to, and that a wait is for."""
         kind, rank = op.channel_type, self.gpu.id
-        if kind not in self.channels:
+        if kind not in self.plan.ends[rank]:
             raise self.plan.at(f"{where}: channel_type {kind[:40]!r} is not one of memory, port")
         if not op.channel_ids:
             raise self.plan.at(f"{where}: {op.name} has no channel_ids")
@@ -383,7 +537,7 @@ class _BlockReader:
 
     def _pick(self, where: str, what: str, listed: Sequence[T], index: int | None) -> T:
         if index is None or not 0 <= index < len(listed):
-            raise self.plan.at(f"{where}: number {index} of the {len(listed)} {what}")
+            raise self.plan.at(f"{where}: number {index} of the {len(listed)} {what}: expected 0 … {len(listed) - 1}")
         return listed[index]
 
     def _await(self, where: str, counter: str, relaxed: bool = False, first: int = 0) -> Await:
@@ -405,8 +559,18 @@ class _BlockReader:
         source, target = _MOVES[op.name]
         reads = self._spans(op, op.src_buff, source, where)
         stores = self._spans(op, op.dst_buff, target, where)
-        signals = list(self._ends(op, where)) if op.channel_ids else []
-        port = op.channel_type == "port"
+        signals = list(self._ends(op, where)) if op.channel_ids and op.name not in _SWITCH_MOVES else []
+        port, switch = op.channel_type == "port", op.name in _SWITCH_MOVES
+        if switch and (len(op.src_buff), len(op.dst_buff), op.channel_type) != (1, 1, "switch"):
+            raise self.plan.at(
+                f"{where}: {op.name} has {len(op.src_buff)} source(s), {len(op.dst_buff)} destination(s) and "
+                f"channel_type {op.channel_type[:40]!r}, expected 1, 1 and 'switch'"
+            )
+        if self.plan.data.protocol != "LL" and op.name.endswith("pkt"):
+            raise self.plan.at(
+                f"{where}: {op.name} in protocol {self.plan.data.protocol}: packets take twice their data, and only "
+                "protocol LL has the scratch for that"
+            )
         if port and op.name not in ("put", "pws", "pwsf", "ppkt", "rppkt"):
             raise self.plan.at(f"{where}: {op.name} goes over memory channels alone")
         if port and len(signals) != len(stores):
@@ -432,7 +596,9 @@ class _BlockReader:
                 )
             size = min(sizes)
             agent = signals[index][0] if port else None
-            yield Move(where, size, tuple(s for s, _ in operands), tuple(s for s, _ in results), None, None, agent)
+            if size:
+                spans = tuple(s for s, _ in operands), tuple(s for s, _ in results)
+                yield Move(where, size, *spans, None, None, agent, switch)
             if op.name in ("pws", "pwsf"):
                 self.plan.signals.append(signals[index][1])
                 yield Post(where, signals[index][1], False, agent)
@@ -447,18 +613,33 @@ class _BlockReader:
         kinds = kind.split(", ")
         ends = (kinds[min(place, len(kinds) - 1)] for place in range(len(buffs)))
         return tuple(
-            self._span(op, buff, "remote" in end, "packet" in end, where) for buff, end in zip(buffs, ends, strict=True)
+            self._span(buff, rank, buffer, "packet" in end, op.tbg_info, where)
+            for buff, end in zip(buffs, ends, strict=True)
+            for rank, buffer in self._memories(op, buff, end, where)
         )
 
-    def _span(self, op: _Op, buff: _Buff, remote: bool, packet: bool, where: str) -> tuple[Span, int]:
+    def _memories(self, op: _Op, buff: _Buff, end: str, where: str) -> Iterator[tuple[int, str | None]]:
+        """Whose memory a source or destination is: one GPU's, or through a switch that of all of a group."""
         rank, buffer = self.gpu.id, buff.type
-        if remote:
+        if "switch" in end:
+            index = self._pick(
+                where, "switch channels of the thread block", self.channels["switch"], buff.switch_channel_id
+            )
+            name, ranks = self._pick(where, "switch channels of the GPU", self.plan.groups[rank], index)
+            yield from ((each, name) for each in ranks)
+            return
+        if "remote" in end:
             ids = self.buffers.get(op.channel_type, [])
             number = self._pick(where, "remote buffers of the thread block", ids, buff.buffer_id)
             there = self._pick(where, "remote buffers of the GPU", self.gpu.remote_buffers, number)
             if op.channel_type not in there.access_channel_types:
                 raise self.plan.at(f"{where}: its buffer has no access_channel_type {op.channel_type[:40]!r}")
             rank, buffer = there.rank, there.type
+        yield rank, buffer
+
+    def _span(
+        self, buff: _Buff, rank: int, buffer: str | None, packet: bool, shared: _Group | None, where: str
+    ) -> tuple[Span, int]:
         gpu = self._pick(where, "GPUs", self.plan.data.gpus, rank)
         sizes = {"i": gpu.input_chunks, "o": gpu.output_chunks, "s": gpu.scratch_chunks}
         if buffer not in sizes:
@@ -466,9 +647,16 @@ class _BlockReader:
         if buff.size < 1 or not 0 <= buff.index <= sizes[buffer] - buff.size:
             raise self.plan.at(
                 f"{where}: chunks {buff.index} … {buff.index + buff.size - 1} of {buffer} of GPU {rank}, which has "
-                f"{sizes[buffer]}"
+                f"{sizes[buffer]}: expected within 0 … {sizes[buffer] - 1}"
             )
-        group = op.tbg_info or _Group(0, 1)
+        if self.window is not None:
+            if buff.size < self.least:
+                raise self.plan.at(
+                    f"{where}: wrong count: {buff.size} chunk(s) in a pipeline whose num_chunks is {self.least}: its "
+                    f"rounds go on beyond the end; expected {self.least}"
+                )
+            return Span(rank, buffer, buff.index * self.plan.parts + self.window.start, packet), len(self.window)
+        group = shared or _Group(0, 1)
         size = buff.size * self.plan.parts // group.tbg_size
         return Span(rank, buffer, buff.index * self.plan.parts + group.tb_id * size, packet), size
 

@@ -17,7 +17,7 @@ from blinkccl.collectives.ops import fold, operation
 from blinkccl.collectives.oracle import Array, Buffers, check_inputs
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import ScheduleError, ranks_text
-from blinkccl.foreign.execute import MOST_FAULTS, Execution
+from blinkccl.foreign.execute import MOST_FAULTS, REMEDIES, Execution
 from blinkccl.foreign.instructions import Fence, InstructionList
 
 #: What is judged, by our names; formats write reducescatter too.
@@ -26,14 +26,23 @@ MOST_RANKS = 256
 #: (chunk of the input, ranks as bits), or a sentence that says why it is no sum of contributions.
 Contributions = tuple[int, int] | str
 _UNSET = "memory that nothing has written"
+#: As MSCCL++'s own plans do, whose last signals are relaxed; PTX promises it of signals that release alone.
+_TRUSTS = (
+    "relaxed signals that come after stores through a switch say that these are done: so do MSCCL++'s own plans, but "
+    "only signal and wait promise it"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignAudit:
-    """What was found: ``faults`` has a sentence per violation, naming GPU, thread block and step."""
+    """What was found: ``faults`` has a sentence per violation, naming its kind, GPU, thread block and step.
+
+    ``assumes``: what is relied on beyond the words of the format, "" for nothing.
+    """
 
     plan: InstructionList
     faults: tuple[str, ...]
+    assumes: str = ""
 
     @property
     def ok(self) -> bool:
@@ -51,15 +60,20 @@ class ForeignAudit:
             f"format  {about}",
             f"size    {len(plan.blocks)} thread blocks, {steps} instructions, {plan.chunks} chunks per block of data",
         ]
+        if plan.sized is not None:
+            lines.append(f"rounds  of its pipelines: judged for one, and for blocks of {plan.judged_bytes[-1]:,} bytes")
         if self.ok:
             lines.append(
                 "proof   every output gets every contribution once and nothing else, no two accesses of a chunk are "
                 "without order, and no wait is for ever"
             )
+            lines += [f"assumed {self.assumes}"] if self.assumes else []
         else:
             count = f"{len(self.faults)}{' or more' if len(self.faults) >= MOST_FAULTS else ''}"
             lines.append(f"wrong   in {count} place(s):")
             lines += [f"        {fault}" for fault in self.faults[:20]]
+            kinds = dict.fromkeys(_kind(fault) for fault in self.faults)
+            lines += [f"to do   {kind}: {REMEDIES[kind]}" for kind in kinds]
         return "\n".join(lines) + "\n"
 
     def document(self) -> dict[str, Any]:
@@ -73,13 +87,33 @@ class ForeignAudit:
             "in_place": self.plan.in_place,
             "chunks": self.plan.chunks,
             **self.plan.about,
-            "violations": [{"by": "verifier", "text": text} for text in self.faults],
+            "assumes": self.assumes,
+            "violations": [
+                {"by": "verifier", "text": text, "kind": _kind(text), "remedy": REMEDIES[_kind(text)]}
+                for text in self.faults
+            ],
         }
 
 
-def audit(plan: InstructionList) -> ForeignAudit:
-    """Judge ``plan``; where its format does not say the root, each is tried, and the one that fits best is said."""
+def _kind(fault: str) -> str:
+    return fault.partition(":")[0]
 
+
+def audit(plan: InstructionList) -> ForeignAudit:
+    """Judge ``plan``, where it depends on the size for all of ``judged_bytes``, until there are faults.
+
+    Where its format does not say the root, each is tried, and the one that fits best is said.
+    """
+    if plan.sized is None:
+        return _judged(plan)
+    found = [_judged(plan)]
+    for block_bytes in plan.judged_bytes[1:]:
+        if found[-1].ok:
+            found.append(_judged(plan.sized(block_bytes)))
+    return replace(found[-1], plan=found[0].plan)
+
+
+def _judged(plan: InstructionList) -> ForeignAudit:
     def load(rank: int, index: int) -> Contributions:
         return index, 1 << rank
 
@@ -92,7 +126,13 @@ def audit(plan: InstructionList) -> ForeignAudit:
         if found is None or len(wrong) < len(found[0]):
             found = wrong, collective
     assert found is not None
-    return ForeignAudit(replace(plan, collective=found[1]), (*done.faults, *found[0]))
+    named = replace(plan, collective=found[1])
+    if done.unpromised:
+        trusting: Execution[Contributions] = Execution(plan, load, _combine, _UNSET, trusting=True)
+        if done.faults or found[0] or trusting.faults:
+            return ForeignAudit(named, (*done.faults, *found[0], *done.unpromised))
+        return ForeignAudit(named, (), _TRUSTS)
+    return ForeignAudit(named, (*done.faults, *found[0]))
 
 
 def run(plan: InstructionList, inputs: Sequence[Array | None], op: str = "sum", seed: int | None = None) -> Buffers:

@@ -10,10 +10,15 @@ other: it sends or stores (a transfer over the way between the two GPUs), combin
 - a packet, from where it has been written to who reads it;
 - to hand on, and to give a slot back: hops on no link, which take no time.
 
+What a switch adds up or multicasts (*NVLink SHARP*) is one transfer over several links at once, at the rate of the
+slowest: a load over the links of all GPUs of the group to the switch, the own one's too, and one back; a store over one
+link to the switch and those to all. That the switch itself takes no time is assumed, and that an operation stores when
+all of it has been loaded.
+
 A proxy is a stream of its own. What stands between two fences is in no order, and here in that of the list; local
 copies take no time, as in programs of ours. MSCCL's runtime goes through its lists once per *pass*, which moves what a
 message holds of every chunk: an actor's chunks are the passes. MSCCL++'s goes through them once, so there a message is
-as large as the list says; rounds of its ``pipeline`` are one here, so it is found slower than it is.
+as large as the list says; rounds of its ``pipeline`` are as many as the size needs (:attr:`InstructionList.sized`).
 """
 
 from __future__ import annotations
@@ -52,6 +57,14 @@ class _Actor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tree:
+    """A route from ``sources`` into a switch and from there to ``targets``, ranks both."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Hop:
     """``route`` is that between two ranks, if it has one; ``moves``: data; ``tells``: the other end learns of it."""
 
@@ -59,14 +72,18 @@ class _Hop:
     head: int
     stream: int
     slots: int
-    route: tuple[int, int] | None = None
+    route: tuple[int, int] | _Tree | None = None
     moves: bool = False
     tells: bool = False
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """An instruction list on the links of a job, of which no size changes anything but the passes and their bytes."""
+    """An instruction list on the links of a job; ``legs`` has of each route the paths taken at once, one set after
+    another.
+
+    The list is that of the smallest size, where that matters.
+    """
 
     plan: InstructionList
     ranks: tuple[int, ...]
@@ -76,13 +93,23 @@ class ListedRun:
     hops: tuple[_Hop, ...]
     streams: int
     table: LinkTable
-    paths: dict[tuple[int, int], tuple[int, ...]]
+    legs: dict[tuple[int, int] | _Tree, tuple[tuple[tuple[int, ...], ...], ...]]
+
+    def of_size(self, size_bytes: int) -> ListedRun:
+        """The same for S bytes: with as many rounds of pipelines as these need."""
+        if self.plan.sized is None:
+            return self
+        plan = self.plan.sized(size_bytes // ITEMSIZE // self.plan.collective.total_blocks() * ITEMSIZE)
+        return listed_run(plan, self.ranks, self.network, self.calibration)
 
     def at(self, size_bytes: int, message_bytes: int | None = None, most_tasks: int | None = None) -> Workload:
         """The workload of S bytes, in passes of at most ``message_bytes`` per chunk (None: the runtime's).
 
         UsageError where it has more than ``most_tasks``.
         """
+        return self.of_size(size_bytes)._workload(size_bytes, message_bytes, most_tasks)
+
+    def _workload(self, size_bytes: int, message_bytes: int | None, most_tasks: int | None) -> Workload:
         chunk = self.chunk_bytes(size_bytes)
         passes = self.passes(size_bytes, message_bytes)
         tasks = passes * (len(self.hops) + sum(actor.combines > 1 for actor in self.actors))
@@ -126,10 +153,15 @@ class ListedRun:
 
     def _hops(self, passes: int) -> Hops:
         engine, table = self.calibration.engine, self.table
-        paths = [table.of_path(self.paths[hop.route]) if hop.route else [] for hop in self.hops]
+        legs = [
+            [[table.of_path(path) for path in leg] for leg in self.legs[hop.route]] if hop.route else []
+            for hop in self.hops
+        ]
+        paths = [list(dict.fromkeys(link for leg in each for path in leg for link in path)) for each in legs]
         issue = [engine.issue_us.value * 1e-6 if hop.moves else 0.0 for hop in self.hops]
         latency = [
-            fsum([cost, *(table.latency_s[link] for link in path)]) for cost, path in zip(issue, paths, strict=True)
+            cost + fsum(max(fsum(table.latency_s[link] for link in path) for path in leg) for leg in each)
+            for cost, each in zip(issue, legs, strict=True)
         ]
         return Hops(
             np.asarray([hop.tail for hop in self.hops], np.int32),
@@ -159,22 +191,43 @@ def listed_run(plan: InstructionList, ranks: tuple[int, ...], network: Topology,
     if len(ranks) != plan.collective.world_size:
         raise UsageError(f"a plan for {plan.collective.world_size} GPUs, but {len(ranks)} are given")
     builder = _Builder(plan)
-    paths = {}
-    for hop, where in builder.routed:
-        if hop not in paths:
-            found = shortest(network, ranks[hop[0]], ranks[hop[1]])
-            if found is None:
-                raise TopologyError(
-                    f"{where} moves data from GPU {hop[0]} to GPU {hop[1]}, which are {ranks[hop[0]]} and "
-                    f"{ranks[hop[1]]} of {network.name}: no link joins them, and no switch does"
-                )
-            paths[hop] = found
-    senders = Counter(dst for _, dst in dict.fromkeys(hop.route for hop in builder.hops if hop.route and hop.moves))
+    legs: dict[tuple[int, int] | _Tree, tuple[tuple[tuple[int, ...], ...], ...]] = {}
+    for route, where in builder.routed:
+        if route in legs:
+            continue
+        if isinstance(route, _Tree):
+            legs[route] = _tree(network, ranks, route, where)
+            continue
+        found = shortest(network, ranks[route[0]], ranks[route[1]])
+        if found is None:
+            raise TopologyError(
+                f"{where} moves data from GPU {route[0]} to GPU {route[1]}, which are {ranks[route[0]]} and "
+                f"{ranks[route[1]]} of {network.name}: no link joins them, and no switch does"
+            )
+        legs[route] = ((found,),)
+    routes = dict.fromkeys(hop.route for hop in builder.hops if hop.moves and isinstance(hop.route, tuple))
+    senders = Counter(dst for _, dst in routes)
     reducing = {ranks[rank] for rank in builder.combining}
     several = {ranks[rank] for rank in builder.combining if senders[rank] > 1}
-    table = LinkTable((Route(path) for path in paths.values()), reducing, several, network, calibration, "the plan")
+    taken = (Route(path) for each in legs.values() for leg in each for path in leg)
+    table = LinkTable(taken, reducing, several, network, calibration, "the plan")
     return ListedRun(
-        plan, ranks, network, calibration, tuple(builder.actors), tuple(builder.hops), builder.streams, table, paths
+        plan, ranks, network, calibration, tuple(builder.actors), tuple(builder.hops), builder.streams, table, legs
+    )
+
+
+def _tree(
+    network: Topology, ranks: tuple[int, ...], route: _Tree, where: str
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """The links to a switch that combines, and from there."""
+    for vertex in network.vertices:
+        up = tuple((ranks[rank], vertex.id) for rank in route.sources)
+        down = tuple((vertex.id, ranks[rank]) for rank in route.targets)
+        if vertex.combines and all(pair in network.link for pair in (*up, *down)):
+            return up, down
+    raise TopologyError(
+        f"{where} adds up or multicasts in a switch, and {network.name} has none that does so and joins GPUs "
+        f"{sorted({*route.sources, *route.targets})}"
     )
 
 
@@ -210,7 +263,7 @@ class _Builder:
         self.hops: list[_Hop] = []
         self.streams = 0
         #: Ranks between which something moves, and by which instruction first.
-        self.routed: list[tuple[tuple[int, int], str]] = []
+        self.routed: list[tuple[tuple[int, int] | _Tree, str]] = []
         #: Ranks that combine.
         self.combining: dict[int, None] = {}
         self._agents: dict[str, int] = {}
@@ -251,6 +304,9 @@ class _Builder:
 
     def _move(self, block: Block, step: Move, stream: int) -> Iterator[int]:
         stream = stream if step.agent is None else self._agent(step.agent)
+        if step.switch:
+            yield from self._through_switch(block, step, stream)
+            return
         count = len(step.operands) + (step.takes is not None)
         remote = [span for span in step.operands if span.rank != block.rank]
         me = self._actor(step.size, count, stream)
@@ -275,6 +331,23 @@ class _Builder:
             if span.packet:
                 for piece in range(step.size):
                     self._written[self.plan.place(span.rank, span.buffer, span.start + piece)] = at, by
+
+    def _through_switch(self, block: Block, step: Move, stream: int) -> Iterator[int]:
+        """A load from all, if it is one, and the store to all."""
+        me, there = self._actor(step.size), self._actor()
+        if len(step.operands) > 1:
+            asks = self._actor(step.size)
+            yield asks
+            sources = tuple(span.rank for span in step.operands)
+            self._transfer(asks, me, stream, _Tree(sources, (block.rank,)), step.where)
+        yield me
+        packet = step.stores[0].packet
+        targets, by = tuple(span.rank for span in step.stores), self._stream()
+        self._transfer(me, there, stream, _Tree((block.rank,), targets), step.where, tells=packet)
+        self._reads.append((me, step))
+        for span in step.stores if packet else ():
+            for piece in range(step.size):
+                self._written[self.plan.place(span.rank, span.buffer, span.start + piece)] = there, by
 
     def _messages(self) -> None:
         """Each message to who takes it, and a slot back to who sends so many messages later."""
@@ -339,7 +412,7 @@ class _Builder:
         tail: int,
         head: int,
         stream: int,
-        route: tuple[int, int],
+        route: tuple[int, int] | _Tree,
         where: str,
         slots: int = 0,
         tells: bool = True,
@@ -353,7 +426,7 @@ class _Builder:
         head: int,
         stream: int,
         slots: int = 1,
-        route: tuple[int, int] | None = None,
+        route: tuple[int, int] | _Tree | None = None,
         moves: bool = False,
         tells: bool = False,
         first: bool = False,

@@ -219,6 +219,37 @@ def test_nothing_is_taken_before_its_turn(plan: InstructionList) -> None:
     assert all(hop.route is None and hop.tail == hop.head - 1 for hop in firsts)
 
 
+def test_rounds_are_those_of_the_size() -> None:
+    """Two thread blocks of either GPU: an actor for each of five instructions, and with it what arrives elsewhere."""
+    plan = plan_of(files.text(files.pipelined_allreduce()))
+    topology = parse_spec("clique:2")
+    run = listed_run(plan, topology.ranks, topology, COSTS)
+    once, thrice = (len(run.of_size(size).actors) for size in (2 * files.UNIT, 6 * files.UNIT))
+    assert len(run.actors) == once
+    per_round = 4 + 1 + 5 + 1  # put, signal, wait, release; where it is put; acquire, add, signal, wait, and again
+    assert thrice - once == 2 * 2 * (per_round - 1)
+    large = plan_of(files.text(files.pipelined_allreduce()).replace(f": {files.UNIT}", f": {2**20}"))
+    whole = plan_of(files.text(files.pipelined_allreduce()).replace(f": {files.UNIT}", f": {2**31}"))
+    # Puts, sums and puts of the sum, 4 + 2 + 4 ms, of which rounds do the sums while the links are in use.
+    assert seconds(whole, 8 * MS, "clique:2") == pytest.approx(10e-3, abs=5 * MESSAGE)
+    assert seconds(large, 8 * MS, "clique:2") < 9e-3
+
+
+def test_a_switch_takes_from_all_at_once_and_gives_to_all() -> None:
+    """Loads take the links of both GPUs to the switch, stores those from it: none of the four has room for another."""
+    plan = plan_of(files.text(files.switch_allreduce()))
+    server = parse_spec("dgx-h100")
+    run = listed_run(plan, (0, 1), server, COSTS)
+    (rate,) = set(run.table.rates)
+    assert kernel_seconds(run.at(MS)) == pytest.approx(START + 2 * MS / rate, abs=4 * MESSAGE)
+    store = plan_of(files.text(files.switch_allgather()))
+    assert kernel_seconds(listed_run(store, (0, 1), server, COSTS).at(MS)) == pytest.approx(
+        START + MS / rate, abs=3 * MESSAGE
+    )
+    with pytest.raises(TopologyError, match=r"adds up or multicasts in a switch, and .* has none that does so"):
+        listed_run(plan, (0, 1), parse_spec("dgx-a100"), COSTS)
+
+
 def test_packets_are_waited_for() -> None:
     plan = plan_of(files.text(files.packet_allreduce()))
     assert seconds(plan, MS, "clique:2") == pytest.approx(START + MESSAGE + 1e-3 + SUM + MS / 50e9)
@@ -231,7 +262,7 @@ def test_ways_lead_over_switches_and_never_through_memories() -> None:
     assert (shortest(ring, 0, 1), shortest(ring, 0, 2)) == ((0, 1), None)
     with pytest.raises(TopologyError, match=r"GPU 0, thread block 1, step 0 moves data from GPU 0 to GPU 2, which are"):
         listed_run(SIDE_BY_SIDE, (0, 1, 2), ring, COSTS)
-    assert listed_run(ON_A_CHAIN, (0, 1, 2), ring, COSTS).paths == {(0, 1): (0, 1), (1, 2): (1, 2)}
+    assert listed_run(ON_A_CHAIN, (0, 1, 2), ring, COSTS).legs == {(0, 1): (((0, 1),),), (1, 2): (((1, 2),),)}
     with pytest.raises(UsageError, match="a plan for 3 GPUs, but 4 are given"):
         listed_run(ON_A_CHAIN, (0, 1, 2, 3), ring, COSTS)
 
