@@ -1,10 +1,14 @@
 """A plan as an MSCCL++ execution plan (JSON).
 
-Slices are dealt to groups, and a thread block per rank and group does all that its roles do, tick by tick: it waits for
-the signals of all from whom something arrives, reduces, puts, and signals to all to whom it has put. So nothing has to
-order two thread blocks of a rank, and a signal per pair and tick is enough: a queue takes exactly one tick. Messages
-are put where the receiver keeps them, or into its scratch where they are to be combined or its input there is still
-read. Before the first put a rank waits until the other has begun.
+A thread block per role does what that does in rounds (a ``pipeline``) of :data:`UNIT_BYTES`: it waits for the signals
+of all from whom something arrives, reduces, puts, and signals to all to whom it has put. So the stages of a tree
+overlap, each a round behind the one before. Two thread blocks have a channel of their own where one sends to the other,
+and a signal per round is enough. Nothing has to order two thread blocks of a rank: the roles of a slice touch different
+memory, or hear of each other by way of other ranks. Where that is not so (an input that several shares still read where
+one of them has to keep), and where there would be more thread blocks than run side by side, or one would have more
+channels than there are, one thread block does all roles of a slice, or of several, tick by tick. Messages are put where
+the receiver keeps them, or into its scratch where they are to be combined or its input there is still read. Before the
+first put a thread block waits until the other has begun.
 
 Between servers data go by port channels, elsewhere by memory channels. Contributions are combined in the order of the
 receives, the own one first (see :mod:`blinkccl.export.msccl`). What is written is read back and proved.
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from blinkccl.errors import LimitError
 from blinkccl.export.chunked import MOST_BLOCKS, Chunked, Form, Place, file_of
@@ -24,11 +28,18 @@ from blinkccl.forest.model import Forest
 from blinkccl.schedule.program import Program, Role
 from blinkccl.topology.model import Topology
 
+#: Bytes of a round: of 64 KiB to 1 MiB these are fast from some MiB on, in the simulator (``benchmarks/exports.md``).
+UNIT_BYTES = 2**19
+#: Slices of less than this part of the largest are moved in one piece.
+_LARGEST_OVER_SMALLEST = 8
 #: An operation's byte offsets are unsigned 32-bit numbers; sizes are multiples of so many bytes per chunk.
 MOST_BYTES, ALIGNMENT = 2**32 - 1, 16
 _SPELLED = {"reduce_scatter": "reducescatter"}
 
 Json = dict[str, Any]
+T = TypeVar("T")
+#: A thread block: its rank, and its number there.
+Unit = tuple[int, int]
 
 
 def write(
@@ -39,17 +50,25 @@ def write(
 
 
 def _texts(chunked: Chunked, forest: Forest) -> Iterator[str]:
-    yield _Lowering(chunked, [forest.topology.vertex[rank].server for rank in forest.ranks]).text()
+    servers = [forest.topology.vertex[rank].server for rank in forest.ranks]
+    # Where one thread block does all of a star (up, sum, down) its rounds only wait for each other.
+    deep = max(role.offset for role in chunked.roles) > 2
+    for split, rounds in ((True, True), (False, True))[: 1 + deep]:
+        try:
+            yield _Lowering(chunked, servers, split, rounds).text()
+        except LimitError:  # the next has fewer thread blocks, or fewer operations
+            continue
+    yield _Lowering(chunked, servers, False, False).text()
 
 
 _FORM = Form(mscclpp.MOST_CHUNKS, _texts, mscclpp.read)
 
 
 class _Lowering:
-    """The whole file."""
+    """The whole file: ``split``: a thread block per role; ``rounds``: by pipelines."""
 
-    def __init__(self, chunked: Chunked, servers: Sequence[int]) -> None:
-        self.of, self.servers = chunked, servers
+    def __init__(self, chunked: Chunked, servers: Sequence[int], split: bool, rounds: bool) -> None:
+        self.of, self.servers, self.rounds = chunked, servers, rounds
         self.program = chunked.program
         self.ranks = self.program.collective.world_size
         self.groups = min(len(self.program.slices), MOST_BLOCKS)
@@ -58,14 +77,58 @@ class _Lowering:
         self.holds: dict[int, Place] = {}
         for role in chunked.roles:
             self._lay(role)
+        self.units = self._units(split)
+        self.unit_of = {id(role): at for at, roles in self.units.items() for role in roles}
         self.channels: list[dict[str, list[int]]] = [{"memory": [], "port": []} for _ in range(self.ranks)]
+        #: Of a thread block and another, the number of their channel among those of its rank.
+        self.channel: dict[tuple[Unit, Unit], int] = {}
+        self._connect()
         self.buffers: list[dict[tuple[int, str, str], int]] = [{} for _ in range(self.ranks)]
         self.blocks: list[list[Json]] = [[] for _ in range(self.ranks)]
+        for unit, roles in self.units.items():
+            self.blocks[unit[0]].append(_ThreadBlock(self, unit, roles).document())
+
+    def _units(self, split: bool) -> dict[Unit, list[Role]]:
+        """The roles of each thread block: one where ``split`` and none of the group has to keep late, else a "
+        "group's."""
         mine: dict[tuple[int, int], list[Role]] = {}
-        for role in chunked.roles:
+        for role in self.of.roles:
             mine.setdefault((role.rank, role.slice % self.groups), []).append(role)
+        found: dict[Unit, list[Role]] = {}
+        count = [0] * self.ranks
         for rank, group in sorted(mine):
-            self.blocks[rank].append(_ThreadBlock(self, rank, mine[rank, group]).document())
+            roles = mine[rank, group]
+            apart = split and not any(map(self.keeps_late, roles))
+            for each in [[role] for role in roles] if apart else [roles]:
+                found[rank, count[rank]] = each
+                count[rank] += 1
+        if max(count) > MOST_BLOCKS:
+            raise LimitError(f"a GPU runs {MOST_BLOCKS} thread blocks side by side, got {max(count)}")
+        return found
+
+    def _connect(self) -> None:
+        """A channel for every two thread blocks of which one sends to the other; both ends count them in one order."""
+        pairs = {
+            frozenset((self.unit_of[id(sender)], self.unit_of[id(self.of.receiver[queue])]))
+            for queue, sender in self.of.sender.items()
+        }
+        for one, other in sorted(tuple(sorted(pair)) for pair in pairs):
+            kind = self.kind(one[0], other[0])
+            for here, there in ((one, other), (other, one)):
+                channels = self.channels[here[0]][kind]
+                self.channel[here, there] = len(channels)
+                channels.append(there[0])
+
+    def ends(self, role: Role) -> tuple[list[Unit], list[Unit]]:
+        """The thread blocks from which the role's messages come, and to which it sends."""
+        return (
+            [self.unit_of[id(self.of.sender[queue])] for queue in role.receives],
+            [self.unit_of[id(self.of.receiver[queue])] for queue in role.sends],
+        )
+
+    def keeps_late(self, role: Role) -> bool:
+        """Whether what the role receives lies elsewhere than where it is kept, until others have read that."""
+        return role.keeps and bool(role.receives) and self.holds[id(role)] != self.of.result(role)
 
     def kind(self, one: int, other: int) -> str:
         """The type of channel between two ranks."""
@@ -129,16 +192,16 @@ class _Lowering:
 
 
 class _ThreadBlock:
-    """What one rank does for the slices of one group."""
+    """What one thread block does for its roles."""
 
-    def __init__(self, plan: _Lowering, rank: int, roles: list[Role]) -> None:
-        self.plan, self.rank = plan, rank
+    def __init__(self, plan: _Lowering, unit: Unit, roles: list[Role]) -> None:
+        self.plan, self.unit, self.rank = plan, unit, unit[0]
         self.roles = roles
-        queues = plan.program.queues
-        sources = {queues[q].src for role in roles for q in role.receives}
-        targets = {queues[q].dst for role in roles for q in role.sends}
+        ends = [plan.ends(role) for role in roles]
+        sources = {peer for froms, _ in ends for peer in froms}
+        targets = {peer for _, tos in ends for peer in tos}
         self.peers = {
-            kind: [peer for peer in sorted(sources | targets) if plan.kind(rank, peer) == kind]
+            kind: [peer for peer in sorted(sources | targets) if plan.kind(self.rank, peer[0]) == kind]
             for kind in ("memory", "port")
         }
         self.refs: dict[str, list[int]] = {"memory": [], "port": []}
@@ -147,14 +210,25 @@ class _ThreadBlock:
         self._signal(sorted(targets), "rlxwait")
         if self.ops:
             self._nop()
+        begin, self.ops = self.ops, []
         for tick in sorted({role.offset for role in roles}):
             self._tick([role for role in roles if role.offset == tick])
+        self.ops = [*begin, *self._in_rounds(self.ops)]
         self._finish()
+
+    def _in_rounds(self, body: list[Json]) -> list[Json]:
+        """The same as a pipeline, whose rounds go over as many chunks of every role, where these are many."""
+        sizes = {self.plan.of.sizes[role.slice] for role in self.roles}
+        if not self.plan.rounds or len(sizes) > 1 or max(sizes) * _LARGEST_OVER_SMALLEST < max(self.plan.of.sizes):
+            return body
+        context = {"unit_size": UNIT_BYTES, "num_chunks": sizes.pop()}
+        end = [] if body[-1]["name"] == "nop" else [{"name": "nop"}]
+        return [{"name": "pipeline", "iter_context": context, "ops": [*body, *end]}]
 
     def _tick(self, roles: list[Role]) -> None:
         """Wait for all that arrives, combine and put, then signal."""
-        queues = self.plan.program.queues
-        sources = sorted({queues[q].src for role in roles for q in role.receives})
+        ends = [self.plan.ends(role) for role in roles]
+        sources = sorted({peer for froms, _ in ends for peer in froms})
         if sources:
             self._signal(sources, "wait")
             self._nop()
@@ -164,17 +238,42 @@ class _ThreadBlock:
                 left = self._reduce(role)
                 later += [(role, left)] if left else []
             else:
-                hold = self.plan.holds[id(role)]
-                if role.keeps and not role.receives and hold != self.plan.of.result(role):
-                    self.ops.append(self._copy(role, hold, self.plan.of.result(role)))
-                self._put(role, role.sends)
+                self._send(role, role.sends)
         if later:
             self._nop()
             for role, left in later:
-                self._put(role, left)
-        targets = sorted({queues[q].dst for role in roles for q in role.sends})
-        self._nop()
-        self._signal(targets, "signal")
+                self._send(role, left)
+        targets = sorted({peer for _, tos in ends for peer in tos})
+        if targets:
+            self._nop()
+            self._signal(targets, "signal")
+
+    def _send(self, role: Role, sends: Sequence[int]) -> None:
+        """Put to all of these, and keep an own contribution.
+
+        Where several are near, by reductions of one operand: these store to all at once, which ``put`` does one after
+        the other, and to memory of the rank too, which must be one that is not its input.
+        """
+        plan, size = self.plan, self.plan.of.sizes[role.slice]
+        hold = plan.holds[id(role)]
+        target = plan.of.result(role) if role.keeps and not role.receives else hold
+        kept = target == hold
+        for some in _parts([q for q in sends if self._kind(q) == "memory"]):
+            if len(some) > 1 and (target != hold or role.receives):
+                if self.ops and self.ops[-1]["name"] == "res":
+                    self._nop()  # which stores there, too
+                self.ops.append(self._reduction([hold], target, size, some))
+                kept = True
+            else:
+                self.ops.append(self._put("memory", hold, size, some))
+        if not kept:
+            self.ops.append(self._copy(role, hold, target))
+        for some in _parts([q for q in sends if self._kind(q) == "port"]):
+            self.ops.append(self._put("port", hold, size, some))
+
+    def _near(self, role: Role) -> list[int]:
+        """The queues that one operation sends on: of memory channels, as many as it takes."""
+        return [q for q in role.sends if self._kind(q) == "memory"][: mscclpp.MOST_ENDS]
 
     def _reduce(self, role: Role) -> list[int]:
         """Combine what came, and send it on as far as one operation can; the queues that are left."""
@@ -186,7 +285,7 @@ class _ThreadBlock:
             self.ops.append(self._reduction(operands[: mscclpp.MOST_SPANS], hold, size, []))
             self._nop()
             operands = [hold, *operands[mscclpp.MOST_SPANS :]]
-        near = [q for q in role.sends if self._kind(q) == "memory"][: mscclpp.MOST_ENDS]
+        near = self._near(role)
         self.ops.append(self._reduction(operands, hold, size, near))
         return [q for q in role.sends if q not in near]
 
@@ -204,35 +303,29 @@ class _ThreadBlock:
         size = self.plan.of.sizes[role.slice]
         return {"name": "copy", "src_buff": [_local(source, size)], "dst_buff": [_local(target, size)]}
 
-    def _put(self, role: Role, sends: Sequence[int]) -> None:
-        size = self.plan.of.sizes[role.slice]
-        source = _local(self.plan.holds[id(role)], size)
-        for kind in ("memory", "port"):
-            for some in _parts([q for q in sends if self._kind(q) == kind]):
-                op: Json = {
-                    "name": "put",
-                    "src_buff": [source for _ in some],
-                    "dst_buff": [self._remote(queue, size) for queue in some],
-                    "channel_type": kind,
-                }
-                if kind == "port":
-                    op["channel_ids"] = [self._channel(self.plan.program.queues[q].dst) for q in some]
-                self.ops.append(op)
+    def _put(self, kind: str, source: Place, size: int, sends: Sequence[int]) -> Json:
+        ends = [self.plan.unit_of[id(self.plan.of.receiver[queue])] for queue in sends]
+        return {
+            "name": "put",
+            "src_buff": [_local(source, size) for _ in sends],
+            "dst_buff": [self._remote(queue, size) for queue in sends],
+            "channel_type": kind,
+            **({"channel_ids": [self._channel(end) for end in ends]} if kind == "port" else {}),
+        }
 
     def _finish(self) -> None:
         """Wait until proxies have read all, then keep what had to lie elsewhere while others still read."""
         plan = self.plan
-        sent = {plan.program.queues[q].dst for role in self.roles for q in role.sends}
+        sent = {peer for role in self.roles for peer in plan.ends(role)[1]}
         self._signal([peer for peer in self.peers["port"] if peer in sent], "flush")
-        late = [role for role in self.roles if role.keeps and role.receives]
-        late = [role for role in late if plan.holds[id(role)] != plan.of.result(role)]
+        late = [role for role in self.roles if plan.keeps_late(role)]
         if late:
             self._nop()
         self.ops += [self._copy(role, plan.holds[id(role)], plan.of.result(role)) for role in late]
 
-    def _signal(self, peers: Iterable[int], name: str) -> None:
+    def _signal(self, peers: Iterable[Unit], name: str) -> None:
         for kind in ("memory", "port"):
-            for some in _parts([peer for peer in peers if self.plan.kind(self.rank, peer) == kind]):
+            for some in _parts([peer for peer in peers if self.plan.kind(self.rank, peer[0]) == kind]):
                 self.ops.append({"name": name, "channel_ids": [self._channel(p) for p in some], "channel_type": kind})
 
     def _nop(self) -> None:
@@ -242,9 +335,9 @@ class _ThreadBlock:
     def _kind(self, queue: int) -> str:
         return self.plan.kind(self.rank, self.plan.program.queues[queue].dst)
 
-    def _channel(self, peer: int) -> int:
+    def _channel(self, peer: Unit) -> int:
         """Its number in this thread block."""
-        return self.peers[self.plan.kind(self.rank, peer)].index(peer)
+        return self.peers[self.plan.kind(self.rank, peer[0])].index(peer)
 
     def _remote(self, queue: int, size: int) -> Json:
         """Where a message arrives, as this thread block names it."""
@@ -257,9 +350,9 @@ class _ThreadBlock:
 
     def document(self) -> Json:
         """The thread block in the file; LimitError for what the kernel has no room for."""
-        number = len(self.plan.blocks[self.rank])
+        number = self.unit[1]
         for what, most, got in (
-            ("operations", mscclpp.MOST_OPERATIONS, len(self.ops)),
+            ("operations", mscclpp.MOST_OPERATIONS, sum(1 + len(op.get("ops", ())) for op in self.ops)),
             *((f"{kind} channels", mscclpp.MOST_CHANNELS, len(peers)) for kind, peers in self.peers.items()),
             *((f"remote {kind} buffers", mscclpp.MOST_BUFFERS, len(refs)) for kind, refs in self.refs.items()),
         ):
@@ -269,11 +362,9 @@ class _ThreadBlock:
                 )
         listed = []
         for kind, peers in self.peers.items():
-            channels = self.plan.channels[self.rank][kind]
             if peers:
-                ids = list(range(len(channels), len(channels) + len(peers)))
+                ids = [self.plan.channel[self.unit, peer] for peer in peers]
                 listed.append({"channel_type": kind, "channel_ids": ids})
-            channels += peers
         refs = [{"access_channel_type": kind, "remote_buffer_ids": ids} for kind, ids in self.refs.items() if ids]
         return {"id": number, "ops": self.ops, "channels": listed, "remote_buffer_refs": refs}
 
@@ -282,7 +373,7 @@ def _local(place: Place, size: int) -> Json:
     return {"type": place.buffer, "index": place.start, "size": size}
 
 
-def _parts(items: Sequence[int]) -> Iterable[Sequence[int]]:
+def _parts(items: Sequence[T]) -> Iterable[Sequence[T]]:
     """As many as an operation takes at a time."""
     return [items[at : at + mscclpp.MOST_ENDS] for at in range(0, len(items), mscclpp.MOST_ENDS)]
 

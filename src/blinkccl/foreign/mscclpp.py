@@ -8,8 +8,8 @@ parts of the file's.
 
 A ``pipeline`` does its body in rounds, each on the next ``unit_size`` bytes of every operation's data, until
 ``num_chunks`` chunks are done. So what it does depends on the size: chunks here are parts of as many bytes as all
-units have in common, and :attr:`~blinkccl.foreign.instructions.InstructionList.sized` has the list for a size.
-Signals, waits and fences of the body are done once a round.
+units have in common, where they are larger than that, and :attr:`~blinkccl.foreign.instructions.InstructionList.sized`
+has the list for a size. Signals, waits and fences of the body are done once a round.
 
 Channels of type ``switch`` are multicast addresses over one buffer of a group of GPUs (NVLink SHARP): ``glres`` adds up
 what all of them have there and stores the sum to all, ``gstore`` and ``gstorepkt`` store to all.
@@ -21,6 +21,7 @@ import codecs
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from math import ceil, gcd, lcm
 from typing import TypeVar
@@ -85,7 +86,7 @@ VECTOR_BYTES, MOST_UNIT_BYTES, MOST_ROUNDS = 16, 2**32 - 1, 2**16 - 1
 #: Instructions of a file whose pipelines are unrolled.
 MOST_UNROLLED = 400_000
 #: Rounds in which a pipeline is judged, beside one, and beyond what a semaphore begins with.
-_JUDGED_ROUNDS = 3
+_JUDGED_ROUNDS = 2
 
 
 class _Buff(msgspec.Struct):
@@ -227,11 +228,11 @@ class _Reader:
             for place, op in enumerate(tb.ops)
             if op.name == "pipeline"
         ]
-        #: Bytes that the units of all pipelines have in common, and how many of these a chunk has.
+        #: Bytes that the units of all pipelines have in common: parts of a chunk, where that is larger.
         self.unit = gcd(*(context.unit_size for context in self.contexts))
         file_chunks = self._chunks()
-        units = max(1, ceil(block_bytes / (file_chunks * self.unit))) if self.unit else 1
-        self.parts, self.block_unit = self.shared * units, file_chunks * self.unit
+        self.file_chunks, self.chunk_bytes = file_chunks, block_bytes / file_chunks
+        self.parts = self.shared * (max(1, ceil(self.chunk_bytes / self.unit)) if self.unit else 1)
         self.chunks = file_chunks * self.parts
         self.ends = [self._ends(gpu) for gpu in plan.gpus]
         self.groups = [self._groups(gpu) for gpu in plan.gpus]
@@ -259,11 +260,22 @@ class _Reader:
         return context
 
     def _judged_bytes(self) -> tuple[int, ...]:
-        """Sizes of a block for one round, and for so many that what is wrong in any further round is wrong in these."""
+        """Sizes of a block for one round, and for so many that what is wrong in any further round is wrong in these.
+
+        The latter for the pipelines that have most rounds, and for those that have fewest.
+        """
         begins = [semaphore.init_value for gpu in self.data.gpus for semaphore in gpu.semaphores]
         rounds = _JUDGED_ROUNDS + max([0, *begins])
-        units = (((rounds - 1) * context.unit_size // self.unit + 1) / context.num_chunks for context in self.contexts)
-        return 0, ceil(max(units)) * self.block_unit
+        chunks = [Fraction((rounds - 1) * context.unit_size, context.num_chunks) for context in self.contexts]
+        least, most = (self.file_chunks * (int(chunk) + 1) for chunk in (min(chunks), max(chunks)))
+        return tuple(dict.fromkeys((0, least, most)))
+
+    def unit_parts(self, context: _Iterations) -> int:
+        """Parts of a round; where a chunk is smaller than a unit, in whole chunks."""
+        if self.chunk_bytes >= self.unit:
+            return context.unit_size // self.unit * self.shared
+        whole = context.num_chunks
+        return self.parts * (min(whole, ceil(context.unit_size / self.chunk_bytes)) if self.chunk_bytes else whole)
 
     def _shared(self) -> int:
         """Into how many parts chunks are cut, so that each thread block of a group has whole ones."""
@@ -442,7 +454,7 @@ class _BlockReader:
                     "of a part"
                 )
         whole = context.num_chunks * self.plan.parts
-        unit = context.unit_size // self.plan.unit * self.plan.shared
+        unit = self.plan.unit_parts(context)
         rounds = ceil(whole / unit)
         if rounds > MOST_ROUNDS:
             raise self.plan.at(f"{where}: {rounds} rounds, expected at most {MOST_ROUNDS}: take a larger unit_size")

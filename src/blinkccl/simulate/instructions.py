@@ -10,6 +10,7 @@ other: it sends or stores (a transfer over the way between the two GPUs), combin
 - a packet, from where it has been written to who reads it;
 - to hand on, and to give a slot back: hops on no link, which take no time.
 
+An operation loads from all others and stores to all others word by word, so that takes the ways to all of them at once.
 What a switch adds up or multicasts (*NVLink SHARP*) is one transfer over several links at once, at the rate of the
 slowest: a load over the links of all GPUs of the group to the switch, the own one's too, and one back; a store over one
 link to the switch and those to all. That the switch itself takes no time is assumed, and that an operation stores when
@@ -58,10 +59,11 @@ class _Actor:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """A route from ``sources`` into a switch and from there to ``targets``, ranks both."""
+    """A route from ``sources`` to ``targets``, ranks both, over all links at once; through a switch that adds up?"""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
+    switch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +197,9 @@ def listed_run(plan: InstructionList, ranks: tuple[int, ...], network: Topology,
     for route, where in builder.routed:
         if route in legs:
             continue
-        if isinstance(route, _Tree):
-            legs[route] = _tree(network, ranks, route, where)
-            continue
-        found = shortest(network, ranks[route[0]], ranks[route[1]])
-        if found is None:
-            raise TopologyError(
-                f"{where} moves data from GPU {route[0]} to GPU {route[1]}, which are {ranks[route[0]]} and "
-                f"{ranks[route[1]]} of {network.name}: no link joins them, and no switch does"
-            )
-        legs[route] = ((found,),)
-    routes = dict.fromkeys(hop.route for hop in builder.hops if hop.moves and isinstance(hop.route, tuple))
-    senders = Counter(dst for _, dst in routes)
+        legs[route] = _legs(network, ranks, route, where)
+    routes = [hop.route for hop in builder.hops if hop.moves and hop.route]
+    senders = Counter(dst for _, dst in dict.fromkeys(pair for route in routes for pair in _pairs(route)))
     reducing = {ranks[rank] for rank in builder.combining}
     several = {ranks[rank] for rank in builder.combining if senders[rank] > 1}
     taken = (Route(path) for each in legs.values() for leg in each for path in leg)
@@ -216,10 +209,41 @@ def listed_run(plan: InstructionList, ranks: tuple[int, ...], network: Topology,
     )
 
 
-def _tree(
+def _route(sources: list[int], targets: list[int]) -> tuple[int, int] | _Tree:
+    """Between two ranks, or all at once."""
+    if len(sources) == len(targets) == 1:
+        return sources[0], targets[0]
+    return _Tree(tuple(sources), tuple(targets))
+
+
+def _pairs(route: tuple[int, int] | _Tree) -> list[tuple[int, int]]:
+    """Who sends to whom; in a switch nobody does."""
+    if isinstance(route, tuple):
+        return [route]
+    return [] if route.switch else [(src, dst) for src in route.sources for dst in route.targets]
+
+
+def _legs(
+    network: Topology, ranks: tuple[int, ...], route: tuple[int, int] | _Tree, where: str
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """The ways between all two ranks; or the links to a switch that combines, and from there."""
+    if isinstance(route, _Tree) and route.switch:
+        return _through(network, ranks, route, where)
+    found = []
+    for src, dst in _pairs(route):
+        path = shortest(network, ranks[src], ranks[dst])
+        if path is None:
+            raise TopologyError(
+                f"{where} moves data from GPU {src} to GPU {dst}, which are {ranks[src]} and {ranks[dst]} of "
+                f"{network.name}: no link joins them, and no switch does"
+            )
+        found.append(path)
+    return (tuple(found),)
+
+
+def _through(
     network: Topology, ranks: tuple[int, ...], route: _Tree, where: str
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """The links to a switch that combines, and from there."""
     for vertex in network.vertices:
         up = tuple((ranks[rank], vertex.id) for rank in route.sources)
         down = tuple((vertex.id, ranks[rank]) for rank in route.targets)
@@ -308,13 +332,12 @@ class _Builder:
             yield from self._through_switch(block, step, stream)
             return
         count = len(step.operands) + (step.takes is not None)
-        remote = [span for span in step.operands if span.rank != block.rank]
+        remote = [span.rank for span in step.operands if span.rank != block.rank]
         me = self._actor(step.size, count, stream)
         if remote:
             fetch = self._actor(step.size)
             yield fetch
-            for span in remote:
-                self._transfer(fetch, me, stream, (span.rank, block.rank), step.where)
+            self._transfer(fetch, me, stream, _route(remote, [block.rank]), step.where)
         yield me
         if count > 1:
             self.combining[block.rank] = None
@@ -323,14 +346,17 @@ class _Builder:
         if step.sends is not None:
             self._sent[step.sends].append((me, stream, step, block.rank))
         self._reads.append((me, step))
+        there = [span.rank for span in step.stores if span.rank != block.rank]
+        at, by = me, stream
+        if there:
+            packets = any(span.packet for span in step.stores)
+            at, by = self._actor(), self._stream()
+            self._transfer(me, at, stream, _route([block.rank], there), step.where, tells=packets)
         for span in step.stores:
-            at, by = me, stream
-            if span.rank != block.rank:
-                at, by = self._actor(), self._stream()
-                self._transfer(me, at, stream, (block.rank, span.rank), step.where, tells=span.packet)
             if span.packet:
+                ends = (me, stream) if span.rank == block.rank else (at, by)
                 for piece in range(step.size):
-                    self._written[self.plan.place(span.rank, span.buffer, span.start + piece)] = at, by
+                    self._written[self.plan.place(span.rank, span.buffer, span.start + piece)] = ends
 
     def _through_switch(self, block: Block, step: Move, stream: int) -> Iterator[int]:
         """A load from all, if it is one, and the store to all."""
@@ -339,11 +365,11 @@ class _Builder:
             asks = self._actor(step.size)
             yield asks
             sources = tuple(span.rank for span in step.operands)
-            self._transfer(asks, me, stream, _Tree(sources, (block.rank,)), step.where)
+            self._transfer(asks, me, stream, _Tree(sources, (block.rank,), True), step.where)
         yield me
         packet = step.stores[0].packet
         targets, by = tuple(span.rank for span in step.stores), self._stream()
-        self._transfer(me, there, stream, _Tree((block.rank,), targets), step.where, tells=packet)
+        self._transfer(me, there, stream, _Tree((block.rank,), targets, True), step.where, tells=packet)
         self._reads.append((me, step))
         for span in step.stores if packet else ():
             for piece in range(step.size):
