@@ -15,6 +15,8 @@ Cycle = tuple[int, ...]
 EXACT_VERTICES = 8
 #: States after which one number of cycles counts as refuted. The allocations of a DGX-1 need at most 100.
 REFUTE_LIMIT = 2_000
+#: Lanes of an arc that are packed one by one, and bundles where there are more: a cycle is a step down in the search.
+MOST_LANES, _BUNDLES = 256, 32
 #: States after which the search for one path gives up; 16 vertices have at most 2^16 · 16.
 STATE_LIMIT = 200_000
 
@@ -23,12 +25,29 @@ def max_disjoint_cycles(capacity: Mapping[Arc, int], vertices: Sequence[int]) ->
     """Hamiltonian cycles and how often each is taken, with at most ``capacity`` of them on any arc.
 
     Cycles start at the first vertex and are distinct, in ascending order. Their number is the maximum for up to
-    :data:`EXACT_VERTICES` vertices, but for irregular dense graphs whose refutation passes :data:`REFUTE_LIMIT`. Cost:
-    all cycles once (at most (n−1)!), then a branch and bound; every allocation of a DGX-1 takes about 1 ms.
+    :data:`EXACT_VERTICES` vertices, but for irregular dense graphs whose refutation passes :data:`REFUTE_LIMIT`, and
+    where an arc has more than :data:`MOST_LANES`: there cycles are taken by bundles of lanes, of large ones first.
+    Cost: all cycles once (at most (n−1)!), then a branch and bound; every allocation of a DGX-1 takes about 1 ms.
     """
+    most = max(capacity.values(), default=0)
+    if most <= MOST_LANES:
+        return tuple(sorted(Counter(_packed(capacity, vertices)).items()))
+    left, found = dict(capacity), Counter[Cycle]()
+    bundle = -(-most // _BUNDLES)
+    while bundle:
+        bundles = {arc: min(lanes // bundle, _BUNDLES) for arc, lanes in left.items() if lanes >= bundle}
+        for cycle in _packed(bundles, vertices):
+            found[cycle] += bundle
+            for arc in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+                left[arc] -= bundle
+        bundle //= 2
+    return tuple(sorted(found.items()))
+
+
+def _packed(capacity: Mapping[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
+    """Cycles lane by lane."""
     exact = len(vertices) <= EXACT_VERTICES
-    chosen = _Packing(capacity, vertices).best() if exact else _greedy(dict(capacity), vertices)
-    return tuple(sorted(Counter(chosen).items()))
+    return _Packing(capacity, vertices).best() if exact else _greedy(dict(capacity), vertices)
 
 
 def all_cycles(arcs: Mapping[Arc, int], vertices: Sequence[int]) -> list[Cycle]:

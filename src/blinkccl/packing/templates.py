@@ -147,8 +147,11 @@ def _layers(network: FlowNetwork, orbit: dict[Arc, Arc], root: int) -> dict[int,
 
 def _dealt(
     entering: dict[int, dict[int, dict[Arc, Arc]]], room: dict[Arc, int], count: int
-) -> dict[tuple[int, int], list[Arc]] | None:
-    """``count`` arcs for every root and vertex, as many from an orbit as it has room for; None if that cannot be."""
+) -> dict[tuple[int, int], list[tuple[Arc, int]]] | None:
+    """``count`` arcs for every root and vertex, as many from an orbit as it has room for; None if that cannot be.
+
+    Arcs stand with how many times: counts may have ten digits.
+    """
     places = [(root, v) for root, choices in entering.items() for v in choices]
     names = {name: len(places) + i for i, name in enumerate(room)}
     source = len(places) + len(names)
@@ -164,16 +167,24 @@ def _dealt(
     if graph.max_flow(source, source + 1) < count * len(places):
         return None
     return {
-        place: [arc for arc, edge in mine.items() for _ in range(graph.flow(edge))]
+        place: [(arc, graph.flow(edge)) for arc, edge in mine.items() if graph.flow(edge)]
         for place, mine in zip(places, edges, strict=True)
     }
 
 
-def _as_templates(chosen: dict[tuple[int, int], list[Arc]], count: int, rate: Fraction) -> tuple[Template, ...]:
+def _as_templates(
+    chosen: dict[tuple[int, int], list[tuple[Arc, int]]], count: int, rate: Fraction
+) -> tuple[Template, ...]:
     """Equal templates as one. The arcs of a vertex are in the order of orbits, so that many are."""
     trees: dict[tuple[int, Hops], int] = {}
     for root in dict.fromkeys(root for root, _ in chosen):
-        rows = [arcs for (mine, _), arcs in chosen.items() if mine == root]
-        for tree in zip(*rows, strict=True):
-            trees[root, tree] = trees.get((root, tree), 0) + 1
+        rows = [list(reversed(arcs)) for (mine, _), arcs in chosen.items() if mine == root]
+        while rows and rows[0]:
+            units = min(row[-1][1] for row in rows)
+            tree = tuple(row[-1][0] for row in rows)
+            trees[root, tree] = trees.get((root, tree), 0) + units
+            for row in rows:
+                arc, left = row.pop()
+                if left > units:
+                    row.append((arc, left - units))
     return tuple((root, rate * units / count, tree) for (root, tree), units in trees.items())

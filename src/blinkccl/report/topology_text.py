@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -81,6 +82,20 @@ def _legend(cells: Matrix, ranks: int) -> list[str]:
     return [*meanings, _ALIKE] if len(cells.rows) < ranks else meanings
 
 
+def _unbalanced(topology: Topology) -> list[str]:
+    """The switches that cannot pass on all that they may take in, or take in all that they may give out."""
+    taken, given = Counter[int](), Counter[int]()
+    for link in topology.links:
+        taken[link.dst] += link.capacity
+        given[link.src] += link.capacity
+    return [
+        f"note    {each.label} takes in {taken[each.id]} and gives out {given[each.id]} units: not all of its "
+        "links can be full"
+        for each in topology.vertices
+        if each.kind == "switch" and taken[each.id] != given[each.id]
+    ]
+
+
 def _links(topology: Topology) -> list[str]:
     """One line per kind and origin of links."""
     groups: dict[tuple[str, str], list[Link]] = {}
@@ -94,7 +109,7 @@ def _links(topology: Topology) -> list[str]:
             shown = f"{rates[0]:g} to {rates[-1]:g}"
         lines.append(f"links   {len(links)} {kind} (directed), {shown} GB/s each; origin: {provenance}")
     isolated = [v for v in topology.ranks if not any(v in (link.src, link.dst) for link in topology.links)]
-    return lines + ([f"note    no link at {ids(isolated)}"] if isolated else [])
+    return [*lines, *([f"note    no link at {ids(isolated)}"] if isolated else []), *_unbalanced(topology)]
 
 
 #: Cables that are listed one by one.

@@ -94,3 +94,20 @@ def test_hamiltonian_path_prefers_wide_arcs() -> None:
 def test_hamiltonian_path_through_many_vertices() -> None:
     line = {(u, u + 1): 1 for u in range(2000)}
     assert hamiltonian_path(line, range(2001)) == tuple(range(2001))
+
+
+@pytest.mark.parametrize("vertices", [4, 9])
+def test_lanes_of_ten_digits_are_packed_by_bundles(vertices: int) -> None:
+    """A cycle has its lanes to the last; where arcs differ, those of the narrowest, and none has more than it holds."""
+    ends = [(v, (v + 1) % vertices) for v in range(vertices)]
+    prime = 1_000_000_007
+    order = tuple(range(vertices))
+    assert max_disjoint_cycles({arc: prime + 2 * place for place, arc in enumerate(ends)}, order) == ((order, prime),)
+    wide = {arc: prime for u, v in ends for arc in ((u, v), (v, u))}
+    found = max_disjoint_cycles(wide, order)
+    assert sum(count for _, count in found) == 2 * prime
+    used = Counter[tuple[int, int]]()
+    for cycle, count in found:
+        for arc in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+            used[arc] += count
+    assert all(used[arc] <= lanes for arc, lanes in wide.items())
