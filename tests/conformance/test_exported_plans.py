@@ -93,7 +93,7 @@ def test_random_plans_are_read_back_and_equal_the_oracle(seed: int, collective: 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("spec", ["dgx-1v", "dgx-a100", "mi250", "2x dgx-a100"])
 def test_plans_of_whole_machines_fit(name: str, spec: str) -> None:
-    for collective in ("allreduce", "allgather"):
+    for collective in ("allreduce", "allgather", "broadcast"):
         forest = planned("optimal", asked(spec, collective))
         (found,) = audits(exported(name, forest).encode(), "export") or ()
         assert found.ok

@@ -258,18 +258,17 @@ class _ThreadBlock:
         hold = plan.holds[id(role)]
         target = plan.of.result(role) if role.keeps and not role.receives else hold
         kept = target == hold
-        for some in _parts([q for q in sends if self._kind(q) == "memory"]):
-            if len(some) > 1 and (target != hold or role.receives):
+        for kind in ("memory", "port"):
+            for some in _parts([q for q in sends if self._kind(q) == kind]):
                 if self.ops and self.ops[-1]["name"] == "res":
-                    self._nop()  # which stores there, too
-                self.ops.append(self._reduction([hold], target, size, some))
-                kept = True
-            else:
-                self.ops.append(self._put("memory", hold, size, some))
+                    self._nop()  # which stores there
+                if kind == "memory" and len(some) > 1 and (target != hold or role.receives):
+                    self.ops.append(self._reduction([hold], target, size, some))
+                    kept = True
+                else:
+                    self.ops.append(self._put(kind, hold, size, some))
         if not kept:
             self.ops.append(self._copy(role, hold, target))
-        for some in _parts([q for q in sends if self._kind(q) == "port"]):
-            self.ops.append(self._put("port", hold, size, some))
 
     def _near(self, role: Role) -> list[int]:
         """The queues that one operation sends on: of memory channels, as many as it takes."""
