@@ -25,7 +25,7 @@ from blinkccl.foreign.formats import audits
 from blinkccl.foreign.verify import SERVED, ForeignAudit, run
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
-from blinkccl.topology.spec import parse_spec
+from blinkccl.topology.spec import parse_gpus, parse_spec
 from support.examples import ALL_TESTS, examples
 from support.forests import random_collective, random_forest
 from support.planned import asked, by_hand, plan_or_reason, planned
@@ -172,3 +172,30 @@ def test_what_formats_cannot_say_is_refused() -> None:
             exported(name, planned("optimal", asked("ring:4", "alltoall")), Choices(True))
     with pytest.raises(UsageError, match=r"CUDA C\+\+ knows neither --in-place nor --chunks"):
         exported("cuda", planned("optimal", asked("ring:4")), Choices(True))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("spec", "gpus"), [("dgx-h100", None), ("dgx-h100", "1,4,6"), ("gb200-nvl72", "0-16")])
+def test_what_a_switch_adds_up_is_read_back_and_equals_the_oracle(spec: str, gpus: str | None, in_place: bool) -> None:
+    machine = parse_spec(spec)
+    ranks = parse_gpus(gpus, machine)
+    (file,) = format_of("mscclpp").pack_as(Choices(in_place))(machine, ranks)
+    (found,) = audits(file.text.encode(), "export") or ()
+    assert (found.faults, found.assumes, found.plan.in_place) == ((), "", in_place)
+    assert found.plan.sized is not None
+    for plan in (found.plan, found.plan.sized(found.plan.judged_bytes[-1])):
+        inputs = make_inputs(plan.collective, plan.chunks, "int32")
+        assert mismatch(run(plan, inputs, seed=1), oracle(plan.collective, inputs), plan.chunks) is None
+
+
+def test_what_no_switch_adds_up_is_refused() -> None:
+    def refused(spec: str, choices: Choices = ANY) -> str:
+        machine = parse_spec(spec)
+        with pytest.raises((UnsupportedError, UsageError)) as error:
+            format_of("mscclpp").pack_as(choices)(machine, machine.ranks)
+        return str(error.value)
+
+    assert "dgx-a100 has no switch that adds up and joins GPUs 0, 1" in refused("dgx-a100")
+    assert "a thread block holds 16 memory channels, got 71: at most 17 GPUs" in refused("gb200-nvl72")
+    assert "no switch that adds up" in refused("2x dgx-h100")
+    assert "--chunks 4 is for plans" in refused("dgx-h100", Choices(chunks=4))

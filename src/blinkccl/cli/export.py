@@ -31,6 +31,7 @@ Examples:
   blink export plan.json --to goal -s 64M          a schedule for LogGOPSim and ATLAHS
   blink export plan.json --to chakra -s 64M -o ar  traces for ASTRA-sim: ar.0.et, ar.1.et, …
   blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL there, without a plan
+  blink export --to mscclpp --topo dgx-h100 --in-place      an AllReduce that the NVSwitch adds up (NVLS)
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
 Check the plan and its program as blink check does, and write the program in another format.
@@ -42,7 +43,7 @@ Formats:
               server, GPUs 0 to 9
   nccl-tuner  NCCL_TUNER_PLUGIN, in C: on those rings NCCL takes at each size what its cost model finds the fastest
   msccl       MSCCL XML, for MSCCL and its executor in NCCL and RCCL (there reduce_scatter is spelled reducescatter)
-  mscclpp     MSCCL++ JSON, an execution plan
+  mscclpp     MSCCL++ JSON, an execution plan; without a plan AllReduce in a switch that combines (Hopper and later)
               Both: chunks as many as the weights need, or --chunks; read back and proved before they are written
   goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and what waits for what
   chakra      Chakra execution traces of the same, for ASTRA-sim (…-implementation-custom): per rank a file, -o PREFIX
@@ -107,9 +108,10 @@ def export(
         raise UsageError(f"{to} is a file of bytes per rank: give -o PREFIX, or --json")
     if output is not None:
         console.check_writable(output.with_name(f"{output.name}.0.et") if row.per_rank else output)
-    write = row.write_as(Choices(in_place, chunks, _bytes("-s", size), _bytes("--chunk", chunk)))
+    choices = Choices(in_place, chunks, _bytes("-s", size), _bytes("--chunk", chunk))
+    write = row.write_as(choices)
     if path is None:
-        _write(row.pack(*arguments.load(spec, gpus)), {"format": to}, json, output)
+        _write(row.pack_as(choices)(*arguments.load(spec, gpus)), {"format": to}, json, output)
         return
     if gpus is not None:
         raise UsageError(f"--gpus {gpus}: a plan brings its own ranks")

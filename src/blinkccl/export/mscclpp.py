@@ -20,10 +20,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from blinkccl.errors import LimitError
+from blinkccl.errors import InternalError, LimitError, UsageError
 from blinkccl.export.chunked import MOST_BLOCKS, Chunked, Form, Place, file_of
+from blinkccl.export.mscclpp_switch import allreduce_gpus, combining_switch
 from blinkccl.export.registry import ANY, Choices, File
 from blinkccl.foreign import mscclpp
+from blinkccl.foreign.verify import audit
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.program import Program, Role
 from blinkccl.topology.model import Topology
@@ -47,6 +49,39 @@ def write(
 ) -> tuple[File, ...]:
     """One file; see :class:`blinkccl.export.registry.Write`, and :func:`blinkccl.export.chunked.file_of`."""
     return (file_of("mscclpp.json", _FORM, program, forest, choices),)
+
+
+def pack(machine: Topology, ranks: tuple[int, ...], choices: Choices = ANY) -> tuple[File, ...]:
+    """AllReduce in the switch that joins ``ranks``; see :class:`blinkccl.export.registry.Pack`."""
+    if choices.chunks is not None:
+        raise UsageError(f"--chunks {choices.chunks} is for plans: leave it out")
+    combining_switch(machine, ranks)
+    gpus = allreduce_gpus(len(ranks), choices.in_place, UNIT_BYTES)
+    chunks = gpus[0]["input_chunks"]
+    text = _document("allreduce", len(ranks), choices.in_place, gpus, chunks, chunks)
+    (found,) = (audit(plan) for plan in mscclpp.read(text.encode(), "export"))
+    if not found.ok:
+        raise InternalError(f"what was written is no AllReduce: {found.faults[0]}")
+    note = "an AllReduce that the switch adds up; blink sim FILE --topo says how long it takes"
+    return (File("mscclpp.json", text, note),)
+
+
+def _document(collective: str, ranks: int, in_place: bool, gpus: list[Json], base: int, largest: int) -> str:
+    """The JSON, an operation in a line; ``base``: chunks of what a message size is of, ``largest``: of a buffer."""
+    document = {
+        "name": f"blink_{collective}_{ranks}",
+        "collective": _SPELLED.get(collective, collective),
+        "protocol": "Simple",
+        "inplace": in_place,
+        "reuse_resources": False,
+        "gpus": gpus,
+        "num_threads_per_block": 1024,
+        "use_double_scratch_buffer": False,
+        "buffer_alignment": ALIGNMENT,
+        "min_message_size": ALIGNMENT * base,
+        "max_message_size": MOST_BYTES // (ALIGNMENT * largest) * ALIGNMENT * base,
+    }
+    return _pretty(document) + "\n"
 
 
 def _texts(chunked: Chunked, forest: Forest) -> Iterator[str]:
@@ -152,25 +187,13 @@ class _Lowering:
             self.holds[id(role)] = self.of.result(role) if at_once else self.landing[role.receives[0]]
 
     def text(self) -> str:
-        """The JSON, an operation in a line."""
+        """The JSON."""
         coll, of = self.program.collective, self.of
         inputs, outputs = of.buffer_chunks(0)
         largest = max(inputs, outputs, *self.scratch)
         base = outputs if coll.name == "allgather" else inputs
-        document = {
-            "name": f"blink_{coll.name}_{self.ranks}",
-            "collective": _SPELLED.get(coll.name, coll.name),
-            "protocol": "Simple",
-            "inplace": of.in_place,
-            "reuse_resources": False,
-            "gpus": [self._gpu(rank) for rank in range(self.ranks)],
-            "num_threads_per_block": 1024,
-            "use_double_scratch_buffer": False,
-            "buffer_alignment": ALIGNMENT,
-            "min_message_size": ALIGNMENT * base,
-            "max_message_size": MOST_BYTES // (ALIGNMENT * largest) * ALIGNMENT * base,
-        }
-        return _pretty(document) + "\n"
+        gpus = [self._gpu(rank) for rank in range(self.ranks)]
+        return _document(coll.name, self.ranks, of.in_place, gpus, base, largest)
 
     def _gpu(self, rank: int) -> Json:
         inputs, outputs = self.of.buffer_chunks(rank)

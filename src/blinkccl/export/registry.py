@@ -115,12 +115,12 @@ class Format:
         write: Write = module.write
         return write
 
-    @property
-    def pack(self) -> Pack:
-        """The format's :class:`Pack`; UsageError where it has none."""
+    def pack_as(self, choices: Choices) -> Pack:
+        """The format's :class:`Pack` with what was asked for; UsageError where it has none."""
         if not self.packs:
             raise UsageError(f"{self.about.partition(':')[0]} is made of a plan: give what blink plan -o wrote")
-        pack: Pack = import_module(self.module).pack
+        module = import_module(self.module)
+        pack: Pack = partial(module.pack, choices=choices) if self.chooses else module.pack
         return pack
 
 
@@ -130,7 +130,7 @@ FORMATS: dict[str, Format] = {
     "nccl-graph": Format("blinkccl.export.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run", True),
     "nccl-tuner": Format("blinkccl.export.nccl_tuner", "NCCL_TUNER_PLUGIN: what NCCL takes at which size", True),
     "msccl": Format("blinkccl.export.msccl", "MSCCL XML: an algorithm for MSCCL and its executor", False, True),
-    "mscclpp": Format("blinkccl.export.mscclpp", "MSCCL++ JSON: an execution plan", False, True),
+    "mscclpp": Format("blinkccl.export.mscclpp", "MSCCL++ JSON: an execution plan", True, True),
     "goal": Format("blinkccl.export.goal", "GOAL: a schedule for LogGOPSim and ATLAHS", sized=True),
     "chakra": Format("blinkccl.export.chakra", "Chakra: execution traces for ASTRA-sim", sized=True, per_rank=True),
 }

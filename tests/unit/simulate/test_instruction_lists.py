@@ -317,6 +317,16 @@ def _part(request: Request, algorithm: str) -> list[float]:
     return [theirs / ours.seconds]
 
 
+@pytest.mark.parametrize(("spec", "gpus"), [("dgx-1v", "1,4,5,6"), ("dgx-a100", "0,3,5,6"), ("ring:5", None)])
+def test_rounds_of_our_plans_overlap(spec: str, gpus: str | None) -> None:
+    """As JSON of MSCCL++ an AllReduce takes what the plan takes; stages of trees one by one would take twice that."""
+    costs, size = calibration("nominal"), 2**27
+    forest = ALGORITHMS["optimal"].plan(asked(spec, "allreduce", gpus))
+    text = format_of("mscclpp").write_as(Choices())(lower(forest), forest, None)[0].text
+    theirs = kernel_seconds(listed_run(plan_of(text), forest.ranks, forest.topology, costs).at(size))
+    assert theirs < 1.15 * simulate(lower(forest), forest.topology, costs, size, chunk_bytes=2**19).seconds
+
+
 def kernel_seconds(workload: object) -> float:
     from blinkccl.simulate.run import run
 
