@@ -308,11 +308,13 @@ class _Reader:
             wanted, given = buffer_chunks(coll, rank, chunks)
             unused = (0,) if self.data.inplace else ()  # in place the other buffer may be left out
             fits = gpu.input_chunks in (wanted, *unused) and gpu.output_chunks in (given, *unused)
-            if not fits or not 1 <= chunks <= MOST_CHUNKS:
+            if not fits:
                 raise self.at(
                     f"GPU {rank} has {gpu.input_chunks} input and {gpu.output_chunks} output chunks, expected "
-                    f"{wanted} and {given}, 1 … {MOST_CHUNKS} per block of {coll.name}"
+                    f"{wanted} and {given}"
                 )
+            if not 1 <= chunks <= MOST_CHUNKS:
+                raise self.at(f"GPU {rank} has {chunks} chunks per block of {coll.name}, expected 1 … {MOST_CHUNKS}")
             if not 0 <= gpu.scratch_chunks <= MOST_CHUNKS * 64:
                 raise self.at(f"GPU {rank}: scratch_chunks is {gpu.scratch_chunks}, expected 0 … {MOST_CHUNKS * 64}")
         return chunks
