@@ -59,6 +59,8 @@ FEW_ORBITS = 4
 MORE_LEVELS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
+#: And from one root among many ranks, where exact trees take hours.
+MOST_FROM_ONE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,10 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
     whole = _whole(network, {root: rate}, objective) if network.terminals > WHOLE_RATE else ()
     if whole:
         return Packed(whole, side)
+    if network.terminals > SOLVED and objective != "exact":
+        equal = equal_trees.from_roots(network, [root], Fraction(rate), MOST_FROM_ONE, side)
+        if equal is not None:
+            return _equal(equal, side)
     packing = tree_packing(network, (root,))
     weights = whole_weights(_class_trees(network, root), network.capacity, [Fraction(1)], packing.rate)
     weights = weights or rounded(packing, network.capacity, [Fraction(1)])
@@ -239,7 +245,7 @@ def _every_with_transit(
     if objective == "shallow" and not (best and best.depth <= fair_depth):
         equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
         if equal and _preferred(network, rate, equal, best):
-            return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in equal.trees), side)
+            return _equal(equal, side)
     if best is not None:
         return best
     if len(symmetry.moves) > 1:
@@ -255,6 +261,10 @@ def _every_with_transit(
     if packing.rate == rate:
         return Packed(out, side)
     return Packed(out, None, packing.prices, packing.bound * len(roots))
+
+
+def _equal(found: EqualTrees, side: tuple[int, ...]) -> Packed:
+    return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in found.trees), side)
 
 
 def _most_equal(network: FlowNetwork) -> int:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
+from math import lcm
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkccl.algorithms import optimal_trees
 from blinkccl.algorithms.bounds import reduce_broadcast_packing, undirected_hops_packing
 from blinkccl.algorithms.optimal_trees import every_root
 from blinkccl.algorithms.rank_network import rank_network_of
@@ -22,7 +24,7 @@ from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle
-from support.planned import asked, plan
+from support.planned import asked, assert_sound, plan
 from support.small_networks import both_ways
 
 needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
@@ -231,6 +233,18 @@ def test_only_the_default_objective_may_miss_a_hundredth(objective: str, monkeyp
         with pytest.raises(UnsupportedError, match=objective):
             every_root(network, objective, groups)
     every_root.cache_clear()
+
+
+@needs_native_code
+def test_from_one_root_among_many_ranks_where_switches_cannot_be_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimal_trees, "SOLVED", 16)
+    monkeypatch.setattr(optimal_trees, "_whole", lambda *_: ())
+    optimal_trees.one_root.cache_clear()
+    forest = plan("optimal", "2x mi250", None, "broadcast", root=3)
+    optimal_trees.one_root.cache_clear()
+    assert_sound(forest)
+    assert lcm(*(share.weight.denominator for share in forest.shares)) <= optimal_trees.MOST_FROM_ONE
+    assert forest.rate >= forest.bound * Fraction(3, 4)
 
 
 def test_flows_are_always_exact() -> None:
