@@ -55,8 +55,6 @@ from blinkccl.topology.connectivity import beside, reachable
 
 #: With more orbits templates take longer than whole trees.
 FEW_ORBITS = 4
-#: Levels more that exact trees of many ranks may have before equal trees, which take seconds, are looked for.
-MORE_LEVELS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
 #: And from one root among many ranks, where exact trees take hours.
@@ -227,7 +225,7 @@ def _every_with_transit(
 ) -> Packed:
     """Templates of few ranks, or whole trees without switches: the shallower, shorter, fewer; else columns.
 
-    Few equal trees instead, where they are shallower: see :func:`_preferred`.
+    Few equal trees instead of whole ones, where they are shallower: see :func:`_preferred`.
     """
     symmetry, roots = symmetry_of(network), tuple(range(network.terminals))
     shallow = max(map(network.hop_eccentricity, symmetry.roots)) + equal_trees.SPARE_LEVELS
@@ -241,8 +239,7 @@ def _every_with_transit(
         whole = _whole(network.scaled(rate.denominator), _alike(network, rate), objective)
         exact += [Packed(whole, side)] if whole else []
     best = min(exact, key=lambda p: (p.depth, p.longest_weight > LONGEST_WEIGHT, len(p.trees)), default=None)
-    fair_depth = shallow + MORE_LEVELS * (network.terminals > SOLVED)
-    if objective == "shallow" and not (best and best.depth <= fair_depth):
+    if objective == "shallow" and moved is None and not (best and best.depth <= shallow):
         equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
         if equal and _preferred(network, rate, equal, best):
             return _equal(equal, side)

@@ -20,10 +20,10 @@ from blinkccl.packing import hop_limited
 from blinkccl.packing.equal_trees import LOSS
 from blinkccl.packing.hop_limited import Part
 from blinkccl.packing.network import FlowNetwork, Hops
-from blinkccl.packing.symmetry import symmetry_of
+from blinkccl.packing.symmetry import arc_orbits, symmetry_of
 
-#: Roots with trees of their own, times pairs of ranks, at most.
-MOST_PRICED = 1 << 20
+#: By default: roots with trees of their own, times pairs of ranks, at most; and links with loads of their own.
+MOST_PRICED, MOST_LINKS = 1 << 20, 192
 #: How much of the rate trees may lose: the other half of a hundredth is for shorter weights.
 TREES_LOSS = LOSS / 2
 
@@ -85,9 +85,14 @@ def _is_fair(request: Request, least: int, depth: int) -> bool:
 
 
 def _served(request: Request, network: FlowNetwork) -> bool:
-    roots = 1 if request.collective.root is not None else len(symmetry_of(network).roots)
-    one_way = request.collective.name == "allreduce" and not network.symmetric
-    return not one_way and roots * network.terminals**2 <= MOST_PRICED
+    """Whether the search takes seconds: of links both ways alike, where both ways are used, and of not too many."""
+    if request.collective.name == "allreduce" and not network.symmetric:
+        return False
+    if request.objective == "least-depth":
+        return True
+    symmetry = symmetry_of(network)
+    links = len(set(arc_orbits(network, symmetry.moves).values()))
+    return len(symmetry.roots) * network.terminals**2 <= MOST_PRICED and links <= MOST_LINKS
 
 
 def _trees(request: Request, network: FlowNetwork, levels: int, bound: Fraction) -> list[Part] | None:

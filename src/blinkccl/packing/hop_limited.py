@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from heapq import nsmallest
 
 from blinkccl.packing.arborescence import shallow_minimum_tree
 from blinkccl.packing.columns import Column, Prices, best_mix
@@ -21,6 +22,8 @@ from blinkccl.packing.templates import rotated, symmetric_hops
 
 #: Lots of new trees, at most; a linear program after each.
 MOST_ROUNDS = 100
+#: New trees of a lot, at most, where they share the data.
+MOST_SHARED = 16
 
 #: A root, its part of the data (or of its own block), and the hops down from it.
 Part = tuple[int, Fraction, Hops]
@@ -87,8 +90,13 @@ class _Mix:
         cost, hop = symmetric_hops(self.network, self.symmetry, each)
         ways: dict[Arc, Hop] = {}
         columns = []
-        for root, parent in _cheap_trees(cost, self.levels, list(self.groups)):
-            tree = [(u, v) for v, u in enumerate(parent) if u >= 0]
+        trees = [
+            (root, [(u, v) for v, u in enumerate(parent) if u >= 0])
+            for root, parent in _cheap_trees(cost, self.levels, list(self.groups))
+        ]
+        if self.both_ways:  # of a group that all roots share
+            trees = nsmallest(MOST_SHARED, trees, key=lambda tree: sum(cost[u][v] for u, v in tree[1]))
+        for root, tree in trees:
             for u, v in tree:
                 if (u, v) not in ways:
                     ways[u, v] = hop(u, v)

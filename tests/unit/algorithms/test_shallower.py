@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed w
 DEEP = (
     ("mi250", "allreduce", None, 7, 4),
     ("2x dgx-a100", "allreduce", "0-7+0-6", 4, 2),
-    ("2x dgx-1v @ 100Gbps", "allgather", None, 3, 2),
+    ("2x dgx-1v @ 100Gbps", "allgather", None, 5, 2),
     ("2x dgx-a100", "reduce_scatter", "0-3+0-4", 3, 2),
 )
 
