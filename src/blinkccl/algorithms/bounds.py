@@ -26,6 +26,7 @@ from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle, undirected_oracle
 from blinkccl.packing.orientation import Orientation, orientation_of
 from blinkccl.packing.symmetry import symmetry_of
+from blinkccl.packing.templates import moved_pairs
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.model import Topology
 
@@ -166,8 +167,14 @@ all_pairs_flow = lru_cache(maxsize=64)(all_to_all)
 
 @lru_cache(maxsize=64)
 def reduce_broadcast_packing(network: FlowNetwork) -> ExactPacking:
-    """The exact optimum of AllReduce by column generation over pairs of in- and out-trees."""
-    return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
+    """The exact optimum of AllReduce by column generation over pairs of in- and out-trees.
+
+    On one-way links that a symmetry moves, by pairs of one root per orbit, moved to all.
+    """
+    symmetry = symmetry_of(network)
+    if network.symmetric or len(symmetry.moves) == 1:
+        return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
+    return moved_pairs(network, symmetry)
 
 
 #: Up to so many terminals the weights of a linear program are short enough.

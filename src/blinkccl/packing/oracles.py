@@ -99,15 +99,18 @@ def out_tree_oracle(network: FlowNetwork, roots: Sequence[int]) -> Oracle:
     return oracle
 
 
-def in_and_out_oracle(network: FlowNetwork) -> Oracle:
-    """One group; for each root a column of AllReduce, whose payload is (root, hops of the in-tree, of the out-tree)."""
+def in_and_out_oracle(network: FlowNetwork, roots: Sequence[int] | None = None) -> Oracle:
+    """One group; a column of AllReduce for each of ``roots`` (default: all terminals).
+
+    Its payload is (root, hops of the in-tree, of the out-tree).
+    """
     backward = network.reversed()
 
     def oracle(prices: Prices) -> list[Column]:
         ahead = cheapest_hops(network, prices)
         back = cheapest_hops(backward, {(v, u): y for (u, v), y in prices.items()})
         columns = []
-        for root in range(network.terminals):
+        for root in range(network.terminals) if roots is None else roots:
             down = cheapest_tree(network, *ahead, root)
             up = tuple(hop[::-1] for hop in cheapest_tree(backward, *back, root))
             columns.append(column_of(0, loads_of(up + down), (root, up, down)))
