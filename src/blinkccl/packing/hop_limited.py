@@ -76,12 +76,13 @@ class _Mix:
         if found is None:
             return None
         total, columns = found
-        parts = [(*column.payload, weight / total / (copies if shared else 1)) for column, weight in columns]
-        return sorted(
-            (move[root], part, breadth_first(move[root], rotated(hops, move)))
-            for root, hops, part in parts
-            for move in self.symmetry.moves
-        )
+        moved: list[Part] = []
+        for column, weight in columns:
+            root, hops = column.payload
+            part, tree = weight / total / (copies if shared else 1), breadth_first(root, hops)
+            # Moved hops stay level by level, as the template's are.
+            moved += [(move[root], part, rotated(tree, move)) for move in self.symmetry.moves]
+        return sorted(moved, key=lambda tree: (tree[0], -tree[1]))
 
     def _columns(self, prices: Prices, orbit: dict[Arc, Arc]) -> list[Column]:
         each = {(u, v): prices.get(name, 0) for (u, v), name in orbit.items()}
