@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import nsmallest
+from itertools import chain, pairwise
 
 from blinkccl.packing.arborescence import shallow_minimum_tree
 from blinkccl.packing.columns import Column, Prices, best_mix
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, breadth_first
-from blinkccl.packing.oracles import column_of, loads_of
+from blinkccl.packing.oracles import column_of
 from blinkccl.packing.symmetry import Symmetry, arc_orbits, no_symmetry
 from blinkccl.packing.templates import rotated, symmetric_hops
 
@@ -89,29 +90,26 @@ class _Mix:
         if self.both_ways:
             each = {(u, v): price + each[v, u] for (u, v), price in each.items()}
         cost, hop = symmetric_hops(self.network, self.symmetry, each)
-        ways: dict[Arc, Hop] = {}
-        columns = []
         trees = [
             (root, [(u, v) for v, u in enumerate(parent) if u >= 0])
             for root, parent in _cheap_trees(cost, self.levels, list(self.groups))
         ]
         if self.both_ways:  # of a group that all roots share
             trees = nsmallest(MOST_SHARED, trees, key=lambda tree: sum(cost[u][v] for u, v in tree[1]))
-        for root, tree in trees:
-            for u, v in tree:
-                if (u, v) not in ways:
-                    ways[u, v] = hop(u, v)
-            hops = tuple(ways[arc] for arc in tree)
-            columns.append(column_of(self.groups[root], self._loads(hops, orbit), (root, hops)))
-        return columns
+        ways = {ends: hop(*ends) for ends in dict.fromkeys(ends for _, tree in trees for ends in tree)}
+        loaded = {ends: [orbit[arc] for arc in self._crossed(way)] for ends, way in ways.items()}
+        return [
+            column_of(
+                self.groups[root],
+                Counter(chain.from_iterable(loaded[ends] for ends in tree)),
+                (root, tuple(ways[ends] for ends in tree)),
+            )
+            for root, tree in trees
+        ]
 
-    def _loads(self, hops: Hops, orbit: dict[Arc, Arc]) -> Counter[Arc]:
-        loads: Counter[Arc] = Counter()
-        for (u, v), times in loads_of(hops).items():
-            loads[orbit[u, v]] += times
-            if self.both_ways:
-                loads[orbit[v, u]] += times
-        return loads
+    def _crossed(self, hop: Hop) -> list[Arc]:
+        there = list(pairwise(hop))
+        return there + [(v, u) for u, v in there] if self.both_ways else there
 
 
 def _cheap_trees(cost: list[list[float | None]], levels: int, roots: Sequence[int]) -> list[tuple[int, list[int]]]:
