@@ -16,12 +16,13 @@ shallow by local search; ``fewest-trees`` searches further.
 With transit (switches, NICs, hosts) clusters of equal servers need only one rank's trees, rotated. Among more than
 eight ranks that are not alike, switches that give out what they take in are split into links from rank to rank, where
 weights are whole again (:mod:`~blinkccl.packing.splitting`). Elsewhere trees over ranks are priced by their cheapest
-unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. Where exact trees are deep,
-the default takes trees of equal weight within a hundredth of the bound, which is proved as ever: from 9 ranks on where
-these are shallower, in an AllReduce from 17 on wherever they are found, and from 65 on the best of them. Longer weights
-than 1/64 of a block are rounded, for a hundredth of the rate at most (:mod:`~blinkccl.algorithms.short_weights`).
-Where a plan of all to all is deep still, trees of fewer hops are looked for (:mod:`~blinkccl.algorithms.shallower`);
-``least-depth`` looks for the fewest. ``exact`` has the optimum itself, however long that takes.
+unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. Where that cannot be done,
+the default takes trees of equal weight within a hundredth of the bound, which is proved as ever, and from 65 ranks on
+the best of them; in an AllReduce also where exact trees are deeper, and from 17 ranks on wherever they are found.
+Longer weights than 1/64 of a block are rounded, for a hundredth of the rate at most
+(:mod:`~blinkccl.algorithms.short_weights`). Where a plan of all to all is deep still, trees of fewer hops are looked
+for (:mod:`~blinkccl.algorithms.shallower`); ``least-depth`` looks for the fewest. ``exact`` has the optimum itself,
+however long that takes.
 """
 
 from __future__ import annotations

@@ -223,9 +223,9 @@ def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fractio
 def _every_with_transit(
     network: FlowNetwork, rate: Fraction, side: tuple[int, ...], objective: str, groups: Groups
 ) -> Packed:
-    """Templates of few ranks, or whole trees without switches: the shallower, shorter, fewer; else columns.
+    """Templates of few ranks, or whole trees without switches: the shallower, shorter, fewer.
 
-    Few equal trees instead of whole ones, where they are shallower: see :func:`_preferred`.
+    Where there are neither, equal trees (see :func:`_preferred`), or columns.
     """
     symmetry, roots = symmetry_of(network), tuple(range(network.terminals))
     shallow = max(map(network.hop_eccentricity, symmetry.roots)) + equal_trees.SPARE_LEVELS
@@ -239,12 +239,12 @@ def _every_with_transit(
         whole = _whole(network.scaled(rate.denominator), _alike(network, rate), objective)
         exact += [Packed(whole, side)] if whole else []
     best = min(exact, key=lambda p: (p.depth, p.longest_weight > LONGEST_WEIGHT, len(p.trees)), default=None)
-    if objective == "shallow" and moved is None and not (best and best.depth <= shallow):
-        equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
-        if equal and _preferred(network, rate, equal, best):
-            return _equal(equal, side)
     if best is not None:
         return best
+    if objective == "shallow":
+        equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
+        if equal and _preferred(network, rate, equal):
+            return _equal(equal, side)
     if len(symmetry.moves) > 1:
         return _from_templates(network, rate, side, groups)
     packing = tree_packing(network, roots)
@@ -268,10 +268,8 @@ def _most_equal(network: FlowNetwork) -> int:
     return max(MOST_PER_ROOT, min(2 * MOST_PER_ROOT, 256 // network.terminals))
 
 
-def _preferred(network: FlowNetwork, rate: Fraction, equal: EqualTrees, exact: Packed | None) -> bool:
-    """Depth is worth a hundredth of the rate. Without exact trees few ranks get all of it, and many what there is."""
-    if exact is not None:
-        return equal.near(rate) and equal.depth < exact.depth
+def _preferred(network: FlowNetwork, rate: Fraction, equal: EqualTrees) -> bool:
+    """Without exact trees in whole numbers few ranks get all of the rate, and many what there is."""
     if network.terminals <= WHOLE_RATE:
         return equal.rate == rate
     return equal.near(rate) or network.terminals > SOLVED
