@@ -66,13 +66,13 @@ class _Mix:
     def best(self, rate: Fraction, near: Fraction) -> list[Part] | None:
         orbit = arc_orbits(self.network, self.symmetry.moves)
         size = Counter(orbit.values())
-        copies, shared = len(self.symmetry.moves), self.both_ways
         capacity = {name: self.network.capacity[name] * size[name] for name in size}
-        many = 1 if shared else copies  # roots of a group
+        copies = len(self.symmetry.moves)
+        blocks = 1 if self.both_ways else copies  # of a group
         demand = [Fraction(1)] * len(set(self.groups.values()))
         found = best_mix(
             *(capacity, demand, lambda prices: self._columns(prices, orbit)),
-            *(rate * many, near * many, MOST_ROUNDS),
+            *(rate * blocks, near * blocks, MOST_ROUNDS),
         )
         if found is None:
             return None
@@ -80,7 +80,7 @@ class _Mix:
         moved: list[Part] = []
         for column, weight in columns:
             root, hops = column.payload
-            part, tree = weight / total / (copies if shared else 1), breadth_first(root, hops)
+            part, tree = weight * blocks / total / copies, breadth_first(root, hops)
             # Moved hops stay level by level, as the template's are.
             moved += [(move[root], part, rotated(tree, move)) for move in self.symmetry.moves]
         return sorted(moved, key=lambda tree: (tree[0], -tree[1]))
