@@ -88,7 +88,7 @@ def test_with_time_it_is_the_plan_without_a_deadline(name: str) -> None:
 @needs_native_code
 def test_the_best_trees_of_a_search_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for equal trees of 12 unequal ranks ends after its first try: nearer to the bound than by any tree."""
-    request = asked("2x dgx-a100", "allgather", "0-6+0-4")
+    request = asked("2x dgx-a100", "allreduce", "0-6+0-4")
     kept: list[Clock] = []
     monkeypatch.setattr(clock, "SAY_EVERY_S", 0)
 
