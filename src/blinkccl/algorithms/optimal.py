@@ -105,12 +105,18 @@ def plan(request: Request) -> Forest:
     if name in FLOWS and request.max_trees is not None:
         raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
     view = rank_network_of(request.network, request.ranks)
-    found = _stars(request) or PLANS[name](request, view)
+    found = _stars(request) or PLANS[name](_begun(request, view), view)
     if request.objective in ("shallow", "least-depth") and name not in FLOWS:
         found = shallower(request, view, found)
     if request.max_trees is not None:
         found = _with_few_trees(request, found, request.max_trees)
     return _with_short_weights(request, found) if request.objective == "shallow" and name not in FLOWS else found
+
+
+def _begun(request: Request, view: RankNetwork) -> Request:
+    """What is asked of the plan that a search for the least depth begins with: through switches the default's."""
+    begun = request.objective == "least-depth" and not view.network.switchless
+    return replace(request, objective="shallow") if begun else request
 
 
 def _with_short_weights(request: Request, best: Forest) -> Forest:

@@ -22,7 +22,8 @@ from blinkccl.packing.hop_limited import Part
 from blinkccl.packing.network import FlowNetwork, Hops
 from blinkccl.packing.symmetry import arc_orbits, symmetry_of
 
-#: By default: roots with trees of their own, times pairs of ranks, at most; and links with loads of their own.
+#: Roots with trees of their own, times pairs of ranks, at most; and links with loads of their own, four times as many
+#: where the least depth is asked for.
 MOST_PRICED, MOST_LINKS = 1 << 20, 192
 #: How much of the rate trees may lose: the other half of a hundredth is for shorter weights.
 TREES_LOSS = LOSS / 2
@@ -88,11 +89,11 @@ def _served(request: Request, network: FlowNetwork) -> bool:
     """Whether the search takes seconds: of links both ways alike, where both ways are used, and of not too many."""
     if request.collective.name == "allreduce" and not network.symmetric:
         return False
-    if request.objective == "least-depth":
-        return True
     symmetry = symmetry_of(network)
+    roots = 1 if request.collective.root is not None else len(symmetry.roots)
     links = len(set(arc_orbits(network, symmetry.moves).values()))
-    return len(symmetry.roots) * network.terminals**2 <= MOST_PRICED and links <= MOST_LINKS
+    most = MOST_LINKS * (4 if request.objective == "least-depth" else 1)
+    return links <= most and roots * network.terminals**2 <= MOST_PRICED
 
 
 def _trees(request: Request, network: FlowNetwork, levels: int, bound: Fraction) -> list[Part] | None:

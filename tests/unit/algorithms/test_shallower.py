@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.algorithms import shallower
+from blinkccl.algorithms import optimal_trees, shallower
 from blinkccl.algorithms.optimal import PLANS
-from blinkccl.algorithms.rank_network import rank_network_of
+from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
+from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.errors import TimeUpError
+from blinkccl.forest.model import Forest
 from blinkccl.packing import native_flows
 from blinkccl.packing.equal_trees import LOSS
 from support.planned import asked, assert_sound, planned
@@ -58,6 +60,28 @@ def test_the_least_depth_is_searched_through_switches() -> None:
 def test_what_is_shallow_is_not_searched(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shallower, "_trees", lambda *_: pytest.fail("searched"))
     assert planned("optimal", asked(spec, "allgather")).depth <= 4
+
+
+@pytest.mark.parametrize(("spec", "begun"), [("2x dgx-a100", "shallow"), ("dgx-1v", "least-depth")])
+def test_through_switches_the_search_begins_with_the_default(
+    spec: str, begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other objectives have no equal trees: on 16 servers of which one has 5 GPUs columns took a minute."""
+    asked_for = []
+
+    def spy(request: Request, view: RankNetwork) -> Forest:
+        asked_for.append(request.objective)
+        return optimal_trees.all_to_all(request, view)
+
+    monkeypatch.setitem(PLANS, "allgather", spy)
+    planned("optimal", asked(spec, "allgather", objective="least-depth"))
+    assert asked_for == [begun]
+
+
+@pytest.mark.parametrize("objective", ["shallow", "least-depth"])
+def test_many_unlike_links_are_not_searched(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shallower, "MOST_LINKS", 0)
+    assert planned("optimal", asked("mi250", "allreduce", objective=objective)).depth == 7
 
 
 def test_one_way_links_are_left_as_they_are() -> None:
