@@ -124,8 +124,7 @@ class _Lowering:
             self.blocks[unit[0]].append(_ThreadBlock(self, unit, roles).document())
 
     def _units(self, split: bool) -> dict[Unit, list[Role]]:
-        """The roles of each thread block: one where ``split`` and none of the group has to keep late, else a "
-        "group's."""
+        """The roles of each thread block: one where ``split`` and no role of its group keeps late, else the group's."""
         mine: dict[tuple[int, int], list[Role]] = {}
         for role in self.of.roles:
             mine.setdefault((role.rank, role.slice % self.groups), []).append(role)
