@@ -351,3 +351,17 @@ def _with_switch(document: Json, buffer: str) -> Json:
 
 def text(document: Json) -> str:
     return json.dumps(document)
+
+
+def mscclpp_examples() -> dict[str, Json]:
+    """Right plans of MSCCL++, one per way of moving data."""
+    return {
+        "read": read_allreduce(),
+        "put": put_reduce_scatter(),
+        "port": port_allgather(),
+        "packet": packet_allreduce(),
+        "group": grouped_allreduce(),
+        "rounds": pipelined_allreduce(),
+        "switch": switch_allreduce(),
+        "store": switch_allgather(),
+    }

@@ -15,16 +15,7 @@ from blinkccl.foreign.instructions import Move
 from blinkccl.foreign.verify import run
 from support import foreign_files as files
 
-FILES = {
-    "read": files.read_allreduce(),
-    "put": files.put_reduce_scatter(),
-    "port": files.port_allgather(),
-    "packet": files.packet_allreduce(),
-    "group": files.grouped_allreduce(),
-    "rounds": files.pipelined_allreduce(),
-    "switch": files.switch_allreduce(),
-    "store": files.switch_allgather(),
-}
+FILES = files.mscclpp_examples()
 
 
 def test_one_operation_for_put_signal_and_flush() -> None:

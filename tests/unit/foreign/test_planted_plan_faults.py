@@ -24,16 +24,7 @@ XML = {
     "all to all": files.relayed_alltoall(),
     "broadcast": files.broadcast_from_1(),
 }
-JSON = {
-    "read": files.read_allreduce(),
-    "put": files.put_reduce_scatter(),
-    "port": files.port_allgather(),
-    "packet": files.packet_allreduce(),
-    "group": files.grouped_allreduce(),
-    "rounds": files.pipelined_allreduce(),
-    "switch": files.switch_allreduce(),
-    "store": files.switch_allgather(),
-}
+JSON = files.mscclpp_examples()
 
 
 class Fault(NamedTuple):

@@ -18,6 +18,7 @@ from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.topology.json_format import to_document as topology_document
 from blinkccl.topology.spec import parse_spec
+from support.damage import put
 from support.planned import asked, planned
 
 Json = dict[str, Any]
@@ -41,19 +42,6 @@ def test_a_good_plan_passes_with_its_rate_and_bound_recomputed(name: str) -> Non
 
 def test_every_collective_has_a_good_plan() -> None:
     assert len({load(name)["collective"] for name in NAMES}) == 9
-
-
-def put(*keys: Any) -> Callable[[Json], None]:
-    """Sets the value given last at the place that the keys before it lead to."""
-    *way, last, value = keys
-
-    def change(plan: Json) -> None:
-        at: Any = plan
-        for key in way:
-            at = at[key]
-        at[last] = value
-
-    return change
 
 
 def drop(*keys: Any) -> Callable[[Json], None]:

@@ -12,6 +12,7 @@ import pytest
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import from_document, to_document
+from support.damage import put
 
 Json = dict[str, Any]
 GPUS, SWITCH = (0, 1, 2), 3
@@ -86,18 +87,6 @@ def test_both_proofs_pass_and_the_document_is_read_and_written() -> None:
         assert (verdict.violations, verdict.rate, verdict.bound, verdict.optimal) == ([], 1, 1, True)
         assert to_document(from_document(plan))["certificate"] == plan["certificate"]
         assert from_document(plan).combining == (SWITCH,)
-
-
-def put(*keys: Any) -> Callable[[Json], None]:
-    *way, last, value = keys
-
-    def change(plan: Json) -> None:
-        at: Any = plan
-        for key in way:
-            at = at[key]
-        at[last] = value
-
-    return change
 
 
 def drop_sets(plan: Json) -> None:

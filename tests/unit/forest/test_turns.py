@@ -17,6 +17,7 @@ from blinkccl.forest import check_turns, document, turns
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import dumps, from_document, stated_hops, to_document
 from blinkccl.forest.model import Forest
+from support.damage import put
 from support.planned import asked, plan
 from support.turned import flat, turned
 
@@ -91,19 +92,6 @@ def test_a_violation_in_an_image_is_named_by_its_share_and_turns() -> None:
     written["turns"][1]["cycles"].remove(switches)
     verdict = check_plan(written)
     assert "shares[0]@[0,1].broadcast[0]: there is no link 8 → 16" in verdict.violations
-
-
-def put(*way: Any) -> Callable[[Json], None]:
-    """Sets what the keys before the last argument lead to."""
-
-    def change(plan: Json) -> None:
-        *keys, last, value = way
-        at: Any = plan
-        for key in keys:
-            at = at[key]
-        at[last] = value
-
-    return change
 
 
 BAD = [

@@ -1,0 +1,21 @@
+"""Changes of a JSON document, for tests of its readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def put(*keys: Any) -> Callable[[Json], None]:
+    """Sets the value given last at the place that the keys before it lead to."""
+    *way, last, value = keys
+
+    def change(document: Json) -> None:
+        at: Any = document
+        for key in way:
+            at = at[key]
+        at[last] = value
+
+    return change
