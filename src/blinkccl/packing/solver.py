@@ -64,7 +64,6 @@ def _new_highs() -> Any:
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("random_seed", 0)
-    highs.setOptionValue("simplex_strategy", 1)
     return highs
 
 
