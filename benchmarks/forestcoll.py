@@ -94,6 +94,8 @@ ALONE = (
     ),
     Row("random:128", collective="allreduce"),
     Row("random:256", collective="allreduce"),
+    *(Row(f"random:{n}:directed", collective="allreduce") for n in (32, 64, 128, 256)),
+    Row("oneway:256", collective="allreduce"),
     *(Row("2x dgx-a100", "0-7+0-6", collective=name) for name in ("allreduce", "broadcast")),
     Row("8x dgx-a100", "+".join(["0-7"] * 7 + ["0-6"]), collective="allreduce"),
     *(Row(spec, collective="broadcast") for spec in ("2x mi250", "4x mi250")),

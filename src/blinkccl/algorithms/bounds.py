@@ -25,8 +25,8 @@ from blinkccl.packing.multiflow import all_to_all
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle, undirected_oracle
 from blinkccl.packing.orientation import Orientation, orientation_of
+from blinkccl.packing.phases import Phases
 from blinkccl.packing.symmetry import symmetry_of
-from blinkccl.packing.templates import moved_pairs
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.model import Topology
 
@@ -114,6 +114,9 @@ def _price_proof(network: FlowNetwork) -> PriceProof:
     near = near_optimum(network)
     if near is not None:
         return near[0]
+    split = phases(network)
+    if split is not None:
+        return PriceProof(split.prices, split.bound)
     pairs = pairs_of_trees(network)
     return PriceProof(pairs.prices, pairs.bound)
 
@@ -167,20 +170,23 @@ all_pairs_flow = lru_cache(maxsize=64)(all_to_all)
 
 @lru_cache(maxsize=64)
 def reduce_broadcast_packing(network: FlowNetwork) -> ExactPacking:
-    """The exact optimum of AllReduce by column generation over pairs of in- and out-trees.
-
-    On one-way links that a symmetry moves, by pairs of one root per orbit, moved to all.
-    """
-    symmetry = symmetry_of(network)
-    if network.symmetric or len(symmetry.moves) == 1:
-        return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
-    return moved_pairs(network, symmetry)
+    """The exact optimum of AllReduce by column generation over pairs of in- and out-trees."""
+    return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
 
 
 #: Up to so many terminals the weights of a linear program are short enough.
 WHOLE_RATE = 8
 #: Up to this many ranks column generation over all trees of all roots takes seconds at most.
 SEARCHED = 16
+
+
+@lru_cache(maxsize=64)
+def phases(network: FlowNetwork) -> Phases | None:
+    """The optimum of AllReduce over one-way links without switches by :mod:`~blinkccl.packing.phases`; else None."""
+    if network.symmetric or not network.switchless:
+        return None
+    found = Phases(network)
+    return found if found.tight else None
 
 
 @lru_cache(maxsize=64)

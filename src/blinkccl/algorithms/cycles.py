@@ -161,28 +161,30 @@ def hamiltonian_path(
     ):
         following[u].append(v)
     for first in vertices if start is None else (start,):
-        path = _path_from(first, following, frozenset(vertices) - {first}, closed)
+        path = _path_from(first, following, [v for v in vertices if v != first], closed)
         if path is not None:
             return path
     return None
 
 
-def _path_from(first: int, following: Mapping[int, Sequence[int]], left: frozenset[int], closed: bool) -> Cycle | None:
+def _path_from(first: int, following: Mapping[int, Sequence[int]], others: Sequence[int], closed: bool) -> Cycle | None:
     """Depth-first with an explicit stack, as clusters are deeper than the interpreter's recursion."""
-    dead: set[tuple[int, frozenset[int]]] = set()
+    bit = {first: 0, **{v: 1 << i for i, v in enumerate(others)}}
+    left = sum(bit.values())
+    dead: set[tuple[int, int]] = set()
     path, ahead = [first], [iter(following[first])]
     while path:
         if not left and (not closed or first in following[path[-1]]):
             return tuple(path)
-        onward = next((v for v in ahead[-1] if v in left and (v, left - {v}) not in dead), None)
+        onward = next((v for v in ahead[-1] if left & bit[v] and (v, left ^ bit[v]) not in dead), None)
         if onward is not None:
-            left -= {onward}
+            left ^= bit[onward]
             path.append(onward)
             ahead.append(iter(following[onward]))
             continue
         dead.add((path[-1], left))
         if len(dead) > STATE_LIMIT:
             return None
-        left |= {path.pop()}
+        left |= bit[path.pop()]
         ahead.pop()
     return None

@@ -4,8 +4,8 @@
 broadcast, reduce            arborescences that fill a minimum cut (Edmonds 1973)
 allgather, reduce_scatter    equal arborescences from every rank that fill the bottleneck ratio
 allreduce                    undirected trees that fill a partition (Tutte, Nash-Williams 1961); with
-                             transit an orientation of links; on directed links, and among few ranks
-                             with transit, pairs of in- and out-trees
+                             transit an orientation of links; on one-way links what of each goes up
+                             and what down; among few ranks with transit pairs of in- and out-trees
 gather, scatter, sendrecv    maximum flows taken apart into paths
 alltoall                     a maximum concurrent flow
 ===========================  =======================================================================
@@ -48,6 +48,7 @@ from blinkccl.algorithms.bounds import (
     orientation,
     pairs_of_trees,
     partition_certificate,
+    phases,
     price_certificate,
     reduce_broadcast_packing,
     reverse_of,
@@ -81,10 +82,11 @@ from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import UnitPath, decompose
-from blinkccl.packing.multiplicities import rounded, whole_weights
+from blinkccl.packing.multiplicities import MULTIPLES, rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import column_of, loads_of
 from blinkccl.packing.orientation import Orientation, pack_through_switches
+from blinkccl.packing.phases import Phases
 from blinkccl.packing.shallow import MOST_COLUMNS, choose, tree_columns
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.templates import layered_templates
@@ -291,6 +293,12 @@ def _through_transit(
     if near is not None:
         narrow, equal = near
         return [both_ways(*tree) for tree in equal.trees], narrow.prices, narrow.bound
+    split = phases(network)
+    if split is not None:
+        clock.bounded(split.bound)
+        drafts = _in_two_phases(network, split, objective)
+        if drafts is not None:
+            return drafts, split.prices, split.bound
     pairs = pairs_of_trees(network)
     if network.symmetric and pairs.bound == half_of_allgather(network):
         return _two_halves(network, groups), pairs.prices, pairs.bound
@@ -307,6 +315,30 @@ def _through_transit(
         up_tree = backward(breadth_first(root, backward(up)))
         drafts.append(Draft(None, weight / pairs.rate, root, up_tree, breadth_first(root, down)))
     return drafts, pairs.prices, pairs.bound
+
+
+#: Trees of an AllReduce over one-way links, at most, unless the optimum needs more.
+MOST_ONE_WAY = 256
+
+
+def _in_two_phases(network: FlowNetwork, found: Phases, objective: str) -> list[Draft] | None:
+    """Whole trees up and down over one-way links: at the optimum, in the default near it where that takes fewer."""
+    exact = [(found.bound.numerator * k, found.bound.denominator * k) for k in MULTIPLES]
+    scales = [(trees, [c * scale for _, _, c in network.arcs]) for trees, scale in exact]
+    if objective == "shallow":
+        near = found.bound * (1 - LOSS)
+        counts = equal_trees.divisible(network, found.bound, MOST_ONE_WAY, found.prices)
+        few = [(trees, [int(trees * c / near) for _, _, c in network.arcs]) for trees in counts]
+        short = [each for each in scales if each[0] <= LONGEST_WEIGHT]
+        scales = [*short, *few, *(each for each in scales if each not in short)]
+    for trees, limits in scales:
+        pairs = found.pairs(trees, limits)
+        if pairs is not None:
+            return [
+                Draft(None, Fraction(units, trees), root, backward(breadth_first(root, up)), breadth_first(root, down))
+                for root, units, up, down in pairs
+            ]
+    return None
 
 
 def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[Draft] | None:

@@ -9,7 +9,7 @@ cut *is* the next, smaller rate. Only integers are compared; no solver takes par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from blinkccl.errors import PackingError
@@ -48,6 +48,30 @@ def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
             passed += 1
             sink = (sink + 1) % network.terminals
     return rate, side
+
+
+def short_cuts(network: FlowNetwork, units: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """For every terminal that cannot receive ``units[r]`` from each terminal r at once, the near side of a cut: why."""
+    total = sum(units)
+    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:
+        from blinkccl.packing import native_flows  # only here: small plans need no ctypes
+
+        if native_flows.can_hold(sum(c for _, _, c in network.arcs) + total):
+            sink = 0
+            while sink < network.terminals:
+                found = native_flows.first_unreached(network, 1, units, sink)
+                if found is None or found[0] < sink:  # it asks all in turn
+                    return
+                yield found[1]
+                sink = found[0] + 1
+            return
+    graph = FlowGraph.of(network, extra=1)
+    for r, joins in enumerate(units):
+        graph.add(network.n, r, joins)
+    for v in range(network.terminals):
+        graph.reset()
+        if graph.max_flow(network.n, v, total) < total:
+            yield tuple(u for u in graph.source_side(network.n) if u < network.n)
 
 
 def _most_units(network: FlowNetwork, rate: Fraction) -> int:

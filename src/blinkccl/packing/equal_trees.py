@@ -60,7 +60,7 @@ def from_roots(
         rate,
         (
             weighed(network, [root for root in roots for _ in range(k)], k, rate)
-            for k in _divisible(network, rate, most, prices)
+            for k in divisible(network, rate, most, prices)
         ),
     )
 
@@ -76,7 +76,7 @@ def up_and_down(
         rate,
         (
             weighed(network, spread(network, k), k, rate, both_ways=True)
-            for k in _divisible(network, rate, min(most, MOST_AT_ONCE), prices)
+            for k in divisible(network, rate, min(most, MOST_AT_ONCE), prices)
         ),
     )
 
@@ -86,7 +86,7 @@ def spread(network: FlowNetwork, count: int) -> list[int]:
     return [i * network.terminals // count for i in range(count)]
 
 
-def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> list[int]:
+def divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> list[int]:
     """The numbers of trees, up to ``most``, that links may share out near ``rate``; ``most`` where there are none.
 
     The least of them, and those that leave most room, the largest of such as leave the same.
@@ -94,14 +94,13 @@ def _divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[
     With prices y that prove the rate, k trees cost k·Σ c·y / rate at least, and whole trees on each link at most
     Σ ⌊k·c / near⌋·y.
     """
-    from blinkccl.packing import native_flows  # only here: small plans need no ctypes
-
-    if native_flows.load() is None:
-        return []
-    cost = sum((network.capacity[arc] * price for arc, price in prices.items()), Fraction(0)) / rate
+    price_of: dict[int, Fraction] = {}  # of all links of a capacity
+    for arc, price in prices.items():
+        price_of[network.capacity[arc]] = price_of.get(network.capacity[arc], Fraction(0)) + price
+    cost = sum((c * price for c, price in price_of.items()), Fraction(0)) / rate
     near = rate * (1 - LOSS)
     room = {
-        k: sum((int(k * network.capacity[arc] / near) * price for arc, price in prices.items()), Fraction(0)) - k * cost
+        k: sum((int(k * c / near) * price for c, price in price_of.items()), Fraction(0)) - k * cost
         for k in range(1, most + 1)
     }
     fit = [k for k in room if room[k] >= 0]

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from blinkccl.packing import clock
+from blinkccl.packing.bottleneck import short_cuts
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops
@@ -205,19 +206,7 @@ def _shared(
 
 def all_reach(network: FlowNetwork, demand: Sequence[int]) -> bool:
     """Whether every terminal can receive ``demand[r]`` units from each terminal r at once."""
-    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:
-        from blinkccl.packing import native_flows  # only here: small plans need no ctypes
-
-        if native_flows.can_hold(sum(c for _, _, c in network.arcs) + sum(demand)):
-            return native_flows.first_unreached(network, 1, demand, 0) is None
-    graph, total = FlowGraph.of(network, extra=1), sum(demand)
-    for r, units in enumerate(demand):
-        graph.add(network.n, r, units)
-    for v in range(network.terminals):
-        graph.reset()
-        if graph.max_flow(network.n, v, total) < total:
-            return False
-    return True
+    return next(short_cuts(network, demand), None) is None
 
 
 def admissible(

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from blinkccl.packing.columns import Column, ExactPacking, Oracle, Prices, pack_columns
+from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
-from blinkccl.packing.oracles import cheapest_tree, cheapest_ways, column_of, in_and_out_oracle, loads_of
+from blinkccl.packing.oracles import cheapest_tree, cheapest_ways, column_of, loads_of
 from blinkccl.packing.symmetry import Symmetry, arc_orbits
 
 #: Templates of a root, and the part of its rate that each has.
@@ -68,33 +68,6 @@ def _packed(
     templates = tuple((column.payload[0], weight / count, column.payload[1]) for column, weight in packing.columns)
     prices = {arc: packing.prices[name] for arc, name in sorted(orbit.items()) if name in packing.prices}
     return TemplatePacking(packing.rate / count, templates, prices, packing.bound / count)
-
-
-def moved_pairs(network: FlowNetwork, symmetry: Symmetry) -> ExactPacking:
-    """The exact optimum of AllReduce by pairs of an in-tree and an out-tree, of one root per orbit and moved to all."""
-    orbit = arc_orbits(network, symmetry.moves)
-    size = Counter(orbit.values())
-    pairs = in_and_out_oracle(network, symmetry.roots)
-
-    def oracle(prices: Prices) -> list[Column]:
-        columns = []
-        for column in pairs({arc: prices.get(name, 0) for arc, name in orbit.items()}):
-            loads: Counter[Arc] = Counter()
-            for arc, times in column.loads:
-                loads[orbit[arc]] += times
-            columns.append(column_of(0, loads, column.payload))
-        return columns
-
-    packing = pack_columns({name: network.capacity[name] * size[name] for name in size}, [Fraction(1)], oracle)
-    columns = []
-    for column, weight in packing.columns:
-        root, up, down = column.payload
-        for move in symmetry.moves:
-            ways = rotated(up, move), rotated(down, move)
-            moved = column_of(0, loads_of(ways[0] + ways[1]), (move[root], *ways))
-            columns.append((moved, weight / len(symmetry.moves)))
-    prices = {arc: packing.prices[name] for arc, name in sorted(orbit.items()) if name in packing.prices}
-    return ExactPacking(packing.rate, tuple(columns), tuple(c for c, _ in columns), prices, packing.bound)
 
 
 def _template(symmetry: Symmetry, orbit: dict[Arc, Arc], root: int, tree: Hops) -> Column:

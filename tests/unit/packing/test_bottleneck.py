@@ -6,12 +6,20 @@ from collections.abc import Callable
 from fractions import Fraction
 from random import Random
 
+import networkx as nx
 import pytest
 
 from blinkccl.errors import PackingError
-from blinkccl.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.packing.bottleneck import allgather_rate, gather_rate, short_cuts
 from blinkccl.packing.network import FlowNetwork
-from support.small_networks import least_ratio, random_network
+from support.small_networks import least_ratio, random_digraph, random_network
+
+
+def flow_from_all(network: FlowNetwork, units: list[int], sink: int) -> int:
+    graph = nx.DiGraph()
+    graph.add_weighted_edges_from(network.arcs, "capacity")
+    graph.add_weighted_edges_from((("all", r, k) for r, k in enumerate(units)), "capacity")
+    return int(nx.maximum_flow_value(graph, "all", sink))
 
 
 def attained(network: FlowNetwork, side: tuple[int, ...]) -> Fraction:
@@ -38,6 +46,21 @@ def test_gather_is_the_least_ratio_over_sets(seed: int) -> None:
         net = sum(f for (u, _), f in flow.items() if u == v) - sum(f for (_, w), f in flow.items() if w == v)
         sent = rate.numerator if v < network.terminals else 0
         assert net == (sent if v != root else -sent * (network.terminals - 1))
+
+
+@pytest.mark.parametrize("size", [6, 40])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_terminal_that_lacks_units_is_shown_by_a_cut(seed: int, size: int) -> None:
+    """Small networks by Python's flows, large ones by native code where there is any."""
+    dice = Random(seed)
+    network = random_digraph(dice, size, density=0.2)
+    units = [dice.randint(0, 2 * seed // size) for _ in range(size)]
+    lacking = [v for v in range(size) if flow_from_all(network, units, v) < sum(units)]
+    sides = list(short_cuts(network, units))
+    assert len(sides) == len(lacking)
+    for v, side in zip(lacking, sides, strict=True):
+        assert v not in side
+        assert network.leaving(side) < sum(units[r] for r in side)
 
 
 @pytest.mark.parametrize("rate_of", [allgather_rate, lambda network: gather_rate(network, 2)])

@@ -10,14 +10,12 @@ import pytest
 
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.packing.bottleneck import allgather_rate
-from blinkccl.packing.columns import check_loads, dual_bound, pack_columns
 from blinkccl.packing.network import FlowNetwork
-from blinkccl.packing.oracles import cheapest_hops, in_and_out_oracle
+from blinkccl.packing.oracles import cheapest_hops
 from blinkccl.packing.symmetry import Symmetry, arc_orbits, symmetry_of
 from blinkccl.packing.templates import (
     TemplatePacking,
     layered_templates,
-    moved_pairs,
     pack_templates,
     rotated,
     symmetric_hops,
@@ -142,18 +140,6 @@ def test_seeds_that_reach_the_target_are_taken_without_a_search() -> None:
     packing = pack_templates(network, symmetry, Fraction(1), [(0, star)])
     assert packing.templates == ((0, Fraction(1), star),)
     assert pack_templates(network, symmetry, allgather_rate(network)[0], [(0, star)]).rate > 1
-
-
-@pytest.mark.parametrize(("n", "steps"), [(5, {1: 1}), (6, {1: 2, 2: 1}), (7, {1: 1, 3: 2}), (8, {1: 1, 2: 1, 5: 3})])
-def test_pairs_of_one_root_moved_to_all_are_as_good_as_pairs_of_all(n: int, steps: dict[int, int]) -> None:
-    arcs = tuple(sorted((v, (v + step) % n, units) for step, units in steps.items() for v in range(n)))
-    network = FlowNetwork(n, n, arcs)
-    moved = moved_pairs(network, symmetry_of(network))
-    every = pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
-    assert moved.rate == moved.bound == every.rate
-    check_loads(moved.columns, network.capacity, [Fraction(1)], moved.rate)
-    assert {column.payload[0] for column, _ in moved.columns} == set(range(n))
-    assert dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), moved.prices) == moved.rate
 
 
 def test_hops_by_symmetry_are_the_cheapest() -> None:

@@ -1,0 +1,103 @@
+"""AllReduce over one-way links: the bound is that of all pairs of trees, and whole trees fill the links as they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.algorithms import bounds
+from blinkccl.errors import PackingError
+from blinkccl.packing.columns import dual_bound, pack_columns
+from blinkccl.packing.integral import Arborescence
+from blinkccl.packing.network import Arc, FlowNetwork
+from blinkccl.packing.oracles import in_and_out_oracle
+from blinkccl.packing.phases import Pair, Phases
+from support.planned import plan
+from support.small_networks import assert_tree, one_way_ring, random_digraph
+
+
+def assert_pairs(network: FlowNetwork, pairs: list[Pair] | None, trees: int, limits: list[int]) -> None:
+    """So many trees span both ways, and load no arc more than it may be."""
+    assert pairs is not None
+    load: Counter[Arc] = Counter()
+    for root, units, up, down in pairs:
+        assert_tree(network.n, Arborescence(root, units, up))
+        assert_tree(network.n, Arborescence(root, units, down))
+        load.update(dict.fromkeys(down, units))
+        load.update(dict.fromkeys(((v, u) for u, v in up), units))
+    assert sum(units for _, units, _, _ in pairs) == trees
+    most = {(u, v): limit for (u, v, _), limit in zip(network.arcs, limits, strict=True)}
+    assert all(used <= most.get(arc, 0) for arc, used in load.items())
+
+
+def proved(network: FlowNetwork, found: Phases) -> bool:
+    return dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), found.prices) == found.bound
+
+
+@given(st.integers(0, 1 << 30), st.integers(2, 7), st.sampled_from([0.0, 0.2, 0.6]))
+def test_the_bound_is_the_optimum_of_all_pairs_of_trees(seed: int, n: int, density: float) -> None:
+    network = random_digraph(Random(seed), n, density=density)
+    found = Phases(network)
+    assert found.tight
+    assert proved(network, found)
+    assert found.bound == pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network)).rate
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_trees_reach_the_optimum_and_no_more(seed: int) -> None:
+    network = random_digraph(Random(seed), 4 + seed % 7)
+    found = Phases(network)
+    for multiple in (1, 2, 3):
+        limits = [c * found.bound.denominator * multiple for _, _, c in network.arcs]
+        trees = found.bound.numerator * multiple
+        assert found.pairs(trees + 1, limits) is None
+        pairs = found.pairs(trees, limits)
+        if pairs is not None:
+            assert_pairs(network, pairs, trees, limits)
+            return
+    pytest.fail("no whole trees at the optimum")
+
+
+@pytest.mark.parametrize(("n", "steps"), [(5, {1: 1}), (6, {1: 2, 2: 1}), (7, {1: 1, 3: 2}), (8, {1: 1, 2: 1, 5: 3})])
+def test_ranks_that_are_alike(n: int, steps: dict[int, int]) -> None:
+    arcs = tuple(sorted((v, (v + step) % n, units) for step, units in steps.items() for v in range(n)))
+    network = FlowNetwork(n, n, arcs)
+    found = Phases(network)
+    # Every rank is entered and left by the same, and n − 1 trees' hops need both.
+    assert found.bound == Fraction(n * sum(steps.values()), 2 * (n - 1))
+    assert proved(network, found)
+
+
+def test_links_that_lead_nowhere_back() -> None:
+    with pytest.raises(PackingError, match="cannot be reached"):
+        Phases(FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1), (1, 2, 4))))
+
+
+@pytest.mark.parametrize(
+    ("spec", "rate", "trees", "depth"),
+    [
+        ("oneway:6", Fraction(3, 5), 3, 5),
+        ("random:16:directed", Fraction(5), 5, 6),
+        ("random:32:directed", Fraction(7), 7, 6),
+    ],
+)
+def test_plans_have_few_trees_and_no_columns_are_priced(
+    spec: str, rate: Fraction, trees: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "pack_columns", None)
+    forest = plan("optimal", spec, None, "allreduce")
+    assert forest.rate == forest.bound == rate
+    assert (len(forest.shares), forest.depth) == (trees, depth)
+
+
+def test_a_long_ring_has_one_tree_near_the_optimum() -> None:
+    forest = plan("optimal", "oneway:130", None, "allreduce")
+    assert (forest.rate, forest.bound, len(forest.shares)) == (Fraction(1, 2), Fraction(65, 129), 1)
+    exact = plan("optimal", "oneway:130", None, "allreduce", objective="exact")
+    assert exact.rate == exact.bound == Fraction(65, 129)
+    assert Phases(one_way_ring(3)).bound == Fraction(3, 4)
