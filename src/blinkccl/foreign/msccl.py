@@ -128,7 +128,10 @@ class _Reader:
         if ids != list(range(self.ranks)):
             raise self.at(self.root, f"expected a <gpu> for each of 0 … {self.ranks - 1} in order, got {ids[:40]}")
         self._check_counts(gpus)
-        places = [(flag, self.number(self.root, key, 0, 1)) for flag, key in ((False, "outofplace"), (True, "inplace"))]
+        inside = self.number(self.root, "inplace", 0, 1)
+        # Files for the first runtime, which goes by inplace alone, do not say it.
+        outside = self.number(self.root, "outofplace", 0, 1) if "outofplace" in self.root.attributes else 1 - inside
+        places = ((False, outside), (True, inside))
         if not any(served for _, served in places):
             raise self.at(self.root, "inplace and outofplace are both 0: no call takes this plan")
         ends: dict[tuple[str, Connection], int] = {}

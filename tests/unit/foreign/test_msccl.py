@@ -65,6 +65,14 @@ def test_both_ways_of_a_call_are_judged() -> None:
     assert [(one.plan.in_place, one.ok) for one in found] == [(False, True), (True, True)]
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_files_for_the_first_runtime_go_by_inplace_alone(in_place: bool) -> None:
+    file = files.ring_allreduce().replace('inplace="0"', f'inplace="{int(in_place)}"').replace(' outofplace="1"', "")
+    assert "outofplace" not in file
+    found = audits(file.encode(), "x.xml") or ()
+    assert [(one.plan.in_place, one.ok) for one in found] == [(in_place, True)]
+
+
 BOMB = '<!DOCTYPE a [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><algo name="&b;"/>'
 REFUSED = [
     (BOMB, "a document type or entities"),
