@@ -21,6 +21,8 @@ from blinkccl.forest.model import Forest
 
 #: Sizes that a curve is for where none is asked: a start, a hop, and a link decide.
 SIZES = (1 << 10, 1 << 20, 1 << 30)
+#: And where a curve is drawn.
+DRAWN_SIZES = tuple(1 << bits for bits in range(10, 31, 2))
 #: The most trees of a plan that is tried for being shallower.
 FEW_TREES = 4
 #: The algorithm that has a trade-off.

@@ -94,6 +94,9 @@ def plan(
     trade_off: Annotated[
         bool, Option("--trade-off", help="A table of plans: rate, depth, trees, denominators, and times by size.")
     ] = False,
+    plot: Annotated[
+        Path | None, Option("--plot", metavar="FILE", help="--trade-off: draw bandwidth over size (png, svg, pdf).")
+    ] = None,
     measured: arguments.MeasuredFile = None,
     sharp: Annotated[
         bool,
@@ -120,6 +123,11 @@ def plan(
         raise UsageError("--measured is for --size: a plan's rate is not measured, leave it out or give a size")
     if output is not None:
         _check_output(output)
+    if plot is not None and not trade_off:
+        raise UsageError("--plot draws --trade-off: add that, or draw this plan by blink show")
+    if plot is not None and size is not None:
+        raise UsageError("--plot draws bandwidth over sizes, --size is one: leave one out")
+    console.check_files(plot=plot)
     from blinkccl.algorithms import in_switch
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.api.plan import bytes_of, plan_of
@@ -138,7 +146,7 @@ def plan(
     if sharp and algo == in_switch.NAME:
         wanted = replace(wanted, topology=in_switch.with_every_switch(wanted.topology))
     if trade_off:
-        _print_trade_off(wanted, size_bytes, json)
+        _print_trade_off(wanted, size_bytes, json, plot)
         return
     import_module(algorithm(algo).module)  # Loading modules is not planning, nor is loading the solver.
     table = arguments.measured(measured, wanted.topology)
@@ -188,15 +196,15 @@ def _refuse_beside_trade_off(
         raise UsageError(f"--trade-off prints what all options come to: leave {' and '.join(given)} out")
 
 
-def _print_trade_off(wanted: Request, size_bytes: int | None, json: bool) -> None:
-    """Plan and time all points of the job, and print them."""
+def _print_trade_off(wanted: Request, size_bytes: int | None, json: bool, plot: Path | None) -> None:
+    """Plan and time all points of the job, print them, and draw them where that is asked for."""
     from blinkccl.baselines.candidate import Conditions
     from blinkccl.choice.candidates import code_of
-    from blinkccl.choice.trade_off import SIZES, trade_off
-    from blinkccl.report.trade_off_text import trade_off_document, trade_off_text
+    from blinkccl.choice.trade_off import DRAWN_SIZES, SIZES, trade_off
+    from blinkccl.report.trade_off_text import trade_off_document, trade_off_picture, trade_off_text
     from blinkccl.simulate.calibration import calibration_for
 
-    sizes = SIZES if size_bytes is None else (size_bytes,)
+    sizes = (SIZES if plot is None else DRAWN_SIZES) if size_bytes is None else (size_bytes,)
     done = 0
     with console.Progress("planning") as progress:
 
@@ -206,6 +214,11 @@ def _print_trade_off(wanted: Request, size_bytes: int | None, json: bool) -> Non
             progress(done, MOST_POINTS)
 
         found = trade_off(wanted, Conditions(calibration_for(wanted.topology)), code_of(wanted), sizes, tell)
+    if plot is not None:
+        from blinkccl.report import plotting
+
+        with console.written(plot):
+            plotting.write(plot, trade_off_picture(found, wanted))
     if json:
         console.emit_json(trade_off_document(found))
     else:

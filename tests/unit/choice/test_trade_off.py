@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -109,3 +110,20 @@ def test_options_that_choose_one_plan_are_refused_beside_it(blink, given: list[s
     refused = blink("plan", "allreduce", "--topo", "dgx-1v", "--trade-off", *given)
     assert refused.code == 2
     assert f"leave {given[0]}" in refused.err
+
+
+def test_the_trade_off_is_drawn(blink, tmp_path: Path) -> None:
+    picture = tmp_path / "curves.svg"
+    job = ("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6")
+    told = msgspec.json.decode(blink(*job, "--trade-off", "--plot", str(picture), "--json").out)
+    drawn = picture.read_text()
+    for point in told["points"]:
+        trees = "1 tree" if point["trees_per_block"] == 1 else f"{point['trees_per_block']} trees"
+        assert f"{point['option']}: {trees}, depth {point['depth']}" in drawn
+        best = told["sizes_bytes"][-1] / point["seconds"][-1] / 1e9
+        assert f"to {best:.4g} at 1G" in drawn
+    assert "bound" in drawn
+    for given, why in (([], "--plot draws --trade-off"), (["--trade-off", "-s", "1M"], "--size is one")):
+        refused = blink(*job, *given, "--plot", str(picture))
+        assert refused.code == 2
+        assert why in refused.err
