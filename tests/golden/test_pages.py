@@ -31,9 +31,8 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from typer.main import get_command
 
-from blinkccl.cli.app import app
+from blinkccl.cli.app import command as root
 from support.examples import ALL_TESTS
 
 ROOT = Path(__file__).parents[2]
@@ -274,10 +273,7 @@ def code_of(tokens: list[Token] | None) -> Iterator[str]:
         yield from code_of(token.children)
 
 
-OPTIONS = {
-    name: {text for option in command.params for text in option.opts}
-    for name, command in get_command(app).commands.items()
-}
+OPTIONS = {name: {text for option in command.params for text in option.opts} for name, command in root.commands.items()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -20,13 +20,13 @@ def main() -> None:
     """Run the command line, and exit with a code of :mod:`blinkccl.cli.exits`."""
     try:
         from blinkccl.cli import console
-        from blinkccl.cli.app import app
+        from blinkccl.cli.app import command
         from blinkccl.cli.exits import exit_code
     except KeyboardInterrupt:  # Later ones are typer's.
         sys.exit(INTERRUPTED)
     console.make_printable()
     try:
-        app(prog_name="blink")
+        command(prog_name="blink")
     except BlinkError as error:
         console.error(str(error))
         sys.exit(exit_code(error))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from blinkccl.cli import (
     bench,
@@ -140,3 +141,6 @@ for _name, _verb, _help, _short in (
     app.command(
         _name, help=_help, short_help=_short, context_settings=SETTINGS | (run.CONTEXT if _name == "run" else {})
     )(_verb)
+
+#: Made once: typer would read the annotations of all verbs again at every call.
+command: Any = get_command(app)

@@ -7,15 +7,12 @@ import subprocess
 
 import pytest
 
-from blinkccl.cli.app import app
+from blinkccl.cli.app import command as root
 from blinkccl.cli.manual import manual
 
 
 def test_every_verb_and_option_is_on_the_page(blink) -> None:
-    import typer.main
-
     page = blink("--man").out
-    root = typer.main.get_command(app)
     assert page == manual(root)
     for name, command in root.commands.items():
         assert f".SH BLINK {name.upper()}\n" in page
