@@ -43,7 +43,7 @@ def test_the_faster_one_is_kept(preloaded: Preloaded, slow: str) -> None:
 
 @pytest.mark.parametrize("slow", ["hybrid", pytest.param("optimal", marks=pytest.mark.slow)])
 def test_the_chunk_of_the_one_that_is_kept_is_searched_for(preloaded: Preloaded, slow: str) -> None:
-    large = {**CALL, "count": 1_050_000, "BLINK_CHUNKS": "search", "BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:200000"}
+    large = {**CALL, "count": 1_050_000, "BLINK_CHUNKS": "search", "BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:800000"}
     used, alone, split = compared(preloaded.scene("many_calls", 3, calls=60, **large).right())
     (_, own), (_, other), *later = used
     kept, first = (alone, own) if slow == "hybrid" else (split, other)
