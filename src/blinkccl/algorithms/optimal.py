@@ -323,15 +323,15 @@ MOST_ONE_WAY = 256
 
 def _in_two_phases(network: FlowNetwork, found: Phases, objective: str) -> list[Draft] | None:
     """Whole trees up and down over one-way links: at the optimum, in the default near it where that takes fewer."""
-    exact = [(found.bound.numerator * k, found.bound.denominator * k) for k in MULTIPLES]
-    scales = [(trees, [c * scale for _, _, c in network.arcs]) for trees, scale in exact]
+    bound = found.bound
+    asked = [(bound.numerator * k, [c * bound.denominator * k for _, _, c in network.arcs]) for k in MULTIPLES]
     if objective == "shallow":
-        near = found.bound * (1 - LOSS)
-        counts = equal_trees.divisible(network, found.bound, MOST_ONE_WAY, found.prices)
+        near = bound * (1 - LOSS)
+        counts = equal_trees.divisible(network, bound, MOST_ONE_WAY, found.prices)
         few = [(trees, [int(trees * c / near) for _, _, c in network.arcs]) for trees in counts]
-        short = [each for each in scales if each[0] <= LONGEST_WEIGHT]
-        scales = [*short, *few, *(each for each in scales if each not in short)]
-    for trees, limits in scales:
+        short = [each for each in asked if each[0] <= LONGEST_WEIGHT]
+        asked = [*short, *few, *asked[len(short) :]]
+    for trees, limits in asked:
         pairs = found.pairs(trees, limits)
         if pairs is not None:
             return [
