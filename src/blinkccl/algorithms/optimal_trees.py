@@ -31,7 +31,7 @@ from blinkccl.algorithms.shapes import by_server
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
-from blinkccl.packing import clock, equal_trees
+from blinkccl.packing import clock, equal_trees, few_trees
 from blinkccl.packing.columns import Column
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.flatten import flatten
@@ -99,7 +99,10 @@ def all_to_all(request: Request, view: RankNetwork) -> Forest:
 
 
 def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft] | None:
-    """Broadcast and AllGather, or their mirror images, by at most ``most`` equal trees per root; None without any."""
+    """Broadcast and AllGather, or their mirror images, by at most ``most`` trees per root; None without any.
+
+    Equal ones; from every rank others too, where these are faster.
+    """
     up, root, size = request.collective.reduces, request.collective.root, request.collective.world_size
     network = reverse_of(view.network) if up else view.network
     roots = range(size) if root is None else [root]
@@ -107,6 +110,9 @@ def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft] | 
     found = equal_trees.from_roots(network, roots, Fraction(rate), most, side)
     if found is None:
         return None
+    if root is None:
+        least = request.objective == "least-depth"
+        found = few_trees.every_root(network, Fraction(rate), most, found.rate, least_depth=least) or found
     blocks = {r: (r if root is None else None) for r in roots}
     return [_draft(blocks[r], part / len(roots), r, breadth_first(r, hops), up=up) for r, part, hops in found.trees]
 
