@@ -166,10 +166,21 @@ class _Splitting:
         while units:
             (before, some), (after, more) = into.pop(), out.pop()
             part = min(units, some, more)
-            ways.append((before + after[1:], part))
+            ways.append((_straight(before + after[1:]), part))
             into += [(before, some - part)] * (some > part)
             out += [(after, more - part)] * (more > part)
             units -= part
+
+
+def _straight(hop: Hop) -> Hop:
+    """The hop without the rounds in it: a switch that was taken out earlier may lie on the way to a later one twice."""
+    way: list[int] = []
+    for v in hop:
+        if v in way:
+            del way[way.index(v) + 1 :]
+        else:
+            way.append(v)
+    return tuple(way)
 
 
 def _rails(groups: Sequence[Sequence[int]]) -> dict[int, list[int]]:

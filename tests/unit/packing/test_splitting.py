@@ -56,6 +56,7 @@ def assert_complete(network: FlowNetwork, demand: list[int], direct: Direct) -> 
         assert sum(units for _, units in ways) == direct.network.capacity[u, v]
         for hop, units in ways:
             assert (hop[0], hop[-1]) == (u, v)
+            assert len(set(hop)) == len(hop)
             assert all(x >= network.terminals for x in hop[1:-1])
             used.update(dict.fromkeys(pairwise(hop), units))
     assert all(units <= network.capacity[arc] for arc, units in used.items())
