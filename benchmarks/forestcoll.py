@@ -98,7 +98,7 @@ ALONE = (
     Row("oneway:256", collective="allreduce"),
     *(Row("2x dgx-a100", "0-7+0-6", collective=name) for name in ("allreduce", "broadcast")),
     Row("8x dgx-a100", "+".join(["0-7"] * 7 + ["0-6"]), collective="allreduce"),
-    *(Row(spec, collective="broadcast") for spec in ("2x mi250", "4x mi250")),
+    *(Row(spec, collective="broadcast") for spec in ("2x mi250", "4x mi250", "8x mi250", "16x mi250")),
     *(
         Row(f"{servers}x {machine} @ fabric={rule}", collective=name)
         for servers, machine, rule in (

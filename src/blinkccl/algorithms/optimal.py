@@ -34,6 +34,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from blinkccl.algorithms import optimal_trees
+from blinkccl.algorithms.across_servers import Groups
 from blinkccl.algorithms.bounds import (
     SEARCHED,
     SOLVED,
@@ -59,7 +60,6 @@ from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
 from blinkccl.algorithms.optimal_trees import (
     FEW_COLUMNS,
     FEW_NODES,
-    Groups,
     depth_of,
     every_root,
     link_classes,

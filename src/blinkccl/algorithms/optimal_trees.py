@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
+from blinkccl.algorithms.across_servers import Groups, across_servers, owners
 from blinkccl.algorithms.bounds import (
     SEARCHED,
     SOLVED,
@@ -51,7 +52,6 @@ from blinkccl.packing.templates import (
     symmetric_hops,
 )
 from blinkccl.packing.two_trees import two_trees
-from blinkccl.topology.connectivity import beside, reachable
 
 #: With more orbits templates take longer than whole trees.
 FEW_ORBITS = 4
@@ -145,13 +145,19 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
             refuse_unproved(objective, len(weights))
             return Packed(_weighted(root, weights, Fraction(rate)), side)
     refuse_unproved(objective, network.terminals)
+    laid = across_servers(network, root, groups, rate, MOST_FROM_ONE) if network.terminals > SOLVED else None
+    if laid is not None:
+        clock.keep(laid, laid.rate / rate)
+        if laid.rate == rate and _equal(laid, side).longest_weight <= 2 * MOST_FROM_ONE:
+            return _equal(laid, side)
     whole = _whole(network, {root: rate}, objective) if network.terminals > WHOLE_RATE else ()
     if whole:
         return Packed(whole, side)
     if network.terminals > SOLVED and objective != "exact":
         equal = equal_trees.from_roots(network, [root], Fraction(rate), MOST_FROM_ONE, side)
-        if equal is not None:
-            return _equal(equal, side)
+        best = max((found for found in (equal, laid) if found is not None), key=lambda found: found.rate, default=None)
+        if best is not None:
+            return _equal(best, side)
     packing = tree_packing(network, (root,))
     weights = whole_weights(_class_trees(network, root), network.capacity, [Fraction(1)], packing.rate)
     weights = weights or rounded(packing, network.capacity, [Fraction(1)])
@@ -359,10 +365,6 @@ def depth_of(tree: Arborescence) -> int:
 # trees; a chain. On several servers: each share enters a server at one rank, spreads inside it from there, and crosses
 # between servers by a star, two complementary trees or a chain. A list of shapes is good if whole multiples of them
 # fill the minimum cut; that is for an integer program of a few columns to say.
-#: Ranks (terminals) by server.
-Groups = tuple[tuple[int, ...], ...]
-
-
 def familiar_trees(network: FlowNetwork, root: int, groups: Groups, *, fewest: bool = False) -> Iterator[list[Column]]:
     """Lists of out-trees from ``root`` whose mix may fill the cut, shallow ones first (or single trees first).
 
@@ -421,16 +423,8 @@ def _over_servers(network: FlowNetwork, root: int, groups: Groups) -> list[list[
 
 def _inside(network: FlowNetwork, groups: Groups) -> FlowNetwork:
     """The network without transit that leads from one server to another."""
-    server = {v: i for i, group in enumerate(groups) for v in group}
-    near = beside(network.capacity)
-    through = {u: [v for v in ends if v >= network.terminals] for u, ends in near.items()}
-    shared: set[int] = set()
-    for start in range(network.terminals, network.n):
-        ends = {v for u in reachable(start, through) for v in near.get(u, ()) if v < network.terminals}
-        if len({server[v] for v in ends}) > 1:
-            shared.add(start)
-    kept = [arc for arc in network.arcs if not shared & set(arc[:2])]
-    return FlowNetwork(network.n, network.terminals, tuple(kept))
+    owner = owners(network, groups)
+    return FlowNetwork(network.n, network.terminals, tuple(arc for arc in network.arcs if set(arc[:2]) <= owner.keys()))
 
 
 def _entering(
