@@ -91,7 +91,7 @@ class Phases:
         demand = {r: k for r, k in enumerate(units[len(limits) : -1]) if k}
         down = [(u, v, d) for (u, v, _), d in zip(network.arcs, units, strict=False)]
         up = [(v, u, most - d) for (u, v, d), most in zip(down, limits, strict=True)]
-        return _paired(*(_packed(network.n, arcs, demand) for arcs in (up, down)))
+        return paired(*(_packed(network.n, arcs, demand) for arcs in (up, down)))
 
     def _add(self, inside: Iterable[int], *, up: bool) -> bool:
         arcs, within = self._network.arcs, frozenset(inside)
@@ -174,7 +174,7 @@ def _packed(n: int, arcs: Iterable[tuple[int, int, int]], demand: dict[int, int]
     return by_root
 
 
-def _paired(ups: dict[int, list[Arborescence]], downs: dict[int, list[Arborescence]]) -> list[Pair]:
+def paired(ups: dict[int, list[Arborescence]], downs: dict[int, list[Arborescence]]) -> list[Pair]:
     """A root's trees up and down side by side, in the same order, as far as their numbers reach."""
     pairs: list[Pair] = []
     if ups.keys() != downs.keys():

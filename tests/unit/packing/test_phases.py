@@ -16,7 +16,7 @@ from blinkccl.packing.columns import dual_bound, pack_columns
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle
-from blinkccl.packing.phases import Pair, Phases
+from blinkccl.packing.phases import Pair, Phases, paired
 from support.planned import plan
 from support.small_networks import assert_tree, one_way_ring, random_digraph
 
@@ -61,6 +61,13 @@ def test_whole_trees_reach_the_optimum_and_no_more(seed: int) -> None:
             assert_pairs(network, pairs, trees, limits)
             return
     pytest.fail("no whole trees at the optimum")
+
+
+def test_trees_up_and_down_are_cut_where_either_ends() -> None:
+    ups = {2: [Arborescence(2, 3, ((2, 0),)), Arborescence(2, 2, ((2, 1),))]}
+    downs = {2: [Arborescence(2, 1, ((0, 1),)), Arborescence(2, 4, ((1, 0),))]}
+    a, b, c, d = ((2, 0),), ((2, 1),), ((0, 1),), ((1, 0),)
+    assert paired(ups, downs) == [(2, 1, a, c), (2, 2, a, d), (2, 2, b, d)]
 
 
 @pytest.mark.parametrize(("n", "steps"), [(5, {1: 1}), (6, {1: 2, 2: 1}), (7, {1: 1, 3: 2}), (8, {1: 1, 2: 1, 5: 3})])
