@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from blinkccl.forest.model import Forest, Share, attained_rate, link_use
+from blinkccl.forest.model import Forest, attained_rate, crossings
 from blinkccl.packing import clock
 from blinkccl.packing.equal_trees import LOSS
 
@@ -62,7 +62,7 @@ class _Dealing:
         self._blocks = 1 if forest.collective.root is not None else len(forest.ranks)
         self._classes, self._blocks_of_group = _classes(forest, self._blocks)
         self._looks = 0
-        self._capacity = {arc: forest.topology.link[arc].capacity for arc in link_use(forest.shares)}
+        self._capacity = {arc: forest.topology.link[arc].capacity for arc in crossings(forest.shares)}
 
     def best(self) -> list[Fraction]:
         """The weights that are the fastest; of such the shortest."""
@@ -161,10 +161,6 @@ def _classes(forest: Forest, blocks: int) -> tuple[list[_Class], list[int]]:
         blocks_of_group.append(int(total * blocks))
         for place, weight in enumerate(weights):
             shares = tuple(mine[place] for mine in members)
-            load = _crossings([forest.shares[i] for i in shares])
+            load = dict(crossings(forest.shares[i] for i in shares))
             classes.append(_Class(group, weight / total, load, shares))
     return classes, blocks_of_group
-
-
-def _crossings(shares: Sequence[Share]) -> dict[Arc, int]:
-    return {arc: int(use) for arc, use in link_use(replace(share, weight=Fraction(1)) for share in shares).items()}

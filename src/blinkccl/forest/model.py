@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
+from math import lcm
 
 from blinkccl.collectives.spec import Block, Collective, Item
 from blinkccl.errors import InternalError, UsageError
@@ -251,30 +252,42 @@ def tree_depth(tree: Tree) -> int:
         depth += 1
 
 
+def crossings(shares: Iterable[Share]) -> Counter[tuple[int, int]]:
+    """How many times the trees of these shares cross each link."""
+    hops = itertools.chain.from_iterable(tree.edges for share in shares for tree in share.trees())
+    return Counter(itertools.chain.from_iterable(map(itertools.pairwise, hops)))
+
+
 def link_use(shares: Iterable[Share]) -> dict[tuple[int, int], Fraction]:
-    """How much of S crosses each link, as a fraction of S. Counted by weight, as sums of fractions are slow."""
-    crossings: dict[Fraction, Counter[tuple[int, int]]] = defaultdict(Counter)
+    """How much of S crosses each link, as a fraction of S."""
+    units, scale = _use_in_units(shares)
+    return {arc: Fraction(count, scale) for arc, count in units.items()}
+
+
+def _use_in_units(shares: Iterable[Share]) -> tuple[Counter[tuple[int, int]], int]:
+    """The same in whole units, of which S has so many: sums of fractions are slow."""
+    by_weight: dict[Fraction, list[Share]] = defaultdict(list)
     for share in shares:
-        counted = crossings[share.weight]
-        for tree in share.trees():
-            counted.update(itertools.chain.from_iterable(map(itertools.pairwise, tree.edges)))
-    use: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
-    for weight, counted in crossings.items():
-        for arc, times in counted.items():
-            use[arc] += weight * times
-    return dict(use)
+        by_weight[share.weight].append(share)
+    scale = lcm(*(weight.denominator for weight in by_weight))
+    units: Counter[tuple[int, int]] = Counter()
+    for weight, alike in by_weight.items():
+        part = weight.numerator * (scale // weight.denominator)
+        for arc, times in crossings(alike).items():
+            units[arc] += part * times
+    return units, scale
 
 
 def attained_rate(topology: Topology, shares: Iterable[Share]) -> Fraction:
     """The rate at which the fullest link is exactly full; InternalError if no link is used, or a missing one."""
-    use = link_use(shares)
-    if not use:
+    units, scale = _use_in_units(shares)
+    if not units:
         raise InternalError("a forest without edges has no rate")
     capacity: Mapping[tuple[int, int], int] = {arc: link.capacity for arc, link in topology.link.items()}
-    for arc in use:
+    for arc in units:
         if arc not in capacity:
             raise InternalError(f"a tree crosses {arc[0]} → {arc[1]}, which is no link of {topology.name}")
-    return min(Fraction(capacity[arc]) / load for arc, load in use.items())
+    return min(Fraction(capacity[arc] * scale, count) for arc, count in units.items())
 
 
 # Every share as several: the same trees in parallel channels.
