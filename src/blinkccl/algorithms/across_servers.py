@@ -23,7 +23,7 @@ from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, followed
+from blinkccl.packing.network import Arc, FlowNetwork, Hop, Hops, breadth_first, followed
 from blinkccl.packing.oracles import loads_of
 from blinkccl.packing.splitting import without_transit
 from blinkccl.packing.two_trees import two_trees
@@ -74,7 +74,7 @@ def across_servers(network: FlowNetwork, root: int, groups: Groups, rate: int, m
         trees = cluster.joined(crossing, pieces, rate)
         reached = _carried(network, trees)
         if reached and (best is None or reached > best.rate):
-            best = EqualTrees(reached, tuple((root, part, hops) for part, hops in trees))
+            best = EqualTrees(reached, tuple((root, part, breadth_first(root, hops)) for part, hops in trees))
         if reached >= rate:
             break
     return best

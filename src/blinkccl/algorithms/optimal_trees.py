@@ -57,6 +57,8 @@ from blinkccl.packing.two_trees import two_trees
 FEW_ORBITS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
+#: The part of a rate that fewer hops are worth where no trees have the bound: two GB200 NVL72 would have 82 for 18.
+FOR_HOPS = Fraction(1, 10)
 #: And from one root among many ranks, where exact trees take hours.
 MOST_FROM_ONE = 128
 
@@ -155,9 +157,9 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
         return Packed(whole, side)
     if network.terminals > SOLVED and objective != "exact":
         equal = equal_trees.from_roots(network, [root], Fraction(rate), MOST_FROM_ONE, side)
-        best = max((found for found in (equal, laid) if found is not None), key=lambda found: found.rate, default=None)
-        if best is not None:
-            return _equal(best, side)
+        found = [each for each in (equal, laid) if each is not None]
+        if found:
+            return _equal(worth_its_hops(found), side)
     packing = tree_packing(network, (root,))
     weights = whole_weights(_class_trees(network, root), network.capacity, [Fraction(1)], packing.rate)
     weights = weights or rounded(packing, network.capacity, [Fraction(1)])
@@ -270,6 +272,12 @@ def _every_with_transit(
     if packing.rate == rate:
         return Packed(out, side)
     return Packed(out, None, packing.prices, packing.bound * len(roots))
+
+
+def worth_its_hops(found: Sequence[EqualTrees]) -> EqualTrees:
+    """The fastest, unless the shallowest has nearly its rate."""
+    fastest, shallowest = max(found, key=lambda each: each.rate), min(found, key=lambda each: each.depth)
+    return shallowest if shallowest.rate >= fastest.rate * (1 - FOR_HOPS) else fastest
 
 
 def _equal(found: EqualTrees, side: tuple[int, ...]) -> Packed:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.across_servers import Groups, across_servers
+from blinkccl.algorithms.optimal_trees import worth_its_hops
 from blinkccl.algorithms.registry import Request
 from blinkccl.packing import native_flows
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import FlowNetwork
+from blinkccl.packing.network import FlowNetwork, hops_deep
 from blinkccl.topology.loss import without
 from blinkccl.topology.spec import parse_spec
 from support.planned import asked, planned
@@ -58,6 +59,7 @@ def assert_trees(network: FlowNetwork, root: int, found: EqualTrees) -> None:
     for start, part, hops in found.trees:
         assert start == root
         above = {hop[-1]: hop[0] for hop in hops}
+        assert hops_deep(root, hops) < network.terminals, "hops begin where earlier ones ended"
         assert sorted([root, *(hop[-1] for hop in hops)]) == list(range(network.terminals))
         for v in above:
             seen = [v]
@@ -128,3 +130,11 @@ def test_who_is_not_put_together() -> None:
     assert found is not None
     assert found.rate == 1
     assert across_servers(joined, 0, ((0, 1), (2, 3)), 1, 0) is None
+
+
+def test_a_tenth_of_the_rate_is_worth_fewer_hops() -> None:
+    deep, shallow = ((0, 1), (1, 2)), ((0, 1), (0, 2))
+    for slower, wins in ((Fraction(89, 100), deep), (Fraction(9, 10), shallow), (Fraction(1), shallow)):
+        found = [EqualTrees(rate, ((0, Fraction(1), hops),)) for rate, hops in ((Fraction(1), deep), (slower, shallow))]
+        assert worth_its_hops(found).trees[0][2] == wins
+        assert worth_its_hops(found[::-1]).trees[0][2] == wins
