@@ -57,10 +57,10 @@ from blinkccl.packing.two_trees import two_trees
 FEW_ORBITS = 4
 #: Equal trees per root that are tried, at most; twice as many where ranks are few.
 MOST_PER_ROOT = 8
-#: The part of a rate that fewer hops are worth where no trees have the bound: two GB200 NVL72 would have 82 for 18.
-FOR_HOPS = Fraction(1, 10)
 #: And from one root among many ranks, where exact trees take hours.
 MOST_FROM_ONE = 128
+#: The part of a rate that fewer hops are worth where no trees have the bound: two GB200 NVL72 would have 82 for 18.
+FOR_HOPS = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True)

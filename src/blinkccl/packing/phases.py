@@ -50,8 +50,8 @@ class Phases:
 
     def __init__(self, network: FlowNetwork) -> None:
         self._network = network
-        #: Sets of ranks, with True as the way up leaves them and with False as the way down enters them: these arcs.
-        self._sets: dict[tuple[frozenset[int], bool], list[int]] = {}
+        #: Sets of ranks, ascending: with True the arcs by which the way up leaves them, with False by which one enters.
+        self._sets: dict[tuple[tuple[int, ...], bool], list[int]] = {}
         self._out: list[list[int]] = [[] for _ in range(network.n)]
         self._into: list[list[int]] = [[] for _ in range(network.n)]
         for i, (u, v, _) in enumerate(network.arcs):
@@ -94,17 +94,18 @@ class Phases:
         return paired(*(_packed(network.n, arcs, demand) for arcs in (up, down)))
 
     def _add(self, inside: Iterable[int], *, up: bool) -> bool:
-        arcs, within = self._network.arcs, frozenset(inside)
-        if (within, up) in self._sets:
+        arcs, ranks = self._network.arcs, tuple(sorted(inside))
+        if (ranks, up) in self._sets:
             return False
+        within = frozenset(ranks)
         crossing = self._out if up else self._into
-        if 2 * len(within) < self._network.n:
-            found = [i for v in within for i in crossing[v] if arcs[i][up] not in within]
+        if 2 * len(ranks) < self._network.n:
+            found = [i for v in ranks for i in crossing[v] if arcs[i][up] not in within]
         else:
             turned = self._into if up else self._out
             beyond = (v for v in range(self._network.n) if v not in within)
             found = [i for v in beyond for i in turned[v] if arcs[i][not up] in within]
-        self._sets[within, up] = found
+        self._sets[ranks, up] = found
         return True
 
     def _model(self, capacities: Sequence[int], trees: int | None) -> Model:

@@ -23,7 +23,7 @@ from blinkccl.topology.spec import parse_spec
 from support.planned import asked, planned
 from support.small_networks import random_graph
 
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="the library is not built")
+needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 
 
 def cluster(dice: Random, servers: int, *, alike: bool) -> tuple[FlowNetwork, Groups]:
