@@ -117,13 +117,16 @@ def test_memory_errors_do_not_pass(scene: Scene, name: str, ends_by: signal.Sign
 
 @pytest.mark.parametrize("seed", range(6))
 def test_events_order_streams(scene: Scene, seed: int) -> None:
-    assert int(passes(scene("events", "12", "yes", BLINK_DOUBLE_SEED=seed))) == 0
+    assert passes(scene("events", "12", "yes", BLINK_DOUBLE_SEED=seed)) == "in order\n"
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_a_missing_event_shows(scene: Scene, seed: int) -> None:
-    """The same program without its wait: with every seed the copy comes too early at least once."""
-    assert int(passes(scene("events", "12", "no", BLINK_DOUBLE_SEED=seed))) > 0
+    """The same program without its wait: with every seed a copy comes too early soon.
+
+    How soon is the machine's affair too: one that runs this thread a millisecond late hides a few of them.
+    """
+    assert passes(scene("events", "1000", "no", BLINK_DOUBLE_SEED=seed)) == "early\n"
 
 
 @pytest.mark.parametrize("seed", [0, 3])
