@@ -86,7 +86,7 @@ from blinkccl.packing.multiplicities import MULTIPLES, rounded, whole_weights
 from blinkccl.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.packing.oracles import column_of, loads_of
 from blinkccl.packing.orientation import Orientation, pack_through_switches
-from blinkccl.packing.phases import Phases
+from blinkccl.packing.phases import Pair, Phases
 from blinkccl.packing.shallow import MOST_COLUMNS, choose, tree_columns
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.templates import layered_templates
@@ -174,7 +174,13 @@ def _few_drafts(request: Request, view: RankNetwork, best: Forest, most: int) ->
         found = equal_trees.up_and_down(view.network, best.rate, most, {})
         drafts = None if found is None else [both_ways(root, part, hops) for root, part, hops in found.trees]
     else:
-        raise UnsupportedError("--max-trees of an allreduce needs links that are as wide one way as the other")
+        split = phases(view.network)
+        if split is None:
+            raise UnsupportedError(
+                "--max-trees of an allreduce through switches needs links that are as wide one way as the other"
+            )
+        _, trees, pairs = split.fastest(most)
+        drafts = _up_and_down(pairs, trees)
     if drafts is None:
         raise UnsupportedError("--max-trees needs the native library: install a C++17 compiler, and blink-ccl anew")
     return drafts
@@ -334,11 +340,16 @@ def _in_two_phases(network: FlowNetwork, found: Phases, objective: str) -> list[
     for trees, limits in asked:
         pairs = found.pairs(trees, limits)
         if pairs is not None:
-            return [
-                Draft(None, Fraction(units, trees), root, backward(breadth_first(root, up)), breadth_first(root, down))
-                for root, units, up, down in pairs
-            ]
+            return _up_and_down(pairs, trees)
     return None
+
+
+def _up_and_down(pairs: Sequence[Pair], trees: int) -> list[Draft]:
+    """Each of so many equal trees up, turned round as they are, and down again."""
+    return [
+        Draft(None, Fraction(units, trees), root, backward(breadth_first(root, up)), breadth_first(root, down))
+        for root, units, up, down in pairs
+    ]
 
 
 def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[Draft] | None:

@@ -21,6 +21,7 @@ from math import lcm
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing import clock
 from blinkccl.packing.bottleneck import short_cuts
+from blinkccl.packing.equal_trees import MOST_TRIED, divisible
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence, pack_arborescences
 from blinkccl.packing.network import Arc, FlowNetwork
@@ -92,6 +93,30 @@ class Phases:
         down = [(u, v, d) for (u, v, _), d in zip(network.arcs, units, strict=False)]
         up = [(v, u, most - d) for (u, v, d), most in zip(down, limits, strict=True)]
         return paired(*(_packed(network.n, arcs, demand) for arcs in (up, down)))
+
+    def fastest(self, most: int) -> tuple[Fraction, int, list[Pair]]:
+        """The best rate that is found of at most ``most`` equal trees in all, their number, and they themselves.
+
+        So many trees load a link by whole ones: of the rates at which some link would be full, the best at which they
+        fit, by halving.
+        """
+        widths = [c for _, _, c in self._network.arcs]
+        best: tuple[Fraction, int, list[Pair]] | None = None
+        for trees in sorted(
+            {*range(1, min(most, MOST_TRIED) + 1), *divisible(self._network, self.bound, most, self.prices)}
+        ):
+            full = {Fraction(trees * c, load) for c in widths for load in range(1, 2 * trees + 1)}
+            rates = sorted(rate for rate in full if (best[0] if best else 0) < rate <= self.bound)
+            low, high = 0, len(rates)  # the first of which nothing is known, and the first that is known to be too fast
+            while low < high:
+                middle = (low + high) // 2 if best and best[1] == trees else low
+                pairs = self.pairs(trees, [int(trees * c / rates[middle]) for c in widths])
+                if pairs is None:
+                    high = middle
+                else:
+                    best, low = (rates[middle], trees, pairs), middle + 1
+        assert best is not None  # a tree up and a tree down fit together at half of the narrowest link
+        return best
 
     def _add(self, inside: Iterable[int], *, up: bool) -> bool:
         arcs, ranks = self._network.arcs, tuple(sorted(inside))

@@ -24,7 +24,7 @@ from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle
-from support.planned import asked, assert_sound, plan
+from support.planned import asked, assert_sound, digraph, plan, planned
 from support.small_networks import both_ways
 
 needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
@@ -212,8 +212,9 @@ def test_who_has_no_trees_to_choose() -> None:
         plan("optimal", "dgx-1v", None, "gather", root=0, max_trees=2)
     with pytest.raises(UnsupportedError, match="trees are given"):
         plan("ring", "dgx-1v", None, "allreduce", max_trees=2)
+    one_way = digraph({(0, 2): 2, (2, 0): 1, (1, 2): 1, (2, 1): 2, (0, 1): 1}, 2, switches=1)
     with pytest.raises(UnsupportedError, match="as wide one way as the other"):
-        plan("optimal", "oneway:5", None, "allreduce", max_trees=1)
+        planned("optimal", asked(one_way, max_trees=1))
     with pytest.raises(UsageError, match="at least 1"):
         plan("optimal", "dgx-1v", None, "allreduce", max_trees=0)
 

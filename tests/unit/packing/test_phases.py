@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from itertools import combinations_with_replacement
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle
 from blinkccl.packing.phases import Pair, Phases, paired
+from blinkccl.packing.shallow import out_trees
 from support.planned import plan
 from support.small_networks import assert_tree, one_way_ring, random_digraph
 
@@ -61,6 +63,42 @@ def test_whole_trees_reach_the_optimum_and_no_more(seed: int) -> None:
             assert_pairs(network, pairs, trees, limits)
             return
     pytest.fail("no whole trees at the optimum")
+
+
+def best_of_all(network: FlowNetwork, most: int) -> Fraction:
+    """The rate of the best of all ways to give equal parts of the data to at most so many trees up and down."""
+    turned = FlowNetwork(network.n, network.n, tuple(sorted((v, u, c) for u, v, c in network.arcs)))
+    loads = []
+    for root in range(network.n):
+        ups, downs = (list(out_trees(one, root, network.n - 1)) for one in (turned, network))
+        loads += [Counter([*((v, u) for u, v in up), *down]) for up in ups for down in downs]
+    best = Fraction(0)
+    for trees in range(1, most + 1):
+        for chosen in combinations_with_replacement(loads, trees):
+            load = sum(chosen, Counter[Arc]())
+            best = max(best, min(Fraction(network.capacity[arc] * trees, used) for arc, used in load.items()))
+    return best
+
+
+@pytest.mark.parametrize(("n", "density", "most"), [(2, 0.5, 4), (3, 0.3, 3), (3, 0.8, 3), (4, 0.1, 3), (4, 0.2, 2)])
+@pytest.mark.parametrize("seed", range(6))
+def test_few_trees_are_the_fastest_there_are(n: int, density: float, most: int, seed: int) -> None:
+    network = random_digraph(Random(seed), n, density=density)
+    rate, trees, pairs = Phases(network).fastest(most)
+    assert trees <= most
+    assert_pairs(network, pairs, trees, [int(trees * c / rate) for _, _, c in network.arcs])
+    assert rate == best_of_all(network, most)
+
+
+@pytest.mark.parametrize("spec", ["oneway:5", "random:9:directed", "random:24:directed"])
+def test_no_more_trees_than_asked_for_over_one_way_links(spec: str) -> None:
+    rates = []
+    for most in (1, 2, 3, 8):
+        forest = plan("optimal", spec, None, "allreduce", max_trees=most)
+        assert len(forest.shares) <= most
+        rates.append(forest.rate)
+    assert rates == sorted(rates)
+    assert rates[-1] == forest.bound
 
 
 def test_trees_up_and_down_are_cut_where_either_ends() -> None:
