@@ -182,6 +182,7 @@ class _Checker:
 
         for role, chunk, size, taken, given in self._executions():
             where = f"chunk {chunk} of {role}"
+            stream = before.get((role.sends[0], "send")) if role.sends else None
             for kind, tags, queues in (("recv", taken, role.receives), ("send", given, role.sends)):
                 for tag, queue in zip(tags, queues, strict=True):
                     ends = self.program.queues[queue]
@@ -205,6 +206,8 @@ class _Checker:
                 if self.at[calc].ns != self.pace.ns(operands, size):
                     wrong.append(f"{where}: {self.at[calc]} takes not {self.pace.ns(operands, size)} ns")
                 order.add_edges_from((node, calc) for node in ready)
+                if stream and (self.pace.launch_ns or self.pace.ns_per_byte):
+                    order.add_edge(stream, calc)
                 chain(("calc", id(role)), calc)
                 ready = [calc]
             order.add_edges_from((node, key("send", tag)) for node in ready for tag in given)

@@ -6,7 +6,8 @@ operands, a send per message that it gives. A task begins when those in ``after`
 - a calc after its execution's receives, a send after the calc, or where nothing is combined after the receive: the
   program's data arcs, of which the part between two vertices is the message itself;
 - a send or receive after the one before it of the same queue at the same vertex, a calc after that of the role's chunk
-  before: a queue is a FIFO, and a role takes one chunk after the other.
+  before: a queue is a FIFO, and a role takes one chunk after the other;
+- a calc that takes time after its role's first send of the chunk before: the queue's stream does both.
 
 So a queue has one message under way at a time, as a stream of the simulator has. That a queue holds no more than
 ``slots`` messages is not said: such formats have no dependence on another vertex but a message. Nor is it said where
@@ -129,19 +130,21 @@ class _Vertex:
     def _execute(self, place: int, role: Role, size_bytes: int) -> None:
         ready = tuple(self._message("recv", queue, size_bytes, ()) for queue in role.receives)
         if operands(role) > 1:
-            before = self._last_calc.get(place)
+            seconds = self._seconds(operands(role), size_bytes)
+            before = self._last.get(role.sends[0]) if seconds and role.sends else self._last_calc.get(place)
             after = ready if before is None else (before, *ready)
             self._last_calc[place] = len(self.tasks)
             ready = (len(self.tasks),)
-            seconds = self._seconds(operands(role), size_bytes)
             self.tasks.append(Task("calc", -1, -1, -1, size_bytes, operands(role), seconds, after))
         for queue in role.sends:
             self._message("send", queue, size_bytes, ready)
 
     def _message(self, kind: Literal["send", "recv"], queue: int, size_bytes: int, ready: tuple[int, ...]) -> int:
         """Adds the queue's next message; its place."""
-        before, ends = self._last.get(queue), self.bound.program.queues[queue]
-        after = ready if before is None else tuple(sorted((before, *ready)))
+        before, ends, after = self._last.get(queue), self.bound.program.queues[queue], ready
+        # What a calc of the queue's stream has waited for needs no second word.
+        if before is not None and all(before not in self.tasks[place].after for place in ready):
+            after = tuple(sorted((before, *ready)))
         tag = self.first_tag[queue] + self._through[queue]
         peer = ends.dst if kind == "send" else ends.src
         self._through[queue] += 1
