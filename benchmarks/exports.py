@@ -3,7 +3,7 @@
 Every plan is written, read back by what knows nothing of exports, judged, and run on whole numbers in two orders of its
 thread blocks against the collective's definition. Times are those of ``blink sim``, of the file and of the plan.
 
-    python benchmarks/exports.py [-o exports.md]
+    python benchmarks/exports.py [-o exports.md] [--astra-sim FOLDER]
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import exp, log
 from pathlib import Path
+
+import astra_sim
 
 from blinkccl.advice.audit import audit as audit_plan
 from blinkccl.algorithms.given_channels import forest_of
@@ -289,8 +291,14 @@ per 2 MiB.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, help="the page")
+    parser.add_argument("--astra-sim", type=Path, help="the folder of its analytical binaries, to run traces there too")
     given = parser.parse_args()
-    text = "\n".join(page()) + "\n"
+    traces = ""
+    if given.astra_sim:
+        traces = "\n".join(astra_sim.section(given.astra_sim.resolve())) + "\n"
+    elif given.output and given.output.exists():  # What ran there stays.
+        traces = "".join(given.output.read_text().partition(astra_sim.TITLE)[1:])
+    text = "\n".join(page()) + "\n" + (f"\n{traces}" if traces else "")
     if given.output:
         given.output.write_text(text)
     else:

@@ -1,0 +1,162 @@
+"""Plans as Chakra traces in ASTRA-sim, beside ``blink sim`` on the same links; a section of ``exports.py``.
+
+ASTRA-sim gets the network that our simulator ran on: its rate, its latency, and for chunks those of the traces. Its
+analytical networks are a ring, a full mesh or a switch whose links are alike; ``aware`` has messages wait for a link
+that is busy, ``unaware`` does not, and there each has the whole rate.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.spec import Collective
+from blinkccl.export import chakra
+from blinkccl.export.registry import Choices, format_of
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.lower import lower
+from blinkccl.simulate.calibration import calibration_for
+from blinkccl.simulate.run import Simulation, simulate
+from blinkccl.topology.spec import parse_gpus, parse_spec
+
+#: Job, GPUs, and what ASTRA-sim calls it. The GPUs of the last one are charged for sums.
+JOBS = (
+    ("ring:4", None, "Ring"),
+    ("ring:8", None, "Ring"),
+    ("clique:4", None, "FullyConnected"),
+    ("clique:8", None, "FullyConnected"),
+    ("star:4", None, "Switch"),
+    ("star:8", None, "Switch"),
+    ("dgx-1p", "0-3", "FullyConnected"),
+)
+COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce")
+SIZES = {"1 MiB": 2**20, "8 MiB": 2**23, "64 MiB": 2**26}
+#: What ASTRA-sim lets a trace stand for, and its number in Chakra; it takes others for an AllReduce.
+SLOTS = {"allreduce": ("all-reduce", 0), "allgather": ("all-gather", 2), "alltoall": ("all-to-all", 6)}
+SLOTS["reduce_scatter"] = ("reduce-scatter", 7)
+NETWORKS = ("aware", "unaware")
+#: Its GB/s.
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of ``blink sim``, and of ASTRA-sim by network and with the trace as the workload."""
+
+    job: str
+    collective: str
+    size: str
+    ours: float
+    aware: float
+    unaware: float
+    alone: float
+
+
+def network_file(kind: str, ranks: int, of: Simulation) -> str:
+    """The links of ``of``, which have one rate and one latency."""
+    workload = of.translation.workload
+    hops = workload.hops
+    links = hops.path_of[1:] - hops.path_of[:-1]
+    (rate,) = {float(rate) for rate in workload.rates}
+    (latency_ns,) = {round(1e9 * float(s) / int(n), 3) for s, n in zip(hops.latency_s, links, strict=True)}
+    assert not any(hops.signal_s)
+    rows = {"topology": kind, "npus_count": ranks, "bandwidth": rate / GIB, "latency": latency_ns}
+    return "".join(f"{name}: [ {value} ]\n" for name, value in rows.items())
+
+
+def workload_file(number: int, size: int) -> bytes:
+    """A rank's workload: one collective."""
+    node = chakra._number(1, 1) + chakra._text(2, "collective") + chakra._number(3, 7)
+    for name, kind, value in (("is_cpu_op", "bool", 0), ("comm_type", "int64", number), ("comm_size", "int64", size)):
+        node += chakra._field(10, chakra._attribute(name, kind, value))
+    return b"".join(chakra._varint(len(one)) + one for one in (chakra._text(1, chakra.SCHEMA), node))
+
+
+def finished(folder: Path, binary: Path, workload: str, ranks: int) -> float:
+    """Seconds until the last rank is done."""
+    options = {"workload": workload, "system": "system.json", "remote-memory": "memory.json", "network": "network.yml"}
+    command = [str(binary), *(f"--{name}-configuration={value}" for name, value in options.items())]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
+    ends = dict(re.findall(r"sys\[(\d+)\] finished, (\d+) cycles", done.stdout))
+    assert len(ends) == ranks, f"{len(ends)} of {ranks} ranks end: {done.stdout[-500:]}{done.stderr[-500:]}"
+    return max(map(int, ends.values())) * 1e-9
+
+
+def row(astra: Path, job: str, gpus: str | None, kind: str, forest: Forest, size: str) -> Row:
+    program = lower(forest)
+    ours = simulate(program, forest.topology, calibration_for(forest.topology), SIZES[size])
+    slot, number = SLOTS.get(forest.collective.name, SLOTS["allreduce"])
+    ranks = len(forest.ranks)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        files = format_of("chakra").write_as(Choices(size_bytes=SIZES[size]))(program, forest, None)
+        for rank, file in enumerate(files):
+            (folder / f"plan.{rank}.et").write_bytes(file.data or b"")
+            (folder / f"workload.{rank}.et").write_bytes(workload_file(number, SIZES[size]))
+        system = {"scheduling-policy": "FIFO", "preferred-dataset-splits": 1, f"{slot}-implementation-custom": ["plan"]}
+        (folder / "system.json").write_text(json.dumps(system))
+        (folder / "memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
+        (folder / "network.yml").write_text(network_file(kind, ranks, ours))
+        aware, unaware = (astra / f"AstraSim_Analytical_Congestion_{name.title()}" for name in NETWORKS)
+        return Row(
+            f"`{job}`{f' {gpus}' if gpus else ''}",
+            forest.collective.name,
+            size,
+            ours.seconds,
+            finished(folder, aware, "workload", ranks),
+            finished(folder, unaware, "workload", ranks),
+            finished(folder, aware, "plan", ranks),
+        )
+
+
+def rows(astra: Path) -> Iterator[Row]:
+    for job, gpus, kind in JOBS:
+        topology = parse_spec(job)
+        ranks = parse_gpus(gpus, topology)
+        for name in COLLECTIVES:
+            root = 0 if name in ("broadcast", "reduce") else None
+            forest = ALGORITHMS["optimal"].plan(Request(topology, Collective(name, len(ranks), root=root), ranks))
+            for size in SIZES:
+                yield row(astra, job, gpus, kind, forest, size)
+
+
+TITLE = "## In ASTRA-sim"
+ABOUT = """
+    python benchmarks/exports.py --astra-sim build/astra_analytical/build/bin -o benchmarks/exports.md
+
+Chakra traces in the place of ASTRA-sim's collectives (commit 518bd51 of March 2026, analytical network e8c5119; its Chakra
+at 90630ca, one commit before the one it names, and spdlog at another commit than that). Nothing was refused, and every
+rank ends. *aware* and *unaware*: its two networks, with the rate and latency that our simulator has; *alone*: the traces as the
+workload on *aware*. All are times over those of `blink sim --plan … --code copies --chunk model`.
+
+- Its switch takes in a whole message before it sends it on: on a star of two, 64 MiB take 2 x + k L in place of x + k L,
+  to five digits. Where many trees share a port, others' messages fill the time.
+- Below 1 on rings and meshes: which of two messages that come at once goes first. With ranks that start up to a nanosecond
+  apart ours takes 0.90 on the mesh of 8 too; between trees of one rank on `ring:4` that was not shown.
+- Sums last whole microseconds (`duration_micros`): in chunks of 128 KiB a DGX-1P's sums lost or gained up to 3 % of a time.
+- *unaware* gives each message the whole rate of a link, however many trees are on it.
+- *alone*, a rank has one send under way at a time, whatever its links.
+- It has no custom Broadcast or Reduce: they stand for an AllReduce here. Bandwidths are GiB/s, latencies ns; links of
+  more than one rate or several servers it cannot say.
+"""
+
+
+def section(astra: Path) -> Iterator[str]:
+    """The section's lines."""
+    found = list(rows(astra))
+    yield from (TITLE, *ABOUT.splitlines(), "", "| network | median | least | worst |", "|---|---|---|---|")
+    for network in (*NETWORKS, "alone"):
+        for kind in ("ring", "clique", "star", "dgx-1p"):
+            parts = [getattr(one, network) / one.ours for one in found if one.job.startswith(f"`{kind}")]
+            yield f"| {network}, `{kind}` | {median(parts):.3f} | {min(parts):.3f} | {max(parts):.3f} |"
+    yield from ("", "| job | collective | size | ours, µs | aware | unaware | alone |", "|---|---|---|---|---|---|---|")
+    for one in found:
+        ratios = " | ".join(f"{seconds / one.ours:.3f}" for seconds in (one.aware, one.unaware, one.alone))
+        yield f"| {one.job} | {one.collective} | {one.size} | {one.ours * 1e6:.1f} | {ratios} |"
