@@ -131,20 +131,21 @@ TITLE = "## In ASTRA-sim"
 ABOUT = """
     python benchmarks/exports.py --astra-sim build/astra_analytical/build/bin -o benchmarks/exports.md
 
-Chakra traces in the place of ASTRA-sim's collectives (commit 518bd51 of March 2026, analytical network e8c5119; its Chakra
-at 90630ca, one commit before the one it names, and spdlog at another commit than that). Nothing was refused, and every
-rank ends. *aware* and *unaware*: its two networks, with the rate and latency that our simulator has; *alone*: the traces as the
-workload on *aware*. All are times over those of `blink sim --plan … --code copies --chunk model`.
+Chakra traces in the place of ASTRA-sim's collectives (commit 518bd51 of March 2026, analytical network e8c5119; its
+Chakra at 90630ca, one commit before the one it names, and spdlog at another commit than that). Nothing was refused, and
+every rank ends. *aware* and *unaware*: its two networks, with the rate and latency that our simulator has; *alone*: the
+traces as the workload on *aware*. All are times over our simulator's, of copies in the same chunks.
 
-- Its switch takes in a whole message before it sends it on: on a star of two, 64 MiB take 2 x + k L in place of x + k L,
-  to five digits. Where many trees share a port, others' messages fill the time.
-- Below 1 on rings and meshes: which of two messages that come at once goes first. With ranks that start up to a nanosecond
-  apart ours takes 0.90 on the mesh of 8 too; between trees of one rank on `ring:4` that was not shown.
-- Sums last whole microseconds (`duration_micros`): in chunks of 128 KiB a DGX-1P's sums lost or gained up to 3 % of a time.
+- Its switch takes in a whole message before it sends it on: on a star of two, 64 MiB in k chunks take 2 x + k L in place
+  of x + k L, to five digits. Where many trees share a port, others' messages fill the time.
+- Below 1 on rings and meshes: which of two messages that come at once goes first, as it seems. With ranks that start up
+  to a nanosecond apart ours takes 0.90 on the mesh of 8 too; of AllGather on rings this was not shown.
+- Sums last whole microseconds (`duration_micros`): in chunks of 64 and 128 KiB that took from or added to a DGX-1P's
+  times up to 3 %.
 - *unaware* gives each message the whole rate of a link, however many trees are on it.
 - *alone*, a rank has one send under way at a time, whatever its links.
-- It has no custom Broadcast or Reduce: they stand for an AllReduce here. Bandwidths are GiB/s, latencies ns; links of
-  more than one rate or several servers it cannot say.
+- It has no custom Broadcast or Reduce: they stand for an AllReduce here. Bandwidths are GiB/s, latencies ns; its
+  congestion-aware networks have one dimension, and links of more than one rate neither can say.
 """
 
 
