@@ -136,8 +136,8 @@ Chakra at 90630ca, one commit before the one it names, and spdlog at another com
 every rank ends. *aware* and *unaware*: its two networks, with the rate and latency that our simulator has; *alone*: the
 traces as the workload on *aware*. All are times over our simulator's, of copies in the same chunks.
 
-- Its switch takes in a whole message before it sends it on: on a star of two, 64 MiB in k chunks take 2 x + k L in place
-  of x + k L, to five digits. Where many trees share a port, others' messages fill the time.
+- Its switch takes in a whole message before it sends it on: on a star of two, 64 MiB in k chunks take 2 x + k L in
+  place of x + k L, to five digits. Where many trees share a port, others' messages fill the time.
 - Below 1 on rings and meshes: which of two messages that come at once goes first, as it seems. With ranks that start up
   to a nanosecond apart ours takes 0.90 on the mesh of 8 too; of AllGather on rings this was not shown.
 - Sums last whole microseconds (`duration_micros`): in chunks of 64 and 128 KiB that took from or added to a DGX-1P's
