@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from blinkccl.algorithms.optimal import plan
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.trade_off import DEFAULT, points
+from blinkccl.algorithms.trade_off import DEFAULT, fewer_trees, points
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.auto import prepare
 from blinkccl.choice.candidates import code_of
-from blinkccl.choice.trade_off import TradeOff, trade_off
+from blinkccl.choice.programs import on_stores
+from blinkccl.choice.trade_off import FEW_TREES, TradeOff, beside, trade_off
 from blinkccl.packing import native_flows
 from blinkccl.simulate.calibration import calibration_for
 from support.planned import asked, assert_sound
@@ -88,8 +90,10 @@ def test_what_the_default_lacks_of_the_rate_is_there_for_large_sizes() -> None:
 
 def test_fewer_trees_that_are_no_shallower_are_not_candidates() -> None:
     request = asked("dgx-1v", "allgather")
-    auto = prepare(request, Conditions(calibration_for(request.topology)), code_of(request))
-    assert not [one.name for one in auto.plans if one.name.startswith("optimal ")]
+    default = plan(on_stores(request))
+    assert list(fewer_trees(request, default, FEW_TREES))
+    found = beside(request, Conditions(calibration_for(request.topology)), code_of(request), default)
+    assert not [one.name for one in found]
 
 
 def test_the_verb_prints_what_was_found(blink) -> None:
