@@ -95,10 +95,10 @@ class Phases:
         return paired(*(_packed(network.n, arcs, demand) for arcs in (up, down)))
 
     def fastest(self, most: int) -> tuple[Fraction, int, list[Pair]]:
-        """The best rate that is found of at most ``most`` equal trees in all, their number, and they themselves.
+        """The rate of the fastest that are found of at most ``most`` equal trees in all, their number, and the trees.
 
         So many trees load a link by whole ones: of the rates at which some link would be full, the best at which they
-        fit, by halving.
+        fit, by halving. InternalError if not even one is found.
         """
         widths = [c for _, _, c in self._network.arcs]
         best: tuple[Fraction, int, list[Pair]] | None = None
@@ -115,7 +115,10 @@ class Phases:
                     high = middle
                 else:
                     best, low = (rates[middle], trees, pairs), middle + 1
-        assert best is not None  # a tree up and a tree down fit together at half of the narrowest link
+        if best is None:
+            raise InternalError(
+                "a tree up and a tree down fit together at half of the narrowest link, but were not found"
+            )
         return best
 
     def _add(self, inside: Iterable[int], *, up: bool) -> bool:
