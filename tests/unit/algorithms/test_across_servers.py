@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from blinkccl.algorithms.across_servers import Groups, across_servers
 from blinkccl.algorithms.optimal_trees import worth_its_hops
 from blinkccl.algorithms.registry import Request
-from blinkccl.packing import native_flows
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import FlowNetwork, hops_deep
 from blinkccl.topology.loss import without
 from blinkccl.topology.spec import parse_spec
+from support.native_code import needs_native_code
 from support.planned import asked, planned
 from support.small_networks import random_graph
-
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 
 
 def cluster(dice: Random, servers: int, *, alike: bool) -> tuple[FlowNetwork, Groups]:

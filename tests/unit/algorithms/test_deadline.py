@@ -11,11 +11,11 @@ from blinkccl.algorithms.deadline import plan_within, simple_s
 from blinkccl.algorithms.optimal import plan
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TimeUpError
-from blinkccl.packing import clock, native_flows
+from blinkccl.packing import clock
 from blinkccl.packing.clock import Clock
+from support.native_code import needs_native_code
 from support.planned import asked, assert_sound
 
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 MACHINES = (
     ("dgx-1v", "1,4,5,6"),
     ("mi250", "0-5"),

@@ -11,11 +11,11 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.errors import TimeUpError
 from blinkccl.forest.model import Forest
-from blinkccl.packing import native_flows
 from blinkccl.packing.equal_trees import LOSS
+from support.native_code import needs_native_code
 from support.planned import asked, assert_sound, planned
 
-pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
+pytestmark = needs_native_code
 
 #: Jobs, the depth of their optimum as it is first found, and the depth at which they are planned.
 DEEP = (

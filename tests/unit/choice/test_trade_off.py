@@ -16,11 +16,10 @@ from blinkccl.choice.auto import prepare
 from blinkccl.choice.candidates import code_of
 from blinkccl.choice.programs import on_stores
 from blinkccl.choice.trade_off import FEW_TREES, TradeOff, beside, trade_off
-from blinkccl.packing import native_flows
 from blinkccl.simulate.calibration import calibration_for
+from support.native_code import needs_native_code
 from support.planned import asked, assert_sound
 
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 JOBS = (
     ("dgx-1v", "allreduce", None),
     ("dgx-1v", "allgather", "0-4"),

@@ -24,10 +24,9 @@ from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.oracles import in_and_out_oracle
+from support.native_code import needs_native_code
 from support.planned import asked, assert_sound, digraph, plan, planned
 from support.small_networks import both_ways
-
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 
 
 @st.composite

@@ -10,13 +10,14 @@ from random import Random
 
 import pytest
 
-from blinkccl.packing import few_trees, native_flows
+from blinkccl.packing import few_trees
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.shallow import tree_columns
 from blinkccl.packing.symmetry import symmetry_of
+from support.native_code import needs_native_code
 from support.planned import assert_sound, plan
 from support.small_networks import (
     assert_tree,
@@ -26,8 +27,6 @@ from support.small_networks import (
     random_digraph,
     random_graph,
 )
-
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 
 
 def rate_of(network: FlowNetwork, trees: Sequence[tuple[Fraction, Sequence[Sequence[int]]]]) -> Fraction:

@@ -20,10 +20,10 @@ from blinkccl.packing.network import Arc, FlowNetwork, hops_deep
 from blinkccl.packing.shallow import out_trees
 from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.packing.undirected import pack_trees
+from support.native_code import needs_native_code
 from support.planned import asked
 from support.small_networks import random_graph
 
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
 Prices = list[list[float | None]]
 
 

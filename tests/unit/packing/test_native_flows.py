@@ -19,8 +19,9 @@ from blinkccl.packing.integral import Arborescence, pack_arborescences
 from blinkccl.packing.maxflow import INFINITE, FlowGraph, broadcast_rate
 from blinkccl.packing.network import Arc, FlowNetwork
 from blinkccl.packing.splitting import all_reach
+from support.native_code import needs_native_code
 
-pytestmark = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
+pytestmark = needs_native_code
 
 
 @pytest.fixture(autouse=True, scope="module")

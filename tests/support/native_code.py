@@ -1,0 +1,7 @@
+"""The mark of tests of what is in the native library alone."""
+
+import pytest
+
+from blinkccl.packing import native_flows
+
+needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
