@@ -1,8 +1,9 @@
 # Two commands on a fresh machine with Python 3.11 or newer and nothing else:
 #   make run     own environment, install, plan and run an AllReduce where rings fail, then one between processes
 #   make test    own environment, linters, types, layers, native tests, tests: what a merge must pass
-# and `make test-all`, which leaves nothing out; `make docs` builds the documentation site into build/site; `make gpu` is
-# for a machine with an NVIDIA GPU.
+# then `make test-more`, the tests that need PyTorch, Jupyter, Sphinx, SimGrid or Chromium, which it installs; `make test-all`,
+# which leaves nothing out; `make docs` builds the documentation site into build/site; `make gpu` is for a machine with an
+# NVIDIA GPU.
 # With a C++ compiler the native library is built too; `make native` builds it again after a change in native/.
 
 PYTHON ?= python3
@@ -11,7 +12,10 @@ BIN := $(VENV)/bin
 # Package indexes and caches are pip's own business: PIP_INDEX_URL and its like work as usual. With --no-compile below,
 # Python compiles what is imported when it is; all that is installed would take ten seconds.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/* native/bootstrap/* native/simulate/* native/packing/* native/device/*/* native/shim/* native/copies/* native/preload/* src/blinkccl/native/include/blink/*)
+NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/* native/bootstrap/* native/simulate/* native/packing/* native/device/*/* native/shim/* native/copies/* native/preload/* native/mpi/* src/blinkccl/native/include/blink/*)
+# More than two: some tests wait for deadlines most of their time. Threads of OpenBLAS and OpenMP only take the cores from
+# others.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
 # A compiler that is there must build the library; without one the package installs without it (pyproject.toml).
 COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v clang++)
 export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
@@ -19,7 +23,7 @@ export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
 export PYTHONDONTWRITEBYTECODE :=
 SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
-.PHONY: run test test-all lint types layers collect unit native native-test bench docs gpu clean
+.PHONY: run test test-more test-all lint types layers collect unit native native-test bench docs gpu clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -36,6 +40,10 @@ test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory -j 2 native-test types lint layers collect
 	@$(MAKE) --no-print-directory unit
 
+# What `make test` skips where these are missing, and nothing else: tests/support/extras.py marks it.
+test-more: $(VENV)/.more
+	$(PYTEST) -m "needs or more_with"
+
 # Slow tests, more random examples, sanitized and faulty builds of libblink.so, all of PyTorch's suite: an hour or two.
 test-all: export BLINK_ALL_TESTS = 1
 test-all: test
@@ -50,10 +58,8 @@ types: $(VENV)/.dev
 layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-# More than two: some tests wait for deadlines most of their time. Threads of OpenBLAS and OpenMP only take the cores from
-# others.
 unit: $(VENV)/.dev
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
+	$(PYTEST)
 
 collect: $(VENV)/.dev
 	@mkdir -p build
@@ -96,10 +102,22 @@ $(VENV)/.dev: pyproject.toml $(NATIVE) | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 # Its tools alone: to install the package with an extra would build the native libraries once more.
+EXTRA = $$($(BIN)/python -c 'import sys, tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $(1))
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --no-compile $$($(BIN)/python -c 'import tomllib; \
-	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	$(PIP) install --no-compile $(call EXTRA,docs)
 	@touch $@
+
+# The torch that the tests were written for; another: make TORCH=torch test-more. SimGrid and Chromium are Debian's, which
+# root alone can install: their tests are skipped, with the reason, where that does not work.
+TORCH ?= torch==2.13.0
+$(VENV)/.more: pyproject.toml | $(VENV)/.dev $(VENV)/.docs
+	$(PIP) install --no-compile '$(TORCH)' $(call EXTRA,notebook)
+	@/usr/bin/python3 -c 'import simgrid' >/dev/null 2>&1 || $(call DEBIAN,python3-simgrid)
+	@command -v chromium >/dev/null || $(call DEBIAN,chromium)
+	@touch $@
+DEBIAN = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	  timeout 300 apt-get install -y -qq $(1) </dev/null >/dev/null 2>&1; } || echo "No $(1): its tests are skipped." >&2
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,12 +14,14 @@ import pytest
 from blinkccl.cli import main
 from doubles.build import Doubles, build, have_compiler
 from support.examples import ALL_TESTS, load_profile
+from support.extras import MARKERS, skip_what_needs_more
 
 load_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: a merge does not wait for it; BLINK_ALL_TESTS=1 runs it")
+    for line in ("slow: a merge does not wait for it; BLINK_ALL_TESTS=1 runs it", *MARKERS):
+        config.addinivalue_line("markers", line)
 
 
 def pytest_collection_finish() -> None:
@@ -29,6 +31,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_what_needs_more(items)
     if ALL_TESTS:
         return
     for item in items:

@@ -16,9 +16,10 @@ from blinkccl.advice.show_results import of_result
 from blinkccl.report.page import exhibit_page
 from blinkccl.topology.spec import parse_spec
 from support.browser import Browser, browser_path
+from support.extras import needs
 from support.planned import plan
 
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="no Chromium here (Debian: apt install chromium)")
+pytestmark = needs("chromium")
 
 #: What axe-core calls findings that keep people out.
 SERIOUS = ("serious", "critical")

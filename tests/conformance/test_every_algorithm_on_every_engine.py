@@ -28,6 +28,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts
+from support.extras import more_with
 from support.planned import asked
 
 #: Links without a ring, a switched box, one with sockets, a ring, no symmetry, two servers, and GPUs between the ranks.
@@ -41,6 +42,8 @@ JOBS: dict[str, str | None] = {
     "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
     "chain:7": "0,3,6",
 }
+#: Between them these machines have all algorithms and collectives.
+FEW = ("dgx-a100", "2x dgx-1v @ 40Gbps")
 #: Where GPUs outside the job pass data on, as relays.
 RELAYED = ("chain:7",)
 CHUNK_BYTES = 64
@@ -100,7 +103,7 @@ def compiled(spec: str) -> None:
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("spec", JOBS)
+@pytest.mark.parametrize("spec", [pytest.param(spec, marks=more_with("torch") if spec in FEW else ()) for spec in JOBS])
 def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
     compiled(spec)
     forest = plan_or_reason(spec, algorithm, name)
@@ -125,8 +128,6 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
             assert found is None, f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {found}"
 
 
-#: Between them these machines have all algorithms and collectives.
-FEW = ("dgx-a100", "2x dgx-1v @ 40Gbps")
 #: The engines that play on these alone: sockets and torch-p2p make connections for every run, generated code starts a
 #: compiler and a thread per block, and the others are second ways of an engine that plays everywhere.
 ON_FEW = {"sockets", "torch-p2p", *(name for name in RUNS if name.startswith(("generated", "host, ")))}
@@ -194,6 +195,7 @@ def test_every_type_and_operation_on_every_engine(engine: str) -> None:
         assert found is None, (dtype, op, found)
 
 
+@more_with("torch")
 def test_alltoall_in_place_is_refused_with_the_reason() -> None:
     program = lower(planned("ring:5", "optimal", "alltoall"))
     for run in RUNS.values():

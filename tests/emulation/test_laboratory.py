@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
 
@@ -26,6 +25,7 @@ from blinkccl.lab.experiment import Candidate, Field, Measured
 from blinkccl.lab.laboratory import Laboratory, Run
 from blinkccl.lab.namespaces import lacking
 from blinkccl.topology.spec import parse_spec
+from support.extras import needs
 from support.planned import asked
 from support.processes import until, until_gone
 
@@ -78,7 +78,7 @@ def test_one_message_over_two_paths_is_split_by_first_calls() -> None:
     assert {part.path for split in field.path_row.splits for part in split.parts} == {(0, 1), (0, 4, 1)}
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="gloo comes with PyTorch")
+@needs("torch")
 def test_gloo_runs_beside_plans() -> None:
     field = field_of("dgx-1v", "allreduce", "0,1,4", "gloo_ranks,optimal")
     with field.laboratory() as lab:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from support.extras import needs
+
 distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "several_hosts.py"
 PROBE = "blink-bench-0-probe"
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [needs("torch"), pytest.mark.timeout(150)]
 
 
 def why_not() -> str | None:

@@ -15,6 +15,7 @@ import blinkccl
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, UnsupportedError, UsageError
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.heap import process_heap
+from support.extras import needs
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -144,6 +145,7 @@ def waits_for_one_that_dies(comm: Communicator) -> None:
     shared.wait(1)
 
 
+@needs("torch")  # a group on several hosts needs a network
 def test_ranks_on_several_hosts_are_refused(ran: Ran) -> None:
     assert ran(2, on_two_hosts) == [True] * 2
 

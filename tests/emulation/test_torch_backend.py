@@ -13,6 +13,7 @@ import pytest
 
 from blinkccl.engines import native_library
 from blinkccl.errors import UnsupportedError
+from support.extras import needs
 from support.forked_ranks import RankServer
 
 distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
@@ -25,7 +26,7 @@ except UnsupportedError as reason:
 
 PROGRAMS = Path(__file__).with_name("torch_programs.py")
 #: The programs stop their ranks after 100 s.
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [needs("torch"), pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import pytest
 
 from blinkccl.engines import native_library
 from blinkccl.errors import UnsupportedError
+from support.extras import needs
 from support.forked_ranks import RankServer
 
 distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
@@ -36,7 +37,7 @@ LIMIT_S = 100
 #: at 3 and 4 ranks. A gradient that one rank does not get moves the loss by more than 1e-2.
 ROUNDING = 1e-5
 
-pytestmark = pytest.mark.timeout(2 * LIMIT_S + 60)
+pytestmark = [needs("torch"), pytest.mark.timeout(2 * LIMIT_S + 60)]
 
 
 def family(pid: int) -> Iterator[int]:

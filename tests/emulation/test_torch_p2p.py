@@ -22,13 +22,14 @@ from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import CommunicationError, DeadlineError, UsageError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from support.extras import needs
 from support.planned import asked
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [needs("torch"), pytest.mark.timeout(120)]
 
 
 def ring(n: int = 4) -> Program:

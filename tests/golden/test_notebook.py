@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from support.extras import needs
+
+pytestmark = needs("jupyter")
 pytest.importorskip("nbclient", reason="needs nbclient: pip install 'blink-ccl[notebook]'")
 pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'blink-ccl[notebook]'")
 pytest.importorskip("networkx", reason="needs networkx: pip install 'blink-ccl[networkx]'")

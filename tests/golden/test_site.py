@@ -11,7 +11,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import blinkccl
+from support.extras import needs
 
+pytestmark = needs("sphinx")
 pytest.importorskip("furo", reason="needs Sphinx and furo: pip install 'blink-ccl[docs]'")
 pytest.importorskip("myst_parser", reason="needs myst-parser: pip install 'blink-ccl[docs]'")
 

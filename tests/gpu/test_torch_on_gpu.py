@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from support.extras import needs
+
 HERE = Path(__file__).parent
+
+pytestmark = needs("torch")
 
 
 @pytest.fixture(scope="module")
 def torch():
-    found = pytest.importorskip("torch", reason="needs PyTorch")
+    import torch as found
+
     if not found.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA, or finds no GPU")
     return found

@@ -20,6 +20,7 @@ from simgrid_answers import RECORDED, RECORDED_KINDS, ask, digest, interpreter, 
 
 from blinkccl.simulate.run import run
 from blinkccl.simulate.workload import Workload
+from support.extras import needs
 from support.random_workloads import KINDS, make
 
 #: Relative to when the program ends.
@@ -46,7 +47,7 @@ def test_at_least_500_recorded_answers_are_compared(recorded) -> None:
     assert sum(map(len, recorded.values())) >= 500
 
 
-@pytest.mark.skipif(interpreter() is None, reason="no SimGrid 3.32 here; its recorded answers are compared")
+@needs("simgrid")
 @pytest.mark.parametrize("name", ASKED)
 def test_every_actor_ends_when_simgrid_says(name: str) -> None:
     said = ask(name)

@@ -11,7 +11,9 @@ import pytest
 
 from blinkccl.engines import native_library
 from blinkccl.errors import UnsupportedError
+from support.extras import needs
 
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("expecttest", reason="PyTorch's suite needs expecttest")
 try:

@@ -11,6 +11,7 @@ import pytest
 
 import blinkccl
 import blinkccl.errors
+from support.extras import needs
 
 #: And the module whose classes say who must act.
 DOCUMENTED = [*blinkccl.__all__, "errors"]
@@ -34,9 +35,9 @@ def test_every_public_name_has_an_example_and_it_runs(name: str) -> None:
     run_examples(getattr(blinkccl, name), name)
 
 
+@needs("torch")
 @pytest.mark.parametrize("name", ["group", "shared_buckets", "stats"])
 def test_so_has_every_name_for_programs_on_pytorch(name: str) -> None:
-    pytest.importorskip("torch", reason="needs torch")
     assert name in blinkccl.torch.__all__
     run_examples(getattr(blinkccl.torch, name), name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +18,12 @@ from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.export.nccl_graph import pack
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
+from blinkccl.topology import nccl_xml
 from blinkccl.topology.catalog import connected_allocations, machine
-from blinkccl.topology.formats import read_topology
 from blinkccl.topology.json_format import to_document as topology_document
 from blinkccl.topology.nccl_graph import ChannelGraph, parse
 from blinkccl.units import bus_factor
 
-SHARED = Path(__file__).parents[3] / "../shared" / "topologies"
 DGX = machine("dgx-1v")
 
 
@@ -134,16 +132,35 @@ def test_what_is_exported_for_nccl_is_read_back() -> None:
     assert through > 20
 
 
-def test_the_azure_dump_is_a_valid_plan_of_its_machine() -> None:
+def test_a_graph_file_is_a_valid_plan_of_a_machine_without_nvlink() -> None:
     """Both rings cross the one path between the processors: 2 of 12 GB/s for the two of them, each way."""
-    if not SHARED.is_dir():
-        pytest.skip("the folder of sample topologies is not beside the checkout")
-    graphs = parse((SHARED / "azure-ncv4.nccl-graph.xml").read_text(), "azure")
-    assert [(graph.id, len(graph.orders), graph.kind) for graph in graphs] == [
-        (0, 2, "SYS"),
-        (1, 4, "SYS"),
-        (2, 4, "SYS"),
-    ]
-    found = forest_of(graphs, read_topology(SHARED / "azure-ncv4-4xa100-pcie.nccl.xml"))
+    graphs = parse(graph_file({4: [(0, 1, 2, 3), (0, 3, 2, 1)], 1: [(0, 1, 2, 3), (1, 0, 3, 2)]}), "sys.xml")
+    assert [(graph.id, len(graph.orders), graph.kind) for graph in graphs] == [(0, 2, "SYS"), (1, 2, "SYS")]
+    found = forest_of(graphs, nccl_xml.parse(four_processors(), "four.xml"))
     assert audit(to_document(found)).ok
     assert Fraction(found.algbw_gb_per_s) == 8
+
+
+def graph_file(patterns: dict[int, list[tuple[int, ...]]]) -> str:
+    """What NCCL_GRAPH_DUMP_FILE holds: a graph per pattern, a channel per order of GPUs."""
+
+    def channel(order: tuple[int, ...]) -> str:
+        return f"<channel>{''.join(f'<gpu dev={chr(34)}{x}{chr(34)}/>' for x in order)}</channel>"
+
+    graphs = [
+        f'<graph id="{number}" pattern="{pattern}" nchannels="{len(orders)}" speedintra="12" speedinter="12" '
+        f'typeintra="SYS" typeinter="PIX">{"".join(map(channel, orders))}</graph>'
+        for number, (pattern, orders) in enumerate(patterns.items())
+    ]
+    return f'<graphs version="1">{"".join(graphs)}</graphs>'
+
+
+def four_processors() -> str:
+    """A virtual machine with a GPU of unknown PCIe speed below each of four AMD processors."""
+    processors = [
+        f'<cpu numaid="{x}" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">'
+        f'<pci busid="000{x}:00:00.0" class="0x030200" link_speed="" link_width="0">'
+        f'<gpu dev="{x}" sm="80" rank="{x}" gdr="1"/></pci></cpu>'
+        for x in range(4)
+    ]
+    return f'<system version="1">{"".join(processors)}</system>'

@@ -16,6 +16,7 @@ from blinkccl.bench.peers import build, registry
 from blinkccl.bench.peers.registry import VARIANTS, variants
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
+from support.extras import needs
 from support.planned import with_ends
 
 C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -79,8 +80,8 @@ def test_what_open_mpi_shares_goes_with_its_ranks():
     assert not folder.exists()
 
 
+@needs("torch")
 def test_gloo_runs_every_collective():
-    pytest.importorskip("torch", reason="torch is not installed")
     with RunningCandidate(registry.gloo(2)) as candidate:
         assert candidate.library.startswith("gloo (torch ")
         _right(candidate, COLLECTIVES, 2)

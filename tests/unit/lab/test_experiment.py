@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 
@@ -13,6 +12,7 @@ from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.lab import experiment, output
 from blinkccl.lab.experiment import ALL, Measured
 from blinkccl.lab.laboratory import Run
+from support.extras import needs
 from support.planned import asked
 
 
@@ -183,10 +183,7 @@ def test_wrong_elements_of_all_runs_are_counted() -> None:
     assert Measured(one, pattern, 64, 1.0, [Run(1.0, 2, 0.0), Run(1.0, 3, 0.0)]).wrong == 5
 
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="gloo comes with PyTorch")
-
-
-@needs_torch
+@needs("torch")
 def test_gloo_goes_around_in_the_order_of_links_or_of_ranks() -> None:
     field = experiment.prepare(asked("dgx-1v", "allreduce", "0,1,4,5"), ("gloo_links", "gloo_ranks"), 100)
     by_links, by_ranks = field.candidates
@@ -199,7 +196,7 @@ def test_gloo_goes_around_in_the_order_of_links_or_of_ranks() -> None:
     assert field.laboratory().layout.hosts.keys() == {0, 1, 4, 5}
 
 
-@needs_torch
+@needs("torch")
 def test_gloo_is_refused_where_it_cannot_go() -> None:
     (refused, _) = experiment.prepare(
         asked("dgx-1v", "allreduce", "1,4,5,6"), ("gloo_links", "gloo_ranks", "optimal")

@@ -45,6 +45,7 @@ from blinkccl.private_files import write_at_once
 from blinkccl.simulate import native_kernel
 from blinkccl.simulate.calibration import Calibration, Number, calibration
 from support.examples import ALL_TESTS
+from support.extras import needs
 from support.timed import with_links
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -278,8 +279,10 @@ def test_e12_chunks_as_torch_cuts_them() -> None:
     assert ring_vs_tree.chunk_sizes(0, 4) == ()
 
 
+@needs("torch")
 def test_torch_cuts_the_same_chunks() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     for elements in range(1, 40):
         for ranks in range(1, 9):
             pieces = torch.zeros(elements).chunk(ranks)

@@ -27,6 +27,7 @@ from blinkccl.paper.models import (
 from blinkccl.paper.notes import roofline_seconds
 from blinkccl.paper.training import DDP_BUCKET_BYTES, Comparison, TrainingStep, step_time, zero3_step
 from support.examples import examples
+from support.extras import needs
 
 
 def small(*layers: tuple[int, tuple[int, ...]]) -> NeuralNetwork:
@@ -197,11 +198,13 @@ def test_slower_communication_never_makes_a_faster_step(
 # the networks
 
 
+@needs("torch")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_buckets_are_pytorchs(name: str) -> None:
     """So they hold every gradient once, last layer first, and each is closed by the tensor that fills it."""
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch's distributed")
+    import torch
+    import torch.distributed as distributed
+
     tensors = [tensor for layer in reversed(network(name).layers) for tensor in reversed(layer.tensors)]
     gradients = [torch.empty(tensor.elements, device="meta") for tensor in tensors]
     assert DDP_BUCKET_BYTES[0] == distributed._DEFAULT_FIRST_BUCKET_BYTES

@@ -11,6 +11,7 @@ from blinkccl.runtime import network
 from blinkccl.runtime.hierarchy import Hosts
 from blinkccl.runtime.network import interface_bytes_per_s
 from blinkccl.runtime.store import FileStore, own_addresses
+from support.extras import needs
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "fast"])
@@ -75,9 +76,9 @@ def test_collectives_go_over_tcp_and_messages_over_a_library_that_is_there(monke
     assert "need torch" in network._wanted()[1]
 
 
+@needs("torch")
 @pytest.mark.parametrize("name", ["nonsense", "nccl", "blink"])
 def test_a_network_that_torch_lacks_is_named_on_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    pytest.importorskip("torch.distributed", reason="needs PyTorch")
     monkeypatch.setenv("BLINK_NETWORK", name)
     with pytest.raises(UnsupportedError, match=f"BLINK_NETWORK={name}: .*; take one of gloo.*, or mpi, with mpi4py"):
         opened(tmp_path, ["gloo"])
@@ -87,8 +88,10 @@ def test_a_network_that_torch_lacks_is_named_on_all(monkeypatch: pytest.MonkeyPa
         opened(tmp_path, [problem])
 
 
+@needs("torch")
 def test_a_plugin_of_torch_is_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
+    import torch.distributed as distributed
+
     plugin = distributed.Backend._BackendPlugin(lambda *given: given, False)
     plugins = {**distributed.Backend._plugins, "RELAY": plugin}
     monkeypatch.setattr(distributed.Backend, "_plugins", plugins)
@@ -97,8 +100,8 @@ def test_a_plugin_of_torch_is_a_network(monkeypatch: pytest.MonkeyPatch) -> None
     assert network.torch_backend("relay", "store", 1, 3, "timeout", [0, 1, 2], "x") == ("store", 1, 3, "timeout")
 
 
+@needs("torch")
 def test_a_backend_that_torch_lacks_is_named() -> None:
-    pytest.importorskip("torch.distributed", reason="needs PyTorch")
     from datetime import timedelta
 
     with pytest.raises(UnsupportedError, match="cannot make a backend 'nonsense' beside itself"):

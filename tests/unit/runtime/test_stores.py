@@ -27,6 +27,7 @@ from blinkccl.runtime.store import (
     TorchStore,
     open_store,
 )
+from support.extras import needs
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -34,11 +35,12 @@ def soon(seconds: float = 10.0) -> float:
 
 
 def torch_store() -> Store:
-    torch = pytest.importorskip("torch.distributed")
+    import torch.distributed as torch
+
     return TorchStore(torch.PrefixStore("group", torch.HashStore()))
 
 
-@pytest.fixture(params=["file", "tcp", "torch", "memory"])
+@pytest.fixture(params=["file", "tcp", pytest.param("torch", marks=needs("torch")), "memory"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
     """One store, as two ranks see it."""
     if request.param == "file":
@@ -406,8 +408,10 @@ def test_what_is_no_url_of_a_store_is_refused(url: str) -> None:
         open_store(url, 0, soon())
 
 
+@needs("torch")
 def test_torchs_store_served_by_rank_0_and_by_an_agent() -> None:
-    torch = pytest.importorskip("torch.distributed")
+    import torch.distributed as torch
+
     agent = torch.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     urls = [f"torchrun://127.0.0.1:{agent.port}" for _ in range(2)]
     stores = [open_store(url, rank, soon()) for rank, url in enumerate(urls)]

@@ -10,23 +10,15 @@ import pytest
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology import nccl_xml, nccl_xml_write
 from blinkccl.topology.catalog import machine
-from blinkccl.topology.formats import read_topology
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
 
 OURS = Path(nccl_xml.__file__).parent / "fixtures"
-SHARED = Path(__file__).parents[3] / "../shared" / "topologies"
 
 
 def ours(name: str) -> Topology:
     return nccl_xml.parse((OURS / name).read_text(), name)
-
-
-def shared(name: str) -> Topology:
-    if not SHARED.is_dir():
-        pytest.skip("the shared folder is not beside this checkout")
-    return read_topology(SHARED / name)
 
 
 def same(a: Topology, b: Topology) -> bool:
@@ -227,19 +219,37 @@ def test_bad_files(text: str, message: str) -> None:
         nccl_xml.parse(text, "bad.xml")
 
 
+def bridge(bus: int, *inside: str) -> str:
+    head = f'<pci busid="00{bus:02x}:00:00.0" class="0x060400" link_speed="16 GT/s" link_width="16">'
+    return f"{head}{''.join(inside)}</pci>"
+
+
 @pytest.mark.parametrize(
-    ("name", "gb_per_s", "nics", "net"), [("hgx-h100-oci", 450.0, 8, 45.0), ("hgx-a100-oci", 300.0, 8, 24.0)]
+    ("sm", "chips", "lanes", "ports", "gb_per_s", "net"),
+    [(90, 4, (5, 4, 4, 5), (400_000,), 450.0, 50.0), (80, 6, (2,) * 6, (100_000, 100_000), 300.0, 25.0)],
+    ids=["hgx-h100", "hgx-a100"],
 )
-def test_shared_dumps_of_nvswitch_servers(name: str, gb_per_s: float, nics: int, net: float) -> None:
-    topology = shared(f"{name}.nccl.xml")
+def test_servers_whose_lanes_go_to_several_nvswitch_chips(
+    sm: int, chips: int, lanes: tuple[int, ...], ports: tuple[int, ...], gb_per_s: float, net: float
+) -> None:
+    """Each GPU behind three bridges, its card beside it: as complete dumps of whole servers are."""
+    to_chips = "".join(f'<nvlink target="00f{c}:00:00.0" count="{lanes[c]}" tclass="0x068000"/>' for c in range(chips))
+
+    def slot(number: int) -> str:
+        nets = "".join(
+            f'<net name="mlx5_{number}{port}" dev="{len(ports) * number + port}" speed="{speed}" port="{port + 1}" '
+            f'guid="0x{number:x}" gdr="1"/>'
+            for port, speed in enumerate(ports)
+        )
+        card = (
+            f'<pci busid="00{number + 0x40:02x}:00:00.0" class="0x020000" link_speed="64 GT/s" link_width="16">'
+            f"<nic>{nets}</nic></pci>"
+        )
+        return bridge(number + 0x10, bridge(number + 0x20, bridge(number + 0x30, gpu(number, to_chips)), card))
+
+    topology = nccl_xml.parse(system(*map(slot, range(8))).replace('sm="80"', f'sm="{sm}"'))
     network = network_for(topology, topology.ranks)
     assert len(network.links) == 16
     assert {x.gb_per_s for x in network.links} == {gb_per_s}
-    assert sum(v.kind == "nic" for v in topology.vertices) == nics
+    assert sum(v.kind == "nic" for v in topology.vertices) == 8
     assert {x.gb_per_s for x in topology.links if x.kind == "net"} == {net}
-
-
-def test_shared_azure_pcie_file_plans_over_pcie() -> None:
-    topology = shared("azure-ncv4-4xa100-pcie.nccl.xml")
-    assert sum("to itself left out" in note for note in topology.notes) == 4
-    assert {x.kind for x in network_for(topology, topology.ranks).links} == {"pcie", "smp"}

@@ -17,17 +17,10 @@ from support.topology_dumps import Machine, wrapped
 from support.topology_dumps import nvidia_smi as printed
 
 OURS = Path(nvidia_smi.__file__).parent / "fixtures"
-SHARED = Path(__file__).parents[3] / "../shared" / "topologies"
 
 
 def ours(name: str) -> str:
     return (OURS / name).read_text()
-
-
-def shared(name: str) -> Topology:
-    if not SHARED.is_dir():
-        pytest.skip("the shared folder is not beside this checkout")
-    return read_topology(SHARED / name)
 
 
 def nvlinks(topology: Topology) -> dict[tuple[int, int], float]:
@@ -141,26 +134,37 @@ def test_one_gpu_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "catalog"), [("dgx1-v100", "dgx-1v"), ("dgx1-p100", "dgx-1p"), ("8xv100-vm", "dgx-1v")]
+    ("name", "hidden", "lane"),
+    [("dgx-1v", (), 25.0), ("dgx-1p-old-driver", (), 20.0), ("dgx-1v", ("SYS", "PIX"), 25.0)],
+    ids=["dgx-1v", "dgx-1p", "virtual machine"],
 )
-def test_shared_dgx_1_files_are_the_catalogs(name: str, catalog: str) -> None:
-    topology = shared(f"{name}.nvidia-smi.txt")
-    assert nvlinks(topology) == nvlinks(machine(catalog))
-    network = network_for(topology, (1, 4, 5, 6))
-    lane = 25.0 if catalog == "dgx-1v" else 20.0
+def test_an_allocation_of_a_dgx_1_has_the_links_of_its_cube_mesh(
+    name: str, hidden: tuple[str, ...], lane: float
+) -> None:
+    """A virtual machine shows its NVLinks, and PHB wherever there are none."""
+    text = ours(f"{name}.nvidia-smi.txt")
+    for word in hidden:
+        text = text.replace(f"\t{word}", "\tPHB")
+    network = network_for(nvidia_smi.parse(text), (1, 4, 5, 6))
     assert network.unit_gb_per_s == lane
     assert len(network.links) == 8
     assert all((a, b) in {(x, y) for x, y, _ in CUBE_MESH} for a, b in network.link if a < b)
 
 
-def test_shared_hgx_a100_is_an_nvswitch_of_twelve_lanes() -> None:
-    topology = shared("hgx-a100.nvidia-smi.txt")
+def test_an_hgx_a100_is_an_nvswitch_of_twelve_lanes() -> None:
+    pairs = {(a, b): 12 for a in range(8) for b in range(a + 1, 8)}
+    topology = nvidia_smi.parse(printed(Machine(8, per_switch=2, links=pairs, nics=(0, 0, 2, 2))))
     assert set(nvlinks(topology).values()) == {300.0}
     assert len(nvlinks(topology)) == 16
 
 
-def test_a_4090_box_is_pcie_alone_and_believes_sys() -> None:
-    topology = shared("8x4090-pcie.nvidia-smi.txt")
+def test_where_all_is_sys_every_gpu_has_a_host_of_its_own() -> None:
+    """Eight GPUs without NVLink, four of each affinity; a NIC below the root port of one of them."""
+    names = [*(f"GPU{i}" for i in range(8)), "NIC0"]
+    cells = [["X" if a == b else "PHB" if {a, b} == {6, 8} else "SYS" for b in range(9)] for a in range(9)]
+    affinity = [*["0-55"] * 4, *["56-111"] * 4, ""]
+    rows = ["\t".join([names[a], *cells[a], affinity[a]]) for a in range(9)]
+    topology = nvidia_smi.parse(small(*rows, header="\t" + "\t".join([*names, "CPU Affinity"])))
     assert not nvlinks(topology)
     assert sum(v.kind == "host" for v in topology.vertices) == 8
     assert len(network_for(topology, topology.ranks).links) == 32

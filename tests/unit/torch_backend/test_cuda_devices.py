@@ -7,7 +7,9 @@ from importlib import import_module
 import pytest
 
 from blinkccl.errors import UnsupportedError
+from support.extras import needs
 
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 dist = torch.distributed
 scripted = import_module("scripted_cuda")

@@ -14,8 +14,10 @@ from blinkccl.codegen import device_files
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.gpu_group import LIBRARY, LIBRARY_OVERRIDE, find_library
 from doubles.build import Doubles
+from support.extras import needs
 from support.forked_ranks import RankServer
 
+pytestmark = needs("torch")
 pytest.importorskip("torch", reason="needs PyTorch")
 
 RANK = Path(__file__).with_name("cuda_double_rank.py")

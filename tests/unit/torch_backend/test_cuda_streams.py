@@ -12,7 +12,9 @@ import pytest
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import CommunicationError, DeadlineError, UnsupportedError
+from support.extras import needs
 
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 dist = torch.distributed
 scripted = import_module("scripted_cuda")

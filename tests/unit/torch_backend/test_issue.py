@@ -11,7 +11,9 @@ import pytest
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, DeadlineError
+from support.extras import needs
 
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 issue = import_module("blinkccl.torch_backend.issue")
 requests = import_module("blinkccl.torch_backend.call_table")

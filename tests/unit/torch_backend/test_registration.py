@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from blinkccl import torch_autoload
+from support.extras import needs
 
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 dist = pytest.importorskip("torch.distributed")
 

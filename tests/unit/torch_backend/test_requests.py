@@ -9,7 +9,9 @@ import pytest
 from blinkccl.collectives import ops
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import UnsupportedError
+from support.extras import needs
 
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 SUM = pytest.importorskip("torch.distributed").ReduceOp.SUM
 requests = import_module("blinkccl.torch_backend.call_table")

@@ -7,6 +7,9 @@ from importlib import import_module
 
 import pytest
 
+from support.extras import needs
+
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 memory = import_module("blinkccl.torch_backend.memory")
 

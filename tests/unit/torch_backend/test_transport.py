@@ -10,7 +10,9 @@ import pytest
 from blinkccl.engines import native_library
 from blinkccl.errors import RendezvousTimeout, UnsupportedError
 from blinkccl.runtime.host_group import HostGroup
+from support.extras import needs
 
+pytestmark = needs("torch")
 dist = pytest.importorskip("torch.distributed", reason="needs PyTorch")
 transport = import_module("blinkccl.torch_backend.transport")
 try:

@@ -10,7 +10,9 @@ from importlib import import_module
 import pytest
 
 from blinkccl.errors import BlinkError, DeadlineError, PeerLostError, RendezvousTimeout, UnsupportedError
+from support.extras import needs
 
+pytestmark = needs("torch")
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 work = import_module("blinkccl.torch_backend.work")
 for_torch = import_module("blinkccl.torch_backend.failure").for_torch

@@ -1,0 +1,41 @@
+"""No test is lost between `make test` without torch and its like, and `make test-more`: what needs them is marked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.extras import EXTRAS, MODULES
+
+TESTS = Path(__file__).parents[1]
+#: A skip for want of a module at the head of a file, or (indented) inside of a test.
+SKIPS = re.compile(rf"""^( *).*(?:importorskip|find_spec)\(["']({"|".join(MODULES)})\b""", re.MULTILINE)
+
+
+def unmarked(text: str) -> list[str]:
+    """The extras for want of which tests of a file skip themselves without the mark."""
+    marked = re.findall(r"^pytestmark = .*\bneeds\(\"(\w+)\"\)", text, re.MULTILINE)
+    return [MODULES[module] for indent, module in SKIPS.findall(text) if indent or MODULES[module] not in marked]
+
+
+def test_what_is_skipped_without_an_extra_has_its_mark() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py") if path != Path(__file__)}
+    assert {str(path): extras for path, text in texts.items() if (extras := unmarked(text))} == {}
+    named = {name for text in texts.values() for name in re.findall(r"\b(?:needs|more_with)\(\"(\w+)\"\)", text)}
+    assert named == EXTRAS.keys()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'torch = pytest.importorskip("torch", reason="needs PyTorch")\n',
+        'def test_it() -> None:\n    dist = pytest.importorskip("torch.distributed")\n',
+        '@pytest.mark.skipif(find_spec("torch") is None, reason="gloo comes with PyTorch")\n',
+        'pytestmark = needs("sphinx")\ntorch = pytest.importorskip("torch")\n',
+        'pytestmark = needs("torch")\ndef test_it() -> None:\n    pytest.importorskip("torch")\n',
+    ],
+)
+def test_a_skip_without_a_mark_is_noticed(text: str) -> None:
+    assert unmarked(text) == ["torch"]
