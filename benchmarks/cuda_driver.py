@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.codegen.build import build
+from blinkccl.nccl.images import compiler_for
+
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76
 #: What a kernel needs, by the names that pages use.
@@ -86,11 +89,14 @@ class Cuda:
         return address
 
     def write(self, address: int, values: NDArray[Any]) -> None:
-        """Puts contiguous values there; waits for no stream."""
+        """Puts contiguous values there, where they are when this returns; waits for none of our streams."""
         if values.nbytes:
             self._call(
                 "cuMemcpyHtoD_v2", c.c_uint64(address), c.c_void_p(values.ctypes.data), c.c_size_t(values.nbytes)
             )
+            # Out of memory that can be paged it may return before the bytes have arrived, and streams that do not
+            # block go on without the legacy stream.
+            self._call("cuStreamSynchronize", c.c_void_p(0))
 
     def get(self, address: int, count: int, dtype: Any) -> NDArray[Any]:
         """The elements at ``address``; waits for no stream, least of all for another rank's."""
@@ -158,6 +164,11 @@ class Cuda:
         self._call("cuGraphLaunch", c.c_void_p(graph), c.c_void_p(stream))
 
     # Code
+
+    def compiled(self, text: str) -> bytes:
+        """The code of a text for this GPU, as libblink.so has its own compiled."""
+        major, minor = self.driver
+        return build(text, compiler_for(self.architecture, 1000 * major + 10 * minor)).read_bytes()
 
     def function(self, image: bytes, name: str) -> int:
         """A kernel of compiled code."""

@@ -1,11 +1,13 @@
 """A GPU day: what one NVIDIA GPU says of generated code and ``libblink.so``, as one page with numbers and verdicts.
 
-    make gpu                                   # or: python benchmarks/gpu_day.py [--only fold,latency] [--quick]
+    python benchmarks/gpu_day.py --quick [--to FOLDER] [--only fold,latency]    # at most 2 minutes
+    python benchmarks/gpu_day.py                                                # at most 7
 
-The steps of ``gpu_steps.py``, in the order of what could fail first. Each is a process with a deadline; all together
-end within ``--within`` seconds. The page (``benchmarks/gpu.md``) is written anew after each step, so it is complete
-whatever a step does: one that hangs, dies or says nothing readable stands there with the last lines that it wrote.
-Exit 0: all goals are reached; 1: one is missed, a result is wrong or a step failed; 3: there is no GPU, and no page.
+The steps of ``gpu_steps.py``, in the order of what only a GPU can show. Each is a process with a deadline, and these
+add up to less than there is. The page (``gpu.md``, or ``gpu-quick.md``) is written anew after each step, so it is
+complete whatever a step does: one that hangs, dies or says nothing readable stands there with what it found before, and
+with the last lines that it wrote. Exit 0: all goals are reached; 1: one is missed, a result is wrong or a step failed;
+3: there is no GPU, and no page.
 """
 
 from __future__ import annotations
@@ -24,20 +26,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_steps import NO_GPU, STEPS, Verdict
+from gpu_steps import ENVIRONMENT, NO_GPU, STEPS, Verdict
 
-PAGE = Path(__file__).with_name("gpu.md")
-#: Machines that are lent go back after ten minutes.
-WITHIN_S = 530.0
+HERE = Path(__file__).parent
+#: Of all steps. A machine is lent for ten minutes, in which it is also to be made ready.
+QUICK_S, WHOLE_S = 120.0, 420.0
 SHOWN_LINES = 25
-#: A process that is told to abort writes where it was, and has so long for that.
-_LAST_WORDS_S = 3.0
+#: A process that is told to abort writes where it was, and has so long for that; and so long again to be gone.
+LAST_WORDS_S = 1.0
 _NO_VERDICT = ("not begun", "not measured")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A process that ends with a line of JSON: ``{"rows": [{…}], "verdicts": [["ok", "what"], …]}``."""
+    """A process that writes lines of JSON, ``{"rows": [{…}], "verdicts": [["ok", "what"], …]}``, and some for people.
+
+    ``deadline_s`` is until it has been ended, too.
+    """
 
     name: str
     what: str
@@ -56,47 +61,55 @@ class Outcome:
     last_lines: str = ""
 
 
-def steps(names: Sequence[str], quick: bool) -> list[Step]:
-    """The real ones; the first says what the machine is."""
-    program = str(Path(__file__).with_name("gpu_steps.py"))
+def steps(names: Sequence[str], quick: bool, within_s: float | None = None) -> list[Step]:
+    """The real ones; the first says what the machine is. Where there is more time all have more."""
+    usual_s = QUICK_S if quick else WHOLE_S
+    program, more = str(HERE / "gpu_steps.py"), max(1.0, (within_s or usual_s) / usual_s)
     start = (sys.executable, "-X", "faulthandler", program)
     return [
-        Step(name, row.what, row.deadline_s, (*start, name, *(["--quick"] if quick else [])))
+        Step(name, row.what, more * row.deadline_s(quick), (*start, name, *(["--quick"] if quick else [])))
         for name, row in STEPS.items()
-        if name in names
+        if name in names and row.deadline_s(quick)
     ]
 
 
 def run_step(step: Step, limit_s: float) -> tuple[Outcome, int | None]:
-    """What it found, or how it failed; and its exit code, None if it had to be ended."""
+    """What it found, and how it failed; and its exit code, None if it had to be ended."""
     began = time.monotonic()
     # A file: a pipe would be held open by whatever a dead step has left behind.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            step.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            step.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**ENVIRONMENT, **os.environ},
         )
         code: int | None = None
         with suppress(subprocess.TimeoutExpired):
-            code = process.wait(limit_s)
+            code = process.wait(max(limit_s - 2 * LAST_WORDS_S, 0.0))
         _end(process)
         output.seek(0)
         said = output.read().decode(errors="replace")
-    seconds = time.monotonic() - began
-    last_lines = "\n".join(said.strip().splitlines()[-SHOWN_LINES:])
-    found = _read(said) if code == 0 else None
-    if found is not None:
-        well = all(kind in ("ok", "MISSED", *_NO_VERDICT) for kind, _ in found[0])
-        return Outcome(step, *found, seconds, "" if well else last_lines), code
-    why = (
-        f"not done within {limit_s:.0f} s"
-        if code is None
-        else f"died of {signal.Signals(-code).name}"
-        if code < 0
-        else f"ended with exit code {code}"
-        if code
-        else "said nothing that can be read"
-    )
-    return Outcome(step, [("FAILED", why)], [], seconds, last_lines), code
+    verdicts, rows, others = _read(said)
+    why = _failure(code, limit_s, bool(verdicts))
+    if why:
+        verdicts.append(("FAILED", why))
+    well = all(kind in ("ok", "MISSED", *_NO_VERDICT) for kind, _ in verdicts)
+    last_lines = "" if well else "\n".join(others[-SHOWN_LINES:])
+    return Outcome(step, verdicts, rows, time.monotonic() - began, last_lines), code
+
+
+def _failure(code: int | None, limit_s: float, says: bool) -> str:
+    """Why a step has failed; nothing: it has not."""
+    if code is None:
+        return f"not done within {limit_s:.0f} s"
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    if code:
+        return f"ended with exit code {code}"
+    return "" if says else "said nothing that can be read"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -104,22 +117,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_WORDS_S)
+            process.wait(LAST_WORDS_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver cannot be ended
-        process.wait(_LAST_WORDS_S)
+        process.wait(LAST_WORDS_S)
 
 
-def _read(said: str) -> tuple[list[Verdict], list[dict[str, Any]]] | None:
-    """The verdicts and rows of the last line, if that is what it is."""
-    try:
-        found = json.loads(said.strip().splitlines()[-1])
-        verdicts = [(str(kind), str(words)) for kind, words in found["verdicts"]]
-        rows = [dict(row) for row in found["rows"]]
-    except (LookupError, TypeError, ValueError):
-        return None
-    return (verdicts, rows) if verdicts else None
+def _read(said: str) -> tuple[list[Verdict], list[dict[str, Any]], list[str]]:
+    """All verdicts and rows, and the lines that are for people."""
+    verdicts: list[Verdict] = []
+    rows: list[dict[str, Any]] = []
+    others = []
+    for line in said.strip().splitlines():
+        try:
+            found = json.loads(line)
+            more = [(str(kind), str(words)) for kind, words in found["verdicts"]]
+            rows += [dict(row) for row in found["rows"]]
+            verdicts += more
+        except (LookupError, TypeError, ValueError):
+            others.append(line)
+    return verdicts, rows, others
 
 
 def run_all(todo: Sequence[Step], page: Path, within_s: float, command: str) -> int:
@@ -128,7 +146,7 @@ def run_all(todo: Sequence[Step], page: Path, within_s: float, command: str) -> 
     outcomes = [Outcome(step, [("not begun", "the page was written before")]) for step in todo]
     for index, step in enumerate(todo):
         left_s = ends - time.monotonic()
-        if left_s < 1:
+        if left_s < 1 + 2 * LAST_WORDS_S:
             outcomes[index].verdicts = [("not begun", f"the {within_s:.0f} s of all steps were used up")]
             continue
         outcomes[index], code = run_step(step, min(step.deadline_s, left_s))
@@ -195,17 +213,22 @@ def _cell(value: Any) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--to", type=Path, default=HERE, metavar="FOLDER", help="where the page is written")
     parser.add_argument("--quick", action="store_true", help="small buffers and few rounds: whether it works at all")
     parser.add_argument("--only", default=",".join(STEPS), help="names of steps; the first one runs always")
-    parser.add_argument("--within", type=float, default=WITHIN_S, metavar="SECONDS")
+    parser.add_argument(
+        "--within", type=float, metavar="SECONDS", help="of all steps; each has more where there is more"
+    )
     given = parser.parse_args()
     names = given.only.split(",")
     unknown = [name for name in names if name not in STEPS]
     if unknown:
         parser.error(f"--only {unknown[0]}: expected some of {', '.join(STEPS)}")
+    within_s = given.within or (QUICK_S if given.quick else WHOLE_S)
+    given.to.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "benchmarks/gpu_day.py", *sys.argv[1:]])
-    return run_all(steps([next(iter(STEPS)), *names], given.quick), given.page, given.within, command)
+    todo = steps([next(iter(STEPS)), *names], given.quick, within_s)
+    return run_all(todo, given.to / ("gpu-quick.md" if given.quick else "gpu.md"), within_s, command)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import ctypes as c
 import statistics
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from cuda_driver import Cuda
+from gpu_kernels import FRAME, THREADS, as_long_as_a_call
 
-from blinkccl.codegen.gpu_compiler import gpu_compiler
 from blinkccl.collectives.ops import DTYPE_CODES, DTYPES, OP_CODES, fold, operation
 
 MOST_SOURCES, MOST_TARGETS = 8, 4
 #: (sources, destinations).
 SHAPES = (*((sources, 1) for sources in range(1, MOST_SOURCES + 1)), (1, 2), (1, 4), (2, 2), (4, 2), (8, 2))
-THREADS = 512
 BLOCKS_PER_MULTIPROCESSOR = (1, 2, 4)
 #: Type → the format that the device layer reads it by.
 FORMATS = {"float32": "Float32", "bfloat16": "Bfloat16"}
@@ -29,39 +30,44 @@ FORMATS = {"float32": "Float32", "bfloat16": "Bfloat16"}
 TEXT = f"""
 #include "blink/context.h"
 #include "blink/fold.h"
-
+{FRAME}
 namespace blink {{
 struct Bench {{
-  const char* source[{MOST_SOURCES}];
+  const char* source[4];
+  Word nothing;
+  const char* more_sources[{MOST_SOURCES} - 4];
   char* target[{MOST_TARGETS}];
-  Word bytes, chunk_bytes;
-  uint32_t sources, targets, dtype, op;
-}};
-}}
+  Word bytes;
+  uint32_t chunk_bytes, blocks;
+  uint16_t sources, targets, dtype, op;
 
-extern "C" __global__ void __launch_bounds__({THREADS}, blink::kBlocksAtOnce)
-    bench_fold(const __grid_constant__ blink::Bench bench) {{
-  using namespace blink;
-  using namespace blink::device;
-  __shared__ State state;
-  const uint32_t receives = bench.sources - 1, sends = bench.targets - 1;
+  BLINK_INLINE const char* source_of(uint32_t i) const {{ return i < 4 ? source[i] : more_sources[i - 4]; }}
+}};
+
+// A block's own part in one piece: nothing waits for the block between its units.
+BLINK_INLINE void bench(const Bench& of, uint32_t block) {{
+  using namespace device;
+  BENCH_SHARED(State, state);
+  const uint32_t receives = of.sources - 1, sends = of.targets - 1;
   if (thread_index() == 0) {{
-    state.dtype = bench.dtype;
-    state.op = bench.op;
-    state.item_bytes = item_bytes(bench.dtype);
+    state.dtype = of.dtype;
+    state.op = of.op;
+    state.item_bytes = item_bytes(of.dtype);
     state.scale_kind = kUnscaled;
     state.stopped = 0;
+    state.folding = threads();  // nobody publishes
   }}
-  for (Word first = blockIdx.x * bench.chunk_bytes; first < bench.bytes; first += gridDim.x * bench.chunk_bytes) {{
+  for (Word first = block * static_cast<Word>(of.chunk_bytes); first < of.bytes;
+       first += of.blocks * static_cast<Word>(of.chunk_bytes)) {{
     barrier();
     for (uint32_t i = thread_index(); i < receives + sends; i += threads()) {{
-      const char* const at = i < receives ? bench.source[i + 1] : bench.target[i - receives + 1];
+      const char* const at = i < receives ? of.source_of(i + 1) : of.target[i - receives + 1];
       state.message[i] = const_cast<char*>(at) + first;
     }}
     if (thread_index() == 0) {{
-      const Word left = bench.bytes - first;
-      const uint32_t bytes = static_cast<uint32_t>(left < bench.chunk_bytes ? left : bench.chunk_bytes);
-      state.job = job_of<Simple>(bench.source[0] + first, bench.target[0] + first, bytes, receives, sends, 0, 1);
+      const Word left = of.bytes - first;
+      const uint32_t bytes = static_cast<uint32_t>(left < of.chunk_bytes ? left : of.chunk_bytes);
+      state.job = job_of<Simple>(of.source[0] + first, of.target[0] + first, bytes, receives, sends, 0, 1);
     }}
     barrier();
     if (receives == 0) {{
@@ -71,29 +77,35 @@ extern "C" __global__ void __launch_bounds__({THREADS}, blink::kBlocksAtOnce)
     }}
   }}
 }}
+}}  // namespace blink
+
+BENCH_KERNEL(bench_fold, blink::Bench, blink::bench)
 """
 
 
 class Bench(c.Structure):
-    """The kernel's argument."""
+    """``blink::Bench``."""
 
-    _fields_ = [
-        ("source", c.c_uint64 * MOST_SOURCES),
+    _fields_ = as_long_as_a_call(
+        ("source", c.c_uint64 * 4),
+        ("nothing", c.c_uint64),
+        ("more_sources", c.c_uint64 * (MOST_SOURCES - 4)),
         ("target", c.c_uint64 * MOST_TARGETS),
-        *((name, c.c_uint64) for name in ("bytes", "chunk_bytes")),
-        *((name, c.c_uint32) for name in ("sources", "targets", "dtype", "op")),
-    ]
+        ("bytes", c.c_uint64),
+        *((name, c.c_uint32) for name in ("chunk_bytes", "blocks")),
+        *((name, c.c_uint16) for name in ("sources", "targets", "dtype", "op")),
+    )
 
 
 class Folds:
     """Buffers, the kernel and a stream of one GPU; ``nbytes`` of each buffer."""
 
-    def __init__(self, cuda: Cuda, nbytes: int) -> None:
-        compiler = gpu_compiler(cuda.architecture, cuda.driver)
-        self._cuda, self._nbytes = cuda, nbytes
+    def __init__(self, cuda: Cuda, nbytes: int, threads: int = THREADS) -> None:
+        self._cuda, self._nbytes, self._threads = cuda, nbytes, threads
+        with ThreadPoolExecutor(len(FORMATS)) as pool:
+            images = list(pool.map(cuda.compiled, map(text_of, FORMATS.values())))
         self._functions = {
-            dtype: cuda.function(compiler.compile(f"#define FORMAT {name}\n{TEXT}", 300.0), "bench_fold")
-            for dtype, name in FORMATS.items()
+            dtype: cuda.function(image, "bench_fold") for dtype, image in zip(FORMATS, images, strict=True)
         }
         self._stream = cuda.stream()
         values = np.random.default_rng(0)
@@ -134,25 +146,31 @@ class Folds:
         return self._cuda.elapsed_s(before, after) / times
 
     def _launch(self, dtype: str, sources: int, targets: int, blocks: int) -> None:
-        # A block's own part in one piece: nothing waits for the block between its units.
         chunk_bytes = -(-self._nbytes // blocks // 16) * 16
         bench = Bench(
-            (c.c_uint64 * MOST_SOURCES)(*self._sources),
+            (c.c_uint64 * 4)(*self._sources[:4]),
+            0,
+            (c.c_uint64 * (MOST_SOURCES - 4))(*self._sources[4:]),
             (c.c_uint64 * MOST_TARGETS)(*self._targets),
             self._nbytes,
             chunk_bytes,
+            blocks,
             sources,
             targets,
             DTYPE_CODES[dtype],
             OP_CODES["sum"],
         )
-        self._cuda.launch(self._functions[dtype], blocks, THREADS, self._stream, [bench])
+        self._cuda.launch(self._functions[dtype], blocks, self._threads, self._stream, [bench])
 
 
-def measure(cuda: Cuda, nbytes: int, rounds: int, times: int) -> list[dict[str, Any]]:
+def text_of(format_: str) -> str:
+    """The kernel ``bench_fold`` of one type."""
+    return f"#define FORMAT {format_}\n{TEXT}"
+
+
+def measure(cuda: Cuda, nbytes: int, rounds: int, times: int) -> Iterator[dict[str, Any]]:
     """A row per type and shape: bytes per second over those of the copy, medians of rounds in turns."""
     folds = Folds(cuda, nbytes)
-    rows = []
     for dtype in FORMATS:
         for sources, targets in SHAPES:
             right = folds.check(dtype, sources, targets)
@@ -163,17 +181,14 @@ def measure(cuda: Cuda, nbytes: int, rounds: int, times: int) -> list[dict[str, 
                 for _ in range(rounds)
             ]
             moved = (sources + targets) * nbytes
-            rows.append(
-                {
-                    "dtype": dtype,
-                    "sources": sources,
-                    "destinations": targets,
-                    "buffer_bytes": nbytes,
-                    "blocks": blocks,
-                    "right": right,
-                    "gb_per_s": moved / statistics.median(ours for _, ours in pairs) / 1e9,
-                    "copy_gb_per_s": 2 * nbytes / statistics.median(copy for copy, _ in pairs) / 1e9,
-                    "of_copy": statistics.median(moved / ours / (2 * nbytes / copy) for copy, ours in pairs),
-                }
-            )
-    return rows
+            yield {
+                "dtype": dtype,
+                "sources": sources,
+                "destinations": targets,
+                "buffer_bytes": nbytes,
+                "blocks": blocks,
+                "right": right,
+                "gb_per_s": moved / statistics.median(ours for _, ours in pairs) / 1e9,
+                "copy_gb_per_s": 2 * nbytes / statistics.median(copy for copy, _ in pairs) / 1e9,
+                "of_copy": statistics.median(moved / ours / (2 * nbytes / copy) for copy, ours in pairs),
+            }

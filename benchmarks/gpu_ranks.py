@@ -10,7 +10,7 @@ import ctypes as c
 import os
 import secrets
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -131,11 +131,14 @@ class Field:
             self.cuda.record(event, stream)
             self.cuda.wait(first, event)
 
-    def graph(self, ranks: Ranks) -> int:
-        """One AllReduce of all ranks as one graph."""
-        self.cuda.begin_capture(self.streams[0])
-        self.all_reduce(ranks)
-        return self.cuda.end_capture(self.streams[0])
+    def graphs(self, ranks: Ranks) -> list[int]:
+        """One AllReduce as a graph of each rank: branches of one graph need not run side by side."""
+        captured = []
+        for rank, stream in enumerate(self.streams):
+            self.cuda.begin_capture(stream)
+            ranks.all_reduce(rank, self.inputs[rank], self.outputs[rank], self.count, stream)
+            captured.append(self.cuda.end_capture(stream))
+        return captured
 
     def seconds(self, work: Callable[[], None]) -> float:
         """By events around it."""
@@ -147,12 +150,13 @@ class Field:
 
     def spoil(self) -> None:
         """Overwrites all outputs: what a replay does not write shows."""
-        for address in self.outputs:
-            self.cuda.fill(address, 0xFF, 4 * self.count, self.streams[0])
+        for address, stream in zip(self.outputs, self.streams, strict=True):
+            self.cuda.fill(address, 0xFF, 4 * self.count, stream)
 
     def results(self) -> list[bytes]:
         """Every rank's output, when all have it."""
-        self.cuda.synchronize(self.streams[0])
+        for stream in self.streams:
+            self.cuda.synchronize(stream)
         return [self.cuda.get(address, self.count, np.float32).tobytes() for address in self.outputs]
 
     def right(self) -> bool:
@@ -171,15 +175,16 @@ class Replays(NamedTuple):
 
 
 def replays(cuda: Cuda, size: int, nbytes: int, count: int) -> Replays:
-    """An AllReduce as a call, then as a graph, its outputs spoiled before each replay."""
+    """An AllReduce as calls, then as graphs, its outputs spoiled before each replay."""
     ranks, field = Ours(cuda, size), Field(cuda, size, nbytes // 4)
     field.all_reduce(ranks)
     right = field.right()
-    graph = field.graph(ranks)
+    graphs = field.graphs(ranks)
     bits = []
     for _ in range(count):
         field.spoil()
-        cuda.replay(graph, field.streams[0])
+        for graph, stream in zip(graphs, field.streams, strict=True):
+            cuda.replay(graph, stream)
         bits += field.results()
     right = right and field.right()
     ranks.close()
@@ -229,22 +234,7 @@ def order(cuda: Cuda, size: int, rounds: int, count: int = 25_000, hold_bytes: i
     return kept
 
 
-def latency(cuda: Cuda, size: int, nbytes: int, count: int) -> dict[str, Any]:
-    """One-hop AllReduce as one graph replay: its time."""
-    ranks, field = Ours(cuda, size, "one_hop"), Field(cuda, size, nbytes // 4)
-    graph, first = field.graph(ranks), field.streams[0]
-    times = [field.seconds(lambda: cuda.replay(graph, first)) for _ in range(count + 10)][10:]
-    ranks.close()
-    return {
-        "ranks": size,
-        "bytes": nbytes,
-        "replays": count,
-        "median_us": statistics.median(times) * 1e6,
-        "p10_us": statistics.quantiles(times, n=10)[0] * 1e6,
-    }
-
-
-def against_nccl(cuda: Cuda, size: int, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+def against_nccl(cuda: Cuda, size: int, sizes: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]:
     """AllReduce, out of place, in turns with NCCL: medians, and the median of the rounds' ratios.
 
     Raises
@@ -253,22 +243,18 @@ def against_nccl(cuda: Cuda, size: int, sizes: Sequence[int], rounds: int) -> li
         As :class:`Nccl`.
     """
     theirs, ours = Nccl(size), Ours(cuda, size)
-    rows = []
     for nbytes in sizes:
         field = Field(cuda, size, nbytes // 4)
         calls = [partial(field.all_reduce, one) for one in (ours, theirs)]
         pairs = [tuple(map(field.seconds, calls)) for _ in range(rounds + 3)][3:]
-        rows.append(
-            {
-                "ranks": size,
-                "bytes": nbytes,
-                "right": field.right(),
-                "ours_us": statistics.median(a for a, _ in pairs) * 1e6,
-                "nccl_us": statistics.median(b for _, b in pairs) * 1e6,
-                "times_as_fast": statistics.median(b / a for a, b in pairs),
-            }
-        )
+        yield {
+            "ranks": size,
+            "bytes": nbytes,
+            "right": field.right(),
+            "ours_us": statistics.median(a for a, _ in pairs) * 1e6,
+            "nccl_us": statistics.median(b for _, b in pairs) * 1e6,
+            "times_as_fast": statistics.median(b / a for a, b in pairs),
+        }
         cuda.free(*field.inputs, *field.outputs)
     ours.close()
     theirs.close()
-    return rows

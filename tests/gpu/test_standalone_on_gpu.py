@@ -10,7 +10,7 @@ from gpu_steps import STEPS
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "gpu_conformance.py"
 #: Those that measure need not do it for long: no time is asserted.
-MEASURING = ("fold", "latency", "nccl")
+MEASURING = ("torn", "latency", "empty", "wires", "fold")
 DEADLINE_S = 280.0
 
 

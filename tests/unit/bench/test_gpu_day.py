@@ -8,21 +8,19 @@ import sys
 import time
 from pathlib import Path
 
-import gpu_fold
+import gpu_day
 import pytest
 from gpu_day import Step, run_all
+from gpu_steps import STEPS
 
 from blinkccl.cli.exits import CHECK_FAILED, HARDWARE
 from blinkccl.codegen import device_files
-from blinkccl.codegen.gpu_compiler import nvcc, nvrtc
-from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.gpu_group import LIBRARY, LIBRARY_OVERRIDE, find_library
 from doubles.build import Doubles
-from support.examples import ALL_TESTS
 
-PROGRAM = Path(gpu_fold.__file__).with_name("gpu_day.py")
-#: All but those that no double can run.
-ON_THE_DOUBLE = ("occupancy", "two", "graphs", "latency", *(("eight",) if ALL_TESTS else ()))
+PROGRAM = Path(gpu_day.__file__)
+#: Those of the quick day that only look at speed or need what is not here; all of the whole day run in test-all.
+NOT_ON_THE_DOUBLE = ("memcheck", "fold")
 
 
 def step(name: str, text: str, deadline_s: float = 20.0) -> Step:
@@ -35,10 +33,14 @@ def says(verdict: str, rows: str = "[]") -> str:
 
 def test_the_page_is_complete_whatever_steps_do(tmp_path: Path) -> None:
     page, late = tmp_path / "gpu.md", tmp_path / "late"
-    left_behind = f"import subprocess, time; subprocess.Popen(['sh', '-c', 'sleep 3; touch {late}'])"
+    left_behind = f"import subprocess, sys, time; subprocess.Popen(['sh', '-c', 'sleep 5; touch {late}'])"
     todo = [
         step("machine", says("ok", '[{\\"GPU\\": \\"H200\\"}]')),
-        step("hangs", f"{left_behind}; print('begun', flush=True); time.sleep(100)", deadline_s=1.0),
+        step(
+            "hangs",
+            f"{left_behind}; print('begun', flush=True); {says('ok')}; sys.stdout.flush(); time.sleep(100)",
+            deadline_s=3.0,
+        ),
         step("dies", "import os; print('so far', flush=True); os.kill(os.getpid(), 11)"),
         step("raises", "raise ValueError('a reason')"),
         step("babbles", "print('no JSON')"),
@@ -54,7 +56,8 @@ def test_the_page_is_complete_whatever_steps_do(tmp_path: Path) -> None:
     text = page.read_text()
     table = {row.split(" | ")[0][2:]: row for row in text.splitlines() if row.startswith("| ")}
     assert "| GPU | H200 |" in text
-    assert "FAILED | not done within 1 s" in table["hangs"]
+    assert "| hangs | ok | words" in text
+    assert "FAILED | not done within 3 s" in table["hangs"]
     assert "FAILED | died of SIGSEGV" in table["dies"]
     assert "FAILED | ended with exit code 1" in table["raises"]
     for name in ("babbles", "nothing", "halfway", "empty"):
@@ -66,16 +69,27 @@ def test_the_page_is_complete_whatever_steps_do(tmp_path: Path) -> None:
     for last_words in ("begun", "so far", "ValueError: a reason", "no JSON", 'File "<string>", line 1 in <module>'):
         assert last_words in text
     assert "what slow is" in text
-    time.sleep(max(0.0, began + 6.0 - time.monotonic()))
+    time.sleep(max(0.0, began + 8.0 - time.monotonic()))
     assert not late.exists(), "what a step starts ends with it"
 
 
 def test_what_is_not_begun_stands_on_the_page(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     todo = [step("machine", "import time; time.sleep(100)"), step("fold", says("ok"))]
-    assert run_all(todo, page, 1.5, "") == CHECK_FAILED
-    assert "| machine | FAILED | not done within 1 s |" in page.read_text()
-    assert "| fold | not begun | the 2 s of all steps were used up |" in page.read_text()
+    assert run_all(todo, page, 3.2, "") == CHECK_FAILED
+    assert "| machine | FAILED | not done within 3 s |" in page.read_text()
+    assert "| fold | not begun | the 3 s of all steps were used up |" in page.read_text()
+
+
+@pytest.mark.parametrize(("quick", "within_s"), [(True, gpu_day.QUICK_S), (False, gpu_day.WHOLE_S)])
+def test_deadlines_add_up_to_less_than_there_is(quick: bool, within_s: float) -> None:
+    """So that no step takes the time of a later one; a few seconds are for what is between them."""
+    todo = gpu_day.steps(list(STEPS), quick)
+    assert sum(one.deadline_s for one in todo) <= within_s - 5
+    assert gpu_day.QUICK_S + gpu_day.WHOLE_S <= 540, "of ten minutes one is for what comes before"
+    assert all(one.deadline_s >= 2 + 2 * gpu_day.LAST_WORDS_S for one in todo)
+    twice = gpu_day.steps(list(STEPS), quick, 2 * within_s)
+    assert [one.deadline_s for one in twice] == [2 * one.deadline_s for one in todo]
 
 
 def test_a_page_exists_as_soon_as_there_is_something_to_say(tmp_path: Path) -> None:
@@ -88,44 +102,42 @@ def test_without_a_gpu_there_is_one_sentence_and_no_page(tmp_path: Path) -> None
     page = tmp_path / "gpu.md"
     environment = os.environ | {"BLINK_CUDA_LIB": "/nothing/libcuda.so.1"}
     ended = subprocess.run(
-        [sys.executable, str(PROGRAM), "--page", str(page)], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, str(PROGRAM), "--to", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (ended.returncode, ended.stdout, page.exists()) == (HARDWARE, "", False)
     assert ended.stderr.startswith("benchmarks/gpu_day.py needs an NVIDIA GPU: no NVIDIA driver: /nothing/libcuda.so.1")
     assert ended.stderr.count("\n") == 1
 
 
-def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, doubles: Doubles) -> None:
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, doubles: Doubles, quick: bool) -> None:
     library = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if library is None:
         pytest.skip(f"{LIBRARY} is not installed: no C++ compiler at installation")
-    page = tmp_path / "gpu.md"
     environment = os.environ | {
         "BLINK_LIBRARY": str(library),
         "BLINK_CUDA_LIB": str(doubles.cuda),
         "BLINK_NVCC": str(doubles.compiler),
         "BLINK_DOUBLE_DEVICE_LIB": str(device_files.host_library()),
+        "BLINK_DOUBLE_SMS": "16",
     }
+    names = [name for name, row in STEPS.items() if row.deadline_s(quick) and not (quick and name in NOT_ON_THE_DOUBLE)]
+    settings = ["--to", str(tmp_path / "there"), "--within", "600" if quick else "2000", "--only", ",".join(names)]
     ended = subprocess.run(
-        [sys.executable, str(PROGRAM), "--quick", "--page", str(page), "--only", ",".join(ON_THE_DOUBLE)],
+        [sys.executable, str(PROGRAM), *settings, *(["--quick"] if quick else [])],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=250 if quick else 2100,
     )
-    verdicts = [row.split(" | ")[:2] for row in page.read_text().splitlines() if row.count(" | ") == 3]
+    text = (tmp_path / "there" / ("gpu-quick.md" if quick else "gpu.md")).read_text()
+    verdicts = [row.split(" | ")[:2] for row in text.splitlines() if row.count(" | ") == 3]
     found = {(name.strip("| "), kind) for name, kind in verdicts}
-    assert {name for name, kind in found if kind == "ok"} >= {"machine", *ON_THE_DOUBLE} - {"latency"}, ended.stderr
-    assert not {kind for _, kind in found} & {"WRONG", "FAILED", "not begun"}, page.read_text()
-
-
-@pytest.mark.parametrize("format_", gpu_fold.FORMATS.values())
-def test_the_kernel_of_the_step_fold_compiles(format_: str) -> None:
-    for find in (nvrtc, nvcc):
-        try:
-            compiler = find("sm_90")
-        except UnsupportedError:
-            continue
-        assert compiler.compile(f"#define FORMAT {format_}\n{gpu_fold.TEXT}", 120.0)
-        return
-    pytest.skip("neither NVRTC nor nvcc for sm_90 is here")
+    assert {name for name, _ in found} >= set(names), ended.stderr
+    assert not {kind for _, kind in found} & {"WRONG", "FAILED", "not begun"}, text
+    measured = {name for name, kind in found if kind in ("ok", "MISSED")}
+    assert measured >= set(names) - {"torn", "memcheck", "racecheck", "nccl"}, text
