@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, cos, hypot, pi, sin, sqrt
+from math import ceil, cos, hypot, pi, prod, sin, sqrt
 
 from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import FAST_KINDS, Topology, Vertex
@@ -33,7 +33,7 @@ UNFOLDED = 8
 _DOT = 14.0
 #: How far a link bends to go around a box, in the order in which it is tried.
 _BENDS = (0.0, 34.0, -34.0, 62.0, -62.0, 100.0, -100.0, 150.0, -150.0)
-_TORUS = re.compile(r"torus:(\d+)x(\d+)")
+_TORUS = re.compile(r"torus:\d+(x\d+)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +227,13 @@ def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, Plac
 
 
 def _torus(name: str, ranks: Sequence[int]) -> dict[int, Place] | None:
-    """A grid for the family whose name says that it is one."""
-    found = _TORUS.fullmatch(name)
-    if found is None or int(found[1]) * int(found[2]) != len(ranks):
+    """A grid for the family whose name says that it is one; of more than two sides one grid below another."""
+    sides = [int(side) for side in name.removeprefix("torus:").split("x")] if _TORUS.fullmatch(name) else []
+    if not sides or prod(sides) != len(ranks):
         return None
-    columns, step = int(found[2]), NODE_W + 2.5 * GAP
-    return {rank: Place(i % columns * step, i // columns * ROW) for i, rank in enumerate(ranks)}
+    columns, step = sides[-1], NODE_W + 2.5 * GAP
+    grid = columns * sides[-2]
+    return {rank: Place(i % columns * step, (i // columns + i // grid) * ROW) for i, rank in enumerate(ranks)}
 
 
 def _bar_row(bars: Sequence[int], places: Mapping[int, Place]) -> dict[int, Place]:

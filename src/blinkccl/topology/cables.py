@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, pairwise
+from math import prod
 
 from blinkccl.errors import TopologyError, did_you_mean
 from blinkccl.topology.assembly import Assembly, copies, nic_rate, nics_of
@@ -130,7 +131,7 @@ def _refuse_forwarding(machine: Topology) -> None:
 
 
 # Cables by rule: one between every two neighbours, or several, in ports from the first on.
-_TORUS = re.compile(r"torus:([1-9][0-9]{0,3})x([1-9][0-9]{0,3})")
+_TORUS = re.compile(r"torus:[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,9}")
 _RULES: dict[str, Callable[[int], list[tuple[int, int]]]] = {
     "ring": circle_pairs,
     "line": lambda n: list(pairwise(range(n))),
@@ -181,11 +182,10 @@ def _pairs(shape: str, servers: int, where: str) -> list[tuple[int, int]]:
         raise TopologyError(f"{where}: cables join servers, and there is {servers}; give at least 2")
     if servers > MAX_SERVERS:
         raise TopologyError(f"{where}: {servers} servers; at most {MAX_SERVERS} by a rule for cables")
-    torus = _TORUS.fullmatch(shape)
-    if torus is not None:
-        sides = int(torus[1]), int(torus[2])
-        if sides[0] * sides[1] != servers:
-            raise TopologyError(f"{where}: cables={shape} joins {sides[0] * sides[1]} servers, and there are {servers}")
+    if _TORUS.fullmatch(shape):
+        sides = [int(side) for side in shape.removeprefix("torus:").split("x")]
+        if prod(sides) != servers:
+            raise TopologyError(f"{where}: cables={shape} joins {prod(sides)} servers, and there are {servers}")
         return torus_pairs(*sides)
     if shape not in _RULES:
         near = did_you_mean(shape, _RULES)

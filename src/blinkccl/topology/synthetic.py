@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import prod
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import Assembly
@@ -16,6 +17,8 @@ LANE_GB_PER_S = 25
 MAX_RANKS = 1024
 #: Families with a link for nearly every pair.
 MAX_DENSE_RANKS = 256
+#: Of a torus; more have a side of 1.
+MAX_SIDES = 10
 
 
 Builder = Callable[[Assembly, str], None]
@@ -93,23 +96,22 @@ def _star(box: Assembly, text: str) -> None:
 def _torus(box: Assembly, text: str) -> None:
     """Wrap-around grid; along a side of length 2 the two ways round are the same link, counted once."""
     sides = [_size(box, side, least=1) for side in text.split("x")]
-    if len(sides) != 2 or not 2 <= sides[0] * sides[1] <= MAX_RANKS:
-        raise _wrong(box, f"two sides with a product in 2 … {MAX_RANKS}, please")
-    rows, columns = sides
-    box.add_many("gpu", rows * columns, "GPU")
-    for a, b in torus_pairs(rows, columns):
+    if len(sides) > MAX_SIDES or not 2 <= prod(sides) <= MAX_RANKS:
+        raise _wrong(box, f"at most {MAX_SIDES} sides with a product in 2 … {MAX_RANKS}, please")
+    box.add_many("gpu", prod(sides), "GPU")
+    for a, b in torus_pairs(*sides):
         _lane(box, a, b)
 
 
-def torus_pairs(rows: int, columns: int) -> list[tuple[int, int]]:
-    """Neighbours on a wrap-around grid, row by row; along a side of length 2 each pair once."""
+def torus_pairs(*sides: int) -> list[tuple[int, int]]:
+    """Neighbours on a wrap-around grid, the last side numbered the fastest; along a side of length 2 each pair once."""
     pairs: dict[tuple[int, int], None] = {}
-    for r in range(rows):
-        for c in range(columns):
-            here = r * columns + c
-            for there in (r * columns + (c + 1) % columns, (r + 1) % rows * columns + c):
-                if there != here:
-                    pairs[min(here, there), max(here, there)] = None
+    strides = [(prod(sides[i + 1 :]), side) for i, side in enumerate(sides)]
+    for here in range(prod(sides)):
+        for stride, side in reversed(strides):
+            there = here + stride if here // stride % side < side - 1 else here - stride * (side - 1)
+            if there != here:
+                pairs[min(here, there), max(here, there)] = None
     return list(pairs)
 
 
@@ -175,7 +177,7 @@ FAMILIES: dict[str, Family] = {
         "clique:N", "a link for every pair", _by_pairs(lambda n: combinations(range(n), 2), MAX_DENSE_RANKS)
     ),
     "star": Family("star:N", "N GPUs around one switch", _star),
-    "torus": Family("torus:AxB", "A × B GPUs on a wrap-around grid", _torus),
+    "torus": Family("torus:AxB", "A × B GPUs on a wrap-around grid; A×B×C and more sides too", _torus),
     "hypercube": Family("hypercube:D", "2^D GPUs, a link where the numbers differ in one bit", _hypercube),
     "random": Family("random:N:seed=S[:directed]", "connected, capacities 1 to 3", _random),
 }

@@ -31,7 +31,16 @@ from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.spec import parse_spec
 from support.planned import plan
 
-MACHINES = [*CATALOG, "ring:8", "torus:4x4", "star:5", "clique:48", "random:9:seed=2:directed", "2x dgx-1v @ 40Gbps"]
+MACHINES = [
+    *CATALOG,
+    "ring:8",
+    "torus:4x4",
+    "torus:2x3x4",
+    "star:5",
+    "clique:48",
+    "random:9:seed=2:directed",
+    "2x dgx-1v @ 40Gbps",
+]
 CLUSTERS = ["3x dgx-a100", "12x hgx-h100 @ 400Gbps"]
 PLANS = [
     ("dgx-1v", "1,4,5,6", "allreduce"),

@@ -48,6 +48,10 @@ def pairs(topology: Topology) -> list[tuple[int, int]]:
         ("4x mac-studio @ cables=mesh", [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]),
         ("4x mac-studio @ cables=star", [(0, 1), (0, 2), (0, 3)]),
         ("6x mac-studio @ cables=torus:2x3", [(0, 1), (0, 2), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (3, 5), (4, 5)]),
+        (
+            "8x mac-studio @ cables=torus:2x2x2",
+            [(0, 1), (0, 2), (0, 4), (1, 3), (1, 5), (2, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7), (6, 7)],
+        ),
         ("3x ring:4 @ 40Gbps, cables=line", [(0, 1), (1, 2)]),
     ],
 )

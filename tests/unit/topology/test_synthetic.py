@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import reduce
 
 import networkx as nx
 import pytest
@@ -31,6 +32,10 @@ def graph(topology: Topology) -> nx.DiGraph:
         ("torus:2x4", 8, 24),
         ("torus:1x3", 3, 6),
         ("torus:2x2", 4, 8),
+        ("torus:5", 5, 10),
+        ("torus:2x3x4", 24, 120),
+        ("torus:4x4x4", 64, 384),
+        ("torus:2x2x2x2", 16, 64),
         ("hypercube:3", 8, 24),
         ("hypercube:1", 2, 2),
     ],
@@ -42,6 +47,13 @@ def test_sizes(spec: str, ranks: int, links: int) -> None:
     assert {x.capacity for x in topology.links} == {1}
     assert {(x.kind, x.provenance) for x in topology.links} == {("nvlink", "synthetic")}
     assert nx.is_strongly_connected(graph(topology))
+
+
+@pytest.mark.parametrize("sides", [(5,), (3, 4), (2, 5), (3, 2, 4), (4, 3, 3), (2, 3, 2, 3)])
+def test_a_torus_is_the_product_of_circles(sides: tuple[int, ...]) -> None:
+    circles = [nx.cycle_graph(side) if side > 2 else nx.path_graph(side) for side in sides]
+    wanted = reduce(nx.cartesian_product, circles)
+    assert nx.is_isomorphic(graph(synthetic(f"torus:{'x'.join(map(str, sides))}")).to_undirected(), wanted)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -75,10 +87,13 @@ def test_different_seeds_differ() -> None:
         "ring:99999999999",
         "ring:2000",
         "clique:300",
-        "torus:3",
+        "torus:",
+        "torus:1",
         "torus:3x",
         "torus:1x1",
-        "torus:9x9x9",
+        "torus:2x0x2",
+        "torus:11x11x11",
+        "torus:1x1x1x1x1x1x1x1x1x1x2",
         "torus:999x999",
         "hypercube:0",
         "hypercube:40",
