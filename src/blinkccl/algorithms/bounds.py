@@ -40,7 +40,7 @@ def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: To
     view = rank_network_of(topology, ranks)
     if collective.name == "alltoall":
         flow = all_pairs_flow(view.network)
-        return price_certificate(view, flow.prices, flow.rate * collective.world_size)
+        return price_certificate(view, flow.prices, flow.bound * collective.world_size)
     if collective.name == "allreduce":
         return _allreduce(view)
     return cut_certificate(collective, view, _side(collective, view.network))

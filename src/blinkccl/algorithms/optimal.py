@@ -7,7 +7,7 @@ allreduce                    undirected trees that fill a partition (Tutte, Nash
                              transit an orientation of links; on one-way links what of each goes up
                              and what down; among few ranks with transit pairs of in- and out-trees
 gather, scatter, sendrecv    maximum flows taken apart into paths
-alltoall                     a maximum concurrent flow
+alltoall                     a maximum concurrent flow: one source per orbit of ranks that are alike
 ===========================  =======================================================================
 
 Without transit vertices everything but alltoall is combinatorial and integral: weights are multiples of 1/p for
@@ -222,16 +222,10 @@ def _sendrecv(request: Request, view: RankNetwork) -> Forest:
 
 
 def _alltoall(request: Request, view: RankNetwork) -> Forest:
-    size = request.collective.world_size
-    flow = all_pairs_flow(view.network)
+    size, flow = request.collective.world_size, all_pairs_flow(view.network)
     drafts = []
-    for s in range(size):
-        for t in range(size):
-            drafts += (
-                _path_drafts(view.network, (s, t), Fraction(1, size), flow.paths[s, t])
-                if s != t
-                else [Draft((s, s), Fraction(1, size), s, None, ())]
-            )
+    for s, t in itertools.product(range(size), repeat=2):
+        drafts += _path_drafts(view.network, (s, t), Fraction(1, size), flow.paths(s, t) if s != t else [((s,), 1)])
     return _finished(request, view, drafts)
 
 

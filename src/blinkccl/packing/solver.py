@@ -20,7 +20,7 @@ from blinkccl.errors import InternalError, TimeUpError
 from blinkccl.packing import clock
 
 #: A column's entries: row → coefficient.
-Entries = Mapping[int, int]
+Entries = Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Model:
     """min cost·x subject to lower ≤ Ax ≤ upper, 0 ≤ x ≤ bound; ``None`` is unbounded."""
 
     columns: Sequence[Entries]
-    lower: Sequence[int | None]
-    upper: Sequence[int | None]
+    lower: Sequence[float | None]
+    upper: Sequence[float | None]
     cost: Sequence[float] | None = None
     bound: Sequence[int] | None = None
     integer: bool = False
@@ -201,7 +201,7 @@ def _lowered(model: Model) -> Any:
     lp.row_upper_ = np.array([highspy.kHighsInf if x is None else x for x in model.upper], dtype=float)
     start: list[int] = [0]
     rows: list[int] = []
-    values: list[int] = []
+    values: list[float] = []
     for column in model.columns:
         rows += column.keys()
         values += column.values()

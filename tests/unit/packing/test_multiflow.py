@@ -51,13 +51,12 @@ def assert_paths(
 
 
 def assert_multiflow(network: FlowNetwork, flow: Multiflow) -> None:
-    """Whole units over existing paths, as many per pair, within the capacities; prices that allow no more."""
+    """Whole units over existing paths, as many per pair, which fill an arc; prices that prove the bound."""
     used: dict[Arc, int] = {}
-    assert sorted(flow.paths) == list(itertools.permutations(range(network.terminals), 2))
-    for (s, t), ways in flow.paths.items():
-        assert_paths(ways, s, t, flow.rate * flow.scale, used)
-    assert all(units <= network.capacity[arc] * flow.scale for arc, units in used.items())
-    assert price_bound(network, flow.prices) == flow.rate
+    for s, t in itertools.permutations(range(network.terminals), 2):
+        assert_paths(flow.paths(s, t), s, t, flow.units, used)
+    assert min(Fraction(network.capacity[arc] * flow.units, units) for arc, units in used.items()) == flow.rate
+    assert price_bound(network, flow.prices) == flow.bound >= flow.rate
 
 
 @pytest.mark.parametrize("seed", range(30))
