@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 
@@ -60,10 +59,9 @@ ncclResult_t leave(const std::shared_ptr<Member>& member, CUstream stream, Forwa
   return failed(before) && !failed(result) ? before : result;
 }
 
-// Whether every sum was promised to have one order, which NCCL keeps for no two sizes.
 bool promises_order(Collective collective) {
-  static const char* const wanted = std::getenv("BLINK_DETERMINISTIC");
-  return wanted != nullptr && *wanted != '\0' && reduces(collective);
+  static const bool promised = order_promised();
+  return promised && reduces(collective);
 }
 
 // An error where NCCL would sum in another order than the promised one: on all ranks, as all decide alike.

@@ -93,12 +93,15 @@ const char* text_of(ncclResult_t result);
 struct Wishes {
   bool blocking = true;   // calls wait for their end
   int most_blocks = 0;    // of a kernel; 0: as many as it wants
-  std::string only_nccl;  // what only NCCL can do, in its words: "cgaClusterSize=4"
+  std::string only_nccl;  // what only NCCL can do, in its words: "cgaClusterSize=4, NCCL_ALGO=Ring"
 };
 
 // Those of a communicator made with `config`; `inherited` where there is none. NCCL's variables overrule both, as in
-// NCCL.
+// NCCL; where one order is promised they do not bound our blocks.
 Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited);
+
+// Whether BLINK_DETERMINISTIC promises one order of every sum, which NCCL keeps for no two sizes.
+bool order_promised();
 
 // Whether a call's configuration asks for something that only NCCL can do: anything but "as usual", and all that we
 // cannot read.

@@ -30,6 +30,7 @@ static void blocks_of_configurations() {
   head.magic = kConfigMagic;
   head.version = 22700;
   head.blocking = head.cga_cluster_size = head.min_ctas = head.max_ctas = head.cta_policy = kConfigUnset;
+  const ConfigHead unset = head;
   const auto* config = reinterpret_cast<const ncclConfig_t*>(&head);
   expect(only_nccl(head).empty() && wishes_of(config, {}).most_blocks == 0, "nothing is asked");
   head.max_ctas = 6;
@@ -53,7 +54,16 @@ static void blocks_of_configurations() {
   expect(only_nccl(head).empty() && wishes_of(config, {}).most_blocks == 0, "a configuration that is too short");
   setenv("NCCL_MAX_NCHANNELS", "2", 1);
   expect(only_nccl(head) == "NCCL_MAX_NCHANNELS=2" && wishes_of(nullptr, {}).most_blocks == 2, "NCCL's variable");
-  unsetenv("NCCL_MAX_NCHANNELS");
+  setenv("NCCL_ALGO", "allreduce:tree", 1);
+  const Wishes all = wishes_of(nullptr, {});
+  expect(all.only_nccl == "NCCL_ALGO=allreduce:tree, NCCL_MAX_NCHANNELS=2", "all of them");
+  expect(wishes_of(nullptr, all).only_nccl == all.only_nccl, "a child's, each once");
+  setenv("BLINK_DETERMINISTIC", "order", 1);
+  expect(order_promised() && wishes_of(nullptr, {}).most_blocks == 0, "one channel is for the order of NCCL's sums");
+  head = unset;
+  head.max_ctas = 3;
+  expect(wishes_of(config, {}).most_blocks == 3, "the program's own bound holds");
+  for (const char* name : {"NCCL_MAX_NCHANNELS", "NCCL_ALGO", "BLINK_DETERMINISTIC"}) unsetenv(name);
 }
 
 int main() {

@@ -17,6 +17,19 @@ from support.planned import asked
 #: Of one channel and of all, of several protocols and messages.
 COUNTS = (1, 1000, 130_000)
 TILE = 997
+#: What vLLM sets for its batch-invariant mode, so that NCCL's sums have one order (batch_invariant.py).
+VLLM: dict[str, object] = {
+    "NCCL_LAUNCH_MODE": "GROUP",
+    "NCCL_COLLNET_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_P2P_NET_DISABLE": "1",
+    "NCCL_MIN_NCHANNELS": "1",
+    "NCCL_MAX_NCHANNELS": "1",
+    "NCCL_PROTO": "Simple",
+    "NCCL_ALGO": "allreduce:tree",
+    "NCCL_NTHREADS": "1",
+    "NCCL_SOCKET_NTHREADS": "1",
+}
 
 
 def ran(preloaded: Preloaded, place: Path, ranks: int, **variables: object) -> tuple[Outcome, list[np.ndarray]]:
@@ -33,10 +46,18 @@ def ran(preloaded: Preloaded, place: Path, ranks: int, **variables: object) -> t
     return preloaded.run(commands, timeout_s=150, BLINK_NCCL_LIB=preloaded.built.doubles.nccl, **variables), values
 
 
-@pytest.mark.parametrize(("topo", "ranks"), [("dgx-1v", 5), ("clique:4", 4)])
-def test_sums_of_all_sizes_have_one_order(preloaded: Preloaded, tmp_path: Path, topo: str, ranks: int) -> None:
-    """Also those for which NCCL is predicted to be faster."""
-    outcome, values = ran(preloaded, tmp_path, ranks, BLINK_TOPO=topo)
+@pytest.mark.parametrize(
+    ("topo", "ranks", "variables"), [("dgx-1v", 5, {}), ("clique:4", 4, VLLM | {"BLINK_ALGO": None})]
+)
+def test_sums_of_all_sizes_have_one_order(
+    preloaded: Preloaded, tmp_path: Path, topo: str, ranks: int, variables: dict[str, object]
+) -> None:
+    """Also those for which NCCL is predicted to be faster, and where the order of NCCL's own sums was asked for."""
+    outcome, values = ran(preloaded, tmp_path, ranks, BLINK_TOPO=topo, **variables)
+    overruled = [line for line in outcome.ended[0].err.splitlines() if "BLINK_DETERMINISTIC=order overrules" in line]
+    assert len(overruled) == bool(variables)
+    for line in overruled:
+        assert "NCCL_ALGO=allreduce:tree, NCCL_PROTO=Simple, NCCL_MAX_NCHANNELS=1, NCCL_MIN_NCHANNELS=1" in line
     assert [(one.code, one.out) for one in outcome.ended] == [(0, "")] * ranks, outcome.ended
     assert not {"AllReduce", "Reduce", "ReduceScatter"} & set(outcome.reached_nccl())
     order = algorithm("auto").plan(asked(topo, "allreduce", tuple(range(ranks)), deterministic="order")).order

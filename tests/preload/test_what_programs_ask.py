@@ -37,7 +37,7 @@ def test_our_variable_overrules(preloaded: Preloaded) -> None:
     """BLINK_ALGO is for this library alone, so who sets it means us; NCCL's bounds hold all the same."""
     outcome = preloaded.scene("many_calls", NCCL_ALGO="Ring", CLIENT_CONFIG="4 -1 -1 -1").right()
     assert outcome.calls("blink")["allreduce"] == 3
-    assert "BLINK_ALGO=optimal overrules cgaClusterSize=4" in outcome.ended[0].err
+    assert "BLINK_ALGO=optimal overrules cgaClusterSize=4, NCCL_ALGO=Ring" in outcome.ended[0].err
 
 
 def test_ranks_that_ask_for_different_things(preloaded: Preloaded) -> None:

@@ -8,7 +8,7 @@ from blinkccl.advice.in_switch import in_switch, in_switch_sentence
 from blinkccl.choice.costs import NCCL_NAMES
 from blinkccl.choice.measured import NCCL
 from blinkccl.forest.model import Forest
-from blinkccl.nccl.choices import MARGIN, MOST_SIZE, ChoiceRow
+from blinkccl.nccl.choices import MOST_SIZE, PREDICTED_MARGIN, ChoiceRow
 from blinkccl.nccl.nccl_predictor import NcclPrediction
 from blinkccl.report.choice_text import choice_document
 from blinkccl.report.plan_text import certificate_lines
@@ -59,9 +59,10 @@ def _library_text(row: ChoiceRow | str) -> str:
     if isinstance(row, str):
         return f"libblink.so has no say: {row}"
     if row.candidate is None:
+        known = "predicted" if row.margin == PREDICTED_MARGIN else "measured"
         return (
-            f"libblink.so leaves it to NCCL {_span(row)}: nothing that it plans is "
-            f"{'measured' if row.measured else 'predicted'} faster by {MARGIN - 1:.0%} ({row.why})"
+            f"libblink.so leaves it to NCCL {_span(row)}: "
+            f"nothing that it plans is {known} {row.margin:g} times as fast ({row.why})"
         )
     protocol = NCCL_NAMES.get(row.protocol, row.protocol)
     return f"libblink.so runs {row.candidate.algorithm} by {protocol} {_span(row)} ({row.why})"

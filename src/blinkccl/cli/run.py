@@ -34,8 +34,8 @@ Examples:
   blink run --mpi -- mpirun -n 4 ./app
 
 Run CMD with libblink.so before NCCL. It plans once per communicator, takes the calls for which trees are
-predicted faster than NCCL's own algorithms, and leaves all else to NCCL. When CMD has ended, a table on
-stderr says what became of its calls, and why.
+predicted 1.3 times as fast as NCCL's own algorithms, or were measured to be faster by blink tune, and leaves
+all else to NCCL. When CMD has ended, a table on stderr says what became of its calls, and why.
 
 With --mpi it is libblink_mpi.so, before MPI: collectives on memory of the host, among ranks of one host,
 run on Blink's host engine; with --shared-dir some also among ranks of several hosts, inside of each. All
@@ -77,7 +77,7 @@ def run(
         Option(
             "--algo",
             metavar="NAME",
-            help="Take all calls that this algorithm serves; nccl: none. Default: what is predicted faster.",
+            help="Take all calls that this algorithm serves; nccl: none. Default: what is predicted 1.3 times as fast.",
         ),
     ] = None,
     spec: Annotated[

@@ -2,13 +2,13 @@
 
 S, as nccl-tests counts it, is looked at in classes of a power of two from 1 KiB to 4 GiB; smaller and larger sizes go
 with the first and the last class. In each class the program and the protocol that are predicted fastest
-(:mod:`~blinkccl.choice.costs`) are taken if that is faster than what NCCL is predicted to do
-(:mod:`~blinkccl.nccl.nccl_predictor`), by :data:`MARGIN` at least and both at the class's smallest size; else the
-call is NCCL's. BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run
-with this protocol.
+(:mod:`~blinkccl.choice.costs`) are taken if NCCL is predicted (:mod:`~blinkccl.nccl.nccl_predictor`) to take
+:data:`PREDICTED_MARGIN` times as long at least, both at the class's smallest size; else the call is NCCL's.
+BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run with this protocol.
 
 What ``blink tune`` measured here (:mod:`~blinkccl.choice.measured`) takes the place of predictions: in a class that it
-has times of, those are compared, ours among themselves and with NCCL's, at the size that was measured.
+has times of, those are compared, ours among themselves and with NCCL's, at the size that was measured. Where both were
+measured :data:`MARGIN` is enough.
 
 With BLINK_ALGO=hybrid a prediction decides only which classes are worth a try: where the split over NVLink and PCIe is
 predicted faster than NVLink alone, the class has both programs. Its first calls run and time one after the other
@@ -22,6 +22,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.choice.auto import floor_of_links
@@ -43,8 +44,10 @@ PROTOCOLS = ("simple", "ll", "ll128", COPIES)
 #: log2 of the smallest sizes of the first and the last class.
 FIRST_CLASS, LAST_CLASS = 10, 32
 MOST_SIZE = 2**63 - 1
-#: Neither model is better than this: what is nearer counts as equally fast, and stays with NCCL.
+#: What is nearer counts as equally fast: among ours the first is taken, and what was measured beside NCCL stays NCCL's.
 MARGIN = 1.03
+#: What a prediction must promise, as the costs of our kernels are NCCL's own constants, and no GPU has run them yet.
+PREDICTED_MARGIN = 1.3
 
 #: What is fastest of ours, by which protocol.
 Ours = tuple[CandidateProgram, str, PredictedTime]
@@ -67,6 +70,7 @@ class ChoiceRow:
 
     ``candidate`` None leaves it to NCCL. ``chunk_bytes`` is that of one part's message, and ``search`` lets it change.
     ``other`` is what first calls try beside it, and keep where it is faster; ``measured``: not only predictions say so.
+    ``margin``: how many times as long NCCL must take for a call to be ours.
     """
 
     collective: str
@@ -80,6 +84,7 @@ class ChoiceRow:
     why: str
     other: Way | None = None
     measured: bool = False
+    margin: float = PREDICTED_MARGIN
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -90,19 +95,34 @@ class ChoiceRow:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What one class came to; ``cell``, where there is one, says what ours take, and its size is what was compared."""
+    """What one class came to; ``cell``, where there is one, says what ours take, and its size is what was compared.
+
+    ``forced``: ours is taken however long NCCL takes.
+    """
 
     size: int
     ours: Ours | None
     theirs: NcclPrediction | None
-    taken: bool
+    forced: bool
     other: Ours | None
     cell: Cell | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether Blink runs it."""
+        if self.ours is None or self.forced:
+            return self.ours is not None
+        return self.theirs is not None and self.ours[2].seconds * self.margin < self.theirs.seconds
 
     @property
     def compared(self) -> int:
         """The size that all times are of."""
         return self.size if self.cell is None else self.cell.size_bytes
+
+    @property
+    def margin(self) -> float:
+        """How many times as long NCCL must take for a call to be ours: less where both were measured."""
+        return PREDICTED_MARGIN if self.cell is None or self.cell.best(NCCL) is None else MARGIN
 
 
 @dataclass(frozen=True)
@@ -221,8 +241,7 @@ def _verdict(
     # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
     ours = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
     theirs = None if nccl is None else _theirs(timed[0].collective, size_bytes, nccl, cell)
-    faster = ours is not None and theirs is not None and ours[2].seconds * MARGIN < theirs.seconds
-    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster), other, cell)
+    return _Verdict(size_bytes, ours, theirs, forced or nccl is None, other, cell)
 
 
 def _predicted(timed: Sequence[_Timed], size_bytes: int) -> list[Ours]:
@@ -309,19 +328,19 @@ def _merged(
 def _row(key: tuple[str, int], verdict: _Verdict) -> ChoiceRow:
     measured = verdict.cell is not None
     if not verdict.taken or verdict.ours is None:
-        return ChoiceRow(*key, 0, 0, None, "-", 0, False, "", measured=measured)
+        return ChoiceRow(*key, 0, 0, None, "-", 0, False, "", measured=measured, margin=verdict.margin)
     candidate, protocol, found = verdict.ours
     other = None
     if verdict.other is not None:
         other = Way(verdict.other[0], verdict.other[1], verdict.other[2].chunk_bytes)
-    row = ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, False, "", other, measured)
+    row = ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, False, "", other, measured, verdict.margin)
     searched = any(way.protocol in ("simple", COPIES) for way in row.ways)
     return replace(row, search=searched and verdict.size >= SEARCH_FROM_BYTES)
 
 
 def _equal(a: ChoiceRow, b: ChoiceRow) -> bool:
-    same = (a.protocol, a.chunk_bytes, a.search, a.measured) == (b.protocol, b.chunk_bytes, b.search, b.measured)
-    return a.candidate is b.candidate and a.other is b.other and same
+    alike = attrgetter("protocol", "chunk_bytes", "search", "measured", "margin")
+    return a.candidate is b.candidate and a.other is b.other and alike(a) == alike(b)
 
 
 def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> str:
@@ -407,5 +426,7 @@ def nothing_taken(rows: ChoiceTable, terms: Terms, has_nccl: bool) -> str:
     shown = next((f"{row.collective}: {row.why}" for row in rows.choices), "there are no rows")
     if terms.forced:
         return f"nothing can run with {terms.forced} ({shown.replace(f'{terms.forced}; ', '', 1)})"
-    known = "measured or predicted" if any(row.measured for row in rows.choices) else "predicted"
-    return f"{f'nothing is {known} to be faster than NCCL' if has_nccl else 'nothing can be planned'} ({shown})"
+    if not has_nccl:
+        return f"nothing can be planned ({shown})"
+    measured = "measured to be faster than NCCL or " if any(row.measured for row in rows.choices) else ""
+    return f"nothing is {measured}predicted to be {PREDICTED_MARGIN} times as fast as NCCL ({shown})"

@@ -65,11 +65,15 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass
 class Log:
-    """What people are told on standard error, where they asked for it, and how long each step took."""
+    """What people are told on standard error, where they asked for it, and how long each step took.
+
+    ``overruled`` is said at the end: libblink.so passes on the last lines alone.
+    """
 
     wanted: bool
     began: float = field(default_factory=time.monotonic)
     last: float = field(default_factory=time.monotonic)
+    overruled: str = ""
 
     def say(self, text: str) -> None:
         if self.wanted:
@@ -95,12 +99,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     algo = job.setting("algo")
     if algo == "nccl":
         raise UnsupportedError("BLINK_ALGO=nccl")
-    wish(job.setting("deterministic"))
-    only_nccl = job.setting("only_nccl")
-    if only_nccl and algo in ("", AUTO):
-        raise UnsupportedError(f"the program asks for {only_nccl}, which is NCCL's to do; BLINK_ALGO would overrule it")
-    if only_nccl:
-        log.say(f"BLINK_ALGO={algo} overrules {only_nccl}")
+    _overrule(job, algo, wish(job.setting("deterministic")), log)
     names = wanted(algo)
     choices.wanted_protocol(job.setting("protocol"))
     where = place(job, log.say)
@@ -125,6 +124,20 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     path = cache.put(digest if whole else None, bundle)
     log.step(f"bundle written, {path},")
     return path
+
+
+def _overrule(job: GpuJob, algo: str, order: str, log: Log) -> None:
+    """UnsupportedError where the program asks for what only NCCL does, and nothing of ours overrules that.
+
+    Who promises one order of sums means this library too: what fixes the orders of NCCL's sums is not needed then.
+    """
+    theirs = job.setting("only_nccl")
+    if not theirs:
+        return
+    ours = f"BLINK_ALGO={algo}" if algo not in ("", AUTO) else f"BLINK_DETERMINISTIC={order}" if order else ""
+    if not ours:
+        raise UnsupportedError(f"the program asks for {theirs}, which is NCCL's to do; BLINK_ALGO would overrule it")
+    log.overruled = f"{ours} overrules {theirs}"
 
 
 def _path_table(environ: Mapping[str, str], machine: Topology) -> PathTable | None:
@@ -281,6 +294,8 @@ def answer(peers: bytes, environ: Mapping[str, str]) -> str:
     except Exception as error:
         traceback.print_exc()
         line = f"refused a mistake in the planner, of which standard error has more: {_one_line(error)}"
+    if log.overruled:
+        log.say(log.overruled)
     log.say(f"{line} after {time.monotonic() - log.began:.3f} s")
     return line
 

@@ -19,7 +19,7 @@ from blinkccl.baselines.nccl_search import search
 from blinkccl.choice.costs import timing
 from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.collectives.spec import Collective
-from blinkccl.nccl.choices import FIRST_CLASS, LAST_CLASS, MARGIN, ChoiceRow, Terms, table
+from blinkccl.nccl.choices import FIRST_CLASS, LAST_CLASS, MARGIN, PREDICTED_MARGIN, ChoiceRow, Terms, table
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, collectives
 from blinkccl.nccl.topology_of_job import JobPlacement
@@ -155,7 +155,7 @@ def test_what_is_taken_is_faster_by_the_margin(
         for size in classes(row):
             ours = timing(one, row.protocol, size, capability, blocks, capacity).seconds
             theirs = predictor.at(collective, size)
-            assert ours * MARGIN < theirs.seconds, (row.collective, size)
+            assert ours * PREDICTED_MARGIN < theirs.seconds, (row.collective, size)
             least = max(link_seconds(job, one, row.protocol, size), block_seconds(job, one, row.protocol, size))
             assert least <= ours * 1.001, (row.collective, size, "faster than links and blocks")
             if size >= 1 << 28:
