@@ -23,7 +23,7 @@ export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
 export PYTHONDONTWRITEBYTECODE :=
 SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
-.PHONY: run test test-more test-all lint types layers collect unit native native-test bench docs gpu clean
+.PHONY: run test test-more test-all lint types layers collect unit native native-test bench docs gpu gpu-bundle clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -82,6 +82,10 @@ docs: $(VENV)/.installed $(VENV)/.docs
 gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/gpu_day.py --quick || [ $$? -eq 1 ]
 	$(BIN)/python benchmarks/gpu_day.py
+
+# What a GPU day takes along to a machine that has Python, torch and no package index.
+gpu-bundle: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu_bundle.py make build/gpu-bundle
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from blinkccl.cli.exits import HARDWARE
 from support.examples import ALL_TESTS
 
 #: To compile everything.
@@ -276,3 +277,16 @@ def test_a_library_that_must_be_built_is_not_left_out(source: Path, tmp_path: Pa
     assert built.returncode != 0
     assert "CMAKE_CXX_COMPILER" in built.stdout + built.stderr
     assert list(tmp_path.glob("*.whl")) == []
+
+
+def test_a_gpu_day_is_installed_from_its_bundle(wheel: Path, tmp_path: Path) -> None:
+    """Of what the package needs all is here already; so it comes as far as asking for a GPU."""
+    bundle, pages = tmp_path / "bundle", tmp_path / "pages"
+    bundle.mkdir()
+    shutil.copy(wheel, bundle)
+    environment = os.environ | {"BLINK_CUDA_LIB": "/nothing/libcuda.so.1"}
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_bundle.py"), "run", str(bundle), "--to", str(pages)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert ended.returncode == HARDWARE, ended.stderr
+    assert "needs an NVIDIA GPU: no NVIDIA driver: /nothing/libcuda.so.1" in ended.stderr
+    assert list(pages.iterdir()) == []

@@ -1,0 +1,135 @@
+"""All that a GPU day takes along to a machine with one GPU, Python, torch and numpy, and no package index.
+
+    python benchmarks/gpu_bundle.py make FOLDER             # make gpu-bundle: here, where an index is at hand
+    python benchmarks/gpu_bundle.py run FOLDER --to WHERE   # there: installs from it, then the quick day and the whole
+
+The folder has a wheel of this package with its native libraries and wheels of what it needs beside numpy, for each
+Python that it serves; and NVRTC's, where the whole stays under the limit. What is there already is used as it is: the
+environment that ``run`` makes, in a temporary folder, sees the packages of the Python that runs it. Exit codes of
+``run`` are those of ``gpu_day.py``: of the two days the greater one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+#: Machines that are lent take so much along.
+MIB = 1 << 20
+MOST_BYTES = 64 * MIB
+PYTHONS = ("3.11", "3.12", "3.13")
+#: Everything together: installing, and the two days, which end by themselves.
+WITHIN_S, INSTALL_S = 595.0, 55.0
+#: Of the compiler the newest one that is small: later ones have 90 MB. Torch's wheels bring their own.
+NVRTC = "nvidia-cuda-nvrtc-cu12==12.6.77"
+#: With torch.
+THERE = ("numpy",)
+INSTALL_FAILED = 2
+
+
+def make(folder: Path, nvrtc: bool) -> int:
+    """Fills the folder; 1 where it holds more than the limit, or has no native library."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    old_enough = [f"--platform={tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux2014")]
+    for python in PYTHONS:
+        options = ["--only-binary", ":all:", "--python-version", python, *old_enough, "--dest", str(folder)]
+        subprocess.run([*pip, "download", *options, *wanted], check=True)
+    for name in THERE:
+        for path in folder.glob(f"{name}-*.whl"):
+            path.unlink()
+    if nvrtc:
+        subprocess.run([*pip, "download", "--no-deps", "--dest", str(folder), NVRTC], check=True)
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.whl"))}
+    for name, size in sizes.items():
+        print(f"{size / MIB:7.2f} MiB  {name}")
+    total = sum(sizes.values())
+    print(f"{total / MIB:7.2f} MiB of {MOST_BYTES // MIB} in {folder}")
+    return int(total > MOST_BYTES or not any("linux" in name for name in sizes if name.startswith("blink_ccl")))
+
+
+def run(folder: Path, where: Path, within_s: float) -> int:
+    """Installs what the folder has, and runs both days; what comes of them lies in ``where``."""
+    ends = time.monotonic() + within_s
+    with tempfile.TemporaryDirectory(prefix="blink-gpu-day-") as place:
+        python = _environment(Path(place), folder)
+        if python is None:
+            return INSTALL_FAILED
+        environment = os.environ | {"BLINK_CACHE": f"{place}/cache"}
+        os.mkdir(f"{place}/cache", 0o700)
+        codes = []
+        for more in (["--quick"], []):
+            left_s = ends - time.monotonic()
+            command = [str(python), str(HERE / "gpu_day.py"), "--to", str(where), *more]
+            limit = [] if left_s >= 420 else ["--within", str(max(1, int(left_s - 5)))]
+            codes.append(subprocess.run([*command, *limit], env=environment, check=False).returncode)
+            if codes[-1] not in (0, 1):
+                break
+    return max(codes)
+
+
+def _environment(place: Path, folder: Path) -> Path | None:
+    """The Python of a new environment with the bundle in it, which sees the packages of this one; None: it failed."""
+    venv.EnvBuilder(system_site_packages=True, with_pip=False).create(place / "venv")
+    python = place / "venv" / "bin" / "python"
+    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    inside = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    # What this interpreter sees may be an environment itself, which the new one would pass by.
+    seen = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    Path(inside, "outer.pth").write_text("".join(f"{path}\n" for path in seen))
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--quiet", "install"]
+    pip += ["--no-index", "--find-links", str(folder)]
+    ours = [str(max(folder.glob("blink_ccl-*.whl")))]
+    nvrtc = [] if _finds_a_compiler() else [path.name.split("-")[0] for path in folder.glob("nvidia_cuda_nvrtc*.whl")]
+    # Ours in any case, whatever version is there; of the others what is not there.
+    for wanted in (["--force-reinstall", "--no-deps", *ours], [*ours, *nvrtc]):
+        try:
+            code = subprocess.run([*pip, *wanted], timeout=INSTALL_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            return None
+        if code:
+            return None
+    return python
+
+
+def _finds_a_compiler() -> bool:
+    """Whether NVRTC or nvcc is here: torch's wheels bring NVRTC."""
+    wheels = ("nvidia/cuda_nvrtc/lib/libnvrtc.so.*", "nvidia/cu*/lib/libnvrtc.so.*")
+    beside = any(any(Path(base or ".").glob(wheel)) for base in sys.path for wheel in wheels)
+    return beside or shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    making = verbs.add_parser("make", help="fill the folder")
+    making.add_argument("folder", type=Path)
+    making.add_argument("--no-nvrtc", action="store_true", help="the machine has a compiler")
+    running = verbs.add_parser("run", help="install from the folder, and run")
+    running.add_argument("folder", type=Path)
+    running.add_argument("--to", type=Path, default=HERE, metavar="WHERE", help="where the pages are written")
+    running.add_argument("--within", type=float, default=WITHIN_S, metavar="SECONDS", help="of everything")
+    given = parser.parse_args()
+    if given.verb == "make":
+        return make(given.folder, not given.no_nvrtc)
+    if not any(given.folder.glob("blink_ccl-*.whl")):
+        parser.error(f"{given.folder} has no wheel blink_ccl-*.whl: make gpu-bundle makes such a folder")
+    return run(given.folder, given.to, given.within)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
