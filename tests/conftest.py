@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,23 @@ def doubles() -> Doubles:
     if not have_compiler():
         pytest.skip("the test doubles need Linux, gcc and g++; none is on PATH")
     return build()
+
+
+@pytest.fixture(autouse=True)
+def no_group_is_left() -> Iterator[None]:
+    """Fails a test that leaves this process in a group, where `blink dump` and others would find it in a later test."""
+    yield
+    left = [number for number in os.listdir(FILES) if is_a_groups(number)] if os.path.isdir(FILES) else []
+    assert not left, f"{len(left)} descriptors of groups are still open: close the communicator"
+
+
+FILES = "/proc/self/fd"
+
+
+def is_a_groups(number: str) -> bool:
+    with suppress(FileNotFoundError):  # by now something else is open there, or nothing
+        return os.readlink(f"{FILES}/{number}").startswith("/memfd:blink-segment")
+    return False
 
 
 Blink = Callable[..., Ended]

@@ -22,6 +22,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from blinkccl.cli.app import command as root
+from blinkccl.runtime.communicator import Communicator
 from support.examples import ALL_TESTS
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +190,12 @@ class Runner:
                 self._command(block, command, shown, 0)
             self._command(block, *last, int(block.said.get("exit", 0)))
 
+    def close(self) -> None:
+        """Leaves the groups that the page's code is in, as the end of its process would."""
+        for one in self.names.values():
+            if isinstance(one, Communicator):
+                one.close()
+
     def _python(self, block: Block) -> None:
         self.capsys.readouterr()
         exec(compile(block.text, str(block), "exec"), self.names)
@@ -239,11 +247,12 @@ def test_a_page_shows_what_its_blocks_print(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     runner = Runner(blink, request.getfixturevalue("capsys"), request.config.getoption("--update-golden"))
-    for block in BLOCKS[page]:
-        if ("slow" not in block.said or ALL_TESTS) and _is_here(block.said.get("needs", "blinkccl")):
-            for name, _, value in (pair.partition("=") for pair in block.said.get("env", "").split()):
-                monkeypatch.setenv(name, value)
-            runner.run(block)
+    with closing(runner):
+        for block in BLOCKS[page]:
+            if ("slow" not in block.said or ALL_TESTS) and _is_here(block.said.get("needs", "blinkccl")):
+                for name, _, value in (pair.partition("=") for pair in block.said.get("env", "").split()):
+                    monkeypatch.setenv(name, value)
+                runner.run(block)
 
 
 def test_what_is_not_run_is_known() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +162,19 @@ class Preloaded:
             kept.pop(name, None)
             if value is not None:
                 kept[name] = str(value)
+        if "BLINK_DOUBLE_JOURNAL" in kept and "BLINK_PYTHON" in kept:
+            kept["BLINK_PYTHON"] = str(self._without_journal(kept["BLINK_PYTHON"]))
         if self.runtime:
             kept["LD_PRELOAD"] = ":".join(filter(None, (self.runtime, kept.get("LD_PRELOAD"))))
         return kept
+
+    def _without_journal(self, python: str) -> Path:
+        """The planner's Python, whose process calls the driver too, once per session: the journal is of ranks alone."""
+        path = self.directory / f"planner.{sha256(python.encode()).hexdigest()[:8]}"
+        if not path.exists():
+            path.write_text(f'#!/bin/sh\nunset BLINK_DOUBLE_JOURNAL\nexec {shlex.quote(python)} "$@"\n')
+            path.chmod(0o700)
+        return path
 
     def run(
         self,
