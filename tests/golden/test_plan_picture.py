@@ -9,6 +9,8 @@ import re
 import shlex
 from pathlib import Path
 
+from support.pictures import words_beyond
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/howto/see-it.md"
 EXPECTED, RECORDED = Path(__file__).parent / "expected", Path(__file__).parent / "recorded"
@@ -33,3 +35,9 @@ def test_the_pictures_are_what_the_commands_of_their_page_draw(blink, tmp_path, 
         if pytestconfig.getoption("--update-golden"):
             (EXPECTED / name).write_text(found, encoding="utf-8")
         assert found == (EXPECTED / name).read_text(encoding="utf-8"), name
+
+
+def test_no_words_reach_beyond_their_picture():
+    assert {
+        path.name: words for path in EXPECTED.glob("*.svg") if (words := words_beyond(path.read_text("utf-8")))
+    } == {}

@@ -404,7 +404,7 @@ class _Painter:
         else:
             entries = [(style, words) for style, words in _LOADS]
         shapes: list[Shape] = []
-        x, y, widest = 14.0 * self.scale, top + 2 * size, 0.0
+        x, y = 14.0 * self.scale, top + 2 * size
         limit = max(self.placed.width, 560.0)
         title = "links, as wide as they are fast:" if self.subject.load is None else "links by their load:"
         words = Text(x, y, title, "soft", size, "start")
@@ -418,24 +418,20 @@ class _Painter:
             shapes.append(Line(((x, y - size * 0.33), (x + 2 * size, y - size * 0.33)), f"link {style}", 0.33 * size))
             shapes.append(text)
             x += 2.4 * size + text.width + 1.4 * size
-            widest = max(widest, x)
         if self.subject.proof is not None:
             y += 1.8 * size
             said = f"the bottleneck: {cut_words(*self.subject.proof)}"
             indent = 14.0 * self.scale + 2.4 * size
-            first, *others = _wrapped(said, limit - indent, size)
-            words = Text(indent, y, first, "cuttext", size, "start")
             mark = Line(
                 ((14.0 * self.scale, y - size * 0.33), (14.0 * self.scale + 2 * size, y - size * 0.33)),
                 "cut",
                 0.17 * size,
             )
-            shapes += [mark, words]
-            for line in others:
-                y += 1.4 * size
-                shapes.append(Text(indent, y, line, "cuttext", size, "start"))
-            widest = max(widest, words.x + words.width)
-        return shapes, y + size, widest
+            shapes.append(mark)
+            lines = _wrapped(said, limit - indent, size)
+            shapes += [Text(indent, y + i * 1.4 * size, line, "cuttext", size, "start") for i, line in enumerate(lines)]
+            y += (len(lines) - 1) * 1.4 * size
+        return shapes, y + size, max(shape.right for shape in shapes if isinstance(shape, Text)) + size
 
     def _rates(self, kind: str) -> str:
         rates = sorted({link.gb_per_s for link in self.topology.links if link.kind == kind})

@@ -142,15 +142,19 @@ class Text:
     @property
     def width(self) -> float:
         """About so wide they are, in px, in a wide font."""
-        bold = 1.1 if "strong" in self.style or "cuttext" in self.style else 1.0
+        bold = 1.14 if "strong" in self.style or "cuttext" in self.style else 1.0
         return (
             bold
             * self.size
             * sum(
-                0.36 if c in " .,:;|iljtf'()[]{}/-" else 0.76 if c.isupper() or c in "mw→%" else 0.61
-                for c in self.words
+                0.36 if c in " .,:;|iljtf'()[]/-" else 0.76 if c.isupper() or c in "mw→%" else 0.61 for c in self.words
             )
         )
+
+    @property
+    def right(self) -> float:
+        """Where they end."""
+        return self.x + self.width * {"start": 1.0, "middle": 0.5, "end": 0.0}[self.anchor]
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,30 @@ from blinkccl.report.picture import (
     crossing,
     cut_sum,
     cut_words,
+    folded,
     line_numbers,
     load_style,
     machine_picture,
     subject_of,
 )
-from blinkccl.report.shapes import LOADS, PALETTE, Group, Line, Picture, Rect, Text, flat, svg, svg_file, write_drawn
+from blinkccl.report.shapes import (
+    LOADS,
+    PALETTE,
+    Group,
+    Line,
+    Picture,
+    Rect,
+    Text,
+    flat,
+    svg,
+    svg_file,
+    write_drawn,
+)
 from blinkccl.report.tree_picture import share_picture
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.spec import parse_spec
+from support.pictures import words_beyond
 from support.planned import plan
 
 MACHINES = [
@@ -188,6 +202,24 @@ def test_the_arcs_of_a_drawn_tree_are_those_of_the_forest(spec, gpus, name):
         texts = [shape for shape in flat(picture.shapes) if isinstance(shape, Text)]
         boxes = [Place(t.x, t.y, t.width, t.size) for t in texts]
         assert not any(a.meets(b) for a, b in combinations(boxes, 2))
+
+
+def drawn_beyond(picture):
+    return words_beyond(svg_file(folded(picture)))
+
+
+@pytest.mark.parametrize("spec", [*MACHINES, *CLUSTERS])
+def test_no_words_of_a_machine_reach_beyond_its_picture(spec):
+    assert drawn_beyond(machine_picture(parse_spec(spec))) == []
+
+
+@pytest.mark.parametrize(("spec", "gpus", "name"), [*PLANS, ("dgx-1v", "0,1,4", "allreduce")])
+def test_no_words_of_a_plan_reach_beyond_its_pictures(spec, gpus, name):
+    forest = plan("optimal", spec, gpus, name)
+    for topology in (parse_spec(spec), forest.topology):
+        assert drawn_beyond(machine_picture(topology, subject_of(forest))) == []
+    for number, share in enumerate(forest.shares[:8]):
+        assert drawn_beyond(share_picture(forest, share, number)) == []
 
 
 def test_large_trees_are_told_by_their_levels():
