@@ -14,10 +14,17 @@ from blinkccl.lab.layout import HOST_DEVICE
 
 #: TCP between the hosts' addresses, and nothing that processors share; ranks that wait let others go on.
 _OPTIONS = (
-    *("--mca", "plm", "rsh", "--mca", "oob_tcp_if_include", HOST_DEVICE),
     *("--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", HOST_DEVICE, "--mca", "pml", "ob1"),
     *("--mca", "mpi_yield_when_idle", "1", "--map-by", "node"),
 )
+#: What starts daemons has other names since Open MPI 5, where it is PRRTE: each release reads its own, and no others.
+_AGENT = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
+_DAEMONS = {
+    "OMPI_MCA_plm": "rsh",
+    "OMPI_MCA_oob_tcp_if_include": HOST_DEVICE,
+    "PRTE_MCA_plm": "ssh",
+    "PRTE_MCA_prte_if_include": HOST_DEVICE,
+}
 
 
 def launch(pids: Mapping[int, int]) -> CandidateLaunch:
@@ -33,10 +40,11 @@ def launch(pids: Mapping[int, int]) -> CandidateLaunch:
         agent.write_text(_agent(pids))
         agent.chmod(0o700)
         hosts = ",".join(f"vertex{vertex}:1" for vertex in pids)
-        line = [found.launcher, "--mca", "plm_rsh_agent", str(agent), *_OPTIONS, "--host", hosts]
+        line = [found.launcher, *_OPTIONS, "--host", hosts]
         line += ["--allow-run-as-root"] if os.geteuid() == 0 else []
         line += ["-n", str(len(pids)), str(program), str(path)]
-        return [Process(line, {**found.environment, "TMPDIR": str(room)})]
+        environment = {**_DAEMONS, **dict.fromkeys(_AGENT, str(agent)), "TMPDIR": str(room)}
+        return [Process(line, {**found.environment, **environment})]
 
     return CandidateLaunch("openmpi", len(pids), processes, library=LIBRARIES["openmpi"])
 

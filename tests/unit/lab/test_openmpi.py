@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from blinkccl.bench.peers.registry import Installation
 from blinkccl.lab import openmpi
 
 
@@ -23,3 +26,23 @@ def test_the_agent_enters_the_namespace_of_the_host_that_it_is_given(tmp_path: P
         check=True,
     )
     assert done.stdout.splitlines() == ["--net --target 200", "I am vertex5", "two  words 1"]
+
+
+def test_daemons_are_started_by_the_agent_under_every_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI 4 reads ``OMPI_MCA_…`` alone for this, PRRTE under Open MPI 5 ``PRTE_MCA_…``."""
+    found = Installation("mpirun", ("mpicc",), (), {"PATH": "/opt/bin"})
+    monkeypatch.setattr(openmpi, "installation", lambda name, prefix: found)
+    monkeypatch.setattr(openmpi, "build", lambda source, compiler, options: Path("peer"))
+    (mpirun,) = openmpi.launch({4: 100, 5: 200}).processes(tmp_path / "socket", tmp_path)
+    agent = str(tmp_path / "agent")
+    assert Path(agent).read_text() == openmpi._agent({4: 100, 5: 200})
+    started = {name: text for name, text in mpirun.environment.items() if "MCA" in name}
+    assert started == {
+        "OMPI_MCA_plm": "rsh",
+        "OMPI_MCA_plm_rsh_agent": agent,
+        "OMPI_MCA_oob_tcp_if_include": "host0",
+        "PRTE_MCA_plm": "ssh",
+        "PRTE_MCA_plm_ssh_agent": agent,
+        "PRTE_MCA_prte_if_include": "host0",
+    }
+    assert not [text for text in mpirun.command if "plm" in text or "oob" in text]
