@@ -116,12 +116,14 @@ void copy_text(char* target, std::size_t room, const std::string& text) {
   target[length] = '\0';
 }
 
+// 0 of what is no type of ours.
 std::size_t itemsize(std::uint32_t dtype) {
   switch (dtype) {
-    case BLINK_INT8: case BLINK_UINT8: return 1;
+    case BLINK_INT8: case BLINK_UINT8: case BLINK_FLOAT8_E4M3FN: case BLINK_FLOAT8_E5M2: case BLINK_BOOL: return 1;
     case BLINK_INT16: case BLINK_UINT16: case BLINK_FLOAT16: case BLINK_BFLOAT16: return 2;
     case BLINK_INT32: case BLINK_UINT32: case BLINK_FLOAT32: return 4;
-    default: return 8;
+    case BLINK_INT64: case BLINK_UINT64: case BLINK_FLOAT64: return 8;
+    default: return 0;
   }
 }
 
@@ -135,6 +137,7 @@ std::int64_t bytes_of(const blink_mpi_call& call) { return call.count * static_c
 
 bool goes_one_way(const blink_mpi_call& call, int ranks) {
   const std::int32_t collective = call.collective;
+  if (itemsize(call.dtype) == 0) return false;  // there is no plan for it either: it is the MPI library's
   return (collective == BLINK_BROADCAST || collective == BLINK_REDUCE || collective == BLINK_GATHER ||
           collective == BLINK_SCATTER) && bytes_of(call) * ranks <= kOneWayBytes;
 }

@@ -42,7 +42,7 @@ Formats:
   nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings (--algo ring), or the best ones, with its own kernels. One
               server, GPUs 0 to 9
   nccl-tuner  NCCL_TUNER_PLUGIN, in C: on those rings NCCL takes at each size what its cost model finds the fastest
-  msccl       MSCCL XML, for MSCCL and its executor in NCCL and RCCL (there reduce_scatter is spelled reducescatter)
+  msccl       MSCCL XML, for MSCCL, and RCCL before March 2026 (there reduce_scatter is spelled reducescatter)
   mscclpp     MSCCL++ JSON, an execution plan; without a plan AllReduce in a switch that combines (Hopper and later)
               Both: chunks as many as the weights need, or --chunks; read back and proved before they are written
   goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and what waits for what

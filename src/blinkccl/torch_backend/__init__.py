@@ -11,7 +11,7 @@ What torch calls is :class:`~blinkccl.torch_backend.process_group.BlinkProcessGr
     call_table      one table: each of these methods as collectives of ours on flat memory
     memory          tensors as flat memory: as they lie, or through a scratch buffer and a copy
     issue           in order, at once or in the background, with a deadline
-    transport       who moves the bytes: the group of this host, or torch_p2p for groups that span hosts
+    transport       who moves the bytes: the group of this host, or one that spans hosts (runtime/spanning_group)
 
 and back as a ``Work`` (:mod:`~blinkccl.torch_backend.work`). What promises hold:
 
