@@ -34,7 +34,8 @@ CASES = {
     "error-no-collective": "plan allreduced --topo dgx-1v",
     "error-no-algorithm": "plan allreduce --topo dgx-1v --algo rings",
     "error-root": "plan broadcast --topo dgx-1v --gpus 1,4 --root 0",
-    "error-parts": "plan allreduce --topo dgx-1v --gpus 0,1,6",
+    "plan-parts": "plan allreduce --topo dgx-1v --gpus 0,1,6 --quiet",
+    "error-parts": "plan allreduce --topo dgx-1v --gpus 0,1,6 --links fast",
     "error-unsupported": "plan alltoall --topo dgx-1v --algo ring",
 }
 

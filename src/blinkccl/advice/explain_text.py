@@ -48,7 +48,7 @@ def explain_text(found: Explanation, why: bool = False) -> str:
         lines.append(in_switch_sentence(combined, found.auto.forest))
     text = "\n".join(lines) + "\n"
     if found.summary is not None:
-        text += summary_text(best.plan.name, request.topology, found.summary, best.estimate.seconds)
+        text += summary_text(best.plan.name, found.summary, best.estimate.seconds)
     if found.auto.absent:
         text += f"\n{not_here_text(found.auto.absent, why)}"
     return text

@@ -19,7 +19,7 @@ from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids,
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import network_for
+from blinkccl.topology.select import LINK_CHOICES, check_links, joining_links, network_for
 
 #: More sets than this are not tried: at some 5 ms each that is a few minutes.
 MAX_SETS = 20_000
@@ -56,7 +56,7 @@ class Ranking:
     collective: str
     free: tuple[int, ...]
     size: int
-    links: str
+    links: str | None
     picks: tuple[Pick, ...]
 
     def forest(self, pick: Pick) -> Forest:
@@ -65,7 +65,7 @@ class Ranking:
 
     def ring(self, pick: Pick) -> RingBaseline:
         """What rings reach on a set, PCIe included as in NCCL."""
-        return ring_baseline(self._request(pick, self.links))
+        return ring_baseline(self._request(pick, self.links or LINK_CHOICES[0]))
 
     def _request(self, pick: Pick, links: str) -> Request:
         return Request(self.topology, _collective(self.collective, self.size), pick.ranks, links)
@@ -80,7 +80,7 @@ class Ranking:
             "collective": self.collective,
             "k": self.size,
             "free": list(self.free),
-            "links": self.links,
+            "links": self.links or LINK_CHOICES[0],
             "sets": len(self.picks),
             "best": [self._entry(pick) for pick in best],
             "worst": [self._entry(pick) for pick in worst],
@@ -108,16 +108,19 @@ def rank_sets(
     free: Sequence[int],
     size: int,
     collective: str = "allreduce",
-    links: str = "fast",
+    links: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ranking:
     """All sets of ``size`` ≥ 2 of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
 
-    A set's first GPU is the root; sendrecv goes from the first to the last. A set that ``"fast"`` leaves in parts is
-    judged on PCIe. ``progress(done, total)`` counts sets. Cost: a plan per set whose links are not those of another up
-    to renumbering; as many again for what is left where that is smaller than ``size``.
+    A set's first GPU is the root; sendrecv goes from the first to the last. A set is judged on ``links``, or where none
+    are chosen on those that join it (:func:`~blinkccl.topology.select.joining_links`). ``progress(done, total)``
+    counts sets. Cost: a plan per set whose links are not those of another up to renumbering; as many again for what is
+    left where that is smaller than ``size``.
     """
     free = tuple(sorted(free))
+    if links is not None:
+        check_links(links)
     _check(free, size, collective)
     judge = _Judge(topology, collective, links)
     total = comb(len(free), size)
@@ -168,7 +171,7 @@ class _Judge:
 
     topology: Topology
     collective: str
-    links: str
+    links: str | None
     _rates: dict[tuple[tuple[int, int, int], ...], Fraction] = field(default_factory=dict)
     _reached: dict[tuple[int, ...], Reach] = field(default_factory=dict)
 
@@ -178,13 +181,12 @@ class _Judge:
         return self._reached[ranks]
 
     def _judge(self, ranks: tuple[int, ...]) -> Reach:
-        for links in dict.fromkeys((self.links, "pcie")):
-            try:
-                network = network_for(self.topology, ranks, links)
-            except TopologyError:
-                continue  # In parts on these links: the next kind may join them.
-            return Reach(self._rate(network, ranks, links) * exact_unit(network), links)
-        return Reach(_NOTHING, "")
+        try:
+            links = self.links or joining_links(self.topology, ranks)[0]
+            network = network_for(self.topology, ranks, links)
+        except TopologyError:
+            return Reach(_NOTHING, "")  # in parts
+        return Reach(self._rate(network, ranks, links) * exact_unit(network), links)
 
     def _rate(self, network: Topology, ranks: tuple[int, ...], links: str) -> Fraction:
         shape = tuple(_shape(network, ranks))
@@ -229,8 +231,8 @@ def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
     )
     left = f"{{{ids(pick.left)}}}" if pick.left else ""
     where = bottleneck(ranking.forest(pick).certificate) if pick.reach.links else "no links join these"
-    if pick.reach.links not in ("", ranking.links):
-        where += f" (over {pick.reach.links}: {ranking.links} links leave them in parts)"
+    if pick.reach.links not in ("", ranking.links or LINK_CHOICES[0]):
+        where += f" (over {pick.reach.links}: {LINK_CHOICES[0]} links leave them in parts)"
     return [
         place,
         ids(pick.ranks),

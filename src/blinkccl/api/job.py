@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from operator import index
@@ -10,9 +11,10 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import check_ranks
+from blinkccl.topology.select import LINK_CHOICES, check_ranks, joining_links
 from blinkccl.topology.spec import parse_gpus
 
+_LOG = logging.getLogger(__name__)
 #: root, src and dst, as the topology numbers them.
 Ends = tuple[int | None, int | None, int | None]
 
@@ -22,12 +24,28 @@ def request(
     ranks: tuple[int, ...],
     name: str,
     ends: Ends,
-    ways: tuple[str, bool] = ("fast", False),
+    ways: tuple[str | None, bool] = (None, False),
     dashes: str = "",
     tell: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = _LOG.warning,
 ) -> Request:
-    """What to plan among ``ranks``; ``ways`` are links and relays, the rest as for :func:`collective_of`."""
-    return Request(topology, collective_of(name, ranks, ends, dashes, tell), ranks, *ways)
+    """What to plan among ``ranks``; ``ways`` are links and relays, the rest as for :func:`collective_of`.
+
+    Links that were not chosen (None) are those of :func:`links_for`.
+    """
+    links, relays = ways
+    collective = collective_of(name, ranks, ends, dashes, tell)
+    return Request(topology, collective, ranks, links or links_for(topology, ranks, relays, warn), relays)
+
+
+def links_for(topology: Topology, ranks: Sequence[int], relays: bool, warn: Callable[[str], None]) -> str:
+    """The links that join ranks for which none were chosen; ``warn`` hears where these are not the fast ones."""
+    if len(ranks) < 2:
+        return LINK_CHOICES[0]
+    links, why = joining_links(topology, ranks, relays=relays)
+    if why:
+        warn(why)
+    return links
 
 
 def collective_of(

@@ -271,7 +271,7 @@ def plan(
     src: int | None = None,
     dst: int | None = None,
     algo: str = "auto",
-    links: str = "fast",
+    links: str | None = None,
     relays: bool = False,
     size: int | str | None = None,
     deadline: float | None = None,
@@ -291,7 +291,8 @@ def plan(
     root, src, dst
         Ends, as the topology numbers them. None: the first rank, for ``dst`` the last.
     algo, links, relays, size
-        As the options of ``blink plan``. With a ``size`` (bytes, or ``"64M"``) ``auto`` is the algorithm that is the
+        As the options of ``blink plan``. Where fast links leave the GPUs in parts and no ``links`` are chosen, the plan
+        is on PCIe and a warning is logged. With a ``size`` (bytes, or ``"64M"``) ``auto`` is the algorithm that is the
         fastest there by simulation.
     deadline
         Seconds after which the best plan that is known by then is returned, with its proved gap; ``ended_after_s`` says
@@ -326,7 +327,7 @@ def plan(
     from blinkccl.api.job import gpus_of, request
 
     for name, value in {"collective": collective, "algo": algo, "links": links}.items():
-        if not isinstance(value, str):
+        if not isinstance(value, str) and (name != "links" or value is not None):
             raise UsageError(f"{name} {value!r}: expected a name, as text")
     size_bytes = None if size is None else bytes_of(size)
     machine = topology_of(topology)

@@ -25,7 +25,7 @@ from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.simulate.calibration import Calibration, machine_name
 from blinkccl.simulate.run import Simulation, simulate_frame
-from blinkccl.topology.select import PCIE_CHOICES
+from blinkccl.topology.select import PCIE_CHOICES, joining_links
 
 #: NCCL 2.4 hands data on in slices: a buffer of 4 MiB has 8 steps. Rings of AllReduce, AllGather and ReduceScatter take
 #: two steps at once, and cut each rank's part in at least two (v2.4.2, src/include/collectives.h, primitives.h).
@@ -161,7 +161,7 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
     """NCCL 2.30's channel search, and its cost model for each size."""
     if request.collective.name not in SERVED:
         raise UnsupportedError(f"nccl-2.30 has no ring for {request.collective.name}, only for {', '.join(SERVED)}")
-    if request.links in PCIE_CHOICES:
+    if request.links in PCIE_CHOICES and request.links != joining_links(request.topology, request.ranks)[0]:
         raise UnsupportedError(f"nccl-2.30 chooses its links itself: leave --links {request.links} out")
     if conditions.settings.start_s:
         raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")

@@ -59,12 +59,12 @@ Gpus = Annotated[
     ),
 ]
 Links = Annotated[
-    str,
+    str | None,
     Option(
         "--links",
         metavar="fast|pcie|staged|all",
         help="fast: NVLink and its kin, PCIe where there is nothing else; between servers the network. staged: PCIe "
-        "through the hosts' memories, as beside NVLink; all: both.",
+        "through the hosts' memories, as beside NVLink; all: both. Default: the first that joins the GPUs.",
     ),
 ]
 Root = Annotated[
@@ -279,7 +279,7 @@ def request(
     spec: str | None,
     gpus: str | None,
     ends: tuple[int | None, int | None, int | None],
-    links: str,
+    links: str | None,
     relays: bool,
     lost: tuple[str | None, str | None] = (None, None),
 ) -> Request:
@@ -289,7 +289,7 @@ def request(
     topology, ranks = load(spec, gpus)
     if lost != (None, None):
         topology, ranks = _after_loss(topology, ranks, *lost)
-    return asked(topology, ranks, name, ends, (links, relays), "--", console.note)
+    return asked(topology, ranks, name, ends, (links, relays), "--", console.note, console.note)
 
 
 def _after_loss(

@@ -137,7 +137,7 @@ def bench(
     src: arguments.Source = None,
     dst: arguments.Destination = None,
     algo: arguments.Algorithms = None,
-    links: arguments.Links = "fast",
+    links: arguments.Links = None,
     relays: arguments.Relays = False,
     begin: Begin = "32M",
     end: End = None,
@@ -177,7 +177,7 @@ def bench(
         _run_plan(asked, algo or "auto", engine or "reference", chunk or _CHUNK, timeout_s, output, settings)
         return
     if not on_topology:
-        _refuse("is for a topology: give --topo SPEC too", {"--relays": relays, "--links": links != "fast"})
+        _refuse("is for a topology: give --topo SPEC too", {"--relays": relays, "--links": links is not None})
         _refuse("is for plans: name them with --algo", {"--chunk": chunk is not None and algo is None})
     request = arguments.request(name, spec, gpus, ends, links, relays) if on_topology else None
     job = _jobs(request, name, ends, algo, None if chunk is None else _chunk(chunk))

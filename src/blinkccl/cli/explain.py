@@ -36,7 +36,7 @@ def explain(
     root: arguments.Root = None,
     src: arguments.Source = None,
     dst: arguments.Destination = None,
-    links: arguments.Links = "fast",
+    links: arguments.Links = None,
     relays: arguments.Relays = False,
     processes: Annotated[
         int | None,
@@ -58,7 +58,7 @@ def explain(
     of_gpus = {
         "--topo": spec,
         "--gpus": gpus,
-        "--links": None if links == "fast" else links,
+        "--links": links,
         "--relays": relays or None,
         "--measured": measured,
     }

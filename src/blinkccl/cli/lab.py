@@ -84,7 +84,7 @@ def lab(
     src: arguments.Source = None,
     dst: arguments.Destination = None,
     algo: Candidates = "all",
-    links: arguments.Links = "fast",
+    links: arguments.Links = None,
     relays: arguments.Relays = False,
     without: arguments.Without = None,
     without_rank: arguments.WithoutRank = None,

@@ -25,7 +25,7 @@ def pick(
     spec: arguments.Spec = None,
     free: Annotated[str | None, Option("--free", metavar="IDS", help="GPUs that are free; default: all.")] = None,
     name: Annotated[str, Option("--collective", metavar="NAME", help="What the job does most.")] = "allreduce",
-    links: arguments.Links = "fast",
+    links: arguments.Links = None,
     top: Annotated[int, Option("--top", metavar="N", min=1, help="How many of the best sets to show.")] = 5,
     json: arguments.Json = False,
 ) -> None:

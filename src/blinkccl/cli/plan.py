@@ -55,7 +55,7 @@ def plan(
     src: arguments.Source = None,
     dst: arguments.Destination = None,
     algo: arguments.Algorithm = "auto",
-    links: arguments.Links = "fast",
+    links: arguments.Links = None,
     relays: arguments.Relays = False,
     without: arguments.Without = None,
     without_rank: arguments.WithoutRank = None,

@@ -214,7 +214,7 @@ def sim(
     src: arguments.Source = None,
     dst: arguments.Destination = None,
     algo: Algorithms = None,
-    links: arguments.Links = "fast",
+    links: arguments.Links = None,
     relays: arguments.Relays = False,
     plan: PlanFile = None,
     size: Size = None,
@@ -282,7 +282,7 @@ def sim(
             request, forest = _job_of_list(listed, spec, gpus, links), None
         elif plan is not None:
             ends = {"--root": root, "--src": src, "--dst": dst}
-            ways = {"--algo": algo, "--links": None if links == "fast" else links, "--relays": relays or None}
+            ways = {"--algo": algo, "--links": links, "--relays": relays or None}
             ways["--sharp"] = sharp or None
             own = {} if arguments.may_be_graph_file(plan) else {"COLLECTIVE": name, "--topo": spec}
             _refuse_beside_plan({**own, "--gpus": gpus, **ends, **ways})
@@ -450,9 +450,10 @@ def _listed(path: Path, content: bytes) -> _Listed | None:
     return _Listed(path.name if source == str(path) else source, found[0].plan)  # in and out of place take as long
 
 
-def _job_of_list(listed: _Listed, spec: str | None, gpus: str | None, links: str) -> Request:
+def _job_of_list(listed: _Listed, spec: str | None, gpus: str | None, links: str | None) -> Request:
     """What it is for, on the GPUs of a machine, which it does not name."""
     from blinkccl.algorithms.registry import Request
+    from blinkccl.api.job import links_for
 
     if spec is None:
         raise UsageError(f"{listed.name}: the plan of another runtime names no links: give --topo SPEC")
@@ -460,6 +461,7 @@ def _job_of_list(listed: _Listed, spec: str | None, gpus: str | None, links: str
     wanted = listed.plan.collective.world_size
     if len(ranks) != wanted:
         raise UsageError(f"{listed.name} is for {wanted} GPUs, and these are {len(ranks)}: choose them with --gpus")
+    links = links or links_for(topology, ranks, relays=False, warn=console.note)
     return Request(topology, listed.plan.collective, ranks, links)
 
 
@@ -522,7 +524,7 @@ def _report(
     text = fit(sim_text.head_text(field, code, conditions), width)
     text += sim_text.sweep_table(rows, paint, width) if swept else sim_text.size_table(field, rows[0], paint, width)
     if best is not None and summary is not None:
-        text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)
+        text += fit(sim_text.summary_text(best.name, summary, best.seconds), width)
     if best is not None and other is not None:
         text += fit(sim_text.sharing_text(best, other, conditions.settings.sharing, _OTHER), width)
     if steps is not None:

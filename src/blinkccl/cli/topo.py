@@ -124,9 +124,11 @@ def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str) -> Topolog
 
 
 def _as_planned(topology: Topology, ranks: tuple[int, ...], links: str | None) -> Topology:
-    """The links that a plan would use; all of them, with a note, where the fast ones leave ranks apart."""
+    """The links that a plan would use; all of them, with a note, where no links join the ranks."""
+    from blinkccl.api.job import links_for
+
     try:
-        return _cut_down(topology, ranks, links or "fast")
+        return _cut_down(topology, ranks, links or links_for(topology, ranks, relays=False, warn=console.note))
     except TopologyError as error:
         if links is not None:
             raise

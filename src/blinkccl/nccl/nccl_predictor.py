@@ -20,9 +20,9 @@ from blinkccl.choice.costs import RATE, architecture, protocols_of, timing
 from blinkccl.choice.programs import SLOTS, CandidateProgram
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
-from blinkccl.nccl.programs import links_for
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
+from blinkccl.topology.select import joining_links
 
 #: NCCL sends messages of up to so many bytes by LL (its parameter P2P_LL_THRESHOLD).
 P2P_LL_BYTES = 16384
@@ -111,9 +111,10 @@ class NcclPredictor:
 
 def _planned(place: JobPlacement, collective: Collective) -> CandidateProgram:
     reasons = []
+    links, _ = joining_links(place.topology, place.ranks)
     for name in _STAND_INS:
         try:
-            forest = algorithm(name).plan(Request(place.topology, collective, place.ranks, links_for(place)))
+            forest = algorithm(name).plan(Request(place.topology, collective, place.ranks, links))
         except UnsupportedError as error:
             reasons.append(str(error))
             continue

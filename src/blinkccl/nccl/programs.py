@@ -24,7 +24,7 @@ from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
 from blinkccl.topology.memories import without_memory_links
-from blinkccl.topology.select import LINK_CHOICES, network_for
+from blinkccl.topology.select import joining_links
 
 #: What is planned where nobody says: the fastest for large sizes, and those of few steps; and, where they fit beside
 #: these, those that are faster for sizes in between on some machines. ``blink`` is not: its search takes longest.
@@ -80,23 +80,11 @@ def wanted(setting: str) -> tuple[str, ...]:
     return ("optimal", HYBRID) if setting == HYBRID else (setting,)
 
 
-def links_for(place: JobPlacement) -> str:
-    """The first of ``fast``, ``pcie``, ``all`` that joins the ranks: GPUs with NVLink never use both it and PCIe."""
-    for links in LINK_CHOICES:
-        try:
-            network_for(place.topology, place.ranks, links)
-        except TopologyError:
-            continue
-        return links
-    network_for(place.topology, place.ranks, "all")  # says which parts there are
-    return "all"
-
-
 def without_memories(place: JobPlacement) -> JobPlacement:
     """The place with those links that stores between its GPUs can take, where these join them; else as it is."""
     direct = replace(place, topology=without_memory_links(place.topology))
     try:
-        links_for(direct)
+        joining_links(direct.topology, direct.ranks)
     except TopologyError:
         return place
     return direct
@@ -122,7 +110,9 @@ def candidates(
     a DGX-1V.
     """
     whole, place, result = place, without_memories(place), CandidatePrograms()
-    links = links_for(place)
+    links, why = joining_links(place.topology, place.ranks)
+    if why:
+        tell(why)
     kept = _Order(deterministic)
     missing: dict[str, dict[str, None]] = {}
     for collective in collectives(len(place.ranks)):

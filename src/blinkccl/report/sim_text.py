@@ -15,7 +15,6 @@ from blinkccl.choice.candidates import Code
 from blinkccl.report.text import Paint, bytes_text, columns, fit, gb_per_s_text, ids, seconds_text
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.timeline import Summary
-from blinkccl.topology.model import Topology
 
 #: Links and hops that are shown.
 _SHOWN = 4
@@ -83,11 +82,11 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | N
     return text
 
 
-def summary_text(name: str, topology: Topology, summary: Summary, seconds: float) -> str:
+def summary_text(name: str, summary: Summary, seconds: float) -> str:
     """Which links were full, and what the time was spent on, for one candidate."""
     if not summary.links or not seconds:
         return ""
-    label = {v.id: v.label for v in topology.vertices}
+    label = summary.labels
     full = ", ".join(
         f"{label[use.src]} → {label[use.dst] if use.src != use.dst else 'memory'} {use.busy:.0%} of "
         f"{gb_per_s_text(use.gb_per_s)}"

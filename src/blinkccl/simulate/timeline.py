@@ -7,6 +7,7 @@ link, how much it carries. On no thread do spans overlap: a stream does one thin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -275,11 +276,15 @@ class HopTime:
 
 @dataclass(frozen=True)
 class Summary:
-    """``links``: the fullest first. ``parts``, ``hops``: seconds of the critical path, by what and by where."""
+    """``links``: the fullest first. ``parts``, ``hops``: seconds of the critical path, by what and by where.
+
+    ``labels`` names their vertices, which are those of the plan's own links: parts of a machine's, where it is staged.
+    """
 
     links: tuple[LinkUse, ...]
     parts: dict[str, float]
     hops: tuple[HopTime, ...]
+    labels: Mapping[int, str]
 
 
 def summarise(simulation: Simulation) -> Summary:
@@ -291,4 +296,5 @@ def summarise(simulation: Simulation) -> Summary:
         ends = piece.src, piece.dst
         seconds[ends] = seconds.get(ends, 0.0) + piece.end_s - piece.begin_s
     hops = [HopTime(*ends, s) for ends, s in sorted(seconds.items(), key=lambda item: (-item[1], item[0]))]
-    return Summary(tuple(link_use(simulation)), {k: v for k, v in parts.items() if v > 0.0}, tuple(hops))
+    labels = {vertex.id: vertex.label for vertex in simulation.translation.network.vertices}
+    return Summary(tuple(link_use(simulation)), {k: v for k, v in parts.items() if v > 0.0}, tuple(hops), labels)

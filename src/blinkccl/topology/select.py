@@ -46,6 +46,29 @@ def network_for(
     return _network(topology, tuple(ranks), links, relays, stored)
 
 
+def joining_links(topology: Topology, ranks: Sequence[int], *, relays: bool = False) -> tuple[str, str]:
+    """The first of :data:`LINK_CHOICES` that joins the ranks, and a line why it is not ``"fast"``; "" where it is.
+
+    So GPUs that NVLink leaves in parts have PCIe alone: ``libblink.so``'s kernels never use both. TopologyError where
+    no links join them.
+    """
+    refused: list[TopologyError] = []
+    for links in LINK_CHOICES:
+        try:
+            network_for(topology, ranks, links, relays=relays)
+        except TopologyError as error:
+            refused.append(error)
+            continue
+        return links, f"{refused[0]}. --links {links} is taken, as by libblink.so" if refused else ""
+    raise refused[-1]
+
+
+def check_links(links: str) -> None:
+    """TopologyError for what is none of :data:`LINK_CHOICES`."""
+    if links not in LINK_CHOICES:
+        raise TopologyError(f"unknown links {links!r}; expected one of {', '.join(LINK_CHOICES)}")
+
+
 def check_ranks(topology: Topology, ranks: Sequence[int]) -> None:
     """Refuse unknown, doubled and transit vertices; the TopologyError names the first."""
     seen: set[int] = set()
@@ -76,8 +99,7 @@ def ids_text(ids: Iterable[int]) -> str:
 
 @lru_cache(maxsize=4096)
 def _network(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool, stored: bool) -> Topology:
-    if links not in LINK_CHOICES:
-        raise TopologyError(f"unknown links {links!r}; expected one of {', '.join(LINK_CHOICES)}")
+    check_links(links)
     check_ranks(topology, ranks)
     network = _cut_down(topology, ranks, links, relays, stored)
     apart = parts(ranks, network.link)

@@ -77,6 +77,15 @@ def test_gpus_that_nothing_joins():
     assert ranking.document(5)["best"][2]["links"] is None
 
 
+def test_links_that_were_chosen_are_obeyed():
+    topology = parse_spec("dgx-1v")
+    reached = {links: rank_sets(topology, (1, 4, 6), 3, links=links).picks[0].reach for links in (None, "fast", "all")}
+    assert {links: reach.links for links, reach in reached.items()} == {None: "pcie", "fast": "", "all": "all"}
+    assert reached["all"].gb_per_s > reached[None].gb_per_s > reached["fast"].gb_per_s == 0
+    with pytest.raises(TopologyError, match="unknown links 'slow'"):
+        rank_sets(topology, (1, 4, 6), 3, links="slow")
+
+
 def test_limits():
     topology = parse_spec("8x dgx-a100")
     with pytest.raises(UsageError, match="name fewer with --free"):

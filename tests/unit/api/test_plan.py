@@ -21,6 +21,9 @@ from blinkccl.errors import (
     VerificationError,
 )
 from blinkccl.forest.document import dumps
+from blinkccl.nccl.programs import candidates
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.topology.catalog import machine
 
 JOB = ("--topo", "dgx-1v", "--gpus", "1,4,5,6")
 
@@ -188,3 +191,16 @@ def test_a_plan_and_a_machine_are_shown_in_files(plan: blinkccl.Plan, tmp_path: 
             assert len(content) > 500
     with pytest.raises(UsageError, match=r"x.pdf: expected a name that ends in .html, .svg, .png or .txt"):
         plan.show(tmp_path / "x.pdf")
+
+
+def test_gpus_in_parts_are_planned_on_the_links_that_libblink_takes(caplog: pytest.LogCaptureFixture) -> None:
+    plan = blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 6])
+    (record,) = caplog.records
+    assert "in 2 parts: {1} and {4,6}" in record.message
+    told: list[str] = []
+    theirs = candidates(JobPlacement(machine("dgx-1v"), (1, 4, 6)), ("optimal",), 8, {}, told.append)
+    assert told[0] == record.message
+    assert theirs.found["allreduce", -1][0].forest == plan.forest
+    assert plan.request.links == "pcie"
+    with pytest.raises(blinkccl.errors.TopologyError, match="--links fast leaves the GPUs"):
+        blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 6], links="fast")

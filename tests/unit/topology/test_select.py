@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.model import Link, Topology, Vertex
-from blinkccl.topology.select import ids_text, network_for
+from blinkccl.topology.select import ids_text, joining_links, network_for
 from blinkccl.topology.spec import load, parse_spec
 
 
@@ -93,6 +95,32 @@ def test_disconnected_allocations_name_parts_and_remedies() -> None:
         network_for(parse_spec("dgx-1v"), (1, 4, 6))
     with pytest.raises(TopologyError, match=r"\{0\} and \{2\}; --relays"):
         network_for(parse_spec("ring:4"), (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "links", "why"),
+    [
+        ("dgx-1v", (0, 1, 4), "fast", ""),
+        ("pcie-8gpu", (0, 5), "fast", ""),
+        ("dgx-1v", (1, 4, 6), "pcie", r"--links fast leaves the GPUs 1,4,6 in 2 parts: .* --links pcie is taken"),
+        ("pcie-4gpu-nvlink-pairs", (0, 1, 2, 3), "pcie", r"2 parts: \{0,1\} and \{2,3\}"),
+    ],
+)
+def test_what_joins_ranks_is_the_first_choice(spec: str, ranks: tuple[int, ...], links: str, why: str) -> None:
+    chosen, said = joining_links(parse_spec(spec), ranks)
+    assert chosen == links
+    assert re.search(why, said) if why else said == ""
+
+
+def test_relays_join_what_links_do_not() -> None:
+    assert joining_links(parse_spec("dgx-1v"), (1, 4, 6), relays=True) == ("fast", "")
+
+
+def test_where_nothing_joins_ranks_the_parts_are_named() -> None:
+    with pytest.raises(TopologyError, match=r"\{0\} and \{2\}"):
+        joining_links(parse_spec("ring:4"), (0, 2))
+    with pytest.raises(TopologyError, match="GPU 9 is not in ring:4"):
+        joining_links(parse_spec("ring:4"), (0, 9))
 
 
 def test_links_one_way_are_told() -> None:
