@@ -55,7 +55,7 @@ NCCL_NAMES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
 #: What is left of a link's rate.
 RATE = {"simple": 1.0, "ll": 4 / 8, "ll128": 0.92 * 120 / 128}
 #: LL is for small sizes, LL128 for those in between: beyond, they have never been faster.
-MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": 1 << 62, COPIES: 1 << 62}
+MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": (1 << 63) - 1, COPIES: (1 << 63) - 1}
 #: The calibrations of a DGX-1V's copy engines, and of NCCL's kernels there.
 _COPY_ENGINES, _THEIR_KERNELS = "v100-copy-engine", "nccl-2.4-v100"
 #: Tasks of a simulation where a communicator waits for it; above, several chunks are timed as one.

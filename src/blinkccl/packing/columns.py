@@ -142,7 +142,8 @@ def best_mix(
     """X of at least ``near``, and the columns that reach it, of those that ``oracle`` offers: few of them.
 
     The oracle's columns need not be the cheapest, so nothing is proved of others; ``target`` is a proved upper bound.
-    None where nothing near is found in so many ``rounds``, or what is offered shows that nothing will be.
+    None where nothing near is found in so many ``rounds``, what is offered shows that nothing will be, or capacities
+    differ by so much that what rounding finds does not fit exactly.
     """
     master = _Master(capacity, demand)
     # All of one link costs what all of another does: so narrow ones are spared from the beginning.
@@ -177,7 +178,8 @@ def best_mix(
         if weight > LEAST_WEIGHT:
             few.add(column)
     few.leave_out(float(near))
-    return few.exact_primal()
+    rate, chosen = few.basic_solution()
+    return None if load_fault(chosen, few.capacity, few.demand, rate) else (rate, chosen)
 
 
 def _undercut(worth: float) -> float:
@@ -279,15 +281,19 @@ class _Master:
         return matrix
 
     def exact_primal(self) -> tuple[Fraction, tuple[tuple[Column, Fraction], ...]]:
-        """The basic solution in Fractions, checked against every capacity."""
+        """The basic solution; InternalError where it is none."""
+        rate, chosen = self.basic_solution()
+        check_loads(chosen, self.capacity, self.demand, rate)
+        return rate, chosen
+
+    def basic_solution(self) -> tuple[Fraction, tuple[tuple[Column, Fraction], ...]]:
+        """The basis in Fractions, not checked."""
         columns, rows = self._basis()
         right = [Fraction(self.capacity[self.arcs[i]]) if i < len(self.arcs) else Fraction(0) for i in rows]
         values = solve_exactly(self._matrix(columns, rows), right)
         weights = dict(zip(columns, values, strict=True))
         rate = weights.pop(-1, Fraction(0))
-        chosen = tuple((self.columns[j], w) for j, w in sorted(weights.items()) if w)
-        check_loads(chosen, self.capacity, self.demand, rate)
-        return rate, chosen
+        return rate, tuple((self.columns[j], w) for j, w in sorted(weights.items()) if w)
 
     def exact_dual(self) -> dict[Arc, Fraction]:
         """Prices of the tight arcs in Fractions (negative ones, which only rounding makes, become zero)."""
@@ -309,16 +315,27 @@ def check_loads(
     demand: Sequence[Fraction],
     rate: Fraction,
 ) -> None:
-    """Raise InternalError unless weights are positive, groups get their demand, and no arc is overfull."""
+    """Raise InternalError where :func:`load_fault` finds one."""
+    fault = load_fault(chosen, capacity, demand, rate)
+    if fault is not None:
+        raise InternalError(fault)
+
+
+def load_fault(
+    chosen: Sequence[tuple[Column, Fraction]],
+    capacity: Mapping[Arc, int],
+    demand: Sequence[Fraction],
+    rate: Fraction,
+) -> str | None:
+    """A sentence unless weights are positive, groups get their demand, and no arc is overfull."""
     total = [Fraction(0)] * len(demand)
     for column, weight in chosen:
         if weight < 0:
-            raise InternalError("a basic solution has a negative weight")
+            return "a basic solution has a negative weight"
         total[column.group] += weight
     if any(got != d * rate for got, d in zip(total, demand, strict=True)):
-        raise InternalError("a group's columns do not sum to its demand")
-    if not fits(chosen, capacity):
-        raise InternalError("a basic solution overloads an arc")
+        return "a group's columns do not sum to its demand"
+    return None if fits(chosen, capacity) else "a basic solution overloads an arc"
 
 
 def fits(chosen: Iterable[tuple[Column, Any]], capacity: Mapping[Arc, int], scale: int = 1) -> bool:
