@@ -209,7 +209,9 @@ def _fail(
     field = experiment.prepare(request, (name,), lane)
     around = faults.plan_around(field, fault, name)
     candidates = [*field.candidates, *([] if isinstance(around, str) else [around])]
-    with experiment.laboratory(candidates, field.slower) as laboratory:
+    built = experiment.laboratory(candidates, field.slower)
+    fault.check(built.layout)
+    with built as laboratory:
         story = faults.tell(field, around, laboratory, fault, size, rounds, timeout_s)
     if json:
         console.emit_json({"schema_version": SCHEMA_VERSION} | story.document())

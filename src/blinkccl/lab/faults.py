@@ -15,6 +15,7 @@ from blinkccl.errors import BlinkError, CommunicationError, UsageError
 from blinkccl.lab import experiment
 from blinkccl.lab.experiment import BUFFER_BYTES, Candidate, Field, Measured
 from blinkccl.lab.laboratory import Laboratory, Run
+from blinkccl.lab.layout import Layout
 from blinkccl.topology.loss import Pair, parse_pairs, slowed, without
 
 #: What becomes of a link (of its rate, and its queue), and of a host.
@@ -61,6 +62,14 @@ class Fault:
         if self.host not in request.ranks:
             raise UsageError(f"--fail kill:{self.host}: no rank of the job; its ranks are {list(request.ranks)}")
         return without_rank(request, self.host)
+
+    def check(self, layout: Layout) -> None:
+        """UsageError where the laboratory has no such link."""
+        if self.link is not None and self.link not in layout.port:
+            known = ", ".join(f"{a.vertex}-{a.peer}" for a, _ in layout.links)
+            raise UsageError(
+                f"--fail: no plan here takes a link {self.link[0]}-{self.link[1]}; expected one of {known}"
+            )
 
     def inject(self, lab: Laboratory) -> None:
         """Lets it happen."""

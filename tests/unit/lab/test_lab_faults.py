@@ -55,6 +55,16 @@ def test_a_job_of_two_does_not_outlive_one() -> None:
         Fault.parse("7").request(asked("dgx-1v", "allreduce", "0,1"))
 
 
+def test_a_link_that_no_plan_takes_cannot_fail() -> None:
+    field = experiment.prepare(asked("dgx-1v", "broadcast", "0,1"), ("optimal",), 100)
+    layout = field.laboratory().layout
+    Fault.parse("1-0").check(layout)
+    Fault.parse("kill:1").check(layout)
+    for typed in ("4-5", "slow:0-99"):
+        with pytest.raises(UsageError, match=r"no plan here takes a link .*; expected one of 0-1"):
+            Fault.parse(typed).check(layout)
+
+
 def test_that_there_is_no_plan_around_is_told() -> None:
     field = experiment.prepare(asked("dgx-1v", "broadcast", "0,1", links="fast"), ("optimal",), 100)
     around = faults.plan_around(field, Fault.parse("0-1"), "optimal")
