@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -253,6 +254,13 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+// Whether `line` is `word` and what follows it, in `rest`.
+bool begins(const std::string& line, const std::string& word, std::string* rest) {
+  if (line.compare(0, word.size(), word) != 0) return false;
+  *rest = line.substr(word.size());
+  return true;
+}
+
 std::string how_it_ended(int status) {
   if (WIFEXITED(status)) return "ended with status " + std::to_string(WEXITSTATUS(status));
   return "was ended by signal " + std::to_string(WTERMSIG(status));
@@ -263,8 +271,9 @@ std::string trouble(const Ended& ended, std::string* line) {
   if (ended.too_much) return "has written too much";
   if (!ended.in_time) return "has not ended by its deadline (BLINK_PLAN_TIMEOUT)";
   const std::vector<std::string> lines = lines_of(ended.out);
-  const std::string refused = "refused ", last = lines.empty() ? "" : lines.back();
-  if (last.compare(0, refused.size(), refused) == 0) return "says: " + last.substr(refused.size());
+  const std::string last = lines.empty() ? "" : lines.back();
+  std::string reason;
+  if (begins(last, "refused ", &reason)) return "says: " + reason;
   if (ended.known && ended.status != 0) return how_it_ended(ended.status);
   *line = last;
   return "";
@@ -301,16 +310,18 @@ bool run_python(const std::string& module, const std::vector<std::string>& words
 
 bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline, std::string* directory,
                  std::string* why) {
-  std::string input = "[", line;
+  std::string input = "[", line, reason;
   for (const std::string& info : infos) input += (input.size() == 1 ? "" : ",\n") + info;
   if (!run_python(kModule, {}, input + "]\n", deadline, &line, why)) return false;
-  const std::string bundle = "bundle ";
-  if (line.compare(0, bundle.size(), bundle) == 0 && line.size() > bundle.size()) {
-    *directory = line.substr(bundle.size());
-    return true;
+  if (begins(line, "bundle ", directory) && !directory->empty()) return true;
+  *why = std::string("the planner (") + kModule + ") ";
+  if (!begins(line, "uncompiled ", &reason)) {
+    *why += "has written " + quoted(line.substr(0, 200)) + "; expected bundle DIRECTORY or refused REASON";
+    return false;
   }
-  *why = std::string("the planner (") + kModule + ") has written " + quoted(line.substr(0, 200)) +
-         "; expected bundle DIRECTORY or refused REASON";
+  static std::once_flag once;
+  std::call_once(once, [&reason] { warn("nothing runs on trees: " + reason); });
+  *why += "says: " + reason;
   return false;
 }
 

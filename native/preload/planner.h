@@ -10,8 +10,9 @@
 namespace blink::shim {
 
 // Runs `$BLINK_PYTHON -m blinkccl.nccl.planner`, gives it what the ranks say of themselves (a JSON array) on stdin and
-// reads one line from its stdout: "bundle DIRECTORY" or "refused REASON". It is killed, with what it started, when the
-// deadline passes. False and `why` if there is no bundle.
+// reads one line from its stdout: "bundle DIRECTORY", "refused REASON" or "uncompiled REASON". It is killed, with what it
+// started, when the deadline passes. False and `why` if there is no bundle. That code could not be compiled is a warning,
+// the first time in a process.
 bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline, std::string* directory,
                  std::string* why);
 

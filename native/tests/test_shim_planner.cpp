@@ -77,6 +77,7 @@ void answers() {
   expect_bundle("noise before it", Script("echo noise; echo 'bundle some where/x'").run());
   expect_bundle("without a line's end", Script("printf 'bundle some where/x'").run());
   expect_refused("refused", Script("echo 'refused no links'; exit 1").run(), "no links");
+  expect_refused("no code", Script("echo 'uncompiled no compiler'").run(), "says: no compiler");
   expect_refused("silent", Script("exit 0").run(), "expected bundle DIRECTORY");
   expect_refused("noise", Script("echo bundles").run(), "\"bundles\"");
   expect_refused("no directory", Script("echo 'bundle '").run(), "expected bundle DIRECTORY");

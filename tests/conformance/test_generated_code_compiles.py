@@ -11,7 +11,7 @@ import pytest
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.codegen.command import compiled
 from blinkccl.codegen.device_files import INCLUDE_OVERRIDE, include_directory, searched
-from blinkccl.codegen.gpu_compiler import find_nvcc, find_nvrtc, nvcc_architectures, nvrtc, nvrtc_facts
+from blinkccl.codegen.gpu_compiler import find_nvcc, nvcc_architectures, nvrtc, nvrtc_facts, nvrtc_libraries
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.spec import COLLECTIVES
@@ -24,7 +24,7 @@ from support.planned import asked
 #: Between them these machines have a plan of every algorithm.
 JOBS = {"dgx-a100": "0,3,5,6", "2x dgx-1v @ 40Gbps": "0,1+1,2"}
 NVCC = find_nvcc()
-NVRTC = find_nvrtc()
+NVRTC = next(iter(nvrtc_libraries()), None)
 KNOWN = nvcc_architectures(NVCC) if NVCC else ("sm_90",)
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc: neither BLINK_NVCC, CUDA_HOME nor PATH has one")
 needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="no libnvrtc: neither BLINK_NVRTC_LIB nor a wheel has one")

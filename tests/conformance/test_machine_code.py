@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.codegen.gpu_compiler import find_nvcc, find_nvrtc, nvcc_architectures, nvrtc, nvrtc_facts
+from blinkccl.codegen.gpu_compiler import find_nvcc, nvcc_architectures, nvrtc, nvrtc_facts, nvrtc_libraries
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.errors import UnsupportedError
@@ -29,7 +29,7 @@ from support.machine_code import (
 from support.planned import plan
 
 DEVICE = Path(__file__).parents[2] / "native" / "device"
-NVCC, NVRTC = find_nvcc(), find_nvrtc()
+NVCC, NVRTC = find_nvcc(), next(iter(nvrtc_libraries()), None)
 KNOWN = nvcc_architectures(NVCC) if NVCC else ("sm_80", "sm_90")
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc: neither BLINK_NVCC, CUDA_HOME nor PATH has one")
 #: Few and many roles per loop: trees, stars with many ends, a ring with as many slices as ranks.

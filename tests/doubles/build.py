@@ -86,6 +86,15 @@ def compile_library(
     return output
 
 
+def nvrtc_wheel(directory: Path) -> Path:
+    """Build NVRTC's double as the wheel of CUDA 13.0 has it below site-packages, ``directory``; give the library."""
+    source, place = HERE / "compiler" / "nvrtc.c", directory / "nvidia" / "cu13" / "lib"
+    place.mkdir(parents=True)
+    for name in ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13"):
+        compile_library([source], place / name, flags=(f"-Wl,-soname,{name}", "-ldl"))
+    return place / name
+
+
 def _places(place: Path) -> Doubles:
     return Doubles(
         cuda=place / "libcuda.so.1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -70,13 +71,27 @@ def test_no_compiler(fallen) -> None:
     fallen("/nonexistent/nvcc cannot be started", BLINK_TOPO="clique:5", **missing)
 
 
+def test_no_compiler_that_knows_the_gpu(preloaded: Preloaded) -> None:
+    """A warning for a person, with the command that mends it, once for all communicators of a process."""
+    unknown = {"BLINK_NVCC": None, "BLINK_DOUBLE_ARCH": 99, "BLINK_DEBUG": "WARN"}
+    outcome = preloaded.client("threads", RANKS, cases="split", sizes="1000", **unknown).right()
+    assert outcome.calls("blink").total() == 0
+    assert len({line.comm for line in outcome.usage}) > 1
+    (line,) = outcome.blink
+    said = "WARN nothing runs on trees: the plan's code was not compiled: no compiler for sm_99; install one: "
+    assert line.startswith(f'{said}{sys.executable} -m pip install --upgrade "nvidia-cuda-nvrtc<14" (')
+
+
 def test_compiler_fails(preloaded: Preloaded, tmp_path: Path) -> None:
     """What it was given stays, for people to look at: the line says where."""
     broken = {"BLINK_DOUBLE_NVCC_FAIL": "no licence", "BLINK_CACHE": tmp_path / "own"}
     outcome = preloaded.client("process", RANKS, **SHORT, **broken)
     assert [one.code for one in outcome.ended] == [0] * RANKS
     assert outcome.calls("blink").total() == 0
-    (line,) = outcome.blink
+    warning, line = outcome.blink
+    assert warning.startswith(
+        "WARN nothing runs on trees: the plan's code was not compiled: nvcc refuses the generated "
+    )
     assert "NCCL runs everything" in line
     assert "nvcc refuses the generated code" in line
     (left,) = outcome.left

@@ -166,6 +166,8 @@ def library_file(name: str, override: str) -> Path:
 def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[str, str]:
     """What CMD's processes are told; mistakes are ours to find, before CMD starts."""
     settings = {}
+    if not (os.environ.get("BLINK_DEBUG") or os.environ.get("NCCL_DEBUG")):
+        settings["BLINK_DEBUG"] = "WARN"  # what keeps a job from running on trees is not to wait for the job's end
     if algo is not None:
         if algo != "nccl":
             from blinkccl.algorithms.registry import algorithm
@@ -243,6 +245,8 @@ def _no_nccl(library: Path) -> str:
 
 
 def _tell(usage: CallReport, theirs: str, unused: str) -> None:
+    from blinkccl.nccl.call_report import NOT_COMPILED
+
     if not usage.groups:
         console.note(unused)
         return
@@ -251,6 +255,8 @@ def _tell(usage: CallReport, theirs: str, unused: str) -> None:
         f"{communicators} of {count(usage.processes, 'process')}: Blink took "
         f"{count(usage.calls('blink'), 'call')} per rank, {theirs} {usage.calls(theirs.lower())}"
     )
+    for why, number in usage.not_compiled().items():
+        console.note(f"WARNING: {theirs} ran all of {count(number, 'communicator')}: {NOT_COMPILED}{why}")
     for group in usage.groups:
         for line in group_lines(group):
             console.note(line)

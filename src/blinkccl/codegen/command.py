@@ -36,12 +36,18 @@ _failures = _Failures()
 
 
 def compiled(
-    text: str, suffix: str, command: Callable[[Path, Path], Sequence[str]], deadline_s: float, given: str | None = None
+    text: str,
+    suffix: str,
+    command: Callable[[Path, Path], Sequence[str]],
+    deadline_s: float,
+    given: str | None = None,
+    name: str = "",
 ) -> bytes:
     """What ``command(source, output)`` writes to ``output`` for a source file of this suffix that holds ``text``.
 
-    ``given`` is its standard input. InternalError if it fails: the text and the whole log stay in a directory that the
-    message names, one per process. UnsupportedError as :func:`run` says.
+    ``given`` is its standard input, ``name`` the compiler's, where that is not its file's. InternalError if it fails:
+    the text and the whole log stay in a directory that the message names, one per process. UnsupportedError as
+    :func:`run` says.
     """
     with tempfile.TemporaryDirectory(prefix="blink-compile-") as directory:
         source, output = Path(directory, f"blink{suffix}"), Path(directory, "output")
@@ -55,7 +61,7 @@ def compiled(
     kept.with_suffix(".log").write_text(log, encoding="utf-8")
     shown = "\n".join(f"  {line}" for line in log.splitlines()[:_LOG_LINES])
     raise InternalError(
-        f"{Path(arguments[0]).name} refuses the generated code (exit code {code}); text and log lie in "
+        f"{name or Path(arguments[0]).name} refuses the generated code (exit code {code}); text and log lie in "
         f"{kept.parent}:\n{shown}"
     )
 

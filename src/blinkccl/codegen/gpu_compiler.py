@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,37 +25,59 @@ NVCC_FLAGS = ("-std=c++17", "-O3", "-fmad=false")
 NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
 #: Environment variables that name the one and the other.
 NVCC, NVRTC = "BLINK_NVCC", "BLINK_NVRTC_LIB"
-#: Of site-packages: the wheels nvidia-cuda-nvrtc-cu12 and nvidia-cuda-nvrtc.
-_WHEELS = ("nvidia/cuda_nvrtc/lib", "nvidia/cu*/lib")
+#: Of site-packages: the wheels nvidia-cuda-nvrtc and, in cuda_nvrtc, nvidia-cuda-nvrtc-cu12; and nvidia-cuda-nvcc, for
+#: CUDA 13 and later: nvidia-cuda-nvcc-cu12 has ptxas, and no nvcc.
+_NVRTC_WHEELS, _NVCC_WHEEL = "nvidia/cu*/lib", "nvidia/cu*/bin"
 _DIRECTORIES = ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+#: Of CUDA, when this was written; and the first GPU that it knows, sm_75.
+_NEWEST, _FIRST_OF_13 = 13, 75
 _CHILD = (sys.executable, "-m", "blinkccl.codegen.nvrtc_child")
 
 
 def gpu_compiler(architecture: str, driver: tuple[int, int] | None = None) -> Nvcc | Nvrtc:
-    """NVRTC or nvcc, whichever is here and serves ``architecture``, like ``sm_90``; else UnsupportedError.
+    """An NVRTC or the nvcc that is here and serves ``architecture``, like ``sm_90``; else UnsupportedError.
 
     ``driver`` is the CUDA version of the driver that will load the code, which need not know the code of a compiler of
-    a later major version: one that is not later is preferred.
+    a later major version: one that is not later is preferred. The error has the line that installs one.
     """
-    found: list[tuple[bool, Nvcc | Nvrtc]] = []
-    reasons = []
-    try:
-        runtime = nvrtc(architecture)
-        found.append((_loads(nvrtc_facts(runtime.library).version, driver), runtime))
-    except UnsupportedError as error:
-        reasons.append(error.reason)
+    late: Nvcc | Nvrtc | None = None
+    reasons: list[str] = []
+    for version, compiler in _serving(architecture, reasons):
+        if driver is None or version[0] <= driver[0]:
+            return compiler
+        late = late or compiler
+    if late is None:
+        raise UnsupportedError(
+            f"no compiler for {architecture}; install one: {install_line(architecture, driver)} ({'; '.join(reasons)})"
+        )
+    return late
+
+
+def _serving(architecture: str, reasons: list[str]) -> Iterator[tuple[tuple[int, int], Nvcc | Nvrtc]]:
+    """CUDA's version and the compiler, of all that serve ``architecture``; why others do not goes to ``reasons``."""
+    for library in nvrtc_libraries() or (None,):
+        try:
+            compiler = nvrtc(architecture, library)
+            yield nvrtc_facts(compiler.library).version, compiler
+        except UnsupportedError as error:
+            reasons.append(error.reason)
     try:
         offline = nvcc(architecture)
-        found.append((_loads(nvcc_version(offline.command), driver), offline))
+        yield nvcc_version(offline.command), offline
     except UnsupportedError as error:
         reasons.append(error.reason)
-    if not found:
-        raise UnsupportedError(f"no compiler for {architecture}: {'; '.join(reasons)}")
-    return next((compiler for loads, compiler in found if loads), found[0][1])
 
 
-def _loads(version: tuple[int, int], driver: tuple[int, int] | None) -> bool:
-    return driver is None or version[0] <= driver[0]
+def install_line(architecture: str, driver: tuple[int, int] | None = None) -> str:
+    """The command that installs NVRTC where this process finds it, of a CUDA that serves the GPU and the driver takes.
+
+    CUDA 13 knows no GPU before sm_75; up to CUDA 12 a wheel's name ends with the version.
+    """
+    major = driver[0] if driver else _NEWEST
+    if int(re.sub(r"\D", "", architecture) or _FIRST_OF_13) < _FIRST_OF_13:
+        major = min(major, _NEWEST - 1)
+    wheel = f"nvidia-cuda-nvrtc-cu{major}" if major < _NEWEST else f'"nvidia-cuda-nvrtc<{major + 1}"'
+    return f"{sys.executable} -m pip install --upgrade {wheel}"
 
 
 # ---- nvcc
@@ -92,7 +115,7 @@ class Nvcc:
 
 
 def find_nvcc() -> str | None:
-    """The nvcc that ``BLINK_NVCC`` names, or that of CUDA_HOME, of PATH or of /usr/local/cuda."""
+    """The nvcc that ``BLINK_NVCC`` names, or that of CUDA_HOME, PATH, /usr/local/cuda or a wheel, the newest."""
     named = os.environ.get(NVCC)
     if named:
         return named
@@ -101,7 +124,8 @@ def find_nvcc() -> str | None:
         found = shutil.which(path)
         if found:
             return found
-    return None
+    wheels = (path for base in sys.path for path in _newest_first(Path(base or ".").glob(f"{_NVCC_WHEEL}/nvcc")))
+    return next((str(path) for path in wheels if os.access(path, os.X_OK)), None)
 
 
 @lru_cache(maxsize=8)
@@ -127,8 +151,7 @@ def nvcc(*architectures: str) -> Nvcc:
     command = find_nvcc()
     if command is None:
         raise UnsupportedError(
-            f"there is no nvcc: {NVCC} is not set, and neither CUDA_HOME, PATH nor /usr/local/cuda has one; "
-            "install NVIDIA's CUDA toolkit, or pip install nvidia-cuda-nvrtc for the compiler alone"
+            f"there is no nvcc: {NVCC} is not set, and neither CUDA_HOME, PATH, /usr/local/cuda nor a wheel has one"
         )
     known = nvcc_architectures(command)
     for name in architectures:
@@ -160,33 +183,26 @@ class Nvrtc:
         def command(source: Path, output: Path) -> list[str]:
             return [*_CHILD, "compile", str(self.library), str(source), str(output)]
 
-        return compiled(text, ".cu", command, deadline_s, json.dumps(options))
+        return compiled(text, ".cu", command, deadline_s, json.dumps(options), self.library.name)
 
 
-def find_nvrtc() -> Path | None:
-    """The library that ``BLINK_NVRTC_LIB`` names, or the newest of the wheels on sys.path, or that of the system."""
+def nvrtc_libraries() -> tuple[Path, ...]:
+    """The library that ``BLINK_NVRTC_LIB`` names, or all: of the wheels on sys.path, of LD_LIBRARY_PATH, the system's.
+
+    Of each directory the newest comes first.
+    """
     named = os.environ.get(NVRTC)
     if named:
-        return Path(named)
-    for base in sys.path:
-        for wheel in _WHEELS:
-            found = _libraries(Path(base or "."), wheel)
-            if found:
-                return found[-1]
+        return (Path(named),)
+    places = [place for base in sys.path for place in _newest_first(Path(base or ".").glob(_NVRTC_WHEELS))]
     ours = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    for directory in [*filter(None, ours), *_DIRECTORIES]:
-        found = _libraries(Path(directory), ".")
-        if found:
-            return found[-1]
-    return None
+    places += map(Path, [*filter(None, ours), *_DIRECTORIES])
+    libraries = (path for place in places for path in _newest_first(place.glob("libnvrtc.so.*")))
+    return tuple({path.resolve(): path for path in libraries}.values())
 
 
-def _libraries(base: Path, below: str) -> list[Path]:
-    """The versions of libnvrtc in a directory, oldest first."""
-    found = []
-    for directory in sorted(base.glob(below)) if below != "." else [base]:
-        found += [path for path in directory.glob("libnvrtc.so.*") if "alt" not in path.name]
-    return sorted(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
+def _newest_first(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", str(path))], reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +223,16 @@ def nvrtc_facts(library: Path) -> NvrtcFacts:
     return NvrtcFacts(tuple(facts["version"]), tuple(f"sm_{number}" for number in facts["architectures"]))
 
 
-def nvrtc(architecture: str) -> Nvrtc:
-    """NVRTC for ``architecture``, like ``sm_70`` (which is known up to CUDA 12); UnsupportedError if it is not here."""
-    library = find_nvrtc()
+def nvrtc(architecture: str, library: Path | None = None) -> Nvrtc:
+    """``library``, or the first that is here, for ``architecture``, like ``sm_70``, which is known up to CUDA 12.
+
+    UnsupportedError if there is none, or it does not know that GPU.
+    """
+    library = library or next(iter(nvrtc_libraries()), None)
     if library is None:
         raise UnsupportedError(
             f"there is no libnvrtc: {NVRTC} is not set, and no wheel on sys.path, no directory of LD_LIBRARY_PATH "
-            "and no usual one has it; pip install nvidia-cuda-nvrtc"
+            "and no usual one has it"
         )
     known = nvrtc_facts(library).architectures
     if architecture not in known:

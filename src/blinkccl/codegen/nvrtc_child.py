@@ -23,6 +23,25 @@ class _Library:
             self._library.nvrtcGetErrorString.restype = c.c_char_p
         except (OSError, AttributeError) as error:
             raise _FailureError(str(error)) from None
+        major, minor = c.c_int(), c.c_int()
+        self.call("nvrtcVersion", c.byref(major), c.byref(minor))
+        self.version = major.value, minor.value
+        self._load_other_half(Path(path))
+
+    def _load_other_half(self, path: Path) -> None:
+        """What NVRTC opens by its name when it compiles: the wheels of CUDA 13.0 have no run path to find it by.
+
+        One that lies beside it is loaded before, by its path, and the loader then knows the name. Other versions of it
+        may lie there, too.
+        """
+        name = "libnvrtc-builtins.so." + ".".join(map(str, self.version))
+        for half in (path.with_name(name), path.resolve().with_name(name)):
+            if half.exists():
+                try:
+                    c.CDLL(str(half), mode=c.RTLD_GLOBAL)
+                except OSError as error:
+                    raise _FailureError(str(error)) from None
+                return
 
     def call(self, name: str, *arguments: object) -> None:
         """Calls a function; any result but 0 is a failure."""
@@ -32,8 +51,7 @@ class _Library:
 
 
 def _facts(library: _Library) -> None:
-    major, minor, count = c.c_int(), c.c_int(), c.c_int()
-    library.call("nvrtcVersion", c.byref(major), c.byref(minor))
+    count = c.c_int()
     library.call("nvrtcGetNumSupportedArchs", c.byref(count))
     numbers = (c.c_int * count.value)()
     library.call("nvrtcGetSupportedArchs", numbers)
@@ -41,7 +59,7 @@ def _facts(library: _Library) -> None:
     program = c.c_void_p()
     library.call("nvrtcCreateProgram", c.byref(program), b"__global__ void nothing() {}", b"nothing.cu", 0, None, None)
     library.call("nvrtcCompileProgram", program, 0, None)
-    print(json.dumps({"version": [major.value, minor.value], "architectures": list(numbers)}))
+    print(json.dumps({"version": library.version, "architectures": list(numbers)}))
 
 
 def _compile(library: _Library, source: Path, output: Path) -> None:

@@ -12,6 +12,7 @@ of all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from blinkccl.schema import SCHEMA_VERSION
 
 #: A longer report is not read to its end.
 MAX_BYTES = 64 << 20
+#: Begins the reason why NCCL ran all of a communicator, where a compiler for its GPUs is missing or fails.
+NOT_COMPILED = "the plan's code was not compiled: "
 
 
 class ReportLine(msgspec.Struct, frozen=True):
@@ -81,6 +84,14 @@ class CallReport:
     def calls(self, state: str) -> int:
         """Of one rank per communicator, the busiest."""
         return sum(row.calls for group in self.groups for row in group.rows if row.state == state)
+
+    def not_compiled(self) -> dict[str, int]:
+        """What compilers had to say, and of how many communicators no call ran on trees because of it."""
+        found: Counter[str] = Counter()
+        for group in self.groups:
+            reasons = (row.why.partition(NOT_COMPILED)[2] for row in group.rows)
+            found.update([reason for reason in reasons if reason][:1])
+        return dict(found)
 
     def document(self, command: Sequence[str], exit_code: int, theirs: str = "nccl") -> dict[str, object]:
         """For machines; ``theirs``: the state of calls that Blink did not take."""

@@ -171,7 +171,7 @@ def compile_all(
         image for image in made if all((image.text.name, arch) in there for arch in architectures_of(image.text, job))
     )
     if not whole:
-        raise UnsupportedError(f"no code was compiled within {within_s:.0f} s; give more time with BLINK_PLAN_TIMEOUT")
+        raise UnsupportedError(f"no file of it within {within_s:.0f} s; give more time with BLINK_PLAN_TIMEOUT")
     return whole
 
 

@@ -2,8 +2,8 @@
 
 libblink.so runs it once per communicator, on rank 0. It reads what each rank says of itself
 (:mod:`~blinkccl.nccl.peer_info`) from standard input and writes one line to standard output, ``bundle DIRECTORY`` or
-``refused REASON``; all else goes to standard error. It exits with 0 in both cases: a refusal means that NCCL runs
-everything.
+``refused REASON`` or, where compilers alone are in the way, ``uncompiled REASON``; all else goes to standard error. It
+exits with 0 in all cases: without a bundle NCCL runs everything.
 
 Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
 BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), BLINK_CHUNKS, BLINK_TUNED (0: without
@@ -40,9 +40,10 @@ from blinkccl.forest.model import topology_hash
 from blinkccl.native.headers import abi
 from blinkccl.nccl import choices, message_paths
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
+from blinkccl.nccl.call_report import NOT_COMPILED
 from blinkccl.nccl.copies import fault_of_job, fault_of_sharing
 from blinkccl.nccl.geometry import Budget, budget, geometry, number
-from blinkccl.nccl.images import architectures_of, compile_all, texts
+from blinkccl.nccl.images import Image, ImageText, architectures_of, compile_all, texts
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
 from blinkccl.nccl.peer_check import bad_pairs
@@ -61,6 +62,10 @@ PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
 CHUNKS = "BLINK_CHUNKS"
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class _NotCompiledError(BlinkError):
+    """There is a plan, and no code of it: that is for people to mend, and so is said aloud."""
 
 
 @dataclass
@@ -254,7 +259,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     written = texts(chosen, group, rows.protocols) if group else []
     log.step(f"code written: {sum(len(one.text) for one in written)} characters for {len(chosen)} programs")
     left_s = log.left_s(number(environ, "BLINK_PLAN_TIMEOUT", PLAN_TIMEOUT_S, MOST_S, float))
-    images = compile_all(written, job, left_s, log.say) if written else ()
+    images = _compiled(written, job, left_s, log)
     log.step(f"{len(images)} images compiled")
     parts = (part for image in images for part in image.text.parts)
     there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
@@ -262,6 +267,13 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     rows, search = choices.without(rows, there), environ.get(CHUNKS) == "search"
     _check_sums(rows, order)
     return Bundle(layout, images, rows, limits.blocks, messages, search), whole
+
+
+def _compiled(written: Sequence[ImageText], job: GpuJob, left_s: float, log: Log) -> tuple[Image, ...]:
+    try:
+        return compile_all(written, job, left_s, log.say) if written else ()
+    except BlinkError as error:
+        raise _NotCompiledError(NOT_COMPILED + str(error)) from None
 
 
 def _check_sums(rows: choices.ChoiceTable, order: str) -> None:
@@ -287,6 +299,8 @@ def answer(peers: bytes, environ: Mapping[str, str]) -> str:
     log = Log(level.upper() not in ("", "0", "NONE", "VERSION", "WARN"))
     try:
         line = f"bundle {plan(peers, environ, log)}"
+    except _NotCompiledError as error:
+        line = f"uncompiled {_one_line(error)}"
     except BlinkError as error:
         line = f"refused {_one_line(error)}"
     except OSError as error:

@@ -13,6 +13,7 @@ import pytest
 
 from blinkccl.cli.run import environment
 from blinkccl.native import find_library
+from doubles.build import nvrtc_wheel
 from support.processes import until
 
 PYTHON = sys.executable
@@ -204,8 +205,9 @@ def test_the_example_ends_with_a_message_where_it_cannot_run():
     assert needed.returncode == 1
 
 
-def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, session_cache, monkeypatch, tmp_path):
-    """The whole road: preload, cards, planner, generated code, launch, report; only GPUs and NCCL are doubles."""
+@pytest.fixture
+def example(doubles, session_cache, monkeypatch):
+    """Runs the example on doubles of GPUs and NCCL, with what they need in the environment; all its lines are had."""
     root = Path(__file__).resolve().parents[3]
     libraries = [find_library(name, "BLINK_UNSET") for name in ("libblink.so", "libblink_device.so")]
     if None in libraries:
@@ -220,15 +222,54 @@ def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, s
         "BLINK_MAX_BLOCKS": 4,
     }.items():
         monkeypatch.setenv(name, str(value))
+    for name in ("BLINK_DEBUG", "NCCL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    start = (PYTHON, "-m", "blinkccl", "run", "--topo", "clique:4", "--algo", "optimal")
+    command = ("--", PYTHON, root / "examples/nccl_client.py", "4", "65536")
+
+    def run(*options):
+        ended = subprocess.run([*start, *options, *command], capture_output=True, text=True, timeout=250)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr.splitlines()
+
+    return run
+
+
+def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(example, tmp_path):
+    """The whole road: preload, cards, planner, generated code, launch, report; only GPUs and NCCL are doubles."""
     target = tmp_path / "used.json"
-    options = ["--require", "--topo", "clique:4", "--algo", "optimal", "--report", target]
-    ended = blink("run", *options, "--", PYTHON, root / "examples/nccl_client.py", "4", "65536")
-    assert ended.code == 0
+    assert not [line for line in example("--require", "--report", target) if "WARN" in line]
     document = json.loads(target.read_text())
     assert document["calls"] == {"blink": 1, "nccl": 0}
     (row,) = document["communicators"][0]["rows"]
     assert (row["collective"], row["least"], row["state"]) == ("allreduce", 65536, "blink")
     assert row["why"].startswith("BLINK_ALGO=optimal; blink optimal")
+
+
+NOT_COMPILED = "blink: WARNING: NCCL ran all of 1 communicator: the plan's code was not compiled: "
+
+
+def test_where_no_compiler_serves_the_gpu_a_line_installs_one(example, monkeypatch):
+    """When the communicator is made, and behind the job once more."""
+    monkeypatch.delenv("BLINK_NVCC")
+    monkeypatch.setenv("BLINK_DOUBLE_ARCH", "99")  # which none knows
+    monkeypatch.setenv("BLINK_DOUBLE_DRIVER", "12040")
+    install = f"no compiler for sm_99; install one: {PYTHON} -m pip install --upgrade nvidia-cuda-nvrtc-cu12 ("
+    first, total, again, *_ = example()
+    assert f"BLINK WARN nothing runs on trees: the plan's code was not compiled: {install}" in first
+    assert total == "blink: 1 communicator of 1 process: Blink took 0 calls per rank, NCCL 1"
+    assert again.startswith(f"{NOT_COMPILED}{install}")
+
+
+def test_where_a_compiler_fails_its_own_words_are_told(example, monkeypatch, tmp_path):
+    monkeypatch.delenv("BLINK_NVCC")
+    monkeypatch.setenv("BLINK_NVRTC_LIB", str(nvrtc_wheel(tmp_path / "wheel")))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where what was refused stays
+    (line,) = [line for line in example() if line.startswith(NOT_COMPILED)]
+    assert line.startswith(
+        f"{NOT_COMPILED}libnvrtc.so.13 refuses the generated code (exit code 1); text and log lie in "
+    )
+    assert line.endswith(": blink.cu(1): error: no licence nvrtcCompileProgram: NVRTC_ERROR_COMPILATION")
 
 
 def test_an_order_that_nobody_would_keep_is_refused(blink, monkeypatch):

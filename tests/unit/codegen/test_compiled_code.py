@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -16,9 +18,10 @@ from blinkccl.codegen import device_files
 from blinkccl.codegen import gpu_compiler as gpu_compilers
 from blinkccl.codegen.build import build
 from blinkccl.codegen.command import _Failures, compiled, run
-from blinkccl.codegen.gpu_compiler import Nvcc, gpu_compiler, nvcc
+from blinkccl.codegen.gpu_compiler import Nvcc, Nvrtc, NvrtcFacts, gpu_compiler, nvcc
 from blinkccl.codegen.host_compiler import HostCompiler
 from blinkccl.errors import InternalError, UnsupportedError
+from doubles.build import Doubles, nvrtc_wheel
 from support.processes import until_gone
 
 
@@ -163,22 +166,114 @@ def test_without_headers_it_says_how_to_get_them(tmp_path: Path, monkeypatch: py
 
 
 def test_without_gpu_compilers_it_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_compilers, "find_nvrtc", lambda: None)
-    monkeypatch.setattr("blinkccl.codegen.gpu_compiler.find_nvcc", lambda: None)
-    with pytest.raises(UnsupportedError, match=r"no compiler for sm_90: there is no libnvrtc: .*; there is no nvcc: "):
+    monkeypatch.setattr(gpu_compilers, "nvrtc_libraries", lambda: ())
+    monkeypatch.setattr(gpu_compilers, "find_nvcc", lambda: None)
+    line = re.escape(f'{sys.executable} -m pip install --upgrade "nvidia-cuda-nvrtc<14"')
+    said = rf"no compiler for sm_90; install one: {line} \(there is no libnvrtc: .*; there is no nvcc: "
+    with pytest.raises(UnsupportedError, match=said):
         gpu_compiler("sm_90")
 
 
-def test_the_newest_nvrtc_of_a_directory_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(gpu_compilers.NVRTC, raising=False)
-    wheel = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
-    wheel.mkdir(parents=True)
-    for name in ("libnvrtc.so.9", "libnvrtc.so.12", "libnvrtc.alt.so.13", "libnvrtc-builtins.so.12.9"):
-        (wheel / name).touch()
+@pytest.mark.parametrize(
+    ("architecture", "driver", "wheel"),
+    [
+        ("sm_90", None, '"nvidia-cuda-nvrtc<14"'),
+        ("sm_90", (13, 0), '"nvidia-cuda-nvrtc<14"'),
+        ("sm_90", (12, 4), "nvidia-cuda-nvrtc-cu12"),
+        ("sm_80", (11, 8), "nvidia-cuda-nvrtc-cu11"),
+        ("sm_70", (13, 0), "nvidia-cuda-nvrtc-cu12"),
+        ("sm_70", None, "nvidia-cuda-nvrtc-cu12"),
+        ("sm_120", (14, 1), '"nvidia-cuda-nvrtc<15"'),
+    ],
+)
+def test_the_wheel_is_one_that_gpu_and_driver_take(
+    architecture: str, driver: tuple[int, int] | None, wheel: str
+) -> None:
+    assert gpu_compilers.install_line(architecture, driver).endswith(f" -m pip install --upgrade {wheel}")
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler for GPUs but what a test puts on sys.path."""
+    for name in (gpu_compilers.NVRTC, gpu_compilers.NVCC, "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if not Path(one, "nvidia").exists()])
+    monkeypatch.setattr(gpu_compilers, "_DIRECTORIES", ())
+    monkeypatch.setattr("shutil.which", lambda name: None)
+
+
+def test_every_nvrtc_is_looked_at_and_the_newest_first(
+    nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_12, of_13 = tmp_path / "nvidia" / "cuda_nvrtc" / "lib", tmp_path / "nvidia" / "cu13" / "lib"
+    for place, names in {
+        of_12: ("libnvrtc.so.9", "libnvrtc.so.12", "libnvrtc.alt.so.13", "libnvrtc-builtins.so.12.9"),
+        of_13: ("libnvrtc.so.13",),
+    }.items():
+        place.mkdir(parents=True)
+        for name in names:
+            (place / name).write_text("no library")
+    (of_12 / "libnvrtc.so").symlink_to("libnvrtc.so.12")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert gpu_compilers.find_nvrtc() == wheel / "libnvrtc.so.12"
+    found = gpu_compilers.nvrtc_libraries()
+    assert found == (of_13 / "libnvrtc.so.13", of_12 / "libnvrtc.so.12", of_12 / "libnvrtc.so.9")
     with pytest.raises(UnsupportedError, match=r"libnvrtc.so.12 cannot be used"):
-        gpu_compilers.nvrtc_facts(wheel / "libnvrtc.so.12")
+        gpu_compilers.nvrtc_facts(found[1])
+    facts = {
+        "libnvrtc.so.13": NvrtcFacts((13, 0), ("sm_90", "sm_120")),
+        "libnvrtc.so.12": NvrtcFacts((12, 9), ("sm_70", "sm_90")),
+        "libnvrtc.so.9": NvrtcFacts((9, 0), ("sm_70",)),
+    }
+    monkeypatch.setattr(gpu_compilers, "nvrtc_facts", lambda library: facts[library.name])
+
+    def taken(architecture: str, driver: tuple[int, int] | None) -> str:
+        compiler = gpu_compiler(architecture, driver)
+        assert isinstance(compiler, Nvrtc)
+        return compiler.library.name
+
+    assert taken("sm_90", (13, 2)) == "libnvrtc.so.13"
+    assert taken("sm_90", (12, 2)) == "libnvrtc.so.12"
+    assert taken("sm_70", (13, 2)) == "libnvrtc.so.12"
+    assert taken("sm_120", (12, 8)) == "libnvrtc.so.13"  # better than none
+
+
+@pytest.fixture
+def wheel_of_13(nothing_installed: None, doubles: Doubles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The double of NVRTC 13.0, installed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return nvrtc_wheel(tmp_path)
+
+
+def test_the_other_half_of_nvrtc_is_loaded_from_beside_it(wheel_of_13: Path, tmp_path: Path) -> None:
+    """The wheels of CUDA 13.0 have no run path: NVRTC opens it by its name alone. Others' halves are left alone."""
+    (wheel_of_13.parent / "libnvrtc-builtins.so.12.9").write_text("no library")
+    compiler = gpu_compiler("sm_90", (13, 0))
+    assert isinstance(compiler, Nvrtc)
+    assert compiler.library == wheel_of_13
+    elsewhere = tmp_path / "libnvrtc.so.13"
+    elsewhere.symlink_to(wheel_of_13)  # as /usr/local/cuda's are
+    assert gpu_compilers.nvrtc_facts(elsewhere).version == (13, 0)
+    alone = tmp_path / "alone" / "libnvrtc.so.13"
+    alone.parent.mkdir()
+    alone.write_bytes(wheel_of_13.read_bytes())
+    with pytest.raises(UnsupportedError, match="nvrtcCompileProgram: NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"):
+        gpu_compilers.nvrtc_facts(alone)
+
+
+def test_what_nvrtc_refuses_is_told_in_its_own_words(wheel_of_13: Path) -> None:
+    said = r"libnvrtc.so.13 refuses the generated code \(.*:\n  blink.cu\(1\): error: no licence\n  nvrtcCompileProgram"
+    with pytest.raises(InternalError, match=said):
+        gpu_compiler("sm_90").compile("int x;\n", 60)
+
+
+def test_an_nvcc_of_a_wheel_is_taken(nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "nvidia" / "cu13" / "bin"
+    place.mkdir(parents=True)
+    (place / "nvcc").touch(mode=0o600)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert gpu_compilers.find_nvcc() is None
+    (place / "nvcc").chmod(0o700)
+    assert gpu_compilers.find_nvcc() == str(place / "nvcc")
 
 
 def test_nvcc_makes_a_cubin_for_one_gpu_and_a_fatbin_for_several(tmp_path: Path) -> None:
