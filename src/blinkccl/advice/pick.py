@@ -182,7 +182,7 @@ class _Judge:
 
     def _judge(self, ranks: tuple[int, ...]) -> Reach:
         try:
-            links = self.links or joining_links(self.topology, ranks)[0]
+            links = joining_links(self.topology, ranks)[0] if self.links is None else self.links
             network = network_for(self.topology, ranks, links)
         except TopologyError:
             return Reach(_NOTHING, "")  # in parts

@@ -31,15 +31,19 @@ def request(
 ) -> Request:
     """What to plan among ``ranks``; ``ways`` are links and relays, the rest as for :func:`collective_of`.
 
-    Links that were not chosen (None) are those of :func:`links_for`.
+    ``warn`` is for :func:`links_for`.
     """
-    links, relays = ways
     collective = collective_of(name, ranks, ends, dashes, tell)
-    return Request(topology, collective, ranks, links or links_for(topology, ranks, relays, warn), relays)
+    return Request(topology, collective, ranks, links_for(topology, ranks, ways, warn), ways[1])
 
 
-def links_for(topology: Topology, ranks: Sequence[int], relays: bool, warn: Callable[[str], None]) -> str:
-    """The links that join ranks for which none were chosen; ``warn`` hears where these are not the fast ones."""
+def links_for(
+    topology: Topology, ranks: Sequence[int], ways: tuple[str | None, bool], warn: Callable[[str], None]
+) -> str:
+    """The links that were chosen, or that join the ranks; ``warn`` hears where the latter are not the fast ones."""
+    links, relays = ways
+    if links is not None:
+        return links
     if len(ranks) < 2:
         return LINK_CHOICES[0]
     links, why = joining_links(topology, ranks, relays=relays)

@@ -44,16 +44,16 @@ class Code:
         return f"copy engines{f' ({self.why})' if self.why else ''}, calibration {costs.name}: {costs.about}"
 
 
-def code_of(request: Request, wanted: str = "", why: str = "") -> Code:
-    """What runs the job: ``wanted``, or if that is empty kernels where they can; ``why`` somebody wants it."""
-    if wanted not in ("", *CODES):
+def code_of(request: Request, wanted: str | None = None, why: str = "") -> Code:
+    """What runs the job: ``wanted``, or if that is None kernels where they can; ``why`` somebody wants it."""
+    if wanted is not None and wanted not in CODES:
         raise UsageError(f"unknown code {wanted!r}; expected one of {', '.join(CODES)}")
     if wanted == COPY_ENGINES:
         return Code(None, why)
     fault = kernels_fault(request)
     if fault is None:
         return Code(gpu_of(request.topology))
-    if wanted:
+    if wanted is not None:
         raise UnsupportedError(f"{fault}; leave --code {KERNELS} out")
     return Code(None, fault)
 

@@ -304,7 +304,10 @@ def _after_loss(
     strangers = [gpu for gpu in gone if gpu not in ranks]
     if strangers:
         raise UsageError(f"--without-rank {gpus}: GPU {strangers[0]} is no rank of the job")
-    return without(topology, pairs, gone), tuple(rank for rank in ranks if rank not in gone)
+    left = tuple(rank for rank in ranks if rank not in gone)
+    if not left:
+        raise UsageError(f"--without-rank {gpus}: these are all GPUs of the job, and none is left")
+    return without(topology, pairs, gone), left
 
 
 def part(option: str, text: str) -> Fraction:

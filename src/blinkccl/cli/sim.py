@@ -264,7 +264,9 @@ def sim(
     options["--equal-chunks"] = equal_chunks or None
     of_copies = [option for option, given in options.items() if given is not None]
     of_copies += [in_switch.NAME] if algo is not None and in_switch.NAME in algo.split(",") else []
-    settings = Settings(sharing, streams or "per-tree", _skew(skew), not equal_chunks, budget, coarser)
+    settings = Settings(
+        sharing, "per-tree" if streams is None else streams, _skew(skew), not equal_chunks, budget, coarser
+    )
     there = plan is not None and (plan.is_file() or str(plan) == "-")  # what is not is complained of later
     content = console.read_file(plan, MAX_BYTES) if plan is not None and there else None
     listed = None if plan is None or content is None else _listed(plan, content)
@@ -296,7 +298,9 @@ def sim(
         of_copies += [in_switch.NAME] if forest is not None and forest.combining else []
         gpu = None if model is None else _gpu(request.topology)
         runs = _code(request, code, of_copies)
-        conditions = _conditions(request.topology, settings, calibration, chunk or "near", channels or 1, paths)
+        conditions = _conditions(
+            request.topology, settings, calibration, "near" if chunk is None else chunk, channels, paths
+        )
         conditions = replace(conditions, most_memories=memories)
         field = _field(request, forest, runs, conditions, algo, progress, listed)
         _check_files_serve(field, timeline, output)
@@ -319,14 +323,19 @@ def sim(
 
 
 def _conditions(
-    topology: Topology, settings: Settings, calibration: str | None, chunk: str, channels: int, paths: Path | None
+    topology: Topology,
+    settings: Settings,
+    calibration: str | None,
+    chunk: str,
+    channels: int | None,
+    paths: Path | None,
 ) -> Conditions:
     from blinkccl.baselines.candidate import Conditions
     from blinkccl.simulate import calibration as calibrations
 
-    costs = calibrations.calibration(calibration) if calibration else calibrations.calibration_for(topology)
+    own = calibrations.calibration_for(topology) if calibration is None else calibrations.calibration(calibration)
     table = None if paths is None else arguments.path_table(paths, topology)
-    return Conditions(costs, settings, *_chunk(chunk), channels, paths=table)
+    return Conditions(own, settings, *_chunk(chunk), 1 if channels is None else channels, paths=table)
 
 
 def _code(request: Request, wanted: str | None, of_copies: Sequence[str]) -> Code:
@@ -335,7 +344,7 @@ def _code(request: Request, wanted: str | None, of_copies: Sequence[str]) -> Cod
 
     if wanted == KERNELS and of_copies:
         raise UsageError(f"--code {KERNELS}: {', '.join(of_copies)} is for copies; leave one out")
-    return code_of(request, COPY_ENGINES if of_copies else wanted or "", ", ".join(of_copies))
+    return code_of(request, COPY_ENGINES if of_copies else wanted, ", ".join(of_copies))
 
 
 def _field(
@@ -354,11 +363,11 @@ def _field(
     from blinkccl.choice.listed import of_instructions
 
     if listed is not None:
-        ours = _field(request, None, code, conditions, algo or "optimal", progress)
+        ours = _field(request, None, code, conditions, "optimal" if algo is None else algo, progress)
         theirs = of_instructions(listed.name, listed.plan, request, code, conditions)
         return replace(ours, prepared=(theirs, *ours.prepared))
     if forest is None:
-        names = [part.strip() for part in algo.split(",")] if algo else []
+        names = [] if algo is None else [part.strip() for part in algo.split(",")]
         known = candidates(code)
         # Beside all others it would only repeat the fastest.
         unlisted = {auto.NAME: auto.as_candidate(code), **candidates_not_run()}
@@ -461,8 +470,8 @@ def _job_of_list(listed: _Listed, spec: str | None, gpus: str | None, links: str
     wanted = listed.plan.collective.world_size
     if len(ranks) != wanted:
         raise UsageError(f"{listed.name} is for {wanted} GPUs, and these are {len(ranks)}: choose them with --gpus")
-    links = links or links_for(topology, ranks, relays=False, warn=console.note)
-    return Request(topology, listed.plan.collective, ranks, links)
+    chosen = links_for(topology, ranks, (links, False), console.note)
+    return Request(topology, listed.plan.collective, ranks, chosen)
 
 
 def _gpu(topology: Topology) -> str:

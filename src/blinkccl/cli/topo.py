@@ -62,7 +62,9 @@ def topo(
     if output is not None:
         _check_output(output)
     topology, ranks = arguments.load(spec, gpus)
-    whole = _cut_down(topology, ranks, links or "all") if gpus or links else topology
+    whole = topology
+    if gpus is not None or links is not None:
+        whole = _cut_down(topology, ranks, "all" if links is None else links)
     if output is not None:
         _write(output, whole)
     if json:
@@ -128,7 +130,7 @@ def _as_planned(topology: Topology, ranks: tuple[int, ...], links: str | None) -
     from blinkccl.api.job import links_for
 
     try:
-        return _cut_down(topology, ranks, links or links_for(topology, ranks, relays=False, warn=console.note))
+        return _cut_down(topology, ranks, links_for(topology, ranks, (links, False), console.note))
     except TopologyError as error:
         if links is not None:
             raise
