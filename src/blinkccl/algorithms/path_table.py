@@ -3,13 +3,14 @@
 A file is JSON and made to be read::
 
     {"schema_version": 2, "machine": "0f3c…", "name": "mist", "source": "simulated on calibration mist",
-     "pairs": [{"src": 0, "dst": 1, "splits": [
+     "kind": "simulated", "pairs": [{"src": 0, "dst": 1, "splits": [
        {"up_to_bytes": 1048576, "chunks": 1, "gb_per_s": 50.9, "direct_gb_per_s": 50.9,
         "parts": [{"path": [0, 1], "weight": "1", "streams": 1}]},
        {"up_to_bytes": null, "chunks": 4, "gb_per_s": 141.0, "direct_gb_per_s": 71.8,
         "parts": [{"path": [0, 1], "weight": "127/250", …}, {"path": [0, 4, 1], "streams": 8, …}]}]}]}
 
-It is for one machine, told by a hash of its links. Nothing in a file is trusted: one that is for another machine, cut
+It is for one machine, told by a hash of its links; what a laboratory measured, hundreds of times slower, is for no GPUs
+(``kind``). Nothing in a file is trusted: one that is for another machine, cut
 off, of another version or not such a table is refused with a sentence, and its reader does without. Whether a path's
 links are there is seen where it is used (:func:`blinkccl.algorithms.multi_path.forest_of`).
 """
@@ -45,6 +46,11 @@ CLASSES = tuple(16 * 1024 << power for power in range(15))
 LEAST_BYTES, BEYOND_BYTES = 64, 4 * CLASSES[-1]
 #: Parts of a message begin on such boundaries.
 ALIGNMENT_BYTES = 16
+
+#: What fills a table.
+SIMULATED, LABORATORY = "simulated", "laboratory"
+#: How sources of laboratories began in tables that did not name their kind.
+_OF_LABORATORIES = "measured in a laboratory"
 
 _log = logging.getLogger(__name__)
 
@@ -104,12 +110,13 @@ class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pairs of a machine; ``machine`` is :func:`machine_key`, ``source`` says what filled it."""
+    """The pairs of a machine; ``machine`` is :func:`machine_key`, ``source`` and ``kind`` say what filled it."""
 
     machine: str
     name: str
     source: str
     pairs: tuple[Pair, ...] = ()
+    kind: str = SIMULATED
     schema_version: int = SCHEMA_VERSION
 
     def pair(self, src: int, dst: int) -> Pair | None:
@@ -182,10 +189,12 @@ def from_json(content: bytes, machine: str, where: str = "path table") -> PathTa
         found = msgspec.json.decode(content)
         if isinstance(found, dict) and (fault := version_fault(found.get("schema_version"))):
             raise TopologyError(f"{where}: {fault}")
-        table = msgspec.convert(found, PathTable, dec_hook=_fraction)
+        table = msgspec.convert(_with_kind(found), PathTable, dec_hook=_fraction)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise TopologyError(f"{where}: not a table of paths: {str(error)[:200]}") from None
     check_labels(where, [("name", table.name), ("source", table.source), ("machine", table.machine)])
+    if table.kind not in (SIMULATED, LABORATORY):
+        raise TopologyError(f"{where}: kind {table.kind[:40]!r}; expected {SIMULATED} or {LABORATORY}")
     if table.machine != machine:
         raise TopologyError(f"{where}: it is for machine {table.machine} ({table.name}), and this one is {machine}")
     for pair in table.pairs:
@@ -196,6 +205,13 @@ def from_json(content: bytes, machine: str, where: str = "path table") -> PathTa
     if len(set(ends)) < len(ends) or len(ends) > MOST_PAIRS:
         raise TopologyError(f"{where}: two rows for one pair, or more than {MOST_PAIRS}")
     return table
+
+
+def _with_kind(found: Any) -> Any:
+    """What a file holds, with the kind that older ones left to the source's words."""
+    if not isinstance(found, dict) or "kind" in found or _OF_LABORATORIES not in str(found.get("source")):
+        return found
+    return {**found, "kind": LABORATORY}
 
 
 def _fraction(kind: type, value: Any) -> Fraction:
@@ -252,9 +268,11 @@ def read_or_ignore(path: FilePath, machine: str) -> PathTable | None:
         return read(path, machine)
     except FileNotFoundError:
         return None
-    except (OSError, TopologyError) as error:
+    except OSError as error:
+        _log.warning("%s cannot be read: %s; it is ignored", path, error.strerror or error)
+    except TopologyError as error:
         _log.warning("%s; it is ignored", error)
-        return None
+    return None
 
 
 def write(path: FilePath, table: PathTable) -> None:

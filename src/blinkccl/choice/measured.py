@@ -210,11 +210,13 @@ def read_or_ignore(machine: str, environ: Mapping[str, str] = os.environ) -> Mea
     path = path_of(machine, environ) if is_wanted(environ) else None
     try:
         return None if path is None else read(path, machine)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UsageError) as error:
+    except OSError as error:
+        _log.warning("%s cannot be read: %s; it is ignored: run blink tune", path, error.strerror or error)
+    except UsageError as error:
         _log.warning("%s; it is ignored: run blink tune", error)
-        return None
+    return None
 
 
 def write(path: Path, table: MeasuredTable) -> None:

@@ -350,13 +350,16 @@ def measured(path: Path | None, topology: Topology, here: bool = False) -> Measu
         return None
 
 
-def write_path_row(path: Path, topology: Topology, row: Pair, source: str) -> None:
-    """Puts a row into the table in ``path``: into that of this machine, or in the place of another."""
+def write_path_row(path: Path, topology: Topology, row: Pair, source: str, kind: str) -> None:
+    """Puts a row into the table in ``path``: into that of this machine and kind, or in the place of another."""
     from blinkccl.algorithms import path_table as tables
 
     there = path_table(path, topology) if path.is_file() and path.stat().st_size else None
-    table = there or tables.PathTable(tables.machine_key(topology), topology.name, source)
-    if table.source != source:
-        table = tables.PathTable(table.machine, table.name, f"{table.source}; {source}"[:200], table.pairs)
+    table = tables.PathTable(tables.machine_key(topology), topology.name, source, kind=kind)
+    if there is not None and there.kind == kind:
+        text = source if there.source == source else f"{there.source}; {source}"[:200]
+        table = tables.PathTable(table.machine, table.name, text, there.pairs, kind)
+    elif there is not None:
+        console.note(f"{path} has paths {there.source}, these are {source}: they take their place")
     with console.written(path):
         tables.write(path, table.merged(row))

@@ -105,7 +105,7 @@ def lab(
             "--output",
             metavar="FILE",
             help="Write what was measured into a table of this machine: what each algorithm took at which size; of "
-            "multi_path, which paths a message takes, for blink run --paths.",
+            "multi_path, which paths a message takes, for blink sim --paths and no GPUs.",
         ),
     ] = None,
     json: arguments.Json = False,
@@ -136,8 +136,10 @@ def lab(
         return
     field, rows = _compare(experiment.prepare(request, names, lane), sizes, chunks, rounds, timeout_s, plot, json)
     if output is not None and field.path_row is not None:
+        from blinkccl.algorithms.path_table import LABORATORY
+
         source = f"measured in a laboratory, {field.slower:.0f} times slower"
-        arguments.write_path_row(output, request.topology, field.path_row, source)
+        arguments.write_path_row(output, request.topology, field.path_row, source, LABORATORY)
     elif output is not None:
         _write(output, field, rows, sizes)
 

@@ -89,7 +89,7 @@ def run(
         Option(
             "--paths",
             metavar="FILE",
-            help="Send messages over the paths of this table, which blink sim and blink lab write with -o.",
+            help="Send messages over the paths of this table, which blink sim sendrecv writes with -o.",
         ),
     ] = None,
     mpi: Annotated[bool, Option("--mpi", help="CMD is an MPI program, or starts one: mpirun -n 4 ./app.")] = False,

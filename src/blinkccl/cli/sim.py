@@ -314,8 +314,10 @@ def sim(
             steps = training_steps(fields, model, gpu, exchange)
     _report(field, runs, conditions, rows, swept, json, steps, why)
     if output is not None and field.path_row is not None:
+        from blinkccl.algorithms.path_table import SIMULATED
+
         source = f"simulated on calibration {conditions.calibration.name}"
-        arguments.write_path_row(output, request.topology, field.path_row, source)
+        arguments.write_path_row(output, request.topology, field.path_row, source, SIMULATED)
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
     if plot is not None:

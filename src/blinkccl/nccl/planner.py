@@ -152,7 +152,11 @@ def _path_table(environ: Mapping[str, str], machine: Topology) -> PathTable | No
         return None
     if not Path(name).exists():
         logging.getLogger(__name__).warning("BLINK_PATHS=%s: there is no such file; it is ignored", name)
-    return path_table.read_or_ignore(Path(name), path_table.machine_key(machine))
+    table = path_table.read_or_ignore(Path(name), path_table.machine_key(machine))
+    if table is not None and table.kind == path_table.LABORATORY:
+        logging.getLogger(__name__).warning("BLINK_PATHS=%s was %s, not for GPUs; it is ignored", name, table.source)
+        return None
+    return table
 
 
 def measured_cells(

@@ -30,6 +30,17 @@ def test_a_table_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["paths.json"]
 
 
+def test_what_a_laboratory_measured_is_told_in_older_tables_too() -> None:
+    older = json.loads(to_json(TABLE)) | {"source": "simulated; measured in a laboratory, 750 times slower"}
+    del older["kind"]
+    kinds = [
+        from_json(json.dumps(document).encode(), "abc").kind for document in (older, older | {"source": "by hand"})
+    ]
+    assert kinds == [path_table.LABORATORY, path_table.SIMULATED]
+    with pytest.raises(TopologyError, match="kind 'gpus'; expected simulated or laboratory"):
+        from_json(changed(kind="gpus"), "abc")
+
+
 def test_a_row_is_found_by_ends_and_size() -> None:
     pair = TABLE.pair(0, 1)
     assert pair is not None

@@ -45,7 +45,7 @@ def jobs() -> Iterator[tuple[str, str | None, str]]:
     yield from ((name, None, collective) for name, collective in product(others, COLLECTIVES))
 
 
-def auto(spec: str, gpus: str | None, collective: str, wanted: str = "") -> Auto:
+def auto(spec: str, gpus: str | None, collective: str, wanted: str | None = None) -> Auto:
     request = asked(spec, collective, gpus)
     return prepare(request, Conditions(calibration_for(request.topology)), code_of(request, wanted))
 

@@ -272,7 +272,14 @@ def test_the_table_of_paths_is_written_shown_and_read(blink, tmp_path: Path) -> 
     assert [found["paths"]] == json.loads(written)["pairs"]
     # Another pair is added, in the place of none; the same one changes nothing.
     assert blink(*asked, "--src", "1", "--dst", "0", "-o", str(file)).code == 0
-    assert [(row["src"], row["dst"]) for row in json.loads(file.read_text())["pairs"]] == [(0, 1), (1, 0)]
+    found = json.loads(file.read_text())
+    assert [(row["src"], row["dst"]) for row in found["pairs"]] == [(0, 1), (1, 0)]
+    # Beside what was measured in a laboratory nothing is put.
+    file.write_text(json.dumps(found | {"kind": "laboratory", "source": "measured in a laboratory"}))
+    ended = blink(*asked, "-o", str(file))
+    assert "has paths measured in a laboratory, these are simulated on calibration mist: they take their" in ended.err
+    found = json.loads(file.read_text())
+    assert ([row["src"] for row in found["pairs"]], found["kind"]) == ([0], "simulated")
 
 
 def test_a_table_that_is_not_for_this_machine_is_ignored_with_a_line(blink, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise, permutations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from blinkccl.algorithms.path_table import Pair, Part, PathTable, Split
 from blinkccl.cli.app import app
 from blinkccl.codegen.layout import Geometry, SegmentLayout
 from blinkccl.errors import UnsupportedError
+from blinkccl.nccl import planner
 from blinkccl.nccl.geometry import Budget
 from blinkccl.nccl.message_paths import WHOLE, limits_beside, place, plan
 from blinkccl.nccl.topology_of_job import JobPlacement
@@ -166,3 +168,15 @@ def test_slots_lie_apart_and_within_their_part_of_the_memory(weights, streams, s
         assert all(begin % 128 == 0 for begin, _ in taken)
     assert len(list(messages.connections())) == len(messages.paths)
     assert len(list(messages.rows(0))) == len(messages.splits)
+
+
+def test_what_a_laboratory_measured_is_not_for_gpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mist, file = parse_spec("mist"), tmp_path / "paths.json"
+    for kind in (path_table.SIMULATED, path_table.LABORATORY):
+        source = "measured in a laboratory, 750 times slower" if kind == path_table.LABORATORY else "simulated"
+        path_table.write(file, PathTable(path_table.machine_key(mist), "mist", source, kind=kind))
+        found = planner._path_table({"BLINK_PATHS": str(file)}, mist)
+        assert (found is None) == (kind == path_table.LABORATORY)
+    assert [record.message for record in caplog.records] == [
+        f"BLINK_PATHS={file} was measured in a laboratory, 750 times slower, not for GPUs; it is ignored"
+    ]
