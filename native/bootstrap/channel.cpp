@@ -36,12 +36,6 @@ bool peer_of(int socket, ucred* peer) {
   return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, peer, &size) == 0;
 }
 
-bool is_tcp(int socket) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  return getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0 && address.ss_family != AF_UNIX;
-}
-
 void prepare_tcp(int socket) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -300,6 +294,12 @@ Socket accept_from(const Socket& listener, Others* others) {
   }
   errno = EBADF;
   return Socket();
+}
+
+bool is_tcp(int socket) {
+  int domain = AF_UNSPEC;
+  socklen_t size = sizeof domain;
+  return getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain != AF_UNIX;
 }
 
 int peer_pid(int socket) {

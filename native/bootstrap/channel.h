@@ -126,7 +126,9 @@ struct Others {
   unsigned user = 0;
 };
 Socket accept_from(const Socket& listener, Others* others);
-// The process at the other end; 0: unknown (TCP).
+// Whether it may lead to another host, and takes no descriptors.
+bool is_tcp(int socket);
+// The process at the other end, as it is numbered here; 0: unknown (TCP, or another PID namespace).
 int peer_pid(int socket);
 
 // poll(), interrupted or not: false only if nothing has happened.

@@ -209,7 +209,7 @@ bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame&
     fail_claimed(each.hello, hello);
     return false;
   }
-  each.tcp = peer_pid((*stranger)->get()) == 0;
+  each.tcp = is_tcp((*stranger)->get());
   each.pid = static_cast<int>(hello.pid);
   each.channel = std::move(*stranger);
   each.hello = hello;
@@ -408,7 +408,7 @@ void Coordinator::tell() {
   strangers_.clear();
   // Over TCP only those that know the token.
   const auto unknown = [](const std::unique_ptr<Channel>& channel) {
-    return channel == nullptr || (!channel->trusted() && peer_pid(channel->get()) == 0);
+    return channel == nullptr || (!channel->trusted() && is_tcp(channel->get()));
   };
   told.erase(std::remove_if(told.begin(), told.end(), unknown), told.end());
 

@@ -381,6 +381,7 @@ std::string why_it_failed(const blink_error& error) {
              ", " + peer + " calls " + call_text(error.what[1], error.count[1]) +
              "; collective, size, type, operation, root and order of calls must agree on all ranks";
     case BLINK_INVALID:
+    case BLINK_REFUSED:
       return call + ": rank " + std::to_string(error.rank) + ": " + error.text;
     default:
       return call + ": native code " + std::to_string(error.code) + ": " + error.text;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -94,6 +95,12 @@ bool write_other(std::int64_t pid, std::uint64_t into, const void* from, std::si
   return copy_all(process_vm_writev, pid, reinterpret_cast<std::uint64_t>(from), into, bytes);
 }
 
+// The PID namespace of this process; 0: unknown.
+std::uint64_t own_processes() {
+  struct stat found {};
+  return stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
+}
+
 void say(blink_error& error, const char* text) {
   std::snprintf(error.text, sizeof error.text, "%s", text);
 }
@@ -161,6 +168,8 @@ bool blink_comm::lock_rank() {
 int blink_comm::begin(const blink::Call& call) {
   const std::uint64_t before = sequence();
   sequence_.store(before + 1, std::memory_order_relaxed);
+  what_.store(call.what, std::memory_order_relaxed);
+  count_.store(call.count, std::memory_order_relaxed);
   if (const int code = ended_elsewhere()) return code;
   if (before + 1 >= blink::kMostCalls) return fail(BLINK_INVALID, blink::Site{}, -1, "no call numbers are left");
   const std::size_t old = static_cast<std::size_t>(before % blink::kBanks);
@@ -448,7 +457,11 @@ void blink_comm::take_raised(void* raised[3]) {
 
 int blink_comm::failed_elsewhere() {
   const blink::Header& header = segment_.header();
-  if (header.failed.load(std::memory_order_acquire) == 2) return keep(header.failure);
+  if (header.failed.load(std::memory_order_acquire) == 2) {
+    blink_error error = header.failure;
+    error.earlier = shown(segment_.rank(rank_), sequence()) > error.sequence ? 1 : 0;
+    return keep(error);
+  }
   // 0: it has only just begun to say why, and not yet when.
   const std::int64_t since = header.failed_at_us.load(std::memory_order_relaxed);
   if (since == 0 || now_us() - since < kHalfSaidUs) return BLINK_OK;
@@ -475,6 +488,8 @@ blink_error blink_comm::failure(int code, const blink::Site& site, int peer, con
   const std::int64_t started = started_us_.load(std::memory_order_relaxed);
   error.seconds_us = started == 0 ? 0 : now_us() - started;
   error.left = peer >= 0 && has_left(peer) ? 1 : 0;
+  error.what[0] = error.sequence == 0 ? 0 : what_.load(std::memory_order_relaxed);
+  error.count[0] = count_.load(std::memory_order_relaxed);
   if (code == BLINK_MISMATCH) {
     error.sequence = shown(segment_.rank(rank_), mismatched_);
     for (int side = 0; side < 2; ++side) {
@@ -486,6 +501,8 @@ blink_error blink_comm::failure(int code, const blink::Site& site, int peer, con
   say(error, text);
   return error;
 }
+
+int blink_comm::refuse(const char* text) { return keep(failure(BLINK_REFUSED, blink::Site{}, -1, text)); }
 
 int blink_comm::fail(int code, const blink::Site& site, int peer, const char* text) {
   const blink_error error = failure(code, site, peer, text);
@@ -537,6 +554,8 @@ void blink_comm::show_secret() {
 bool blink_comm::can_cross() const {
   for (int peer = 0; peer < size(); ++peer) {
     const blink::Life& theirs = segment_.rank(peer).life;
+    // Elsewhere its number is another process's, which must not be looked into.
+    if (theirs.processes.load(std::memory_order_relaxed) != life().processes.load(std::memory_order_relaxed)) return false;
     std::uint8_t seen[sizeof secret_] = {}, wanted[sizeof secret_];
     std::memcpy(wanted, segment_.header().token, sizeof wanted);
     wanted[0] = static_cast<std::uint8_t>(wanted[0] + peer);
@@ -637,6 +656,7 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
     return nullptr;
   }
   life.pid.store(getpid());
+  life.processes.store(own_processes());
   comm->show_secret();
   if (fd >= 0) comm->populate();
   blink::prepare_copies();
@@ -704,6 +724,7 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
     blink_status& s = statuses[r];
     s = blink_status{};
     s.pid = block.life.pid.load(relaxed);
+    s.processes = block.life.processes.load(relaxed);
     s.joined = block.life.joined.load(relaxed) == blink::kJoined ? 1 : 0;
     s.left = block.life.left.load(relaxed);
     s.finished = shown(block, block.life.finished.load(relaxed));

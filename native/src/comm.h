@@ -172,6 +172,8 @@ struct blink_comm {
   bool has_left(int peer) const { return segment_.rank(peer).life.left.load(std::memory_order_acquire) != 0; }
   // What ends a stream alone, and no collective: its other end has left; or why that left. Returns the code.
   int lost_to_stream(int peer);
+  // A call that makes no sense, before it begins: nobody else hears of it. Returns the code.
+  int refuse(const char* text);
   // Ends the communicator for all ranks. Returns the code, or that of an earlier failure.
   int fail(int code, const blink::Site& site, int peer, const char* text);
   void start_clock(std::int64_t timeout_us) {
@@ -240,6 +242,8 @@ struct blink_comm {
   // Both only change on the thread of the collectives, but errors on others tell them too.
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::int64_t> started_us_{0};  // when the first long wait of the call began; 0: there was none
+  std::atomic<std::uint64_t> what_{0};       // the call
+  std::atomic<std::int64_t> count_{0};
   std::uint64_t signatures_[blink::kBanks] = {};
   std::vector<std::uint64_t> begun_;  // per peer, the last call that it is known to have begun
   std::int64_t timeout_us_ = 0;

@@ -52,12 +52,23 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
 
 int blink_op::start(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
   running_ = this;
+  if (const int code = check(input, output)) return code;
   if (choice_ != nullptr) {
     const bool in_place = is_in_place(static_cast<const unsigned char*>(input), static_cast<unsigned char*>(output));
     const int variant = choice_->begin({in_place, is_shared(input) || is_shared(output)});
     if (variant != 0) running_ = variants_[static_cast<std::size_t>(variant) - 1].get();
   }
   return running_->prepare(input, output, scaled, scale, timeout_us);
+}
+
+// Before anything counts: whoever is refused may call anew.
+int blink_op::check(const void* input, const void* output) {
+  const blink_tables& t = tables_.numbers;
+  if ((input == nullptr && t.input_bytes > 0) || (output == nullptr && t.output_bytes > 0)) {
+    return comm_.refuse("a buffer that the call needs is missing");
+  }
+  const bool misplaced = is_misplaced(input) || is_misplaced(output);
+  return misplaced ? comm_.refuse("a buffer does not begin at a multiple of its elements' size") : BLINK_OK;
 }
 
 int blink_op::finish() {
@@ -95,12 +106,6 @@ int blink_op::prepare(const void* input, void* output, bool scaled, double scale
   output_ = static_cast<unsigned char*>(output);
   scaled_ = scaled;
   scale_ = scale;
-  if ((input == nullptr && t.input_bytes > 0) || (output == nullptr && t.output_bytes > 0)) {
-    return comm_.fail(BLINK_INVALID, blink::Site{}, -1, "a buffer that the call needs is missing");
-  }
-  if (is_misplaced(input) || is_misplaced(output)) {
-    return comm_.fail(BLINK_INVALID, blink::Site{}, -1, "a buffer does not begin at a multiple of its elements' size");
-  }
   const bool in_place = is_in_place(input_, output_);
   const bool lends_input = !scaled && (!in_place || t.direct_read_in_place);
   const bool lends_output = !in_place || t.direct_write_in_place;

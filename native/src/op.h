@@ -35,6 +35,7 @@ struct blink_op {
  private:
   using Chunk = blink::Chunk;
 
+  int check(const void* input, const void* output);
   int prepare(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
   int complete();
   int go_on();

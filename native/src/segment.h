@@ -96,6 +96,7 @@ struct alignas(kLineBytes) Life {
   // before it gives its buffers back to its caller.
   std::atomic<std::uint32_t> writing;
   std::atomic<std::uint64_t> secret_at;  // the address of what only this process can show; see can_cross()
+  std::atomic<std::uint64_t> processes;  // inode of the PID namespace in which `pid` is its number; 0: unknown
 };
 
 struct alignas(kLineBytes) RankBlock {

@@ -56,6 +56,8 @@ class VerificationError(ScheduleError):
     """
 
     def __init__(self, violations: list[str]) -> None:
+        if isinstance(violations, str):
+            raise TypeError("violations are a list of sentences, got one text")
         self.violations = violations
         shown = "\n".join(f"  - {text}" for text in violations[:10])
         more = f"\n  … and {len(violations) - 10} more" if len(violations) > 10 else ""
@@ -129,6 +131,8 @@ class PeerLostError(CommunicationError):
     """
 
     def __init__(self, rank: int, message: str = "", pid: int | None = None) -> None:
+        if not isinstance(rank, int):  # torch's DataLoader makes a worker's error anew, of its text alone
+            raise TypeError(f"a lost rank is a number, got {rank!r}")
         self.rank = rank
         self.message = message
         self.pid = pid

@@ -1,6 +1,7 @@
 """Backend "blink" in real processes: every collective, messages, groups, faults, and what torch builds on them.
 
-What the ranks do is in torch_calls.py, torch_training.py and torch_hosts.py.
+What the ranks do is in torch_calls.py, torch_wrappers.py, torch_training.py and
+torch_hosts.py.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         ("scattered_sums", 3),
         ("unequal_blocks", 3),
         ("layouts", 2),
+        ("wrappers", 2),
+        ("zeros_without_memory", 2),
+        ("transformed", 2),
+        ("negative_bits", 2),
+        ("conjugate_bits", 2),
+        ("later_calls_name_the_first_failure", 2),
         ("in_order", 2),
         ("background", 3),
         ("futures", 2),

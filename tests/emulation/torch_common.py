@@ -49,10 +49,10 @@ def wait_for(happened: Callable[[], bool]) -> bool:
 
 
 @contextlib.contextmanager
-def raises(kind: type[Exception], text: str, torchs: bool = True) -> Iterator[None]:
+def raises(kind: type[Exception], text: str, torchs: bool = True) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """The block must raise ``kind``, and the message must hold ``text``; it is a RuntimeError for torch's sake."""
     with pytest.raises(kind, match=re.escape(text)) as raised:
-        yield
+        yield raised
     assert isinstance(raised.value, RuntimeError) or not torchs, raised.type.__mro__
 
 

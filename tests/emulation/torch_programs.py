@@ -3,8 +3,8 @@
     echo NAME WORLD_SIZE | PYTHONPATH=tests python tests/emulation/torch_programs.py
 
 The ranks of each line are forked from this process, which has imported torch once (support/forked_ranks.py). The
-programs are in torch_calls.py (what a group is asked for), torch_training.py (what is built on top) and torch_hosts.py
-(ranks that are on several hosts).
+programs are in torch_calls.py (what a group is asked for), torch_wrappers.py (with tensors that are none),
+torch_training.py (what is built on top) and torch_hosts.py (ranks that are on several hosts).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch_calls
 import torch_hosts
 import torch_training
+import torch_wrappers
 from torch_common import meet_in, start
 
 from support.forked_ranks import serve
@@ -29,7 +30,7 @@ def _rank(name: str, rank: int, size: int, place: Path) -> None:
     torch.set_num_threads(1)
     if name != "train_example":  # it makes its group itself
         start(rank, size, "first")
-    module = next(each for each in (torch_calls, torch_training, torch_hosts) if hasattr(each, name))
+    module = next(each for each in (torch_calls, torch_wrappers, torch_training, torch_hosts) if hasattr(each, name))
     getattr(module, name)(rank, size)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -233,7 +233,14 @@ def failure_of(address: int, size: int) -> BlinkError | None:
 
 
 def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkError:
-    """The one table from native codes to our errors. ``describe`` names the call, where it is known."""
+    """The one table from native codes to our errors. ``describe`` names the call, where it is known.
+
+    A call on a group that an earlier one has ended names that one, and waited for nothing: no DeadlineError.
+    """
+    if error.code == native.REFUSED:
+        return UsageError(f"{describe}: {error.text.decode(errors='replace')}; it was not begun, and the group goes on")
+    if error.earlier:
+        return _after_failure(error, rank, describe)
     where = f"call {error.sequence}" + (f" ({describe})" if describe else "")
     if not error.sequence:  # a message before the first call, or a group that is being made
         where = describe or "the making of the group"
@@ -260,6 +267,17 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
             f"{where}: the communicator was aborted: {error.text.decode(errors='replace')}{found}"
         )
     return CommunicationError(f"{where}: native code {error.code}: {error.text.decode(errors='replace')}")
+
+
+def _after_failure(error: native.Error, rank: int, describe: str) -> BlinkError:
+    """What a call meets that is made on a group which an earlier call has ended."""
+    error.earlier = 0
+    call = str(CollectiveCall.from_number(error.what[0], error.count[0])) if error.what[0] else ""
+    first = to_exception(error, rank, call)
+    if isinstance(first, PeerLostError):
+        return PeerLostError(first.rank, first.message)
+    text = f"{describe}: the group has ended before: {first}"
+    return PlanMismatchError(text) if isinstance(first, PlanMismatchError) else CommunicationError(text)
 
 
 def awaited(error: native.Error | native.RankStatus) -> str:

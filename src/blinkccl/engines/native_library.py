@@ -19,7 +19,7 @@ HEADER = header("host.h")
 _CODES = HEADER.numbers("blink_code")
 OK, DEADLINE, PEER_LOST, MISMATCH = (_CODES[name] for name in ("ok", "deadline", "peer_lost", "mismatch"))
 ABORTED, INVALID, SYSTEM, INTERRUPTED = (_CODES[name] for name in ("aborted", "invalid", "system", "interrupted"))
-UNSUPPORTED, AGAIN = _CODES["unsupported"], _CODES["again"]
+UNSUPPORTED, AGAIN, REFUSED = (_CODES[name] for name in ("unsupported", "again", "refused"))
 CALL, EXECUTION, WAIT = (HEADER.constants[f"BLINK_EVENT_{kind}"] for kind in ("CALL", "EXECUTION", "WAIT"))
 MOST_EVENTS = HEADER.constants["BLINK_MOST_EVENTS"]
 #: What a rank waits for, by number.

@@ -175,7 +175,9 @@ class Bootstrap:
                 late, set(range(self._size)) - late, f"{said}; start them, or look at their output"
             )
         if reason.status == _LOST:
-            return PeerLostError(reason.rank, said, reason.pid or None)
+            # Of another PID namespace the socket does not say it, but the rank has.
+            known = self.peers[reason.rank].pid if 0 <= reason.rank < len(self.peers) else None
+            return PeerLostError(reason.rank, said, reason.pid or known)
         if reason.status == _MISMATCH:
             return PlanMismatchError(said)
         return CommunicationError(f"rank {reason.rank} (process {reason.pid}) {self._failing}: {said}")

@@ -20,6 +20,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import PlanMismatchError
 from blinkccl.torch_backend.issue import AddressedCall, Message, TorchCall, moved
 from blinkccl.torch_backend.memory import Memory, Scratch, copy
+from blinkccl.torch_backend.plain import plain, plain_all, writable
 from blinkccl.torch_backend.transport import Transport
 from blinkccl.torch_backend.types import element_type, reduction
 
@@ -40,17 +41,17 @@ class CallTable:
         """Each tensor on its own, in place."""
         memory, operation = self.memory(), reduction(operation)
         calls = []
-        for real in map(_real, tensors):
-            address = memory.updates(real)
-            calls.append(_reducing("allreduce", real, operation, address, address))
+        for tensor in tensors:
+            address = memory.updates(tensor)
+            calls.append(_reducing("allreduce", tensor, operation, address, address))
         return TorchCall("all_reduce", list(tensors), memory, calls, shown=tensors)
 
     def reduce(self, tensor: Tensor, operation: Any, root: int) -> TorchCall:
         """The root's tensor is replaced by the result; the others' stay."""
-        memory, real = self.memory(), _real(tensor)
-        send = memory.updates(real) if self.rank == root else memory.reads(real)
+        memory, tensors = self.memory(), writable([tensor])  # on all ranks, or the root alone would refuse it
+        send = memory.updates(tensors[0]) if self.rank == root else memory.reads_all(tensors)
         recv = send if self.rank == root else None
-        call = _reducing("reduce", real, reduction(operation), send, recv, root)
+        call = _reducing("reduce", tensor, reduction(operation), send, recv, root)
         return TorchCall("reduce", [tensor], memory, [call], shown=[tensor])
 
     def broadcast(self, tensors: Sequence[Tensor], root: int) -> TorchCall:
@@ -107,19 +108,18 @@ class CallTable:
         """Everybody's ``tensors[r]`` combined into rank r's ``output``. Sizes may differ: then by reduces."""
         self._check_list("reduce_scatter", "input", tensors, output)
         memory, operation = self.memory(), reduction(operation)
-        output_real, reals = _real(output), [_real(tensor) for tensor in tensors]
-        target = memory.writes(output_real)
+        target = memory.writes(output)
         if output.numel() != tensors[self.rank].numel():
             raise ValueError(
                 f"reduce_scatter on rank {self.rank}: the output has {output.numel()} elements, the input for it "
                 f"{tensors[self.rank].numel()}; give every rank's input the size of that rank's output"
             )
-        if len({real.numel() for real in reals}) == 1:
-            calls = [_reducing("reduce_scatter", output_real, operation, memory.reads_all(reals), target)]
+        if len({each.numel() for each in tensors}) == 1:
+            calls = [_reducing("reduce_scatter", output, operation, memory.reads_all(tensors), target)]
         else:
             calls = [
-                _reducing("reduce", real, operation, memory.reads(real), target if root == self.rank else None, root)
-                for root, real in enumerate(reals)
+                _reducing("reduce", each, operation, memory.reads(each), target if root == self.rank else None, root)
+                for root, each in enumerate(tensors)
             ]
         return TorchCall("reduce_scatter", [output], memory, calls, shown=tensors)
 
@@ -128,8 +128,8 @@ class CallTable:
         memory, operation = self.memory(), reduction(operation)
         calls = []
         for tensor, output in self._pairs("reduce_scatter_single", "input", tensors, outputs):
-            send, target = memory.reads(_real(tensor)), _real(output)
-            calls.append(_reducing("reduce_scatter", target, operation, send, memory.writes(target)))
+            send = memory.reads(tensor)
+            calls.append(_reducing("reduce_scatter", output, operation, send, memory.writes(output)))
         return TorchCall("_reduce_scatter_base", list(outputs), memory, calls, shown=tensors)
 
     def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int) -> TorchCall:
@@ -156,6 +156,7 @@ class CallTable:
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         """``tensors[r]`` to rank r's ``outputs[our rank]``; only the two ends know a block's size."""
+        outputs, tensors = writable(outputs), plain_all(tensors)
         tensors = self._apart(outputs, tensors, Tensor.clone)
         call = AllToAll("all_to_all", list(outputs), self.memory(), shown=tensors)
         call.rank, call.outputs, call.inputs = self.rank, outputs, tensors
@@ -165,6 +166,7 @@ class CallTable:
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
     ) -> TorchCall:
         """Block r of ``tensor`` to block (our rank) of rank r's ``output``; blocks are rows of the first dimension."""
+        output, tensor = plain(output), plain(tensor)
         call = self.all_to_all(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
         call.result, call.shown = [output], [tensor]
         return call
@@ -253,14 +255,15 @@ class CallTable:
 def _reducing(
     name: str, tensor: Tensor, operation: tuple[str, float | None], send: int, recv: int | None, root: int = 0
 ) -> AddressedCall:
-    """A collective on elements like those of ``tensor``, as many per block."""
+    """A collective on elements like those of ``tensor``, as many per block.
+
+    Complex numbers are pairs: right for what torch allows on them, sums.
+    """
     op, scale = operation
-    return AddressedCall(CollectiveCall(name, element_type(tensor), tensor.numel(), op, root), send, recv, scale)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """Complex numbers as pairs: right for what torch allows on them, sums."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    dtype, elements = element_type(tensor.real if tensor.is_complex() else tensor), tensor.numel()
+    if tensor.is_complex():
+        elements *= 2
+    return AddressedCall(CollectiveCall(name, dtype, elements, op, root), send, recv, scale)
 
 
 #: The tag of messages here: torch's own tags are not negative.

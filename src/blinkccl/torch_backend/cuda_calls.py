@@ -19,6 +19,7 @@ from blinkccl.torch_backend.call_table import CallTable
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
 from blinkccl.torch_backend.issue import AddressedCall, TorchCall, moved
 from blinkccl.torch_backend.memory import Memory, Scratch
+from blinkccl.torch_backend.plain import plain_all, writable
 
 #: torch's own allocator keeps what is given back.
 _NOTHING_KEPT = Scratch(0)
@@ -69,6 +70,7 @@ class CudaCallTable(CallTable):
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         """``tensors[r]`` to rank r's ``outputs[our rank]``; of one size: a stream cannot ask other ranks for theirs."""
+        outputs, tensors = writable(outputs), plain_all(tensors)
         sizes = [tensor.nbytes for tensor in (*tensors, *outputs)]
         if len(dict.fromkeys(sizes)) > 1:
             raise UnsupportedError(

@@ -1,8 +1,9 @@
 """Tensors as flat memory, and back: what an engine with pointers can read and write.
 
-A tensor is used as it lies where its elements are contiguous; a list of tensors, where one follows the other. All
-else goes through scratch memory: copied in before the call, copied out after it. Which of the two it is is each
-rank's own business: what travels is the same.
+A tensor is used as it lies where its elements are contiguous and what they mean; a list of tensors, where one follows
+the other. All else goes through scratch memory: copied in before the call, copied out after it. Which of the two it is
+is each rank's own business: what travels is the same. Wrapper tensors are waited for or refused
+(:mod:`~blinkccl.torch_backend.plain`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blinkccl.runtime.heap import empty as shared_zeros
+from blinkccl.torch_backend.plain import address_in_order, plain, plain_all, writable
 
 
 class Scratch:
@@ -103,6 +105,7 @@ class Memory:
 
     def updates(self, tensor: Tensor) -> int:
         """Address of the elements of ``tensor``, in order, to be overwritten in place."""
+        tensor = plain(tensor)
         address = self.writes(tensor)
         if self._copies and self._copies[-1][0] is tensor:
             self._copy(self._copies[-1][1], tensor)
@@ -110,9 +113,13 @@ class Memory:
 
     def reads_all(self, tensors: Sequence[Tensor]) -> int:
         """Address of the elements of all ``tensors``, one after the other."""
+        address = address_in_order(tensors)
+        if not address:
+            tensors = plain_all(tensors)
+            address = address_in_order(tensors)
         self.hold(tensors)
-        if _adjacent(tensors):
-            return _address(tensors[0])
+        if address:
+            return address
         flats = self._take(tensors)
         for flat, tensor in zip(flats, tensors, strict=True):
             self._copy(flat, tensor)
@@ -120,9 +127,13 @@ class Memory:
 
     def writes_all(self, tensors: Sequence[Tensor]) -> int:
         """Address to which the elements of all ``tensors`` are to be written, one after the other."""
+        address = address_in_order(tensors)
+        if not address:
+            tensors = writable(tensors)
+            address = address_in_order(tensors)
         self.hold(tensors)
-        if _adjacent(tensors):
-            return _address(tensors[0])
+        if address:
+            return address
         flats = self._take(tensors)
         self._copies.extend(zip(tensors, flats, strict=True))
         return _address(flats[0])
@@ -160,16 +171,6 @@ class Memory:
 
 def _address(tensor: Tensor) -> int:
     return int(tensor.data_ptr())
-
-
-def _adjacent(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors lie one after the other, as the chunks of one tensor do."""
-    expected = tensors[0].data_ptr()
-    for tensor in tensors:
-        if tensor.data_ptr() != expected or not tensor.is_contiguous():
-            return False
-        expected += tensor.nbytes
-    return True
 
 
 def copy(target: Tensor, source: Tensor) -> None:

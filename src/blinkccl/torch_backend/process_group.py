@@ -102,7 +102,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
             work = DoneWork()
             work.tensors = tensors
             return work
-        if not self._serves_sum(tensor) or tensor.layout is not _STRIDED:
+        if not self._serves_sum(tensor) or tensor.is_sparse:
             return self._other(tensor).allreduce(tensors, opts)
         return self._issue(tensor, opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
 
@@ -305,9 +305,11 @@ class BlinkProcessGroup(dist.ProcessGroup):
         dtype, count = DTYPES.get(tensor.dtype), tensor.numel()
         if dtype is None or not count or not tensor.is_cpu or tensor.layout is not _STRIDED:
             return False
-        if not tensor.is_contiguous() or not self._serves_on("cpu"):
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_nested or not self._serves_on("cpu"):
             return False
         address = tensor.data_ptr()
+        if not address or (address & 15 and address % tensor.itemsize):
+            return False  # a wrapper, or it begins amid an element
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
         call = self._sums.get((dtype, count))
         if call is None:
@@ -339,17 +341,23 @@ class BlinkProcessGroup(dist.ProcessGroup):
         timeout = opts.timeout
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
         if kind == "cpu":
-            return self._issuer.issue(build(self._table), opts.asyncOp, timeout_s)
+            return self._issuer.issue(self._built(build), opts.asyncOp, timeout_s)
         return self._cuda_group().issue(device, build, opts.asyncOp, timeout_s)
 
     def _issue_message(
         self, tensor: Tensor, build: Callable[[CallTable], TorchCall], line: tuple[int, bool] | None
     ) -> Any:
         if _kind(tensor) == "cpu":
-            return self._issuer.issue(build(self._table), True, self._timeout_s)
+            return self._issuer.issue(self._built(build), True, self._timeout_s)
         if line is None:
             raise for_torch(UnsupportedError(_FROM_ANYBODY))
         return self._cuda_group().issue(tensor.device, build, True, self._timeout_s, line)
+
+    def _built(self, build: Callable[[CallTable], TorchCall]) -> TorchCall:
+        try:
+            return build(self._table)
+        except BlinkError as error:
+            raise for_torch(error) from error
 
     def _barrier_device(self, opts: Any) -> torch.device:
         """Which of the group's devices a barrier is for."""

@@ -37,6 +37,7 @@ from blinkccl.errors import (
     PlanMismatchError,
     ScheduleError,
     UnsupportedError,
+    UsageError,
 )
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -174,7 +175,7 @@ def test_buffers_off_their_elements_are_refused(ends: list[Endpoint]) -> None:
     memory = np.ones(101, np.float32)
     op = op_on(ends[0])
     for place in (memory.ctypes.data + 1, None):
-        with pytest.raises(CommunicationError, match="buffer"):
+        with pytest.raises(UsageError, match=r"buffer .* the group goes on"):
             op.run(place, memory.ctypes.data, 10**6)
     op.close()
 
@@ -240,6 +241,30 @@ def test_every_code_has_its_error(code: int, fields: dict[str, object], kind: ty
     assert "call 7 (a test)" in str(made)
     if isinstance(made, PeerLostError):
         assert made.rank == 2
+
+
+def test_what_is_refused_before_it_begins_is_the_callers_mistake() -> None:
+    made = to_exception(error(native_library.REFUSED, text=b"a buffer is missing"), 1, "a test")
+    assert type(made) is UsageError
+    assert str(made) == "a test: a buffer is missing; it was not begun, and the group goes on"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (native_library.DEADLINE, CommunicationError),
+        (native_library.PEER_LOST, PeerLostError),
+        (native_library.MISMATCH, PlanMismatchError),
+        (native_library.ABORTED, CommunicationError),
+    ],
+)
+def test_after_a_failure_calls_name_it_and_not_themselves(code: int, kind: type[BlinkError]) -> None:
+    first = CollectiveCall("allreduce", "float32", 5)
+    made = to_exception(error(code, earlier=1, what=(first.number(), 0), count=(5, 0)), 0, "a test")
+    assert type(made) is kind
+    assert code == native_library.MISMATCH or "call 7 (allreduce of 5 × float32, sum)" in str(made)
+    assert "call 7 (a test)" not in str(made)
+    assert code == native_library.PEER_LOST or str(made).startswith("a test: the group has ended before: call 7")
 
 
 # ---- the library

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 import time
@@ -9,7 +10,16 @@ from importlib import import_module
 
 import pytest
 
-from blinkccl.errors import BlinkError, DeadlineError, PeerLostError, RendezvousTimeout, UnsupportedError
+from blinkccl import errors
+from blinkccl.errors import (
+    BlinkError,
+    DeadlineError,
+    PeerLostError,
+    RendezvousTimeout,
+    StalledError,
+    UnsupportedError,
+    VerificationError,
+)
 from support.extras import needs
 
 pytestmark = needs("torch")
@@ -84,20 +94,41 @@ ERRORS = [
     PeerLostError(2, "its process ended", pid=77),
     RendezvousTimeout([1, 3], [0, 2], "waited 5 s"),
     UnsupportedError("no such thing"),
+    VerificationError(["rank 0 sends nothing", "rank 1 waits"]),
+    StalledError("stuck", [("0 -> 1", 4096)]),
+]
+ERRORS += [
+    kind("what, where, what to do")
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, BlinkError) and kind not in map(type, ERRORS)
 ]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_both_classes_one_message_also_after_it_travelled(error):
+    """Alone, as one of torch's, and twice; its class too, of which DataLoader makes an error with a text of its own."""
     made = for_torch(error)
     assert type(made).__name__ == type(error).__name__
     assert for_torch(made) is made
-    for each in (made, pickle.loads(pickle.dumps(made))):
+    assert pickle.loads(pickle.dumps(type(made))) is type(made)
+    for each in (made, pickle.loads(pickle.dumps(made)), copy.copy(made), pickle.loads(pickle.dumps(copy.copy(made)))):
         assert isinstance(each, type(error))
         assert isinstance(each, torch.distributed.DistBackendError)
-        assert str(each) == str(error)
-    if isinstance(error, PeerLostError):
-        assert (made.rank, made.pid) == (2, 77)
+        assert (str(each), vars(each)) == (str(error), vars(error))
+    plain = pickle.loads(pickle.dumps(error))
+    assert (type(plain), str(plain), vars(plain)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_worker_of_torchs_hands_its_error_on(error):
+    try:
+        raise for_torch(error)
+    except BlinkError:
+        wrapped = torch._utils.ExceptionWrapper(where="in a worker")
+    with pytest.raises(RuntimeError, match=r"(?s)^Caught .* in a worker.*Original Traceback") as arrived:
+        pickle.loads(pickle.dumps(wrapped)).reraise()
+    again = pickle.loads(pickle.dumps(arrived.value))
+    assert (type(again), str(again)) == (type(arrived.value), str(arrived.value))
 
 
 def test_a_timeout_says_so_in_torchs_words():

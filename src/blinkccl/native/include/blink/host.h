@@ -45,6 +45,7 @@ enum blink_code {
   BLINK_INTERRUPTED = 7, // a signal handler raised; the communicator is aborted
   BLINK_UNSUPPORTED = 8, // a plan has no room in the segment for such a call
   BLINK_AGAIN = 9,       // of blink_op_step: it is not at its end yet
+  BLINK_REFUSED = 10,    // its arguments make no sense: nothing has begun, and the communicator is as it was
 };
 
 // What a rank waits for; also what blink_status reports of a rank that goes on.
@@ -73,10 +74,12 @@ typedef struct {
   int32_t waits;  // of blink_waits
   int32_t channel, share, stage;
   int32_t left;   // the peer closed its communicator in an orderly way
+  int32_t earlier;    // what failed ended the communicator before this rank's call
+  int32_t padding;
   int64_t chunk;
   uint64_t sequence;  // number of the call on this communicator, from 1
   int64_t seconds_us; // how long it waited
-  uint64_t what[2];   // of a mismatch: what `rank` and `peer` call
+  uint64_t what[2];   // what `rank` calls and, of a mismatch, `peer`; 0: nothing
   int64_t count[2];
   char text[256];
 } blink_error;
@@ -84,6 +87,7 @@ typedef struct {
 // One rank as the segment shows it, for people who look at a live job.
 typedef struct {
   int64_t pid;
+  uint64_t processes;  // inode of the namespace in which that is its number; 0: unknown
   int64_t joined, left;
   uint64_t sequence;  // calls begun
   uint64_t what;      // the last of them, as the tables say

@@ -1,0 +1,103 @@
+"""Tensors as torch's dispatcher would hand them to a backend in C++: with memory of their own, or refused.
+
+torch calls a process group in Python directly, without its dispatcher. So what that does for gloo is done here: the
+result of a functional collective is waited for, and tensors that only stand for others are told from plain ones, before
+any rank hears of the call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.torch_backend.failure import for_torch
+
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+_HINTS = {
+    "DTensor": "give its local part, tensor.to_local()",
+    "FakeTensor": "it has a shape and no elements; leave the fake mode, or use torch's backend fake",
+    "NestedTensor": "give its values and its offsets, each in a call of its own",
+    "MaskedTensor": "give its data and its mask, each in a call of its own",
+}
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """``tensor``, or what it stands for once that is there; UnsupportedError where it has no memory of its own."""
+    if _has_memory(tensor):
+        return tensor
+    functional: Any = sys.modules.get(_FUNCTIONAL)
+    while functional is not None and isinstance(tensor, functional.AsyncCollectiveTensor):
+        tensor = tensor.trigger_wait()
+    if not _has_memory(tensor) and tensor.numel() and not tensor._is_zerotensor():
+        raise _refused(tensor)
+    return tensor
+
+
+def plain_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`plain` of each."""
+    return [plain(tensor) for tensor in tensors]
+
+
+def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`plain` of each; UnsupportedError also where one is made of zeros that lie nowhere."""
+    found = plain_all(tensors)
+    for tensor in found:
+        if tensor._is_zerotensor():
+            raise for_torch(
+                UnsupportedError(
+                    f"backend blink cannot write into the ZeroTensor of shape {tuple(tensor.shape)}, whose zeros lie "
+                    "nowhere: give tensor.clone(); no rank has heard of this call"
+                )
+            )
+    return found
+
+
+def address_in_order(tensors: Sequence[Tensor]) -> int:
+    """Where the elements of the tensors lie one after the other, as those of the chunks of one tensor do; 0: nowhere.
+
+    Wrappers have no address, and what a negative or conjugate bit stands for is not what lies there.
+    """
+    try:
+        address: int = tensors[0].data_ptr()
+        expected = address
+        if address & 15 and address % tensors[0].itemsize:
+            return 0
+        for tensor in tensors:
+            if tensor.data_ptr() != expected or not tensor.is_contiguous():
+                return 0
+            if tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
+                return 0
+            expected += tensor.nbytes
+    except RuntimeError:  # it has no storage
+        return 0
+    return address
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    try:
+        return tensor.data_ptr() != 0 and not tensor.is_nested
+    except RuntimeError:
+        return False
+
+
+def _refused(tensor: Tensor) -> UnsupportedError:
+    name = type(tensor).__name__
+    hint = _HINTS.get(name, "give the plain tensors that it is made of")
+    if tensor.device.type not in ("cpu", "cuda"):
+        name, hint = f"{name} on {tensor.device}", "all tensors of a call must be on one device that the group serves"
+    elif tensor.layout is not torch.strided and not tensor.is_nested:
+        name, hint = f"{name} of layout {tensor.layout}", "make it dense"
+    elif type(tensor) is Tensor:
+        name = "nested tensor" if tensor.is_nested else "tensor that a function transform (vmap, grad) stands for"
+        hint = _HINTS["NestedTensor"] if tensor.is_nested else "call the collective outside of the transform"
+    return for_torch(
+        UnsupportedError(
+            f"backend blink takes tensors with memory of their own, got a {name}: {hint}; "
+            "no rank has heard of this call"
+        )
+    )
