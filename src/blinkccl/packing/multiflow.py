@@ -24,12 +24,15 @@ from typing import NamedTuple
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing import clock
+from blinkccl.packing.growing_prices import NearFlows, near_flows
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.network import Arc, FlowNetwork, followed
 from blinkccl.packing.oracles import cheapest_ways
 from blinkccl.packing.solver import Entries, Model, solve, solve_with_duals
 from blinkccl.packing.symmetry import Symmetry, arc_orbits, symmetry_of
 
+#: A linear program of more columns is not waited for: of so many it takes some seconds.
+MOST_COLUMNS = 20_000
 #: A pair's flow is cut into at most so many units where that has the optimum itself.
 LARGEST_DENOMINATOR = 5000
 #: Units of a pair's flow that are tried where it has not, and the part of the bound that is enough.
@@ -77,10 +80,12 @@ def all_to_all(network: FlowNetwork) -> Multiflow:
         if any(t not in cheapest_ways(within, {}, 0)[0] for t in range(network.terminals)):
             raise PackingError("some terminal cannot reach another")
     folded = _Folded(network)
-    busy, flows, raw_prices = folded.fullest()
-    bound, prices = folded.proof(raw_prices, 1 / busy)
+    solvable = folded.columns <= MOST_COLUMNS
+    flows = folded.fullest() if solvable else near_flows(network, folded.symmetry.roots, folded.orbit, folded.times)
+    bound, prices = folded.proof([flows.prices] if solvable else [flows.prices, *folded.narrowest()], 1 / flows.busy)
     clock.bounded(bound * network.terminals)
-    whole = folded.in_units(folded.shortest(bound) or flows, bound)
+    shortest = folded.shortest(bound) if solvable else None
+    whole = folded.in_units(shortest or flows.by_root, bound, flows.busy)
     templates: dict[Arc, list[UnitPath]] = {}
     for root, flow in zip(folded.symmetry.roots, whole.by_root, strict=True):
         supply = {t: whole.units for t in range(network.terminals) if t != root}
@@ -129,17 +134,18 @@ class _Folded:
         size = Counter(self.orbit.values())
         self.times = {name: len(self.symmetry.moves) // size[name] for name in self.row}
 
-    def fullest(self) -> tuple[float, list[dict[Arc, float]], dict[Arc, float]]:
-        """How long a unit between each pair keeps the fullest arc busy, at least; flows, and prices that prove it.
+    def fullest(self) -> NearFlows:
+        """The flows that keep the fullest arc busy for the least time, and the prices that prove it.
 
         The program counts in what the widest arc takes for a unit, as tolerances of solvers are absolute.
         """
         widest = max(self.network.capacity.values())
         busy = {row: -self.network.capacity[name] / widest for name, row in self.row.items()}
-        model = self._model([busy], [0.0] * len(self.row), [0.0] * self._flows + [1.0])
+        model = self._model([busy], [0.0] * len(self.row), [0.0] * self.columns + [1.0])
         values, duals = solve_with_duals(model)
         price = {name: max(0.0, -duals[row]) * self.times[name] for name, row in self.row.items()}
-        return values[-1] / widest, self._by_root(values), {arc: price[self.orbit[arc]] for arc in self.arcs}
+        prices = {arc: price[self.orbit[arc]] for arc in self.arcs}
+        return NearFlows(values[-1] / widest, self._by_root(values), prices)
 
     def shortest(self, bound: Fraction) -> list[dict[Arc, float]] | None:
         """Of the flows at this rate those of the fewest hops, then arcs; None where there are none."""
@@ -154,7 +160,8 @@ class _Folded:
         return [dict(zip(self.arcs, values[i * count :], strict=False)) for i in range(len(self.symmetry.roots))]
 
     @property
-    def _flows(self) -> int:
+    def columns(self) -> int:
+        """Flows of roots on arcs."""
         return len(self.symmetry.roots) * len(self.arcs)
 
     def _model(self, more: list[Entries], room: list[float], cost: list[float]) -> Model:
@@ -175,11 +182,21 @@ class _Folded:
             lower += [int(v < network.terminals and v != root) for v in range(network.n)]
         return Model([*columns, *more], lower, [*room, *lower[first:]], cost)
 
-    def proof(self, raw: Mapping[Arc, float], rate: float) -> tuple[Fraction, dict[Arc, Fraction]]:
-        """The rounding of prices, normalised to the largest, that proves the least bound; and this bound."""
-        top = max(raw.values())
+    def narrowest(self) -> Iterator[dict[Arc, float]]:
+        """Prices of what leaves the terminal that can send least, and of what enters the one that can take least."""
+        for end in (0, 1):
+            width = dict.fromkeys(self.symmetry.roots, 0)
+            for u, v, c in self.network.arcs:
+                if (u, v)[end] in width:
+                    width[(u, v)[end]] += c
+            narrow = min(width, key=width.__getitem__)
+            alike = {move[narrow] for move in self.symmetry.moves}
+            yield {arc: float(arc[end] in alike) for arc in self.arcs}
+
+    def proof(self, offered: Sequence[Mapping[Arc, float]], rate: float) -> tuple[Fraction, dict[Arc, Fraction]]:
+        """Of roundings of prices that which proves the least bound, and this bound."""
         best: tuple[Fraction, dict[Arc, Fraction]] | None = None
-        for rounded in _roundings({arc: y / top for arc, y in raw.items()}):
+        for rounded in itertools.chain.from_iterable(map(_roundings, offered)):
             prices = {arc: y for arc, y in rounded.items() if y > 0}
             try:
                 bound = _bound(self.network, prices, self.symmetry.roots, len(self.symmetry.moves))
@@ -192,7 +209,7 @@ class _Folded:
         assert best is not None
         return best
 
-    def in_units(self, flows: list[dict[Arc, float]], bound: Fraction) -> WholeFlows:
+    def in_units(self, flows: list[dict[Arc, float]], bound: Fraction, busy: float) -> WholeFlows:
         """Whole flows that follow ``flows``: at the bound in their own units, else near it in few, or the fastest."""
         for units in (*_least_whole(flows, Fraction(1)), *_least_whole(flows, bound)):
             exact = self._whole(flows, units)
@@ -201,7 +218,7 @@ class _Folded:
         tried: list[WholeFlows] = []
         for units in UNITS:
             tried.append(self._whole(flows, units))
-            if tried[-1].rate >= NEAR * bound:
+            if tried[-1].rate >= float(NEAR) * min(float(bound), 1 / busy):
                 break
         return max(tried, key=lambda whole: whole.rate)
 
@@ -218,7 +235,9 @@ class _Folded:
 
 
 def _roundings(prices: Mapping[Arc, float]) -> Iterator[dict[Arc, Fraction]]:
-    """Prices as short fractions, each with its own denominator; then all with the same."""
+    """Prices, as parts of the largest, in short fractions, each with its own denominator; then all with the same."""
+    top = max(prices.values())
+    prices = {arc: y / top for arc, y in prices.items()}
     for denominator in (1, 2, 3, 4, 6, 12, 60, 120, 840):
         short = {arc: Fraction(y).limit_denominator(denominator) for arc, y in prices.items()}
         if lcm(*(y.denominator for y in short.values())) <= LARGEST_COMMON:

@@ -12,11 +12,19 @@ import pytest
 from scipy.optimize import linprog
 
 from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing import multiflow
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import Multiflow, UnitPath, all_to_all, decompose, price_bound
 from blinkccl.packing.network import Arc, FlowNetwork
-from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_network
+from support.small_networks import (
+    dgx_1v,
+    one_way_ring,
+    random_digraph,
+    random_graph,
+    random_network,
+    random_switched,
+)
 
 
 def concurrent_flow(network: FlowNetwork) -> float:
@@ -70,6 +78,44 @@ def test_exactly_the_linear_program(seed: int) -> None:
 def test_reference_values() -> None:
     assert all_to_all(dgx_1v()).rate == Fraction(3, 8)
     assert all_to_all(one_way_ring(5)).rate == Fraction(1, 10)
+
+
+NOT_ALIKE = [
+    random_graph(Random(1), 12),
+    random_digraph(Random(2), 10),
+    random_switched(Random(3), 8, 3, balanced=True),
+]
+
+
+@pytest.mark.parametrize("network", NOT_ALIKE)
+def test_growing_prices_come_near_the_linear_program(network: FlowNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = all_to_all(network)
+    assert best.rate == best.bound
+    monkeypatch.setattr(multiflow, "MOST_COLUMNS", 0)
+    flow = all_to_all(network)
+    assert_multiflow(network, flow)
+    assert flow.rate <= best.rate <= flow.bound
+    assert flow.rate >= 0.95 * flow.bound
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_where_no_units_are_whole_few_are_taken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiflow, "_least_whole", lambda flows, whole: [])
+    network = random_network(seed, 6)
+    flow = all_to_all(network)
+    assert_multiflow(network, flow)
+    assert flow.units in multiflow.UNITS
+    assert flow.rate >= multiflow.NEAR * flow.bound
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_prices_that_fall_short_prove_what_they_can(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No flow reaches their bound: that of the first program is taken, and the gap is stated."""
+    monkeypatch.setattr(multiflow, "_roundings", lambda prices: [dict.fromkeys(prices, Fraction(1))])
+    network = random_network(seed, 6)
+    flow = all_to_all(network)
+    assert_multiflow(network, flow)
+    assert float(flow.rate) == pytest.approx(concurrent_flow(network), rel=0.011)
 
 
 def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
