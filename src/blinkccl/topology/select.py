@@ -60,7 +60,7 @@ def joining_links(topology: Topology, ranks: Sequence[int], *, relays: bool = Fa
             refused.append(error)
             continue
         return links, f"{refused[0]}. --links {links} is taken, as by libblink.so" if refused else ""
-    raise refused[-1]
+    raise refused[0]
 
 
 def check_links(links: str) -> None:
