@@ -4,7 +4,7 @@
 # then `make test-more`, the tests that need PyTorch, Jupyter, Sphinx, SimGrid or Chromium, which it installs; `make test-all`,
 # which leaves nothing out; `make docs` builds the documentation site into build/site; `make gpu` is for a machine with an
 # NVIDIA GPU.
-# With a C++ compiler the native library is built too; `make native` builds it again after a change in native/.
+# Where there is no C++ compiler the build fetches one (native/backend/); `make native` builds again after a change in native/.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,12 +16,10 @@ NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/*
 # More than two: some tests wait for deadlines most of their time. Threads of OpenBLAS and OpenMP only take the cores from
 # others.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
-# A compiler that is there must build the library; without one the package installs without it (pyproject.toml).
 COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v clang++)
-export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
 # Hundreds of processes import the package: its bytecode is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
-SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
+SAY_ZIG := $(if $(COMPILER),,echo "No C++ compiler on PATH: PyPI's ziglang (90 MB) compiles the native libraries, in some minutes.")
 
 .PHONY: run test test-more test-all lint types layers collect unit native native-test bench docs gpu gpu-bundle clean
 
@@ -96,14 +94,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/bin/python
+	@$(SAY_ZIG)
 	$(PIP) install --no-compile --editable .
-	@$(SAY_WITHOUT)
 	@touch $@
 
-# After a change in native/ alone: builds what changed and installs it, with the tools that the first time brought.
+# After a change in native/ alone: builds what changed and installs it, with the tools that the first time brought. A
+# compiler is none of them.
 $(VENV)/.dev: pyproject.toml $(NATIVE) | $(VENV)/bin/python
-	$(PIP) install --no-compile $(if $(filter pyproject.toml,$?),--editable '.[dev]',--no-build-isolation --no-deps --editable .)
-	@$(SAY_WITHOUT)
+	@$(SAY_ZIG)
+	$(PIP) install --no-compile $(if $(filter pyproject.toml,$?),--editable '.[dev]',$(if $(COMPILER),--no-build-isolation) --no-deps --editable .)
 	@touch $@ $(VENV)/.installed
 
 # Its tools alone: to install the package with an extra would build the native libraries once more.

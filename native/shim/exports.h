@@ -33,8 +33,10 @@ ncclResult_t guarded(Body body) {
     return ncclSystemError;
   } catch (const std::exception& error) {
     warn(std::string("internal error: ") + error.what());
+#ifdef __GLIBCXX__
   } catch (const abi::__forced_unwind&) {
-    throw;  // the thread is being cancelled, which may not be stopped
+    throw;  // the thread is being cancelled, which may not be stopped; libc++ shows that to no handler
+#endif
   } catch (...) {
   }
   return ncclInternalError;

@@ -44,10 +44,21 @@ PLAIN_C = re.compile(r"lib(c|m|pthread|dl|rt)\.so\.\d+|ld-linux[-.\w]*\.so\.\d+"
 #: Called before the compiler: takes the object that is there.
 LAUNCHER = """#!/bin/sh
 for word; do
-  if [ "$before" = -o ] && [ -f "{built}/$word" ]; then exec cp "{built}/$word" "$word"; fi
+  if [ "$before" = -o ] && [ -f "{built}/$word" ]; then exec {copy} "{built}/$word" "$word"; fi
   before=$word
 done
 exec "$@"
+"""
+#: In place of ziglang's: the compiler that is here, by its path, without the word that only zig knows.
+ZIG = """#!/bin/sh
+PATH={path}
+[ "$1" = c++ ] || exit 9
+shift
+for word; do
+  shift
+  [ "$word" = -mcpu=baseline ] || set -- "$@" "$word"
+done
+exec {compiler} "$@"
 """
 
 
@@ -62,10 +73,11 @@ def build(what: str, source: Path, into: Path, **environment: str) -> subprocess
         if found is None:
             pytest.skip(f"{tool} is not installed (extra dev)")
         (tools / tool).symlink_to(found)
-    kept = {k: v for k, v in os.environ.items() if k not in ("CC", "CXX", "BLINK_REQUIRE_NATIVE", "CMAKE_GENERATOR")}
+    kept = {k: v for k, v in os.environ.items() if k not in ("CC", "CXX", "CMAKE_GENERATOR")}
     more = environment.pop("PATH", None)
+    hook = f"import sys; sys.path.insert(0, 'native/backend'); import blink_build; print(blink_build.{what})"
     return subprocess.run(
-        [sys.executable, "-c", f"from scikit_build_core.build import build_{what} as build; build({str(into)!r})"],
+        [sys.executable, "-c", hook],
         cwd=source,
         env=kept | {"PATH": f"{tools}:{more}" if more else str(tools)} | environment,
         capture_output=True,
@@ -84,7 +96,7 @@ def the_file(built: subprocess.CompletedProcess[str], into: Path, ending: str) -
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist of this tree, unpacked."""
     into = tmp_path_factory.mktemp("sdist")
-    archive = the_file(build("sdist", ROOT, into), into, ".tar.gz")
+    archive = the_file(build(f"build_sdist({str(into)!r})", ROOT, into), into, ".tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(into, filter="data")
     return into / archive.name.removesuffix(".tar.gz")
@@ -96,24 +108,17 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.platform != "linux" or COMPILER is None:
         pytest.skip("native libraries need Linux and a C++ compiler")
     into = tmp_path_factory.mktemp("wheel")
-    more = {"PATH": os.environ["PATH"], "CXX": COMPILER}
-    if not ALL_TESTS:
-        launcher = into / "launcher"
-        launcher.write_text(LAUNCHER.format(built=ROOT / "build" / "editable"))
-        launcher.chmod(0o700)
-        more["CMAKE_CXX_COMPILER_LAUNCHER"] = str(launcher)
-    built = build("wheel", source, into, **more)
-    assert "WITHOUT its native library" not in built.stdout, built.stdout + built.stderr
-    return the_file(built, into, ".whl")
+    more = {"PATH": os.environ["PATH"], "CXX": COMPILER} | objects_that_are_here(into)
+    return the_file(build(f"build_wheel({str(into)!r})", source, into, **more), into, ".whl")
 
 
-@pytest.fixture(scope="module")
-def pure_wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What becomes of the sdist without a compiler."""
-    into = tmp_path_factory.mktemp("pure")
-    built = build("wheel", source, into)
-    assert "WITHOUT its native library" in built.stdout, built.stdout + built.stderr
-    return the_file(built, into, ".whl")
+def objects_that_are_here(into: Path) -> dict[str, str]:
+    if ALL_TESTS:
+        return {}
+    launcher = into / "launcher"
+    launcher.write_text(LAUNCHER.format(copy=shutil.which("cp"), built=ROOT / "build" / "editable"))
+    launcher.chmod(0o700)
+    return {"CMAKE_CXX_COMPILER_LAUNCHER": str(launcher)}
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -256,26 +261,34 @@ def test_the_wheel_works_where_nothing_else_is(wheel: Path, tmp_path: Path) -> N
     assert Path(path).is_relative_to(tmp_path)
 
 
-def test_without_a_compiler_the_sdist_is_pure_python(pure_wheel: Path, tmp_path: Path) -> None:
-    assert pure_wheel.name.endswith("-py3-none-any.whl")
-    assert {name for name in contents(pure_wheel) if ".dist-info/" not in name} == files(ROOT / "src")
-    programs, empty = install(pure_wheel, tmp_path / "environment"), tmp_path / "empty"
-    *_, between_processes = PROJECT["tool"]["cibuildwheel"]["test-command"]
-    job = "allreduce --topo dgx-1v --gpus 1,4,5,6"
-    for command in (f"blink plan {job}", f"blink bench {job} -b 4K -e 4K"):
-        ended = run(command, programs, empty)
-        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
-    for command in (between_processes, f"blink bench {job} --engine host"):
-        ended = run(command, programs, empty)
-        assert (ended.returncode, ended.stdout) == (2, "")
-        assert "this installation has no native library" in ended.stderr
-        assert "g++" in ended.stderr
+def test_without_a_compiler_the_build_asks_for_zig(tmp_path: Path) -> None:
+    for what in ("wheel", "editable"):
+        for compiler, asks in (("", True), ("g++", False)):
+            into = tmp_path / f"{what} {compiler}"
+            (into / "bin").mkdir(parents=True)
+            if compiler:
+                (into / "bin" / compiler).write_text("")
+                (into / "bin" / compiler).chmod(0o700)
+            built = build(f"get_requires_for_build_{what}()", ROOT, into, PATH=str(into / "bin"))
+            assert (built.returncode, "'ziglang==" in built.stdout) == (0, asks), built.stdout + built.stderr
 
 
-def test_a_library_that_must_be_built_is_not_left_out(source: Path, tmp_path: Path) -> None:
-    built = build("wheel", source, tmp_path, BLINK_REQUIRE_NATIVE="1")
+def test_without_a_compiler_zig_compiles_the_same_libraries(source: Path, wheel: Path, tmp_path: Path) -> None:
+    zig = tmp_path / "packages" / "ziglang" / "zig"
+    zig.parent.mkdir(parents=True)
+    zig.with_name("__init__.py").write_text("")
+    zig.write_text(ZIG.format(path=os.environ["PATH"], compiler=COMPILER))
+    zig.chmod(0o700)
+    more = objects_that_are_here(tmp_path) | {"PYTHONPATH": str(zig.parents[1])}
+    built = build(f"build_wheel({str(tmp_path)!r})", source, tmp_path, **more)
+    assert "No C++ compiler on PATH: ziglang==" in built.stdout
+    assert set(contents(the_file(built, tmp_path, ".whl"))) == set(contents(wheel))
+
+
+def test_a_library_is_never_left_out(source: Path, tmp_path: Path) -> None:
+    built = build(f"build_wheel({str(tmp_path)!r})", source, tmp_path)
     assert built.returncode != 0
-    assert "CMAKE_CXX_COMPILER" in built.stdout + built.stderr
+    assert "No C++ compiler: none of c++, g++ and clang++ is on PATH (Debian: apt install g++)" in built.stderr
     assert list(tmp_path.glob("*.whl")) == []
 
 

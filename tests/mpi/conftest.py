@@ -16,7 +16,7 @@ from mpi_libraries import LIBRARIES
 
 from blinkccl.bench.peers.registry import Installation, installation
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import find_library
+from blinkccl.native import absent, find_library
 
 DEADLINE_S = 100
 
@@ -99,7 +99,7 @@ class Mpi:
 def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mpi:
     name, prefix = request.param
     if find_library("libblink_mpi.so", "BLINK_MPI_LIBRARY") is None:
-        pytest.skip("this installation has no libblink_mpi.so: it is built where a C++ compiler is found")
+        pytest.skip(absent("libblink_mpi.so"))
     try:
         found = installation(name, prefix)
     except UnsupportedError as error:

@@ -10,6 +10,7 @@ import pytest
 from preloaded import Built, Preloaded, built
 from variants import sanitized, with_sanitizer
 
+from blinkccl.native import absent
 from doubles.build import Doubles
 
 #: "thread" or "address,undefined": everything but the interpreter is built with it.
@@ -20,7 +21,7 @@ SANITIZERS = os.environ.get("BLINK_SANITIZE", "")
 def files(doubles: Doubles) -> Built:
     found = built()
     if found.library is None or found.device_library is None:
-        pytest.skip("this installation has no libblink.so: it is built where a C++ compiler is found")
+        pytest.skip(absent("libblink.so"))
     return with_sanitizer(SANITIZERS) if SANITIZERS else found
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from blinkccl.native import absent
 from blinkccl.packing import native_flows
 
-needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason="installed without a compiler")
+needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason=absent(native_flows.LIBRARY))

@@ -149,15 +149,13 @@ def run(
 
 def library_file(name: str, override: str) -> Path:
     """What is preloaded, or a HardwareError."""
-    from blinkccl.native import find_library
+    from blinkccl.native import absent, find_library
 
     path = find_library(name, override)
-    if path is None or not path.is_file():
-        what = f"{path} is not there" if path is not None else f"this installation has no {name}"
-        raise HardwareError(
-            f"{what}: it is built where a C++17 compiler is found at installation, on Linux; install one (Debian: apt "
-            "install g++) and reinstall blink-ccl"
-        )
+    if path is None:
+        raise HardwareError(absent(name))
+    if not path.is_file():
+        raise HardwareError(f"{path} is not there: {override} names it")
     if any(c in str(path) for c in ": "):
         raise HardwareError(f"{path}: the loader splits LD_PRELOAD at spaces and colons; install blink-ccl elsewhere")
     return path

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import find_library, headers
+from blinkccl.native import absent, find_library, headers
 
 LIBRARY = "libblink_device.so"
 #: Names another library file; for people who work on it.
@@ -24,8 +24,7 @@ def include_directory() -> Path:
     path = Path(named) if named else Path(str(files("blinkccl").joinpath("_native").joinpath("device")))
     if not (path / "blink" / "context.h").is_file():
         raise UnsupportedError(
-            f"{path} does not hold blink/context.h, which generated code includes: the package was installed without "
-            "its native part; install a C++17 compiler (Debian: apt install g++) and reinstall blink-ccl"
+            f"{path} does not hold blink/context.h, which generated code includes; reinstall blink-ccl"
         )
     return path
 
@@ -34,10 +33,7 @@ def host_library() -> Path:
     """The library that runs generated code on this CPU."""
     path = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if path is None:
-        raise UnsupportedError(
-            f"this installation has no {LIBRARY}: it was installed from source where no C++17 compiler was found; "
-            "install one (Debian: apt install g++) and reinstall blink-ccl"
-        )
+        raise UnsupportedError(absent(LIBRARY))
     return path
 
 

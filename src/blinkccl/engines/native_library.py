@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes as c
-import sys
 from functools import lru_cache
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import find_library, open_library
+from blinkccl.native import absent, find_library, open_library
 from blinkccl.native.headers import header
 
 LIBRARY = "libblink_host.so"
@@ -73,18 +72,11 @@ def python_functions(handling: c.c_uint64) -> Python:
 def load() -> c.CDLL:
     """The library, opened once; its functions release the GIL.
 
-    An UnsupportedError says why there is none: a source install without a compiler, no Linux, or another version.
+    An UnsupportedError says why there is none: no Linux with the GNU C library, or another version.
     """
-    if sys.platform != "linux":
-        raise UnsupportedError(
-            f"the host engine needs Linux's shared memory; this is {sys.platform}: use the engine reference"
-        )
     path = find()
     if path is None:
-        raise UnsupportedError(
-            "this installation has no native library: it was installed from source where no C++17 compiler was "
-            "found; install one (Debian: apt install g++) and reinstall, or use the engine reference"
-        )
+        raise UnsupportedError(f"{absent(LIBRARY)}, or use the engine reference")
     return open_library(path, HEADER.functions, "blink_abi_version")
 
 

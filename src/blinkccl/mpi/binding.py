@@ -21,7 +21,7 @@ from pathlib import Path
 
 from blinkccl.codegen.build import COMPILE_DEADLINE_S, build
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import headers
+from blinkccl.native import absent, headers
 
 _LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 _FLAGS = (
@@ -54,10 +54,7 @@ def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Compil
         directory / name for name in ("functions.h", "core.h", "binding.inc", "requests.inc", "hosts.inc", "binding.c")
     ]
     if not all(part.is_file() for part in parts):
-        raise UnsupportedError(
-            f"{directory} does not hold binding.c: the package was installed without its native part; install a C++17 "
-            "compiler (Debian: apt install g++) and reinstall blink-ccl"
-        )
+        raise UnsupportedError(absent("mpi/binding.c"))
     line = _line(command, mpicc)
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
     numbers = [

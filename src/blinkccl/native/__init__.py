@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,13 +18,39 @@ from blinkccl.native.headers import Functions, abi
 def find_library(name: str, override: str) -> Path | None:
     """The file of ``name``: what the environment variable ``override`` names, or what is installed with the package.
 
-    None where the package was installed without a compiler.
+    None where it is not built (:func:`absent`).
     """
     named = os.environ.get(override)
     if named:
         return Path(named)
     path = _installed(name)
     return path if path.is_file() else None
+
+
+#: Those that are built on every system but Windows; the others need Linux and the GNU C library.
+_PORTABLE = ("libblink_packing.so", "libblink_simulate.so")
+
+
+def absent(name: str) -> str:
+    """Why this installation has no file ``name``, and what to do: a sentence without full stop."""
+    here = _system()
+    if here == _GLIBC or (name in _PORTABLE and here != "win32"):
+        return f"this installation has no {name}, which each on {here} has: reinstall blink-ccl"
+    where = "everywhere but on Windows" if name in _PORTABLE else f"on {_GLIBC}"
+    return f"this installation has no {name}: it is built {where}, and this is {here}"
+
+
+_GLIBC = "Linux with the GNU C library"
+
+
+def _system() -> str:
+    if sys.platform != "linux":
+        return sys.platform
+    try:
+        os.confstr("CS_GNU_LIBC_VERSION")
+    except ValueError:
+        return "Linux with another C library"
+    return _GLIBC
 
 
 @cache

@@ -1,6 +1,6 @@
 """Flows and packed trees in native code: the same answers as :mod:`~blinkccl.packing.maxflow` and its users, sooner.
 
-It takes what 64 bits can hold. Python's own integers serve everything else, and installations without a compiler.
+It takes what 64 bits can hold. Python's own integers serve everything else, and systems where it is not built.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import numpy as np
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, InternalError, UnsupportedError
-from blinkccl.native import find_library
+from blinkccl.native import absent, find_library
 from blinkccl.native.headers import header
 from blinkccl.runtime.bootstrap import join
 from blinkccl.runtime.peer_info import same_host
@@ -67,10 +67,7 @@ def gpu_library(path: Path | None = None) -> Any:
     """
     path = path or find_library(LIBRARY, LIBRARY_OVERRIDE)
     if path is None:
-        raise UnsupportedError(
-            f"this installation has no {LIBRARY}: it was installed from source where no C++17 compiler was found; "
-            "install one (Debian: apt install g++) and reinstall blink-ccl"
-        )
+        raise UnsupportedError(absent(LIBRARY))
     try:
         library = c.CDLL(str(path))
         for name, (result, arguments) in header("gpu_comm.h").functions.items():

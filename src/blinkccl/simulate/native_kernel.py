@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from blinkccl.errors import InternalError, UnsupportedError
-from blinkccl.native import find_library, open_library
+from blinkccl.native import absent, find_library, open_library
 from blinkccl.native.headers import header
 from blinkccl.simulate.workload import SHARINGS, Actors, Hops, Outcome, Trace, Workload, dtype_of, not_live
 
@@ -42,9 +42,7 @@ def load() -> c.CDLL:
     """The library, opened once; a run releases the GIL."""
     path = find_library(LIBRARY, OVERRIDE)
     if path is None:
-        raise UnsupportedError(
-            "this installation has no native library: it was installed from source where no C++17 compiler was found"
-        )
+        raise UnsupportedError(absent(LIBRARY))
     return open_library(path, HEADER.functions, "blink_simulate_abi")
 
 

@@ -15,6 +15,7 @@ from gpu_steps import STEPS
 
 from blinkccl.cli.exits import CHECK_FAILED, HARDWARE
 from blinkccl.codegen import device_files
+from blinkccl.native import absent
 from blinkccl.runtime.gpu_group import LIBRARY, LIBRARY_OVERRIDE, find_library
 from doubles.build import Doubles
 
@@ -117,7 +118,7 @@ def test_without_a_gpu_there_is_one_sentence_and_no_page(tmp_path: Path) -> None
 def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, doubles: Doubles, quick: bool) -> None:
     library = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if library is None:
-        pytest.skip(f"{LIBRARY} is not installed: no C++ compiler at installation")
+        pytest.skip(absent(LIBRARY))
     environment = os.environ | {
         "BLINK_LIBRARY": str(library),
         "BLINK_CUDA_LIB": str(doubles.cuda),

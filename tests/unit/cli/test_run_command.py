@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.cli.run import environment
-from blinkccl.native import find_library
+from blinkccl.native import absent, find_library
 from doubles.build import nvrtc_wheel
 from support.processes import until
 
@@ -211,7 +211,7 @@ def example(doubles, session_cache, monkeypatch):
     root = Path(__file__).resolve().parents[3]
     libraries = [find_library(name, "BLINK_UNSET") for name in ("libblink.so", "libblink_device.so")]
     if None in libraries:
-        pytest.skip("installed without native libraries")
+        pytest.skip(absent("libblink.so"))
     for name, value in {
         "BLINK_CUDA_LIB": doubles.cuda,
         "BLINK_NCCL_LIB": doubles.nccl,

@@ -22,6 +22,7 @@ from blinkccl.codegen.gpu_compiler import Nvcc, Nvrtc, NvrtcFacts, gpu_compiler,
 from blinkccl.codegen.host_compiler import HostCompiler
 from blinkccl.errors import InternalError, UnsupportedError
 from doubles.build import Doubles, nvrtc_wheel
+from support.emulation import CXX, needs_compiler
 from support.processes import until_gone
 
 
@@ -153,8 +154,10 @@ def test_a_compiler_that_is_not_there_is_no_mistake_of_ours() -> None:
         run(["no-such-compiler"], 1)
 
 
+@needs_compiler
 def test_wrong_code_is_refused_by_the_host_compiler(tmp_path: Path) -> None:
-    compiler = HostCompiler("c++", tmp_path, tmp_path / "none.so")
+    assert CXX is not None
+    compiler = HostCompiler(CXX, tmp_path, tmp_path / "none.so")
     with pytest.raises(InternalError, match="exit code 1"):
         compiler.compile("#error this is wrong\n", 60)
 

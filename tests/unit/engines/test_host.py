@@ -39,6 +39,7 @@ from blinkccl.errors import (
     UnsupportedError,
     UsageError,
 )
+from blinkccl.native import absent
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from support.execution import difference
@@ -272,14 +273,27 @@ def test_after_a_failure_calls_name_it_and_not_themselves(code: int, kind: type[
 
 def test_an_installation_without_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "find", lambda: None)
-    with pytest.raises(UnsupportedError, match=r"no native library: .* install one .* or use the engine reference"):
+    with pytest.raises(
+        UnsupportedError, match=r"no libblink_host.so, .* reinstall blink-ccl, or use the engine reference"
+    ):
         native_library.load.__wrapped__()
 
 
 def test_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(UnsupportedError, match="needs Linux's shared memory; this is darwin: use the engine reference"):
+    monkeypatch.setattr(native_library, "find", lambda: None)
+    on_linux = "no libblink_host.so: it is built on Linux with the GNU C library, and this is"
+    monkeypatch.setattr("os.confstr", refuse)
+    with pytest.raises(UnsupportedError, match=f"{on_linux} Linux with another C library, or use"):
         native_library.load.__wrapped__()
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(UnsupportedError, match=f"{on_linux} darwin, or use the engine reference"):
+        native_library.load.__wrapped__()
+    assert absent("libblink_packing.so").endswith("which each on darwin has: reinstall blink-ccl")
+
+
+def refuse(name: str) -> str:
+    """As musl knows no name of glibc's."""
+    raise ValueError("unrecognized configuration name")
 
 
 def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.native import find_library
+from blinkccl.native import absent, find_library
 from blinkccl.simulate.chunk_search import KIB, MIB, Miad
 from support.examples import examples
 
@@ -42,7 +42,7 @@ Observe = Callable[[State, float], None]
 def observe() -> Observe:
     path = find_library("libblink.so", "BLINK_LIBRARY")
     if path is None:
-        pytest.skip("this installation has no libblink.so: no C++ compiler was found when it was installed")
+        pytest.skip(absent("libblink.so"))
     function = getattr(ctypes.CDLL(str(path)), FUNCTION)
     function.restype, function.argtypes = None, [ctypes.POINTER(State), ctypes.c_double]
     return lambda state, gb_per_s: function(ctypes.byref(state), gb_per_s)

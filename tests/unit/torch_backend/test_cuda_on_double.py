@@ -12,6 +12,7 @@ import pytest
 
 from blinkccl.codegen import device_files
 from blinkccl.errors import UnsupportedError
+from blinkccl.native import absent
 from blinkccl.runtime.gpu_group import LIBRARY, LIBRARY_OVERRIDE, find_library
 from doubles.build import Doubles
 from support.extras import needs
@@ -31,7 +32,7 @@ def machine(doubles: Doubles, session_cache: Path) -> dict[str, str]:
     """The environment of a rank on four GPUs that are doubles; skips where something is not doubles."""
     library = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if library is None:
-        pytest.skip(f"{LIBRARY} is not installed: no C++ compiler at installation")
+        pytest.skip(absent(LIBRARY))
     try:
         device = device_files.host_library()
         include = device_files.include_directory()

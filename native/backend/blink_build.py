@@ -1,0 +1,96 @@
+"""The build backend: scikit-build-core's, which takes PyPI's ziglang as C++ compiler where there is none.
+
+A compiler is what CXX names, or one of c++, g++ and clang++ on PATH. Where there is none, pip fetches ziglang for the
+time of the build, as it fetches cmake and ninja, and its clang compiles everything for this machine's C library. So the
+native libraries are always built, and a build that fails is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from scikit_build_core import build as scikit
+from scikit_build_core.build import build_sdist, get_requires_for_build_sdist
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+ZIGLANG = "ziglang==0.17.1"
+#: Not this CPU's own instructions, nor the checks that zig adds where nothing is optimized: as other compilers do.
+FLAGS = "c++ -mcpu=baseline -fno-sanitize=undefined"
+#: Where an editable build's objects are too: cmake remembers the compiler's path, and pip's is another each time.
+KEPT = Path("build", "zig")
+
+
+def needs_zig() -> bool:
+    """Whether this machine has no C++ compiler. Another platform than its wheels are for: pip says so."""
+    return not os.environ.get("CXX") and not any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+@contextmanager
+def _compiler(kept: Path | None) -> Iterator[None]:
+    """CXX is zig, where it is needed; its cache and a link to it lie in ``kept``, or in a folder that goes away."""
+    if not needs_zig():
+        yield
+        return
+    spec = find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        sys.exit(
+            f"No C++ compiler: none of c++, g++ and clang++ is on PATH (Debian: apt install g++), and {ZIGLANG}, which "
+            "pip would fetch instead, is not here."
+        )
+    with TemporaryDirectory() as temporary:
+        folder = (kept or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / "ziglang"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(spec.origin).parent)
+        print(f"No C++ compiler on PATH: {ZIGLANG} compiles everything, which takes some minutes.", flush=True)
+        zig = {"CXX": f"{link / 'zig'} {FLAGS}"}
+        zig |= dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder))
+        # No symbols: its C++ library's are large, and there may be no program here that strips files.
+        with patch.dict(os.environ, zig, LDFLAGS=f"{os.environ.get('LDFLAGS', '')} -s"):
+            yield
+
+
+def _built(hook: Callable[..., str], kept: Path | None = None) -> Callable[..., str]:
+    @wraps(hook)
+    def build(*arguments: Any, **named: Any) -> str:
+        with _compiler(kept):
+            return hook(*arguments, **named)
+
+    return build
+
+
+def _required(hook: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    @wraps(hook)
+    def required(*arguments: Any, **named: Any) -> list[str]:
+        return [*hook(*arguments, **named), *([ZIGLANG] if needs_zig() else [])]
+
+    return required
+
+
+build_wheel = _built(scikit.build_wheel)
+build_editable = _built(scikit.build_editable, KEPT)
+prepare_metadata_for_build_wheel = scikit.prepare_metadata_for_build_wheel
+prepare_metadata_for_build_editable = scikit.prepare_metadata_for_build_editable
+get_requires_for_build_wheel = _required(scikit.get_requires_for_build_wheel)
+get_requires_for_build_editable = _required(scikit.get_requires_for_build_editable)
