@@ -55,7 +55,13 @@ std::string job() {
 
 bool all_hosts_count() { return first_of({"BLINK_MPI_SHARED_DIR"}) != nullptr; }
 
-// A file's name is its job, and the rank's host, number and process.
+// The namespace of process numbers; 0: unknown.
+std::uint64_t processes() {
+  struct stat found {};
+  return stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
+}
+
+// A file's name is its job, and the rank's host, number, process, and what numbers that.
 std::set<int> ranks_in(const char* path) {
   std::set<int> found;
   const std::string ours = job();
@@ -68,9 +74,12 @@ std::set<int> ranks_in(const char* path) {
     const std::uint64_t host = std::strtoull(name.c_str() + ours.size(), &end, 10);
     const long rank = *end == '.' ? std::strtol(end + 1, &end, 10) : -1;
     const long pid = *end == '.' ? std::strtol(end + 1, &end, 10) : 0;
+    const std::uint64_t numbered = *end == '.' ? std::strtoull(end + 1, &end, 10) : 0;
     if (rank < 0 || pid <= 0 || *end != '\0') continue;
     const bool here = host == host_number();
-    if (here ? kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM : all_hosts_count()) found.insert(static_cast<int>(rank));
+    // A number of another container says nothing here.
+    const bool lives = numbered != processes() || kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
+    if (here ? lives : all_hosts_count()) found.insert(static_cast<int>(rank));
   }
   closedir(directory);
   return found;
@@ -106,7 +115,8 @@ void announce() {
   const char* const path = std::getenv("BLINK_MPI_RANKS");
   if (path == nullptr || world_rank() < 0) return;
   const std::string name = std::string(path) + "/" + job() + std::to_string(host_number()) + "." +
-                           std::to_string(world_rank()) + "." + std::to_string(getpid());
+                           std::to_string(world_rank()) + "." + std::to_string(getpid()) + "." +
+                           std::to_string(processes());
   const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return;  // this rank is not there for the others
   close(file);

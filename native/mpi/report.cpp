@@ -34,7 +34,7 @@ const char* const kReasonTexts[] = {
 struct Passed {
   std::array<std::array<std::atomic<std::uint64_t>, kReasons>, kFunctions> calls{};
   std::mutex mutex;
-  std::string library, unbound, why;
+  std::string why;
   pid_t owner = 0;
 };
 
@@ -51,16 +51,15 @@ std::string beginning(const std::string& communicator, int rank, int size, const
   return line.str();
 }
 
+std::string of_this_rank() {
+  return beginning("MPI", world_rank() < 0 ? 0 : world_rank(), world_size() < 1 ? 1 : world_size(), "mpi");
+}
+
 void tell_passed() {
   Passed& all = passed();
   if (all.owner != getpid()) return;  // nobody has called MPI, or this is a child of whoever did
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const std::string start = beginning("MPI", world_rank() < 0 ? 0 : world_rank(), world_size() < 1 ? 1 : world_size(), "mpi");
-  if (!all.library.empty()) {
-    const std::string text = all.library + (all.unbound.empty() ? "" : "; Blink takes no calls: " + all.unbound);
-    shim::report(start + ",\"why\":" + shim::quoted(text) + "}");
-    all.library.clear();
-  }
+  const std::string start = of_this_rank();
   if (!all.why.empty()) shim::report(start + ",\"why\":" + shim::quoted("on a communicator " + all.why) + "}");
   all.why.clear();
   for (std::size_t f = 0; f < kFunctions; ++f) {
@@ -71,6 +70,7 @@ void tell_passed() {
                    ",\"calls\":" + std::to_string(calls) + "}");
     }
   }
+  shim::report(start + ",\"mark\":\"end\"}");
 }
 
 }  // namespace
@@ -79,9 +79,11 @@ void begin_report(const std::string& library, const std::string& unbound) {
   Passed& all = passed();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.owner = getpid();
-  all.library = library.substr(0, library.find_first_of("\n,"));
-  std::replace(all.library.begin(), all.library.end(), '\t', ' ');
-  all.unbound = unbound;
+  std::string text = library.substr(0, library.find_first_of("\n,"));
+  std::replace(text.begin(), text.end(), '\t', ' ');
+  if (!unbound.empty()) text += "; Blink takes no calls: " + unbound;
+  // At once: a rank that a signal ends has no time to say that it was there.
+  shim::report(of_this_rank() + ",\"mark\":\"begin\",\"why\":" + shim::quoted(text) + "}");
   std::atexit(tell_passed);
 }
 

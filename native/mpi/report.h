@@ -1,5 +1,5 @@
 // What became of a process's calls: lines of the file that BLINK_REPORT names (blinkccl/nccl/call_report.py), written
-// when a communicator ends and when the process does.
+// when a communicator ends and when the process begins and ends.
 #pragma once
 
 #include <cstdint>

@@ -55,15 +55,23 @@ std::string size_text(std::uint64_t bytes) {
   return std::to_string(bytes) + kUnits[unit];
 }
 
+std::string beginning(const Caller& caller) {
+  return "{\"pid\":" + std::to_string(getpid()) + ",\"rank\":" + std::to_string(caller.rank) +
+         ",\"nranks\":" + std::to_string(caller.nranks) + ",\"comm\":" + quoted(caller.key.substr(0, 16));
+}
+
+// That the calls of `caller` begin, or have ended: who never says so was killed before it could report.
+void write_mark(const Caller& caller, const char* mark) {
+  report(beginning(caller) + ",\"state\":\"nccl\",\"mark\":\"" + mark + "\"}");
+}
+
 void write_lines(const Caller& caller, const Calls& calls) {
   for (const auto& [row, count] : calls.counts) {
     const auto& [kind, unused, dtype, op, choice] = row;
     static_cast<void>(unused);
     const auto collective = static_cast<Collective>(kind);
     std::ostringstream line;
-    line << "{\"pid\":" << getpid() << ",\"rank\":" << caller.rank << ",\"nranks\":" << caller.nranks
-         << ",\"comm\":" << quoted(caller.key.substr(0, 16))
-         << ",\"state\":" << (choice >= 0 ? "\"blink\"" : "\"nccl\"") << ",\"why\":" << quoted(count.why)
+    line << beginning(caller) << ",\"state\":" << (choice >= 0 ? "\"blink\"" : "\"nccl\"") << ",\"why\":" << quoted(count.why)
          << ",\"collective\":" << quoted(name_of(collective)) << ",\"dtype\":" << quoted(type_name(dtype))
          << ",\"op\":" << quoted(is_message(collective) ? "" : operation_name(op)) << ",\"least\":" << count.least
          << ",\"most\":" << count.most << ",\"program\":" << count.program
@@ -71,6 +79,7 @@ void write_lines(const Caller& caller, const Calls& calls) {
          << "}";
     report(line.str());
   }
+  write_mark(caller, "end");
 }
 
 void write_all_lines() {
@@ -83,7 +92,9 @@ void write_all_lines() {
 void count_call(const Caller& caller, const Operation& operation, std::uint64_t bytes, const Bundle* bundle, int choice,
                 const std::string& why) {
   const std::lock_guard<std::mutex> lock(book().mutex);
-  Calls& calls = book().callers[caller];
+  const auto [found, fresh] = book().callers.try_emplace(caller);
+  if (fresh) write_mark(caller, "begin");
+  Calls& calls = found->second;
   const int collective = static_cast<int>(operation.collective);
   Count& count = calls.counts[Row(collective, size_class(bytes), operation.dtype, operation.op, choice)];
   if (count.calls == 0) {

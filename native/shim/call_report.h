@@ -1,5 +1,6 @@
 // The call report: counts of a communicator's calls by (collective, type, operation, choice), written as log lines when
-// they are first made, and as lines of BLINK_REPORT at the communicator's end, or the process's.
+// they are first made, and as lines of BLINK_REPORT at the communicator's end, or the process's; its first call is marked
+// there at once.
 #pragma once
 
 #include <cstdint>

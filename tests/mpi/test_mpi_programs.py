@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -381,6 +382,35 @@ def test_a_program_that_is_no_mpi_program_is_not_touched(mpi):
     done = mpi.run(mpi.launch(1, sys.executable, "-c", "print(1 + 1)"), options=["--require"])
     assert (done.code, done.out) == (1, "2\n")
     assert "libblink_mpi.so was not used: no MPI call was seen" in done.err
+
+
+@DETAILS
+@pytest.mark.parametrize("how", ["abort", "signal", "deadline"])
+def test_ranks_that_end_before_they_can_report_are_counted(mpi, tmp_path, how):
+    """They are named, and nobody says that CMD is no MPI program."""
+    program = """#include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
+int main(int argc, char** argv) {
+  int rank, one = 1, sum;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  for (int i = 0; i < 100; ++i) MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  if (rank == 0 && argv[1][0] == 'a') MPI_Abort(MPI_COMM_WORLD, 3);
+  if (rank == 0 && argv[1][0] == 's') raise(SIGSEGV);
+  for (;;) pause();
+}
+"""
+    (tmp_path / "program.c").write_text(program)
+    made = tmp_path / "program"
+    subprocess.run([*mpi.found.compiler, tmp_path / "program.c", "-o", made, *mpi.found.options], check=True)
+    line = mpi.launch(2, made, how)
+    done = mpi.run(["timeout", "8", *line] if how == "deadline" else line)
+    assert done.code != 0
+    assert re.search(r"[12] of 2 ranks that called MPI ended before they could report .*: rank [01] \(pro", done.err)
+    assert "was not used" not in done.err
+    assert done.used["used"]
+    assert done.used["silent"]
 
 
 @pytest.mark.slow

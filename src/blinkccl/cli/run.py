@@ -248,6 +248,10 @@ def _tell(usage: CallReport, theirs: str, unused: str) -> None:
     if not usage.groups:
         console.note(unused)
         return
+    if usage.silent:
+        console.note(_silent_text(usage, theirs))
+        if len(usage.silent) == len(usage.begun):
+            return
     communicators = count(sum(group.comm != _OF_MPI for group in usage.groups), "communicator")
     console.note(
         f"{communicators} of {count(usage.processes, 'process')}: Blink took "
@@ -260,6 +264,16 @@ def _tell(usage: CallReport, theirs: str, unused: str) -> None:
             console.note(line)
     if usage.unread:
         console.note(f"{count(usage.unread, 'line')} of the report could not be read")
+
+
+def _silent_text(usage: CallReport, theirs: str) -> str:
+    """Who was killed, or called abort, with the report still in its memory."""
+    shown = ", ".join(f"rank {each.rank} (process {each.pid})" for each in usage.silent[:8])
+    more = ", …" if len(usage.silent) > 8 else ""
+    return (
+        f"{len(usage.silent)} of {count(len(usage.begun), 'rank')} that called {theirs} ended before they could report "
+        f"what became of their calls: {shown}{more}"
+    )
 
 
 def _can_be_opened(library: str) -> bool:

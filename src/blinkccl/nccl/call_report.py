@@ -7,7 +7,8 @@ One JSON object per line, from each process at the end of each of its communicat
      "bytes": 31457280}
 
 ``state`` is "blink", "nccl" or "mpi"; ``least``, ``most`` and ``bytes`` are S of a call, as nccl-tests counts it, and
-of all.
+of all. A line with ``mark`` "begin" comes with a rank's first call, one with "end" behind its others: a rank without
+the latter was killed before it could report.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ class ReportLine(msgspec.Struct, frozen=True):
     protocol: str = ""
     calls: int = 0
     bytes: int = 0
+    mark: str = ""
+
+
+class ReportedRank(msgspec.Struct, frozen=True, order=True):
+    """A rank of a process."""
+
+    rank: int
+    pid: int
 
 
 class ReportedCalls(msgspec.Struct, frozen=True):
@@ -72,10 +81,15 @@ class ReportedCommunicator(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class CallReport:
-    """A whole report. ``unread``: lines that are none."""
+    """A whole report. ``begun``: ranks that made calls, ``silent`` those killed before they could report.
+
+    ``unread``: lines that are none.
+    """
 
     groups: tuple[ReportedCommunicator, ...]
     unread: int = 0
+    begun: tuple[ReportedRank, ...] = ()
+    silent: tuple[ReportedRank, ...] = ()
 
     @property
     def processes(self) -> int:
@@ -102,6 +116,7 @@ class CallReport:
             "used": bool(self.groups),
             "calls": {"blink": self.calls("blink"), theirs: self.calls(theirs)},
             "communicators": [msgspec.to_builtins(group) for group in self.groups],
+            "silent": [msgspec.to_builtins(rank) for rank in self.silent],
             "unread_lines": self.unread,
         }
 
@@ -119,7 +134,15 @@ def read_call_report(data: bytes) -> CallReport:
             unread += 1
             continue
         found.setdefault(line.comm, []).append(line)
-    return CallReport(tuple(_group(comm, lines) for comm, lines in found.items()), unread)
+    marks = Counter((line.comm, line.rank, line.pid, line.mark) for lines in found.values() for line in lines)
+    begun = {(comm, rank, pid) for comm, rank, pid, mark in marks if mark == "begin"}
+    silent = {key for key in begun if marks[*key, "begin"] > marks[*key, "end"]}
+    groups = tuple(_group(comm, lines) for comm, lines in found.items())
+    return CallReport(groups, unread, _ranks(begun), _ranks(silent))
+
+
+def _ranks(keys: set[tuple[str, int, int]]) -> tuple[ReportedRank, ...]:
+    return tuple(sorted({ReportedRank(rank, pid) for _, rank, pid in keys}))
 
 
 def _group(comm: str, lines: Sequence[ReportLine]) -> ReportedCommunicator:

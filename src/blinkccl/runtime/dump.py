@@ -3,7 +3,8 @@
 Any process of the job will do: all ranks of a host have the segment open. It is found through /proc/PID/fd, mapped
 for reading, and says of every rank which call it is in, what it waits for and since when. Nothing is written or
 locked, so the job does not notice. Where a rank's Python program stands its process says itself, where it is asked
-(:func:`with_lines`). What is read is a picture of running processes: it may be torn.
+(:func:`with_lines`). What is read is a picture of running processes: it may be torn. A rank's process is named by its
+number here, or where it cannot be seen from here, as in a container beside this one, by that of its own PID namespace.
 
 A rank holds a lock on its byte of the segment as long as its process lives; that is asked for, not taken.
 """
@@ -28,7 +29,7 @@ from blinkccl.engines.host import awaited, failure_of, statuses
 from blinkccl.engines.host_plan import STAGES
 from blinkccl.errors import CommunicationError, UnsupportedError
 from blinkccl.runtime import python_line
-from blinkccl.runtime.process import PROC, stat
+from blinkccl.runtime.process import PROC, number_here, stat
 
 #: The name of a segment's memory file, as /proc shows it.
 _SEGMENT = "/memfd:blink-segment"
@@ -41,7 +42,7 @@ class RankState:
 
     ``state`` is "absent" (has not come yet), "left" (closed its group), "gone" (its process ended), "stopped" (by a
     signal or a debugger), "waiting", "running" (inside call number ``calls``) or "between calls". ``line`` is where its
-    Python program stands, where it says it.
+    Python program stands, where it says it. ``elsewhere``: ``pid`` is no number of a process that is seen from here.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankState:
     chunk: int | None = None
     waiting_s: float | None = None
     line: str = ""
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,13 @@ def with_lines(groups: list[GroupState]) -> list[GroupState]:
     """The groups with the line of Python at which each living rank stands; each process is asked once."""
     asked: dict[int, str] = {}
     for rank in (rank for group in groups for rank in group.ranks):
-        if rank.state in ("waiting", "running", "between calls") and rank.pid not in asked:
+        if rank.state in ("waiting", "running", "between calls") and rank.pid not in asked and not rank.elsewhere:
             asked[rank.pid] = python_line.ask(rank.pid)
     return [
-        replace(group, ranks=tuple(replace(rank, line=asked.get(rank.pid, "")) for rank in group.ranks))
+        replace(
+            group,
+            ranks=tuple(replace(rank, line="" if rank.elsewhere else asked.get(rank.pid, "")) for rank in group.ranks),
+        )
         for group in groups
     ]
 
@@ -176,18 +181,20 @@ def _mapped(path: Path) -> Iterator[tuple[int, int, int]]:
 
 def _lives(fd: int, rank: int, rows: list[native.RankStatus]) -> bool:
     """Whether the rank's process does."""
-    if len({row.pid for row in rows}) < len(rows):  # threads of one process: they hold no locks
-        row = stat(rows[rank].pid)
-        return row is not None and not row.ends
+    if len({(row.processes, row.pid) for row in rows}) < len(rows):  # threads of one process: they hold no locks
+        pid = number_here(rows[rank].pid, rows[rank].processes)
+        row = None if pid is None else stat(pid)
+        return pid is None or (row is not None and not row.ends)
     asked = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0))
     kind, *_ = _FLOCK.unpack(asked)
     return bool(kind != fcntl.F_UNLCK)
 
 
 def _rank(rank: int, row: native.RankStatus, lives: bool) -> RankState:
-    state = _state(row, lives)
+    pid = number_here(row.pid, row.processes)
+    state = _state(row, lives, pid)
     call = str(CollectiveCall.from_number(row.what, row.count)) if row.sequence else None
-    found = RankState(rank, row.pid, state, row.sequence, call)
+    found = RankState(rank, row.pid if pid is None else pid, state, row.sequence, call, elsewhere=pid is None)
     if state != "waiting":
         return found
     found = replace(
@@ -198,14 +205,14 @@ def _rank(rank: int, row: native.RankStatus, lives: bool) -> RankState:
     return replace(found, channel=row.channel, share=row.share, stage=STAGES[row.stage], chunk=row.chunk)
 
 
-def _state(row: native.RankStatus, lives: bool) -> str:
+def _state(row: native.RankStatus, lives: bool, pid: int | None) -> str:
     if row.left:
         return "left"
     if not row.joined:
         return "absent"
     if not lives:
         return "gone"
-    process = stat(row.pid)
+    process = None if pid is None else stat(pid)
     if process is not None and process.state in "Tt":
         return "stopped"
     if row.waits:

@@ -1,6 +1,7 @@
 """Which process this is, and whether it still lives: read from Linux's /proc; elsewhere the answers are "unknown".
 
-A process is told from later ones with the same number by its start time, in ticks since the host booted.
+A process is told from later ones with the same number by its start time, in ticks since the host booted. Numbers are
+those of a PID namespace: where /proc is another's, as after ``unshare --pid`` alone, nothing is known by number.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def stat(pid: int, proc: Path = PROC) -> Stat | None:
 
 def start_time(pid: int) -> int:
     """When process ``pid`` started, in ticks since boot; 0 where that is unknown."""
-    row = stat(pid)
+    row = stat(pid) if _numbers_are_ours() else None
     return row.start if row is not None else 0
 
 
 def lives(pid: int, start: int) -> bool | None:
     """Whether the process that had number ``pid`` and started at ``start`` still runs; None: unknown here."""
-    if not start or not PROC.joinpath("self").exists():
+    if not start or not _numbers_are_ours():
         return None
     row = stat(pid)
     return row is not None and row.start == start and not row.ends
@@ -62,6 +63,33 @@ def namespace(kind: str) -> int:
         return os.stat(f"/proc/self/ns/{kind}").st_ino
     except OSError:
         return 0
+
+
+def number_here(pid: int, processes: int) -> int | None:
+    """The number here of the process that is ``pid`` in the PID namespace with inode ``processes``.
+
+    None: it cannot be seen from here, as from a container beside its own.
+    """
+    if processes in (0, namespace("pid")):
+        return pid
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            if os.stat(folder / "ns/pid").st_ino != processes:
+                continue
+            numbers = re.search(r"^NSpid:(.*)$", (folder / "status").read_text(), re.MULTILINE)
+        except OSError:  # it has ended, or is another user's
+            continue
+        if numbers is not None and int(numbers[1].split()[-1]) == pid:
+            return int(folder.name)
+    return None
+
+
+def _numbers_are_ours() -> bool:
+    """Whether a number in /proc is that of the same process here."""
+    try:
+        return os.readlink(PROC / "self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def mark(pid: int, start: int | None = None) -> str:

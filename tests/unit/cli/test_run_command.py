@@ -159,6 +159,30 @@ def test_what_became_of_the_calls_is_told_by_communicator(blink, library, tmp_pa
     assert [row["bytes"] for row in group["rows"]] == [6656, 12]
 
 
+@pytest.mark.parametrize("reported", [[], [10]])
+def test_ranks_that_were_killed_are_counted_and_named(blink, library, tmp_path, reported):
+    """Marks tell who made calls; the process that reported is told as ever."""
+    rank = {"nranks": 2, "comm": "ab" * 8, "state": "nccl"}
+    lines = [{**rank, "rank": pid - 10, "pid": pid, "mark": "begin"} for pid in (10, 11)]
+    if reported:
+        lines += [row for row in ROWS if row["pid"] == 10] + [{**rank, "rank": 0, "pid": 10, "mark": "end"}]
+    text = chr(10).join(map(json.dumps, lines)) + chr(10)
+    target = tmp_path / "used.json"
+    script = f"import os; open(os.environ['BLINK_REPORT'], 'a').write({text!r}); os.kill(os.getpid(), 9)"
+    ended = blink("run", "--report", target, "--", PYTHON, "-c", script)
+    assert ended.code == 128 + 9
+    silent = [pid for pid in (10, 11) if pid not in reported]
+    named = ", ".join(f"rank {pid - 10} (process {pid})" for pid in silent)
+    assert (
+        f"blink: {len(silent)} of 2 ranks that called NCCL ended before they could report what became of their calls: "
+        f"{named}\n"
+    ) in ended.err
+    assert "was not used" not in ended.err
+    assert ("Blink took 4 calls" in ended.err) == bool(reported)
+    document = json.loads(target.read_text())
+    assert (document["used"], [each["pid"] for each in document["silent"]]) == (True, silent)
+
+
 def test_lines_that_cannot_be_read_are_counted(blink, library):
     spoiled = TELL + "; open(os.environ['BLINK_REPORT'], 'a').write('{\"pid\": 1')"
     ended = blink("run", "--", PYTHON, "-c", spoiled)
