@@ -74,7 +74,6 @@ from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, least_rate, shorte
 from blinkccl.algorithms.stars import one_hop
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.native import absent
 from blinkccl.packing import clock, equal_trees
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column
@@ -183,6 +182,8 @@ def _few_drafts(request: Request, view: RankNetwork, best: Forest, most: int) ->
         _, trees, pairs = split.fastest(most)
         drafts = _up_and_down(pairs, trees)
     if drafts is None:
+        from blinkccl.native import absent  # only here: it loads ctypes, which no other plan needs
+
         raise UnsupportedError(f"--max-trees needs native code: {absent('libblink_packing.so')}")
     return drafts
 
