@@ -31,6 +31,9 @@ bool is_capturing(CUstream handle) {
 
 enum class Way { to_device, to_host, on_device };
 
+// So late bytes out of pageable memory may be on the GPU, for all that does not wait for them.
+constexpr std::chrono::milliseconds kLate(20);
+
 CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes, CUstream stream, bool wait = false) {
   Range target, source;
   if (bytes == 0) return stream_of(stream) ? kSuccess : kInvalidHandle;
@@ -42,9 +45,10 @@ CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes
   const bool spoils = machine().spoils(source_device, target_device);
   const bool dawdles = machine().dawdles(source_device, target_device);
   const bool capturing = is_capturing(stream);
-  // What can be paged is read at once; and nothing returns before what can be paged is written.
+  // What can be paged is read at once, but where the GPU reads the host's pages (ATS) as late as it likes. It arrives
+  // later than a call that waits returns. And nothing returns before what can be paged is written.
   std::shared_ptr<std::vector<char>> staged;
-  if (source_pageable && !capturing) {
+  if (source_pageable && !capturing && (wait || !machine().reads_pages)) {
     const char* bytes_at = reinterpret_cast<const char*>(from);
     staged = std::make_shared<std::vector<char>>(bytes_at, bytes_at + bytes);
   }
@@ -54,9 +58,14 @@ CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes
     std::memmove(target_at, staged ? staged->data() : reinterpret_cast<const char*>(from), bytes);
     if (spoils) target_at[bytes / 2] = static_cast<char>(target_at[bytes / 2] ^ 0x10);
   };
-  OpPtr op;
-  if (CUresult error = submit(stream, work, &op)) return error;
-  if (op && (wait || target_pageable)) wait_for_op(op);
+  OpPtr before, op;
+  const bool late = wait && source_pageable;
+  if (late) {  // it waits for what is under way, but not for its own bytes
+    if (CUresult error = submit(stream, nullptr, &before)) return error;
+    wait_for_op(before);
+  }
+  if (CUresult error = submit(stream, work, &op, late ? kLate : kLate * 0)) return error;
+  if (op && ((wait && !late) || target_pageable)) wait_for_op(op);
   return kSuccess;
 }
 

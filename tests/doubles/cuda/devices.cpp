@@ -37,6 +37,12 @@ Machine described() {
   made.arch = static_cast<int>(setting("BLINK_DOUBLE_ARCH", 90));
   made.multiprocessors = static_cast<int>(setting("BLINK_DOUBLE_SMS", 132));
   made.occupancy = static_cast<int>(setting("BLINK_DOUBLE_OCCUPANCY", 0));
+  made.reads_pages = setting("BLINK_DOUBLE_ATS", 0) != 0;
+  const std::vector<std::string> serial =
+      std::getenv("BLINK_DOUBLE_SERIAL") ? words("BLINK_DOUBLE_SERIAL") : std::vector<std::string>{"branches"};
+  const auto is_serial = [&](const char* what) { return std::find(serial.begin(), serial.end(), what) != serial.end(); };
+  made.serial_kernels = is_serial("kernels");
+  made.serial_branches = is_serial("branches");
   made.no_peer = pairs("BLINK_DOUBLE_NO_PEER");
   made.bad_peer = pairs("BLINK_DOUBLE_BAD_PEER");
   made.slow_peer = pairs("BLINK_DOUBLE_SLOW_PEER");

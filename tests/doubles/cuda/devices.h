@@ -8,6 +8,9 @@
 //   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently spoils one byte
 //   BLINK_DOUBLE_SLOW_PEER="1-2": a copy from 1 to 2 takes 0.2 s
 //   BLINK_DOUBLE_SLOW_KERNEL="hybrid:2000": kernels with that in their name take 2000 µs more
+//   BLINK_DOUBLE_ATS (0): 1: GPUs read the host's pages (GH200), so an asynchronous copy reads its source when it runs
+//   BLINK_DOUBLE_SERIAL ("branches"): what does not run side by side, as CUDA promises it for neither: "kernels" of a
+//     process on one GPU, as under compute-sanitizer, and "branches" of a graph
 //   BLINK_DOUBLE_EXCLUSIVE=NAME: devices are in compute mode EXCLUSIVE_PROCESS, for all processes with the same name
 //   CUDA_VISIBLE_DEVICES: numbers only
 #pragma once
@@ -32,6 +35,7 @@ struct Machine {
   std::vector<Device> devices;  // the visible ones, by ordinal
   std::string exclusive;  // empty: any number of processes may use a device
   int driver, arch, multiprocessors, occupancy;  // occupancy 0: as many as 2048 threads allow
+  bool reads_pages, serial_kernels, serial_branches;
   std::vector<std::pair<int, int>> no_peer, bad_peer, slow_peer;  // by number
 
   bool can_reach(int ordinal, int peer) const;

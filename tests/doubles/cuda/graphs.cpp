@@ -71,13 +71,13 @@ void run(const Launch& launch, std::size_t n) {
   }
 }
 
-// Runs each node when those before it have run, side by side where nothing orders them.
+// Runs each node when those before it have run; where nothing orders them side by side, or in any order.
 void run(const Launch& launch) {
   const std::vector<Node>& nodes = *launch.nodes;
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<bool> begun(nodes.size(), false), done(nodes.size(), false);
-  std::size_t finished = 0;
+  std::size_t begun_nodes = 0, finished = 0;
   std::mt19937_64 random(seed());
   std::unique_lock<std::mutex> lock(mutex);
   while (finished < nodes.size()) {
@@ -88,8 +88,11 @@ void run(const Launch& launch) {
       if (!begun[n] && std::all_of(after.begin(), after.end(), is_done)) ready.push_back(n);
     }
     if (seed()) std::shuffle(ready.begin(), ready.end(), random);
+    if (machine().serial_branches && finished < begun_nodes) ready.clear();
+    if (machine().serial_branches && ready.size() > 1) ready.resize(1);
     for (const std::size_t n : ready) {
       begun[n] = true;
+      ++begun_nodes;
       const std::uint64_t own_seed = random();
       run_in_thread([&, n, own_seed] {
         std::mt19937_64 own(own_seed);

@@ -133,7 +133,7 @@ struct Launch {
     std::condition_variable ended;
     std::uint32_t left = blocks;
     Room& shared = room(device);
-    count(shared, 1);
+    begin(shared);
     std::mt19937_64 random(seed() + blocks);
     for (std::uint32_t block = 0; block < blocks; ++block) {
       {
@@ -159,12 +159,15 @@ struct Launch {
     std::unique_lock<std::mutex> lock(mutex);
     ended.wait(lock, [&] { return left == 0; });
     if (slow_us != 0) usleep(slow_us);
-    count(shared, -1);
+    std::lock_guard<std::mutex> done(shared.mutex);
+    --shared.kernels;
+    shared.freed.notify_all();
   }
 
-  static void count(Room& shared, int one) {
-    std::lock_guard<std::mutex> lock(shared.mutex);
-    shared.kernels += one;
+  static void begin(Room& shared) {
+    std::unique_lock<std::mutex> lock(shared.mutex);
+    if (machine().serial_kernels) shared.freed.wait(lock, [&] { return shared.kernels == 0; });
+    ++shared.kernels;
   }
 };
 

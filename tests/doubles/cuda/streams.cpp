@@ -70,7 +70,7 @@ void work_through(std::shared_ptr<Stream> stream) {
     if (stream->queue.empty()) return;
     const OpPtr op = stream->queue.front();
     stream->wake.wait(lock, [&] { return all_done(op->after); });
-    const microseconds held = hold(*stream, first || stream->fresh);
+    const microseconds held = std::max(hold(*stream, first || stream->fresh), op->held);
     stream->fresh = false;
     if (held.count() > 0) {
       stream->wake.wait_until(lock, std::chrono::system_clock::now() + held, [&] { return op->urgent; });
@@ -202,7 +202,7 @@ void complete(const OpPtr& op) {
   all().finished.notify_all();
 }
 
-CUresult submit(CUstream handle, Work work, OpPtr* op) {
+CUresult submit(CUstream handle, Work work, OpPtr* op, microseconds held) {
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
@@ -214,6 +214,7 @@ CUresult submit(CUstream handle, Work work, OpPtr* op) {
     return kSuccess;
   }
   OpPtr made_op = enqueue(*stream, std::move(work));
+  made_op->held = held;
   if (op) *op = std::move(made_op);
   return kSuccess;
 }

@@ -34,6 +34,7 @@ struct Op {
   std::vector<std::shared_ptr<Stream>> followers;  // whose work waits for this
   std::weak_ptr<Stream> stream;
   bool done = false, urgent = false;
+  std::chrono::microseconds held{0};  // so long, unless somebody waits for it
   std::chrono::steady_clock::time_point done_at;
 };
 typedef std::shared_ptr<Op> OpPtr;
@@ -88,7 +89,8 @@ std::mutex& engine();
 std::shared_ptr<Stream> stream_of(CUstream handle);
 
 // Puts work into the stream, or into the capture that the stream takes part in (then *op is empty). Takes the lock.
-CUresult submit(CUstream handle, Work work, OpPtr* op = nullptr);
+CUresult submit(CUstream handle, Work work, OpPtr* op = nullptr,
+                std::chrono::microseconds held = std::chrono::microseconds(0));
 
 // With the lock held:
 CUresult check_capture(Stream& stream);  // 0, or why nothing can be put into the stream

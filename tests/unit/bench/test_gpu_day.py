@@ -114,23 +114,44 @@ def test_without_a_gpu_there_is_one_sentence_and_no_page(tmp_path: Path) -> None
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, doubles: Doubles, quick: bool) -> None:
+@pytest.fixture
+def double(doubles: Doubles) -> dict[str, str]:
+    """The environment of a process whose GPU is the double of one, with few multiprocessors."""
     library = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if library is None:
         pytest.skip(absent(LIBRARY))
-    environment = os.environ | {
+    return os.environ | {
         "BLINK_LIBRARY": str(library),
         "BLINK_CUDA_LIB": str(doubles.cuda),
         "BLINK_NVCC": str(doubles.compiler),
         "BLINK_DOUBLE_DEVICE_LIB": str(device_files.host_library()),
         "BLINK_DOUBLE_SMS": "16",
     }
+
+
+@pytest.mark.parametrize(("program", "wanted"), [("gpu_grid.py 2", "ok"), ("gpu_conformance.py 2 few", None)])
+def test_ranks_in_one_grid_need_no_two_kernels_at_once(
+    double: dict[str, str], program: str, wanted: str | None
+) -> None:
+    """What compute-sanitizer runs, which serializes kernels; ranks with a kernel each wait for ever there."""
+    name, *arguments = program.split()
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM.with_name(name)), *arguments],
+        env=double | {"BLINK_DOUBLE_SERIAL": "kernels", "BLINK_TIMEOUT": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.stdout.strip() == "ok") == (wanted == "ok"), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, double: dict[str, str], quick: bool) -> None:
     names = [name for name, row in STEPS.items() if row.deadline_s(quick) and not (quick and name in NOT_ON_THE_DOUBLE)]
     settings = ["--to", str(tmp_path / "there"), "--within", "600" if quick else "2000", "--only", ",".join(names)]
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), *settings, *(["--quick"] if quick else [])],
-        env=environment,
+        env=double,
         capture_output=True,
         text=True,
         timeout=250 if quick else 2100,

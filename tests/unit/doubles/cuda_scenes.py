@@ -338,6 +338,66 @@ def staging() -> None:
     expect(b"a" * 50 + b"b" * 50, cuda.read(memory, 100))
 
 
+def late_copies() -> None:
+    """A copy that waits has read its source when it returns, and waits for nothing on the GPU but the legacy stream."""
+    cuda.ready()
+    memory, other, stream = cuda.allocate(8), cuda.allocate(8), cuda.stream()
+    cuda.fill(memory, ord("a"), 8)
+    pageable = ctypes.create_string_buffer(b"b" * 8, 8)
+    expect(0, cuda.cuMemcpyHtoD_v2(memory, pageable, 8))
+    pageable.raw = b"c" * 8
+    expect(0, cuda.cuMemcpyDtoDAsync_v2(other, memory, 8, stream))
+    expect(0, cuda.cuStreamSynchronize(stream))
+    early = ctypes.string_at(other, 8)
+    expect(0, cuda.cuStreamSynchronize(0))
+    expect(b"b" * 8, ctypes.string_at(memory, 8))
+    expect(b"a" * 8, early)
+
+
+def ats() -> None:
+    """Where GPUs read the host's pages, an asynchronous copy reads its source when its stream gets there."""
+    cuda.ready()
+    memory, gate, stream = cuda.allocate(50), cuda.allocate(8), cuda.stream()
+    cuda.fill(gate, 0, 8)
+    pageable = ctypes.create_string_buffer(b"a" * 50, 50)
+    cuda.cuStreamWaitValue64_v2(stream, gate, 1, 0)
+    cuda.cuMemcpyHtoDAsync_v2(memory, pageable, 50, stream)
+    pageable.raw = b"b" * 50
+    cuda.cuStreamWriteValue64_v2(cuda.stream(), gate, 1, 0)
+    cuda.cuStreamSynchronize(stream)
+    expect(b"b" * 50, cuda.read(memory, 50))
+
+
+def side_by_side(path: str, way: str) -> None:
+    """Two kernels that wait for each other, in two streams or two branches of a graph, and end if both run at once."""
+    cuda.ready()
+    function, state = _loaded(path, "meet"), cuda.allocate(16)
+    cuda.fill(state, 0, 16)
+    one, two, forked, joined = cuda.stream(), cuda.stream(), cuda.event(), cuda.event()
+    if way == "branches":
+        expect(0, cuda.cuStreamBeginCapture_v2(one, 2))
+        cuda.cuEventRecord(forked, one)
+        cuda.cuStreamWaitEvent(two, forked, 0)
+    for stream in (one, two):
+        expect(0, _launch(function, Call(2, state, 0, state + 8), 1, 32, stream))
+    if way == "branches":
+        cuda.cuEventRecord(joined, two)
+        cuda.cuStreamWaitEvent(one, joined, 0)
+        graph = ctypes.c_uint64()
+        expect(0, cuda.cuStreamEndCapture(one, ctypes.byref(graph)))
+        expect(0, cuda.cuGraphLaunch(cuda.out(cuda.cuGraphInstantiateWithFlags, graph.value, 0), one))
+    met = ctypes.c_uint64.from_address(state)
+    ends = time.monotonic() + 20
+    while met.value == 0 and time.monotonic() < ends:
+        pass
+    time.sleep(0.2)
+    print(met.value)
+    ctypes.c_uint64.from_address(state + 8).value = 1  # give up
+    for stream in (one, two):
+        expect(0, cuda.cuStreamSynchronize(stream))
+    expect(2, met.value)
+
+
 def _loaded(path: str, name: str) -> int:
     module = cuda.out(cuda.cuModuleLoadData, ctypes.create_string_buffer(Path(path).read_bytes()))
     expect(500, cuda.cuModuleGetFunction(ctypes.byref(ctypes.c_uint64()), module, b"no_such_kernel"))

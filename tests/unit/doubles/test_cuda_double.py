@@ -81,6 +81,27 @@ def test_scene(scene: Scene, name: str, seed: int) -> None:
     passes(scene(name, BLINK_DOUBLE_SEED=seed))
 
 
+def test_copies_out_of_pageable_memory_are_late(scene: Scene) -> None:
+    passes(scene("late_copies"))
+    passes(scene("ats", BLINK_DOUBLE_ATS=1))
+
+
+@pytest.mark.parametrize(
+    ("way", "serial", "at_once"),
+    [
+        ("streams", "", 2),
+        ("streams", "branches", 2),
+        ("streams", "kernels", 1),
+        ("branches", "", 2),
+        ("branches", "branches", 1),
+        ("branches", None, 1),
+    ],
+)
+def test_what_may_run_side_by_side(scene: Scene, kernels: str, way: str, serial: str | None, at_once: int) -> None:
+    variables = {} if serial is None else {"BLINK_DOUBLE_SERIAL": serial}
+    assert passes(scene("side_by_side", kernels, way, **variables)) == f"{at_once}\n"
+
+
 def test_errors(scene: Scene) -> None:
     passes(scene("errors", BLINK_DOUBLE_NO_PEER="0-2,3-1"))
 
