@@ -29,14 +29,13 @@ PeerWriteProbe::PeerWriteProbe(const Driver& driver, const Bundle& bundle, int r
     mine_.push_back(connection.src == rank ? ahead : back);
     theirs_.push_back(connection.src == rank ? back : ahead);
   }
+  for (const Probe& one : mine_) texts_ += one.text;
 }
 
 CUresult PeerWriteProbe::write(CUstream stream) const {
-  std::string all;
-  for (const Probe& probe : mine_) all += probe.text;
-  if (all.empty()) return kCudaSuccess;
+  if (texts_.empty()) return kCudaSuccess;
   // From this GPU's memory, so that this GPU stores it, as its kernels do.
-  CUresult result = driver_.copy_to_device(scratch_, all.data(), all.size(), stream);
+  CUresult result = driver_.copy_to_device(scratch_, texts_.data(), texts_.size(), stream);
   for (std::size_t i = 0; i < mine_.size() && result == kCudaSuccess; ++i) {
     result = driver_.copy_on_device(mine_[i].at, scratch(i), kProbeBytes, stream);
   }

@@ -44,6 +44,7 @@ class PeerWriteProbe {
   const Driver& driver_;
   const CUdeviceptr scratch_;
   std::vector<Probe> mine_, theirs_;  // one of each per connection of this rank
+  std::string texts_;  // of mine_, where the GPU may read them until write() has ended
 };
 
 }  // namespace blink::shim

@@ -59,8 +59,8 @@ CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes
     if (spoils) target_at[bytes / 2] = static_cast<char>(target_at[bytes / 2] ^ 0x10);
   };
   OpPtr before, op;
-  const bool late = wait && source_pageable;
-  if (late) {  // it waits for what is under way, but not for its own bytes
+  const bool late = source_pageable && !target_pageable && (wait || machine().reads_pages);
+  if (late && wait) {  // for what is under way, but not for its own bytes
     if (CUresult error = submit(stream, nullptr, &before)) return error;
     wait_for_op(before);
   }

@@ -145,6 +145,19 @@ def test_ranks_in_one_grid_need_no_two_kernels_at_once(
     assert (ended.stdout.strip() == "ok") == (wanted == "ok"), ended.stdout + ended.stderr
 
 
+def test_ranks_meet_where_gpus_read_the_pages_of_the_host(double: dict[str, str]) -> None:
+    """What the library copies out of pageable memory is there until the copy has ended; what is freed is scrubbed."""
+    command = [sys.executable, str(PROGRAM.with_name("gpu_conformance.py")), "2", "few"]
+    ended = subprocess.run(
+        command,
+        env=double | {"BLINK_DOUBLE_ATS": "1", "MALLOC_PERTURB_": "165"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.stdout.strip() == "ok", ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, double: dict[str, str], quick: bool) -> None:
     names = [name for name, row in STEPS.items() if row.deadline_s(quick) and not (quick and name in NOT_ON_THE_DOUBLE)]
