@@ -263,9 +263,13 @@ class Lines:
     sweeps: tuple[str, ...] = ("LL", "LL128")
     #: Whether what was stored half a round of flags ago has arrived. PTX names no time after which a store is seen.
     old_arrive: bool = True
-    #: Whether a line of LL128 is one store, and is one load.
-    store_together: bool = True
-    load_together: bool = True
+    #: Whether a line of LL128, which comes to be seen in parts, has its flag in the last one.
+    flag_last: bool = True
+    #: Whether its lanes load it again behind their vote, and whether they have converged before.
+    reloads: bool = True
+    converges: bool = True
+    #: Whether what a thread stores behind a barrier may overtake what it loaded then.
+    overtaken: bool = False
 
     def wire(self, position: int) -> str:
         return self.wires[position % len(self.wires)]
@@ -294,7 +298,7 @@ def lines_send(block: Block, lines: Lines, position: int) -> None:
     for unit, thread in enumerate(block.threads):
         block.message(thread)
         if lines.wire(position) == "LL128":
-            _write_line(thread, lines, position, slot, unit)
+            _write_line(thread, lines, position, shape.slots, unit)
         elif unit < shape.used(position):
             thread.store(word(slot, unit), (ll_flag(lines, position), (position, unit)), "relaxed")
     every = lines.modulus // 2
@@ -306,20 +310,28 @@ def lines_send(block: Block, lines: Lines, position: int) -> None:
     block.barrier("last barrier")
 
 
-def _write_line(thread: Thread, lines: Lines, position: int, slot: int, unit: int) -> None:
-    """A line of two words, data and flag. LL128's data may be any bits: those of the next LL's flag, where it has one.
+def _write_line(thread: Thread, lines: Lines, position: int, slots: int, unit: int) -> None:
+    """A line is data and a flag, which several lanes store by one instruction: in the model one thread.
 
-    (Both wires on the same memory are modelled with one slot: the next message is the next one there.)
+    It is one place, of which each load gives all, and it comes in parts, the flag at last. (Both wires on the same
+    memory are modelled with one slot, and with words as places, as on a CPU. There LL128's data may be any bits: those
+    of the next LL's flag.)
     """
+    slot = position % slots
     if unit != 0:
         return
-    data = (ll_flag(lines, position + 1), "any bits")
-    if lines.store_together and not _mixed(lines):
-        thread.store(line(slot), (position, position + 1), "relaxed")
-    else:
-        # Kept together where words are single places: the flag is the last store and the first load, as on a CPU.
-        thread.store(word(slot, 0), data if _mixed(lines) else position, "relaxed")
-        thread.store(word(slot, 1), position + 1, "release" if lines.store_together else "relaxed")
+    if _mixed(lines):
+        thread.store(word(slot, 0), (ll_flag(lines, position + 1), "any bits"), "relaxed")
+        thread.store(word(slot, 1), position + 1, "release")
+        return
+    before = next((p for p in range(position - slots, -1, -slots) if lines.wire(p) == "LL128"), -1)
+    part = (position, before + 1) if lines.flag_last else (before, position + 1)
+    thread.store(line(slot), part, "relaxed")
+    thread.store(line(slot), (position, position + 1), "relaxed")
+
+
+#: Of the lanes of a line, which are a reader's threads, the one that has the flag.
+FLAG_LANE = 1
 
 
 def _mixed(lines: Lines) -> bool:
@@ -345,8 +357,13 @@ def lines_receive(block: Block, lines: Lines, position: int) -> None:
                 lambda r, expected=expected: r["data"] == expected, f"message {position}, unit {unit} is another's"
             )
     block.advance(position)
+    lanes = block.threads if lines.wire(position) == "LL128" else []
+    for thread in lanes if not lines.overtaken else []:
+        _check_line(thread, lines, position)
     block.barrier("last barrier")
     block.tell("head", position, lines.head)
+    for thread in lanes if lines.overtaken else []:
+        _check_line(thread, lines, position)
 
 
 def _flag(value: Any) -> Any:
@@ -361,29 +378,43 @@ def _position(value: Any) -> int:
 
 
 def _read_line(thread: Thread, lines: Lines, position: int, slot: int, unit: int) -> None:
+    """All lanes look until the last one has the flag, and vote on it, which orders nothing; then all look again."""
+    if _mixed(lines):
+        if unit == 0:
+            _read_words(thread, lines, position, slot)
+        return
     flag = position + 1
-    if _mixed(lines) or not lines.store_together:
-        if unit == 0:
-            order = "acquire" if lines.store_together else "relaxed"
-            thread.wait(word(slot, 1), lambda v, r: v == flag, order, said=f"flag {flag}")
-            thread.load("data", word(slot, 0), "relaxed")
-            expected = (ll_flag(lines, position + 1), "any bits") if _mixed(lines) else position
-            thread.check(lambda r: r["data"] == expected, f"message {position} is another's")
-            if lines.clears:
-                thread.store(word(slot, 0), 0, "relaxed")
-                thread.store(word(slot, 1), 0, "relaxed")
-    elif lines.load_together:
-        if unit == 0:
-            thread.wait(line(slot), lambda v, r: v != 0 and v[1] == flag, register="line", said=f"flag {flag}")
-            thread.check(lambda r: r["line"][0] == position, f"message {position} is another's")
-    elif unit == 0:
-        # Two lanes that load by themselves: data first, then a vote over the flag.
-        thread.load("line", line(slot), "relaxed")
-        thread.barrier()
-        thread.check(lambda r: r["line"] != 0 and r["line"][0] == position, f"message {position} is another's")
+    if unit == FLAG_LANE:
+        thread.wait(line(slot), lambda v, r: v != 0 and v[1] == flag, register="line", said=f"flag {flag}")
+        thread.store("vote", flag, "relaxed")
     else:
-        thread.wait(line(slot), lambda v, r: v != 0 and v[1] == flag, said=f"flag {flag}")
+        thread.load("line", line(slot), "relaxed")
+        thread.wait("vote", lambda seen, r: seen >= flag, said=f"≥ {flag}")
+    if lines.converges:
         thread.barrier()
+    if lines.overtaken:
+        thread.load_later("line", line(slot))
+    elif lines.reloads:
+        thread.load("line", line(slot), "relaxed")
+
+
+def _read_words(thread: Thread, lines: Lines, position: int, slot: int) -> None:
+    flag, expected = position + 1, (ll_flag(lines, position + 1), "any bits")
+    thread.wait(word(slot, 1), lambda v, r: v == flag, "acquire", said=f"flag {flag}")
+    thread.load("data", word(slot, 0), "relaxed")
+    thread.check(lambda r: r["data"] == expected, f"message {position} is another's")
+    if lines.clears:
+        thread.store(word(slot, 0), 0, "relaxed")
+        thread.store(word(slot, 1), 0, "relaxed")
+
+
+def _check_line(thread: Thread, lines: Lines, position: int) -> None:
+    """What every lane has of its line, where it is needed."""
+    if _mixed(lines):
+        return
+    if lines.overtaken:
+        thread.use("line")
+    thread.check(lambda r: r["line"] != 0 and r["line"][0] == position, f"message {position} is another's")
 
 
 def flagged(shape: Shape, lines: Lines, but: str = "") -> Searched:

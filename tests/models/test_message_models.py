@@ -5,7 +5,10 @@ What the search says of LL and LL128, whose messages have flags and no counters:
 - On memory of their own, where nobody but the sender writes, heads are relaxed, stored and loaded. The store of a
   head exists only after its reader has seen all flags of the message, and that of the next message in the slot only
   after the writer has seen the head; a word with its flag is one store, so the old one was read whole. No order between
-  places is used. LL128 the same, as long as a line is one store *and* one load.
+  places is used, and no store may be early: a load that was overtaken would have another flag.
+- A line of LL128 comes in parts, the flag at last, and is loaded in parts. So its lanes load it again when they have
+  voted that the flag was seen, and converged, as a vote orders nothing. What they load then has no flag of its own: a
+  relaxed head rests on no store overtaking a load that is before it and a barrier. PTX's memory model allows that.
 - On the same memory LL128's data would pass for LL's flags. Were they zeroed by who has read them, the head would have
   to be released and acquired: else the next message may come before the zero in coherence order, and is lost for ever.
 - A head that LL stored relaxed may be what a later launch of Simple acquires. That is in order because the end of a
@@ -25,6 +28,8 @@ from support.weak_memory import Search, Searched
 
 TWO = Shape(threads=2, slots=2, messages=3)
 LL, LL128 = Lines(), Lines(wires=("LL128",))
+#: What a head would have to be, were loads overtaken.
+ORDERED = replace(LL128, head="release", acquire="acquire", overtaken=True)
 #: In turns, on one connection.
 BOTH = ("LL128", "LL")
 SAME = Shape(threads=2, slots=1, messages=4)
@@ -48,6 +53,7 @@ SOUND: dict[str, Model] = {
     "LL": lambda: flagged(Shape(2, 2, 4), LL),
     "LL, three threads": lambda: flagged(Shape(3, 2, 4), LL),
     "LL128": lambda: flagged(Shape(2, 2, 4), LL128),
+    "LL128, loads that stores overtake, heads in order": lambda: flagged(TWO, ORDERED),
     "LL and LL128 in turns": lambda: flagged(SAME, Lines(BOTH)),
     "LL and LL128 on the same memory": lambda: flagged(SAME, ZEROED),
     "flags come round": lambda: flagged(ROUND, Lines(modulus=4)),
@@ -119,8 +125,10 @@ REFUTED: dict[str, tuple[Model, str]] = {
         for which in ("first barrier", "last barrier")
         for end in ("writer", "reader")
     },
-    "LL128, a line is several stores": (lambda: flagged(TWO, Lines(wires=("LL128",), store_together=False)), OTHERS),
-    "LL128, a line is several loads": (lambda: flagged(TWO, Lines(wires=("LL128",), load_together=False)), OTHERS),
+    "LL128, the flag is not the last part of a line": (lambda: flagged(TWO, replace(LL128, flag_last=False)), OTHERS),
+    "LL128, no reload behind the vote": (lambda: flagged(TWO, replace(LL128, reloads=False)), OTHERS),
+    "LL128, lanes that have not converged": (lambda: flagged(TWO, replace(LL128, converges=False)), OTHERS),
+    "LL128, loads that stores overtake": (lambda: flagged(TWO, replace(LL128, overtaken=True)), OTHERS),
     "on the same memory, not zeroed": (lambda: flagged(SAME, Lines(BOTH, apart=False)), OTHERS),
     "on the same memory, heads relaxed": (lambda: flagged(SAME, replace(ZEROED, head="relaxed")), LOST),
     "on the same memory, heads not acquired": (lambda: flagged(SAME, replace(ZEROED, acquire="relaxed")), LOST),

@@ -65,6 +65,8 @@ struct Batch {
       if (Units<Wire>::warp_any(should_give_up(state, patience, receive, false))) return false;
       ready = look(receive, raw);
     }
+    // A flag says that its line has arrived, not that what other threads load of it came after that.
+    if constexpr (Units<Wire>::kReloads) look(receive, raw);
     BLINK_UNROLL
     for (uint32_t n = 0; n < kBatch; ++n) raw[n] = Units<Wire>::data(raw[n]);
     return true;

@@ -11,8 +11,8 @@
 //   all_of_warp, any_of_warp, converge      of all threads of a warp; only after converge() do they see, too, and go on
 //                                           side by side: the next accesses of the same line are one instruction
 //   load_acquire, load_relaxed,             what other ranks write or read; halves: each of 8 bytes is whole, and where
-//   store_release, store_relaxed,           BLINK_WHOLE_LINES is defined, 128 bytes that 8 neighbouring threads write
-//   load_halves, store_halves, claim        or read by one instruction
+//   store_release, store_relaxed,           warps have lanes, of 128 bytes that 8 of them write by one instruction the
+//   load_halves, store_halves, claim        last 8 are not seen before the others
 //   load_pair, store_pair, load, store      what only this block touches between two barriers; other ranks see it after
 //                                           a release, and theirs is seen after an acquire
 //   load_shared, store_shared               of the block's state, at any time

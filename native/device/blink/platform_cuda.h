@@ -3,9 +3,6 @@
 
 #include "blink/platform.h"
 
-// 8 neighbouring threads write 128 bytes by one instruction, and NVLink keeps them together.
-#define BLINK_WHOLE_LINES 1
-
 namespace blink {
 namespace device {
 

@@ -3,8 +3,9 @@
 //
 //   Simple   16 bytes of data. The sender counts messages in `tail` when all of one is there.
 //   LL       4 data, 4 flag, 4 data, 4 flag: each half is one store, so its flag vouches for its data.
-//   LL128    lines of 8 units: 120 bytes of data and 8 of flag. 8 neighbouring threads write one line by one
-//            instruction, and NVLink keeps it together.
+//   LL128    lines of 8 units: 120 bytes of data and 8 of flag, the last ones. 8 neighbouring threads write one line by
+//            one instruction, and NVLink keeps it together. Each thread's load is one by itself: so a line is loaded
+//            once more when a vote of the warp has said that its flag was seen.
 //
 // Each wire has memory of its own, which only the sender writes. What an old message left there never looks like a flag
 // that is waited for:
@@ -15,12 +16,14 @@
 //    the message leaves of LL's lines in its slot (execute.h): one of LL what is behind its units, one of another wire,
 //    which counts in the same positions, all. 0 is no flag: they have their uppermost bit set.
 //
-// Flags make the order of places superfluous. A word of LL, or a line of LL128, is one store and one load with its flag,
-// and whoever has seen the flag has all of it. So the head may be relaxed at both ends: it is stored after all flags
-// have been seen, and what comes into a slot next depends on the head that was read; no store is early, and the sender's
-// own are in order. Where lines are several stores and loads (this CPU's LL128), data are read behind their flag, and
-// the head says so by release and acquire. A relaxed head lets nobody know of what else its block did: a connection has
-// one wire within a launch, and the end of a kernel orders what the next wire may rely on.
+// Flags make the order of places superfluous. A word of LL is one store and one load with its flag; of a line of LL128
+// the flag is not seen before the rest, and the rest is loaded behind the flag. So the head may be relaxed at both ends:
+// it is stored behind a barrier that each thread comes to with all that it loaded in hand (it has stored what it made of
+// it), and what comes into a slot next depends on the head that was read; no store is early, and the sender's own are in
+// order. PTX promises neither that a line's flag is last, nor that a load is not overtaken by a store behind a barrier:
+// docs/gpu.md says what does. Where one thread goes through a line (this CPU's LL128), data are read behind their flag,
+// and the head says so, both by release and acquire. A relaxed head lets nobody know of what else its block did: a
+// connection has one wire within a launch, and the end of a kernel orders what the next wire may rely on.
 #pragma once
 
 #include "blink/state.h"
@@ -33,6 +36,7 @@ struct Units;
 
 // What most wires need not do: keep a warp together.
 struct AloneUnits {
+  static constexpr bool kReloads = false;
   BLINK_INLINE static uint32_t padded(uint32_t units) { return units; }
   BLINK_INLINE static bool warp_all(bool ready) { return ready; }
   BLINK_INLINE static bool warp_any(bool yes) { return yes; }
@@ -98,11 +102,10 @@ struct Units<LL> : AloneUnits, LineUnits {
 
 template <>
 struct Units<LL128> : LineUnits {
-#ifdef BLINK_WHOLE_LINES
-  static constexpr bool kOrderedHead = false;
-#else
-  static constexpr bool kOrderedHead = true;
-#endif
+  // Whether 8 threads go through a line side by side, or one from unit to unit.
+  static constexpr bool kSideBySide = kWarp % 8 == 0;
+  static constexpr bool kReloads = kSideBySide;
+  static constexpr bool kOrderedHead = !kSideBySide;
   static constexpr uint32_t kWords = 2;
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 119) / 120 * 8; }
@@ -110,7 +113,7 @@ struct Units<LL128> : LineUnits {
   // A warp stays together: it looks at 4 lines at a time, also where there are fewer.
   BLINK_INLINE static uint32_t padded(uint32_t units) { return (units + kWarp - 1) / kWarp * kWarp; }
   // Which unit of its line it is. Threads come in whole lines, so each has the same one of every line it looks at.
-  BLINK_INLINE static uint32_t in_line(uint32_t unit) { return (kWarp % 8 == 0 ? thread_index() : unit) % 8; }
+  BLINK_INLINE static uint32_t in_line(uint32_t unit) { return (kSideBySide ? thread_index() : unit) % 8; }
   BLINK_INLINE static bool has_flag(uint32_t unit) { return in_line(unit) == 7; }
   // 120 bytes a line and 16 a unit.
   BLINK_INLINE static uint32_t offset(uint32_t unit) { return unit * 15 + in_line(unit); }
@@ -127,31 +130,30 @@ struct Units<LL128> : LineUnits {
   BLINK_INLINE static Pair data(const Pair& raw) { return raw; }
   BLINK_INLINE static bool warp_all(bool ready) { return all_of_warp(ready); }
   BLINK_INLINE static bool warp_any(bool yes) { return any_of_warp(yes); }
-  // Whatever parted the threads of a line: they read and write it by one instruction.
+  // Whatever parted the threads of a line: they write it by one instruction, and load it behind what was voted on.
   BLINK_INLINE static void warp_sync() { converge(); }
-#ifdef BLINK_WHOLE_LINES
   BLINK_INLINE static bool read(const char* message, uint32_t unit, Word position, Pair& raw) {
-    raw = load_halves(message + unit * 16);
-    return !has_flag(unit) || raw.high == flag(position);
+    if constexpr (kSideBySide) {
+      raw = load_halves(message + unit * 16);
+      return !has_flag(unit) || raw.high == flag(position);
+    } else {
+      const auto* const words = reinterpret_cast<const AnyWord*>(message + unit / 8 * 128);
+      if (load_acquire(words + 15) != flag(position)) return false;
+      raw = load_halves(message + unit * 16);
+      return true;
+    }
   }
   BLINK_INLINE static void write(char* message, uint32_t unit, Word position, const Pair& data) {
-    store_halves(message + unit * 16, {data.low, has_flag(unit) ? flag(position) : data.high});
+    if constexpr (kSideBySide) {
+      store_halves(message + unit * 16, {data.low, has_flag(unit) ? flag(position) : data.high});
+    } else if (!has_flag(unit)) {
+      store_halves(message + unit * 16, data);
+    } else {
+      auto* const words = reinterpret_cast<AnyWord*>(message + unit * 16);
+      store_relaxed(words, data.low);
+      store_release(words + 1, flag(position));
+    }
   }
-#else
-  // Nobody keeps 128 bytes together here: the flag is written last and read first.
-  static bool read(const char* message, uint32_t unit, Word position, Pair& raw) {
-    const char* const line = message + unit / 8 * 128;
-    if (load_acquire(reinterpret_cast<const AnyWord*>(line + 120)) != flag(position)) return false;
-    raw = load_halves(message + unit * 16);
-    return true;
-  }
-  static void write(char* message, uint32_t unit, Word position, const Pair& data) {
-    auto* const words = reinterpret_cast<AnyWord*>(message + unit * 16);
-    if (!has_flag(unit)) return store_halves(message + unit * 16, data);
-    __atomic_store_n(words, data.low, __ATOMIC_RELAXED);
-    store_release(words + 1, flag(position));
-  }
-#endif
 };
 
 }  // namespace device

@@ -63,17 +63,8 @@ bool meet_at(uint32_t barrier, uint32_t count, Meeting meeting, bool yes) {
   return machine->meet_at(barrier, count, meeting, yes);
 }
 
-Word load_relaxed(const void* at) {
-  machine->access();
-  return machine->memory().load_relaxed(static_cast<const Word*>(at), machine->current().stamp);
-}
-
-Word load_acquire(const void* at) {
-  machine->access();
-  const Word value = machine->memory().load_relaxed(static_cast<const Word*>(at), machine->current().stamp);
-  machine->acquire();
-  return value;
-}
+Word load_relaxed(const void* at) { return machine->load_relaxed(static_cast<const Word*>(at)); }
+Word load_acquire(const void* at) { return machine->load_acquire(static_cast<const Word*>(at)); }
 
 void store_release(void* at, Word value) {
   machine->access();
@@ -81,10 +72,7 @@ void store_release(void* at, Word value) {
   machine->memory().store(static_cast<Word*>(at), value, ~Word{0}, machine->current().stamp);
 }
 
-void store_relaxed(void* at, Word value) {
-  machine->access();
-  machine->memory().store(static_cast<Word*>(at), value, ~Word{0}, machine->current().stamp);
-}
+void store_relaxed(void* at, Word value) { machine->store(static_cast<Word*>(at), value); }
 
 bool claim(void* at, Word value) {
   machine->access();
@@ -94,14 +82,16 @@ bool claim(void* at, Word value) {
   return true;
 }
 
+// The halves of a vector are loads by themselves, in no order.
 void load_halves(const char* at, Word (&to)[2]) {
-  char* const where = const_cast<char*>(at);
-  if (!machine->through_line(where, to, false)) machine->halves_alone(where, to, false);
+  const uint32_t first = machine->either();
+  for (const uint32_t i : {first, first ^ 1}) to[i] = load_relaxed(at + 8 * i);
 }
 
 void store_halves(char* at, const Word (&from)[2]) {
-  Word halves[2] = {from[0], from[1]};
-  if (!machine->through_line(at, halves, true)) machine->halves_alone(at, halves, true);
+  if (machine->store_of_line(at, from)) return;
+  const uint32_t first = machine->either();
+  for (const uint32_t i : {first, first ^ 1}) store_relaxed(at + 8 * i, from[i]);
 }
 
 void load_plain(const char* at, void* to, uint32_t bytes) {

@@ -27,6 +27,7 @@ struct Thread {
   uint32_t index = 0;  // in the block
   Stamp stamp;
   Word acquired = 0;
+  Looks looks;
   Meeting at = Meeting::kNone;
   bool yes = false, answer = false;
   bool ended = false;
@@ -36,10 +37,9 @@ struct Thread {
   uint32_t place = 0;  // among those that can run, in their list
 };
 
-// Threads that a converge() has brought together go through lines by one instruction each, until one does anything else.
+// Threads that a converge() has brought together store lines by one instruction each, until one does anything else.
 struct Octet {
   bool together = false;
-  bool writes = false;
   uint32_t arrived = 0;  // a bit each
   char* line = nullptr;
   Memory::Line data;
@@ -86,17 +86,30 @@ class Machine {
   }
   bool meet(Meeting meeting, bool yes);
   bool meet_at(uint32_t barrier, uint32_t count, Meeting meeting, bool yes);
-  bool through_line(char* at, Word (&halves)[2], bool writes);
-  void halves_alone(char* at, Word (&halves)[2], bool writes);
+  bool store_of_line(char* at, const Word (&halves)[2]);
   void pause();
   // Before each access of memory that others see.
   void access() {
     part();
     step();
   }
-  void acquire() { current_->acquired = memory_.now(); }
+  Word load_relaxed(const Word* at) {
+    access();
+    return memory_.load_relaxed(at, current_->stamp, current_->looks);
+  }
+  Word load_acquire(const Word* at) {
+    access();
+    current_->looks.begin(memory_.now());
+    current_->acquired = memory_.now();
+    return memory_.load_relaxed(at, current_->stamp, current_->looks);
+  }
+  void store(Word* at, Word value) {
+    access();
+    memory_.store(at, value, ~Word{0}, current_->stamp);
+  }
   void* shared_memory(std::size_t bytes);
   void touch(const void* at, std::size_t bytes, bool write);
+  uint32_t either() { return random_.below(2); }
   Word now_ns() const { return time_ns_; }
   Memory& memory() { return memory_; }
   uint32_t threads() const { return grid_.threads; }

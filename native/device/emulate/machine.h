@@ -2,7 +2,7 @@
 // it, and a program is linked with one of them:
 //
 //   fibers.cpp    all threads of all blocks of all ranks in one thread of this CPU, under a random schedule, with a
-//                 memory as weak as a GPU's: one seed, one run. It says what no GPU would survive.
+//                 memory weaker than that of any GPU known to us: one seed, one run. It says what no GPU would survive.
 //   threads.cpp   a thread of this CPU for each, so that the thread sanitizer sees what orders what
 #pragma once
 
@@ -15,7 +15,7 @@ namespace blink {
 namespace emulate {
 
 constexpr uint32_t kWarp = 32;
-// Threads that write or read one line of 128 bytes by one instruction, 16 bytes each.
+// Threads that store one line of 128 bytes by one instruction, 16 bytes each.
 constexpr uint32_t kOctet = 8;
 
 uint32_t thread_index();
@@ -36,7 +36,8 @@ Word load_acquire(const void* at);
 void store_release(void* at, Word value);
 void store_relaxed(void* at, Word value);
 bool claim(void* at, Word value);
-// 16 bytes, of which each half is whole; and after a converge() the threads of an octet go through a line together.
+// 16 bytes, of which each half is whole, and no more than that. But after a converge() the threads of an octet store a line
+// by one instruction: its halves come to be seen in any order, the last one last.
 void load_halves(const char* at, Word (&to)[2]);
 void store_halves(char* at, const Word (&from)[2]);
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "emulate/fibers.h"
 
@@ -68,6 +69,7 @@ void Machine::gather(Thread* first, Meeting meeting) {
     if (meeting != Meeting::kConverge) continue;
     ++thread.stamp.converges;
     thread.acquired = acquired;
+    thread.looks.begin(memory_.now());
     thread.block->octets[thread.index / kOctet].together = true;
   }
 }
@@ -97,6 +99,7 @@ void Machine::pass(Block& block, Barrier& barrier) {
     thread->at = Meeting::kNone;
     thread->answer = barrier.any;
     thread->acquired = barrier.acquired;
+    thread->looks.begin(memory_.now());
     join(known_[thread->stamp.thread], barrier.known);
     if (thread == current_) continue;
     add(*thread, false);
@@ -169,57 +172,34 @@ void Machine::part() {
 }
 
 // False: not by one instruction, so that it is still to be done.
-bool Machine::through_line(char* at, Word (&halves)[2], bool writes) {
+bool Machine::store_of_line(char* at, const Word (&halves)[2]) {
   step();
   Octet& of = octet();
   if (!of.together) return false;
   Thread& thread = *current_;
   const uint32_t lane = thread.index % kOctet;
   char* const line = at - 16 * lane;
-  if (reinterpret_cast<Word>(line) % 128 != 0 || (of.arrived != 0 && (of.line != line || of.writes != writes))) {
+  if (reinterpret_cast<Word>(line) % 128 != 0 || (of.arrived != 0 && of.line != line)) {
     part();
     return false;
   }
   of.line = line;
-  of.writes = writes;
   of.arrived |= 1u << lane;
-  if (writes) std::copy(halves, halves + 2, &of.data[2 * lane]);
-  Thread* const first = &thread - lane;
+  std::copy(halves, halves + 2, &of.data[2 * lane]);
   if (of.arrived != 0xff) {
     remove(thread);
     reschedule();
-    if (thread.alone) {
-      thread.alone = false;
-      return false;
-    }
-  } else {
-    of.arrived = 0;
-    Word* const words = reinterpret_cast<Word*>(line);
-    std::array<Stamp, Memory::kLine> by;
-    for (uint32_t i = 0; i < Memory::kLine; ++i) by[i] = first[i / 2].stamp;
-    if (writes) {
-      memory_.store_line(words, of.data, by);
-    } else {
-      for (uint32_t i = 0; i < Memory::kLine; ++i) of.data[i] = memory_.load_relaxed(words + i, by[i]);
-    }
-    for (uint32_t i = 0; i < kOctet; ++i) {
-      if (i != lane) add(first[i], false);
-    }
+    return !std::exchange(thread.alone, false);
   }
-  if (!writes) std::copy(&of.data[2 * lane], &of.data[2 * lane] + 2, halves);
+  of.arrived = 0;
+  Thread* const first = &thread - lane;
+  std::array<Stamp, Memory::kLine> by;
+  for (uint32_t i = 0; i < Memory::kLine; ++i) by[i] = first[i / 2].stamp;
+  memory_.store_line(reinterpret_cast<Word*>(line), of.data, by);
+  for (uint32_t i = 0; i < kOctet; ++i) {
+    if (i != lane) add(first[i], false);
+  }
   return true;
-}
-
-void Machine::halves_alone(char* at, Word (&halves)[2], bool writes) {
-  for (int i = 0; i < 2; ++i) {
-    access();
-    Word* const word = reinterpret_cast<Word*>(at) + i;
-    if (writes) {
-      memory_.store(word, halves[i], ~Word{0}, current_->stamp);
-    } else {
-      halves[i] = memory_.load_relaxed(word, current_->stamp);
-    }
-  }
 }
 
 }  // namespace emulate

@@ -57,17 +57,29 @@ Word Memory::with_own(Word value, Shadow& of, const Stamp& by) {
   return (value & ~own->mask) | (own->value & own->mask);
 }
 
-Word Memory::load_relaxed(const Word* at, const Stamp& by) {
+bool Memory::gives_past(const Shadow& of, const Stamp& by, Word since) {
+  return of.when > since && !order_.before(of.by, by) && random_.chance(weakness_.past);
+}
+
+Word Memory::given(const Word* at, Word mask, Shadow& of, const Stamp& by, bool past) {
+  const Word value = read(at, mask);
+  return with_own(past ? (value & ~of.changed) | of.before : value, of, by);
+}
+
+Word Memory::load_relaxed(const Word* at, const Stamp& by, Looks& looks) {
   Shadow* const of = shadow(at);
-  return of == nullptr ? *at : with_own(*at, *of, by);
+  if (of == nullptr) return *at;
+  Word since = looks.since;
+  for (const auto& [word, when] : looks.newest) since = word == at ? when : since;
+  const bool past = gives_past(*of, by, since);
+  if (!past) looks.newest.emplace_back(at, now_);
+  return given(at, ~Word{0}, *of, by, past);
 }
 
 Word Memory::load_plain(const Word* at, Word mask, const Stamp& by, Word acquired) {
   Shadow* const of = shadow(at);
   if (of == nullptr) return read(at, mask);
-  const bool past = of->when > acquired && !order_.before(of->by, by) && random_.chance(weakness_.past);
-  const Word value = read(at, mask);
-  return with_own(past ? (value & ~of->changed) | of->before : value, *of, by);
+  return given(at, mask, *of, by, gives_past(*of, by, acquired));
 }
 
 void Memory::write(Shadow& of, Word* at, Word value, Word mask, const Stamp& by) {
@@ -88,7 +100,7 @@ uint32_t Memory::hold(Word* at, Word value, Word mask, const Stamp& by) {
   }
   Shadow& of = made(at);
   std::vector<uint32_t>& held = held_[block_of(by)];
-  pool_[index] = {at, value, mask, by, of.held, static_cast<uint32_t>(held.size()), 0};
+  pool_[index] = {at, value, mask, by, of.held, static_cast<uint32_t>(held.size()), 0, 0};
   of.held = index + 1;
   held.push_back(index);
   return index;
@@ -105,14 +117,24 @@ void Memory::let_one_go(uint32_t index) {
   pool_[held[one.place]].place = one.place;
   held.pop_back();
   free_.push_back(index);
+  if (one.last != 0) --pool_[one.last - 1].before;
   write(of, one.at, one.value, one.mask, one.by);
 }
 
+// The last word of a line goes with all that is left of it.
 void Memory::let_go(uint32_t index) {
-  const uint32_t line = pool_[index].line;
-  if (line == 0) return let_one_go(index);
-  for (const uint32_t each : lines_[line - 1]) let_one_go(each);
-  free_lines_.push_back(line - 1);
+  if (pool_[index].before != 0) {
+    for (uint32_t i = 1; i < kLine; ++i) let_older_go(pool_[index].at - i, pool_[index].by);
+  }
+  let_one_go(index);
+}
+
+// Of one word what the block has stored.
+void Memory::let_older_go(Word* at, const Stamp& by) {
+  Shadow& of = made(at);
+  if (Held* const older = of.held == 0 ? nullptr : held_by_block(of, by)) {
+    let_go(static_cast<uint32_t>(older - pool_.data()));
+  }
 }
 
 void Memory::trim(uint32_t block) {
@@ -121,35 +143,18 @@ void Memory::trim(uint32_t block) {
 }
 
 void Memory::store(Word* at, Word value, Word mask, const Stamp& by) {
-  Shadow& of = made(at);
-  if (of.held != 0) {
-    if (Held* const older = held_by_block(of, by)) let_go(static_cast<uint32_t>(older - pool_.data()));
-  }
-  if (!random_.chance(weakness_.held)) return write(of, at, value, mask, by);
+  let_older_go(at, by);
+  if (!random_.chance(weakness_.held)) return write(made(at), at, value, mask, by);
   hold(at, value, mask, by);
   trim(block_of(by));
 }
 
 void Memory::store_line(Word* at, const Line& value, const std::array<Stamp, kLine>& by) {
-  for (uint32_t i = 0; i < kLine; ++i) {
-    Shadow& of = made(at + i);
-    if (Held* const older = held_by_block(of, by[i])) let_go(static_cast<uint32_t>(older - pool_.data()));
-  }
-  if (!random_.chance(weakness_.held)) {
-    for (uint32_t i = 0; i < kLine; ++i) write(made(at + i), at + i, value[i], ~Word{0}, by[i]);
-    return;
-  }
-  uint32_t line = static_cast<uint32_t>(lines_.size());
-  if (free_lines_.empty()) {
-    lines_.emplace_back();
-  } else {
-    line = free_lines_.back();
-    free_lines_.pop_back();
-  }
-  for (uint32_t i = 0; i < kLine; ++i) {
-    lines_[line][i] = hold(at + i, value[i], ~Word{0}, by[i]);
-    pool_[lines_[line][i]].line = line + 1;
-  }
+  constexpr uint32_t kLast = kLine - 1;
+  for (uint32_t i = 0; i < kLine; ++i) let_older_go(at + i, by[i]);
+  const uint32_t last = hold(at + kLast, value[kLast], ~Word{0}, by[kLast]);
+  pool_[last].before = kLast;
+  for (uint32_t i = 0; i < kLast; ++i) pool_[hold(at + i, value[i], ~Word{0}, by[i])].last = last + 1;
   trim(block_of(by[0]));
 }
 

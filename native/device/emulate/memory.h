@@ -1,13 +1,17 @@
-// A memory as weak as a GPU's. What a thread stores is held back, and comes to be seen by other blocks in any order: word
-// by word of 8 bytes, each word's stores in their order, unless whole lines go together. A release brings to memory what
-// its thread has stored, and what it knows that others of its block have. A plain load may give what a word held at any
-// time since the thread's last acquire, as a cache that has read it early would.
+// A memory that is weaker than any GPU known to us. What a thread stores is held back, and comes to be seen by other
+// blocks in any order: word by word of 8 bytes, each word's stores in their order. A line that an octet stores by one
+// instruction comes in 16 parts, too; its last word, and that alone, comes behind the others. A release brings to memory
+// what its thread has stored, and what it knows that others of its block have. A plain load may give what a word held
+// at any time since the thread's last acquire, as a cache that has read it early would; a relaxed one what it held at
+// any time since the thread last met others or waited, as loads that are under way at once may. What PTX allows beyond
+// that docs/gpu.md lists.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "blink/call.h"
@@ -40,6 +44,18 @@ struct Order {
   }
 };
 
+// What relaxed loads of a thread may give: nothing older than `since`, when it last met others or waited, and of a word
+// nothing older than what they have given already.
+struct Looks {
+  Word since = 0;
+  std::vector<std::pair<const Word*, Word>> newest;
+
+  void begin(Word now) {
+    since = now;
+    newest.clear();
+  }
+};
+
 // In 1/256: how often a store is held back, how often what is held back is let go, how often a load gives the past.
 struct Weakness {
   uint32_t held, let_go, past;
@@ -55,8 +71,9 @@ class Memory {
 
   // `acquired`: when the thread last acquired. Words are at multiples of 8; of each, the bytes that are set in `mask`.
   Word load_plain(const Word* at, Word mask, const Stamp& by, Word acquired);
-  Word load_relaxed(const Word* at, const Stamp& by);
+  Word load_relaxed(const Word* at, const Stamp& by, Looks& looks);
   void store(Word* at, Word value, Word mask, const Stamp& by);
+  // Held back always, so that no line is seen whole by how seldom anything is.
   void store_line(Word* at, const Line& value, const std::array<Stamp, kLine>& by);
   // Brings to memory all that is before `by`.
   void release(const Stamp& by);
@@ -75,7 +92,8 @@ class Memory {
     Stamp by;
     uint32_t next;   // of the same word, plus 1
     uint32_t place;  // in held_[block]
-    uint32_t line;   // plus 1: goes with these
+    uint32_t last;    // plus 1: the last word of its line, which waits for this one
+    uint32_t before;  // words of its line that it waits for
   };
   struct Shadow {
     Word before;     // what it held until `when`, as far as
@@ -90,12 +108,15 @@ class Memory {
   Shadow* shadow(const Word* at);
   Shadow& made(const Word* at);
   uint32_t block_of(const Stamp& by) const { return by.thread / order_.threads; }
+  bool gives_past(const Shadow& of, const Stamp& by, Word since);
+  Word given(const Word* at, Word mask, Shadow& of, const Stamp& by, bool past);
   Held* held_by_block(Shadow& of, const Stamp& by);
   Word with_own(Word value, Shadow& of, const Stamp& by);
   uint32_t hold(Word* at, Word value, Word mask, const Stamp& by);
   void write(Shadow& of, Word* at, Word value, Word mask, const Stamp& by);
   void let_go(uint32_t index);
   void let_one_go(uint32_t index);
+  void let_older_go(Word* at, const Stamp& by);
   void trim(uint32_t block);
 
   const Order order_;
@@ -108,8 +129,6 @@ class Memory {
   std::vector<Held> pool_;
   std::vector<uint32_t> free_;
   std::vector<std::vector<uint32_t>> held_;  // by block
-  std::vector<std::array<uint32_t, kLine>> lines_;
-  std::vector<uint32_t> free_lines_;
 };
 
 }  // namespace emulate

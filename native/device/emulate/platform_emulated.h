@@ -5,8 +5,6 @@
 #include "blink/platform.h"
 #include "emulate/machine.h"
 
-#define BLINK_WHOLE_LINES 1
-
 namespace blink {
 namespace device {
 

@@ -95,6 +95,7 @@ void Machine::pause() {
   part();
   time_ns_ += 10;
   memory_.let_some_go();
+  current_->looks.begin(memory_.now());
   remove(*current_);
   add(*current_, true);
   reschedule();

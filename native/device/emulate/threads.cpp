@@ -1,6 +1,6 @@
 // The machine of real threads: one of this CPU for each that is emulated, so that the thread sanitizer, with which this is
 // compiled, sees what orders what. Barriers and converge() order memory; votes do not, and neither do the instructions
-// by which an octet goes through a line. What makes them wait for each other is hidden from the sanitizer.
+// by which an octet stores a line. What makes them wait for each other is hidden from the sanitizer.
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -102,7 +102,7 @@ class Octet {
     lock_.give();
     if (waiting) wake_all(&turn_);
   }
-  BLINK_HIDDEN bool through_line(char* at, uint32_t lane, Word (&halves)[2], bool writes);
+  BLINK_HIDDEN bool store_of_line(char* at, uint32_t lane, const Word (&halves)[2]);
 
  private:
   BLINK_HIDDEN void end(bool whole) {
@@ -116,59 +116,40 @@ class Octet {
   Lock lock_;
   bool together_ = false;
   bool whole_[kOctet] = {};
-  bool writes_ = false;
   uint32_t arrived_ = 0, turn_ = 0;
   char* line_ = nullptr;
   Word data_[2 * kOctet] = {};
 };
 
-// Lines are written and read as wholes under these.
-Lock line_locks[64];
-
-BLINK_HIDDEN bool Octet::through_line(char* at, uint32_t lane, Word (&halves)[2], bool writes) {
+BLINK_HIDDEN bool Octet::store_of_line(char* at, uint32_t lane, const Word (&halves)[2]) {
   char* const line = at - 16 * lane;
   lock_.take();
   if (!together_) {
     lock_.give();
     return false;
   }
-  if (reinterpret_cast<Word>(line) % 128 != 0 || (arrived_ != 0 && (line_ != line || writes_ != writes))) {
+  if (reinterpret_cast<Word>(line) % 128 != 0 || (arrived_ != 0 && line_ != line)) {
     lock_.give();
     part();
     return false;
   }
   line_ = line;
-  writes_ = writes;
   arrived_ |= 1u << lane;
-  if (writes) {
-    data_[2 * lane] = halves[0];
-    data_[2 * lane + 1] = halves[1];
-  }
+  data_[2 * lane] = halves[0];
+  data_[2 * lane + 1] = halves[1];
   const uint32_t turn = turn_;
   if (arrived_ != 0xff) {
     lock_.give();
     wait_while(&turn_, turn);
-    if (!whole_[lane]) return false;
-  } else {
-    Word* const words = reinterpret_cast<Word*>(line);
-    Lock& of = line_locks[reinterpret_cast<Word>(line) / 128 % 64];
-    of.take();
-    for (uint32_t i = 0; i < 2 * kOctet; ++i) {
-      if (writes) {
-        __atomic_store_n(words + i, data_[i], __ATOMIC_RELAXED);
-      } else {
-        data_[i] = __atomic_load_n(words + i, __ATOMIC_RELAXED);
-      }
-    }
-    of.give();
-    end(true);
-    lock_.give();
-    wake_all(&turn_);
+    return whole_[lane];
   }
-  if (!writes) {
-    halves[0] = data_[2 * lane];
-    halves[1] = data_[2 * lane + 1];
-  }
+  Word* const words = reinterpret_cast<Word*>(line);
+  constexpr uint32_t kLast = 2 * kOctet - 1;
+  for (uint32_t i = 0; i < kLast; ++i) __atomic_store_n(words + i, data_[i], __ATOMIC_RELAXED);
+  __atomic_store_n(words + kLast, data_[kLast], __ATOMIC_RELEASE);  // behind the others
+  end(true);
+  lock_.give();
+  wake_all(&turn_);
   return true;
 }
 
@@ -265,16 +246,14 @@ bool claim(void* at, Word value) {
 }
 
 void load_halves(const char* at, Word (&to)[2]) {
-  if (current->octet().through_line(const_cast<char*>(at), current->index % kOctet, to, false)) return;
   to[0] = load_relaxed(at);
   to[1] = load_relaxed(at + 8);
 }
 
 void store_halves(char* at, const Word (&from)[2]) {
-  Word halves[2] = {from[0], from[1]};
-  if (current->octet().through_line(at, current->index % kOctet, halves, true)) return;
-  __atomic_store_n(reinterpret_cast<Word*>(at), from[0], __ATOMIC_RELAXED);
-  __atomic_store_n(reinterpret_cast<Word*>(at) + 1, from[1], __ATOMIC_RELAXED);
+  if (current->octet().store_of_line(at, current->index % kOctet, from)) return;
+  store_relaxed(at, from[0]);
+  store_relaxed(at + 8, from[1]);
 }
 
 void load_plain(const char* at, void* to, uint32_t bytes) { copy(to, at, bytes); }
