@@ -23,6 +23,7 @@ from blinkccl.schedule.program import Program
 from support.emulation import Machine, emulated, needs_compiler
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts
+from support.planned import plan
 
 pytestmark = needs_compiler
 
@@ -81,6 +82,34 @@ def test_random_schedules_equal_the_oracle() -> None:
             )
             assert found is None, (plan, protocol, threads, dtype, op, chunk_bytes, turn, machine.seed - 1, found)
     assert machine.launches == SCHEDULES
+
+
+#: (algorithm, machine, GPUs): trees up and down, stars, a ring, and one in which each rank sums by itself.
+TORN = {
+    "trees": ("optimal", "dgx-1v", "1,4,5,6"),
+    "stars": ("one_hop", "dgx-a100", "0-3"),
+    "ring": ("ring", "dgx-1v", "0-3"),
+    "one_shot": ("one_shot", "dgx-a100", "0-3"),
+}
+#: Of each plan with each wire; a merge runs one plan.
+RUNS = 500 if ALL_TESTS else 6
+
+
+@pytest.mark.timeout(3600 if ALL_TESTS else 300)
+@pytest.mark.parametrize(
+    "name", ["trees", *(pytest.param(name, marks=pytest.mark.slow) for name in TORN if name != "trees")]
+)
+def test_sums_are_right_when_lines_are_torn(name: str) -> None:
+    """An AllReduce with a ragged end, whose messages are a few lines: a look often has an old line and a new flag."""
+    wrong = dict.fromkeys(WIRES, 0)
+    program = lower(plan(*TORN[name], "allreduce"), 2)
+    with emulated(Machine()) as machine:
+        generated.prepare([program])
+        for protocol, seed in product(WIRES, range(RUNS)):
+            machine.threads, machine.seed = (64, 128)[seed % 2], seed
+            run = partial(generated.run, options=generated.GeneratedOptions(protocol, 2))
+            wrong[protocol] += difference(run, program, count=977, dtype="float32", chunk_bytes=256) is not None
+    assert wrong == dict.fromkeys(WIRES, 0)
 
 
 @pytest.mark.slow

@@ -117,6 +117,12 @@ FAULTS = {
         'asm volatile("ld.global.u64 %0, [%2]; ld.global.u64 %1, [%2+8];"',
         "0 loads",
     ),
+    "own data as read-only ones": (
+        "platform_cuda.h",
+        "return *reinterpret_cast<const T*>(at);",
+        "return __ldg(reinterpret_cast<const T*>(at));",
+        r"nc\b",
+    ),
     "a fence in every batch": ("fold.h", "batch.put(data);", "__threadfence_system(); batch.put(data);", "fence"),
 }
 

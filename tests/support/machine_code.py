@@ -36,6 +36,8 @@ ORDERING = {
     r"\bld\.acquire\.": (1, 0),
     r"\bst\.release\.": (2, 1),
     r"\batom\.": (1, 1),
+    # What passes by the memory model: read-only data, textures and asynchronous copies.
+    r"\bld\.global\.(?:\S*\.)?nc\b|\b(?:tex|cp\.async)\.": (0, 0),
 }
 
 
