@@ -37,8 +37,8 @@ struct Litmus {{
 
 // Blocks come in twos: the warps of the first write to those of the second.
 BLINK_INLINE void litmus(const Litmus& of, uint32_t block) {{
-#ifdef BLINK_WHOLE_LINES  // else blocks have no warps, and there are no such lines
   using namespace device;
+  if constexpr (kWarp == 1) return;  // blocks have no warps, and there are no such lines
   const uint32_t thread = block / 2 * threads() + thread_index(), pair = thread / kWarp, lane = thread_index() % kWarp;
   char* const lines = of.lines + static_cast<Word>(pair) * {SLOTS} * {LINES} * 128 + lane * 16;
   Word* const head = of.heads + pair * kStride;
@@ -75,7 +75,6 @@ BLINK_INLINE void litmus(const Litmus& of, uint32_t block) {{
   of.counts[3 * thread] = first;
   of.counts[3 * thread + 1] = second;
   of.counts[3 * thread + 2] = round - 1;
-#endif
 }}
 }}  // namespace blink
 
