@@ -75,6 +75,25 @@ def test_exactly_the_linear_program(seed: int) -> None:
     assert float(flow.rate) == pytest.approx(concurrent_flow(network))
 
 
+def pairs_around_switches(sides: int, trunk: int, bypass: int) -> FlowNetwork:
+    """``sides`` switches in a circle with two terminals each, and links that join the terminals of neighbours."""
+    n, widths = 2 * sides, {}
+    for i in range(sides):
+        near = (i + 1) % sides
+        widths |= {(2 * i, n + i): 9, (2 * i + 1, n + i): 9, (n + i, n + near): trunk}
+        widths |= {(2 * i, 2 * near): bypass, (2 * i + 1, 2 * near + 1): bypass}
+    arcs = {arc: c for (u, v), c in widths.items() for arc in ((u, v), (v, u))}
+    return FlowNetwork(n + sides, n, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
+
+
+@pytest.mark.parametrize("network", [pairs_around_switches(*form) for form in ((2, 3, 1), (2, 1, 3), (3, 1, 4))])
+def test_links_that_fewer_moves_reach_count_for_all_of_these(network: FlowNetwork) -> None:
+    flow = all_to_all(network)
+    assert len(flow.symmetry.moves) == network.terminals
+    assert_multiflow(network, flow)
+    assert float(flow.rate) == pytest.approx(concurrent_flow(network))
+
+
 def test_reference_values() -> None:
     assert all_to_all(dgx_1v()).rate == Fraction(3, 8)
     assert all_to_all(one_way_ring(5)).rate == Fraction(1, 10)
