@@ -43,6 +43,15 @@ void Communicator::begin() {
   place.nccl_version = relied_on ? 0 : real_version();
   if (bootstrap_ == nullptr && why_not_.empty()) announce();
   if (bootstrap_ == nullptr) return say("NCCL runs everything: " + why_not_);
+  // In the thread whose context the program has chosen; the setup's own has none.
+  std::string unknown;
+  CUdevice device = 0;
+  const Driver* const cuda = driver(&unknown);
+  unsigned here = 0;
+  if (cuda != nullptr && cuda->device_get(&device, place.device) == kCudaSuccess &&
+      multiprocessors_here(*cuda, device, &here) == kCudaSuccess) {
+    place.multiprocessors = here;
+  }
   state_ = State::kSettling;
   setup_ = std::thread([this] { prepare(); });
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -69,6 +70,31 @@ bool has_remote_domain(const Driver& driver, CUdevice device) {
   int domains = 0;  // drivers before CUDA 12 do not know the attribute
   return driver.launch_with_attributes != nullptr && (named == nullptr || std::strcmp(named, "0") != 0) &&
          driver.device_attribute(&domains, kAttributeMemoryDomains, device) == kCudaSuccess && domains > 1;
+}
+
+CUresult multiprocessors_here(const Driver& driver, CUdevice device, unsigned* count) {
+  int all = 0;
+  const CUresult result = driver.device_attribute(&all, kAttributeMultiprocessors, device);
+  *count = static_cast<unsigned>(std::max(all, 0));
+  CUcontext context = nullptr;
+  CUdevice own = 0;
+  const bool knows = result == kCudaSuccess && driver.current_context != nullptr && driver.current_device != nullptr;
+  if (!knows || driver.current_context(&context) != kCudaSuccess || context == nullptr ||
+      driver.current_device(&own) != kCudaSuccess || own != device) {
+    return result;
+  }
+  CUexecAffinity affinity{};
+  if (driver.exec_affinity != nullptr && driver.exec_affinity(&affinity, kAffinityMultiprocessors) == kCudaSuccess &&
+      affinity.multiprocessors > 0) {
+    *count = std::min(*count, affinity.multiprocessors);
+  }
+  CUdevResource resource{};
+  if (driver.context_resource != nullptr &&
+      driver.context_resource(context, &resource, kResourceMultiprocessors) == kCudaSuccess &&
+      resource.multiprocessors > 0) {
+    *count = std::min(*count, resource.multiprocessors);
+  }
+  return result;
 }
 
 CUresult launch(const Driver& driver, CUfunction kernel, Grid grid, CUstream stream, void** arguments, bool remote) {

@@ -32,6 +32,14 @@ struct CUlaunchConfig {
   unsigned attribute_count;
 };
 
+struct CUexecAffinity { int type; unsigned multiprocessors; };
+struct CUdevResource {
+  int type;
+  char internal[92];
+  unsigned multiprocessors;
+  char others[156];  // 44 bytes in CUDA 13: it may have grown since
+};
+
 constexpr CUresult kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaInvalidContext = 201, kCudaNotReady = 600;
 constexpr int kStreamNonBlocking = 1, kEventDisableTiming = 2, kHostRegisterPortable = 1, kHostRegisterDeviceMap = 2;
 constexpr int kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2;
@@ -43,6 +51,7 @@ constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901,
 // An error of what is being captured, not of what was enqueued before: the context is as good as it was.
 inline bool concerns_capture(CUresult result) { return 900 <= result && result <= 908; }
 constexpr int kAttributeStreamMemoryOperations64 = 122;
+constexpr int kAffinityMultiprocessors = 0, kResourceMultiprocessors = 1;
 constexpr int kAttributeMemoryDomains = 126, kLaunchMemoryDomain = 10, kRemoteMemoryDomain = 1;
 constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 
@@ -98,6 +107,10 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(wait_value, "cuStreamWaitValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                      \
   X(launch_with_attributes, "cuLaunchKernelEx", (const CUlaunchConfig*, CUfunction, void**, void**))                  \
   X(context_id, "cuCtxGetId", (CUcontext, unsigned long long*))                                                        \
+  X(current_context, "cuCtxGetCurrent", (CUcontext*))                                                                 \
+  X(current_device, "cuCtxGetDevice", (CUdevice*))                                                                    \
+  X(exec_affinity, "cuCtxGetExecAffinity", (CUexecAffinity*, int))                                                    \
+  X(context_resource, "cuCtxGetDevResource", (CUcontext, CUdevResource*, int))                                        \
   X(stream_create_with_priority, "cuStreamCreateWithPriority", (CUstream*, unsigned, int))                            \
   X(stream_priorities, "cuCtxGetStreamPriorityRange", (int*, int*))
 
@@ -116,6 +129,11 @@ const Driver* driver(std::string* why);
 // wait for their own stores only, and those of the program's kernels for none of theirs. Where the GPU has several
 // domains (from Hopper on, with CUDA 12), unless NCCL_MEM_SYNC_DOMAIN is 0.
 bool has_remote_domain(const Driver& driver, CUdevice device);
+
+// How many of a GPU's multiprocessors kernels may get: fewer than it has where this thread's context is a green one, or
+// the process has a share of the GPU by MPS. (The driver's word, which one driver gives by the one, another by the other
+// function.) A current context of another GPU says nothing of this one.
+CUresult multiprocessors_here(const Driver& driver, CUdevice device, unsigned* count);
 
 struct Grid { unsigned blocks, threads; };
 CUresult launch(const Driver& driver, CUfunction kernel, Grid grid, CUstream stream, void** arguments, bool remote);

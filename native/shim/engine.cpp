@@ -62,7 +62,7 @@ bool Engine::ok(CUresult result, const char* what, std::string* why) const {
 }
 
 std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
-                                     std::shared_ptr<SharedPage> page, std::string* why) {
+                                     unsigned multiprocessors, std::shared_ptr<SharedPage> page, std::string* why) {
   std::unique_ptr<Engine> engine(new Engine(driver, bundle, rank));
   engine->ordinal_ = device;
   int major = 0;
@@ -81,7 +81,7 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
     *why = "the GPU's context cannot be made current";
     return nullptr;
   }
-  if (!engine->allocate(why) || !engine->load(why) || !engine->reserve_blocks(sharing, why) ||
+  if (!engine->allocate(why) || !engine->load(why) || !engine->reserve_blocks(sharing, multiprocessors, why) ||
       !engine->share_host_memory(std::move(page), why) || !engine->share_staging(why)) {
     return nullptr;
   }
@@ -140,11 +140,9 @@ bool Engine::load(std::string* why) {
   return true;
 }
 
-bool Engine::reserve_blocks(int sharing, std::string* why) {
-  int multiprocessors = 0;
-  if (!ok(driver_.device_attribute(&multiprocessors, kAttributeMultiprocessors, device_), "multiprocessors", why)) {
-    return false;
-  }
+bool Engine::reserve_blocks(int sharing, unsigned multiprocessors, std::string* why) {
+  unsigned here = 0;  // in the primary context, in which a share by MPS shows, too
+  if (!ok(multiprocessors_here(driver_, device_, &here), "multiprocessors", why)) return false;
   std::uint32_t channels = 0;
   int each = 0;
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
@@ -158,7 +156,7 @@ bool Engine::reserve_blocks(int sharing, std::string* why) {
   }
   if (channels == 0) return true;  // copy engines run everything
   const auto count = [](int number) { return static_cast<std::uint32_t>(std::max(number, 0)); };
-  const ResidentBlocks::Gpu gpu = {ordinal_, count(multiprocessors), count(each), count(sharing)};
+  const ResidentBlocks::Gpu gpu = {ordinal_, std::min(here, multiprocessors), count(each), count(sharing)};
   room_ = blocks_.reserve(gpu, channels, bundle_.blocks(), why);
   return room_ != 0;
 }

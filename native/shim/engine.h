@@ -23,9 +23,9 @@ class Engine {
  public:
   // The device's primary context, the segment (zeroed when this returns) and the modules for its architecture.
   // nullptr and `why`: no memory, no image for this GPU, a kernel that is missing, no room for the blocks.
-  // `sharing`: how many ranks of the communicator use this GPU.
+  // `sharing`: how many ranks of the communicator use this GPU, of which they may use so many `multiprocessors`.
   static std::unique_ptr<Engine> open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
-                                      std::shared_ptr<SharedPage> page, std::string* why);
+                                      unsigned multiprocessors, std::shared_ptr<SharedPage> page, std::string* why);
   // When all that was launched has ended, and this rank has told the others that it is done.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -87,7 +87,7 @@ class Engine {
   Engine(const Driver& driver, const Bundle& bundle, int rank);
   bool allocate(std::string* why);
   bool load(std::string* why);
-  bool reserve_blocks(int sharing, std::string* why);
+  bool reserve_blocks(int sharing, unsigned multiprocessors, std::string* why);
   bool share_host_memory(std::shared_ptr<SharedPage> page, std::string* why);
   bool share_staging(std::string* why);
   std::vector<CUdeviceptr> segments() const;

@@ -9,7 +9,7 @@ namespace {
 
 struct Taken {
   std::uint32_t blocks = 0;
-  std::uint32_t each = UINT32_MAX;  // the least of all kernels so far
+  std::uint32_t multiprocessors = UINT32_MAX, each = UINT32_MAX;  // the least of all communicators so far
 };
 
 struct Residence {
@@ -27,7 +27,8 @@ Residence& residence() {
 std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, std::uint32_t wanted, std::string* why) {
   const std::lock_guard<std::mutex> lock(residence().mutex);
   Taken& taken = residence().taken[gpu.device];
-  const std::uint32_t held = gpu.multiprocessors * std::min(gpu.each, taken.each), most = held - (held + 3) / 4;
+  const std::uint32_t multiprocessors = std::min(gpu.multiprocessors, taken.multiprocessors);
+  const std::uint32_t held = multiprocessors * std::min(gpu.each, taken.each), most = held - (held + 3) / 4;
   const std::uint32_t free = std::min(most - std::min(most, taken.blocks), most / gpu.ranks);
   const std::uint32_t share = std::max(channels, held / 8 / gpu.ranks);
   if (free < channels) {
@@ -40,6 +41,7 @@ std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, st
   blocks_ = std::min(wanted, std::min(share, free));
   taken.blocks += blocks_;
   taken.each = std::min(gpu.each, taken.each);
+  taken.multiprocessors = multiprocessors;
   return blocks_;
 }
 

@@ -2,9 +2,9 @@
 //
 // Why no kernel of ours waits for a block that never starts. The blocks of a kernel wait for those of its peers, so it
 // ends only when each rank's kernel is on its GPU as a whole. A communicator has one kernel at a time on a GPU, as its
-// launches follow each other, and that has no more blocks than were reserved. Let a GPU have M multiprocessors, and let
-// m be the least number of blocks that one of them holds, over all kernels of all communicators here; the reservations
-// come to at most 3/4 · M · m. A block of ours takes at most 1/m of whatever a multiprocessor has, so one that holds
+// launches follow each other, and that has no more blocks than were reserved. Let M be the multiprocessors of a GPU that
+// a communicator may use, which are not all in a green context or a share of MPS, and m the blocks of one kernel that
+// one of them holds, both the least over all communicators here; the reservations come to at most 3/4 · M · m. A block of ours takes at most 1/m of whatever a multiprocessor has, so one that holds
 // fewer than m of ours, and nothing of others, has room for one more; and there always is one, since M · m blocks are
 // more than all that there may be. Others' work that waits for nobody ends, and leaves. So every kernel of ours gets
 // onto its GPU as a whole, whatever else of ours is there: none keeps another from it. No order is asked of the
@@ -32,7 +32,7 @@ class ResidentBlocks {
 
   struct Gpu {
     int device;                     // its ordinal
-    std::uint32_t multiprocessors, each;  // blocks of these kernels that a multiprocessor holds
+    std::uint32_t multiprocessors, each;  // that it may use; blocks of these kernels that one of them holds
     std::uint32_t ranks;            // of the communicator that use it
   };
   // Room for up to `wanted` blocks: for how many, at least one of each of `channels`; or 0 and `why`. An eighth of a

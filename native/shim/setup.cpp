@@ -72,7 +72,7 @@ bool Setup::describe(std::string* text) {
   char bus_id[64] = "";
   int major = 0;
   int minor = 0;
-  int multiprocessors = 0;
+  unsigned multiprocessors = 0;
   int version = 0;
   const bool told = cuda_->device_get(&device, place_.device) == kCudaSuccess &&
                     cuda_->device_uuid(&uuid, device) == kCudaSuccess &&
@@ -80,7 +80,7 @@ bool Setup::describe(std::string* text) {
                     cuda_->device_bus_id(bus_id, sizeof bus_id, device) == kCudaSuccess &&
                     cuda_->device_attribute(&major, kAttributeMajor, device) == kCudaSuccess &&
                     cuda_->device_attribute(&minor, kAttributeMinor, device) == kCudaSuccess &&
-                    cuda_->device_attribute(&multiprocessors, kAttributeMultiprocessors, device) == kCudaSuccess &&
+                    multiprocessors_here(*cuda_, device, &multiprocessors) == kCudaSuccess &&
                     cuda_->driver_version(&version) == kCudaSuccess;
   if (!told) {
     *why_ = "CUDA does not describe GPU " + std::to_string(place_.device);
@@ -92,7 +92,7 @@ bool Setup::describe(std::string* text) {
   info << gpu << " {\"rank\":" << place_.rank << ",\"boot_id\":" << quoted(boot_id())
        << ",\"pid\":" << getpid() << ",\"device\":" << place_.device << ",\"uuid\":" << quoted(gpu)
        << ",\"bus_id\":" << quoted(bus_id) << ",\"name\":" << quoted(name) << ",\"major\":" << major
-       << ",\"minor\":" << minor << ",\"multiprocessors\":" << multiprocessors << ",\"driver_version\":" << version
+       << ",\"minor\":" << minor << ",\"multiprocessors\":" << std::min(multiprocessors, place_.multiprocessors) << ",\"driver_version\":" << version
        << ",\"nccl_version\":" << place_.nccl_version << ",\"blink_version\":" << quoted(blink_shim_version())
        << ",\"arch\":" << quoted("sm_" + std::to_string(major) + std::to_string(minor))
        << ",\"settings\":{\"algo\":" << (place_.algorithm.empty() ? setting("BLINK_ALGO") : quoted(place_.algorithm))
@@ -126,7 +126,8 @@ bool Setup::load(const std::string& directory, int page, int sharing) {
             std::to_string(place_.nranks);
     return false;
   }
-  resources_->engine = Engine::open(*cuda_, bundle, place_.rank, place_.device, sharing, resources_->page, why_);
+  resources_->engine = Engine::open(*cuda_, bundle, place_.rank, place_.device, sharing, place_.multiprocessors,
+                                    resources_->page, why_);
   return resources_->engine != nullptr;
 }
 

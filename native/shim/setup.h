@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <climits>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,7 @@ struct Resources {
 struct Place {
   int nranks = 0, rank = -1, device = -1;
   double grace_s = 0;       // as in Bootstrap::all_gather
+  unsigned multiprocessors = UINT_MAX;  // of the GPU that the program's context may use; no more than there are
   int nccl_version = 0;     // 0: there is none to leave anything to
   // Of one that has no NCCL to leave anything to: the plan serves all sizes with it ("best": with any). Else
   // BLINK_ALGO's.

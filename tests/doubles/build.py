@@ -29,7 +29,7 @@ class Doubles:
     """Where the built files are."""
 
     #: ``libcuda.so.1``, for ``BLINK_CUDA_LIB``; one that is too old, without ``cuDeviceGetUuid_v2``; and one of CUDA
-    #: 11.7, without ``cuLaunchKernelEx``.
+    #: 11.7, without ``cuLaunchKernelEx`` and ``cuCtxGetDevResource``.
     cuda: Path
     cuda_old: Path
     cuda_11_7: Path
@@ -114,7 +114,7 @@ def _build(found: Doubles, sanitizer: str | None) -> None:
     for library, lacks in {
         found.cuda: "",
         found.cuda_old: "cuDeviceGetUuid_v2;",
-        found.cuda_11_7: "cuLaunchKernelEx;",
+        found.cuda_11_7: "cuLaunchKernelEx; cuCtxGetDevResource;",
     }.items():
         exports = library.with_suffix(".map")
         exports.write_text(f"{{ global: cu*; local: {lacks} *; }};\n")

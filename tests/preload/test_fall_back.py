@@ -193,6 +193,18 @@ def test_too_few_blocks(fallen) -> None:
     fallen("blocks at once", BLINK_DOUBLE_SMS=1, BLINK_DOUBLE_OCCUPANCY=1)
 
 
+@pytest.mark.parametrize("part", ["GREEN", "MPS"])
+def test_too_few_blocks_in_a_part_of_the_gpu(fallen, preloaded: Preloaded, part: str) -> None:
+    """A green context that the program made current, or a share of MPS: only its multiprocessors count."""
+    fallen("blocks at once", BLINK_DOUBLE_OCCUPANCY=1, **{f"BLINK_DOUBLE_{part}_SMS": 1})
+    some = {"BLINK_DOUBLE_OCCUPANCY": 1, "BLINK_DOUBLE_SMS": 132, "BLINK_MAX_BLOCKS": 16}
+    # All ranks keep to what one of them has room for: of 40 blocks it takes an eighth.
+    small = on(1, **{f"BLINK_DOUBLE_{part}_SMS": 40})
+    outcome = preloaded.client("process", RANKS, **SHORT, each=small, **some).right()
+    assert outcome.calls("blink")["allreduce"] > 0
+    assert [line for line in outcome.blink if ", with 5 of 16 blocks, as the GPU has no room for more" in line]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("variables", [{"LD_PRELOAD": None}, {"BLINK_DISABLE": 1}], ids=["without", "disabled"])
 def test_one_rank_without_blink(preloaded: Preloaded, rank: int, variables: dict[str, object]) -> None:

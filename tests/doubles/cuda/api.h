@@ -27,6 +27,13 @@ struct CUlaunchConfig {
   CUlaunchAttribute* attrs;
   unsigned numAttrs;
 };
+struct CUexecAffinityParam { int type; unsigned smCount; };
+struct CUdevResource {
+  int type;
+  char padding[92];
+  unsigned smCount;
+  char others[44];
+};
 typedef void (*CUhostFn)(void*);
 
 #define CU_API extern "C" __attribute__((visibility("default"))) CUresult

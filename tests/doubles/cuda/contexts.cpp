@@ -37,6 +37,21 @@ std::vector<CUctx_st>& contexts() {
   return only;
 }
 
+// What programs make current where BLINK_DOUBLE_GREEN_SMS says so: a green context of each device.
+std::vector<CUctx_st>& green_contexts() {
+  static std::vector<CUctx_st>& only = *[] {
+    auto* made = new std::vector<CUctx_st>(contexts());
+    for (CUctx_st& one : *made) one.retained = 1;
+    return made;
+  }();
+  return only;
+}
+
+bool is_green(CUcontext context) {
+  const auto& all = green_contexts();
+  return std::any_of(all.begin(), all.end(), [&](const CUctx_st& one) { return &one == context; });
+}
+
 thread_local std::vector<CUcontext> stack;
 
 CUcontext current() { return stack.empty() ? nullptr : stack.back(); }
@@ -59,8 +74,10 @@ int claim_of(int device) {
 }  // namespace
 
 int device_of(CUcontext context) {
-  for (CUctx_st& one : contexts()) {
-    if (&one == context) return one.device;
+  for (auto* all : {&contexts(), &green_contexts()}) {
+    for (CUctx_st& one : *all) {
+      if (&one == context) return one.device;
+    }
   }
   return -1;
 }
@@ -124,7 +141,28 @@ CU_API cuCtxSetCurrent(CUcontext context) {
   CU_ENTER(kDriver);
   if (context && device_of(context) < 0) return kInvalidContext;
   if (!stack.empty()) stack.pop_back();
+  if (context && setting("BLINK_DOUBLE_GREEN_SMS", 0) > 0) {
+    context = &green_contexts()[static_cast<std::size_t>(device_of(context))];
+  }
   if (context) stack.push_back(context);
+  return kSuccess;
+}
+
+CU_API cuCtxGetExecAffinity(CUexecAffinityParam* affinity, int type) {
+  CU_ENTER(kDriver | kContext);
+  if (!affinity || type != 0) return kInvalidValue;
+  affinity->type = type;
+  affinity->smCount = static_cast<unsigned>(setting("BLINK_DOUBLE_MPS_SMS", machine().multiprocessors));
+  return kSuccess;
+}
+
+CU_API cuCtxGetDevResource(CUcontext context, CUdevResource* resource, int type) {
+  CU_ENTER(kDriver);
+  if (device_of(context) < 0) return kInvalidContext;
+  if (!resource || type != 1) return kInvalidValue;
+  resource->type = type;
+  const long all = machine().multiprocessors;
+  resource->smCount = static_cast<unsigned>(is_green(context) ? setting("BLINK_DOUBLE_GREEN_SMS", all) : all);
   return kSuccess;
 }
 

@@ -3,6 +3,8 @@
 //   BLINK_DOUBLE_DEVICES (4)   BLINK_DOUBLE_ARCH (90)   BLINK_DOUBLE_SMS (132)
 //   BLINK_DOUBLE_DRIVER (13000): before 12000 it knows no memory-sync domains, of which GPUs from arch 90 on have four
 //   BLINK_DOUBLE_OCCUPANCY (blocks per multiprocessor, of any size; else as many as kernels within their budgets leave)
+//   BLINK_DOUBLE_MPS_SMS, BLINK_DOUBLE_GREEN_SMS: as many of its multiprocessors has this process as a client of MPS, or
+//     the green context that it makes current
 //   BLINK_DOUBLE_MEM_OPS (1): 0: its streams have no memory operations of 64 bits
 //   BLINK_DOUBLE_NO_PEER="0-1,2-0": device 0 cannot reach 1, 2 cannot reach 0
 //   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently spoils one byte

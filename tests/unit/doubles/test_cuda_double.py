@@ -200,7 +200,7 @@ def test_a_driver_that_is_too_old(doubles) -> None:
         return {line.split()[-1] for line in listed.stdout.splitlines()}
 
     assert symbols(doubles.cuda) - symbols(doubles.cuda_old) == {"cuDeviceGetUuid_v2"}
-    assert symbols(doubles.cuda) - symbols(doubles.cuda_11_7) == {"cuLaunchKernelEx"}
+    assert symbols(doubles.cuda) - symbols(doubles.cuda_11_7) == {"cuLaunchKernelEx", "cuCtxGetDevResource"}
 
 
 def test_compiler_refuses_what_nvcc_refuses(doubles) -> None:
