@@ -15,7 +15,7 @@
 namespace blink::shim {
 
 // Which chunk to try in the next iteration: multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1). The
-// state machine of blinkccl/simulate/miad.py, observation by observation; a test compares the two.
+// state machine of blinkccl/simulate/chunk_search.py, observation by observation; a test compares the two.
 struct Miad {
   enum class Phase { kIncrease, kDecrease, kSteady };
 
