@@ -12,6 +12,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from operator import is_
 from threading import Lock
 
 import numpy as np
@@ -115,8 +116,9 @@ class Memory:
         """Address of the elements of all ``tensors``, one after the other."""
         address = address_in_order(tensors)
         if not address:
-            tensors = plain_all(tensors)
-            address = address_in_order(tensors)
+            bare = plain_all(tensors)
+            address = 0 if all(map(is_, bare, tensors)) else address_in_order(bare)
+            tensors = bare
         self.hold(tensors)
         if address:
             return address
@@ -129,8 +131,9 @@ class Memory:
         """Address to which the elements of all ``tensors`` are to be written, one after the other."""
         address = address_in_order(tensors)
         if not address:
-            tensors = writable(tensors)
-            address = address_in_order(tensors)
+            bare = writable(tensors)
+            address = 0 if all(map(is_, bare, tensors)) else address_in_order(bare)
+            tensors = bare
         self.hold(tensors)
         if address:
             return address

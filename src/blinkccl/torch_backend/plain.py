@@ -45,16 +45,16 @@ def plain_all(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
     """:func:`plain` of each; UnsupportedError also where one is made of zeros that lie nowhere."""
-    found = plain_all(tensors)
-    for tensor in found:
-        if tensor._is_zerotensor():
+    bare = plain_all(tensors)
+    for tensor in bare:
+        if tensor.data_ptr() == 0 and tensor._is_zerotensor():
             raise for_torch(
                 UnsupportedError(
                     f"backend blink cannot write into the ZeroTensor of shape {tuple(tensor.shape)}, whose zeros lie "
                     "nowhere: give tensor.clone(); no rank has heard of this call"
                 )
             )
-    return found
+    return bare
 
 
 def address_in_order(tensors: Sequence[Tensor]) -> int:

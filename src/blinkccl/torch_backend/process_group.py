@@ -303,11 +303,14 @@ class BlinkProcessGroup(dist.ProcessGroup):
     def _sum_now(self, tensor: Tensor, timeout: timedelta) -> bool:
         """The short way: whether the sum could be made at once, in place; no objects of ours are made."""
         dtype, count = DTYPES.get(tensor.dtype), tensor.numel()
-        if dtype is None or not count or not tensor.is_cpu or tensor.layout is not _STRIDED:
+        if dtype is None or not count or not tensor.is_cpu:
             return False
-        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_nested or not self._serves_on("cpu"):
+        try:
+            if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_nested or not self._serves_on("cpu"):
+                return False
+            address = tensor.data_ptr()
+        except RuntimeError:  # of another layout, or inside of a function transform
             return False
-        address = tensor.data_ptr()
         if not address or (address & 15 and address % tensor.itemsize):
             return False  # a wrapper, or it begins amid an element
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
