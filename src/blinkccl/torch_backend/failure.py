@@ -27,7 +27,8 @@ def for_torch(error: Error, call: str = "") -> Error:
         return error
     args = error.args
     if call and isinstance(error, errors.DeadlineError):
-        args = (f"{call}: Timed out - {error}", *args[1:])
+        said = str(error).replace("(BLINK_TIMEOUT)", "(torch's timeout)")  # which is nothing here
+        args = (f"{call}: Timed out - {said}", *args[1:])
     made: Error = _restored(type(error), args, error.__dict__)
     return made
 

@@ -134,3 +134,5 @@ def test_a_worker_of_torchs_hands_its_error_on(error):
 def test_a_timeout_says_so_in_torchs_words():
     assert str(for_torch(DeadlineError("rank 0 waited"), "barrier")) == "barrier: Timed out - rank 0 waited"
     assert str(for_torch(BlinkError("lost"), "barrier")) == "lost"
+    late = for_torch(DeadlineError("is the deadline (BLINK_TIMEOUT) too short?"), "barrier")
+    assert str(late).endswith("is the deadline (torch's timeout) too short?")
