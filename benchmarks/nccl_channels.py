@@ -24,8 +24,9 @@ from pathlib import Path
 
 from nccl_wheel import WHEELS, Graph, Wheel, fetched
 
+from blinkccl.baselines.nccl_links import ARCHS, BROADWELLS, OLDER_AMD, VERSION, guess_arch
 from blinkccl.baselines.nccl_search import Chains, Channels, search
-from blinkccl.baselines.nccl_system import ARCHS, BROADWELLS, OLDER_AMD, VERSION, Server, guess_arch, see
+from blinkccl.baselines.nccl_system import Server, see
 from blinkccl.private_files import cache_directory
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.fabric import compose

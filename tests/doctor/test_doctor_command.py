@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.baselines.nccl_system import VERSION
+from blinkccl.baselines.nccl_links import VERSION
 from blinkccl.doctor.rules.job import expected_of
 from blinkccl.topology.spec import parse_spec
 

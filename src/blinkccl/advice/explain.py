@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blinkccl.advice.nccl_today import nccl_today
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.auto import Auto, Choice, prepare
 from blinkccl.choice.candidates import Code, code_of
 from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable
 from blinkccl.choice.programs import gpu_of, kernels_fault
-from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.errors import BlinkError
 from blinkccl.nccl.choices import ChoiceRow, Terms, rows_of
 from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates
@@ -58,7 +59,7 @@ def explain(
     summary = summarise(run.traced()) if run is not None and run.seconds and choice.measured is None else None
     nccl = _predictor(request)
     library = _library(request, size_bytes, nccl, measured)
-    theirs = _prediction(nccl, request, size_bytes, choice.measured)
+    theirs = _prediction(request, size_bytes, choice.measured)
     return Explanation(request, size_bytes, conditions, code, auto, choice, library, theirs, summary, measured)
 
 
@@ -70,22 +71,15 @@ def _predictor(request: Request) -> NcclPredictor | str:
     return NcclPredictor(JobPlacement(request.topology, request.ranks), gpu_of(request.topology).capability)
 
 
-def _prediction(
-    nccl: NcclPredictor | str, request: Request, size_bytes: int, cell: Cell | None
-) -> NcclPrediction | str:
+def _prediction(request: Request, size_bytes: int, cell: Cell | None) -> NcclPrediction | str:
     """What NCCL takes; what it took at a cell's size, taken from there to the asked one as ours is."""
-    if isinstance(nccl, str):
-        return nccl
+    now = nccl_today(request, size_bytes)
     time = None if cell is None else cell.best(NCCL)
-    try:
-        found = nccl.at(request.collective, size_bytes)
-        if cell is None or time is None or not found.seconds:
-            return found
-        return NcclPrediction(
-            found.seconds * time.seconds / nccl.at(request.collective, cell.size_bytes).seconds, "NCCL, measured"
-        )
-    except UnsupportedError as error:
-        return str(error)
+    if cell is None or time is None or isinstance(now, str) or not now.seconds:
+        return now
+    at_cell = nccl_today(request, cell.size_bytes)
+    assert not isinstance(at_cell, str), "its model answers at one size and at another"
+    return NcclPrediction(now.seconds * time.seconds / at_cell.seconds, "NCCL, measured")
 
 
 def _library(

@@ -24,7 +24,7 @@ from blinkccl.topology.select import LINK_CHOICES, check_links, joining_links, n
 #: More sets than this are not tried: at some 5 ms each that is a few minutes.
 MAX_SETS = 20_000
 _NOTHING = Fraction(0)
-_HEADER = ("", "GPUs", "algbw", "ring", "left for others", "", "bottleneck")
+_HEADER = ("", "GPUs", "algbw", "NCCL 2.4", "left for others", "", "bottleneck")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""What a ring would get: the baseline that people have today, beside every plan."""
+"""What a ring gets by the rule of NCCL 2.4, of 2019: the baseline of Blink's paper, beside every plan.
+
+Both rates are nominal ones. What NCCL does today is :mod:`~blinkccl.advice.nccl_today`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from blinkccl.algorithms import ring
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.report.text import count, gb_per_s_text
+from blinkccl.report.text import count, gb_per_s_text, times
 from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import FAST_KINDS
 from blinkccl.topology.select import PCIE_CHOICES
+
+#: The baseline by its name and year.
+PAPER = "NCCL 2.4, Blink's baseline of 2019"
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,13 @@ class RingBaseline:
         if forest.algorithm == "ring" or forest.collective.name not in ring.SERVED:
             return ""
         if self.gb_per_s is None:
-            return f"ring    none: {self.reason}"
+            return f"paper   no ring by the rule of {PAPER}: {self.reason}"
         where = count(self.rings, "ring") if self.fast else "no NVLink ring, so one over PCIe"
         if self.cables:
             where = "one ring over the cables, one way round"
-        speedup = forest.algbw_gb_per_s / self.gb_per_s
-        than = "as fast as that" if abs(speedup - 1) < 0.005 else f"{speedup:.3g} times as fast"
-        return f"ring    {gb_per_s_text(self.gb_per_s)} algbw ({where}, by NCCL 2.4's rule): this plan is {than}"
+        than = times(forest.algbw_gb_per_s / self.gb_per_s)
+        rates = f"{gb_per_s_text(self.gb_per_s)} algbw by the rule of {PAPER} ({where})"
+        return f"paper   {rates}; this plan {gb_per_s_text(forest.algbw_gb_per_s)}: {than}, nominal rates"
 
 
 def ring_baseline(request: Request) -> RingBaseline:

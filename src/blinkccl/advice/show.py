@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from blinkccl.advice.audit import same_links
+from blinkccl.advice.nccl_today import nccl_sentence
 from blinkccl.advice.ring_baseline import RingBaseline, ring_baseline
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions
@@ -148,14 +149,15 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
     ]
     said = [
         *words.summary(forest, _ring_words(forest, ring)),
+        *_nccl_words(_nccl_line(forest, on.request, size_bytes, timed)),
         ("At a size", timed if isinstance(timed, str) else _timed_words(timed, size_bytes)),
     ]
     size = bytes_text(size_bytes)
     following = [f"blink check {file}", f"blink sim --plan {file} --size {size}", f"blink export {file} --to cuda"]
 
     def text(width: int | None) -> str:
-        sentence = "" if ring is None else ring.sentence(forest)
-        return plan_text(forest, width=width) + (fit(f"\n{sentence}\n", width) if sentence else "")
+        lines = [_nccl_line(forest, on.request, size_bytes, timed), "" if ring is None else ring.sentence(forest)]
+        return plan_text(forest, width=width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
 
     return Exhibit("plan", words.title(forest), said, parts, following, data, text)
 
@@ -305,8 +307,23 @@ def _timeline(
 
 # Beside rings.
 def _ring_words(forest: Forest, ring: RingBaseline | None) -> str:
-    sentence = "" if ring is None else ring.sentence(forest)
-    said = sentence.removeprefix("ring").strip()
+    return _as_sentence("" if ring is None else ring.sentence(forest), "paper")
+
+
+def _nccl_words(line: str) -> list[tuple[str, str]]:
+    said = _as_sentence(line, "nccl")
+    return [("Today's NCCL", said)] if said else []
+
+
+def _nccl_line(forest: Forest, request: Request, size_bytes: int, timed: Timed | str) -> str:
+    """What today's NCCL gets at the size."""
+    if isinstance(timed, str):
+        return ""
+    return nccl_sentence(forest, request, size_bytes, lambda size: timed.algbw_gb_per_s)
+
+
+def _as_sentence(line: str, label: str) -> str:
+    said = line.removeprefix(label).strip()
     return f"{said[:1].upper()}{said[1:]}." if said else ""
 
 
@@ -314,12 +331,12 @@ def _against(forest: Forest, ring: RingBaseline | None, on: Drawn) -> Iterator[P
     if ring is None or ring.forest is None or forest.algorithm == "ring":
         return
     rates = [
-        Bar("rings", ring.forest.algbw_gb_per_s, gb_per_s_text(ring.forest.algbw_gb_per_s), 1),
+        Bar("NCCL 2.4 (2019)", ring.forest.algbw_gb_per_s, gb_per_s_text(ring.forest.algbw_gb_per_s), 1),
         Bar("this plan", forest.algbw_gb_per_s, gb_per_s_text(forest.algbw_gb_per_s), 0),
     ]
     bound = ("proved bound", float(forest.bound) * forest.topology.unit_gb_per_s)
     yield Figure(
-        bars_picture("Beside rings", rates, bound),
+        bars_picture("Beside the rings of NCCL 2.4 (2019), nominal rates", rates, bound),
         "Algorithm bandwidth (algbw): the size of the data by the time.",
         "rates",
     )

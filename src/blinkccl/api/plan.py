@@ -184,12 +184,15 @@ class Plan:
         every_switch: bool = False,
         trees: int | None = None,
         quiet: bool = False,
+        size_bytes: int | None = None,
     ) -> str:
         """All of it for people, in ``width`` columns, at most so many ``trees``; ``quiet``: the summary alone.
 
-        ``every_switch``: as if each could combine.
+        ``every_switch``: as if each could combine. ``size_bytes``: at which NCCL stands beside it, 64 MiB where not
+        given.
         """
         from blinkccl.advice.in_switch import in_switch, in_switch_sentence
+        from blinkccl.advice.nccl_today import SIZE_BYTES, nccl_sentence
         from blinkccl.advice.ring_baseline import ring_baseline
         from blinkccl.report.choice_text import choice_text
         from blinkccl.report.plan_text import SHARES_SHOWN, plan_text
@@ -198,6 +201,8 @@ class Plan:
         if self.ended_after_s is not None:
             lines.append(f"deadline the search ended after {self.ended_after_s:g} s: more time may find a faster plan")
         if self.request is not None:
+            size = SIZE_BYTES if size_bytes is None else size_bytes
+            lines.append(nccl_sentence(self.forest, self.request, size, lambda s: self.simulate(s).algbw_gb_per_s))
             lines.append(ring_baseline(self.request).sentence(self.forest))
             combined = None if self.forest.combining else in_switch(self.request, self.forest, every_switch)
             lines.append("" if combined is None else in_switch_sentence(combined, self.forest))
@@ -322,7 +327,7 @@ def plan(
     >>> plan.rate == plan.bound, plan.check().ok
     (True, True)
     >>> f"{plan.simulate('64M').busbw_gb_per_s:.1f} GB/s"
-    '58.7 GB/s'
+    '58.6 GB/s'
     """
     from blinkccl.api.job import gpus_of, request
 

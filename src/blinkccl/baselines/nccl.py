@@ -17,9 +17,10 @@ from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.ring import in_channels
 from blinkccl.algorithms.shapes import by_server
 from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
+from blinkccl.baselines.nccl_links import arch_named, guess_arch
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import arch_named, check_nvidia, guess_arch
+from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 
+from blinkccl.baselines.nccl_links import KINDS, NVB, NVL
 from blinkccl.baselines.nccl_packing import EXACT_GPUS, MOST_CHANNELS, Packing, ServerChannel, Stage
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import KINDS, NVB, NVL, Arc, Server
+from blinkccl.baselines.nccl_system import Arc, Server
 from blinkccl.errors import UnsupportedError
 from blinkccl.packing.solver import Model, solve_with_duals
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
+from blinkccl.baselines.nccl_links import KINDS, NVB, PXB, PXN, arch_named
 from blinkccl.baselines.nccl_search import Channels
-from blinkccl.baselines.nccl_system import KINDS, NVB, PXB, PXN, arch_named
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 PROTOCOLS = ("LL", "LL128", "Simple")

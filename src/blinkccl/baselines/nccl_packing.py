@@ -19,7 +19,8 @@ from functools import cached_property
 from itertools import islice, pairwise
 from math import lcm
 
-from blinkccl.baselines.nccl_system import NVL, PHB, PXN, Arc, Hop, Nic, Server
+from blinkccl.baselines.nccl_links import NVL, PHB, PXN
+from blinkccl.baselines.nccl_system import Arc, Hop, Nic, Server
 from blinkccl.errors import InternalError
 from blinkccl.packing.solver import Model, solve, whole
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from blinkccl.baselines.nccl_links import KINDS, PHB, PIX, PXB, PXN, SYS, VERSION, guess_arch
 from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, ServerChannel, Stage
-from blinkccl.baselines.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, VERSION, Hop, Server, guess_arch, see
+from blinkccl.baselines.nccl_system import Hop, Server, see
 from blinkccl.errors import UnsupportedError
 from blinkccl.topology.model import Topology
 

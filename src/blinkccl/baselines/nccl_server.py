@@ -21,9 +21,10 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf
 
+from blinkccl.baselines.nccl_links import VERSION, guess_arch
 from blinkccl.baselines.nccl_model import BASE_US, PROTOCOLS, STEP_US, CostLine, NcclEstimate, choose
 from blinkccl.baselines.nccl_search import Channels, search
-from blinkccl.baselines.nccl_system import VERSION, Hop, Server, guess_arch, see
+from blinkccl.baselines.nccl_system import Hop, Server, see
 from blinkccl.errors import UnsupportedError
 from blinkccl.simulate.calibration import Calibration, calibration_for, link_cost
 from blinkccl.topology.model import Topology

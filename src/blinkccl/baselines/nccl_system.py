@@ -1,10 +1,7 @@
-"""A server as NCCL sees it: its constants for links, and the one path that it takes between two GPUs.
+"""A server as NCCL sees it: the one path that it takes between two GPUs, and what that takes of links.
 
-NCCL 2.30 (src/graph/topo.cc, topo.h, paths.cc) counts what a link reaches in practice instead of its nominal rate, and
-fixes one path for every ordered pair of GPUs: the one of the nearest *kind*, then the widest, then the shortest. Its
-kinds, near to far, are :data:`KINDS`: NVL over NVLink or an NVSwitch, NVB over NVLink through another GPU of the job,
-C2C over a Grace processor, PIX and PXB over one and over several PCIe switches, PHB through a processor, SYS between
-processors, PXN to a network card over NVLink through the GPU beside it.
+NCCL 2.30 (src/graph/paths.cc) fixes one path for every ordered pair of GPUs: the one of the nearest *kind*, then the
+widest, then the shortest, by what it counts of links (:mod:`~blinkccl.baselines.nccl_links`).
 
 Every NVLink domain is one server here, as it is for NCCL, even where it spans several hosts.
 """
@@ -17,81 +14,29 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
+from blinkccl.baselines.nccl_links import (
+    LOC,
+    NVB,
+    NVL,
+    PHB,
+    PIX,
+    PXB,
+    VERSION,
+    Arch,
+    CountedLinks,
+    arch_named,
+    step_kind,
+)
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Path
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.catalog import APPLE
-from blinkccl.topology.model import Link, Topology
-from blinkccl.topology.nccl_constants import PROCESSORS
+from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks
-
-#: Kinds of path in NCCL's order. P2C, which only Grace servers with network cards know, is not modelled.
-KINDS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-LOC, NVL, NVB, C2C, PIX, PXB, _P2C, PXN, PHB, SYS = range(len(KINDS))
-
-#: GB/s that NCCL counts between Broadwell processors. The catalogue gives all Xeons the 10 of the later ones.
-BROADWELL_GB_PER_S = 6
-#: Machines of the catalogue whose processors are Broadwells (NVIDIA DGX-1 User Guide).
-BROADWELLS = ("dgx-1p", "dgx-1v")
-#: GB/s between AMD's processors: up to NCCL 2.30 for all of them. From 2.32 on that is for the older ones alone, and
-#: those of families 25 (Zen 3 and 4) and 26 (Zen 5) have the others. Its source was not public when this was written:
-#: it is what the wheel of 2.32.3 prints for each family. A topology does not say which it has: family 25 is taken.
-AMD_GB_PER_S, AMD_BY_FAMILY, BY_FAMILY_FROM = 16, {25: 24, 26: 32}, (2, 32)
-#: Machines of the catalogue whose processors are AMD's of family 23 (NVIDIA DGX A100 User Guide).
-OLDER_AMD = ("dgx-a100",)
-#: The version of NCCL where nobody says.
-VERSION = (2, 30)
 
 Arc = tuple[int, int]
 #: Stands for the network in the arcs ``(card, NETWORK)`` and ``(NETWORK, card)``, which are all of a card's traffic.
 NETWORK = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Arch:
-    """A GPU architecture: compute capability, GB/s of an NVLink as NCCL counts it, and nominal (topo.h)."""
-
-    sm: int
-    lane_gb_per_s: Fraction
-    nominal_gb_per_s: Fraction
-
-
-#: By the names that :mod:`blinkccl.baselines.nccl_model` takes too.
-ARCHS = {
-    "pascal": Arch(60, Fraction(18), Fraction(20)),
-    "volta": Arch(70, Fraction(20), Fraction(25)),
-    "ampere": Arch(80, Fraction(20), Fraction(25)),
-    "hopper": Arch(90, Fraction("20.6"), Fraction(25)),
-    "blackwell": Arch(100, Fraction("40.1"), Fraction(50)),
-}
-
-
-def arch_named(name: str) -> Arch:
-    """The row of :data:`ARCHS`."""
-    if name not in ARCHS:
-        raise UnsupportedError(f"unknown GPU architecture {name!r}; expected one of {', '.join(ARCHS)}")
-    return ARCHS[name]
-
-
-def guess_arch(topology: Topology) -> str:
-    """The architecture that a GPU's links tell, over the whole machine.
-
-    By the NVLinks of one GPU together: 6, 12 and 18 of 25 GB/s are a V100, an A100 and an H100, up to 4 of 20 GB/s a
-    P100, more a B200. Without NVLink, by PCIe: generation 3 is taken for volta, 4 for ampere, 5 for hopper.
-    """
-    unit = exact_unit(topology)
-    lanes = [unit * x.capacity for x in topology.links if x.kind == "nvlink"]
-    if not lanes:
-        pcie = max((unit * x.capacity for x in topology.links if x.kind == "pcie"), default=Fraction(0))
-        return "volta" if pcie < 24 else "ampere" if pcie < 48 else "hopper"
-    most = max(
-        sum((unit * x.capacity for x in topology.links if x.src == gpu and x.kind == "nvlink"), Fraction(0))
-        for gpu in topology.ranks
-    )
-    if most <= 80 and all(rate % 20 == 0 for rate in lanes) and any(rate % 25 for rate in lanes):
-        return "pascal"
-    upto = (("volta", 150), ("ampere", 300), ("hopper", 450))
-    return next((name for name, gb_per_s in upto if most <= gb_per_s), "blackwell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,35 +148,18 @@ class _Sight:
 
     def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch, version: tuple[int, int]) -> None:
         self.topology, self.ranks, self.arch = topology, ranks, arch
-        self.broadwells = any(word in BROADWELLS for word in topology.name.split())
-        older = version < BY_FAMILY_FROM or any(word in OLDER_AMD for word in topology.name.split())
-        self.amd_gb_per_s = Fraction(AMD_GB_PER_S if older else AMD_BY_FAMILY[25])
-        self.unit = exact_unit(topology)
+        self.counted = CountedLinks(topology, version)
+        unit = exact_unit(topology)
         here = {v.id for v in topology.vertices if v.id in ranks or topology.is_transit(v.id)}
         links = [x for x in topology.links if x.src in here and x.dst in here]
         self.kind = {(x.src, x.dst): x.kind for x in links}
-        self.rate = {(x.src, x.dst): self._counted(x) for x in links}
-        #: As the machine says it, by server: that tells who made the processors.
-        self.smp: dict[int, Fraction] = {}
-        for x in links:
-            if x.kind == "smp":
-                server = topology.vertex[x.src].server
-                self.smp[server] = min(self.smp.get(server, x.capacity * self.unit), x.capacity * self.unit)
+        self.rate = {(x.src, x.dst): self.counted.gb_per_s(x.kind, x.capacity * unit, arch) for x in links}
         self.ahead: dict[int, list[int]] = {}
         self.behind: dict[int, list[int]] = {}
         # Widest first, as NCCL keeps its links: the order decides between paths that are equally good.
         for src, dst in sorted(self.rate, key=lambda arc: (-self.rate[arc], arc)):
             self.ahead.setdefault(src, []).append(dst)
             self.behind.setdefault(dst, []).append(src)
-
-    def _counted(self, link: Link) -> Fraction:
-        if link.kind == "nvlink":
-            return link.capacity * self.unit / self.arch.nominal_gb_per_s * self.arch.lane_gb_per_s
-        if link.kind == "smp" and self.broadwells:
-            return Fraction(BROADWELL_GB_PER_S)
-        if link.kind == "smp" and link.capacity * self.unit == AMD_GB_PER_S:
-            return self.amd_gb_per_s
-        return link.capacity * self.unit
 
     def domains(self) -> list[tuple[int, ...]]:
         """The job's GPUs by server, where NVLink does not join the servers."""
@@ -265,12 +193,7 @@ class _Sight:
         capacity = {arc: self.rate[arc] for hop in crossed for arc, _ in hop.load if NETWORK not in arc}
         for nic in nics:
             capacity[nic.vertex, NETWORK] = capacity[NETWORK, nic.vertex] = nic.gb_per_s
-        return Server(gpus, self.arch, self._vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
-
-    def _vendor(self, vertex: int) -> str:
-        """``AuthenticAMD`` or ``IBM``, by the bus between the processors of a server; else ``GenuineIntel``."""
-        server = self.topology.vertex[vertex].server
-        return PROCESSORS.get(int(self.smp.get(server, 10)), PROCESSORS[10])[1]
+        return Server(gpus, self.arch, self.counted.vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
 
     def _paths_to(self, target: int, gpus: tuple[int, ...]) -> dict[int, Hop]:
         """NCCL's path from every GPU of ``gpus`` to ``target``: rounds of improvement outward from the target."""
@@ -292,7 +215,7 @@ class _Sight:
         arc = above, path[0]
         if above in path or self.kind[arc] == "net":
             return None
-        step = self._step(*arc)
+        step = step_kind(self.topology, *arc)
         if path[0] in self.ranks and len(path) > 1:
             # Through a GPU goes only NVLink, from a GPU that it is joined to directly to another such.
             if len(path) > 2 or kind != NVL or step != NVL or above not in self.ranks:
@@ -300,26 +223,14 @@ class _Sight:
             step = NVB
         return max(kind, step), min(gb_per_s, self.rate[arc]), (above, *path)
 
-    def _step(self, src: int, dst: int) -> int:
-        """The kind of a path that is this link alone."""
-        kind = self.kind[src, dst]
-        if kind != "pcie":
-            return {"nvlink": NVL, "c2c": C2C}.get(kind, SYS)
-        ends = {self.topology.vertex[src].kind, self.topology.vertex[dst].kind}
-        return PHB if "host" in ends else PXB if ends == {"switch"} else PIX
-
     def _hop(self, kind: int, gb_per_s: Fraction, path: Path) -> Hop:
         load: dict[Arc, Fraction] = {}
         for a, b in pairwise(path):
-            share = self._more(kind, path) if self.kind[a, b] == "pcie" else Fraction(1)
+            share = self.counted.share(kind, path[0]) if self.kind[a, b] == "pcie" else Fraction(1)
             load[a, b] = load.get((a, b), Fraction(0)) + share
             if self.kind[a, b] == "nvlink" and self.topology.vertex[b].kind == "host":
                 load[b, a] = load.get((b, a), Fraction(0)) + 1
         return Hop(path, kind, gb_per_s, tuple(sorted(load.items())))
-
-    def _more(self, kind: int, path: Path) -> Fraction:
-        """What a GB/s takes of PCIe: an Intel processor splits what GPUs send through it, which takes a fifth more."""
-        return Fraction(6, 5) if kind == PHB and self._vendor(path[0]) == "GenuineIntel" else Fraction(1)
 
     def _nics(self, gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> list[Nic]:
         beside: dict[int, list[int]] = {}
@@ -342,7 +253,7 @@ class _Sight:
             kind = PIX if all(switches[0] == at for switches in above) else PXB
             siblings = [g for g in gpus if g not in joined and at in self._switches(g)]
         # Its own PCIe link is taken to be as wide as a GPU's, and to carry the small packets of an Intel processor too.
-        more = self._more(kind, gpus)
+        more = self.counted.share(kind, gpus[0])
         gb_per_s = min([self.rate[vertex, joined[0]], *(pcie[g] / more for g in joined if g in pcie)])
         hops = {gpu: self._net_hops((vertex, joined[0]), gpu, kind, gb_per_s, at) for gpu in (*joined, *siblings)}
         enter, leave = {g: x[0] for g, x in hops.items()}, {g: x[1] for g, x in hops.items()}
@@ -358,7 +269,7 @@ class _Sight:
         way = self._way_up(gpu)
         switches = self._switches(gpu)
         up = way if kind == PHB else way[: 1 + switches.index(at) if at in switches else 1]
-        leave = {(vertex, NETWORK): Fraction(1), **dict.fromkeys(up, self._more(kind, (gpu,)))}
+        leave = {(vertex, NETWORK): Fraction(1), **dict.fromkeys(up, self.counted.share(kind, gpu))}
         enter = {(NETWORK, vertex): Fraction(1), **{(b, a): Fraction(1) for a, b in up}}
         if up and self.arch.sm < 80:
             # Before Ampere, what a GPU receives from a card costs an eighth of it the other way.

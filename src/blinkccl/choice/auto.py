@@ -13,14 +13,15 @@ Equal times go to the plan with fewer shares, then to the shallower one, then to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, TimedPlan
 from blinkccl.choice.candidates import Code, candidates
-from blinkccl.choice.costs import calibration_of
+from blinkccl.choice.costs import calibration_of, pcie_gb_per_s
 from blinkccl.choice.measured import Cell, cell_at
 from blinkccl.choice.timed import KernelPlan
 from blinkccl.choice.trade_off import OPTIMAL, beside
@@ -193,24 +194,28 @@ def floor_of(plan: Prepared) -> Callable[[int], float]:
     """The seconds that a plan's fullest link takes at least for S bytes; 0 where only a simulation tells."""
     if isinstance(plan, KernelPlan):
         # Of all protocols Simple leaves most of a link, whatever its hops take.
-        return floor_of_links(plan.forest, calibration_of("simple", fast=True, arch=plan.gpu.arch))
+        simple = calibration_of("simple", fast=True, arch=plan.gpu.arch)
+        return floor_of_links(plan.forest, simple, pcie_gb_per_s(plan.candidate, "simple", plan.gpu.capability))
     if type(plan) is TimedPlan and plan.conditions.calibration.serves(plan.forest.topology):
         return floor_of_links(plan.forest, plan.conditions.calibration)
     return lambda size_bytes: 0.0
 
 
-def floor_of_links(forest: Forest, calibration: Calibration) -> Callable[[int], float]:
-    """The seconds that the fullest link takes at least for its bytes of S."""
-    per_byte_s = _busiest_link_s(forest, calibration)
+def floor_of_links(
+    forest: Forest, calibration: Calibration, gb_per_s: Mapping[tuple[int, int], float] = MappingProxyType({})
+) -> Callable[[int], float]:
+    """The seconds that the fullest link takes at least for its bytes of S; ``gb_per_s``: rates of some of the links."""
+    per_byte_s = _busiest_link_s(forest, calibration, gb_per_s)
     # A slice begins on a whole group of bytes, so that each may be shorter by one.
     slack = sum(len(list(share.trees())) for share in forest.shares) * ALIGNMENT_BYTES
     return lambda size_bytes: max(0, size_bytes - slack) * per_byte_s
 
 
-def _busiest_link_s(forest: Forest, calibration: Calibration) -> float:
+def _busiest_link_s(forest: Forest, calibration: Calibration, gb_per_s: Mapping[tuple[int, int], float]) -> float:
     """Of each byte of S."""
     links = forest.topology.link
-    return max(
-        (float(use) / link_cost(calibration, links[arc]).rate for arc, use in link_use(forest.shares).items()),
-        default=0.0,
-    )
+
+    def rate(arc: tuple[int, int]) -> float:
+        return gb_per_s[arc] * 1e9 if arc in gb_per_s else link_cost(calibration, links[arc]).rate
+
+    return max((float(use) / rate(arc) for arc, use in link_use(forest.shares).items()), default=0.0)

@@ -94,4 +94,6 @@ def of_forest(forest: Forest, code: Code, conditions: Conditions) -> Prepared:
     """A forest as a candidate; no kernels combine in switches."""
     if code.gpu is None or forest.combining:
         return planned(forest.algorithm, forest, conditions)
-    return KernelPlan(compiled(forest.algorithm, forest, code.gpu.blocks), code.gpu, conditions.settings)
+    return KernelPlan(
+        compiled(forest.algorithm, forest, code.gpu.blocks, code.gpu.counted), code.gpu, conditions.settings
+    )

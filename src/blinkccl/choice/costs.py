@@ -12,11 +12,15 @@ a hop over anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]
 what is left of a link's rate  1/2     0.86    1       4 of 8 bytes; 120 of 128, of which NCCL counts 0.92
 =============================  ======  ======  ======  ================================================================
 
+A call of ours takes 2.5 us more (:data:`PROLOGUE_US`): a kernel of ours goes by rows that it must first load and turn
+into numbers, and NCCL's has them when it begins.
+
 The simulator knows links and hops; the blocks that must move all that have a rate of their own, and a call takes as
 long as its busiest block at least (:mod:`~blinkccl.choice.block_costs`).
 
-An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So a plan is found faster than NCCL where its trees
-are better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
+An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So is PCIe (:mod:`~blinkccl.choice.counted`), of
+which messages through an Intel processor take a fifth more. So a plan is found faster than NCCL where its trees are
+better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
 
 Copy engines are timed on the calibration that Blink's own figures fit (``v100-copy-engine``): 10 µs per chunk, in which
 the host issues three commands at least (Blink, MLSys 2020, §4.2.1), and what reducing leaves of a link. To compare like
@@ -34,22 +38,35 @@ import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import inf
 
 from msgspec.structs import replace
 
+from blinkccl.baselines.nccl_links import arch_named
 from blinkccl.baselines.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
-from blinkccl.baselines.nccl_system import arch_named
 from blinkccl.choice.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s
+from blinkccl.choice.counted import counted_gb_per_s
 from blinkccl.choice.programs import CandidateProgram
 from blinkccl.codegen.text import COPIES
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration, calibration_for
+from blinkccl.simulate.calibration import (
+    Calibration,
+    EngineCosts,
+    LinkClass,
+    Number,
+    calibration,
+    calibration_for,
+    link_cost,
+)
 from blinkccl.simulate.chunk_search import near_best
 from blinkccl.simulate.run import Simulation, bind_bytes, simulate_frame
 from blinkccl.simulate.translate import Frame, Settings, frame
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.units import bus_factor
 
+#: An estimate, the middle of 2 to 3: 17 64-bit divisions one after the other by one thread, and four loads of global
+#: memory that each wait for the one before (``native/device/blink/rows.h``). No GPU has timed an empty call yet.
+PROLOGUE_US = 2.5
 #: Ours → NCCL's.
 NCCL_NAMES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
 #: What is left of a link's rate.
@@ -149,7 +166,18 @@ def _frame(candidate: CandidateProgram, protocol: str, capability: int, settings
     program, network = candidate.program, candidate.network
     fast = _kinds(program, network) <= {"nvlink"}
     costs = calibration_of(protocol, fast, architecture(capability), calibration_for(network))
-    return frame(program, network, costs, dataclasses.replace(settings, even_chunks=candidate.evenly))
+    settings = dataclasses.replace(settings, even_chunks=candidate.evenly)
+    return frame(program, network, costs, settings, pcie_gb_per_s(candidate, protocol, capability))
+
+
+def pcie_gb_per_s(candidate: CandidateProgram, protocol: str, capability: int) -> dict[tuple[int, int], float]:
+    """What a program gets of each link of PCIe and each bus: as NCCL counts them, or as its rings were measured."""
+    left = _copies_reach() if protocol == COPIES else RATE[protocol]
+    measured, links, rates = calibration_for(candidate.network), candidate.network.link, {}
+    for arc, counted in counted_gb_per_s(candidate, arch_named(architecture(capability))).items():
+        reached = link_cost(measured, links[arc]).rate / 1e9 if measured.link_class(links[arc]).kernels else inf
+        rates[arc] = left * min(counted, reached)
+    return rates
 
 
 def _by_copies(
@@ -231,17 +259,27 @@ def calibration_of(protocol: str, fast: bool, arch: str, measured: Calibration |
         f"kernels-{protocol}",
         "generated kernels, at the costs of NCCL's own",
         EngineCosts(
-            launch_us=Number(float(BASE_US["tree"][column]), "NCCL 2.30: a call of a tree"),
+            launch_us=Number(
+                float(BASE_US["tree"][column]) + PROLOGUE_US, "NCCL 2.30: a call of a tree; estimated: our prologue"
+            ),
             signal_us=Number(float(hop_us), "NCCL 2.30: a step of a tree"),
         ),
         (*slower, *(LinkClass(kind, 0.0, rate(kind), _IN_SIGNAL) for kind in LINK_KINDS)),
     )
 
 
+def _copies_reach() -> float:
+    """What copies leave of what kernels reach on a link."""
+    ours, kernels = (_nvlink(name) for name in (_COPY_ENGINES, _THEIR_KERNELS))
+    return ours.gb_per_s.value / kernels.gb_per_s.value
+
+
+def _nvlink(name: str) -> LinkClass:
+    return next(row for row in calibration(name).link if row.kind == "nvlink")
+
+
 def _copies_calibration(arch: str) -> Calibration:
-    fitted, theirs = (calibration(name) for name in (_COPY_ENGINES, _THEIR_KERNELS))
-    ours, kernels = (next(row for row in one.link if row.kind == "nvlink") for one in (fitted, theirs))
-    reached = ours.gb_per_s.value / kernels.gb_per_s.value
+    fitted, reached = calibration(_COPY_ENGINES), _copies_reach()
     counted = arch_named(arch)
     lane = float(counted.lane_gb_per_s / counted.nominal_gb_per_s)
     call_us = float(BASE_US["tree"][PROTOCOLS.index("Simple")])
@@ -257,7 +295,7 @@ def _copies_calibration(arch: str) -> Calibration:
                 0.0,
                 Number(reached * (lane if kind == "nvlink" else 1.0), where),
                 Number(0.0, "contained in issue_us"),
-                ours.duplex,
+                _nvlink(_COPY_ENGINES).duplex,
             )
             for kind in LINK_KINDS
         ),

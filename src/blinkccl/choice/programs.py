@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from blinkccl.algorithms.registry import Request
-from blinkccl.baselines.nccl_system import check_nvidia, guess_arch
+from blinkccl.baselines.nccl_links import CountedLinks, guess_arch
+from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.choice.block_costs import BlockWork, work_of
 from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.layout import Geometry
@@ -36,11 +37,15 @@ MOST_COPY_BYTES = 8 << 20
 
 @dataclass(frozen=True, eq=False)
 class CandidateProgram:
-    """A program that the verifier accepts and GPU blocks can run. Compared by identity."""
+    """A program that the verifier accepts and GPU blocks can run. Compared by identity.
+
+    ``counted``: the links of its machine, as NCCL counts them.
+    """
 
     algorithm: str
     forest: Forest
     program: Program
+    counted: CountedLinks
 
     @property
     def collective(self) -> Collective:
@@ -77,11 +82,12 @@ class CandidateProgram:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What kernels run on: a compute capability (90 for 9.0), and how many blocks a rank has."""
+    """What kernels run on: a compute capability (90 for 9.0), how many blocks a rank has, and the machine's links."""
 
     arch: str
     capability: int
     blocks: int
+    counted: CountedLinks
 
 
 #: Compute capability and multiprocessors of the GPUs that a topology tells.
@@ -97,7 +103,7 @@ def gpu_of(topology: Topology) -> Gpu:
     """The GPUs of a machine, as far as its links tell."""
     arch = guess_arch(topology)
     capability, multiprocessors = _GPUS[arch]
-    return Gpu(arch, capability, default_blocks(multiprocessors))
+    return Gpu(arch, capability, default_blocks(multiprocessors), CountedLinks(topology))
 
 
 def largest(parts: int) -> Geometry:
@@ -131,8 +137,8 @@ def on_stores(request: Request) -> Request:
     return direct
 
 
-def compiled(name: str, forest: Forest, blocks: int) -> CandidateProgram:
-    """The program of a forest, dealt to at most so many blocks per rank.
+def compiled(name: str, forest: Forest, blocks: int, counted: CountedLinks) -> CandidateProgram:
+    """The program of a forest on a machine's links, dealt to at most so many blocks per rank.
 
     UnsupportedError says why stores cannot take its paths, or code for GPUs cannot run it.
     """
@@ -140,4 +146,4 @@ def compiled(name: str, forest: Forest, blocks: int) -> CandidateProgram:
     require_direct_stores(program, forest.topology)
     verify(program, forest.topology)
     channel_loops(program, SLOTS)
-    return CandidateProgram(name, forest, program)
+    return CandidateProgram(name, forest, program, counted)

@@ -40,9 +40,10 @@ Examples:
 
 Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
 
-Prints the trees, the rate, the bound and its certificate, the load of every link, and what a ring would get. With
---size, auto is the algorithm that blink sim finds fastest, and the runner-up is named with its time. With --trade-off
-it prints what fewer, shallower or simpler trees cost instead, with their times (at --size alone, if that is given).
+Prints the trees, the rate, the bound and its certificate, the load of every link, and what NCCL gets: today's
+at --size (64M), and that of 2019, with which Blink's paper compares. With --size, auto is the algorithm that
+blink sim finds fastest, and the runner-up is named with its time. With --trade-off it prints what fewer,
+shallower or simpler trees cost instead, with their times (at --size alone, if that is given).
 """
 
 
@@ -105,7 +106,7 @@ def plan(
     trees: Annotated[
         int | None, Option("--trees", metavar="N", min=0, help="Draw at most so many shares; default: 16.")
     ] = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print rate, bound and what a ring would get alone.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print rate, bound and what NCCL gets alone.")] = False,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -163,7 +164,7 @@ def plan(
     if json:
         console.emit_json(found.document(seconds, sharp))
     else:
-        console.emit(found.text(console.paint(), console.width(), sharp, trees, quiet))
+        console.emit(found.text(console.paint(), console.width(), sharp, trees, quiet, size_bytes))
 
 
 def _known(clock: Clock, request: Request) -> str:

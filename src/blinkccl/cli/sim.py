@@ -478,7 +478,7 @@ def _job_of_list(listed: _Listed, spec: str | None, gpus: str | None, links: str
 
 def _gpu(topology: Topology) -> str:
     """Whose arithmetic --model takes."""
-    from blinkccl.baselines.nccl_system import guess_arch
+    from blinkccl.baselines.nccl_links import guess_arch
 
     arch = guess_arch(topology)
     if arch not in _GPUS:

@@ -18,10 +18,11 @@ from math import ceil, gcd, lcm
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.shapes import cyclic
 from blinkccl.baselines.nccl_best_rings import best_rings, ring_bound
+from blinkccl.baselines.nccl_links import KINDS, NVB
 from blinkccl.baselines.nccl_model import SERVED, cost_lines
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import KINDS, NVB, Server
+from blinkccl.baselines.nccl_system import Server
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.export.registry import File

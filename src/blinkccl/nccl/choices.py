@@ -26,7 +26,15 @@ from operator import attrgetter
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.choice.auto import floor_of_links
-from blinkccl.choice.costs import PredictedTime, architecture, calibration_of, ll128_fault, protocols_of, timing
+from blinkccl.choice.costs import (
+    PredictedTime,
+    architecture,
+    calibration_of,
+    ll128_fault,
+    pcie_gb_per_s,
+    protocols_of,
+    timing,
+)
 from blinkccl.choice.measured import NCCL, Cell, cell_at
 from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.choice.timed import FastestProtocol
@@ -273,7 +281,8 @@ class _Timed:
         self._own, self._protocols = own, FastestProtocol(own, self._timing)
         # Simple leaves most of a link (:mod:`blinkccl.choice.costs`).
         simple = calibration_of("simple", fast=True, arch=architecture(terms.capability))
-        self._links_s, self._before_s = floor_of_links(candidate.forest, simple), 0.0
+        pcie = pcie_gb_per_s(candidate, "simple", terms.capability)
+        self._links_s, self._before_s = floor_of_links(candidate.forest, simple, pcie), 0.0
 
     @property
     def collective(self) -> Collective:

@@ -3,8 +3,9 @@
 - *Rings, trees and NVLS*: :mod:`blinkccl.baselines.nccl_server`, for the five collectives that it has algorithms for.
 - *Sends and receives*: AllToAll, Gather and Scatter. All messages go at once on NCCL's paths, and the busiest link
   says how long that takes: less than it would be, as NCCL's channels per peer are not counted.
-- *A ring of ours*, at the costs that our plans are given, where NCCL's model has no answer (several ranks on a GPU,
-  links that it does not know). That knows neither NCCL's channels nor its tuning, and the reason is told.
+- *A ring of ours*, at the costs that our plans are given but for the prologue of our kernels, where NCCL's model has no
+  answer (several ranks on a GPU, links that it does not know). That knows neither NCCL's channels nor its tuning, and
+  the reason is told.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.baselines.nccl_links import NVL
 from blinkccl.baselines.nccl_model import SERVED
+from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer, latency_us
-from blinkccl.baselines.nccl_system import NVL, VERSION, Server
-from blinkccl.choice.costs import RATE, architecture, protocols_of, timing
+from blinkccl.baselines.nccl_system import Server
+from blinkccl.choice.costs import PROLOGUE_US, RATE, architecture, protocols_of, timing
 from blinkccl.choice.programs import SLOTS, CandidateProgram
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
@@ -34,17 +37,18 @@ _PARTS, _CAPACITY = 4, {"ll": 16 << 10, "ll128": 30 << 10, "simple": 1 << 20}
 
 @dataclass(frozen=True, slots=True)
 class NcclPrediction:
-    """``words``: who takes that long, like "NCCL ring LL"."""
+    """``words``: who takes that long, like "NCCL ring LL"; ``over``: the farthest path of its rings or trees, or ""."""
 
     seconds: float
     words: str
+    over: str = ""
 
 
 class NcclPredictor:
-    """NCCL of a version on a job whose oldest GPU has this compute capability (90 for 9.0)."""
+    """NCCL on a job whose oldest GPU has this compute capability (90 for 9.0)."""
 
-    def __init__(self, place: JobPlacement, capability: int, version: tuple[int, int] = VERSION) -> None:
-        self._place, self._capability, self._version = place, capability, version
+    def __init__(self, place: JobPlacement, capability: int) -> None:
+        self._place, self._capability = place, capability
         self._arch = architecture(capability)
         self._stood_in: dict[Collective, CandidateProgram] = {}
 
@@ -53,7 +57,7 @@ class NcclPredictor:
         """NCCL on the job, or why it finds no channels there."""
         if not self._place.real:
             return "several ranks share a GPU"
-        found = NcclServer(self._place.topology, tuple(self._place.ranks), self._arch, self._version)
+        found = NcclServer(self._place.topology, tuple(self._place.ranks), self._arch, self._place.nccl)
         try:
             _ = found.channels
         except BlinkError as error:
@@ -73,7 +77,7 @@ class NcclPredictor:
         if collective.name not in SERVED:
             return self._sends(nccl.server, collective, size_bytes)
         found = nccl.at(collective.name, size_bytes)
-        return NcclPrediction(found.seconds, f"NCCL {found.words}")
+        return NcclPrediction(found.seconds, f"NCCL {found.words}", _over(nccl.channels, found.algorithm))
 
     def _sends(self, server: Server, collective: Collective, size_bytes: int) -> NcclPrediction:
         """One message per pair, all at once."""
@@ -106,7 +110,18 @@ class NcclPredictor:
             timing(candidate, protocol, size_bytes, self._capability, _PARTS, _CAPACITY[protocol]).seconds
             for protocol in protocols_of(candidate, self._capability)
         ]
-        return NcclPrediction(min(times), f"a {candidate.algorithm.replace('_', '-')} in NCCL's place")
+        return NcclPrediction(
+            min(times) - PROLOGUE_US * 1e-6, f"a {candidate.algorithm.replace('_', '-')} in NCCL's place"
+        )
+
+
+def _over(channels: Channels, algorithm: str) -> str:
+    """The kind of the farthest path of a server, "" for what a switch combines and for several servers."""
+    if channels.servers > 1:
+        return ""
+    if algorithm == "tree" and channels.tree is not None:
+        return channels.tree.kind
+    return channels.kind if algorithm == "ring" else ""
 
 
 def _planned(place: JobPlacement, collective: Collective) -> CandidateProgram:
@@ -118,5 +133,5 @@ def _planned(place: JobPlacement, collective: Collective) -> CandidateProgram:
         except UnsupportedError as error:
             reasons.append(str(error))
             continue
-        return CandidateProgram(name, forest, lower(forest, slots=SLOTS))
+        return CandidateProgram(name, forest, lower(forest, slots=SLOTS), place.counted)
     raise UnsupportedError(f"nothing to compare {collective.name} with: {'; '.join(reasons)}")

@@ -246,7 +246,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
-    nccl = NcclPredictor(where, job.capability, job.nccl_version) if job.has_nccl and algo != BEST else None
+    nccl = NcclPredictor(where, job.capability) if job.has_nccl and algo != BEST else None
     protocol = job.setting("protocol")
     terms = choices.Terms(job.capability, limits.blocks, forced, protocol, no_copies, asked.measured, order)
     if no_copies is not None:

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.baselines.nccl_links import CountedLinks
 from blinkccl.choice.programs import (
     MOST_LINE_BYTES,
     MOST_SLOT_BYTES,
@@ -124,7 +125,7 @@ def candidates(
             for topology, which in ways:
                 try:
                     request = Request(topology, collective, place.ranks, which)
-                    one = kept.checked(_candidate(kept.asked(request), name, blocks, bad))
+                    one = kept.checked(_candidate(kept.asked(request), name, blocks, whole.counted, bad))
                     break
                 except (PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError) as error:
                     reasons.append(" ".join(str(error).split()))
@@ -199,8 +200,10 @@ def _arriving(ways: Counter[tuple[int, int, int]]) -> int:
     return max(found.values())
 
 
-def _candidate(request: Request, name: str, blocks: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:
-    found = compiled(name, algorithm(name).plan(request), blocks)
+def _candidate(
+    request: Request, name: str, blocks: int, counted: CountedLinks, bad: Mapping[tuple[int, int], str]
+) -> CandidateProgram:
+    found = compiled(name, algorithm(name).plan(request), blocks, counted)
     for queue in found.program.queues:
         if (queue.src, queue.dst) in bad and not queue.is_staged:
             raise UnsupportedError(

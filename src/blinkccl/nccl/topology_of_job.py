@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from blinkccl.baselines.nccl_links import VERSION, CountedLinks
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.topology import nccl_xml
@@ -30,15 +31,29 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class JobPlacement:
-    """A job on its topology: rank i is the vertex ``ranks[i]``. ``real``: these links are the machine's own."""
+    """A job on its topology: rank i is the vertex ``ranks[i]``. ``real``: these links are the machine's own.
+
+    ``nccl`` is the version beside it, or that of the model where there is none.
+    """
 
     topology: Topology
     ranks: tuple[int, ...]
     real: bool = True
+    nccl: tuple[int, int] = VERSION
+
+    @property
+    def counted(self) -> CountedLinks:
+        """The links as that NCCL counts them."""
+        return CountedLinks(self.topology, self.nccl)
 
 
 def place(job: GpuJob, note: Note = lambda text: None, nvml: Any = None) -> JobPlacement:
     """Where the ranks are; ``note`` is told what was assumed or left out, ``nvml`` is a module like pynvml."""
+    where = _placed(job, note, nvml)
+    return replace(where, nccl=job.nccl_version) if job.has_nccl else where
+
+
+def _placed(job: GpuJob, note: Note, nvml: Any) -> JobPlacement:
     _refuse_instances(job)
     if job.setting("topo"):
         return _given(job, note)

@@ -47,6 +47,11 @@ def gb_per_s_text(gb_per_s: float) -> str:
     return f"{gb_per_s:.4g} GB/s" if gb_per_s < 1000 else f"{gb_per_s:.0f} GB/s"
 
 
+def times(ratio: float) -> str:
+    """``1.49 times as fast``."""
+    return "as fast" if abs(ratio - 1) < 0.005 else f"{ratio:.3g} times as fast"
+
+
 def rate_text(rate: Fraction, topology: Topology) -> str:
     """A rate in the topology's units and in GB/s: ``24/7 lanes = 85.71 GB/s``."""
     unit = unit_name(topology)

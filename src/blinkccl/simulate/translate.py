@@ -18,10 +18,11 @@ roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
+from types import MappingProxyType
 
 import numpy as np
 
@@ -158,15 +159,24 @@ class Frame:
         )
 
 
-def frame(program: Program, network: Topology, calibration: Calibration, settings: Settings | None = None) -> Frame:
-    """What a program whose paths lie on ``network`` is to the simulator. Cost: O(roles + links on paths of queues)."""
+def frame(
+    program: Program,
+    network: Topology,
+    calibration: Calibration,
+    settings: Settings | None = None,
+    gb_per_s: Mapping[tuple[int, int], float] = MappingProxyType({}),
+) -> Frame:
+    """What a program whose paths lie on ``network`` is to the simulator. Cost: O(roles + links on paths of queues).
+
+    ``gb_per_s``: what some of the links carry, whatever the calibration says of their rates.
+    """
     settings = settings or Settings()
     if settings.start_s and len(settings.start_s) != len(program.ranks):
         raise UsageError(f"{len(settings.start_s)} start times for {len(program.ranks)} ranks; give one per rank")
     wiring = connect(program)
     if wiring.faults:
         raise ScheduleError(f"the program cannot be timed: {wiring.faults[0]}")
-    table = _links(program, network, calibration)
+    table = _links(program, network, calibration, gb_per_s)
     arcs = tuple(wiring.data)
     streams = _Streams(program, arcs, settings.streams)
     hops, staged = _legs(program, arcs, streams)
@@ -275,7 +285,8 @@ class Route:
 class LinkTable:
     """The links on some routes, in the order of first use, with the rates that they are left.
 
-    ``reducing`` are the vertices that combine anything, ``combining`` those that combine what several others send.
+    ``reducing`` are the vertices that combine anything, ``combining`` those that combine what several others send;
+    ``gb_per_s`` as of :func:`frame`.
     TopologyError, which ``what`` begins, for a link that ``network`` does not have.
     """
 
@@ -287,6 +298,7 @@ class LinkTable:
         network: Topology,
         calibration: Calibration,
         what: str = "the program",
+        gb_per_s: Mapping[tuple[int, int], float] = MappingProxyType({}),
     ) -> None:
         self.index: dict[tuple[int, int], int] = {}
         memory_gb_per_s = calibration.engine.memory_gb_per_s.value
@@ -313,6 +325,7 @@ class LinkTable:
             cost = link_cost(calibration, network.link[src, dst])
             both_ways = (dst, src) in self.index and (src in reducing or dst in reducing)
             rate = cost.duplex_rate if both_ways else cost.rate
+            rate = gb_per_s[src, dst] * 1e9 if (src, dst) in gb_per_s else rate
             if src in combining or dst in combining:
                 rate *= calibration.engine.combining.value
             self.rates.append(rate)
@@ -324,11 +337,13 @@ class LinkTable:
         return [self.index[step] for step in steps if step[0] != step[1] or step in self.index]
 
 
-def _links(program: Program, network: Topology, calibration: Calibration) -> LinkTable:
+def _links(
+    program: Program, network: Topology, calibration: Calibration, gb_per_s: Mapping[tuple[int, int], float]
+) -> LinkTable:
     """Those on the program's paths."""
     routes = (Route(queue.path, queue.legs[0][-1] if queue.is_staged else None) for queue in program.queues)
     reducing = {program.vertices[role.rank] for role in program.roles if adds_up(program, role)}
-    return LinkTable(routes, reducing, _combining(program), network, calibration)
+    return LinkTable(routes, reducing, _combining(program), network, calibration, gb_per_s=gb_per_s)
 
 
 def _all_nvlink(path: tuple[int, ...], network: Topology) -> bool:

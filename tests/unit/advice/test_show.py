@@ -59,7 +59,11 @@ def test_a_plan_is_summed_up_in_plain_words():
     assert words["How fast"].startswith("50 GB/s: a gigabyte takes 20 ms")
     assert words["Why not faster"].startswith("The slowest cut: 2 links between {1,5,6} and {4}, 50 GB/s each way")
     assert words["Against rings"] == (
-        "6.667 GB/s algbw (no NVLink ring, so one over PCIe, by NCCL 2.4's rule): this plan is 7.5 times as fast."
+        "6.667 GB/s algbw by the rule of NCCL 2.4, Blink's baseline of 2019 (no NVLink ring, so one over PCIe); "
+        "this plan 50 GB/s: 7.5 times as fast, nominal rates."
+    )
+    assert words["Today's NCCL"].startswith(
+        "26.22 GB/s algbw at 64M by nccl-2.30 (ring Simple over NVLink and a relay); "
     )
     assert "as the simulator predicts" in words["At a size"]
     assert shown.next[0] == "blink check p.json"

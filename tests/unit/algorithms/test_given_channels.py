@@ -11,8 +11,8 @@ from blinkccl.advice.audit import audit
 from blinkccl.algorithms.given_channels import _between, forest_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.ring import SERVED, rings_for
+from blinkccl.baselines.nccl_links import NVB
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import NVB
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.export.nccl_graph import pack

@@ -8,8 +8,8 @@ from itertools import pairwise, permutations
 import pytest
 
 from blinkccl.baselines.nccl_best_rings import best_rings, ring_bound
+from blinkccl.baselines.nccl_links import KINDS, NVB
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import KINDS, NVB
 from blinkccl.errors import UnsupportedError
 from blinkccl.export.nccl_graph import pack
 from blinkccl.topology import nccl_graph

@@ -16,8 +16,9 @@ from itertools import combinations, pairwise
 import pytest
 
 from blinkccl.algorithms.cycles import max_disjoint_cycles
+from blinkccl.baselines.nccl_links import ARCHS, guess_arch
 from blinkccl.baselines.nccl_search import Channels, search
-from blinkccl.baselines.nccl_system import ARCHS, guess_arch, see
+from blinkccl.baselines.nccl_system import see
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.cables import by_rule

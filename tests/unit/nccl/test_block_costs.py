@@ -63,7 +63,7 @@ def test_the_busiest_block_is_that_of_the_device_layer(spec, parts, collective):
 
 def test_three_busy_blocks_are_predicted_at_three_times_the_rate_of_one():
     even = optimal("dgx-a100", "allgather", 27)
-    uneven = CandidateProgram("optimal", even.forest, lower(even.forest, slots=SLOTS, channels=8))
+    uneven = CandidateProgram("optimal", even.forest, lower(even.forest, slots=SLOTS, channels=8), even.counted)
     # A root reads its block once, keeps it and sends it to seven, from the three blocks of its channel.
     busy_s = 9 * GIB / 8 / 3 / (block_gb_per_s("simple", 1) * 1e9)
     assert at(uneven, GIB, 3, 80) == pytest.approx(busy_s, rel=0.02)

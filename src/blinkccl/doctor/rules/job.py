@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.in_switch import in_switch_forest
+from blinkccl.baselines.nccl_links import VERSION, guess_arch
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import VERSION, guess_arch
 from blinkccl.collectives.spec import Collective
 from blinkccl.doctor.evidence import THIS_MACHINE, Case, Graph, Machine, Measured, NcclVersion
 from blinkccl.errors import BlinkError

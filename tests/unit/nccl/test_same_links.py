@@ -1,0 +1,91 @@
+"""The same ring over the same PCIe costs ours what it costs NCCL's: one function counts the links of both."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.baselines.nccl_links import ARCHS
+from blinkccl.choice.costs import PROLOGUE_US, timing
+from blinkccl.choice.counted import counted_gb_per_s
+from blinkccl.choice.programs import compiled, gpu_of, largest
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import TopologyError
+from blinkccl.nccl.nccl_predictor import NcclPredictor
+from blinkccl.nccl.programs import candidates
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.topology.catalog import CATALOG
+from blinkccl.topology.select import PCIE_KINDS, network_for
+from blinkccl.topology.spec import parse_spec
+
+SIZE_BYTES = 4 << 30
+#: By their place among a machine's GPUs: of one switch, of several, of both sockets, all.
+SETS = ((0, 1), (0, -1), (0, 1, 2), (0, 1, 2, 3), (0, 2, 4, 6), (1, 4, 6), tuple(range(8)))
+
+
+def jobs() -> list[tuple[str, tuple[int, ...]]]:
+    """On all machines of the catalogue with NVIDIA's GPUs, those sets that nothing but PCIe joins."""
+    found = {}
+    for name in CATALOG:
+        topology = parse_spec(name)
+        kinds = {link.kind for link in topology.links}
+        for places in SETS:
+            if "xgmi" in kinds or len(topology.ranks) <= max(places):
+                continue
+            gpus = tuple(topology.ranks[place] for place in places)
+            try:
+                used = {link.kind for link in network_for(topology, gpus).links}
+            except TopologyError:
+                continue
+            if used and used <= set(PCIE_KINDS):
+                found[name, gpus] = None
+    return list(found)
+
+
+def ring_and_nccl(name: str, gpus: tuple[int, ...], nccl: tuple[int, int]) -> tuple[float, float]:
+    """Seconds of our ring by Simple, and of what NCCL takes."""
+    topology, collective = parse_spec(name), Collective("allreduce", len(gpus))
+    place, gpu = JobPlacement(topology, gpus, nccl=nccl), gpu_of(topology)
+    (ring,) = candidates(place, ("ring",), gpu.blocks, {}).found["allreduce", -1]
+    parts, predictor = ring.parts(gpu.blocks), NcclPredictor(place, gpu.capability)
+    assert predictor.caveat == ""
+    capacity = largest(parts).capacity_bytes("simple")
+    ours = timing(ring, "simple", SIZE_BYTES, gpu.capability, parts, capacity)
+    theirs = predictor.at(collective, SIZE_BYTES)
+    assert theirs.words == "NCCL ring Simple"
+    return ours.seconds, theirs.seconds
+
+
+@pytest.mark.parametrize(("name", "gpus"), jobs())
+@pytest.mark.parametrize("nccl", [(2, 30), (2, 32)])
+def test_our_ring_and_nccls_are_equally_fast(name: str, gpus: tuple[int, ...], nccl: tuple[int, int]) -> None:
+    ours_s, theirs_s = ring_and_nccl(name, gpus, nccl)
+    assert ours_s == pytest.approx(theirs_s, rel=0.002)
+
+
+def test_the_jobs_have_every_kind_of_path() -> None:
+    assert {name for name, _ in jobs()} >= {"pcie-8gpu", "pcie-8gpu-nvlink-pairs", "pcie-4gpu-nvlink-pairs", "dgx-1v"}
+    assert sum(name == "pcie-8gpu" for name, _ in jobs()) == len(SETS)
+
+
+def test_what_ends_in_a_processors_memory_takes_no_more_than_its_bytes() -> None:
+    """Through the processor a link has 10 of 12 GB/s; two copies by way of its memory have all."""
+    topology = parse_spec("pcie-8gpu")
+    arch, gpu, collective = ARCHS["volta"], gpu_of(topology), Collective("broadcast", 2, root=0)
+    for links, gb_per_s in (("pcie", 10.0), ("staged", 12.0)):
+        forest = algorithm("optimal").plan(Request(topology, collective, (0, 2), links))
+        one = compiled("optimal", forest, gpu.blocks, gpu.counted)
+        found = counted_gb_per_s(one, arch)
+        assert {arc for queue in one.program.queues for arc in pairwise(queue.path)} == found.keys()
+        assert set(found.values()) == {gb_per_s}
+
+
+def test_a_call_of_ours_has_a_prologue_that_nccls_has_not() -> None:
+    """By LL an AllReduce of one element among two GPUs on one switch is NCCL's base and steps, and the prologue."""
+    topology = parse_spec("pcie-8gpu")
+    gpu, place = gpu_of(topology), JobPlacement(topology, (0, 1))
+    one = next(x for x in candidates(place, ("one_shot",), gpu.blocks, {}).found["allreduce", -1])
+    found = timing(one, "ll", 8, gpu.capability, 1, largest(1).capacity_bytes("ll"))
+    assert found.seconds * 1e6 == pytest.approx(6.8 + 1.0 + PROLOGUE_US, abs=0.05)
