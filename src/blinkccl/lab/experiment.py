@@ -470,8 +470,10 @@ def measure(
 
 
 def planned(candidate: Candidate, size: int, chunk_bytes: int | None, slower: float) -> Measured:
-    """A candidate with a size, to be run."""
+    """A candidate with a size, to be run; UsageError where nothing of it moves."""
     collective = candidate.forest.collective
     count = block_count(collective, size, _ITEMSIZE)
+    if count == 0:
+        raise UsageError(f"{collective.name} of {size} bytes moves nothing, as blocks are rounded down: take more (-b)")
     pattern = Pattern(collective, count, in_place=collective.name != "alltoall")
     return Measured(candidate, pattern, chunk_bytes or candidate.chunk_bytes(size), slower)

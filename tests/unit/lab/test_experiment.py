@@ -214,3 +214,10 @@ def test_a_name_may_say_which_links() -> None:
     names = ("optimal@fast", "optimal@all", "hybrid@all")
     fast, both, hybrid = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2"), names).candidates
     assert fast.forest.algbw_gb_per_s < hybrid.forest.algbw_gb_per_s <= both.forest.algbw_gb_per_s
+
+
+def test_a_size_that_moves_nothing_is_refused() -> None:
+    (one,) = experiment.prepare(asked("ring:4", "allgather"), ("optimal",), 100).candidates
+    assert experiment.planned(one, 64, None, 1.0).pattern.size == 64
+    with pytest.raises(UsageError, match="allgather of 15 bytes moves nothing"):
+        experiment.planned(one, 15, None, 1.0)
