@@ -18,7 +18,7 @@ from gpu_kernels import FRAME, as_long_as_a_call
 #: Lines of a warp, and how many messages of them are under way at once.
 LINES, SLOTS = 4, 4
 #: A warp that waits longer gives up.
-TIMEOUT_NS = 10 * 10**9
+TIMEOUT_NS = 5 * 10**9
 _WARP = 32
 
 TEXT = f"""

@@ -248,25 +248,25 @@ class Row:
 #: What no earlier step needs comes first where only a GPU can show it.
 STEPS = {
     "machine": Row("The GPU, its driver and a compiler for it.", 8, 12, machine),
-    "torn": Row("Lines of 128 bytes, by one store each, read while they are written.", 10, 20, torn),
-    "grid": Row("Ranks as blocks of one grid against the oracle.", 18, 40, grid),
+    "torn": Row("Lines of 128 bytes, by one store each, read while they are written.", 8, 20, torn),
+    "grid": Row("Ranks as blocks of one grid against the oracle.", 16, 40, grid),
     "memcheck": Row(
-        "compute-sanitizer memcheck on two ranks in one grid.", 12, 30, lambda quick: sanitizer("memcheck")
+        "compute-sanitizer memcheck on two ranks in one grid.", 10, 30, lambda quick: sanitizer("memcheck")
     ),
     "racecheck": Row("compute-sanitizer racecheck on these.", 0, 30, lambda quick: sanitizer("racecheck")),
     "latency": Row(
         "One-hop AllReduce of 8 ranks in one grid, a round after the other by the GPU's clock.", 6, 12, latency
     ),
-    "empty": Row("The same of no elements: what every call takes before it moves anything.", 5, 10, empty),
-    "wires": Row("GB/s of one block, read and stored, beside choice/block_costs.py.", 8, 15, wires),
+    "empty": Row("The same of no elements: what every call takes before it moves anything.", 6, 10, empty),
+    "wires": Row("GB/s of one block, read and stored, beside choice/block_costs.py.", 7, 15, wires),
     "fold": Row("Sources combined into destinations, against the device's own copy, bytes of both sides.", 8, 30, fold),
     "occupancy": Row(f"Kernels of a plan for 8 GPUs; blocks of {THREADS} threads that fit.", 0, 25, occupancy),
     "two": Row("Two ranks on one GPU, a kernel each, against the oracle.", 12, 30, lambda quick: ranks(2, quick)),
     "eight": Row("Eight ranks on one GPU against the oracle.", 0, 50, lambda quick: ranks(8, quick)),
-    "processes": Row("Two processes on one GPU, which take turns on it.", 8, 20, processes),
-    "killed": Row("A rank is killed between two calls; the other one says whom it waited for.", 9, 15, killed),
-    "replays": Row("A graph of each rank, 4 KiB.", 5, 12, lambda quick: replays(4096, quick)),
-    "replays-1M": Row("The same, 1 MiB.", 5, 12, lambda quick: replays(MIB, quick)),
+    "processes": Row("Two processes on one GPU, which take turns on it.", 9, 20, processes),
+    "killed": Row("A rank is killed between two calls; the other one says whom it waited for.", 11, 15, killed),
+    "replays": Row("A graph of each rank, 4 KiB.", 7, 15, lambda quick: replays(4096, quick)),
+    "replays-1M": Row("The same, 1 MiB.", 7, 15, lambda quick: replays(MIB, quick)),
     "order": Row("The order of graphs and calls.", 0, 15, order),
     "nccl": Row("AllReduce of 2 ranks on one GPU in turns with NCCL 2.30 or later.", 0, 20, nccl),
 }
