@@ -61,7 +61,7 @@ unit: $(VENV)/.dev
 
 collect: $(VENV)/.dev
 	@mkdir -p build
-	@$(BIN)/python -m pytest -q --collect-only --no-summary >build/collected || { cat build/collected; exit 1; }
+	@$(BIN)/python -m pytest -q --collect-only >build/collected || { grep -v :: build/collected; exit 1; }
 
 native: $(VENV)/.dev
 

@@ -27,13 +27,14 @@ from blinkccl.engines.reference import run as run_reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
 from blinkccl.native.headers import header
-from blinkccl.nccl.programs import DEFAULT, candidates, collectives, links_for, without_memories
+from blinkccl.nccl.programs import DEFAULT, candidates, collectives, without_memories
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.balance import MOST_IMBALANCE, imbalance, weights
 from blinkccl.schedule.dealing import dealt
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.catalog import connected_allocations
+from blinkccl.topology.select import joining_links
 from blinkccl.topology.spec import parse_spec
 from support.device_cuts import pieces
 from support.examples import ALL_TESTS
@@ -90,7 +91,8 @@ def lowered(name: str, gpus: tuple[int, ...], algorithms: tuple[str, ...]) -> It
     for collective, algorithm in product(collectives(len(gpus)), algorithms):
         if collective.root not in (None, 0, *([len(gpus) - 1] if ALL_TESTS else [])):
             continue
-        where, links = (whole, "all") if algorithm == "hybrid" else (direct, links_for(direct))
+        hybrid = algorithm == "hybrid"
+        where, links = (whole, "all") if hybrid else (direct, joining_links(direct.topology, direct.ranks)[0])
         with suppress(PackingError, ScheduleError, TopologyError, UnsupportedError):
             forest = ALGORITHMS[algorithm].plan(Request(where.topology, collective, gpus, links))
             program = lower(forest, slots=SLOTS)

@@ -158,7 +158,7 @@ def test_ranks_meet_where_gpus_read_the_pages_of_the_host(double: dict[str, str]
     assert ended.stdout.strip() == "ok", ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=(pytest.mark.slow, pytest.mark.timeout(2200)))])
 def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, double: dict[str, str], quick: bool) -> None:
     names = [name for name, row in STEPS.items() if row.deadline_s(quick) and not (quick and name in NOT_ON_THE_DOUBLE)]
     settings = ["--to", str(tmp_path / "there"), "--within", "600" if quick else "2000", "--only", ",".join(names)]
