@@ -16,8 +16,10 @@ from blinkccl.packing.oracles import cheapest_ways
 
 #: By how much the price of the fullest arc grows in a round of a stage, and the stage's part of all rounds.
 STAGES = ((0.5, 0.05), (0.1, 0.15), (0.03, 0.3), (0.01, 0.5))
-#: Rounds in all: at most, at least, and as many arcs as they may look at between these, half a minute of a core.
+#: Rounds of these stages: at most, at least, and as many arcs as all rounds may look at, half a minute of a core.
 MOST_ROUNDS, LEAST_ROUNDS, MOST_ARCS = 240, 20, 30_000_000
+#: A flow of this part of what its prices prove is near enough: in whole units it loses up to a hundredth.
+NEAR = 0.965
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,19 @@ def near_flows(
 ) -> NearFlows:
     """Flows from one root per orbit, of which each unit on an arc of orbit o is ``times[o]`` on all arcs of o.
 
-    The prices are equal in an orbit. Cost: a Dijkstra per root and round.
+    The prices are equal in an orbit. Where :data:`STAGES` do not come near, longer stages like the last follow.
+    Cost: a Dijkstra per root and round.
     """
     market = _Market(network, roots, orbit, times)
-    rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, MOST_ARCS // (len(roots) * len(network.arcs))))
+    left = MOST_ARCS // (len(roots) * len(network.arcs))
+    rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, left))
     stages = [market.stage(growth, max(1, round(part * rounds))) for growth, part in STAGES]
-    return min(stages, key=lambda flows: flows.busy)
+    while True:
+        best, left = min(stages, key=lambda flows: flows.busy), left - rounds
+        if market.busy >= NEAR * best.busy or left < rounds:
+            return best
+        rounds = min(2 * rounds, left)
+        stages.append(market.stage(STAGES[-1][0], rounds))
 
 
 class _Market:

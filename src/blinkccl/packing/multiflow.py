@@ -31,8 +31,8 @@ from blinkccl.packing.oracles import cheapest_ways
 from blinkccl.packing.solver import Entries, Model, solve, solve_with_duals
 from blinkccl.packing.symmetry import Symmetry, arc_orbits, symmetry_of
 
-#: A linear program of more columns is not waited for: of so many it takes some seconds.
-MOST_COLUMNS = 20_000
+#: A linear program of more columns is not waited for: of so many it takes up to twenty seconds.
+MOST_COLUMNS = 40_000
 #: A pair's flow is cut into at most so many units where that has the optimum itself.
 LARGEST_DENOMINATOR = 5000
 #: Units of a pair's flow that are tried where it has not, and the part of the bound that is enough.

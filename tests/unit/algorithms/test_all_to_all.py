@@ -31,7 +31,7 @@ ALIKE_TOO = [
     *("32x dgx-a100", "8x dgx-1v @ 100Gbps", "2x mi250", "gb200-nvl72"),
 ]
 RANDOM = ["random:16:seed=1", "random:9:seed=2:directed"]
-RANDOM_TOO = [f"random:{n}:seed={seed}" for n in (16, 24, 32) for seed in (1, 2, 3)]
+RANDOM_TOO = [f"random:{n}:seed={seed}" for n in (16, 24, 32, 40) for seed in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("spec", [*ALIKE, *(ALIKE_TOO if ALL_TESTS else ())])
