@@ -21,7 +21,7 @@ COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v cl
 export PYTHONDONTWRITEBYTECODE :=
 SAY_ZIG := $(if $(COMPILER),,echo "No C++ compiler on PATH: PyPI's ziglang (90 MB) compiles the native libraries, in some minutes.")
 
-.PHONY: run test test-more test-all lint types layers collect unit native native-test bench docs gpu gpu-bundle clean
+.PHONY: run test test-more test-all lint types layers collect unit native native-test bench docs debian gpu gpu-bundle clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -39,7 +39,7 @@ test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory unit
 
 # What `make test` skips where these are missing, and nothing else: tests/support/extras.py marks it.
-test-more: $(VENV)/.more
+test-more: $(VENV)/.more debian
 	$(PYTEST) -m "needs or more_with"
 
 # Slow tests, more random examples, sanitized and faulty builds of libblink.so, all of PyTorch's suite: an hour or two.
@@ -117,11 +117,14 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 $(VENV)/.more: pyproject.toml | $(VENV)/.dev $(VENV)/.docs
 	$(PIP) install --no-compile '$(TORCH)' $(call EXTRA,notebook)
+	@touch $@
+
+debian:
 	@/usr/bin/python3 -c 'import simgrid' >/dev/null 2>&1 || $(call DEBIAN,python3-simgrid)
 	@command -v chromium >/dev/null || $(call DEBIAN,chromium)
-	@touch $@
-DEBIAN = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-	  timeout 300 apt-get install -y -qq $(1) </dev/null >/dev/null 2>&1; } || echo "No $(1): its tests are skipped." >&2
+DEBIAN = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && mkdir -p build && { timeout 120 apt-get update -qq; \
+	  timeout 300 apt-get install -y -qq $(1); } </dev/null >build/apt 2>&1; } || \
+	  { tail -n 1 build/apt 2>/dev/null; echo "No $(1): its tests are skipped."; } >&2
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -29,7 +29,7 @@ from typing import Any
 from gpu_steps import ENVIRONMENT, NO_GPU, STEPS, Verdict
 
 HERE = Path(__file__).parent
-#: Of all steps. A machine is lent for ten minutes, in which it is also to be made ready.
+#: Of all steps: together, and with what makes a machine ready, ten minutes.
 QUICK_S, WHOLE_S = 120.0, 420.0
 SHOWN_LINES = 25
 #: A process that is told to abort writes where it was, and has so long for that; and so long again to be gone.

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import gpu_bundle
 import gpu_day
 import pytest
 from gpu_day import Step, run_all
@@ -88,6 +89,7 @@ def test_deadlines_add_up_to_less_than_there_is(quick: bool, within_s: float) ->
     todo = gpu_day.steps(list(STEPS), quick)
     assert sum(one.deadline_s for one in todo) <= within_s - 5
     assert gpu_day.QUICK_S + gpu_day.WHOLE_S <= 540, "of ten minutes one is for what comes before"
+    assert ((("--quick",) if quick else ()), within_s) in gpu_bundle.DAYS
     assert all(one.deadline_s >= 2 + 2 * gpu_day.LAST_WORDS_S for one in todo)
     twice = gpu_day.steps(list(STEPS), quick, 2 * within_s)
     assert [one.deadline_s for one in twice] == [2 * one.deadline_s for one in todo]
