@@ -24,6 +24,8 @@ from blinkccl.torch_backend.plain import plain, plain_all, writable
 from blinkccl.torch_backend.transport import Transport
 from blinkccl.torch_backend.types import element_type, reduction
 
+_ONE_DEVICE = "give all tensors of a call on one device"
+
 
 class CallTable:
     """Makes the calls of one group."""
@@ -39,6 +41,7 @@ class CallTable:
 
     def all_reduce(self, tensors: Sequence[Tensor], operation: Any) -> TorchCall:
         """Each tensor on its own, in place."""
+        _check_device("all_reduce", tensors)
         memory, operation = self.memory(), reduction(operation)
         calls = []
         for tensor in tensors:
@@ -56,6 +59,7 @@ class CallTable:
 
     def broadcast(self, tensors: Sequence[Tensor], root: int) -> TorchCall:
         """Each tensor on its own, in place."""
+        _check_device("broadcast", tensors)
         memory = self.memory()
         calls = []
         for tensor in tensors:
@@ -94,6 +98,7 @@ class CallTable:
     def all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor]) -> TorchCall:
         """Each tensor on its own: rank r's ``tensors[i]`` into everybody's ``outputs[r][i]``; equal sizes."""
         self._check_length("all_gather_coalesced", "output list", outputs)
+        _check_device("all_gather_coalesced", tensors)
         memory = self.memory()
         calls = []
         for index, tensor in enumerate(tensors):
@@ -156,6 +161,12 @@ class CallTable:
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         """``tensors[r]`` to rank r's ``outputs[our rank]``; only the two ends know a block's size."""
+        self._check_length("all_to_all", "input list", tensors)
+        self._check_list("all_to_all", "input", tensors, tensors[0])
+        self._check_list("all_to_all", "output", outputs, tensors[0])
+        return self._exchange(outputs, tensors)
+
+    def _exchange(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         outputs, tensors = writable(outputs), plain_all(tensors)
         tensors = self._apart(outputs, tensors, Tensor.clone)
         call = AllToAll("all_to_all", list(outputs), self.memory(), shown=tensors)
@@ -166,8 +177,9 @@ class CallTable:
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
     ) -> TorchCall:
         """Block r of ``tensor`` to block (our rank) of rank r's ``output``; blocks are rows of the first dimension."""
+        _check_device("all_to_all_single", [output, tensor])
         output, tensor = plain(output), plain(tensor)
-        call = self.all_to_all(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
+        call = self._exchange(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
         call.result, call.shown = [output], [tensor]
         return call
 
@@ -196,8 +208,6 @@ class CallTable:
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], copied: Callable[[Tensor], Tensor]
     ) -> Sequence[Tensor]:
         """An AllToAll's inputs, ``copied`` where an output has the memory of one."""
-        self._check_length("all_to_all", "output list", outputs)
-        self._check_length("all_to_all", "input list", tensors)
         targets = {output.data_ptr() for output in outputs if output.numel()}
         return [copied(each) for each in tensors] if any(each.data_ptr() in targets for each in tensors) else tensors
 
@@ -235,9 +245,14 @@ class CallTable:
         other = "input" if what == "output" else "output"
         if len(wholes) != len(parts):
             raise ValueError(f"{title}: {len(wholes)} {what}s for {len(parts)} {other}s; expected as many")
+        _check_device(title, wholes)
         for whole, part in zip(wholes, parts, strict=True):
             if whole.dtype != part.dtype:
                 raise ValueError(f"{title}: the {what} is {whole.dtype}, the {other} {part.dtype}; expected the same")
+            if whole.device != part.device:
+                raise ValueError(
+                    f"{title}: the {what} is on {whole.device}, the {other} on {part.device}; {_ONE_DEVICE}"
+                )
             if whole.numel() != part.numel() * self.size:
                 raise ValueError(
                     f"{title}: expected an {what} of {self.size} x {part.numel()} elements, got {whole.numel()}"
@@ -250,6 +265,13 @@ class CallTable:
                 raise ValueError(
                     f"{title}: {what} {peer} has {tensor.numel()} elements; expected {other.numel()}, as the other side"
                 )
+
+
+def _check_device(title: str, tensors: Sequence[Tensor]) -> None:
+    device = tensors[0].device
+    for index, tensor in enumerate(tensors[1:], start=1):
+        if tensor.device != device:
+            raise ValueError(f"{title}: tensor {index} is on {tensor.device}, tensor 0 on {device}; {_ONE_DEVICE}")
 
 
 def _reducing(

@@ -68,8 +68,8 @@ class CudaCallTable(CallTable):
         """For one call."""
         return CudaMemory(self._runtime, self._device, self.foreign)
 
-    def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
-        """``tensors[r]`` to rank r's ``outputs[our rank]``; of one size: a stream cannot ask other ranks for theirs."""
+    def _exchange(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
+        """Blocks of one size: a stream cannot ask other ranks for theirs."""
         outputs, tensors = writable(outputs), plain_all(tensors)
         sizes = [tensor.nbytes for tensor in (*tensors, *outputs)]
         if len(dict.fromkeys(sizes)) > 1:

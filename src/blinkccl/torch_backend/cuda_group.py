@@ -30,6 +30,7 @@ from blinkccl.torch_backend.cuda_runtime import CudaRuntime
 from blinkccl.torch_backend.cuda_work import CudaWork, Watch
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.issue import TorchCall
+from blinkccl.torch_backend.plain import plain_in
 from blinkccl.torch_backend.work import Coalescing
 
 
@@ -113,6 +114,32 @@ class _OnDevice:
         return self.error
 
 
+class _Deferring:
+    """Stands in for a table of calls: notes the call that is made of it, its tensors made plain there and then."""
+
+    def __getattr__(self, name: str) -> Callable[..., Callable[[CallTable], TorchCall]]:
+        def noted(*arguments: Any) -> Callable[[CallTable], TorchCall]:
+            bare = [plain_in(argument) for argument in arguments]
+
+            def build(table: CallTable) -> TorchCall:
+                call: TorchCall = getattr(table, name)(*bare)
+                return call
+
+            return build
+
+        return noted
+
+
+def _on_plain_tensors(build: Callable[[Any], Any]) -> Callable[[CallTable], TorchCall]:
+    """The same call, of tensors that have memory of their own; UnsupportedError: one has none.
+
+    What a functional collective has yet to give is waited for by the stream that is current: the caller's. A wrapper is
+    refused while no other rank waits for this one to make its engine.
+    """
+    deferred: Callable[[CallTable], TorchCall] = build(_Deferring())
+    return deferred
+
+
 class CudaGroup(Coalescing):
     """The calls of one process group on CUDA tensors."""
 
@@ -138,6 +165,7 @@ class CudaGroup(Coalescing):
         ``line``: it is a message, which waits for no calls but those of its line; it is asynchronous.
         """
         try:
+            build = _on_plain_tensors(build)
             with self._lock:
                 on = self._on(self._runtime.device(device), timeout_s)
                 stream = on.stream if asynchronous else None

@@ -120,7 +120,7 @@ class Memory:
             address = 0 if all(map(is_, bare, tensors)) else address_in_order(bare)
             tensors = bare
         self.hold(tensors)
-        if address:
+        if address or not any(map(Tensor.numel, tensors)):
             return address
         flats = self._take(tensors)
         for flat, tensor in zip(flats, tensors, strict=True):
@@ -135,7 +135,7 @@ class Memory:
             address = 0 if all(map(is_, bare, tensors)) else address_in_order(bare)
             tensors = bare
         self.hold(tensors)
-        if address:
+        if address or not any(map(Tensor.numel, tensors)):
             return address
         flats = self._take(tensors)
         self._copies.extend(zip(tensors, flats, strict=True))

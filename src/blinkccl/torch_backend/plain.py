@@ -18,6 +18,8 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.torch_backend.failure import for_torch
 
 _FUNCTIONAL = "torch.distributed._functional_collectives"
+#: Where tensors that we serve can be.
+_DEVICES = ("cpu", "cuda")
 _HINTS = {
     "DTensor": "give its local part, tensor.to_local()",
     "FakeTensor": "it has a shape and no elements; leave the fake mode, or use torch's backend fake",
@@ -33,9 +35,16 @@ def plain(tensor: Tensor) -> Tensor:
     functional: Any = sys.modules.get(_FUNCTIONAL)
     while functional is not None and isinstance(tensor, functional.AsyncCollectiveTensor):
         tensor = tensor.trigger_wait()
-    if not _has_memory(tensor) and tensor.numel() and not tensor._is_zerotensor():
+    if not _has_memory(tensor) and not tensor._is_zerotensor():
         raise _refused(tensor)
     return tensor
+
+
+def plain_in(argument: Any) -> Any:
+    """``argument`` of a call with :func:`plain` of each tensor that it is, or holds in lists."""
+    if isinstance(argument, Tensor):
+        return plain(argument)
+    return [plain_in(each) for each in argument] if isinstance(argument, (list, tuple)) else argument
 
 
 def plain_all(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -51,7 +60,7 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
             raise for_torch(
                 UnsupportedError(
                     f"backend blink cannot write into the ZeroTensor of shape {tuple(tensor.shape)}, whose zeros lie "
-                    "nowhere: give tensor.clone(); no rank has heard of this call"
+                    "nowhere: give tensor.clone()"
                 )
             )
     return bare
@@ -60,17 +69,23 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
 def address_in_order(tensors: Sequence[Tensor]) -> int:
     """Where the elements of the tensors lie one after the other, as those of the chunks of one tensor do; 0: nowhere.
 
-    Wrappers have no address, and what a negative or conjugate bit stands for is not what lies there.
+    They are of one element type. Wrappers have no address, and what a negative or conjugate bit stands for is not what
+    lies there.
     """
     try:
-        address: int = tensors[0].data_ptr()
-        expected = address
-        if address & 15 and address % tensors[0].itemsize:
+        first = tensors[0]
+        address: int = first.data_ptr()
+        if not first.is_contiguous() or first.is_neg() or first.is_conj() or first.is_nested:
             return 0
-        for tensor in tensors:
+        if address & 15 and address % first.itemsize:
+            return 0
+        if len(tensors) == 1:
+            return address
+        expected, pairs = address + first.nbytes, first.is_complex()
+        for tensor in tensors[1:]:
             if tensor.data_ptr() != expected or not tensor.is_contiguous():
                 return 0
-            if tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
+            if tensor.is_neg() or (pairs and tensor.is_conj()):
                 return 0
             expected += tensor.nbytes
     except RuntimeError:  # it has no storage
@@ -80,15 +95,22 @@ def address_in_order(tensors: Sequence[Tensor]) -> int:
 
 def _has_memory(tensor: Tensor) -> bool:
     try:
-        return tensor.data_ptr() != 0 and not tensor.is_nested
-    except RuntimeError:
+        address = tensor.data_ptr()
+    except RuntimeError:  # it has no storage
         return False
+    return not tensor.is_nested and (address != 0 or _is_empty(tensor))
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    """Whether it has no address for want of elements alone."""
+    stands_for_others = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return not tensor.numel() and tensor.device.type in _DEVICES and not stands_for_others
 
 
 def _refused(tensor: Tensor) -> UnsupportedError:
     name = type(tensor).__name__
     hint = _HINTS.get(name, "give the plain tensors that it is made of")
-    if tensor.device.type not in ("cpu", "cuda"):
+    if tensor.device.type not in _DEVICES:
         name, hint = f"{name} on {tensor.device}", "all tensors of a call must be on one device that the group serves"
     elif tensor.layout is not torch.strided and not tensor.is_nested:
         name, hint = f"{name} of layout {tensor.layout}", "make it dense"

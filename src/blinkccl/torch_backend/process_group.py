@@ -44,7 +44,7 @@ _NO_TIME = timedelta(0)
 #: Sums whose calls are kept: small ones spend no time on making them again.
 _KEPT_SUMS = 4096
 #: The devices whose tensors we can serve.
-_OURS = ("cpu", "cuda")
+_OURS = frozenset({"cpu", "cuda"})
 _NO_ORDER = (
     "BLINK_DETERMINISTIC=order is kept for dense tensors that blink serves, not for this one on {}: unset it or move it"
 )
@@ -87,7 +87,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._delegated = DelegatedGroup(store, rank, size, timeout, global_ranks)
         self._monitored = MonitoredBarrier(store, rank, size)
         self._cuda: CudaGroup | None = None
-        self._named: dict[str, str] = {}  # what devices() said, once it knew
+        self._served: frozenset[str] = frozenset()  # the devices whose tensors are ours, once torch knows
         self._name = self._description = ""
         self._sums: dict[tuple[str, int], CollectiveCall] = {}
         self._deterministic = wish()
@@ -306,13 +306,15 @@ class BlinkProcessGroup(dist.ProcessGroup):
         if dtype is None or not count or not tensor.is_cpu:
             return False
         try:
-            if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_nested or not self._serves_on("cpu"):
+            if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_nested:
                 return False
             address = tensor.data_ptr()
         except RuntimeError:  # of another layout, or inside of a function transform
             return False
         if not address or (address & 15 and address % tensor.itemsize):
             return False  # a wrapper, or it begins amid an element
+        if "cpu" not in self._served and not self._serves_on("cpu"):
+            return False
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
         call = self._sums.get((dtype, count))
         if call is None:
@@ -333,9 +335,12 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def _serves_on(self, kind: str) -> bool:
         """Whether tensors on devices of this kind are ours: the string that the group was made with decides."""
-        if not self._named:
-            self._named = devices(self)
-        return kind in _OURS and self._named.get(kind, "nobody" if self._named else "blink") == "blink"
+        if not self._served:
+            named = devices(self)
+            if not named:  # torch has not entered the group into its books
+                return kind in _OURS
+            self._served = frozenset(device for device in _OURS if named.get(device) == "blink")
+        return kind in self._served
 
     def _issue(self, tensor: Tensor, opts: Any, build: Callable[[CallTable], TorchCall]) -> Any:
         return self._issue_on(_kind(tensor), tensor.device, opts, build)

@@ -110,6 +110,31 @@ def test_the_first_call_on_a_device_makes_its_engine(group, opened):
     assert opened[1:] == [(1, 3, 8.0)]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_callers_stream_waits_for_a_functional_result(group, engine, runtime, monkeypatch, asynchronous):
+    functional = import_module("torch.distributed._functional_collectives")
+    tensor = torch.ones(3)
+    monkeypatch.setattr(
+        functional.AsyncCollectiveTensor,
+        "trigger_wait",
+        lambda wrapper: runtime.log.append(("functional", runtime.current)) or wrapper.elem,
+    )
+    sum_of(group, functional.AsyncCollectiveTensor(tensor), asynchronous)
+    assert runtime.log[0] == ("functional", "current"), "what the caller enqueues next comes after it, too"
+    assert [entry for entry in runtime.log if entry[0] == "functional"] == runtime.log[:1]
+    assert engine.calls[0][1] == tensor.data_ptr()
+
+
+def test_a_wrapper_is_refused_before_the_ranks_meet(group, opened):
+    pairs = import_module("torch.testing._internal.two_tensor")
+    wrapper = pairs.TwoTensor(torch.ones(3), torch.ones(3))
+    with pytest.raises(dist.DistBackendError, match=r"TwoTensor.*no rank has heard of this call"):
+        sum_of(group, wrapper, True)
+    with pytest.raises(dist.DistBackendError, match="TwoTensor"):
+        group.issue(DEVICE, lambda table: table.all_to_all([torch.ones(3)] * 2, [torch.ones(3), wrapper]), True, 5.0)
+    assert opened == []
+
+
 def test_what_is_empty_is_not_run(group, engine):
     assert sum_of(group, torch.zeros(0), True).wait()
     assert engine.calls == []

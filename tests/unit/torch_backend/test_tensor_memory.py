@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from importlib import import_module
+from typing import Any
 
 import pytest
 
+from blinkccl.errors import UnsupportedError
 from support.extras import needs
 
 pytestmark = needs("torch")
@@ -95,3 +97,53 @@ def test_scratch_memory_is_limited():
     scratch.give([small, large])
     assert scratch.take(1).data_ptr() == large.data_ptr()
     assert scratch.take(1).data_ptr() not in (small.data_ptr(), large.data_ptr())
+
+
+def fake(none: Any) -> Any:
+    mode = import_module("torch._subclasses.fake_tensor").FakeTensorMode(allow_non_fake_inputs=True)
+    return mode.from_tensor(none)
+
+
+#: Tensors without elements whose memory is not their own, or not where we serve.
+WITHOUT_ELEMENTS = {
+    "FakeTensor": fake,
+    "TwoTensor": lambda none: import_module("torch.testing._internal.two_tensor").TwoTensor(none, none),
+    "sparse": lambda none: none.to_sparse(),
+    "mkldnn": lambda none: none.to_mkldnn(),
+    "on meta": lambda none: none.to("meta"),
+    "nested": lambda none: torch.nested.nested_tensor([none]),
+    "NestedTensor": lambda none: torch.nested.nested_tensor([none], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", WITHOUT_ELEMENTS)
+def test_what_has_no_memory_of_its_own_is_refused_without_elements_too(scratch, kind):
+    tensor = WITHOUT_ELEMENTS[kind](torch.zeros(0))
+    used = memory.Memory(scratch)
+    for use in (used.reads, used.writes, used.updates):
+        with pytest.raises(UnsupportedError, match=kind):
+            use(tensor)
+
+
+@pytest.mark.parametrize("make", [lambda none: none, torch.nn.Parameter, lambda none: none.view(2, 0).t()])
+def test_no_elements_take_no_scratch_and_no_copy(scratch, monkeypatch, make):
+    def taken(*_):
+        raise AssertionError("it is for nothing")
+
+    monkeypatch.setattr(scratch, "take", taken)
+    monkeypatch.setattr(memory, "copy", taken)
+    used = memory.Memory(scratch)
+    tensor = make(torch.zeros(0))
+    assert used.reads(tensor) == used.writes(tensor) == used.updates(tensor) == used.reads_all([tensor, tensor]) == 0
+    used.finish(True)
+
+
+@pytest.mark.parametrize("with_bit", [torch._neg_view, torch.conj])
+def test_bits_are_seen_wherever_they_are_in_a_list(scratch, with_bit):
+    whole = torch.arange(8.0).to(torch.complex64)
+    later = with_bit(whole[4:])
+    for tensors in ([later], [whole[:4], later], [later[:2], later[2:]]):
+        assert tensors[-1].is_contiguous()
+        assert memory.Memory(scratch).reads_all(tensors) not in (whole.data_ptr(), later.data_ptr())
