@@ -62,7 +62,7 @@ std::string beginning(const Caller& caller) {
 
 // That the calls of `caller` begin, or have ended: who never says so was killed before it could report.
 void write_mark(const Caller& caller, const char* mark) {
-  report(beginning(caller) + ",\"state\":\"nccl\",\"mark\":\"" + mark + "\"}");
+  report(beginning(caller) + ",\"mark\":\"" + mark + "\"}");
 }
 
 void write_lines(const Caller& caller, const Calls& calls) {

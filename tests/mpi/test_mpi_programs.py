@@ -407,7 +407,7 @@ int main(int argc, char** argv) {
     line = mpi.launch(2, made, how)
     done = mpi.run(["timeout", "8", *line] if how == "deadline" else line)
     assert done.code != 0
-    assert re.search(r"[12] of 2 ranks that called MPI ended before they could report .*: rank [01] \(pro", done.err)
+    assert re.search(r"[12] of 2 processes that called MPI ended before .*: process \d+ \(rank [01]\)", done.err)
     assert "was not used" not in done.err
     assert done.used["used"]
     assert done.used["silent"]

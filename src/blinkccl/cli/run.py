@@ -164,8 +164,6 @@ def library_file(name: str, override: str) -> Path:
 def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[str, str]:
     """What CMD's processes are told; mistakes are ours to find, before CMD starts."""
     settings = {}
-    if not (os.environ.get("BLINK_DEBUG") or os.environ.get("NCCL_DEBUG")):
-        settings["BLINK_DEBUG"] = "WARN"  # what keeps a job from running on trees is not to wait for the job's end
     if algo is not None:
         if algo != "nccl":
             from blinkccl.algorithms.registry import algorithm
@@ -250,16 +248,16 @@ def _tell(usage: CallReport, theirs: str, unused: str) -> None:
         return
     if usage.silent:
         console.note(_silent_text(usage, theirs))
-        if len(usage.silent) == len(usage.begun):
+        if not usage.reported:
             return
-    communicators = count(sum(group.comm != _OF_MPI for group in usage.groups), "communicator")
+    communicators = count(sum(group.comm != _OF_MPI for group in usage.reported), "communicator")
     console.note(
         f"{communicators} of {count(usage.processes, 'process')}: Blink took "
         f"{count(usage.calls('blink'), 'call')} per rank, {theirs} {usage.calls(theirs.lower())}"
     )
     for why, number in usage.not_compiled().items():
         console.note(f"WARNING: {theirs} ran all of {count(number, 'communicator')}: {NOT_COMPILED}{why}")
-    for group in usage.groups:
+    for group in usage.reported:
         for line in group_lines(group):
             console.note(line)
     if usage.unread:
@@ -268,11 +266,14 @@ def _tell(usage: CallReport, theirs: str, unused: str) -> None:
 
 def _silent_text(usage: CallReport, theirs: str) -> str:
     """Who was killed, or called abort, with the report still in its memory."""
-    shown = ", ".join(f"rank {each.rank} (process {each.pid})" for each in usage.silent[:8])
-    more = ", …" if len(usage.silent) > 8 else ""
+    ranks: dict[int, list[str]] = {}
+    for each in usage.silent:
+        ranks.setdefault(each.pid, []).append(str(each.rank))
+    shown = [f"process {pid} (rank {', '.join(own[:8])}{', …' * (len(own) > 8)})" for pid, own in ranks.items()]
+    begun = len({each.pid for each in usage.begun})
     return (
-        f"{len(usage.silent)} of {count(len(usage.begun), 'rank')} that called {theirs} ended before they could report "
-        f"what became of their calls: {shown}{more}"
+        f"{len(ranks)} of {count(begun, 'process')} that called {theirs} ended before all that became of the calls was "
+        f"reported: {', '.join(shown[:8])}{', …' * (len(shown) > 8)}"
     )
 
 

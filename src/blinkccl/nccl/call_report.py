@@ -8,7 +8,7 @@ One JSON object per line, from each process at the end of each of its communicat
 
 ``state`` is "blink", "nccl" or "mpi"; ``least``, ``most`` and ``bytes`` are S of a call, as nccl-tests counts it, and
 of all. A line with ``mark`` "begin" comes with a rank's first call, one with "end" behind its others: a rank without
-the latter was killed before it could report.
+the latter was killed before it could report. A mark of NCCL's is no call, and has no ``state``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReportLine(msgspec.Struct, frozen=True):
     rank: int
     nranks: int
     comm: str
-    state: str
+    state: str = ""
     why: str = ""
     collective: str = ""
     dtype: str = ""
@@ -83,17 +83,19 @@ class ReportedCommunicator(msgspec.Struct, frozen=True):
 class CallReport:
     """A whole report. ``begun``: ranks that made calls, ``silent`` those killed before they could report.
 
-    ``unread``: lines that are none.
+    ``reported``: those of the ``groups`` that at least one rank has reported. ``unread``: lines that are none.
     """
 
     groups: tuple[ReportedCommunicator, ...]
+    reported: tuple[ReportedCommunicator, ...] = ()
     unread: int = 0
     begun: tuple[ReportedRank, ...] = ()
     silent: tuple[ReportedRank, ...] = ()
 
     @property
     def processes(self) -> int:
-        return len({pid for group in self.groups for pid in group.pids})
+        """Those of the communicators that were reported."""
+        return len({pid for group in self.reported for pid in group.pids})
 
     def calls(self, state: str) -> int:
         """Of one rank per communicator, the busiest."""
@@ -137,8 +139,9 @@ def read_call_report(data: bytes) -> CallReport:
     marks = Counter((line.comm, line.rank, line.pid, line.mark) for lines in found.values() for line in lines)
     begun = {(comm, rank, pid) for comm, rank, pid, mark in marks if mark == "begin"}
     silent = {key for key in begun if marks[*key, "begin"] > marks[*key, "end"]}
-    groups = tuple(_group(comm, lines) for comm, lines in found.items())
-    return CallReport(groups, unread, _ranks(begun), _ranks(silent))
+    groups = {comm: _group(comm, lines) for comm, lines in found.items()}
+    reported = tuple(groups[comm] for comm, lines in found.items() if any(line.mark != "begin" for line in lines))
+    return CallReport(tuple(groups.values()), reported, unread, _ranks(begun), _ranks(silent))
 
 
 def _ranks(keys: set[tuple[str, int, int]]) -> tuple[ReportedRank, ...]:

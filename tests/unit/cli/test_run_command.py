@@ -114,13 +114,15 @@ def test_mistakes_are_found_before_the_command_starts(blink, library, tmp_path):
     assert not target.exists()
 
 
-def test_settings_reach_the_command(blink, library, tmp_path):
+def test_settings_reach_the_command(blink, library, tmp_path, monkeypatch):
     target = tmp_path / "seen"
     machine = tmp_path / "machine.txt"
+    monkeypatch.delenv("BLINK_DEBUG", raising=False)
     machine.write_text("\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n")
-    script = f"import os; open({str(target)!r}, 'w').write(os.environ['BLINK_ALGO'] + ' ' + os.environ['BLINK_TOPO'])"
+    script = "import os; seen = map(os.environ.get, ('BLINK_ALGO', 'BLINK_TOPO', 'BLINK_DEBUG')); "
+    script += f"open({str(target)!r}, 'w').write(' '.join(map(str, seen)))"
     assert blink("run", "--algo", "nccl", "--topo", machine, "--", PYTHON, "-c", script).code == 0
-    assert target.read_text() == f"nccl {machine}"
+    assert target.read_text() == f"nccl {machine} None"  # a level would overrule the program's own NCCL_DEBUG
 
 
 def test_where_no_call_was_seen_likely_causes_are_named(blink, library, monkeypatch):
@@ -172,15 +174,31 @@ def test_ranks_that_were_killed_are_counted_and_named(blink, library, tmp_path, 
     ended = blink("run", "--report", target, "--", PYTHON, "-c", script)
     assert ended.code == 128 + 9
     silent = [pid for pid in (10, 11) if pid not in reported]
-    named = ", ".join(f"rank {pid - 10} (process {pid})" for pid in silent)
+    named = ", ".join(f"process {pid} (rank {pid - 10})" for pid in silent)
     assert (
-        f"blink: {len(silent)} of 2 ranks that called NCCL ended before they could report what became of their calls: "
+        f"blink: {len(silent)} of 2 processes that called NCCL ended before all that became of the calls was reported: "
         f"{named}\n"
     ) in ended.err
     assert "was not used" not in ended.err
     assert ("Blink took 4 calls" in ended.err) == bool(reported)
     document = json.loads(target.read_text())
     assert (document["used"], [each["pid"] for each in document["silent"]]) == (True, silent)
+
+
+def test_a_communicator_that_was_reported_is_told_though_its_process_is_killed_in_another(blink, library):
+    first = {"nranks": 2, "comm": "ab" * 8, "state": "nccl", "pid": 10, "rank": 0}
+    other = {**first, "rank": 1, "comm": "cd" * 8}
+    own = [row for row in ROWS if row["pid"] == 10]
+    lines = [{**first, "mark": "begin"}, *own, {**first, "mark": "end"}, {**other, "mark": "begin"}]
+    text = chr(10).join(map(json.dumps, lines)) + chr(10)
+    script = f"import os; open(os.environ['BLINK_REPORT'], 'a').write({text!r}); os.kill(os.getpid(), 9)"
+    ended = blink("run", "--", PYTHON, "-c", script)
+    heading, communicators, group, *_ = ended.err.splitlines()
+    assert heading.startswith("blink: 1 of 1 process that called NCCL ended before ")
+    assert heading.endswith(": process 10 (rank 1)")
+    assert communicators.startswith("blink: 1 communicator of 1 process: Blink took 4 calls per rank")
+    assert group == "blink:   communicator abababab, 2 ranks, process 10"
+    assert "cdcdcdcd" not in ended.err
 
 
 def test_lines_that_cannot_be_read_are_counted(blink, library):
