@@ -9,7 +9,7 @@ namespace blink::shim {
 
 enum class Level { kNone, kVersion, kWarn, kInfo, kTrace };
 
-// The level that BLINK_DEBUG names, else NCCL_DEBUG; kNone without both. Read once.
+// The level that BLINK_DEBUG names, else NCCL_DEBUG; without both kWarn where BLINK_REPORT is set, else kNone. Read once.
 Level log_level();
 
 // "host:pid:tid BLINK INFO text", on stderr or, where NCCL_DEBUG_FILE is set (%h and %p are filled in), in a file

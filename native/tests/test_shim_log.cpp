@@ -81,7 +81,10 @@ void levels() {
                {{{"NCCL_DEBUG", "nonsense"}}, 0},
                {{{"NCCL_DEBUG", "WARN"}, {"BLINK_DEBUG", "Info"}}, 3},
                {{{"NCCL_DEBUG", "INFO"}, {"BLINK_DEBUG", "NONE"}}, 0},
-               {{{"NCCL_DEBUG", "INFO"}, {"BLINK_DEBUG", ""}}, 3}};
+               {{{"NCCL_DEBUG", "INFO"}, {"BLINK_DEBUG", ""}}, 3},
+               {{{"BLINK_REPORT", "/dev/null"}}, 2},
+               {{{"BLINK_REPORT", "/dev/null"}, {"NCCL_DEBUG", "VERSION"}}, 1},
+               {{{"BLINK_REPORT", "/dev/null"}, {"BLINK_DEBUG", "NONE"}}, 0}};
   for (const auto& each : cases) {
     const std::string text = stderr_of(each.variables, all_levels);
     expect(count(text, "\n") == each.lines && count(text, " BLINK ") == each.lines, "%d lines: %s", each.lines,
