@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -281,6 +282,7 @@ class Communicator final : public blink_mpi_comm, private PendingCalls::Maker {
   std::shared_ptr<blink_bundle> bundle_;
   std::unique_ptr<SharedSegment> segment_;
   bool crosses_ = false;
+  std::atomic<bool> failed_{false};  // a call has said why this has ended; one that ends later may say so on a thread of ours
   Prepared* last_ = nullptr;
   Key wanted_{};  // of blocks
   Cache even_, uneven_;
@@ -736,7 +738,8 @@ void Communicator::count(Prepared& prepared) {
 int Communicator::failed(const blink_mpi_call& wanted) {
   blink_error error{};
   blink_last_error(segment_->comm(), &error);
-  say(where(wanted) + why_it_failed(error) + "\n");
+  const bool before = error.code != BLINK_REFUSED && failed_.exchange(true);
+  say(where(wanted) + (before ? "the communicator has ended before: " : "") + why_it_failed(error) + "\n");
   return BLINK_MPI_FAILED;
 }
 

@@ -429,6 +429,17 @@ int blink_comm::keep(const blink_error& error) {
   return error.code;
 }
 
+// The same of what ended the communicator. A root may be in its next call when others find that the last was none of
+// theirs: the first call that fails says what they say, and those behind it that the end came before.
+int blink_comm::keep_end(blink_error error) {
+  const std::uint64_t call = sequence() + 1;
+  std::uint64_t first = 0;
+  end_heard_in_.compare_exchange_strong(first, call, std::memory_order_relaxed);
+  error.earlier = shown(segment_.rank(rank_), sequence()) > error.sequence ? 1 : 0;
+  error.heard = first != 0 && first < call ? 1 : 0;
+  return keep(error);
+}
+
 // Lets signal handlers run, which only Python's main thread does, and tells whether one raised.
 bool blink_comm::interrupted() {
   if (python_.ensure == nullptr) return false;
@@ -458,9 +469,7 @@ void blink_comm::take_raised(void* raised[3]) {
 int blink_comm::failed_elsewhere() {
   const blink::Header& header = segment_.header();
   if (header.failed.load(std::memory_order_acquire) == 2) {
-    blink_error error = header.failure;
-    error.earlier = shown(segment_.rank(rank_), sequence()) > error.sequence ? 1 : 0;
-    return keep(error);
+    return keep_end(header.failure);
   }
   // 0: it has only just begun to say why, and not yet when.
   const std::int64_t since = header.failed_at_us.load(std::memory_order_relaxed);
@@ -513,12 +522,12 @@ int blink_comm::fail(int code, const blink::Site& site, int peer, const char* te
     header.failure = error;
     header.failed.store(2, std::memory_order_release);
     for (int other = 0; other < size(); ++other) ring(other);
-    return keep(error);
+    return keep_end(error);
   }
   // Another rank was first: its failure is the cause, ours a consequence.
   const std::int64_t until = now_us() + kHalfSaidUs;
   while (header.failed.load(std::memory_order_acquire) != 2 && now_us() < until) sched_yield();
-  return keep(header.failed.load(std::memory_order_acquire) == 2 ? header.failure : error);
+  return keep_end(header.failed.load(std::memory_order_acquire) == 2 ? header.failure : error);
 }
 
 int blink_comm::set_heap(int rank, void* base, int fd, std::uint64_t bytes) {

@@ -217,6 +217,7 @@ struct blink_comm {
   int failed_elsewhere();
   blink_error failure(int code, const blink::Site& site, int peer, const char* text) const;
   int keep(const blink_error& error);
+  int keep_end(blink_error error);
   int check_signatures();
   bool interrupted();
   std::int64_t let_others_go_on(std::int64_t pause_us);
@@ -248,6 +249,7 @@ struct blink_comm {
   std::vector<std::uint64_t> begun_;  // per peer, the last call that it is known to have begun
   std::int64_t timeout_us_ = 0;
   std::uint64_t mismatched_ = 0;  // the call that was not the same
+  std::atomic<std::uint64_t> end_heard_in_{0};  // 1 + the number of the call that first said that this has ended; 0: none
   blink_python python_{};
   void* raised_[3] = {};
   blink_idle idle_{};

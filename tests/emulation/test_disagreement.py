@@ -96,6 +96,25 @@ def test_ranks_that_call_different_things_all_say_both_sides(start: Start, what:
         assert f"calls {first[0]} of {first[1]} × {first[2]}" in text
 
 
+def is_root_of_what_the_others_do_not_call(comm: Communicator) -> list[Failure]:
+    """Rank 0 is in its second call when the others find that its first was another than theirs."""
+    ones = np.ones(16, np.float32)
+    found = []
+    if comm.rank == 0:
+        comm.broadcast(ones, 0)
+    for work in (lambda: comm.allreduce(ones), comm.barrier):
+        found.append(failure_of(work))
+    return found
+
+
+def test_the_first_call_that_fails_says_why_and_the_next_that_the_end_came_before(start: Start) -> None:
+    firsts, nexts = zip(*start(3, is_root_of_what_the_others_do_not_call).values(), strict=True)
+    assert len(set(firsts)) == 1, firsts
+    assert firsts[0][0] == "PlanMismatchError"
+    assert firsts[0][1].startswith("call 1 on the communicator: rank ")
+    assert all(": the group has ended before: call 1 on the communicator: rank " in text for _, text in nexts), nexts
+
+
 def test_a_program_of_other_chunks_is_another_call(start: Start) -> None:
     found = start(2, runs_other_chunks).values()
     assert [kind for kind, _ in found] == ["PlanMismatchError"] * 2, found

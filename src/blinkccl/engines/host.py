@@ -235,15 +235,18 @@ def failure_of(address: int, size: int) -> BlinkError | None:
 def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkError:
     """The one table from native codes to our errors. ``describe`` names the call, where it is known.
 
-    A call on a group that an earlier one has ended names that one, and waited for nothing: no DeadlineError.
+    Where another call than this one failed, that one is named. A call on a group that has ended before, as an earlier
+    call of this rank has said, waited for nothing: no DeadlineError.
     """
     if error.code == native.REFUSED:
         return UsageError(f"{describe}: {error.text.decode(errors='replace')}; it was not begun, and the group goes on")
-    if error.earlier:
+    if error.heard:
         return _after_failure(error, rank, describe)
+    if error.earlier:
+        describe = str(CollectiveCall.from_number(error.what[0], error.count[0])) if error.what[0] else ""
     where = f"call {error.sequence}" + (f" ({describe})" if describe else "")
     if not error.sequence:  # a message before the first call, or a group that is being made
-        where = describe or "the making of the group"
+        where = "the time before the first call" if error.earlier else describe or "the making of the group"
     found = "" if error.rank == rank else f" (found by rank {error.rank})"
     if error.code == native.DEADLINE:
         return DeadlineError(
@@ -270,10 +273,9 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
 
 
 def _after_failure(error: native.Error, rank: int, describe: str) -> BlinkError:
-    """What a call meets that is made on a group which an earlier call has ended."""
-    error.earlier = 0
-    call = str(CollectiveCall.from_number(error.what[0], error.count[0])) if error.what[0] else ""
-    first = to_exception(error, rank, call)
+    """What a call meets that is made on a group of which an earlier call has said that it has ended."""
+    error.heard, error.earlier = 0, 1
+    first = to_exception(error, rank)
     if isinstance(first, PeerLostError):
         return PeerLostError(first.rank, first.message)
     text = f"{describe}: the group has ended before: {first}"

@@ -261,7 +261,7 @@ def test_what_is_refused_before_it_begins_is_the_callers_mistake() -> None:
 )
 def test_after_a_failure_calls_name_it_and_not_themselves(code: int, kind: type[BlinkError]) -> None:
     first = CollectiveCall("allreduce", "float32", 5)
-    made = to_exception(error(code, earlier=1, what=(first.number(), 0), count=(5, 0)), 0, "a test")
+    made = to_exception(error(code, heard=1, what=(first.number(), 0), count=(5, 0)), 0, "a test")
     assert type(made) is kind
     assert code == native_library.MISMATCH or "call 7 (allreduce of 5 × float32, sum)" in str(made)
     assert "call 7 (a test)" not in str(made)

@@ -74,8 +74,8 @@ typedef struct {
   int32_t waits;  // of blink_waits
   int32_t channel, share, stage;
   int32_t left;   // the peer closed its communicator in an orderly way
-  int32_t earlier;    // what failed ended the communicator before this rank's call
-  int32_t padding;
+  int32_t earlier;    // what failed is an earlier call than this rank's
+  int32_t heard;      // an earlier call of this rank said so: the communicator had ended before this one
   int64_t chunk;
   uint64_t sequence;  // number of the call on this communicator, from 1
   int64_t seconds_us; // how long it waited
