@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from job import Job, Start, tell, wait_for
 
+from blinkccl.engines import native_library
 from blinkccl.errors import DeadlineError, UnsupportedError
-from blinkccl.runtime import python_line
+from blinkccl.runtime import dump, python_line
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.dump import GroupState, groups_of, with_lines
 from support.processes import open_files
@@ -35,6 +36,15 @@ def wait_until(job: Job, rank: int, wanted: Callable[[GroupState], bool], within
             return group
         assert time.monotonic() < end, f"the job never was as wanted; at last: {group}"
         time.sleep(0.02)
+
+
+def test_ranks_that_have_not_come_are_no_threads_of_one_process(tmp_path: Path) -> None:
+    """Of processes the lock says whether they live: here nobody has it."""
+    own = native_library.RankStatus(pid=os.getpid(), joined=1)
+    absent = [native_library.RankStatus(), native_library.RankStatus()]
+    with (tmp_path / "segment").open("w+") as file:
+        assert not dump._lives(file.fileno(), 0, [own, *absent])
+        assert dump._lives(file.fileno(), 0, [own, own, *absent])  # threads: nobody has a lock of their own
 
 
 def works_for_ever(comm: Communicator, elements: int) -> None:

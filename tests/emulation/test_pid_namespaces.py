@@ -143,3 +143,11 @@ def test_numbers_of_another_namespace_mean_nothing_here() -> None:
     assert number_here(os.getpid(), namespace("pid")) == os.getpid()
     assert number_here(os.getpid(), 0) == os.getpid()
     assert number_here(os.getpid(), 1) is None
+
+
+def test_where_proc_is_of_another_namespace_no_number_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    from blinkccl.runtime import process
+
+    monkeypatch.setattr(process, "PROC", Path("/proc/sys"))  # it has no "self"
+    assert process.number_here(os.getpid(), namespace("pid")) is None
+    assert process.number_here(os.getpid(), 0) is None

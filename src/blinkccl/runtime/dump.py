@@ -181,7 +181,8 @@ def _mapped(path: Path) -> Iterator[tuple[int, int, int]]:
 
 def _lives(fd: int, rank: int, rows: list[native.RankStatus]) -> bool:
     """Whether the rank's process does."""
-    if len({(row.processes, row.pid) for row in rows}) < len(rows):  # threads of one process: they hold no locks
+    joined = [(row.processes, row.pid) for row in rows if row.joined]
+    if len(set(joined)) < len(joined):  # threads of one process: they hold no locks
         pid = number_here(rows[rank].pid, rows[rank].processes)
         row = None if pid is None else stat(pid)
         return pid is None or (row is not None and not row.ends)

@@ -70,6 +70,8 @@ def number_here(pid: int, processes: int) -> int | None:
 
     None: it cannot be seen from here, as from a container beside its own.
     """
+    if not _numbers_are_ours():  # those in /proc are of other processes here, which a signal would then reach
+        return None
     if processes in (0, namespace("pid")):
         return pid
     for folder in PROC.glob("[0-9]*"):
