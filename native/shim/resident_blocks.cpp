@@ -9,7 +9,7 @@ namespace {
 
 struct Taken {
   std::uint32_t blocks = 0;
-  std::uint32_t multiprocessors = UINT32_MAX, each = UINT32_MAX;  // the least of all communicators so far
+  std::uint32_t multiprocessors = UINT32_MAX, each = UINT32_MAX;  // the least of all communicators since there were none
 };
 
 struct Residence {
@@ -48,8 +48,10 @@ std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, st
 void ResidentBlocks::keep(std::uint32_t blocks) {
   if (blocks >= blocks_) return;
   const std::lock_guard<std::mutex> lock(residence().mutex);
-  residence().taken[device_].blocks -= blocks_ - blocks;
+  const auto taken = residence().taken.find(device_);
+  taken->second.blocks -= blocks_ - blocks;
   blocks_ = blocks;
+  if (taken->second.blocks == 0) residence().taken.erase(taken);  // with the least of communicators that are gone
 }
 
 }  // namespace blink::shim

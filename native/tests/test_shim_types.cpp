@@ -9,6 +9,7 @@
 #include "check.h"
 #include "copy_engine.h"
 #include "nccl_types.h"
+#include "resident_blocks.h"
 
 using blink_test::expect;
 using namespace blink::shim;
@@ -21,6 +22,19 @@ static bool blocking(const ncclConfig_t* config, bool inherited) {
 
 static std::string only_nccl(const ConfigHead& head) {
   return wishes_of(reinterpret_cast<const ncclConfig_t*>(&head), {}).only_nccl;
+}
+
+// A communicator on a few multiprocessors lets others have little beside it, and nothing less once it is gone.
+static void room_of_a_share_that_is_gone() {
+  std::string why;
+  const ResidentBlocks::Gpu whole{0, 64, 2, 1}, share{0, 8, 2, 1};
+  {
+    ResidentBlocks few, beside;
+    expect(few.reserve(share, 1, 64, &why) == 2, "%s", why.c_str());
+    expect(beside.reserve(whole, 1, 64, &why) == 2, "beside a share");
+  }
+  ResidentBlocks alone;
+  expect(alone.reserve(whole, 1, 64, &why) == 16, "an eighth of a whole GPU");
 }
 
 // What a configuration says of blocks: what we cannot do is NCCL's, by name, and what is newer than its header is not read.
@@ -91,6 +105,7 @@ int main() {
     expect((size_of(dtype) > 0) == (dtype >= 0 && dtype < 12), "the size of type %d", dtype);
   }
   blocks_of_configurations();
+  room_of_a_share_that_is_gone();
   std::string why;
   setenv("BLINK_CUDA_LIB", "/no/such/libcuda.so.1", 1);
   expect(driver(&why) == nullptr && why.find("no CUDA driver: /no/such/libcuda.so.1") == 0, "%s", why.c_str());
