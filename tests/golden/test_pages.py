@@ -158,17 +158,29 @@ def as_shown(shown: str, printed: str, vary: bool = False) -> bool:
 
 
 def renewed(shown: str, printed: str) -> str:
-    """What to show instead: everything, or where ``…`` stands for something the most similar lines in its place."""
+    """What to show instead: everything, or where ``…`` stands for something the most similar lines in its place.
+
+    A ``…`` that the program prints itself (``4K … 64K``) stands for nothing else.
+    """
     got = [line.rstrip() for line in printed.rstrip().splitlines()]
-    if "…" not in shown:
+    open_lines = {line for line in shown.splitlines() if _stands_for_more(line, got)}
+    if not open_lines:
         return "".join(f"{line}\n" for line in got)
     lines = []
     for line in shown.splitlines():
-        if "…" not in line and got:
+        if line not in open_lines and got:
             best = max(range(len(got)), key=lambda at: (SequenceMatcher(None, line, got[at]).ratio(), -at))
             line, got = got[best], got[best + 1 :]
         lines.append(line)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _stands_for_more(line: str, printed: list[str]) -> bool:
+    """Whether a page's line is ``…`` alone, or fits a printed line that does not hold its ``…`` literally."""
+    if line.strip() == "…":
+        return True
+    pattern = re.compile(re.escape(line.rstrip()).replace("…", ".*"))
+    return "…" in line and line.rstrip() not in printed and any(map(pattern.fullmatch, printed))
 
 
 class Runner:
@@ -366,3 +378,19 @@ def test_a_page_that_shows_something_else_fails(
 )
 def test_what_is_shown_is_compared_whole(shown: str, printed: str, same: bool) -> None:
     assert as_shown(shown, printed) is same
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "new"),
+    [
+        ("a\nb\n", "c\n", "c\n"),
+        ("one\n…\nthree 3\n", "one\ntwo\nthree 4\n", "one\n…\nthree 4\n"),
+        ("in … ms\nold 1\n", "in 3.4 ms\nold 2\n", "in … ms\nold 2\n"),
+        ("x\n 4K … 64K  a\n", "w\nx\n 4K … 64K  a\n", "w\nx\n 4K … 64K  a\n"),
+        ("x\n 4K … 64K  a\n", "x\n 4K         b\n16K … 64K  a\n", "x\n 4K         b\n16K … 64K  a\n"),
+        ("…\n 4K … 64K  a\n", "x\n 4K … 32K  a\n", "…\n 4K … 32K  a\n"),
+    ],
+)
+def test_a_page_is_renewed_whole_but_for_what_it_leaves_out(shown: str, printed: str, new: str) -> None:
+    assert renewed(shown, printed) == new
+    assert as_shown(new, printed)
