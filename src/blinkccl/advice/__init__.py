@@ -1,1 +1,1 @@
-"""What should they do? Which GPUs to ask for, what a ring would get, and whether a plan is true."""
+"""What should they do? Which GPUs to ask for, what NCCL would get, why a plan is chosen, and whether it is true."""

@@ -59,7 +59,7 @@ def explain(
     summary = summarise(run.traced()) if run is not None and run.seconds and choice.measured is None else None
     nccl = _predictor(request)
     library = _library(request, size_bytes, nccl, measured)
-    theirs = _prediction(request, size_bytes, choice.measured)
+    theirs = _prediction(request, size_bytes, choice.measured, nccl)
     return Explanation(request, size_bytes, conditions, code, auto, choice, library, theirs, summary, measured)
 
 
@@ -71,15 +71,17 @@ def _predictor(request: Request) -> NcclPredictor | str:
     return NcclPredictor(JobPlacement(request.topology, request.ranks), gpu_of(request.topology).capability)
 
 
-def _prediction(request: Request, size_bytes: int, cell: Cell | None) -> NcclPrediction | str:
+def _prediction(
+    request: Request, size_bytes: int, cell: Cell | None, nccl: NcclPredictor | str
+) -> NcclPrediction | str:
     """What NCCL takes; what it took at a cell's size, taken from there to the asked one as ours is."""
-    now = nccl_today(request, size_bytes)
     time = None if cell is None else cell.best(NCCL)
-    if cell is None or time is None or isinstance(now, str) or not now.seconds:
-        return now
-    at_cell = nccl_today(request, cell.size_bytes)
-    assert not isinstance(at_cell, str), "its model answers at one size and at another"
-    return NcclPrediction(now.seconds * time.seconds / at_cell.seconds, "NCCL, measured")
+    if cell is None or time is None or isinstance(nccl, str) or nccl.caveat:
+        return nccl_today(request, size_bytes)
+    now, at_cell = (nccl.at(request.collective, size).seconds for size in (size_bytes, cell.size_bytes))
+    if not now or not at_cell:
+        return nccl_today(request, size_bytes)
+    return NcclPrediction(now * time.seconds / at_cell, "NCCL, measured")
 
 
 def _library(

@@ -13,7 +13,7 @@ from blinkccl.algorithms import ring
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.report.text import count, gb_per_s_text, times
+from blinkccl.report.text import count, gb_per_s_text, times_of_nccl
 from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import FAST_KINDS
 from blinkccl.topology.select import PCIE_CHOICES
@@ -51,7 +51,7 @@ class RingBaseline:
         where = count(self.rings, "ring") if self.fast else "no NVLink ring, so one over PCIe"
         if self.cables:
             where = "one ring over the cables, one way round"
-        than = times(forest.algbw_gb_per_s / self.gb_per_s)
+        than = times_of_nccl(forest.algbw_gb_per_s / self.gb_per_s)
         rates = f"{gb_per_s_text(self.gb_per_s)} algbw by the rule of {PAPER} ({where})"
         return f"paper   {rates}; this plan {gb_per_s_text(forest.algbw_gb_per_s)}: {than}, nominal rates"
 

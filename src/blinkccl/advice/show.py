@@ -7,7 +7,6 @@ the page says which.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,11 +32,9 @@ from blinkccl.report.tree_picture import share_picture, weight_text
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.simulate.run import Simulation
 from blinkccl.simulate.translate import Settings
-from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
-from blinkccl.topology.spec import parse_spec
-from blinkccl.topology.synthetic import FAMILIES
+from blinkccl.topology.spec import machine_named
 
 #: Of a plan at most so many shares are drawn, and so many steps of their trees are on the page.
 MOST_SHARES, MOST_STEPS = 64, 60_000
@@ -47,19 +44,7 @@ MOST_TIMED_STEPS, MOST_TRANSFERS = 1_000, 3_000
 MOST_ROWS, MOST_LISTED, MOST_RING_RANKS = 32, 100, 128
 #: What a timeline is of, if nobody says.
 SIZE_BYTES = 64 << 20
-_KNOWN = re.compile(r"(?:\d{1,4}x )?([a-z][\w-]*(?::[\w:=-]+)?)(?: @ [\d.]+Gbps)?")
 _RATES = "Rates are those of the links as their makers state them."
-
-
-def machine_named(name: str) -> Topology | None:
-    """The machine of that name, where it is one of ours, or a rule, or several of these; no file is read."""
-    found = _KNOWN.fullmatch(name)
-    if found is None or (found[1] not in CATALOG and found[1].partition(":")[0] not in FAMILIES):
-        return None
-    try:
-        return parse_spec(name)
-    except TopologyError:
-        return None
 
 
 def of_topology(topology: Topology) -> Exhibit:

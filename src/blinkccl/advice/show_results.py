@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from blinkccl.advice.show import machine_named
 from blinkccl.errors import ScheduleError
 from blinkccl.report.charts import Bar, Curve, bars_picture, curves_picture
 from blinkccl.report.layout import UNFOLDED
@@ -25,6 +24,7 @@ from blinkccl.report.words import Said, collective_name
 from blinkccl.schema import version_fault
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import machine_named
 
 _Number = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]

@@ -158,12 +158,25 @@ def _kinds(forest: Forest) -> str:
     return ", ".join(kinds)
 
 
+def nccl_230_fault(request: Request) -> str | None:
+    """Why NCCL 2.30's model has no number for the job, but for what its search finds; a sentence without full stop."""
+    try:
+        check_nvidia(request.topology, request.ranks)
+    except UnsupportedError as error:
+        return str(error)
+    name = request.collective.name
+    if name not in SERVED:
+        return f"NCCL does {name} by sends and receives, whose channels per peer its model does not count"
+    if request.links in PCIE_CHOICES and request.links != joining_links(request.topology, request.ranks)[0]:
+        return f"NCCL chooses its links itself, whatever --links {request.links} says"
+    return None
+
+
 def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
     """NCCL 2.30's channel search, and its cost model for each size."""
-    if request.collective.name not in SERVED:
-        raise UnsupportedError(f"nccl-2.30 has no ring for {request.collective.name}, only for {', '.join(SERVED)}")
-    if request.links in PCIE_CHOICES and request.links != joining_links(request.topology, request.ranks)[0]:
-        raise UnsupportedError(f"nccl-2.30 chooses its links itself: leave --links {request.links} out")
+    fault = nccl_230_fault(request)
+    if fault is not None:
+        raise UnsupportedError(fault)
     if conditions.settings.start_s:
         raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
     nccl = NcclServer.of(request.topology, request.ranks, conditions.calibration)

@@ -22,6 +22,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology
 from blinkccl.topology.nccl_constants import PROCESSORS
+from blinkccl.topology.spec import machine_named
 
 #: Kinds of path in NCCL's order. P2C, which only Grace servers with network cards know, is not modelled.
 KINDS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -71,11 +72,15 @@ def guess_arch(topology: Topology) -> str:
     """The architecture that a GPU's links tell, over the whole machine.
 
     By the NVLinks of one GPU together: 6, 12 and 18 of 25 GB/s are a V100, an A100 and an H100, up to 4 of 20 GB/s a
-    P100, more a B200. Without NVLink, by PCIe: generation 3 is taken for volta, 4 for ampere, 5 for hopper.
+    P100, more a B200. Without NVLink, as in a plan over PCIe, by that of the machine so named; else by PCIe: generation
+    3 is taken for volta, 4 for ampere, 5 for hopper.
     """
     unit = exact_unit(topology)
     lanes = [unit * x.capacity for x in topology.links if x.kind == "nvlink"]
     if not lanes:
+        whole = machine_named(topology.name)
+        if whole is not None and any(x.kind == "nvlink" for x in whole.links):
+            return guess_arch(whole)
         pcie = max((unit * x.capacity for x in topology.links if x.kind == "pcie"), default=Fraction(0))
         return "volta" if pcie < 24 else "ampere" if pcie < 48 else "hopper"
     most = max(
@@ -112,25 +117,41 @@ class CountedLinks:
 
     def share(self, kind: int, vertex: int) -> Fraction:
         """What a GB/s takes of the PCIe links of a path of this kind, in the server of ``vertex``."""
-        return INTEL_SHARE if kind == PHB and self.vendor(vertex) == "GenuineIntel" else Fraction(1)
+        intel = kind == PHB and self._knows_processors(vertex) and self.vendor(vertex) == "GenuineIntel"
+        return INTEL_SHARE if intel else Fraction(1)
 
     def vendor(self, vertex: int) -> str:
         """``AuthenticAMD`` or ``IBM``, by the bus between the processors of its server; else ``GenuineIntel``."""
         server = self.machine.vertex[vertex].server
         return PROCESSORS.get(int(self._smp.get(server, 10)), PROCESSORS[10])[1]
 
+    def _knows_processors(self, vertex: int) -> bool:
+        """Whether anything tells who made a server's processors: their bus, or the machine's name."""
+        return self.machine.vertex[vertex].server in self._smp or self._named is not None
+
+    @cached_property
+    def _named(self) -> Topology | None:
+        """The whole machine of that name: the topology of a plan has no more than the plan's links."""
+        return machine_named(self.machine.name)
+
     @cached_property
     def _smp(self) -> dict[int, Fraction]:
-        """The slowest bus between processors as the machine says it, by server: that tells who made them."""
-        unit, slowest = exact_unit(self.machine), dict[int, Fraction]()
-        for x in self.machine.links:
-            if x.kind == "smp":
-                server = self.machine.vertex[x.src].server
-                slowest[server] = min(slowest.get(server, x.capacity * unit), x.capacity * unit)
-        return slowest
+        """The slowest bus between processors by server, that of the topology before that of the machine so named."""
+        named = {} if self._named is None else _buses(self._named)
+        return named | _buses(self.machine)
 
     def _names(self, machines: Sequence[str]) -> bool:
         return any(word in machines for word in self.machine.name.split())
+
+
+def _buses(machine: Topology) -> dict[int, Fraction]:
+    """GB/s of the slowest bus between processors as a machine says it, by server: that tells who made them."""
+    unit, slowest = exact_unit(machine), dict[int, Fraction]()
+    for x in machine.links:
+        if x.kind == "smp":
+            server = machine.vertex[x.src].server
+            slowest[server] = min(slowest.get(server, x.capacity * unit), x.capacity * unit)
+    return slowest
 
 
 def step_kind(topology: Topology, src: int, dst: int) -> int:

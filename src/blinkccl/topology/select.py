@@ -59,7 +59,7 @@ def joining_links(topology: Topology, ranks: Sequence[int], *, relays: bool = Fa
         except TopologyError as error:
             refused.append(error)
             continue
-        return links, f"{refused[0]}. --links {links} is taken, as by libblink.so" if refused else ""
+        return links, f"{refused[0]}; using --links {links}, as libblink.so does" if refused else ""
     raise refused[0]
 
 

@@ -15,6 +15,7 @@ from blinkccl.topology.stated import NOTHING, Stated, parse_stated
 from blinkccl.topology.synthetic import FAMILIES, synthetic
 
 _COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*(?P<stated>[^@]+))?", re.DOTALL)
+_KNOWN = re.compile(r"(?:\d{1,4}x )?([a-z][\w-]*(?::[\w:=-]+)?)(?: @ [\d.]+Gbps)?")
 
 
 def parse_spec(text: str) -> Topology:
@@ -59,6 +60,17 @@ def parse_spec(text: str) -> Topology:
 
         return by_rule(rule, server, int(parsed["count"]), stated.nic, repr(text))
     return compose(server, int(parsed["count"]), stated.nic, fabric, repr(text))
+
+
+def machine_named(name: str) -> Topology | None:
+    """The machine of that name, where it is one of ours, or a rule, or several of these; no file is read."""
+    found = _KNOWN.fullmatch(name)
+    if found is None or (found[1] not in CATALOG and found[1].partition(":")[0] not in FAMILIES):
+        return None
+    try:
+        return parse_spec(name)
+    except TopologyError:
+        return None
 
 
 def _split(key: str, stated: str, where: str) -> tuple[str | None, str]:

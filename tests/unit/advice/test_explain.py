@@ -83,7 +83,7 @@ def test_the_fastest_is_said_with_the_runner_up_nccl_and_the_bound():
             "dgx-1v",
             "sendrecv",
             "kernels serve no sendrecv: messages go by copy engines",
-            "no model: NCCL's model has no sendrecv\n",
+            "no model: NCCL does sendrecv by sends and receives, whose channels per peer its model does not count\n",
         ),
         ("2x ring:2 @ 40Gbps", "allreduce", "no kernel of ours stores between servers", "NCCL ring Simple: "),
     ],

@@ -13,10 +13,12 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.api.plan import plan_of
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.baselines.registry import BASELINES
-from blinkccl.collectives.spec import Collective
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.nccl_predictor import NcclPrediction
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.simulate.calibration import calibration_for
+from blinkccl.topology.select import joining_links
 from blinkccl.topology.spec import parse_spec
 from blinkccl.units import algbw_gb_per_s
 
@@ -24,15 +26,22 @@ from blinkccl.units import algbw_gb_per_s
 def asked(spec: str, gpus: tuple[int, ...] | None = None, name: str = "allreduce", links: str = "fast") -> Request:
     topology = parse_spec(spec)
     ranks = topology.ranks if gpus is None else gpus
-    return Request(topology, Collective(name, len(ranks)), ranks, links)
+    root = 0 if "root" in COLLECTIVES[name].parameters else None
+    return Request(topology, Collective(name, len(ranks), root), ranks, links)
 
 
 @pytest.mark.parametrize(
     ("spec", "gpus", "size_bytes"),
-    [("dgx-1v", (1, 4, 5, 6), SIZE_BYTES), ("dgx-1v", (0, 1, 4), 1 << 20), ("2x dgx-1v @ 40Gbps", None, SIZE_BYTES)],
+    [
+        ("dgx-1v", (1, 4, 5, 6), SIZE_BYTES),
+        ("dgx-1v", (0, 1, 4), 1 << 20),
+        ("dgx-1v", (1, 4, 6), SIZE_BYTES),
+        ("2x dgx-1v @ 40Gbps", None, SIZE_BYTES),
+    ],
 )
 def test_plan_sim_and_explain_say_the_same_of_nccl(spec: str, gpus: tuple[int, ...] | None, size_bytes: int) -> None:
-    request = asked(spec, gpus)
+    topology = parse_spec(spec)
+    request = asked(spec, gpus, links=joining_links(topology, gpus or topology.ranks)[0])
     found = nccl_today(request, size_bytes)
     assert isinstance(found, NcclPrediction)
     conditions = Conditions(calibration_for(request.topology))
@@ -52,10 +61,17 @@ def test_the_paper_has_its_name_and_year_and_nominal_rates() -> None:
     assert line.endswith("nominal rates")
 
 
+_SENDS = "sends and receives, whose channels per peer its model does not count"
+
+
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
         (asked("mi250"), "NCCL runs on NVIDIA GPUs, but mi250 joins its GPUs by xGMI"),
+        *(
+            (asked(spec, name=name), f"NCCL does {name} by {_SENDS}")
+            for spec, name in (("dgx-1v", "gather"), ("torus:6x6", "alltoall"))
+        ),
         (asked("dgx-1v", (0, 1), links="pcie"), "NCCL chooses its links itself, whatever --links pcie says"),
     ],
 )
@@ -63,6 +79,35 @@ def test_where_the_model_knows_nothing_there_is_no_number(request_: Request, why
     assert nccl_today(request_, SIZE_BYTES) == why
     (line,) = [line for line in plan_of(request_).text().splitlines() if line.startswith("nccl  ")]
     assert line == f"nccl    no number: {why}"
+
+
+def test_blink_sim_is_offered_only_where_it_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(today, "MOST_RANKS", 1)
+    monkeypatch.setattr(today, "MOST_STEPS", 1)
+    for request in (asked("mi250"), asked("dgx-1v", name="alltoall"), asked("dgx-1v", (0, 1), links="pcie")):
+        assert "no number" in nccl_sentence(plan_of(request).forest, request, SIZE_BYTES, float)
+        with pytest.raises(UnsupportedError):
+            BASELINES[NAME].prepare(request, Conditions(calibration_for(request.topology)))
+
+
+@pytest.mark.parametrize("name", ["allreduce", "broadcast"])
+@pytest.mark.parametrize("size_bytes", [0, 1, 3])
+def test_where_nothing_moves_there_is_no_line(name: str, size_bytes: int) -> None:
+    text = plan_of(asked("dgx-1v", (1, 4, 5, 6), name)).text(size_bytes=size_bytes)
+    assert "nccl  " not in text
+    assert "paper  " in text
+
+
+def test_times_of_small_sizes_are_compared() -> None:
+    plan = plan_of(asked("dgx-1v", (1, 4, 5, 6)))
+    (line,) = [line for line in plan.text(size_bytes=64).splitlines() if line.startswith("nccl  ")]
+    assert re.match(r"nccl    10\.4 µs for 64 bytes by nccl-2.30 \(tree LL .*; this plan \d+\.\d µs: ", line)
+
+
+def test_the_faster_one_is_named() -> None:
+    request = asked("dgx-1v", (0, 1))
+    said = nccl_sentence(plan_of(request).forest, request, SIZE_BYTES, lambda _: 1.0)
+    assert re.search(r"; this plan 1 GB/s: NCCL is \d+(\.\d+)? times as fast, effective rates$", said)
 
 
 def test_a_large_plan_is_not_timed_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +118,5 @@ def test_a_large_plan_is_not_timed_for_a_line(monkeypatch: pytest.MonkeyPatch) -
     def never(*_: object) -> float:
         raise AssertionError("it is timed")
 
-    monkeypatch.setattr(today, "nccl_today", never)
     said = nccl_sentence(forest, request, SIZE_BYTES, never)
     assert said == "nccl    not timed beside a plan of 12 steps: blink sim does, with --algo optimal,nccl-2.30"

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from blinkccl.advice.show import MOST_TRANSFERS, drawn_on, machine_named, of_plan, of_topology, shape_fault
+from blinkccl.advice.show import MOST_TRANSFERS, drawn_on, of_plan, of_topology, shape_fault
 from blinkccl.advice.show_results import chart, of_result
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Tree
 from blinkccl.report.page import Figure, Pair, Stage, Table, exhibit_page
-from blinkccl.topology.spec import parse_spec
+from blinkccl.topology.spec import machine_named, parse_spec
 from support.planned import plan
 
 SIMULATION = {
@@ -78,16 +78,6 @@ def test_a_plan_is_drawn_on_the_machine_that_it_names():
     assert set(on.sockets.values()) == {12, 13}
     other = drawn_on(forest, parse_spec("dgx-1p"))
     assert other.topology is forest.topology
-
-
-@pytest.mark.parametrize("name", ["dgx-1v", "2x dgx-1v @ 40Gbps", "ring:5", "random:9:seed=2:directed", "torus:4x4"])
-def test_machines_by_their_names(name):
-    assert machine_named(name).name == name
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd", "README.md", "my machine", "", "9999x dgx-1v", "ring:99999"])
-def test_names_that_are_of_no_machine_of_ours(name):
-    assert machine_named(name) is None
 
 
 def test_what_moves_is_bounded_and_told_by_share():

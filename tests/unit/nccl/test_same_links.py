@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.baselines.nccl_links import ARCHS
+from blinkccl.api.plan import load, plan_of
+from blinkccl.baselines.nccl_links import ARCHS, INTEL_SHARE, PHB, CountedLinks
 from blinkccl.choice.costs import PROLOGUE_US, timing
 from blinkccl.choice.counted import counted_gb_per_s
 from blinkccl.choice.programs import compiled, gpu_of, largest
@@ -89,3 +92,25 @@ def test_a_call_of_ours_has_a_prologue_that_nccls_has_not() -> None:
     one = next(x for x in candidates(place, ("one_shot",), gpu.blocks, {}).found["allreduce", -1])
     found = timing(one, "ll", 8, gpu.capability, 1, largest(1).capacity_bytes("ll"))
     assert found.seconds * 1e6 == pytest.approx(6.8 + 1.0 + PROLOGUE_US, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"), [("dgx-a100", (0, 2)), ("dgx-a100", (0, 1)), ("dgx-1v", (0, 2)), ("dgx-1p", (0, 1))]
+)
+def test_a_plan_read_from_its_file_takes_as_long(name: str, gpus: tuple[int, int], tmp_path: Path) -> None:
+    """Though its topology has no more than its own links, of which none may tell who made the processors."""
+    request = Request(parse_spec(name), Collective("allreduce", 2), gpus, "pcie")
+    plan = plan_of(request, "optimal")
+    plan.save(tmp_path / "plan.json")
+    read = load(tmp_path / "plan.json")
+    assert len(read.forest.topology.links) < len(request.topology.links)
+    assert read.simulate("64M").seconds == plan.simulate("64M").seconds
+
+
+def test_a_processor_that_nothing_names_takes_no_fifth() -> None:
+    topology = parse_spec("dgx-1v")
+    whole = CountedLinks(topology)
+    alone = replace(topology, links=tuple(x for x in topology.links if x.kind != "smp"))
+    assert whole.share(PHB, 0) == CountedLinks(alone).share(PHB, 0) == INTEL_SHARE
+    assert CountedLinks(replace(alone, name="mine")).share(PHB, 0) == 1
+    assert CountedLinks(replace(topology, name="mine")).share(PHB, 0) == INTEL_SHARE

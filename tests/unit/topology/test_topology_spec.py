@@ -8,7 +8,7 @@ import pytest
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology import json_format
-from blinkccl.topology.spec import load, parse_gpus, parse_spec
+from blinkccl.topology.spec import load, machine_named, parse_gpus, parse_spec
 from blinkccl.topology.stated import assumed
 
 
@@ -174,3 +174,15 @@ def test_what_a_file_does_not_say_is_stated_behind_it(tmp_path: Path, monkeypatc
         parse_spec("n7.txt @ xgmi=50GB/s")
     with pytest.raises(TopologyError, match="say how many servers"):
         parse_spec("ring.json @ 400Gbps")
+
+
+@pytest.mark.parametrize("name", ["dgx-1v", "2x dgx-1v @ 40Gbps", "ring:5", "random:9:seed=2:directed", "torus:4x4"])
+def test_machines_by_their_names(name: str) -> None:
+    machine = machine_named(name)
+    assert machine is not None
+    assert machine.name == name
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "README.md", "my machine", "", "9999x dgx-1v", "ring:99999"])
+def test_names_that_are_of_no_machine_of_ours(name: str) -> None:
+    assert machine_named(name) is None
