@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from blinkccl.errors import LimitError, UnsupportedError
-from blinkccl.foreign.mscclpp import MOST_CHANNELS, MOST_ENDS
+from blinkccl.foreign import mscclpp
 from blinkccl.topology.model import Topology
 
 Json = dict[str, Any]
@@ -32,10 +32,10 @@ def combining_switch(machine: Topology, ranks: tuple[int, ...]) -> int:
 
 def allreduce_gpus(count: int, in_place: bool, unit_bytes: int) -> list[Json]:
     """``gpus`` of the plan among so many ranks; LimitError for more than a thread block has channels for."""
-    if count - 1 > MOST_CHANNELS:
+    most = mscclpp.MOST_CHANNELS
+    if count - 1 > most:
         raise LimitError(
-            f"a thread block holds {MOST_CHANNELS} memory channels, got {count - 1}: at most {MOST_CHANNELS + 1} GPUs, "
-            "chosen with --gpus"
+            f"a thread block holds {most} memory channels, got {count - 1}: at most {most + 1} GPUs, chosen with --gpus"
         )
     return [_gpu(rank, count, in_place, unit_bytes) for rank in range(count)]
 
@@ -88,6 +88,6 @@ def _operations(chunk: int, peers: int, target: int, unit_bytes: int) -> list[Js
 def _to_all(name: str, peers: int) -> list[Json]:
     places = range(peers)
     return [
-        {"name": name, "channel_ids": list(places[at : at + MOST_ENDS]), "channel_type": "memory"}
-        for at in range(0, peers, MOST_ENDS)
+        {"name": name, "channel_ids": list(places[at : at + mscclpp.MOST_ENDS]), "channel_type": "memory"}
+        for at in range(0, peers, mscclpp.MOST_ENDS)
     ]
