@@ -125,7 +125,7 @@ std::string file_of_lines() {
 Level log_level() {
   static const Level level = [] {
     for (const char* name : {"BLINK_DEBUG", "NCCL_DEBUG"}) {
-      if (const int level = level_of(std::getenv(name)); level >= 0) return static_cast<Level>(level);
+      if (const int wanted = level_of(std::getenv(name)); wanted >= 0) return static_cast<Level>(wanted);
     }
     // What keeps a job from running on trees is not to wait for the table at the job's end.
     const bool silent = is_set("BLINK_DEBUG") || is_set("NCCL_DEBUG") || !is_set("BLINK_REPORT");
