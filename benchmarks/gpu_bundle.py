@@ -109,7 +109,7 @@ def _environment(place: Path, folder: Path) -> Path | None:
 
 
 def _finds_a_compiler() -> bool:
-    """Whether NVRTC or nvcc is here: torch's wheels bring NVRTC."""
+    """True where NVRTC or nvcc is here: torch's wheels bring NVRTC."""
     wheels = ("nvidia/cuda_nvrtc/lib/libnvrtc.so.*", "nvidia/cu*/lib/libnvrtc.so.*")
     beside = any(any(Path(base or ".").glob(wheel)) for base in sys.path for wheel in wheels)
     return beside or shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()

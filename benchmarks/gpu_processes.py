@@ -32,7 +32,7 @@ _COUNT = 1000
 
 
 class Said(NamedTuple):
-    """Whether the rank that is left named the one that was killed in time, and its words."""
+    """True if the rank that is left named the killed one in time; and its words."""
 
     named: bool
     words: str
@@ -46,7 +46,7 @@ def conformance(size: int, case: str) -> str:
 
 
 def killed() -> Said:
-    """What rank 0 of two says when rank 1 was killed before its second call."""
+    """The words of rank 0 of two when rank 1 was killed before its second call."""
     began = time.monotonic()
     settings = {"BLINK_TIMEOUT": str(PATIENCE_S), "BLINK_DEBUG": "WARN"}
     with tempfile.TemporaryDirectory() as place:
@@ -60,7 +60,7 @@ def killed() -> Said:
 
 
 def _run(programs: Sequence[Sequence[str]], settings: dict[str, str] | None = None) -> list[str]:
-    """What they write, when all have ended; the step has a deadline, and they end with it."""
+    """The output of all processes once they have ended; the step has a deadline, and they end with it."""
     environment = os.environ | (settings or {})
     started = [
         subprocess.Popen(

@@ -141,7 +141,7 @@ def empty(quick: bool) -> Iterator[Found]:
 
 
 def wires(quick: bool) -> Iterator[Found]:
-    """What the busiest block moves in a broadcast of two ranks with a block each, beside what predictions take."""
+    """The rate of the busiest block in a broadcast of two ranks with a block each, beside the predicted one."""
     cuda = Cuda()
     nbytes = (1 if quick else 32) * MIB // _slowness(cuda)
     program = gpu_grid.program_of("broadcast", 2, "one_hop", root=0)

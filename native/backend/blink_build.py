@@ -41,7 +41,7 @@ KEPT = Path("build", "zig")
 
 
 def needs_zig() -> bool:
-    """Whether this machine has no C++ compiler. Another platform than its wheels are for: pip says so."""
+    """True where no C++ compiler is. Where ziglang has no wheel for the platform, pip says so."""
     return not os.environ.get("CXX") and not any(map(shutil.which, ("c++", "g++", "clang++")))
 
 

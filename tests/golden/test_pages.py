@@ -176,7 +176,7 @@ def renewed(shown: str, printed: str) -> str:
 
 
 def _stands_for_more(line: str, printed: list[str]) -> bool:
-    """Whether a page's line is ``…`` alone, or fits a printed line that does not hold its ``…`` literally."""
+    """True if a page's line is ``…`` alone, or fits a printed line that does not hold its ``…`` literally."""
     if line.strip() == "…":
         return True
     pattern = re.compile(re.escape(line.rstrip()).replace("…", ".*"))

@@ -1,4 +1,4 @@
-"""What some tests need and a machine with Python alone lacks. `make test-more` installs it and runs these tests alone.
+"""The extras that some tests need and Python alone lacks: `make test-more` installs them and runs these tests alone.
 
 A test that cannot do without is marked ``@needs("torch")``, or its file is, by ``pytestmark``: where torch is missing
 it is skipped. One that plays whatever engines are there, and so does more where torch is, is marked

@@ -1,4 +1,4 @@
-"""What today's NCCL takes for a job: the one answer, wherever it is printed, and the line of it beside a plan.
+"""The time of today's NCCL for a job: the one answer, wherever it is printed, and its line beside a plan.
 
 It is NCCL's own model of version 2.30 (:mod:`blinkccl.nccl.nccl_predictor`), at what links reach and not at nominal
 rates. So is what stands beside it: the plan's time at the same size. The paper's baseline, NCCL 2.4 at nominal rates,

@@ -1,4 +1,4 @@
-"""What a ring gets by the rule of NCCL 2.4, of 2019: the baseline of Blink's paper, beside every plan.
+"""The rate of a ring by the rule of NCCL 2.4 (2019): the baseline of Blink's paper, beside every plan.
 
 Both rates are nominal ones. What NCCL does today is :mod:`~blinkccl.advice.nccl_today`.
 """

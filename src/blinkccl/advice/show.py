@@ -301,7 +301,7 @@ def _nccl_words(line: str) -> list[tuple[str, str]]:
 
 
 def _nccl_line(forest: Forest, request: Request, size_bytes: int, timed: Timed | str) -> str:
-    """What today's NCCL gets at the size."""
+    """The line of today's NCCL at the size."""
     if isinstance(timed, str):
         return ""
     return nccl_sentence(forest, request, size_bytes, lambda size: timed.algbw_gb_per_s)

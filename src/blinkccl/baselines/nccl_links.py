@@ -105,7 +105,7 @@ class CountedLinks:
     version: tuple[int, int] = VERSION
 
     def gb_per_s(self, kind: str, nominal: Fraction, arch: Arch) -> Fraction:
-        """What NCCL counts of a link of the machine that is stated as ``nominal`` GB/s, between GPUs of ``arch``."""
+        """The GB/s that NCCL counts for a link of ``nominal`` GB/s between GPUs of ``arch``."""
         if kind == "nvlink":
             return nominal / arch.nominal_gb_per_s * arch.lane_gb_per_s
         if kind == "smp" and self._names(BROADWELLS):
@@ -116,7 +116,7 @@ class CountedLinks:
         return nominal
 
     def share(self, kind: int, vertex: int) -> Fraction:
-        """What a GB/s takes of the PCIe links of a path of this kind, in the server of ``vertex``."""
+        """The load of one GB/s on the PCIe links of a path of this kind, in the server of ``vertex``."""
         intel = kind == PHB and self._knows_processors(vertex) and self.vendor(vertex) == "GenuineIntel"
         return INTEL_SHARE if intel else Fraction(1)
 
@@ -126,7 +126,7 @@ class CountedLinks:
         return PROCESSORS.get(int(self._smp.get(server, 10)), PROCESSORS[10])[1]
 
     def _knows_processors(self, vertex: int) -> bool:
-        """Whether anything tells who made a server's processors: their bus, or the machine's name."""
+        """True if the bus or the machine's name tells the maker of a server's processors."""
         return self.machine.vertex[vertex].server in self._smp or self._named is not None
 
     @cached_property

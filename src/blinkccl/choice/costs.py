@@ -171,7 +171,7 @@ def _frame(candidate: CandidateProgram, protocol: str, capability: int, settings
 
 
 def pcie_gb_per_s(candidate: CandidateProgram, protocol: str, capability: int) -> dict[tuple[int, int], float]:
-    """What a program gets of each link of PCIe and each bus: as NCCL counts them, or as its rings were measured."""
+    """The rate of each PCIe link and bus for a program: as NCCL counts them, or as its rings were measured."""
     left = _copies_reach() if protocol == COPIES else RATE[protocol]
     measured, links, rates = calibration_for(candidate.network), candidate.network.link, {}
     for arc, counted in counted_gb_per_s(candidate, arch_named(architecture(capability))).items():

@@ -1,4 +1,4 @@
-"""What NCCL counts of the links that a program of ours crosses, so that they cost ours what they cost NCCL's rings.
+"""NCCL's rates of the links that a program of ours crosses: both cost the same on the same links.
 
 NVLinks are in the calibrations of :mod:`blinkccl.choice.costs`. Here are PCIe and the bus between processors, of which
 NCCL's numbers depend on the machine and on the paths (:mod:`blinkccl.baselines.nccl_links`): a message from GPU to GPU
@@ -42,7 +42,7 @@ def counted_gb_per_s(one: CandidateProgram, arch: Arch) -> dict[tuple[int, int],
 
 
 def _parts(program: Program) -> Mapping[Queue, Fraction]:
-    """What part of S goes through each queue."""
+    """The part of S that goes through each queue."""
     weight = {item.block: item.weight for item in program.collective.items()}
     parts = dict.fromkeys(program.queues, Fraction(0))
     for role in program.roles:
@@ -53,7 +53,7 @@ def _parts(program: Program) -> Mapping[Queue, Fraction]:
 
 
 def _share(one: CandidateProgram, queue: Queue) -> Fraction:
-    """What a GB/s of its messages takes of PCIe."""
+    """The load of one GB/s of its messages on PCIe."""
     if queue.is_staged or not _through_processor(one.network, queue.path):
         return Fraction(1)
     return one.counted.share(kind_of(one.network, queue.path), queue.path[0])

@@ -265,7 +265,7 @@ def _tell(usage: CallReport, theirs: str, unused: str) -> None:
 
 
 def _silent_text(usage: CallReport, theirs: str) -> str:
-    """Who was killed, or called abort, with the report still in its memory."""
+    """The ranks that were killed, or called abort, with the report still in memory."""
     ranks: dict[int, list[str]] = {}
     for each in usage.silent:
         ranks.setdefault(each.pid, []).append(str(each.rank))

@@ -29,7 +29,7 @@ class _Library:
         self._load_other_half(Path(path))
 
     def _load_other_half(self, path: Path) -> None:
-        """What NVRTC opens by its name when it compiles: the wheels of CUDA 13.0 have no run path to find it by.
+        """Load NVRTC's builtins, which it opens by name: the wheels of CUDA 13.0 have no run path to find them.
 
         One that lies beside it is loaded before, by its path, and the loader then knows the name. Other versions of it
         may lie there, too.

@@ -273,7 +273,7 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
 
 
 def _after_failure(error: native.Error, rank: int, describe: str) -> BlinkError:
-    """What a call meets that is made on a group of which an earlier call has said that it has ended."""
+    """The error of a call on a group that an earlier call has said to have ended."""
     error.heard, error.earlier = 0, 1
     first = to_exception(error, rank)
     if isinstance(first, PeerLostError):

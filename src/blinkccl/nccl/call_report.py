@@ -102,7 +102,7 @@ class CallReport:
         return sum(row.calls for group in self.groups for row in group.rows if row.state == state)
 
     def not_compiled(self) -> dict[str, int]:
-        """What compilers had to say, and of how many communicators no call ran on trees because of it."""
+        """The compilers' messages, each with the number of communicators that ran no call on trees for it."""
         found: Counter[str] = Counter()
         for group in self.groups:
             reasons = (row.why.partition(NOT_COMPILED)[2] for row in group.rows)

@@ -117,7 +117,7 @@ class _Verdict:
 
     @property
     def taken(self) -> bool:
-        """Whether Blink runs it."""
+        """True if Blink runs it."""
         if self.ours is None or self.forced:
             return self.ours is not None
         return self.theirs is not None and self.ours[2].seconds * self.margin < self.theirs.seconds
@@ -129,7 +129,7 @@ class _Verdict:
 
     @property
     def margin(self) -> float:
-        """How many times as long NCCL must take for a call to be ours: less where both were measured."""
+        """The ratio of NCCL's time to ours from which a call is ours: smaller where both were measured."""
         return PREDICTED_MARGIN if self.cell is None or self.cell.best(NCCL) is None else MARGIN
 
 

@@ -87,7 +87,7 @@ def number_here(pid: int, processes: int) -> int | None:
 
 
 def _numbers_are_ours() -> bool:
-    """Whether a number in /proc is that of the same process here."""
+    """True if a number in /proc names the same process here."""
     try:
         return os.readlink(PROC / "self") == str(os.getpid())
     except OSError:

@@ -67,7 +67,7 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def address_in_order(tensors: Sequence[Tensor]) -> int:
-    """Where the elements of the tensors lie one after the other, as those of the chunks of one tensor do; 0: nowhere.
+    """The address of tensors that lie one after the other, as the chunks of one tensor do; 0 if they do not.
 
     They are of one element type. Wrappers have no address, and what a negative or conjugate bit stands for is not what
     lies there.
@@ -102,7 +102,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _is_empty(tensor: Tensor) -> bool:
-    """Whether it has no address for want of elements alone."""
+    """True if it lacks an address only because it has no elements."""
     stands_for_others = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
     return not tensor.numel() and tensor.device.type in _DEVICES and not stands_for_others
 
