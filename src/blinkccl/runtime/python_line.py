@@ -1,9 +1,8 @@
 """Where a rank's Python program stands, told by the process itself when it is asked.
 
-A process that joins a group of a host makes a file of its memory, which /proc shows, and has Python's fault handler
-write
-the stacks of its threads into it at a signal. That happens in the handler: no line of Python runs, system calls go on
-where they were, and a process that never made such a file is never signalled.
+A process that joins a group of a host makes a file of its memory, which /proc shows. At a signal Python's fault handler
+writes the stacks of the process's threads into it. That happens in the handler: no line of Python runs, system calls go
+on where they were, and a process that never made such a file is never signalled.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from blinkccl.runtime.process import PROC
 _NAME = "python-line"
 #: One that nobody uses: programs and their libraries begin at either end.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 11
-_WAIT_S, _STEP_S = 0.3, 0.005
+_WAIT_S, _STEP_S = 2.0, 0.002
 _MOST_BYTES = 1 << 20
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 #: Frames of these are ours or torch's; the program's own line is above them.
@@ -48,9 +47,16 @@ def ask(pid: int) -> str:
     if file is None or not _handles(pid) or pid == os.getpid():
         return ""
     try:
-        before = file.stat().st_size
+        before, masked = file.stat().st_size, _masking(pid)
         os.kill(pid, _SIGNAL)
-        return line_of(_written(file, before))
+        end = time.monotonic() + _WAIT_S
+        while time.monotonic() < end:
+            time.sleep(_STEP_S)
+            if file.stat().st_size > before and _masking(pid) <= masked:
+                break
+        with file.open("rb") as written:
+            written.seek(before)
+            return line_of(written.read(_MOST_BYTES).decode("utf-8", "replace"))
     except (OSError, ValueError):
         return ""
 
@@ -65,30 +71,31 @@ def _file_of(pid: int) -> Path | None:
 
 
 def _handles(pid: int) -> bool:
-    """Whether the signal has a handler there: without one it would end the process."""
+    """True if the signal has a handler there: without one it would end the process."""
     with contextlib.suppress(OSError):
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", (PROC / str(pid) / "status").read_text(), re.MULTILINE)
-        return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+        return _in_set("SigCgt", PROC / str(pid))
     return False
 
 
-def _written(file: Path, before: int) -> str:
-    """What was written since, once it does not grow any more."""
-    end, size = time.monotonic() + _WAIT_S, before
-    while time.monotonic() < end:
-        time.sleep(_STEP_S)
-        now = file.stat().st_size
-        if now == size > before:
-            break
-        size = now
-    with file.open("rb") as written:
-        written.seek(before)
-        return written.read(_MOST_BYTES).decode("utf-8", "replace")
+def _masking(pid: int) -> set[str]:
+    """The threads of ``pid`` that hold the signal back: the system has a thread do so while its handler runs."""
+    masking = set()
+    for thread in (PROC / str(pid) / "task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if _in_set("SigBlk", thread):
+                masking.add(thread.name)
+    return masking
+
+
+def _in_set(name: str, task: Path) -> bool:
+    """True if the set of signals ``name`` of a task below /proc has ours."""
+    bits = re.search(rf"^{name}:\s*([0-9a-f]+)$", (task / "status").read_text(), re.MULTILINE)
+    return bits is not None and bool(int(bits[1], 16) >> (_SIGNAL - 1) & 1)
 
 
 def line_of(stacks: str) -> str:
     """The program's own innermost line: of the thread that is inside of us, else of the one that was interrupted."""
-    threads = [found for block in stacks.split("\n\n") if (found := _frames(block))]
+    threads = [frames for block in stacks.split("\n\n") if (frames := _frames(block))]
     inside = [frames for frames in threads if any("/blinkccl/" in file for file, _, _ in frames)]
     current = [
         frames for frames in [_frames(b) for b in stacks.split("\n\n") if b.startswith("Current thread")] if frames
@@ -101,4 +108,4 @@ def line_of(stacks: str) -> str:
 
 
 def _frames(block: str) -> list[tuple[str, str, str]]:
-    return [(found[1], found[2], found[3]) for text in block.splitlines() if (found := _FRAME.match(text))]
+    return [(frame[1], frame[2], frame[3]) for text in block.splitlines() if (frame := _FRAME.match(text))]
