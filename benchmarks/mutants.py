@@ -1,0 +1,198 @@
+"""Do the tests still notice? 200 small faults, each with the test that noticed it, frozen in mutants.json.
+
+    python benchmarks/mutants.py                     play all of them; exit code 1 if one is not noticed any more
+    python benchmarks/mutants.py --only packing      those whose file's path has this text
+    python benchmarks/mutants.py --freeze 200        choose and play them anew, and write the file: an hour or two
+
+A mutant changes one comparison, sum, small number, condition or negation of one line. It is found again by the text of
+its line, wherever that has moved to; a line that no file has any more is counted as gone. Of the tests its own is
+played, by name, and where that does not notice it, all of the room's. Run this in a clean checkout with its .venv:
+files are changed while it runs, and restored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE, TESTS = ROOT / "src/blinkccl", ROOT / "tests"
+FILE = Path(__file__).with_suffix(".json")
+#: The rooms that the sentence "links, trees, certificate, program, bytes" is about, and those that tell their cost.
+ROOMS = (
+    *("topology", "collectives", "packing", "algorithms", "forest", "schedule", "engines"),
+    *("simulate", "choice", "baselines", "codegen", "nccl", "export", "runtime"),
+)
+SWAPS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+#: For one mutant's tests; one that runs for ever is noticed.
+TIMEOUT_S = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``old`` at ``column`` of the ``nth`` line with this text becomes ``new``; ``noticed`` by a test, or by none."""
+
+    file: str
+    line: str
+    nth: int
+    column: int
+    old: str
+    new: str
+    noticed: str | None = None
+
+
+def sites(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+    """Every expression on one line that can be changed, and what it becomes."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr) or node.lineno != node.end_lineno:
+            continue
+        changed = ast.parse(ast.unparse(node), mode="eval").body
+        match changed:
+            case ast.Compare(ops=[operation]) if type(operation) in SWAPS:
+                changed.ops = [SWAPS[type(operation)]()]
+            case ast.BinOp(op=ast.Add() | ast.Sub()):
+                changed.op = ast.Sub() if isinstance(changed.op, ast.Add) else ast.Add()
+            case ast.BoolOp():
+                changed.op = ast.Or() if isinstance(changed.op, ast.And) else ast.And()
+            case ast.UnaryOp(op=ast.Not()):
+                changed = changed.operand
+            case ast.Constant(value=0 | 1 | 2) if type(changed.value) is int:
+                changed = ast.Constant(changed.value + 1)
+            case _:
+                continue
+        yield node, f"({ast.unparse(changed)})"
+
+
+def chosen(path: Path, rng: random.Random) -> Mutant | None:
+    """One mutant of a file."""
+    source = path.read_text(encoding="utf-8")
+    lines, made = source.splitlines(), []
+    for node, new in sites(ast.parse(source)):
+        text = lines[node.lineno - 1]
+        old = ast.get_source_segment(source, node)
+        if old is None or not text.isascii() or not text[node.col_offset :].startswith(old):  # within an f-string
+            continue
+        nth = sum(line.strip() == text.strip() for line in lines[: node.lineno - 1])
+        column = node.col_offset - (len(text) - len(text.lstrip()))
+        made.append(Mutant(str(path.relative_to(SOURCE)), text.strip(), nth, column, old, new))
+    return rng.choice(made) if made else None
+
+
+def place(mutant: Mutant) -> tuple[Path, int] | None:
+    """The file and the line where it is today: its own file first, then one of that name, then any."""
+    own = SOURCE / mutant.file
+    files = sorted(
+        [*SOURCE.rglob("*.py"), *ROOT.glob("reproduction/**/*.py")], key=lambda f: (f != own, f.name != own.name, f)
+    )
+    for path in files:
+        at = [i for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()) if line.strip() == mutant.line]
+        if at:
+            return path, at[min(mutant.nth, len(at) - 1)]
+    return None
+
+
+def tests_of(path: Path) -> list[str]:
+    """The tests of a file's room, first those that are named after it."""
+    folders = [part for part in path.relative_to(ROOT).parts if (TESTS / "unit" / part).is_dir()]
+    folder = TESTS / "unit" / folders[0] if folders else TESTS / "unit"
+    named = folder / f"test_{path.stem}.py"
+    return [str(file.relative_to(ROOT)) for file in [named, folder] if file.exists()]
+
+
+def first_failure(tests: list[str]) -> str | None:
+    """The name of the first test that fails, "timeout", or None."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT, check=False)
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    if ran.returncode in (0, 5):
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) \S+?([^/\s]+\.py)(?:::(?:\w+::)*(\w+))?", ran.stdout, re.MULTILINE)
+    return "pytest" if failed is None else "::".join(part for part in failed.groups() if part)
+
+
+def own_test(name: str) -> list[str]:
+    """Where the test is today that noticed a mutant: [] if none has its name."""
+    file, _, function = name.partition("::")
+    holders = [
+        f for f in sorted(TESTS.rglob("test_*.py")) if re.search(rf"^\s*def {function or file}\(", f.read_text())
+    ]
+    holders.sort(key=lambda f: f.name != file)
+    return [f"{holders[0].relative_to(ROOT)}", "-k", function] if function and holders else []
+
+
+def play(mutant: Mutant) -> str | None:
+    """The test that notices it, None if none does, "gone" if its line is."""
+    at = place(mutant)
+    if at is None:
+        return "gone"
+    path, index = at
+    source = path.read_text(encoding="utf-8")
+    lines = source.split("\n")
+    start = len(lines[index]) - len(lines[index].lstrip()) + mutant.column
+    lines[index] = lines[index][:start] + mutant.new + lines[index][start + len(mutant.old) :]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    try:
+        own = own_test(mutant.noticed or "")
+        return (own and first_failure(own)) or first_failure(tests_of(path))
+    finally:
+        path.write_text(source, encoding="utf-8")
+
+
+def write(mutants: list[Mutant]) -> None:
+    FILE.write_text("[\n" + ",\n".join(json.dumps(asdict(m)) for m in mutants) + "\n]\n", encoding="utf-8")
+
+
+def freeze(count: int, seed: int) -> None:
+    rng, mutants = random.Random(seed), []
+    files = [f for room in ROOMS for f in sorted((SOURCE / room).rglob("*.py"))]
+    weights = [len(f.read_text(encoding="utf-8")) for f in files]
+    while len(mutants) < count:
+        mutant = chosen(rng.choices(files, weights)[0], rng)
+        if mutant is None or any(replace(m, noticed=None) == mutant for m in mutants):
+            continue
+        mutants.append(replace(mutant, noticed=play(mutant)))
+        print(
+            f"{len(mutants):4} {mutants[-1].noticed or 'SURVIVED':60} {mutant.file}: {mutant.old} → {mutant.new}",
+            flush=True,
+        )
+        write(mutants)
+
+
+def compare(only: str) -> int:
+    lost = gone = 0
+    mutants = [Mutant(**row) for row in json.loads(FILE.read_text(encoding="utf-8")) if only in row["file"]]
+    for mutant in mutants:
+        noticed = play(mutant)
+        gone += noticed == "gone"
+        if noticed is None and mutant.noticed is not None:
+            lost += 1
+            print(f"NOT NOTICED {mutant.file}: {mutant.line}: {mutant.old} → {mutant.new}, then by {mutant.noticed}")
+    noticed_then = sum(m.noticed is not None for m in mutants)
+    print(f"{len(mutants)} mutants, {noticed_then} noticed then; now {lost} of these are not, {gone} are gone")
+    return 1 if lost else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only files whose path has this text")
+    parser.add_argument("--freeze", type=int, metavar="COUNT", help="choose so many anew, and write mutants.json")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if options.freeze:
+        freeze(options.freeze, options.seed)
+        return 0
+    return compare(options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
