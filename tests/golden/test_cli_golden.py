@@ -22,8 +22,6 @@ CASES = {
     "plan-ring-fallback": "plan allgather --topo dgx-1v --gpus 1,4,5,6 --algo ring",
     "pick": "pick -k 3 --topo dgx-1v --free 0,1,4,6,7",
     "pick-json": "pick -k 2 --topo dgx-1p --free 0,1,4,6 --collective broadcast --top 2 --json",
-    "diff-1456": "plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o a.json && "
-    "plan allreduce --topo dgx-1v --gpus 1,4,5,6 --algo ring -o b.json && diff a.json b.json",
     "sim-1456": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M",
     "sim-sweep": "sim broadcast --topo dgx-1p --gpus 0,1,4 --sweep --algo optimal,nccl-2.4",
     "sim-json": "sim allreduce --topo ring:3 --size 1M --algo optimal --json",

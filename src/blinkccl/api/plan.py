@@ -19,7 +19,6 @@ from blinkccl.units import bus_factor
 
 if TYPE_CHECKING:
     from blinkccl.advice.audit import Audit
-    from blinkccl.advice.diff import Diff
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.choice.auto import Choice
     from blinkccl.choice.measured import Cell
@@ -126,15 +125,6 @@ class Plan:
 
         size_bytes, request = bytes_of(size), self._job()
         return of_forest(self.forest, code_of(request), _conditions(request)).at(size_bytes)
-
-    def diff(self, other: Plan) -> Diff:
-        """This plan (A) and another (B) side by side, as ``blink diff``: ``same``, ``times``, ``links``, ``trees``.
-
-        UsageError where that is one of another collective, or among another number of ranks.
-        """
-        from blinkccl.advice.diff import compare
-
-        return compare(self.forest, other.forest)
 
     def explain(self, size: int | str) -> str:
         """What runs the job's call of ``size`` bytes, this plan or another one, and why: as ``blink explain`` says.

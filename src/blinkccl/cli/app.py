@@ -14,7 +14,6 @@ from blinkccl.cli import (
     calibrate,
     check,
     console,
-    diff,
     doctor,
     dump,
     explain,
@@ -23,6 +22,7 @@ from blinkccl.cli import (
     paper,
     pick,
     plan,
+    removed,
     run,
     show,
     sim,
@@ -38,7 +38,6 @@ Examples:
   blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and the proof that none are faster
   blink plan broadcast --topo dgx-1v -o plan.json
   blink check plan.json                                is a plan what it says it is?
-  blink diff plan.json other.json                      what another algorithm, link or version makes of it
   blink show plan.json -o plan.html                    the same as a page to look at and click through
   blink export plan.json --to cuda                     the code that GPUs would run
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
@@ -75,20 +74,27 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _CLICK_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
-class _ShortMessages(TyperGroup):
-    """The verbs, whose usage errors do not quote an argument of a hundred thousand characters whole."""
+class _Verbs(TyperGroup):
+    """The verbs, whose usage errors name replacements and do not quote an argument of a hundred thousand characters."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            removed.refuse_removed(args[0])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except _CLICK_USAGE_ERROR as error:
+            if error.ctx is not None:
+                removed.refuse_removed(f"{error.ctx.info_name} {getattr(error, 'option_name', '')}")
             error.message = console.shortened(error.message)
             raise
 
 
 app = typer.Typer(
     name="blink",
-    cls=_ShortMessages,
+    cls=_Verbs,
     help=HELP,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -123,7 +129,6 @@ for _name, _verb, _help, _short in (
     ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
     ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
     ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
-    ("diff", diff.diff, diff.HELP, "Two plans side by side: rate, time by size, links, trees."),
     ("show", show.show, show.HELP, "A picture and a page of a machine, a plan or a result."),
     ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
     ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),

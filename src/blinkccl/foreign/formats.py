@@ -11,11 +11,6 @@ from blinkccl.foreign.verify import ForeignAudit, audit
 FORMATS = (msccl, mscclpp)
 
 
-def is_foreign(content: bytes) -> bool:
-    """Whether a file is of one of these formats."""
-    return any(form.looks_like(content) for form in FORMATS)
-
-
 def audits(content: bytes, source: str) -> tuple[ForeignAudit, ...] | None:
     """What is found in a file, once for each way in which it serves calls; None if it is of none of these formats.
 

@@ -168,7 +168,7 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
         "trees": moving_shares(forest),
         **({} if forest.order is None else {"order": forest.order, "price": _text(forest.price)}),
         **({} if orbits is None else {"turns": [{"cycles": list(map(list, turn.cycles))} for turn in orbits.turns]}),
-        "shares": [share_document(share) for share in (forest if orbits is None else orbits).shares],
+        "shares": [_share_document(share) for share in (forest if orbits is None else orbits).shares],
         "link_load": _link_load(forest, sorted(forest.link_load) if orbits is None else orbits.links(forest.link_load)),
         "topology": json_format.to_document(forest.topology),
     }
@@ -279,7 +279,7 @@ def _text(number: Fraction) -> str:
     return str(number)
 
 
-def share_document(share: Share) -> dict[str, Any]:
+def _share_document(share: Share) -> dict[str, Any]:
     """A share as the document of a plan has it."""
     return {
         "weight": _text(share.weight),

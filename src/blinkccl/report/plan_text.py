@@ -114,7 +114,7 @@ def _shares(forest: Forest, paint: Paint, most: int) -> list[str]:
         + (f"; {still} already in place" if still else "")
     ]
     lines += _named("in them", forest.combining, forest.topology)
-    lines += crossed(forest.topology, forest.shares)
+    lines += _crossed(forest.topology, forest.shares)
     alike: dict[object, list[Share]] = {}
     for i, share in enumerate(moving):
         alike.setdefault(_star(share) or i, []).append(share)
@@ -139,7 +139,7 @@ def _star(share: Share) -> object:
     return share.weight, *(tree and len(tree.edges) for tree in (share.reduce, share.broadcast))
 
 
-def crossed(topology: Topology, shares: Sequence[Share]) -> list[str]:
+def _crossed(topology: Topology, shares: Sequence[Share]) -> list[str]:
     """The names of what trees cross between ranks, by the numbers that drawings have."""
     paths = (path for share in shares for tree in share.trees() for path in tree.edges)
     between = sorted({vertex for path in paths for vertex in path[1:-1]})

@@ -15,7 +15,7 @@ from blinkccl.nccl.call_report import ReportedCalls, ReportedCommunicator
 from blinkccl.report.job_text import job_text
 from blinkccl.runtime.dump import GroupState, RankState
 
-#: What is typed, and files that it reads: {plan} and {ring} of ``blink plan``, {false} one whose rate is wrong,
+#: What is typed, and files that it reads: {plan} of ``blink plan``, {false} one whose rate is wrong,
 #: {sim} of ``blink sim --json``, {bench} of ``blink bench -J``.
 SAME = {
     "topo": "topo dgx-1v",
@@ -24,7 +24,6 @@ SAME = {
     "topo-list": "topo --list",
     "check": "check {plan}",
     "check-false": "check {false}",
-    "diff": "diff {plan} {ring}",
     "show-machine": "show dgx-2",
     "show-sim": "show {sim}",
     "show-bench": "show {bench}",
@@ -61,7 +60,7 @@ _UNBROKEN = re.compile(r"\s*(\S+|blink .*)")
 def files(tmp_path_factory):
     """Where those files are."""
     folder = tmp_path_factory.mktemp("files")
-    return {name: folder / f"{name}.json" for name in ("plan", "ring", "false", "sim", "bench")}
+    return {name: folder / f"{name}.json" for name in ("plan", "false", "sim", "bench")}
 
 
 @pytest.fixture
@@ -75,7 +74,6 @@ def typed(blink, files, monkeypatch, tmp_path):
 
     if not files["plan"].exists():
         run("plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o {plan}", None)
-        run("plan allreduce --topo dgx-1v --gpus 1,4,5,6 --algo ring -o {ring}", None)
         files["false"].write_text(files["plan"].read_text().replace('"rate": "2"', '"rate": "3"', 1))
         files["sim"].write_text(run("sim allreduce --topo dgx-1v --sweep --json", None))
         run("bench allreduce -g 2 -b 4K -e 64K -n 2 --rounds 1 -J {bench}", None)

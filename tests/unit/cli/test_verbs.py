@@ -235,7 +235,7 @@ def test_sample_files(blink, name):
     assert json.loads(ended.out)["optimal"] is True
 
 
-@pytest.mark.parametrize("verb", ["topo", "plan", "check", "diff", "bench", "explain", "tune", "pick", "doctor"])
+@pytest.mark.parametrize("verb", ["topo", "plan", "check", "bench", "explain", "tune", "pick", "doctor"])
 def test_help_starts_with_examples(blink, verb):
     ended = blink(verb, "--help")
     assert ended.code == 0
