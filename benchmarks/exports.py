@@ -20,7 +20,6 @@ from pathlib import Path
 
 import astra_sim
 
-from blinkccl.advice.audit import audit as audit_plan
 from blinkccl.algorithms.given_channels import forest_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.baselines.candidate import Conditions
@@ -38,6 +37,7 @@ from blinkccl.foreign.formats import audits
 from blinkccl.foreign.verify import SERVED, run
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest
+from blinkccl.proof.audit import audit as audit_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.topology.catalog import connected_allocations

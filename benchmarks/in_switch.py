@@ -18,9 +18,9 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.baselines.candidate import Conditions, planned
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import dumps, to_document
 from blinkccl.forest.model import Forest
+from blinkccl.proof.check import check_plan
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec

@@ -16,8 +16,8 @@ from itertools import permutations
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
+from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.catalog import connected_allocations, machine

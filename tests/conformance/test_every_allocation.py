@@ -12,10 +12,10 @@ from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest
 from blinkccl.packing.undirected import most_central
+from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.catalog import connected_allocations, machine

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import InternalError, ScheduleError
-from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import dumps, from_document, loads, to_document
 from blinkccl.forest.model import Forest, Share, Tree, attained_rate
+from blinkccl.proof.check import Verdict, check_plan
 from support.examples import examples
 
 Json = dict[str, Any]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import dumps, from_document
 from blinkccl.forest.model import Forest, Share, Tree
+from blinkccl.proof.check import Verdict, check_plan
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
 from support.planned import by_hand, plan

@@ -10,9 +10,9 @@ from typing import Any
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
+from blinkccl.proof.check import check_plan
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import parse_gpus, parse_spec

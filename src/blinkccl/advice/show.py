@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from blinkccl.advice.audit import same_links
 from blinkccl.advice.nccl_today import nccl_sentence
 from blinkccl.advice.ring_baseline import RingBaseline, ring_baseline
 from blinkccl.algorithms.registry import Request
@@ -20,6 +19,7 @@ from blinkccl.choice.candidates import code_of, of_forest
 from blinkccl.errors import BlinkError, TopologyError
 from blinkccl.forest.document import moving_shares
 from blinkccl.forest.model import Forest, Share, Tree, tree_depth
+from blinkccl.proof.links import same_links
 from blinkccl.report import words
 from blinkccl.report.charts import Bar, Span, bars_picture, timeline_picture
 from blinkccl.report.layout import UNFOLDED, sockets_of

@@ -18,11 +18,11 @@ from blinkccl.report.text import Paint, fit, plain, rate_text
 from blinkccl.units import bus_factor
 
 if TYPE_CHECKING:
-    from blinkccl.advice.audit import Audit
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.choice.auto import Choice
     from blinkccl.choice.measured import Cell
     from blinkccl.packing.clock import Clock
+    from blinkccl.proof.audit import Audit
     from blinkccl.report.page import Exhibit
 
 
@@ -110,7 +110,7 @@ class Plan:
 
         The links are compared with those of the machine, where the plan was made here.
         """
-        from blinkccl.advice.audit import audit
+        from blinkccl.proof.audit import audit
 
         stated = self.document() if self.stated is None else self.stated
         return audit(stated, None if self.request is None else self.request.topology)

@@ -16,11 +16,11 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.advice.audit import Audit
     from blinkccl.algorithms.path_table import Pair, PathTable
     from blinkccl.algorithms.registry import Request
     from blinkccl.choice.measured import MeasuredTable
     from blinkccl.collectives.spec import Collective
+    from blinkccl.proof.audit import Audit
     from blinkccl.topology.model import Topology
 
 
@@ -177,8 +177,8 @@ def audited(
 
     An NCCL graph file is one too: its rings as a plan of ``collective`` (None: allreduce), which a plan brings itself.
     """
-    from blinkccl.advice.audit import audit
     from blinkccl.forest.document import MAX_BYTES, loads
+    from blinkccl.proof.audit import audit
 
     if str(path) == "-" and spec == "-":
         raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")

@@ -137,9 +137,9 @@ def _topology(what: str, content: bytes | None, gpus: str | None) -> Topology:
 
 def _of_plan(document: dict[str, Any], machine: Topology | None, source: str, size: str) -> Exhibit:
     """The exhibit of a plan; ends with code 1 where it states what is not so."""
-    from blinkccl.advice.audit import audit
     from blinkccl.advice.show import of_plan, shape_fault
     from blinkccl.forest.document import from_document, stated_hops
+    from blinkccl.proof.audit import audit
     from blinkccl.simulate.run import parse_size
 
     size_bytes = parse_size("--size", size)

@@ -1,22 +1,16 @@
-"""A forest as text: its rate, its trees, its proof, the load of every link; and the verdict of a check of it."""
+"""A forest as text: its rate, its trees, its proof, the load of every link."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree, tree_depth
 from blinkccl.forest.order import shortened
 from blinkccl.report.text import Paint, columns, count, fit, gb_per_s_text, ids, plain, rate_text, unit_name
-from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
 from blinkccl.topology.stated import assumed
 from blinkccl.units import bus_factor
-
-if TYPE_CHECKING:
-    from blinkccl.forest.check import Verdict
-    from blinkccl.schedule.program import Program
 
 #: A plan of 128 GPUs has hundreds of trees; people look at a few, programs read the JSON.
 SHARES_SHOWN = 16
@@ -27,7 +21,7 @@ _ALIKE, _NAMED = 3, 12
 #: Fractions that take more than this are told as a part of a hundred first.
 _LONG_WEIGHT = 12
 #: Characters of an order.
-_ORDER_SHOWN = 56
+ORDER_SHOWN = 56
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"
 CLAIM_IN_SWITCH = "no schedule of trees is faster, even if these switches combine and multicast"
 _BAR = 20
@@ -100,7 +94,7 @@ def order_lines(forest: Forest) -> list[str]:
         return [f"order   {forest.collective.name} sums nothing: no order to keep"]
     own, free = (gb_per_s_text(float(rate) * forest.topology.unit_gb_per_s) for rate in (forest.rate, forest.bound))
     return [
-        f"order   {shortened(forest.order, _ORDER_SHOWN)}, of every element, whatever the size, chunks and engine",
+        f"order   {shortened(forest.order, ORDER_SHOWN)}, of every element, whatever the size, chunks and engine",
         f"price   {float(forest.price):.2f}x: order-invariant {own}, in any orders at most {free}",
     ]
 
@@ -345,64 +339,3 @@ def tree_lines(tree: Tree, upward: bool) -> list[str]:
 def _via(path: Path) -> str:
     """What a hop crosses: `` (8,9)`` for switches 8 and 9."""
     return f" ({','.join(map(str, path[1:-1]))})" if len(path) > 2 else ""
-
-
-# What a check of a plan proved, or what is false in it.
-SHOWN = 20
-
-
-def check_text(
-    forest: Forest,
-    verdict: Verdict,
-    program: Program | None,
-    faults: Sequence[str],
-    paint: Paint = plain,
-    scope: str = "the links that the plan lists",
-    schema_version: int = SCHEMA_VERSION,
-) -> str:
-    """One line per thing that was checked, then the violations, as :class:`blinkccl.advice.audit.Audit` has them."""
-    lines = [headline(forest)]
-    if schema_version < SCHEMA_VERSION:
-        lines.append(f"        schema_version {schema_version}, of an earlier blink: its gbps are GB/s")
-    lines += _checker(forest, verdict, paint, scope)
-    lines += _program(program, faults, paint)
-    if verdict.violations or faults:
-        lines.append(paint(f"refused: {count(len(verdict.violations) + len(faults), 'violation')}", "bold red"))
-    else:
-        proved = "proved" if verdict.optimal else "proved, but not optimal: see the bound"
-        lines.append(paint(proved, "bold green"))
-    return "\n".join(lines) + "\n"
-
-
-def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list[str]:
-    if verdict.violations:
-        return [*_listed("the plan is not what it says", verdict.violations, paint)]
-    ok = paint("  ok  ", "green")
-    assert verdict.rate is not None  # A plan without violations has a rate and a bound.
-    assert verdict.bound is not None
-    unit = forest.topology
-    shares = count(len(forest.shares), "share")
-    lines = [
-        f"{ok}trees: {shares}; every contribution once, every destination served",
-        f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
-        f"{count(len(forest.link_load), 'link')}",
-    ]
-    proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
-    optimal = [f"{ok}optimal on {scope}"] if verdict.optimal else []
-    order = [f"{ok}order: {shortened(forest.order, _ORDER_SHOWN)}, in every share"] if forest.order else []
-    return [*lines, proof, *optimal, *order]
-
-
-def _program(program: Program | None, faults: Sequence[str], paint: Paint) -> list[str]:
-    if faults or program is None:
-        return _listed("the program is invalid", faults, paint)
-    size = (
-        f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
-        f"{count(len(program.channels), 'channel')}"
-    )
-    return [f"{paint('  ok  ', 'green')}program: {size}; complete, live with finite buffers, no link overloaded"]
-
-
-def _listed(what: str, texts: Sequence[str], paint: Paint) -> list[str]:
-    more = [f"        … and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return [f"{paint('  no  ', 'red')}{what}:", *(f"        {text}" for text in texts[:SHOWN]), *more]

@@ -7,7 +7,6 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.advice.audit import audit
 from blinkccl.algorithms.given_channels import _between, forest_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.ring import SERVED, rings_for
@@ -16,8 +15,9 @@ from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.export.nccl_graph import pack
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
+from blinkccl.proof.audit import audit
+from blinkccl.proof.check import check_plan
 from blinkccl.topology import nccl_xml
 from blinkccl.topology.catalog import connected_allocations, machine
 from blinkccl.topology.json_format import to_document as topology_document

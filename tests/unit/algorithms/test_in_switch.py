@@ -20,11 +20,11 @@ from blinkccl.algorithms.registry import ALGORITHMS, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import dumps, from_document, to_document
 from blinkccl.forest.model import Cut, Dual, Forest
 from blinkccl.packing.in_network import Task
 from blinkccl.packing.in_network_proof import in_network_proof
+from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.assembly import Assembly

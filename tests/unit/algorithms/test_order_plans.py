@@ -20,9 +20,9 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.forest import order as forest_order
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import dumps, from_document, loads, to_document
 from blinkccl.forest.model import Forest
+from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.order import order_faults, order_of
 from blinkccl.schedule.verifier import violations

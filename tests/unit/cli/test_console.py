@@ -152,7 +152,7 @@ def test_earlier_files_are_kept_and_the_newest_has_the_name(tmp_path, capsys):
     ("command", "unneeded"),
     [
         ("--help", "numpy highspy rich msgspec pynvml ctypes"),
-        ("plan broadcast --topo dgx-1v --json", "numpy rich pynvml ctypes xml urllib.request blinkccl.forest.check"),
+        ("plan broadcast --topo dgx-1v --json", "numpy rich pynvml ctypes xml urllib.request blinkccl.proof.check"),
     ],
 )
 def test_a_command_loads_what_it_needs(command, unneeded):

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from blinkccl.advice.audit import audit
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
 from blinkccl.forest import document
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import (
     dumps,
     from_document,
@@ -23,6 +21,8 @@ from blinkccl.forest.document import (
     to_document,
 )
 from blinkccl.forest.model import Tree, forest_hash, topology_hash
+from blinkccl.proof.audit import audit
+from blinkccl.proof.check import check_plan
 from blinkccl.topology.model import Topology
 from support.planned import asked, planned
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import from_document, to_document
+from blinkccl.proof.check import check_plan
 from support.damage import put
 
 Json = dict[str, Any]

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from blinkccl.advice.audit import audit
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.errors import ScheduleError
-from blinkccl.forest import check_turns, document, turns
-from blinkccl.forest.check import check_plan
+from blinkccl.forest import document, turns
 from blinkccl.forest.document import dumps, from_document, stated_hops, to_document
 from blinkccl.forest.model import Forest
+from blinkccl.proof import turns as check_turns
+from blinkccl.proof.audit import audit
+from blinkccl.proof.check import check_plan
 from support.damage import put
 from support.planned import asked, plan
 from support.turned import flat, turned

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document as plan_document
+from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.json_format import parse, to_document, write

@@ -9,9 +9,9 @@ from itertools import permutations
 import networkx as nx
 import pytest
 
-from blinkccl.forest.check_bound import arborescence_costs, cheapest_service, hop_costs, refute
-from blinkccl.forest.check_meaning import meaning
-from blinkccl.forest.check_reading import ClaimedProof, GivenLinks
+from blinkccl.proof.bound import arborescence_costs, cheapest_service, hop_costs, refute
+from blinkccl.proof.meaning import meaning
+from blinkccl.proof.reading import ClaimedProof, GivenLinks
 
 NO_ENDS = {"root": None, "src": None, "dst": None}
 

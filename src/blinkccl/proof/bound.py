@@ -29,8 +29,8 @@ from functools import cached_property
 from heapq import heappop, heappush
 from math import lcm
 
-from blinkccl.forest.check_meaning import Block, Requirement
-from blinkccl.forest.check_reading import Arc, ClaimedProof, GivenLinks
+from blinkccl.proof.meaning import Block, Requirement
+from blinkccl.proof.reading import Arc, ClaimedProof, GivenLinks
 
 Ranks = tuple[int, ...]
 #: Cost from every tail to every head; None where nothing leads.

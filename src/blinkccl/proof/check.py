@@ -17,11 +17,11 @@ from itertools import pairwise
 from math import isclose, lcm
 
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.check_bound import combining, refute
-from blinkccl.forest.check_meaning import Block, Requirement, meaning, wrong_ends
-from blinkccl.forest.check_order import wrong_orders
-from blinkccl.forest.check_reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, Walk, read_network, read_plan
-from blinkccl.forest.check_turns import written_out
+from blinkccl.proof.bound import combining, refute
+from blinkccl.proof.meaning import Block, Requirement, meaning, wrong_ends
+from blinkccl.proof.order import wrong_orders
+from blinkccl.proof.reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, Walk, read_network, read_plan
+from blinkccl.proof.turns import written_out
 
 #: Kinds of vertices that can be ranks of a job; all others only pass data on.
 _RANK_KINDS = ("gpu", "cpu")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.advice.audit import audit
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, TopologyError, UsageError
 from blinkccl.forest.document import to_document
+from blinkccl.proof.audit import audit
 from blinkccl.topology.spec import parse_spec
 
 

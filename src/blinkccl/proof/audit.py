@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blinkccl.errors import ScheduleError, TopologyError, UsageError
-from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import from_document, without_collection
 from blinkccl.forest.model import Forest
-from blinkccl.report.plan_text import check_text, headline
-from blinkccl.report.text import Paint, plain
+from blinkccl.forest.order import shortened
+from blinkccl.proof.check import Verdict, check_plan
+from blinkccl.proof.links import links_of, same_links
+from blinkccl.report.plan_text import ORDER_SHOWN, headline
+from blinkccl.report.text import Paint, count, plain, rate_text
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
@@ -19,8 +21,9 @@ from blinkccl.schedule.verifier import violations
 from blinkccl.schema import SCHEMA_VERSION, upgraded
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import LINK_CHOICES, check_ranks, network_for
 
+#: Of violations, the most that are printed.
+SHOWN = 20
 #: The links that every proof speaks of.
 LISTED = "the links that the plan lists"
 #: A document without these is no plan, and what is missing is named in its order.
@@ -53,8 +56,19 @@ class Audit:
         return [*self.verdict.violations, *self.faults]
 
     def text(self, paint: Paint = plain) -> str:
-        """What ``blink check`` prints."""
-        return check_text(self.forest, self.verdict, self.program, self.faults, paint, self.scope, self.schema_version)
+        """The text of ``blink check``: a line per thing that was checked, then the violations."""
+        verdict, faults = self.verdict, self.faults
+        lines = [headline(self.forest)]
+        if self.schema_version < SCHEMA_VERSION:
+            lines.append(f"        schema_version {self.schema_version}, of an earlier blink: its gbps are GB/s")
+        lines += _checker(self.forest, verdict, paint, self.scope)
+        lines += _program(self.program, faults, paint)
+        if verdict.violations or faults:
+            lines.append(paint(f"refused: {count(len(verdict.violations) + len(faults), 'violation')}", "bold red"))
+        else:
+            proved = "proved" if verdict.optimal else "proved, but not optimal: see the bound"
+            lines.append(paint(proved, "bold green"))
+        return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
         return self.text().rstrip("\n")
@@ -133,83 +147,38 @@ def _scope(forest: Forest, machine: Topology | None, links: str | None) -> str:
     return f"the links of {machine.name} with {choice.typed}"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkChoice:
-    """What was typed for a plan, and the links that it gives."""
-
-    links: str
-    relays: bool
-    network: Topology
-
-    @property
-    def typed(self) -> str:
-        """As on the command line."""
-        return f"--links {self.links}{' --relays' if self.relays else ''}"
+# ---- the audit as text
 
 
-def same_links(plan: Topology, machine: Topology, ranks: Sequence[int], links: str | None) -> LinkChoice | None:
-    """The choice (``links``; None: any) that gives exactly the links that ``plan`` lists; None where there is none."""
-    wanted = _identity(plan)
-    return _first(machine, ranks, links, lambda network: _identity(network) == wanted)
+def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list[str]:
+    if verdict.violations:
+        return [*_listed("the plan is not what it says", verdict.violations, paint)]
+    ok = paint("  ok  ", "green")
+    assert verdict.rate is not None  # A plan without violations has a rate and a bound.
+    assert verdict.bound is not None
+    unit = forest.topology
+    shares = count(len(forest.shares), "share")
+    lines = [
+        f"{ok}trees: {shares}; every contribution once, every destination served",
+        f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
+        f"{count(len(forest.link_load), 'link')}",
+    ]
+    proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
+    optimal = [f"{ok}optimal on {scope}"] if verdict.optimal else []
+    order = [f"{ok}order: {shortened(forest.order, ORDER_SHOWN)}, in every share"] if forest.order else []
+    return [*lines, proof, *optimal, *order]
 
 
-def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> LinkChoice:
-    """The links of ``machine`` that a plan without a topology was made for, told by its unit and loads.
-
-    ``links`` was typed: UsageError if the plan is for others; None: what fits, else the first that joins the ranks.
-    """
-    ranks = document.get("ranks")
-    if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-        return LinkChoice("all", False, machine)  # No ranks to choose links by; the reader says so with its place.
-    check_ranks(machine, ranks)
-    found = _first(machine, ranks, links, lambda network: _carries(network, document))
-    if found is not None:
-        return found
-    other = None if links is None else _first(machine, ranks, None, lambda network: _carries(network, document))
-    if other is not None:
-        raise UsageError(f"its unit and capacities are those of {other.typed}, not of --links {links}")
-    fallback = _first(machine, ranks, links, lambda network: True)
-    if fallback is None or fallback.relays:
-        return LinkChoice(links or "fast", False, network_for(machine, ranks, links or "fast"))
-    return fallback
-
-
-def _first(
-    machine: Topology, ranks: Sequence[int], links: str | None, fits: Callable[[Topology], bool]
-) -> LinkChoice | None:
-    return next((choice for choice in _choices(machine, ranks, links) if fits(choice.network)), None)
-
-
-def _choices(machine: Topology, ranks: Sequence[int], links: str | None) -> Iterator[LinkChoice]:
-    if links is not None and links not in LINK_CHOICES:
-        network_for(machine, ranks, links)  # Says what there is.
-    for relays in (False, True):
-        for choice in LINK_CHOICES if links is None else (links,):
-            try:
-                yield LinkChoice(choice, relays, network_for(machine, ranks, choice, relays=relays))
-            except TopologyError:
-                continue  # These links leave the ranks in parts: no plan was made for them.
-
-
-def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int, int], tuple[int, str]]]:
-    """What makes two networks the same to a planner; names and origins do not."""
-    return (
-        network.unit_gb_per_s,
-        {v.id: v.kind for v in network.vertices},
-        {(x.src, x.dst): (x.capacity, f"{x.kind} {x.by}") for x in network.links},
+def _program(program: Program | None, faults: Sequence[str], paint: Paint) -> list[str]:
+    if faults or program is None:
+        return _listed("the program is invalid", faults, paint)
+    size = (
+        f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
+        f"{count(len(program.channels), 'channel')}"
     )
+    return [f"{paint('  ok  ', 'green')}program: {size}; complete, live with finite buffers, no link overloaded"]
 
 
-def _carries(network: Topology, document: dict[str, Any]) -> bool:
-    """Whether the unit is the stated one, and every link with a load has the stated capacity."""
-    if document.get("unit_gb_per_s") != network.unit_gb_per_s:
-        return False
-    rows = document.get("link_load")
-    return all(_listed(network, row) for row in rows) if isinstance(rows, list) else True
-
-
-def _listed(network: Topology, row: object) -> bool:
-    if not isinstance(row, dict) or not all(type(row.get(key)) is int for key in ("src", "dst")):
-        return True  # No shape that says anything; the reader refuses it with its place.
-    link = network.link.get((row["src"], row["dst"]))
-    return link is not None and str(link.capacity) == row.get("capacity")
+def _listed(what: str, texts: Sequence[str], paint: Paint) -> list[str]:
+    more = [f"        … and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return [f"{paint('  no  ', 'red')}{what}:", *(f"        {text}" for text in texts[:SHOWN]), *more]

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.check_reading import Arc, Block, ClaimedPlan, GivenLinks, Path, PlanShare, StatedLoad
+from blinkccl.proof.reading import Arc, Block, ClaimedPlan, GivenLinks, Path, PlanShare, StatedLoad
 
 #: No honest plan comes near these.
 MAX_SHARES = 1_000_000

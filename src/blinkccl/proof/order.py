@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from blinkccl.forest.check_meaning import Block, Requirement
-from blinkccl.forest.check_reading import ClaimedPlan, Walk
+from blinkccl.proof.meaning import Block, Requirement
+from blinkccl.proof.reading import ClaimedPlan, Walk
 
 _SHOWN = 60
 
