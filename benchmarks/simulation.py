@@ -1,4 +1,4 @@
-"""The simulator's speed: chunk hops per second of both kernels, and whole questions with their planning apart.
+"""The simulator's speed: chunk hops per second of the kernel, and whole questions with their planning apart.
 
     python benchmarks/simulation.py [--runs N] [--json]
 
@@ -19,7 +19,7 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate import kernel
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.simulate.run import bind_bytes, simulate
 from blinkccl.simulate.translate import Settings, translate
@@ -98,10 +98,7 @@ def kernels(runs: int) -> list[dict[str, object]]:
         for sharing in ("fifo", "fair"):
             given = workload(job, sharing)
             row: dict[str, object] = {"name": job.name, "sharing": sharing, "transfers": given.transfers}
-            row["python_hops_per_s"] = hops_per_s(kernel.run, given, sharing, 1 if given.transfers > 20_000 else runs)
-            if native_kernel.available():
-                row["native_hops_per_s"] = hops_per_s(native_kernel.run, given, sharing, runs)
-            rows.append(row)
+            rows.append({**row, "hops_per_s": hops_per_s(kernel.run, given, sharing, runs)})
     return rows
 
 
@@ -150,10 +147,9 @@ def main() -> None:
         asked = [{slot: getattr(q, slot) for slot in Question.__slots__} for q in questions]
         print(json.dumps({"schema_version": 1, "runs": options.runs, "kernels": rows, "questions": asked}, indent=1))
         return
-    print(f"{'chunk hops per second':>21}  {'Python':>10}  {'native':>10}")
+    print(f"{'chunk hops':>21}  {'a second':>10}")
     for row in rows:
-        native = f"{row['native_hops_per_s']:10,.0f}" if "native_hops_per_s" in row else f"{'none':>10}"
-        print(f"{row['transfers']:>21,}  {row['python_hops_per_s']:10,.0f}  {native}  {row['sharing']}: {row['name']}")
+        print(f"{row['transfers']:>21,}  {row['hops_per_s']:10,.0f}  {row['sharing']}: {row['name']}")
     print(f"\n{'simulated':>10}  {'wanted':>7}  {'planned':>9}  {'chunk hops':>12}")
     for q in questions:
         print(f"{q.seconds:8.2f} s  < {q.below_s:3.0f} s  {q.planning_s:7.2f} s  {q.transfers:12,}  {q.name}")

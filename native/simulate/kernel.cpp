@@ -1,4 +1,4 @@
-// The simulator's kernel: blinkccl/simulate/kernel.py step by step, with the same bits. What is decided where is
+// The simulator's kernel: tests/support/reference_kernel.py step by step, with the same bits. What is decided where is
 // explained there; this file says only what differs.
 #include <algorithm>
 #include <cstdint>

@@ -12,11 +12,12 @@ import pytest
 import simulation
 from test_planning_work import calls
 
-from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate import kernel
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.run import bind_bytes, count_tasks, simulate
 from blinkccl.simulate.translate import Settings, translate
 from blinkccl.simulate.workload import Workload
+from support import reference_kernel
 from support.timed import lowered
 
 SIZE = 1 << 22
@@ -66,17 +67,17 @@ def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bo
     Where links are shared anew, the ends of the transfers on the same link are told again.
     """
     given = workload(algo, name, 6, sharing, late)
-    counted = calls(lambda: kernel.run(given, sharing))
-    events = counted["kernel.py", "schedule"]
+    counted = calls(lambda: reference_kernel.run(given, sharing))
+    events = counted["reference_kernel.py", "schedule"]
     actors = int((given.actors.chunks > 0).sum())
     least = actors + given.executions + given.transfers * (1 + late + (sharing == "fair"))
     told_again = events - least
     assert told_again >= 0
     if sharing == "fifo":
         assert told_again == 0
-        assert ("sharing.py", "_fill") not in counted
+        assert ("reference_links.py", "_fill") not in counted
     else:
-        assert 0 < counted["sharing.py", "_fill"] <= 2 * given.transfers  # when one begins, and when it ends
+        assert 0 < counted["reference_links.py", "_fill"] <= 2 * given.transfers  # when one begins, and when it ends
         assert told_again <= int(np.bincount(given.hops.path).max()) * given.transfers
 
 
@@ -85,7 +86,7 @@ def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bo
 def test_work_grows_with_the_chunks(algo: str, name: str, sharing: str) -> None:
     """Four times the chunks: about four times the calls."""
     few, many = (workload(algo, name, chunks, sharing) for chunks in (4, 16))
-    counted = [sum(calls(lambda given=given: kernel.run(given, sharing)).values()) for given in (few, many)]
+    counted = [sum(calls(lambda given=given: reference_kernel.run(given, sharing)).values()) for given in (few, many)]
     per_task = [count / given.tasks for count, given in zip(counted, (few, many), strict=True)]
     assert per_task[0] < {"fifo": 60, "fair": 160}[sharing]
     assert per_task[1] < 1.3 * per_task[0]
@@ -108,8 +109,7 @@ def test_translating_takes_no_work_per_chunk(algo: str, name: str) -> None:
 def test_the_benchmark_counts_hops() -> None:
     job = simulation.Kernels("small", "dgx-1v", "ring", 2)
     given = simulation.workload(job, "fair")
-    assert simulation.hops_per_s(kernel.run, given, "fair", 1) > 0
-    if native_kernel.available():
-        assert native_kernel.run(given, "fair").transfers == given.transfers
+    assert simulation.hops_per_s(reference_kernel.run, given, "fair", 1) > 0
+    assert kernel.run(given, "fair").transfers == given.transfers
     assert [len(simulation.connected_allocations(name)) for name in simulation.MACHINES] == [46, 14]
     assert (len(simulation.SIZES), len(simulation.COLLECTIVES), len(simulation.ALGORITHMS)) == (8, 2, 3)

@@ -12,7 +12,8 @@ from blinkccl.errors import UsageError
 from blinkccl.foreign.instructions import InstructionList
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.simulate.instructions import ListedRun, listed_run
-from blinkccl.simulate.run import EVENT_BUDGET, run
+from blinkccl.simulate.kernel import run
+from blinkccl.simulate.run import EVENT_BUDGET
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: Ways to share links that know of programs alone.

@@ -10,10 +10,10 @@ from math import ceil, sqrt
 from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
 from blinkccl.schedule.program import Program
-from blinkccl.simulate import kernel, native_kernel
 from blinkccl.simulate.calibration import Calibration, link_cost
+from blinkccl.simulate.kernel import run
 from blinkccl.simulate.translate import Frame, Settings, Translation, frame
-from blinkccl.simulate.workload import Outcome, Workload
+from blinkccl.simulate.workload import Outcome
 from blinkccl.topology.model import Topology
 from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 
@@ -21,8 +21,6 @@ from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 ITEMSIZE = 4
 #: Tasks of a run where nobody says: with a timeline 90 bytes each, and a second or two per million on a busy core.
 EVENT_BUDGET = 20_000_000
-#: The same in plain Python, which is 20 times as slow and keeps more.
-PYTHON_EVENT_BUDGET = 1_000_000
 MAX_SIZE_BYTES = 2**63 - 1
 #: No chunk is chosen below or above these.
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 16 * 1024, 64 * 1024 * 1024
@@ -90,7 +88,7 @@ def simulate_frame(of: Frame, size_bytes: int, chunk_bytes: int | None = None, t
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
     program, settings = of.program, of.settings
-    budget = settings.budget or (EVENT_BUDGET if native_kernel.available() else PYTHON_EVENT_BUDGET)
+    budget = settings.budget or EVENT_BUDGET
     if chunk_bytes is None:
         chunk_bytes = best_chunk_bytes(program, of.network, of.calibration, size_bytes)
     bound = bind_bytes(program, size_bytes, chunk_bytes, settings.even_chunks)
@@ -140,12 +138,6 @@ def parse_size(option: str, text: str) -> int:
     if size > MAX_SIZE_BYTES:
         raise UsageError(f"{option} {text}: expected at most 2^63 - 1 bytes")
     return size
-
-
-def run(workload: Workload, sharing: str, traced: bool = False) -> Outcome:
-    """The native kernel where there is one, else the Python kernel: both give the same bits."""
-    chosen = native_kernel.run if native_kernel.available() else kernel.run
-    return chosen(workload, sharing, traced)
 
 
 def bind_bytes(program: Program, size_bytes: int, chunk_bytes: int, even_chunks: bool = True) -> Bound:

@@ -42,7 +42,6 @@ from blinkccl.paper.models import NETWORKS
 from blinkccl.paper.registry import CLAIMS
 from blinkccl.paper.table import markdown_row
 from blinkccl.private_files import write_at_once
-from blinkccl.simulate import native_kernel
 from blinkccl.simulate.calibration import Calibration, Number, calibration
 from support.examples import ALL_TESTS
 from support.extras import needs
@@ -229,7 +228,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
 @pytest.mark.parametrize(
     "change", [pytest.param(name, marks=[pytest.mark.slow] if number else []) for number, name in enumerate(CHANGES)]
 )

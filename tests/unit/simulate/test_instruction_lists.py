@@ -16,12 +16,13 @@ from blinkccl.foreign.formats import audits
 from blinkccl.foreign.instructions import InstructionList
 from blinkccl.foreign.verify import SERVED
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate import kernel
 from blinkccl.simulate.calibration import Calibration, calibration, parse_calibration
 from blinkccl.simulate.instructions import listed_run, shortest
 from blinkccl.simulate.run import simulate
 from blinkccl.topology.spec import parse_spec
 from support import foreign_files as files
+from support import reference_kernel
 from support.planned import asked, plan_or_reason
 
 #: A message: 3 us before it, 1 us on a link, 25 GB/s, and 2 us until it is known; combining two: 5 us, at 50 GB/s.
@@ -57,11 +58,9 @@ def seconds(
 ) -> float:
     topology = parse_spec(spec)
     workload = listed_run(plan, topology.ranks, topology, costs).at(size, message)
-    found = kernel.run(workload)
-    if native_kernel.available():
-        for sharing in ("fifo", "fair"):
-            assert native_kernel.run(workload, sharing).seconds == kernel.run(workload, sharing).seconds
-    return found.seconds
+    for sharing in ("fifo", "fair"):
+        assert kernel.run(workload, sharing).seconds == reference_kernel.run(workload, sharing).seconds
+    return kernel.run(workload).seconds
 
 
 def broadcast(blocks: Sequence[Sequence[files.Tb]], chunks: int = 1) -> InstructionList:

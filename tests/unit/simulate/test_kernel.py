@@ -14,21 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import InternalError
-from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate import kernel
 from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload
+from support import reference_kernel
 from support.examples import examples
 from support.programs import random_program
 from support.random_workloads import LATENCIES, random_lowered, random_plan, random_translation, random_workload
 from support.timed import bits
 from support.workload_rows import ActorRow, HopRow, workload
 
-BITS = pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
 
-
-@pytest.fixture(scope="module", params=["python", pytest.param("native", marks=BITS)])
+@pytest.fixture(scope="module", params=["python", "native"])
 def run(request):
     """Either kernel."""
-    return {"python": kernel.run, "native": native_kernel.run}[request.param]
+    return {"python": reference_kernel.run, "native": kernel.run}[request.param]
 
 
 @pytest.fixture(scope="module", params=SHARINGS)
@@ -435,21 +434,19 @@ def test_an_unknown_sharing_is_refused(run) -> None:
 
 
 def assert_same_bits(given_: Workload, sharing: str) -> None:
-    one, other = kernel.run(given_, sharing, True), native_kernel.run(given_, sharing, True)
+    one, other = reference_kernel.run(given_, sharing, True), kernel.run(given_, sharing, True)
     assert bits(one) == bits(other)
-    untraced = native_kernel.run(given_, sharing)
+    untraced = kernel.run(given_, sharing)
     assert untraced.seconds == one.seconds
     assert untraced.trace is None
 
 
-@BITS
 @examples(300)
 @given(seed=st.integers(0, 2**32), latencies=st.sampled_from(LATENCIES), memories=st.booleans())
 def test_both_kernels_give_the_same_bits_on_layers(sharing, seed, latencies, memories) -> None:
     assert_same_bits(random_workload(Random(seed), latencies, memories), sharing)
 
 
-@BITS
 @examples(80)
 @given(seed=st.integers(0, 2**32), latencies=st.sampled_from(LATENCIES))
 @pytest.mark.parametrize("made", [random_lowered, random_program, random_plan], ids=lambda made: made.__name__)
@@ -458,7 +455,6 @@ def test_both_kernels_give_the_same_bits_on_programs(sharing, seed, latencies, m
     assert_same_bits(random_translation(random, made(random), latencies), sharing)
 
 
-@BITS
 @examples(150)
 @given(seed=st.integers(0, 2**32))
 def test_both_kernels_give_the_same_bits_at_one_instant(sharing, seed) -> None:

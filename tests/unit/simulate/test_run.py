@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate import kernel
 from blinkccl.simulate.calibration import Calibration, calibration
 from blinkccl.simulate.run import (
     LEAST_CHUNK_BYTES,
@@ -23,7 +22,6 @@ from blinkccl.simulate.run import (
     bind_bytes,
     count_tasks,
     parse_size,
-    run,
     simulate,
 )
 from blinkccl.simulate.translate import MAX_BUDGET, Settings, translate
@@ -194,9 +192,6 @@ def test_tasks_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.M
     monkeypatch.setattr("blinkccl.simulate.run.Frame.at", lambda *_: pytest.fail("the program was translated"))
     with pytest.raises(UsageError, match="are 50,000,000 transfers and reductions, more than the budget of 20,000,000"):
         simulate(*chain(), free(), 100 * MB, chunk_bytes=4)
-    monkeypatch.setattr(native_kernel, "available", lambda: False)
-    with pytest.raises(UsageError, match="more than the budget of 1,000,000; take"):
-        simulate(*chain(), free(), 100 * MB, chunk_bytes=100)
 
 
 @pytest.mark.parametrize("budget", [-1, 0, MAX_BUDGET + 1])
@@ -266,32 +261,16 @@ def test_a_program_that_moves_nothing_has_a_chunk_too() -> None:
 # The kernel.
 
 
-@pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
-def test_the_native_kernel_runs_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = translate(bind_bytes(chain(4)[0], 10 * MB, MB), chain(4)[1], free(5.0)).workload
-    for module in (kernel, native_kernel):
-        monkeypatch.setattr(module, "run", Mock(wraps=module.run))
-    with_native = run(workload, "fair", True)
-    assert (kernel.run.call_count, native_kernel.run.call_count) == (0, 1)
-    monkeypatch.setattr(native_kernel, "available", lambda: False)
-    without = run(workload, "fair", True)
-    assert (kernel.run.call_count, native_kernel.run.call_count) == (1, 1)
-    assert with_native.seconds == without.seconds
-    assert with_native.trace is not None
-    assert without.trace is not None
-    assert with_native.trace.end_s.tobytes() == without.trace.end_s.tobytes()
-
-
 def test_a_library_that_is_named_and_unusable_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     workload = translate(bind_bytes(chain()[0], MB, MB), chain()[1], free()).workload
     (tmp_path / "broken.so").write_text("no library")
-    monkeypatch.setenv(native_kernel.OVERRIDE, str(tmp_path / "broken.so"))
-    native_kernel.load.cache_clear()
+    monkeypatch.setenv(kernel.OVERRIDE, str(tmp_path / "broken.so"))
+    kernel.load.cache_clear()
     with pytest.raises(UnsupportedError, match=r"broken\.so cannot be used"):
-        run(workload, "fifo")
-    monkeypatch.setattr(native_kernel, "find_library", lambda *_: None)
-    assert not native_kernel.available()
-    assert run(workload, "fifo").seconds > 0
+        kernel.run(workload, "fifo")
+    monkeypatch.setattr(kernel, "find_library", lambda *_: None)
+    with pytest.raises(UnsupportedError, match=r"this installation has no libblink_simulate\.so"):
+        kernel.run(workload, "fifo")
 
 
 # Sizes that people type.
