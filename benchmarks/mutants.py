@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import json
 import random
 import re
@@ -54,7 +55,7 @@ def sites(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or node.lineno != node.end_lineno:
             continue
-        changed = ast.parse(ast.unparse(node), mode="eval").body
+        changed = copy.deepcopy(node)
         match changed:
             case ast.Compare(ops=[operation]) if type(operation) in SWAPS:
                 changed.ops = [SWAPS[type(operation)]()]

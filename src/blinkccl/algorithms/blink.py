@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for, reverse_of, tree_packing
 from blinkccl.algorithms.forests import Draft, backward, forest_of
-from blinkccl.algorithms.optimal import hops_of
+from blinkccl.algorithms.optimal_flows import hops_of
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError

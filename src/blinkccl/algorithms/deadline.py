@@ -24,7 +24,9 @@ from blinkccl.algorithms.bounds import (
     reverse_of,
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of
-from blinkccl.algorithms.optimal import both_ways, hops_of, plan
+from blinkccl.algorithms.optimal import plan
+from blinkccl.algorithms.optimal_allreduce import both_ways
+from blinkccl.algorithms.optimal_flows import hops_of
 from blinkccl.algorithms.optimal_trees import MOST_PER_ROOT
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request

@@ -29,15 +29,16 @@ MOST_PRICED, MOST_LINKS = 1 << 20, 192
 TREES_LOSS = LOSS / 2
 
 
-def shallower(request: Request, view: RankNetwork, known: Forest) -> Forest:
-    """A forest of fewer hops than ``known``, as few as are found, near its bound; ``known`` where there is none.
+def is_deep(request: Request, view: RankNetwork, known: Forest) -> bool:
+    """True if ``known`` is deeper than is asked, and a search for fewer hops takes seconds."""
+    network = _packed_in(request, view)
+    return not _is_fair(request, _fewest_hops(request, network), known.depth) and _served(request, network)
 
-    By default only where ``known`` is deeper than it need be: see :func:`_is_fair`.
-    """
-    network = reverse_of(view.network) if _only_up(request) else view.network
+
+def shallower(request: Request, view: RankNetwork, known: Forest) -> Forest:
+    """A forest of fewer hops than ``known``, as few as are found, near its bound; ``known`` where there is none."""
+    network = _packed_in(request, view)
     low, high = _fewest_hops(request, network), known.depth
-    if _is_fair(request, low, high) or not _served(request, network):
-        return known
     best = known
     while low < high:
         levels = (low + high) // 2
@@ -60,6 +61,11 @@ def _within(request: Request, view: RankNetwork, network: FlowNetwork, levels: i
     drafts = [_draft(request, *part) for part in parts]
     found = shortened(forest_of(request, view, "optimal", drafts, known.certificate))
     return found if found.longest_weight <= LONGEST_WEIGHT else None
+
+
+def _packed_in(request: Request, view: RankNetwork) -> FlowNetwork:
+    """The links as trees from their roots see them."""
+    return reverse_of(view.network) if _only_up(request) else view.network
 
 
 def _only_up(request: Request) -> bool:

@@ -1,0 +1,74 @@
+"""The budget of lines: what each room has, against the table in CONTRIBUTING.md.
+
+    python tests/support/budget.py            exit code 1, with a sentence per room, where one has more than it may
+    python tests/support/budget.py --table    the table with today's numbers
+
+A line is a line of a file of code that git knows: Python, C, C++, headers, CMake and what a page of ``blink show`` is made of.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CODE = {*(".py", ".c", ".h", ".cpp", ".inc", ".def", ".cu", ".f90", ".cmake", ".js", ".css", ".html"), "CMakeLists.txt"}
+ROW = re.compile(r"^\| `([\w./]+)` \| +([\d,]+) \|$", re.MULTILINE)
+
+
+def room_of(file: Path) -> str | None:
+    """The row that a file counts for; None: none, as benchmarks and examples."""
+    match file.parts:
+        case ("tests", *_) | ("native", "tests", *_):
+            return "tests"
+        case ("src", "blinkccl", room, _, *_):
+            return room
+        case ("src", "blinkccl", _):
+            return "ground"
+        case ("native", folder, _, *_):
+            return f"native/{folder}"
+        case ("native", _):
+            return "native"
+        case ("reproduction", *_):
+            return "reproduction"
+    return None
+
+
+def lines_by_room() -> Counter[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines: Counter[str] = Counter()
+    for file in map(Path, filter(None, listed.split("\0"))):
+        room = room_of(file)
+        if room is not None and not CODE.isdisjoint((file.suffix, file.name)) and (ROOT / file).is_file():
+            lines[room] += len((ROOT / file).read_bytes().splitlines())
+    return lines
+
+
+def allowed() -> dict[str, int]:
+    """The table of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return {room: int(number.replace(",", "")) for room, number in ROW.findall(text)}
+
+
+def main() -> int:
+    lines, budget = lines_by_room(), allowed()
+    if "--table" in sys.argv:
+        for room in sorted(lines, key=lambda room: (room == "tests", -lines[room], room)):
+            print(f"| `{room}` | {lines[room]:,} |")
+        print(f"source {sum(lines.values()) - lines['tests']:,}, tests {lines['tests']:,}")
+        return 0
+    faults = [
+        f"{room} has {lines[room]:,} lines, and CONTRIBUTING.md allows it {budget.get(room, 0):,}: remove as many elsewhere in "
+        "it, take them from another row, or say in the commit that raises the row why"
+        for room in sorted({*lines, *budget})
+        if lines[room] > budget.get(room, 0)
+    ]
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
