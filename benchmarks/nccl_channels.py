@@ -26,7 +26,7 @@ from nccl_wheel import WHEELS, Graph, Wheel, fetched
 
 from blinkccl.baselines.nccl_links import ARCHS, BROADWELLS, OLDER_AMD, VERSION, guess_arch
 from blinkccl.baselines.nccl_search import Chains, Channels, search
-from blinkccl.baselines.nccl_system import Server, see
+from blinkccl.baselines.nccl_system import NcclMachine, see
 from blinkccl.private_files import cache_directory
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.fabric import compose
@@ -132,7 +132,7 @@ def _text(figures: tuple[object, ...] | None) -> str:
     return "none" if figures is None else " ".join(f"{x:g}" if isinstance(x, float) else str(x) for x in figures)
 
 
-def _overfull(server: Server, graph: Graph, *, closed: bool) -> list[tuple[int, int]]:
+def _overfull(server: NcclMachine, graph: Graph, *, closed: bool) -> list[tuple[int, int]]:
     """Links of the model that NCCL's channels take more of than there is, beyond NCCL's own rounding."""
     used: dict[tuple[int, int], Fraction] = {}
     for order in graph.orders:

@@ -28,7 +28,7 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
 from blinkccl.forest.model import Forest
-from blinkccl.packing.nested_groups import Group, neighbours, pack_group
+from blinkccl.packing.nested_groups import NestedGroup, neighbours, pack_group
 from blinkccl.packing.oracles import cheapest_hops
 from blinkccl.packing.order_bound import order_bound
 from blinkccl.runtime.communicator import Communicator
@@ -141,9 +141,9 @@ def prices_of_machines() -> list[str]:
     return lines
 
 
-def groups_of(count: int) -> list[Group]:
+def groups_of(count: int) -> list[NestedGroup]:
     """All nested groups of so many ranks in each of which somebody can be the head."""
-    found = [Group(tuple(range(count)))]
+    found = [NestedGroup(tuple(range(count)))]
     seen = set(found)
     for group in found:
         fresh = [each for each in neighbours(group) if each not in seen]
@@ -155,7 +155,7 @@ def groups_of(count: int) -> list[Group]:
 def cheapest_of_all() -> list[str]:
     """A line per allocation (one of those that look alike) that pays something: what the best of all orders reaches."""
     topology, lines = parse_spec("dgx-1v"), ["| GPUs | orders | rate found | best rate of all |", "|---|---|---|---|"]
-    every: dict[int, list[Group]] = {}
+    every: dict[int, list[NestedGroup]] = {}
     for gpus in connected_allocations("dgx-1v"):
         plan = planned(topology, gpus, "allreduce")
         if plan.price == 1:

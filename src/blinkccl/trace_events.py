@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TracePlace:
     """A thread of a process at ``ns``: where an arrow begins or ends, inside of a span."""
 
     process: int
@@ -71,11 +71,11 @@ class TraceEvents:
         times = {"ts": begin_ns, "dur": end_ns - begin_ns}
         self._add("X", process, thread, name, category, {**times, "args": details} if details else times)
 
-    def leaves(self, key: Hashable, at: Place) -> None:
+    def leaves(self, key: Hashable, at: TracePlace) -> None:
         """An arrow begins, that ends where the same ``key`` :meth:`arrives`."""
         self._add("s", at.process, at.thread, "message", "message", {"ts": at.ns, "id": _number(key)})
 
-    def arrives(self, key: Hashable, at: Place) -> None:
+    def arrives(self, key: Hashable, at: TracePlace) -> None:
         """An arrow ends."""
         self._add("f", at.process, at.thread, "message", "message", {"ts": at.ns, "id": _number(key), "bp": "e"})
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blinkccl.doctor.cabling import Cabling, Change, Plug
 from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.evidence import Case, Machine, NcclVersion, Place
+from blinkccl.doctor.evidence import Case, Location, MachineRead, NcclVersion
 from blinkccl.doctor.reading import read_files
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.cables_file import parse
@@ -28,7 +28,7 @@ UNEVEN = "machine mac-studio: a b c d\na:tb0 b:tb0\na:tb1 b:tb1\nb:tb2 c:tb0\nc:
 
 def found(topology: Topology, *more: object) -> dict[str, str]:
     """What is found of cables, by cause: severity, title and everything else on one line."""
-    case = Case(pieces=[Machine(Place("x.txt"), topology), *more])
+    case = Case(pieces=[MachineRead(Location("x.txt"), topology), *more])
     return {
         f.cause: f"{f.severity}: {f.title}; bound {f.bound}; got {f.got}; try {f.attempt}"
         for f in diagnose(case).findings
@@ -64,7 +64,7 @@ def test_where_nccl_has_a_cable_for_every_hop_nothing_is_said_of_it() -> None:
 
 
 def test_that_it_failed_is_an_error() -> None:
-    said = found(parse_spec("4x dgx-spark @ cables=ring"), NcclVersion(Place("run.log"), (2, 30, 7)))
+    said = found(parse_spec("4x dgx-spark @ cables=ring"), NcclVersion(Location("run.log"), (2, 30, 7)))
     assert said["nccl-no-cable"].startswith("error: NCCL connects ranks")
 
 
@@ -141,7 +141,7 @@ def test_a_file_of_cables_is_read() -> None:
 
     corpus = Path(__file__).parent / "corpus" / "four-sparks-ring" / "cables.txt"
     case = read_files([corpus])
-    assert len(case.of(Machine)) == 1
+    assert len(case.of(MachineRead)) == 1
     assert case.read == {str(corpus): ["a line per cable"]}
 
 

@@ -17,14 +17,14 @@ CORPUS = sorted(path.parent for path in Path(__file__).parent.glob("corpus/*/cas
 
 @pytest.mark.parametrize("folder", CORPUS, ids=lambda folder: folder.name)
 def test_what_was_found(folder):
-    from blinkccl.doctor.evidence import Machine
+    from blinkccl.doctor.evidence import MachineRead
 
     told = tomllib.loads((folder / "case.toml").read_text("utf-8"))
     assert told["source"].startswith("https://") or told["source"].startswith("public ")
     files = sorted(path for path in folder.iterdir() if path.name != "case.toml")
     case = read_files(files)
     if "gpus" in told:
-        case.gpus = parse_gpus(told["gpus"], case.of(Machine)[-1].topology)
+        case.gpus = parse_gpus(told["gpus"], case.of(MachineRead)[-1].topology)
     diagnosis = diagnose(case)
     text = diagnosis.text(plain)
     wrong = {finding.cause for finding in diagnosis.findings if finding.wrong}

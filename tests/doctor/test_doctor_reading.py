@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.evidence import Device, Graph, Hop, Machine, Measured, NicPath, RankState, Setting, Started
+from blinkccl.doctor.evidence import (
+    ChannelHop,
+    Device,
+    MachineRead,
+    MeasuredCall,
+    NicPath,
+    RankReport,
+    RingGraph,
+    Setting,
+    Started,
+)
 from blinkccl.doctor.reading import read_files
 from blinkccl.errors import UsageError
 from blinkccl.report.text import plain
@@ -60,7 +70,7 @@ def test_decimal_commas_tags_colours_and_carriage_returns(tmp_path):
         f"[1,0]<stdout>:\x1b[1m#  Rank {r} Group 0 Pid 1 on n device {r} [0x0] X\x1b[0m\r\n" for r in range(4)
     )
     case = _read(tmp_path, "[1,0]<stdout>:# Collective test starting: all_reduce_perf\r\n" + ranks + row)
-    (measured,) = case.of(Measured)
+    (measured,) = case.of(MeasuredCall)
     assert (measured.ranks, measured.busbw_gb_per_s, measured.gpus) == (4, 201.33, (0, 1, 2, 3))
     assert any("decimal commas" in note for note in case.notes)
 
@@ -68,7 +78,7 @@ def test_decimal_commas_tags_colours_and_carriage_returns(tmp_path):
 def test_rows_that_contradict_themselves_are_left_out_with_a_note(tmp_path):
     head = "# Collective test starting: all_reduce_perf\n#  Rank 0 Pid 1 on n device 0 [0x0] X\n"
     case = _read(tmp_path, head + "1073741824 268435456 float sum -1 8000.0 99.0 99.0 0\n")
-    assert not case.of(Measured)
+    assert not case.of(MeasuredCall)
     assert any("134.22 GB/s, not 99" in note for note in case.notes)
 
 
@@ -83,7 +93,7 @@ def test_rows_that_contradict_themselves_are_left_out_with_a_note(tmp_path):
 )
 def test_rows_of_every_version(tmp_path, row, ranks, busbw):
     head = "all_reduce_perf -g 4\n" + "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] X\n" for r in range(4))
-    rows = _read(tmp_path, head + row + "\n").of(Measured)
+    rows = _read(tmp_path, head + row + "\n").of(MeasuredCall)
     assert len(rows) == ranks
     assert {one.busbw_gb_per_s for one in rows} == {busbw}
 
@@ -91,7 +101,7 @@ def test_rows_of_every_version(tmp_path, row, ranks, busbw):
 def test_what_a_log_does_not_say_is_inferred_from_its_numbers_and_said(tmp_path):
     head = "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] X\n" for r in range(4))
     case = _read(tmp_path, head + "33554432 8388608 float sum -1 209.7 160.0 240.0 0\n")
-    assert case.of(Measured)[0].collective == "allreduce"
+    assert case.of(MeasuredCall)[0].collective == "allreduce"
     assert any("taken for allreduce" in note for note in case.notes)
 
 
@@ -106,7 +116,7 @@ def test_ncclss_lines_of_many_versions(tmp_path):
     n:1:2 [0] NCCL INFO Channel 01/0 : 2[1] -> 3[2] via SHM/direct/direct
     """
     case = _read(tmp_path, lines)
-    assert [(hop.src, hop.dst, hop.transport) for hop in case.of(Hop)] == [
+    assert [(hop.src, hop.dst, hop.transport) for hop in case.of(ChannelHop)] == [
         (1, 2, "SHM"), (0, 1, "P2P"), (3, 0, "NET"), (2, 3, "SHM"),
     ]  # fmt: skip
     assert [(one.name, one.value) for one in case.of(Setting)] == [("NCCL_P2P_LEVEL", "LOC")]
@@ -130,9 +140,9 @@ def test_a_matrix_within_a_log(tmp_path):
     noise = "".join(f"some line {n}\n" for n in range(500))
     matrix = (CORPUS / "nics-on-one-socket/topo.txt").read_text()
     case = _read(tmp_path, noise + matrix + "\n" + noise)
-    assert len(case.of(Machine)[0].topology.ranks) == 8
+    assert len(case.of(MachineRead)[0].topology.ranks) == 8
     assert len(case.of(NicPath)) == 32
-    assert case.of(Machine)[0].place.line == 501
+    assert case.of(MachineRead)[0].place.line == 501
 
 
 def test_a_large_log_is_streamed(tmp_path, monkeypatch):
@@ -187,7 +197,7 @@ def test_a_flight_recorder_says_rank_call_and_line(tmp_path):
     }  # fmt: skip
     document = {"entries": [entry], "pg_config": {"0": {"ranks": "[0, 1, 2]"}}}
     case = _read(tmp_path, json.dumps(document), "trace_2.json")
-    (state,) = case.of(RankState)
+    (state,) = case.of(RankReport)
     assert (state.rank, state.members, state.line) == (2, (0, 1, 2), "/j/t.py:9 in go")
     assert "ranks 0, 1" in diagnose(case).findings[0].title
 
@@ -201,13 +211,13 @@ def test_inspector_and_benchmark_json(tmp_path):
         },
     }  # fmt: skip
     lines = json.dumps(row) + "\n" + json.dumps(row) + "\n" + json.dumps(row)[:40]
-    assert [one.busbw_gb_per_s for one in _read(tmp_path, lines).of(Measured)] == [469.7, 469.7]
+    assert [one.busbw_gb_per_s for one in _read(tmp_path, lines).of(MeasuredCall)] == [469.7, 469.7]
     benchmark = {
         "config": {"nthreads": 1, "ngpus": 8, "devices": [{"hostname": "n", "pid": 1, "name": "H"}]},
         "args": ["./build/all_reduce_perf"],
         "results": [{"size": 1 << 30, "out_of_place": {"time": 4000, "alg_bw": 268.4, "bus_bw": 469.7, "nwrong": 0}}],
     }
-    (measured,) = _read(tmp_path, json.dumps(benchmark)).of(Measured)
+    (measured,) = _read(tmp_path, json.dumps(benchmark)).of(MeasuredCall)
     assert (measured.ranks, measured.collective, measured.gpu) == (8, "allreduce", "H")
 
 
@@ -241,7 +251,7 @@ def test_the_channels_that_nccl_printed_are_what_it_expects(tmp_path):
     text += pattern.format(1, 5.0, 5.0) + members.format(" GPU/0 GPU/1")
     text += "all_reduce_perf\n" + "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] X\n" for r in range(4))
     case = _read(tmp_path, text + "1073741824 268435456 float sum -1 16000.0 67.11 100.66 0\n")
-    assert [(graph.ranks, graph.total_gb_per_s) for graph in case.of(Graph)] == [(4, 240.0), (2, 5.0)]
+    assert [(graph.ranks, graph.total_gb_per_s) for graph in case.of(RingGraph)] == [(4, 240.0), (2, 5.0)]
     (found,) = diagnose(case).findings
     assert (found.cause, found.severity) == ("measured-low", "warning")
     assert "42% of what NCCL expects" in found.title
@@ -256,7 +266,7 @@ def test_ras_lists_ranks_of_smaller_sets_one_by_one(tmp_path):
       Rank 3 -- GPU 3 managed by process 1 on node n
     30 ranks have launched up to operation 640
 """
-    states = _read(tmp_path, text).of(RankState)
+    states = _read(tmp_path, text).of(RankReport)
     assert [(state.rank, state.calls) for state in states] == [
         (0, (("AllGather", 641),)), (3, (("AllGather", 641),)), (-30, (("AllGather", 640),)),
     ]  # fmt: skip
@@ -278,7 +288,7 @@ def test_xml_without_gpu_tags_still_says_its_links(tmp_path):
     path = next(path for path in FIXTURES if path.name == "no-gpu-tags.nccl.xml")
     case = read_files([path])
     assert case.of(Device)
-    assert not case.of(Machine)
+    assert not case.of(MachineRead)
     assert any("NCCL_TOPO_DUMP_FILE" in note for note in case.notes)
 
 
@@ -294,5 +304,5 @@ def test_the_topologies_of_other_tools_are_machines(name, title, gpus):
     (path,) = (path for path in FIXTURES if path.name == name)
     case = read_files([path])
     assert list(case.read.values()) == [[title]]
-    assert len(case.last(Machine).topology.ranks) == gpus
+    assert len(case.last(MachineRead).topology.ranks) == gpus
     assert case.notes == []

@@ -10,22 +10,22 @@ from blinkccl.doctor.diagnose import diagnose
 from blinkccl.doctor.evidence import (
     Acs,
     Case,
+    ChannelHop,
     Device,
     Failure,
-    Graph,
-    Hop,
     Host,
     Iommu,
-    Machine,
-    Measured,
+    Location,
+    MachineRead,
+    MeasuredCall,
     NcclVersion,
-    Network,
+    NetworkInUse,
     NicPath,
     NvLinks,
     PeerAccess,
-    Place,
     Processor,
-    RankState,
+    RankReport,
+    RingGraph,
     Setting,
     SocketBus,
     Started,
@@ -35,11 +35,11 @@ from blinkccl.topology.catalog import machine
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.probe import this_host
 
-HERE, THERE = Place("a.log", 1), Place("b.log", 1)
-DGX1, PCIE, H100 = (Machine(HERE, machine(name)) for name in ("dgx-1v", "pcie-8gpu", "hgx-h100"))
-CPUS = Machine(HERE, this_host([0, 1], [0, 0]))
+HERE, THERE = Location("a.log", 1), Location("b.log", 1)
+DGX1, PCIE, H100 = (MachineRead(HERE, machine(name)) for name in ("dgx-1v", "pcie-8gpu", "hgx-h100"))
+CPUS = MachineRead(HERE, this_host([0, 1], [0, 0]))
 SHM, P2P, PLAIN, DIRECT, SOCKET = (
-    Hop(HERE, 0, 1, detail.partition("/")[0], detail)
+    ChannelHop(HERE, 0, 1, detail.partition("/")[0], detail)
     for detail in ("SHM/direct", "P2P/IPC", "NET/IB/0", "NET/IB/0/GDRDMA", "NET/Socket/0")
 )
 CLOSE = NicPath(HERE, "NIC0", "GPU0", "PIX")
@@ -48,11 +48,11 @@ GIB = 1 << 30
 
 
 def _row(busbw, ranks=8, size=GIB, **more):
-    return Measured(HERE, "allreduce", ranks, size, 1e-3, busbw, **more)
+    return MeasuredCall(HERE, "allreduce", ranks, size, 1e-3, busbw, **more)
 
 
 def _rank(rank, calls=5, done=None, **more):
-    return RankState(HERE, "g", rank, calls=(("", calls),), done=done, members=(0, 1, 2), **more)
+    return RankReport(HERE, "g", rank, calls=(("", calls),), done=done, members=(0, 1, 2), **more)
 
 
 def _gpus(**more):
@@ -77,7 +77,7 @@ def _uplinks(*rates):
         (2, 1, 16),
         *((2, up, rate) for up, rate in zip(hosts, rates, strict=True)),
     ]
-    return Machine(
+    return MachineRead(
         HERE,
         Topology(
             "bridged",
@@ -91,13 +91,13 @@ def _uplinks(*rates):
 def _reads(part):
     """PCIe that is read at this part of the rate at which it is written."""
     links = tuple(replace(x, read_capacity=round(x.capacity * part)) for x in PCIE.topology.links)
-    return Machine(HERE, replace(PCIE.topology, links=links))
+    return MachineRead(HERE, replace(PCIE.topology, links=links))
 
 
 def _channels(on, part):
     """NCCL's rings at this part of the bound."""
     most = bound_of(on.topology, on.topology.ranks, "allreduce")
-    return Graph(HERE, 4, 1, part * most.busbw_gb_per_s, "NVL")
+    return RingGraph(HERE, 4, 1, part * most.busbw_gb_per_s, "NVL")
 
 
 def _nics(*names):
@@ -110,15 +110,15 @@ def _numa():
 
 def _with(topology, kind, **more):
     """The links of one kind changed."""
-    return Machine(
+    return MachineRead(
         HERE, replace(topology, links=tuple(replace(x, **more) if x.kind == kind else x for x in topology.links))
     )
 
 
 CASES = {
     # Between hosts.
-    "TCP between hosts": ([_row(1, hosts=2), Network(HERE, "Socket")], "net-socket"),
-    "sockets of one host are how NCCL starts": ([_row(1), Network(HERE, "Socket")], ""),
+    "TCP between hosts": ([_row(1, hosts=2), NetworkInUse(HERE, "Socket")], "net-socket"),
+    "sockets of one host are how NCCL starts": ([_row(1), NetworkInUse(HERE, "Socket")], ""),
     "hops over TCP": ([SOCKET], "net-socket"),
     "no GPUDirect": ([PLAIN, CLOSE], "no-gpudirect"),
     "some hops have GPUDirect": ([PLAIN, DIRECT, CLOSE], ""),
@@ -206,12 +206,12 @@ CASES = {
     "large messages are slow": ([_row(100), _row(49, size=4 * GIB)], ""),
     "large messages are slow on a machine": ([H100, _row(480), _row(239, size=4 * GIB)], "falls-with-size"),
     "half is not less than half": ([H100, _row(480), _row(240, size=4 * GIB)], ""),
-    "slower than NCCL's channels": ([Graph(HERE, 4, 12, 20, "NVL"), _row(160)], "measured-low"),
-    "as fast as NCCL's channels": ([Graph(HERE, 4, 12, 20, "NVL"), _row(170)], ""),
-    "channels of a tree are no rings": ([Graph(HERE, 1, 12, 20, "NVL"), _row(1)], ""),
-    "channels of others": ([Graph(HERE, 4, 12, 20, "NVL", 4), _row(1)], ""),
-    "another cause explains it": ([Graph(HERE, 4, 12, 20, "NVL"), _row(100), Acs(HERE, 1, 4)], "acs"),
-    "no cause that slows one host": ([Graph(HERE, 4, 12, 20, "NVL"), _row(100), Host(HERE, 8, quota=4)],
+    "slower than NCCL's channels": ([RingGraph(HERE, 4, 12, 20, "NVL"), _row(160)], "measured-low"),
+    "as fast as NCCL's channels": ([RingGraph(HERE, 4, 12, 20, "NVL"), _row(170)], ""),
+    "channels of a tree are no rings": ([RingGraph(HERE, 1, 12, 20, "NVL"), _row(1)], ""),
+    "channels of others": ([RingGraph(HERE, 4, 12, 20, "NVL", 4), _row(1)], ""),
+    "another cause explains it": ([RingGraph(HERE, 4, 12, 20, "NVL"), _row(100), Acs(HERE, 1, 4)], "acs"),
+    "no cause that slows one host": ([RingGraph(HERE, 4, 12, 20, "NVL"), _row(100), Host(HERE, 8, quota=4)],
                                      "cpu-quota measured-low"),
     # Jobs that stand still.
     "one is behind": ([_rank(0), _rank(1, 4), _rank(2)], "rank-behind"),
@@ -220,8 +220,10 @@ CASES = {
     "one is dead": ([_rank(0), _rank(1, 4, state="dead"), _rank(2)], "rank-missing"),
     "one is not heard of": ([_rank(0, doing="x"), _rank(1, doing="x")], "rank-missing"),
     "ranks that are not told one by one": ([_rank(0, doing="x"), _rank(-2)], ""),
-    "one sets up": ([RankState(HERE, "g", 0, "initialising", members=(0, 1)), RankState(HERE, "g", 1, members=(0, 1))],
-                    "rank-missing"),
+    "one sets up": (
+        [RankReport(HERE, "g", 0, "initialising", members=(0, 1)), RankReport(HERE, "g", 1, members=(0, 1))],
+        "rank-missing",
+    ),
     "one is in another call": ([_rank(0, doing="x"), _rank(1, doing="y"), _rank(2, doing="x")], "call-mismatch"),
     "all are in one call": ([_rank(rank, doing="x", state="timed out") for rank in range(3)], "stuck-in-call"),
     "no row": ([Started(HERE, 8)], "no-result"),
@@ -238,7 +240,7 @@ def test_what_is_wrong(pieces, causes):
 
 def test_what_follows_from_another_cause_is_not_told():
     """A narrow link is why NCCL's rings are slow, and not a cause beside it."""
-    slow = Graph(HERE, 4, 1, 1, "PIX")
+    slow = RingGraph(HERE, 4, 1, 1, "PIX")
     narrow = Device(HERE, "gpu", "GPU0", "V", width=8, max_width=16)
     causes = [{f.cause for f in diagnose(Case(pieces=[DGX1, slow, *more])).findings} for more in ([], [narrow])]
     assert causes == [{"nccl-gap"}, {"pcie-narrow"}]

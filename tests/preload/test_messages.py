@@ -12,7 +12,7 @@ import pytest
 from preloaded import HERE, Outcome, Preloaded
 
 from blinkccl.algorithms.multi_path import plan, ways
-from blinkccl.algorithms.path_table import Pair, Part, PathTable, Split, machine_key, write
+from blinkccl.algorithms.path_table import PairSplits, Part, PathTable, Split, machine_key, write
 from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.topology.spec import parse_spec
@@ -37,13 +37,13 @@ def table(topo: str, file: Path, but: tuple[int, int] = (0, 0), chunks: int = 2)
         found = ways(plan(Request(topology, ends, topology.ranks)))
         paths = [way.path for way in found if way.legs <= 2]
         if len(paths) == 1:
-            made = made.merged(Pair(src, dst, (Split((Part(paths[0], Fraction(1), 3),), None, 2),)))
+            made = made.merged(PairSplits(src, dst, (Split((Part(paths[0], Fraction(1), 3),), None, 2),)))
             continue
         direct = Split((Part(paths[0], Fraction(1)),), 1000)
         two = Split((Part(paths[0], Fraction(2, 3)), Part(paths[1], Fraction(1, 3))), 30_000)
         rest = Fraction(3, 5) / (len(paths) - 1)
         every = Split((Part(paths[0], Fraction(2, 5)), *(Part(path, rest, 2) for path in paths[1:])), None, chunks)
-        made = made.merged(Pair(src, dst, (direct, two, every)))
+        made = made.merged(PairSplits(src, dst, (direct, two, every)))
     write(file, made)
     return file
 

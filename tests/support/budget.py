@@ -3,7 +3,7 @@
     python tests/support/budget.py            exit code 1, with a sentence per room, where one has more than it may
     python tests/support/budget.py --table    the table with today's numbers
 
-A line is a line of a file of code that git knows: Python, C, C++, headers, CMake and what a page of ``blink show`` is made of.
+A line is a line of a file of code that git knows: Python, C, C++, headers, CMake, and parts of pages of ``blink show``.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def main() -> int:
         print(f"source {sum(lines.values()) - lines['tests']:,}, tests {lines['tests']:,}")
         return 0
     faults = [
-        f"{room} has {lines[room]:,} lines, and CONTRIBUTING.md allows it {budget.get(room, 0):,}: remove as many elsewhere in "
-        "it, take them from another row, or say in the commit that raises the row why"
+        f"{room} has {lines[room]:,} lines, and CONTRIBUTING.md allows {budget.get(room, 0):,}: remove as many in it, "
+        "take them from another row, or say in the commit that raises the row why"
         for room in sorted({*lines, *budget})
         if lines[room] > budget.get(room, 0)
     ]

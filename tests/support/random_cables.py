@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 from random import Random
 
-from blinkccl.topology.cables import Cable, Port, Server, cabled, ports_of
+from blinkccl.topology.cables import Cable, CabledServer, Port, cabled, ports_of
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.model import Topology
 
@@ -16,7 +16,7 @@ def random_cabling(seed: int) -> Topology:
     are free."""
     dice = Random(seed)
     kinds = [machine(dice.choice(["dgx-spark", "mac-studio"])) for _ in range(dice.randint(2, 5))]
-    servers = [Server(f"m{i}", kind) for i, kind in enumerate(kinds)]
+    servers = [CabledServer(f"m{i}", kind) for i, kind in enumerate(kinds)]
     free: list[list[Port]] = [[(i, port) for port in ports_of(kind)] for i, kind in enumerate(kinds)]
     for ports in free:
         dice.shuffle(ports)

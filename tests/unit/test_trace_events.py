@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from blinkccl.trace_events import Place, TraceEvents
+from blinkccl.trace_events import TraceEvents, TracePlace
 from support.trace_reader import read_trace
 
 
@@ -15,11 +15,11 @@ def told(events: TraceEvents) -> TraceEvents:
     there = events.thread(second, "b", "it arrives")
     here = events.thread(first, "a", "it leaves")
     events.span(second, there, "take", "x", 2000, 2500)
-    events.arrives(("m", 1), Place(second, there, 2400))
+    events.arrives(("m", 1), TracePlace(second, there, 2400))
     events.span(first, here, "inner", "x", 1000, 1500, bytes=4)
     events.span(first, here, "outer", "x", 1000, 3001)
-    events.leaves(("m", 1), Place(first, here, 1000))
-    events.leaves(("m", 2), Place(first, here, 1400))
+    events.leaves(("m", 1), TracePlace(first, here, 1000))
+    events.leaves(("m", 2), TracePlace(first, here, 1400))
     events.counter(second, "load", "GB/s", 1, 2.5)
     return events
 
@@ -53,7 +53,10 @@ def test_the_latest_are_left_out() -> None:
     ("change", "says"),
     [
         (lambda events: events.span(1, 1, "late", "x", 2900, 4000), "overlaps another"),
-        (lambda events: events.leaves("m", Place(1, 1, 9000)) or events.arrives("m", Place(1, 1, 9000)), "in the air"),
+        (
+            lambda events: events.leaves("m", TracePlace(1, 1, 9000)) or events.arrives("m", TracePlace(1, 1, 9000)),
+            "in the air",
+        ),
         (lambda events: events.span(1, 7, "nobody's", "x", 1, 2), "thread without a name"),
     ],
 )

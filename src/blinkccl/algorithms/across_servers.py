@@ -119,7 +119,7 @@ class _Cluster:
             else:
                 self.into[v].append((u, c))
         members = [(*group, *(v for v in owner if owner[v] == i and v not in group)) for i, group in enumerate(groups)]
-        self.servers = [_Server(*of) for of in zip(members, groups, arcs, strict=True)]
+        self.servers = [_LocalServer(*of) for of in zip(members, groups, arcs, strict=True)]
 
     def spreads(self, root: int, rate: int) -> list[list[Spread]]:
         """For every server how ``rate`` units spread there, which must fit into the root's; empty where they cannot."""
@@ -187,7 +187,7 @@ class _Cluster:
         return None
 
 
-class _Server:
+class _LocalServer:
     """One server: its ranks, and its transit behind them, numbered anew; ``ids`` are the network's numbers."""
 
     def __init__(self, ids: Sequence[int], ranks: Sequence[int], arcs: Sequence[tuple[int, int, int]]) -> None:

@@ -22,7 +22,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Share, Tree, WeighedSets
-from blinkccl.packing.in_network import InNetworkTree, Task, in_network_trees, rooted_at, turned
+from blinkccl.packing.in_network import InNetworkTree, TreeTask, in_network_trees, rooted_at, turned
 from blinkccl.packing.in_network_proof import Sets, in_network_proof
 from blinkccl.packing.maxflow import min_cut
 from blinkccl.topology.model import Topology
@@ -69,7 +69,7 @@ def in_switch_forest(topology: Topology, collective: Collective, ranks: Sequence
     combining = tuple(i for i, vertex in enumerate(view.ids) if vertex in switches)
     if collective.name not in _STAGES:
         raise UnsupportedError(f"{collective.name} has no trees in which a switch could combine or multicast")
-    task = Task(view.network, combining, *_STAGES[collective.name], _roots(collective))
+    task = TreeTask(view.network, combining, *_STAGES[collective.name], _roots(collective))
     if len(ranks) > MOST_RANKS:
         raise UnsupportedError(
             f"{len(ranks)} ranks are too many to plan with switches that combine: at most {MOST_RANKS}"
@@ -88,14 +88,14 @@ def _roots(collective: Collective) -> tuple[int, ...]:
     return tuple(range(collective.world_size)) if collective.root is None else (collective.root,)
 
 
-def _share(view: RankNetwork, task: Task, number: int, tree: InNetworkTree) -> Share:
+def _share(view: RankNetwork, task: TreeTask, number: int, tree: InNetworkTree) -> Share:
     root = view.ids[tree.root]
     up, down = (Tree(root, tuple(map(view.path, hops))) for hops in (tree.up, tree.down))
     block = root if len(task.roots) > 1 else None
     return Share(tree.weight, number, block, root, up if task.up else None, down if task.down else None)
 
 
-def _trees(task: Task, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...]]:
+def _trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...]]:
     unlike = len(dict.fromkeys(task.orbit.values()))
     if unlike > MOST_UNLIKE:
         raise UnsupportedError(
@@ -104,11 +104,11 @@ def _trees(task: Task, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...]]:
     return in_network_trees(task, cut.bound)
 
 
-def _two_way_trees(task: Task, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...]] | None:
+def _two_way_trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...]] | None:
     """Of one root, the trees of an AllReduce used one way, where these reach the cut: they are found by symmetry."""
     if len(task.roots) != 1 or not task.network.symmetric:
         return None
-    rate, trees = _trees(Task(task.network, task.combining, True, True), cut)
+    rate, trees = _trees(TreeTask(task.network, task.combining, True, True), cut)
     if rate < cut.bound:
         return None
     root = task.roots[0]
@@ -132,7 +132,7 @@ def _cut(collective: Collective, view: RankNetwork) -> Cut:
     )
 
 
-def _proof(task: Task, view: RankNetwork, cut: Cut) -> Certificate:
+def _proof(task: TreeTask, view: RankNetwork, cut: Cut) -> Certificate:
     """The better one of the cut and of prices with sets."""
     found = in_network_proof(task)
     if found.bound >= cut.bound:

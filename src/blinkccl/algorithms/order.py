@@ -2,9 +2,9 @@
 
 Shares of a plan go up different trees, and a different tree rounds differently: with the size it changes which share an
 element falls into, and so its bits. Here all shares combine the same ranks with the same
-(:class:`~blinkccl.packing.nested_groups.Group`), each with other heads; down trees are free. Where every pair of ranks
-is joined alike that is a star at every rank, and costs nothing; elsewhere it costs what the bound is above the rate,
-the *price*.
+(:class:`~blinkccl.packing.nested_groups.NestedGroup`), each with other heads; down trees are free. Where every pair of
+ranks is joined alike that is a star at every rank, and costs nothing; elsewhere it costs what the bound is above the
+rate, the *price*.
 
 The order is looked for by the AllReduce's rate, and is that of Reduce and ReduceScatter on the same links too: their
 sums go on from the root to where they belong. What one group of ranks allows is found exactly; that no other group has
@@ -32,7 +32,14 @@ from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, to_ids
 from blinkccl.forest.order import departure, order_of
 from blinkccl.packing.multiplicities import rounded
-from blinkccl.packing.nested_groups import Group, best_group, clique_groups, group_of_tree, pack_group, wide_groups
+from blinkccl.packing.nested_groups import (
+    NestedGroup,
+    best_group,
+    clique_groups,
+    group_of_tree,
+    pack_group,
+    wide_groups,
+)
 from blinkccl.packing.network import breadth_first
 from blinkccl.packing.order_bound import order_bound
 
@@ -84,14 +91,14 @@ def stated(forest: Forest) -> Forest:
 
 
 @lru_cache(maxsize=8)  # all collectives and roots of a job ask for the same one
-def _group_for(request: Request) -> tuple[Group, Forest | None]:
+def _group_for(request: Request) -> tuple[NestedGroup, Forest | None]:
     """The order of all that reduces on these links, and the plan of the AllReduce, ``request``, where that is known."""
     free = optimal.plan(request)
     if order_of(free) is not None:
         return _group_of(free, free.shares[0]), free
     place = free.position
     servers = [tuple(sorted(place[rank] for rank in each)) for each in by_server(request.topology, request.ranks)]
-    chain = _chain([Group(server) for server in servers])
+    chain = _chain([NestedGroup(server) for server in servers])
     alike = _one_after_another(request, chain)
     if alike is not None and _enough(alike):
         return chain, alike
@@ -103,7 +110,7 @@ def _group_for(request: Request) -> tuple[Group, Forest | None]:
     view = rank_network_of(request.network, request.ranks)
     count = len(request.ranks)
     few = count <= SEARCHED
-    starts = [Group(tuple(range(count))), chain]
+    starts = [NestedGroup(tuple(range(count))), chain]
     for most in (2, 3, 4, 8):
         starts.append(clique_groups(view.network, most))
         if len(servers) > 1:
@@ -117,7 +124,7 @@ def _group_for(request: Request) -> tuple[Group, Forest | None]:
     return best_group(view.network, starts, bound, tries)[0], None
 
 
-def _chain(groups: Sequence[Group]) -> Group:
+def _chain(groups: Sequence[NestedGroup]) -> NestedGroup:
     """Each group below the next one."""
     chain = groups[0]
     for group in groups[1:]:
@@ -131,14 +138,14 @@ def _enough(alike: Forest) -> bool:
     return alike.rate >= (ALIKE_AMONG_MANY if many else ALIKE) * alike.bound
 
 
-def _group_of(forest: Forest, share: Share) -> Group:
+def _group_of(forest: Forest, share: Share) -> NestedGroup:
     """The groups that a share's up-tree makes, by positions."""
     place = forest.position
     edges = () if share.reduce is None else share.reduce.edges
     return group_of_tree(place[share.root], tuple((place[path[0]], place[path[-1]]) for path in edges))
 
 
-def _one_after_another(request: Request, group: Group) -> Forest | None:
+def _one_after_another(request: Request, group: NestedGroup) -> Forest | None:
     """The chain of servers ``group`` with the i-th member of each as head, for every i; None where hops lack."""
     servers = [tuple(request.ranks[v] for v in each.members) for each in group.upward()]
     if any(len(each.below) > 1 for each in group.upward()):
@@ -185,7 +192,7 @@ def _joined(paths: Paths, pairs: Sequence[tuple[int, int]]) -> tuple[Path, ...] 
     return tuple(paths[pair] for pair in pairs) if all(pair in paths for pair in pairs) else None
 
 
-def _packed(request: Request, group: Group) -> Forest:
+def _packed(request: Request, group: NestedGroup) -> Forest:
     """The most that trees of ``group`` carry."""
     view = rank_network_of(request.network, request.ranks)
     items = request.collective.items()

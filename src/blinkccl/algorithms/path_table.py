@@ -97,7 +97,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ", ".join(said) + (f", {self.chunks} chunks each" if self.chunks > 1 else "")
 
 
-class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PairSplits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The splits of messages from ``src`` to ``dst`` (vertex ids), by ascending ``up_to_bytes``, None last."""
 
     src: int
@@ -115,15 +115,15 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str
     name: str
     source: str
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[PairSplits, ...] = ()
     kind: str = SIMULATED
     schema_version: int = SCHEMA_VERSION
 
-    def pair(self, src: int, dst: int) -> Pair | None:
+    def pair(self, src: int, dst: int) -> PairSplits | None:
         """What it says of two ends, if anything."""
         return next((row for row in self.pairs if (row.src, row.dst) == (src, dst)), None)
 
-    def merged(self, pair: Pair) -> PathTable:
+    def merged(self, pair: PairSplits) -> PathTable:
         """The same with another row, in place of one for the same two ends."""
         others = [row for row in self.pairs if (row.src, row.dst) != (pair.src, pair.dst)]
         rows = sorted((*others, pair), key=lambda row: (row.src, row.dst))
@@ -145,7 +145,7 @@ LEAST_GAIN = 0.005
 
 def fill(
     src: int, dst: int, direct: Split, options: Callable[[int], Iterable[Split]], timer: Timer, gain: float = 0.0
-) -> Pair:
+) -> PairSplits:
     """The row of a pair: for each class of sizes the fastest of ``options(size)``, and none that is slower than direct.
 
     An option is judged at the shortest and at the longest message of a class: at both it must save more than the part
@@ -169,7 +169,7 @@ def fill(
         if found and (found[-1].parts, found[-1].chunks) == (best.parts, best.chunks):
             found.pop()
         found.append(best)
-    return Pair(src, dst, tuple(found))
+    return PairSplits(src, dst, tuple(found))
 
 
 def to_json(table: PathTable) -> str:
@@ -224,7 +224,7 @@ def _fraction(kind: type, value: Any) -> Fraction:
         raise ValueError(f"a weight of {value}") from None
 
 
-def _fault(pair: Pair) -> str | None:
+def _fault(pair: PairSplits) -> str | None:
     """What is wrong with a row; None for nothing."""
     ends = [split.up_to_bytes for split in pair.splits]
     if not ends or ends[-1] is not None or len(ends) > MOST_SPLITS:
@@ -244,7 +244,7 @@ def _fault(pair: Pair) -> str | None:
     return None
 
 
-def _part_fault(part: Part, pair: Pair) -> str | None:
+def _part_fault(part: Part, pair: PairSplits) -> str | None:
     if not 1 <= part.streams <= MOST_STREAMS:
         return f"expected 1 to {MOST_STREAMS} streams, got {part.streams}"
     simple = 2 <= len(part.path) <= MOST_VERTICES and len(set(part.path)) == len(part.path)

@@ -32,7 +32,7 @@ from blinkccl.algorithms.multi_path import (
     water_filling,
     ways,
 )
-from blinkccl.algorithms.path_table import BEYOND_BYTES, MOST_STREAMS, Pair, Part, Split, fill
+from blinkccl.algorithms.path_table import BEYOND_BYTES, MOST_STREAMS, PairSplits, Part, Split, fill
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import ChunkedPlan, Conditions, Estimate, planned
 from blinkccl.errors import TopologyError, UnsupportedError
@@ -60,7 +60,7 @@ class MultiPath:
 
     flow: Forest
     conditions: Conditions
-    row: Pair
+    row: PairSplits
     name: str = ALGORITHM
 
     @property
@@ -89,7 +89,7 @@ def prepare(request: Request, conditions: Conditions) -> MultiPath:
     return MultiPath(flow, conditions, row or simulated_row(flow, conditions))
 
 
-def simulated_row(flow: Forest, conditions: Conditions) -> Pair:
+def simulated_row(flow: Forest, conditions: Conditions) -> PairSplits:
     """The row of a table for a message, filled by the simulator.
 
     Never slower than one copy on any one of its paths, at any size. Cost: some 20 simulations per class of sizes, half

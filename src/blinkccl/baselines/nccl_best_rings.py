@@ -17,10 +17,10 @@ from fractions import Fraction
 from math import ceil
 
 from blinkccl.baselines.nccl_links import KINDS, NVB, NVL
-from blinkccl.baselines.nccl_packing import EXACT_GPUS, MOST_CHANNELS, Packing, ServerChannel, Stage
+from blinkccl.baselines.nccl_packing import EXACT_GPUS, MOST_CHANNELS, Packing, SearchStep, ServerChannel
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import Arc, Server
+from blinkccl.baselines.nccl_system import Arc, NcclMachine
 from blinkccl.errors import UnsupportedError
 from blinkccl.packing.solver import Model, solve_with_duals
 
@@ -51,13 +51,13 @@ def best_rings(nccl: NcclServer) -> Channels:
         return best
     for kind in (NVL, NVB):
         for gb_per_s in _speeds(server):
-            ways = Packing(server, Stage(kind, same=False), False, gb_per_s).most(int(most / gb_per_s) + 1)
+            ways = Packing(server, SearchStep(kind, same=False), False, gb_per_s).most(int(most / gb_per_s) + 1)
             if len(ways) * gb_per_s > most:
                 best, most = _channels(own, ways, gb_per_s), len(ways) * gb_per_s
     return best
 
 
-def _speeds(server: Server) -> list[Fraction]:
+def _speeds(server: NcclMachine) -> list[Fraction]:
     """Those at which some link is full with whole channels, fastest first."""
     full = {gb_per_s / count for gb_per_s in server.capacity.values() for count in range(1, MOST_PER_LINK + 1)}
     return sorted(full, reverse=True)
@@ -78,7 +78,7 @@ def _channels(own: Channels, ways: Sequence[ServerChannel], gb_per_s: Fraction) 
     )
 
 
-def ring_bound(server: Server, kind: int = NVB) -> RingBound:
+def ring_bound(server: NcclMachine, kind: int = NVB) -> RingBound:
     """The bound for rings on paths of up to this ``kind``; UnsupportedError where no such ring joins all GPUs."""
     if len(server.gpus) > EXACT_GPUS:
         raise UnsupportedError(f"the bound of rings looks at all of them, for at most {EXACT_GPUS} GPUs")
@@ -99,7 +99,7 @@ def ring_bound(server: Server, kind: int = NVB) -> RingBound:
     return RingBound(sum((price * server.capacity[arc] for arc, price in priced.items()), Fraction(0)), priced)
 
 
-def _orders(server: Server, kind: int) -> Iterator[tuple[int, ...]]:
+def _orders(server: NcclMachine, kind: int) -> Iterator[tuple[int, ...]]:
     """Every ring, from the first GPU on."""
     near = {pair for pair, hop in server.hops.items() if hop.kind <= kind}
 
@@ -115,7 +115,7 @@ def _orders(server: Server, kind: int) -> Iterator[tuple[int, ...]]:
     yield from extend(server.gpus[:1])
 
 
-def _load(server: Server, order: tuple[int, ...]) -> dict[Arc, Fraction]:
+def _load(server: NcclMachine, order: tuple[int, ...]) -> dict[Arc, Fraction]:
     """GB/s that a ring of 1 GB/s takes of every link."""
     load: dict[Arc, Fraction] = {}
     for pair in zip(order, (*order[1:], order[0]), strict=True):

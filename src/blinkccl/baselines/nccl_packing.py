@@ -20,7 +20,7 @@ from itertools import islice, pairwise
 from math import lcm
 
 from blinkccl.baselines.nccl_links import NVL, PHB, PXN
-from blinkccl.baselines.nccl_system import Arc, Hop, Nic, Server
+from blinkccl.baselines.nccl_system import Arc, NcclHop, NcclMachine, NcclNic
 from blinkccl.errors import InternalError
 from blinkccl.packing.solver import Model, solve, whole
 
@@ -35,7 +35,7 @@ MOST_TAKEN_BACK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SearchStep:
     """What the search tries in turn: the farthest ``kind`` of path between GPUs, ``net_kind`` to a network card.
 
     ``same``: all channels have the same order. ``crossing``: a ring may leave a server by another card than it came in
@@ -53,8 +53,8 @@ class ServerChannel:
     """One channel in a server: its order, its hops between GPUs, and those from and to the network with shares."""
 
     order: tuple[int, ...]
-    hops: tuple[Hop, ...]
-    net: tuple[tuple[Hop, Fraction], ...] = ()
+    hops: tuple[NcclHop, ...]
+    net: tuple[tuple[NcclHop, Fraction], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Packing:
     each from its first two GPUs; from Hopper on, all from the first.
     """
 
-    server: Server
-    stage: Stage
+    server: NcclMachine
+    stage: SearchStep
     tree: bool
     gb_per_s: Fraction
     net_gb_per_s: Fraction = field(default=Fraction(0))
@@ -97,12 +97,12 @@ class Packing:
         return self.stage.net_kind is not None
 
     @cached_property
-    def _cards(self) -> tuple[Nic, ...]:
+    def _cards(self) -> tuple[NcclNic, ...]:
         """The network cards that are near enough to some GPU."""
         return tuple(nic for nic in self.server.nics if nic.kind <= (self.stage.net_kind or 0))
 
     @cached_property
-    def _hops(self) -> dict[Arc, Hop]:
+    def _hops(self) -> dict[Arc, NcclHop]:
         return {
             pair: hop
             for pair, hop in self.server.hops.items()
@@ -211,7 +211,7 @@ class Packing:
         starts = self.server.gpus[:1] if not (self._across or self.tree) else self.server.gpus
         room = {arc: units // count for arc, units in self._room.items()}
 
-        def extend(order: tuple[int, ...], hops: tuple[Hop, ...]) -> Iterator[ServerChannel]:
+        def extend(order: tuple[int, ...], hops: tuple[NcclHop, ...]) -> Iterator[ServerChannel]:
             if len(order) == len(self.server.gpus):
                 yield from (way for way in self._finished(order, hops) if self._fits((way,), count))
                 return
@@ -228,7 +228,7 @@ class Packing:
         for start in starts:
             yield from extend((start,), ())
 
-    def _finished(self, order: tuple[int, ...], hops: tuple[Hop, ...]) -> Iterator[ServerChannel]:
+    def _finished(self, order: tuple[int, ...], hops: tuple[NcclHop, ...]) -> Iterator[ServerChannel]:
         """The ways that go through the GPUs in this order: closed, open, or from and to the network."""
         if self._across:
             for nic in self._cards:
@@ -240,7 +240,7 @@ class Packing:
         elif (order[-1], order[0]) in self._hops:
             yield ServerChannel(order, (*hops, self._hops[order[-1], order[0]]))
 
-    def _net(self, nic: Nic, order: tuple[int, ...]) -> tuple[tuple[Hop, Fraction], ...] | None:
+    def _net(self, nic: NcclNic, order: tuple[int, ...]) -> tuple[tuple[NcclHop, Fraction], ...] | None:
         """From ``nic`` into the first GPU and back out; None where that is farther than allowed."""
         if order[0] not in nic.gpus:
             return None
@@ -260,7 +260,7 @@ class Packing:
             hops += [(onward, share), (nic.leave[onward.path[-1]], share)]
         return tuple(hops)
 
-    def _towards(self, gpu: int, beside: int) -> Hop | None:
+    def _towards(self, gpu: int, beside: int) -> NcclHop | None:
         """How ``gpu`` reaches a card that hangs beside another GPU.
 
         Over NVLink that GPU passes the data on (PXN); over PCIe it turns off to the card before that GPU's own link.
@@ -272,7 +272,7 @@ class Packing:
             return None
         if hop.kind == NVL:
             return hop
-        return Hop(hop.path, hop.kind, hop.gb_per_s, tuple(x for x in hop.load if x[0] != (hop.path[-2], beside)))
+        return NcclHop(hop.path, hop.kind, hop.gb_per_s, tuple(x for x in hop.load if x[0] != (hop.path[-2], beside)))
 
     def _on_nvswitch(self, least: int, most: int) -> tuple[ServerChannel, ...]:
         """Turns of the GPUs' own order. A chain spares its last GPU a link out: that is the one more that may fit."""
@@ -303,10 +303,10 @@ class Packing:
         orders = [gpus[s:] + gpus[:s] for s in starts]
         return tuple(way for o in orders for way in self._finished(o, self._along(o)))
 
-    def _along(self, order: tuple[int, ...]) -> tuple[Hop, ...]:
+    def _along(self, order: tuple[int, ...]) -> tuple[NcclHop, ...]:
         return tuple(self.server.hops[pair] for pair in pairwise(order))
 
-    def _entries(self, count: int) -> list[tuple[Nic, Nic, int, int | None]]:
+    def _entries(self, count: int) -> list[tuple[NcclNic, NcclNic, int, int | None]]:
         """For each channel the cards that it comes in and leaves by, its first GPU, and its last if that matters.
 
         All cards in turn, as often as they can; the GPUs beside a card in turn too.
@@ -316,7 +316,7 @@ class Packing:
         if self.stage.same:
             cards = [nic for nic in cards if cards[0].gpus[0] in nic.gpus]
         entered = dict.fromkeys(self.server.gpus, 0)
-        found: list[tuple[Nic, Nic, int, int | None]] = []
+        found: list[tuple[NcclNic, NcclNic, int, int | None]] = []
         for nic in cards[:count]:
             start = min(nic.gpus, key=lambda g: (entered[g], nic.gpus.index(g)))
             if self.stage.same:
@@ -325,12 +325,14 @@ class Packing:
             found.append((nic, nic, start, next((g for g in nic.gpus if g != start), None)))
         return self._crossed(found) if self.stage.crossing else found
 
-    def _crossed(self, found: list[tuple[Nic, Nic, int, int | None]]) -> list[tuple[Nic, Nic, int, int | None]]:
+    def _crossed(
+        self, found: list[tuple[NcclNic, NcclNic, int, int | None]]
+    ) -> list[tuple[NcclNic, NcclNic, int, int | None]]:
         """Each two neighbours leave by the other's card; an odd one by the next card."""
         partner = [c ^ 1 if c ^ 1 < len(found) else 0 for c in range(len(found))]
         return [(nic, found[p][0], start, found[p][2]) for (nic, _, start, _), p in zip(found, partner, strict=True)]
 
-    def _through(self, enter: Nic, leave: Nic, start: int, end: int | None) -> Iterator[ServerChannel]:
+    def _through(self, enter: NcclNic, leave: NcclNic, start: int, end: int | None) -> Iterator[ServerChannel]:
         """From ``start`` in turn through all GPUs; to ``end`` at last, or for a tree, which leaves there, at once.
 
         A tree that begins with two GPUs in falling order goes on so: then chains end at different GPUs.

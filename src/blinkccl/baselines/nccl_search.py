@@ -23,8 +23,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 from blinkccl.baselines.nccl_links import KINDS, PHB, PIX, PXB, PXN, SYS, VERSION, guess_arch
-from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, ServerChannel, Stage
-from blinkccl.baselines.nccl_system import Hop, Server, see
+from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, SearchStep, ServerChannel
+from blinkccl.baselines.nccl_system import NcclHop, NcclMachine, see
 from blinkccl.errors import UnsupportedError
 from blinkccl.topology.model import Topology
 
@@ -135,7 +135,7 @@ class _Found:
     """The best channels of one server so far."""
 
     ways: tuple[ServerChannel, ...]
-    stage: Stage
+    stage: SearchStep
     gb_per_s: Fraction
     net_gb_per_s: Fraction
 
@@ -144,7 +144,7 @@ class _Found:
         return len(self.ways) * self.gb_per_s
 
 
-def _ladder_of(server: Server, across: bool) -> tuple[Fraction, ...]:
+def _ladder_of(server: NcclMachine, across: bool) -> tuple[Fraction, ...]:
     """The speeds to try, without those above what any path of the server carries."""
     inside, between = next(row[1:] for row in LADDERS if server.arch.sm >= row[0])
     if across:
@@ -153,7 +153,7 @@ def _ladder_of(server: Server, across: bool) -> tuple[Fraction, ...]:
     return tuple(gb_per_s for gb_per_s in inside[:-1] if gb_per_s <= server.max_gb_per_s) + inside[-1:]
 
 
-def _stages(server: Server, across: bool, tree: bool) -> Iterator[Stage]:
+def _stages(server: NcclMachine, across: bool, tree: bool) -> Iterator[SearchStep]:
     """What to try at one speed, in NCCL's order: near before far, one order before several."""
     nearest, farthest = server.kinds
     if not across:
@@ -164,15 +164,17 @@ def _stages(server: Server, across: bool, tree: bool) -> Iterator[Stage]:
             yield from _kinds(server, nearest, max(nearest, min(farthest, net_kind)), net_kind, crossing)
 
 
-def _kinds(server: Server, nearest: int, farthest: int, net_kind: int | None, crossing: bool) -> Iterator[Stage]:
+def _kinds(
+    server: NcclMachine, nearest: int, farthest: int, net_kind: int | None, crossing: bool
+) -> Iterator[SearchStep]:
     for kind in range(nearest, farthest + 1):
-        yield Stage(kind, True, net_kind, crossing)
+        yield SearchStep(kind, True, net_kind, crossing)
         # Between AMD's processors NCCL asks for one order.
         if not (server.vendor == "AuthenticAMD" and kind == SYS):
-            yield Stage(kind, False, net_kind, crossing)
+            yield SearchStep(kind, False, net_kind, crossing)
 
 
-def _best_rings(server: Server, across: bool) -> _Found:
+def _best_rings(server: NcclMachine, across: bool) -> _Found:
     """NCCL's search on one server."""
     least = 2 if server.split else 1
     ladder = _ladder_of(server, across)
@@ -193,11 +195,11 @@ def _best_rings(server: Server, across: bool) -> _Found:
     return best
 
 
-def _enough(server: Server, found: _Found) -> bool:
+def _enough(server: NcclMachine, found: _Found) -> bool:
     return found.total_gb_per_s >= server.total_gb_per_s or len(found.ways) == MOST_CHANNELS
 
 
-def _tried(server: Server, across: bool, gb_per_s: Fraction, least: int, best: _Found | None) -> _Found | None:
+def _tried(server: NcclMachine, across: bool, gb_per_s: Fraction, least: int, best: _Found | None) -> _Found | None:
     """The best after all stages at one speed; farther paths are tried only while nearer ones have given nothing."""
     for packing in _asked_once(server, across, False, gb_per_s):
         stage = packing.stage
@@ -212,7 +214,7 @@ def _tried(server: Server, across: bool, gb_per_s: Fraction, least: int, best: _
     return best
 
 
-def _asked_once(server: Server, across: bool, tree: bool, gb_per_s: Fraction) -> Iterator[Packing]:
+def _asked_once(server: NcclMachine, across: bool, tree: bool, gb_per_s: Fraction) -> Iterator[Packing]:
     """The stages at one speed, without those that ask what an earlier one has asked."""
     asked: set[tuple[object, ...]] = set()
     for stage in _stages(server, across, tree):
@@ -222,12 +224,12 @@ def _asked_once(server: Server, across: bool, tree: bool, gb_per_s: Fraction) ->
             yield packing
 
 
-def _too_far(stage: Stage, best: Stage) -> bool:
+def _too_far(stage: SearchStep, best: SearchStep) -> bool:
     """Whether a network card is farther than need be; up to PXN it always may be."""
     return stage.net_kind is not None and stage.net_kind > max(PXN, best.net_kind or 0)
 
 
-def _doubled(server: Server, found: _Found) -> _Found:
+def _doubled(server: NcclMachine, found: _Found) -> _Found:
     """Two of each channel at half its speed, where one is fast enough to keep two busy."""
     if found.gb_per_s < 25 or (server.arch.sm > 80 and found.gb_per_s < 50 and len(found.ways) > 4):
         return found
@@ -236,7 +238,7 @@ def _doubled(server: Server, found: _Found) -> _Found:
     return _Found(ways, found.stage, found.gb_per_s / share, found.net_gb_per_s / share)
 
 
-def _last_resort(server: Server, across: bool) -> _Found:
+def _last_resort(server: NcclMachine, across: bool) -> _Found:
     """The ring in the order of the GPUs that NCCL takes where it finds none."""
     order = server.gpus
     if across:
@@ -251,17 +253,17 @@ def _last_resort(server: Server, across: bool) -> _Found:
             "the PCIe links of the machine"
         )
     hops = [server.hops[pair] for pair in pairs]
-    net: list[Hop] = []
+    net: list[NcclHop] = []
     if across:
         card = server.nics[0]
         last = order[-1] if direct else order[0]
         net = [card.enter[order[0]], *([] if direct else [hops.pop()]), card.leave[last]]
     way = ServerChannel(order, tuple(hops), tuple((hop, Fraction(1)) for hop in net))
-    stage = Stage(SYS, True, SYS if across else None)
+    stage = SearchStep(SYS, True, SYS if across else None)
     return _Found((way,), stage, LAST_RESORT_GB_PER_S, LAST_RESORT_GB_PER_S)
 
 
-def _best_chains(server: Server, across: bool, count: int) -> _Found | None:
+def _best_chains(server: NcclMachine, across: bool, count: int) -> _Found | None:
     """As many chains as there are rings, as fast as may be; None where none fit."""
     if len(server.gpus) > 1 or across:
         size = Fraction(len(server.gpus))
@@ -277,7 +279,7 @@ def _best_chains(server: Server, across: bool, count: int) -> _Found | None:
     return None
 
 
-def _faster_inside(server: Server, found: _Found) -> _Found:
+def _faster_inside(server: NcclMachine, found: _Found) -> _Found:
     """Chains that run up to twice as fast inside the server as towards the network."""
     ladder = next(row[2] for row in LADDERS if server.arch.sm >= row[0])
     for gb_per_s in (x for x in reversed(ladder) if x > found.gb_per_s):

@@ -24,7 +24,7 @@ from math import inf
 from blinkccl.baselines.nccl_links import VERSION, guess_arch
 from blinkccl.baselines.nccl_model import BASE_US, PROTOCOLS, STEP_US, CostLine, NcclEstimate, choose
 from blinkccl.baselines.nccl_search import Channels, search
-from blinkccl.baselines.nccl_system import Hop, Server, see
+from blinkccl.baselines.nccl_system import NcclHop, NcclMachine, see
 from blinkccl.errors import UnsupportedError
 from blinkccl.simulate.calibration import Calibration, calibration_for, link_cost
 from blinkccl.topology.model import Topology
@@ -62,7 +62,7 @@ class NcclServer:
         return search(self.topology, self.ranks, self.arch, self.version)
 
     @cached_property
-    def server(self) -> Server:
+    def server(self) -> NcclMachine:
         """The one server that NCCL sees; UnsupportedError where there are several."""
         servers = see(self.topology, self.ranks, self.arch, self.version)
         if len(servers) != 1:
@@ -107,7 +107,7 @@ class NcclServer:
         each = float(self.channels.gb_per_s_per_channel)
         return min(self.spare, *(self._reached(arc) / (times * each) for arc, times in crossings.items()))
 
-    def _ring_hops(self) -> Iterator[Hop]:
+    def _ring_hops(self) -> Iterator[NcclHop]:
         for ring in self.channels.rings:
             for pair in pairwise((*ring, ring[0])):
                 yield self.server.hops[pair]

@@ -40,7 +40,7 @@ NETWORK = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class NcclHop:
     """NCCL's path between GPUs or to a network card; ``load`` is what a channel of 1 GB/s takes of each link."""
 
     path: Path
@@ -50,7 +50,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Nic:
+class NcclNic:
     """A network card of a server, and the job's ``gpus`` beside it; ``enter`` and ``leave`` hold a hop for each.
 
     ``kind`` is PIX where it shares a PCIe switch with them, PXB where a switch further up, PHB where none.
@@ -60,12 +60,12 @@ class Nic:
     gb_per_s: Fraction
     kind: int
     gpus: tuple[int, ...]
-    enter: Mapping[int, Hop]
-    leave: Mapping[int, Hop]
+    enter: Mapping[int, NcclHop]
+    leave: Mapping[int, NcclHop]
 
 
 @dataclass(frozen=True)
-class Server:
+class NcclMachine:
     """One server as NCCL sees it; ``gpus`` are the job's by id, which is taken for their order on PCIe.
 
     ``capacity``: GB/s of each link that a hop crosses, by NCCL's constants. ``hops``: one per ordered pair of GPUs that
@@ -77,10 +77,10 @@ class Server:
     arch: Arch
     vendor: str
     capacity: Mapping[Arc, Fraction]
-    hops: Mapping[Arc, Hop]
+    hops: Mapping[Arc, NcclHop]
     pcie_gb_per_s: Mapping[int, Fraction]
     nvlink_gb_per_s: Mapping[int, Fraction]
-    nics: tuple[Nic, ...] = field(default=())
+    nics: tuple[NcclNic, ...] = field(default=())
 
     @cached_property
     def max_gb_per_s(self) -> Fraction:
@@ -123,7 +123,9 @@ class Server:
         return (min(found), max(found)) if found else (LOC, LOC)
 
 
-def see(topology: Topology, ranks: Sequence[int], arch: str, version: tuple[int, int] = VERSION) -> tuple[Server, ...]:
+def see(
+    topology: Topology, ranks: Sequence[int], arch: str, version: tuple[int, int] = VERSION
+) -> tuple[NcclMachine, ...]:
     """The servers of a job as NCCL sees them: other GPUs are gone, with the links that end in them."""
     check_ranks(topology, ranks)
     check_nvidia(topology, ranks)
@@ -180,7 +182,7 @@ class _Sight:
             found.setdefault(home(self.topology.vertex[gpu].server), []).append(gpu)
         return [tuple(gpus) for gpus in found.values()]
 
-    def server(self, gpus: tuple[int, ...]) -> Server:
+    def server(self, gpus: tuple[int, ...]) -> NcclMachine:
         hops = {(src, dst): hop for dst in gpus for src, hop in self._paths_to(dst, gpus).items()}
         arcs = [(gpu, other) for gpu in gpus for other in self.ahead.get(gpu, ())]
         pcie = {a: self.rate[a, b] for a, b in arcs if self.kind[a, b] == "pcie"}
@@ -193,9 +195,9 @@ class _Sight:
         capacity = {arc: self.rate[arc] for hop in crossed for arc, _ in hop.load if NETWORK not in arc}
         for nic in nics:
             capacity[nic.vertex, NETWORK] = capacity[NETWORK, nic.vertex] = nic.gb_per_s
-        return Server(gpus, self.arch, self.counted.vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
+        return NcclMachine(gpus, self.arch, self.counted.vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
 
-    def _paths_to(self, target: int, gpus: tuple[int, ...]) -> dict[int, Hop]:
+    def _paths_to(self, target: int, gpus: tuple[int, ...]) -> dict[int, NcclHop]:
         """NCCL's path from every GPU of ``gpus`` to ``target``: rounds of improvement outward from the target."""
         best: dict[int, tuple[int, Fraction, Path]] = {target: (LOC, Fraction(5000), (target,))}
         layer = [target]
@@ -223,16 +225,16 @@ class _Sight:
             step = NVB
         return max(kind, step), min(gb_per_s, self.rate[arc]), (above, *path)
 
-    def _hop(self, kind: int, gb_per_s: Fraction, path: Path) -> Hop:
+    def _hop(self, kind: int, gb_per_s: Fraction, path: Path) -> NcclHop:
         load: dict[Arc, Fraction] = {}
         for a, b in pairwise(path):
             share = self.counted.share(kind, path[0]) if self.kind[a, b] == "pcie" else Fraction(1)
             load[a, b] = load.get((a, b), Fraction(0)) + share
             if self.kind[a, b] == "nvlink" and self.topology.vertex[b].kind == "host":
                 load[b, a] = load.get((b, a), Fraction(0)) + 1
-        return Hop(path, kind, gb_per_s, tuple(sorted(load.items())))
+        return NcclHop(path, kind, gb_per_s, tuple(sorted(load.items())))
 
-    def _nics(self, gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> list[Nic]:
+    def _nics(self, gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> list[NcclNic]:
         beside: dict[int, list[int]] = {}
         for gpu in gpus:
             for other in sorted(self.ahead.get(gpu, ())):
@@ -240,7 +242,7 @@ class _Sight:
                     beside.setdefault(other, []).append(gpu)
         return [self._nic(vertex, joined, gpus, pcie) for vertex, joined in sorted(beside.items())]
 
-    def _nic(self, vertex: int, joined: list[int], gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> Nic:
+    def _nic(self, vertex: int, joined: list[int], gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> NcclNic:
         """The card hangs on the lowest switch above all GPUs it is joined to, and is as near to all GPUs below that.
 
         Where there is no such switch, it hangs on the processor of each.
@@ -257,13 +259,13 @@ class _Sight:
         gb_per_s = min([self.rate[vertex, joined[0]], *(pcie[g] / more for g in joined if g in pcie)])
         hops = {gpu: self._net_hops((vertex, joined[0]), gpu, kind, gb_per_s, at) for gpu in (*joined, *siblings)}
         enter, leave = {g: x[0] for g, x in hops.items()}, {g: x[1] for g, x in hops.items()}
-        return Nic(vertex, gb_per_s, kind, tuple(hops), enter, leave)
+        return NcclNic(vertex, gb_per_s, kind, tuple(hops), enter, leave)
 
     def _switches(self, gpu: int) -> tuple[int, ...]:
         """The PCIe switches above ``gpu``, nearest first."""
         return tuple(arc[1] for arc in self._way_up(gpu) if self.topology.vertex[arc[1]].kind == "switch")
 
-    def _net_hops(self, card: Arc, gpu: int, kind: int, gb_per_s: Fraction, at: int | None) -> tuple[Hop, Hop]:
+    def _net_hops(self, card: Arc, gpu: int, kind: int, gb_per_s: Fraction, at: int | None) -> tuple[NcclHop, NcclHop]:
         """From the card (with a GPU it is joined to) to ``gpu`` and back, over the PCIe links between them."""
         vertex, joined = card
         way = self._way_up(gpu)
@@ -280,8 +282,8 @@ class _Sight:
             down = theirs[: theirs.index(at)]
             path = (*(arc[0] for arc in up), at, *reversed(down), joined, vertex)
         return (
-            Hop(path[::-1], kind, gb_per_s, tuple(sorted(enter.items()))),
-            Hop(path, kind, gb_per_s, tuple(sorted(leave.items()))),
+            NcclHop(path[::-1], kind, gb_per_s, tuple(sorted(enter.items()))),
+            NcclHop(path, kind, gb_per_s, tuple(sorted(leave.items()))),
         )
 
     def _way_up(self, gpu: int) -> list[Arc]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from blinkccl.algorithms.bounds import certificate_for
-from blinkccl.algorithms.path_table import Pair
+from blinkccl.algorithms.path_table import PairSplits
 from blinkccl.algorithms.registry import ALGORITHMS, NOT_RUN, Algorithm, Request, algorithm
 from blinkccl.baselines import hybrid, multi_path
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, planned
@@ -86,7 +86,7 @@ class JobCandidates:
     of_plan: bool = False
 
     @cached_property
-    def path_row(self) -> Pair | None:
+    def path_row(self) -> PairSplits | None:
         """How ``multi_path`` splits the message, where it is one of these."""
         return next((one.row for one in self.prepared if isinstance(one, multi_path.MultiPath)), None)
 

@@ -32,7 +32,7 @@ import numpy as np
 from blinkccl.bench.sizes import block_count
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.nccl.peer_copies import Driver, DriverError, Gpu
+from blinkccl.nccl.peer_copies import CopyGpu, Driver, DriverError
 
 _POINTER, _EVENT = c.c_uint64, c.c_void_p
 _MORE: dict[str, list[Any]] = {
@@ -75,7 +75,7 @@ def _grown(part: Any, period: int, count: int) -> Any:
     return np.ascontiguousarray(np.tile(part.reshape(-1, period), (1, repeats))[:, :count]).reshape(-1)
 
 
-class _Gpu(Gpu):
+class _Gpu(CopyGpu):
     """One GPU, with events for timing; ``source`` is sent and ``target`` received into."""
 
     def __init__(self, driver: Driver, ordinal: int, flag: c.c_uint64) -> None:

@@ -16,7 +16,7 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.path_table import Pair, PathTable
+    from blinkccl.algorithms.path_table import PairSplits, PathTable
     from blinkccl.algorithms.registry import Request
     from blinkccl.choice.measured import MeasuredTable
     from blinkccl.collectives.spec import Collective
@@ -350,7 +350,7 @@ def measured(path: Path | None, topology: Topology, here: bool = False) -> Measu
         return None
 
 
-def write_path_row(path: Path, topology: Topology, row: Pair, source: str, kind: str) -> None:
+def write_path_row(path: Path, topology: Topology, row: PairSplits, source: str, kind: str) -> None:
     """Puts a row into the table in ``path``: into that of this machine and kind, or in the place of another."""
     from blinkccl.algorithms import path_table as tables
 

@@ -12,7 +12,7 @@ from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
 
 if TYPE_CHECKING:
-    from blinkccl.doctor.evidence import Case, Piece
+    from blinkccl.doctor.evidence import Case, Evidence
 
 #: Of a report where there is no terminal: it goes into tickets and logs, where nobody scrolls to the right.
 PIPED_WIDTH = 120
@@ -67,13 +67,13 @@ def doctor(
 
 
 def _files(files: list[Path] | None, topo: str | None) -> Case:
-    from blinkccl.doctor.evidence import Machine, Place
+    from blinkccl.doctor.evidence import Location, MachineRead
     from blinkccl.doctor.reading import read_files
 
     with console.Progress("reading") as bar:
         case = read_files(files or (), bar)
     if topo is not None:
-        case.pieces.append(Machine(Place(topo), arguments.load(topo)[0]))
+        case.pieces.append(MachineRead(Location(topo), arguments.load(topo)[0]))
     return case
 
 
@@ -92,7 +92,7 @@ def _here(ranks: int | None, measure: bool) -> Case:
     return case
 
 
-def _measured(ranks: int) -> list[Piece]:
+def _measured(ranks: int) -> list[Evidence]:
     """What ``blink bench`` says of these processors, in a process of its own."""
     import json
     import subprocess
@@ -112,10 +112,10 @@ def _choose(case: Case, topo: str | None, gpus: str | None) -> None:
     """Turns ``--gpus`` into vertices of the machine that was read."""
     if gpus is None:
         return
-    from blinkccl.doctor.evidence import Machine
+    from blinkccl.doctor.evidence import MachineRead
     from blinkccl.topology.spec import parse_gpus
 
-    machines = case.of(Machine)
+    machines = case.of(MachineRead)
     if not machines:
         raise typer.BadParameter("--gpus names GPUs of a machine, and no file says which: give --topo too")
     case.gpus = parse_gpus(gpus, machines[-1].topology)

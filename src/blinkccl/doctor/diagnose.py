@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from blinkccl.doctor.evidence import Case, Host, Machine, Measured, RankState, printable
+from blinkccl.doctor.evidence import Case, Host, MachineRead, MeasuredCall, RankReport, printable
 from blinkccl.doctor.finding import SEVERITIES, Finding
 from blinkccl.doctor.rules import bound, cabling, hang, host, links, measured, network, peers, settings
 from blinkccl.doctor.rules.job import best_rows, jobs
@@ -96,7 +96,7 @@ def _wanting(case: Case) -> list[str]:
 def _subject(case: Case) -> str:
     """What this is about."""
     said = []
-    machines = case.of(Machine)
+    machines = case.of(MachineRead)
     if machines:
         topology = machines[-1].topology
         said.append(f"{topology.name}: {count(len(topology.ranks), 'GPU' if machines[-1].gpus else 'CPU rank')}")
@@ -106,11 +106,11 @@ def _subject(case: Case) -> str:
         if job.measured is not None:
             rate = gb_per_s_text(job.measured.busbw_gb_per_s)
             said.append(f"{job.collective} among {len(job.ranks)} at {rate} busbw")
-    rows = case.of(Measured)
+    rows = case.of(MeasuredCall)
     if rows and len(said) <= bool(machines):
         best = max(rows, key=lambda row: row.busbw_gb_per_s)
         said.append(f"{best.collective} among {best.ranks} at {gb_per_s_text(best.busbw_gb_per_s)} busbw")
-    states = case.of(RankState)
+    states = case.of(RankReport)
     if states:
         said.append(f"{count(len({state.rank for state in states}), 'rank')} of a job that stands still or did")
     if not said and case.pieces:

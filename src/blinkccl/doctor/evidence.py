@@ -28,7 +28,7 @@ class _Read(msgspec.Struct, frozen=True):
                 msgspec.structs.force_setattr(self, name, printable(text))
 
 
-class Place(_Read, frozen=True):
+class Location(_Read, frozen=True):
     """A file, or :data:`THIS_MACHINE`, and the line where that helps."""
 
     source: str
@@ -38,13 +38,13 @@ class Place(_Read, frozen=True):
         return f"{self.source}, line {self.line}" if self.line else self.source
 
 
-class Piece(_Read, frozen=True):
+class Evidence(_Read, frozen=True):
     """What all pieces have: where it was read."""
 
-    place: Place
+    place: Location
 
 
-class Machine(Piece, frozen=True):
+class MachineRead(Evidence, frozen=True):
     """A topology; ``inferred`` says from what, where nobody stated it."""
 
     topology: Topology
@@ -61,7 +61,7 @@ class Machine(Piece, frozen=True):
         return any(x.kind == "nvlink" and self.topology.is_transit(x.dst) for x in self.topology.links)
 
 
-class Device(Piece, frozen=True):
+class Device(Evidence, frozen=True):
     """A ``gpu``, a ``nic`` or a PCIe ``bridge``: its NUMA node, and its PCIe link now and at most.
 
     ``idle``: its link may have been turned down to save power. ``model`` tells which devices are alike.
@@ -78,7 +78,7 @@ class Device(Piece, frozen=True):
     idle: bool = False
 
 
-class NvLinks(Piece, frozen=True):
+class NvLinks(Evidence, frozen=True):
     """NVLinks of one GPU that are up, and that are there and down."""
 
     gpu: str
@@ -86,7 +86,7 @@ class NvLinks(Piece, frozen=True):
     down: int
 
 
-class PeerAccess(Piece, frozen=True):
+class PeerAccess(Evidence, frozen=True):
     """Whether GPU ``a`` may read and write GPU ``b``; ``nvlink``: they are joined by it. ``why`` it may not."""
 
     a: str
@@ -96,7 +96,7 @@ class PeerAccess(Piece, frozen=True):
     why: str = ""
 
 
-class NicPath(Piece, frozen=True):
+class NicPath(Evidence, frozen=True):
     """How far a NIC is from a GPU, in nvidia-smi's words: PIX PXB PHB NODE SYS."""
 
     nic: str
@@ -104,7 +104,7 @@ class NicPath(Piece, frozen=True):
     kind: str
 
 
-class Processor(Piece, frozen=True):
+class Processor(Evidence, frozen=True):
     """The processors: who made them, and the family that NCCL goes by."""
 
     vendor: str
@@ -112,38 +112,38 @@ class Processor(Piece, frozen=True):
     sockets: int = 1
 
 
-class SocketBus(Piece, frozen=True):
+class SocketBus(Evidence, frozen=True):
     """GB/s between two processors, as NCCL counts it."""
 
     gb_per_s: float
 
 
-class Iommu(Piece, frozen=True):
+class Iommu(Evidence, frozen=True):
     """``state``: "off", "passthrough", "translating"; ``how`` it was told."""
 
     state: str
     how: str
 
 
-class Acs(Piece, frozen=True):
+class Acs(Evidence, frozen=True):
     """PCIe bridges whose Access Control Services send traffic between devices up to the root, of all that were read."""
 
     redirecting: int
     bridges: int
 
 
-class Setting(Piece, frozen=True):
+class Setting(Evidence, frozen=True):
     """An environment variable that a library has read."""
 
     name: str
     value: str
 
 
-class NcclVersion(Piece, frozen=True):
+class NcclVersion(Evidence, frozen=True):
     version: tuple[int, ...]
 
 
-class Hop(Piece, frozen=True):
+class ChannelHop(Evidence, frozen=True):
     """NCCL sends from rank ``src`` to ``dst`` by ``transport``: P2P, SHM or NET; ``detail`` is all of it."""
 
     src: int
@@ -152,7 +152,7 @@ class Hop(Piece, frozen=True):
     detail: str
 
 
-class Graph(Piece, frozen=True):
+class RingGraph(Evidence, frozen=True):
     """NCCL's search: ``channels`` of ``gb_per_s`` for a pattern (4: ring), over paths up to ``kind``."""
 
     pattern: int
@@ -167,14 +167,14 @@ class Graph(Piece, frozen=True):
         return self.channels * self.gb_per_s
 
 
-class Network(Piece, frozen=True):
+class NetworkInUse(Evidence, frozen=True):
     """The network that NCCL uses, and the InfiniBand or RoCE cards that it has found."""
 
     used: str
     cards: tuple[str, ...] = ()
 
 
-class Measured(Piece, frozen=True):
+class MeasuredCall(Evidence, frozen=True):
     """One collective of ``size_bytes`` (S, as nccl-tests counts) among ``ranks``: what it took.
 
     ``gpus`` are the devices by number and ``gpu`` their name, where the source lists them; ``wrong`` results counted.
@@ -193,14 +193,14 @@ class Measured(Piece, frozen=True):
     limit_gb_per_s: float | None = None
 
 
-class Started(Piece, frozen=True):
+class Started(Evidence, frozen=True):
     """A benchmark that listed its ranks and printed no result."""
 
     ranks: int
     gpu: str = ""
 
 
-class RankState(Piece, frozen=True):
+class RankReport(Evidence, frozen=True):
     """A rank of a group at some moment, mostly of a hang.
 
     ``state``: "" (nothing special), "missing", "dead", "unresponsive", "stopped", "failed", "initialising" or
@@ -219,14 +219,14 @@ class RankState(Piece, frozen=True):
     line: str = ""
 
 
-class Failure(Piece, frozen=True):
+class Failure(Evidence, frozen=True):
     """A line by which a library gave up: ``kind`` is "shm" (no shared memory), "gpudirect" (no RDMA) or "warning"."""
 
     kind: str
     text: str
 
 
-class Host(Piece, frozen=True):
+class Host(Evidence, frozen=True):
     """Memory and cores for ranks on processors: what a process here may use."""
 
     cpus: int
@@ -236,7 +236,7 @@ class Host(Piece, frozen=True):
     ranks: int | None = None
 
 
-P = TypeVar("P", bound=Piece)
+P = TypeVar("P", bound=Evidence)
 
 
 @dataclass
@@ -247,12 +247,12 @@ class Case:
     machine, where somebody said it. ``read``: what each source was taken for.
     """
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Evidence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     read: dict[str, list[str]] = field(default_factory=dict)
     gpus: tuple[int, ...] | None = None
 
-    def add(self, pieces: Iterable[Piece]) -> None:
+    def add(self, pieces: Iterable[Evidence]) -> None:
         self.pieces.extend(pieces)
 
     def of(self, kind: type[P]) -> list[P]:

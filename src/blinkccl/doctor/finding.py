@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from blinkccl.doctor.evidence import Piece, Place
+from blinkccl.doctor.evidence import Evidence, Location
 from blinkccl.report.text import Paint, ids
 
 #: "error": it does not work, or gives wrong results. "warning": slower than it could be, or nobody can tell.
@@ -39,11 +39,11 @@ class Finding(msgspec.Struct, frozen=True, rename={"attempt": "try", "places": "
     got: str
     why: str
     attempt: str
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
-    def at(self, *pieces: Piece | Iterable[Piece] | None) -> Finding:
+    def at(self, *pieces: Evidence | Iterable[Evidence] | None) -> Finding:
         """With the pieces that it rests on: each place once."""
-        flat = [one for each in pieces if each is not None for one in ([each] if isinstance(each, Piece) else each)]
+        flat = [one for each in pieces if each is not None for one in ([each] if isinstance(each, Evidence) else each)]
         return msgspec.structs.replace(self, places=tuple(dict.fromkeys(piece.place for piece in flat)))
 
     @property
@@ -63,7 +63,7 @@ class Finding(msgspec.Struct, frozen=True, rename={"attempt": "try", "places": "
         ]
 
 
-def _listed(places: Iterable[Place]) -> str:
+def _listed(places: Iterable[Location]) -> str:
     """Each file once, with its lines: ``run.log, lines 2-5; topo.txt``."""
     lines: dict[str, list[int]] = {}
     for place in places:

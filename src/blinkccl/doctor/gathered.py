@@ -15,7 +15,18 @@ from typing import Any
 
 from msgspec import convert
 
-from blinkccl.doctor.evidence import Acs, Device, Host, Iommu, Machine, NvLinks, PeerAccess, Piece, Place, Setting
+from blinkccl.doctor.evidence import (
+    Acs,
+    Device,
+    Evidence,
+    Host,
+    Iommu,
+    Location,
+    MachineRead,
+    NvLinks,
+    PeerAccess,
+    Setting,
+)
 from blinkccl.doctor.readers import topologies
 from blinkccl.topology import json_format
 
@@ -23,11 +34,11 @@ VERSION = 1
 _HASHES = re.compile(r"\b(host_hash|guid)=([\"'])(.*?)\2")
 
 
-def pieces(document: Any, source: str) -> Iterator[Piece]:
+def pieces(document: Any, source: str) -> Iterator[Evidence]:
     """The evidence in a document, all at ``source``."""
-    place = Place(source)
-    yield Machine(place, json_format.parse(json.dumps(document["topology"]), source))
-    lists: tuple[tuple[str, type[Piece]], ...] = (("devices", Device), ("nvlinks", NvLinks), ("peers", PeerAccess))
+    place = Location(source)
+    yield MachineRead(place, json_format.parse(json.dumps(document["topology"]), source))
+    lists: tuple[tuple[str, type[Evidence]], ...] = (("devices", Device), ("nvlinks", NvLinks), ("peers", PeerAccess))
     for key, kind in lists:
         yield from (convert({**row, "place": place}, kind) for row in document.get(key, ()))
     kernel = document.get("kernel") or {}
@@ -44,26 +55,26 @@ def pieces(document: Any, source: str) -> Iterator[Piece]:
 
 #: What people call each kind of evidence.
 _NAMES = {
-    Machine: "links", Device: "PCIe devices", NvLinks: "NVLinks", PeerAccess: "P2P between pairs", Iommu: "IOMMU",
+    MachineRead: "links", Device: "PCIe devices", NvLinks: "NVLinks", PeerAccess: "P2P between pairs", Iommu: "IOMMU",
     Acs: "ACS of bridges", Setting: "NCCL's and Blink's variables", Host: "memory, /dev/shm and limits of processes",
 }  # fmt: skip
 
 
-def looked_at(found: Sequence[Piece]) -> list[str]:
+def looked_at(found: Sequence[Evidence]) -> list[str]:
     """What there was to look at, in words."""
     numbers = Counter(_NAMES[type(piece)] for piece in found if type(piece) in _NAMES)
     return [name if number == 1 else f"{name} ({number})" for name, number in numbers.items()]
 
 
-def _texts(document: Any, source: str) -> Iterator[Piece]:
+def _texts(document: Any, source: str) -> Iterator[Evidence]:
     """What other tools said; the machine itself stands in the document already."""
     matrix, xml = document.get("nvidia_smi_topo"), document.get("nccl_topology")
-    found: list[Piece] = []
+    found: list[Evidence] = []
     if isinstance(matrix, str) and matrix.strip():
-        found += topologies.from_matrix(matrix, Place(f"{source}, nvidia_smi_topo"), [])
+        found += topologies.from_matrix(matrix, Location(f"{source}, nvidia_smi_topo"), [])
     if isinstance(xml, str) and xml.strip():
         found += topologies.from_xml(xml, f"{source}, nccl_topology", [])
-    yield from (piece for piece in found if not isinstance(piece, Machine | NvLinks))
+    yield from (piece for piece in found if not isinstance(piece, MachineRead | NvLinks))
 
 
 def without_secrets(xml: str) -> str:

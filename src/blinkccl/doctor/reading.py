@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from blinkccl.doctor.evidence import Case, Piece, Place
+from blinkccl.doctor.evidence import Case, Evidence, Location
 from blinkccl.doctor.readers import Listener, documents, flight_recorder, topologies
 from blinkccl.doctor.readers.nccl_log import NcclLog
 from blinkccl.doctor.readers.nccl_tests import NcclTests
 from blinkccl.doctor.readers.ras_text import RasText
 from blinkccl.doctor.readers.tools import Tools
-from blinkccl.doctor.readers.topologies import Matrix
+from blinkccl.doctor.readers.topologies import MatrixReader
 from blinkccl.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology import amd_smi, cables_file, hwloc_xml, mlx_hostfile, nvidia_smi
@@ -47,7 +47,7 @@ _WANTED = re.compile(
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, TorchLog, RasText, Tools, Matrix)
+LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, TorchLog, RasText, Tools, MatrixReader)
 
 
 def read_files(paths: Iterable[Path], tick: Callable[[int, int], None] = lambda done, total: None) -> Case:
@@ -177,7 +177,7 @@ def _json_lines(text: str) -> list[tuple[int, Any]] | None:
     return found if found and all(isinstance(one, dict) and "coll_perf" in one for _, one in found) else None
 
 
-def _understood(case: Case, source: str, title: str, read: Callable[[], Iterable[Piece]]) -> list[str]:
+def _understood(case: Case, source: str, title: str, read: Callable[[], Iterable[Evidence]]) -> list[str]:
     """Adds what ``read`` gives; a file that contradicts its own format is a note, with the reason."""
     try:
         case.add(read())
@@ -196,7 +196,7 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
     listeners = [make(case.notes) for make in LISTENERS]
     counts = dict.fromkeys((listener.title for listener in listeners), 0)
 
-    def take(listener: Listener, heard: Callable[[], Iterable[Piece]]) -> None:
+    def take(listener: Listener, heard: Callable[[], Iterable[Evidence]]) -> None:
         try:
             for piece in heard():
                 counts[listener.title] += 1
@@ -216,12 +216,12 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
     if len(text) < MAX_FILE_BYTES and cables_file.looks_like(text):
         return _understood(case, source, "a line per cable", lambda: topologies.from_other(text, source))
     if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):  # of whatever vintage, and what follows
-        take(listeners.pop(), lambda: topologies.from_matrix(text, Place(source), case.notes))
+        take(listeners.pop(), lambda: topologies.from_matrix(text, Location(source), case.notes))
     for number, line, read in _lines(file):
         if number % 65536 == 0:
             tick(read)
         for listener in listeners:
-            take(listener, partial(listener.hear, line, Place(source, number)))
+            take(listener, partial(listener.hear, line, Location(source, number)))
     for listener in listeners:
         take(listener, listener.end)
     return [title for title, count in counts.items() if count]

@@ -76,7 +76,7 @@ class Area:
 
 
 @dataclass(slots=True, eq=False)
-class _Actor:
+class _HostActor:
     """A role, or several senders of the same own input that are executed as one."""
 
     index: int
@@ -93,7 +93,7 @@ class _Ring:
     slots: int
     line: int
     queues: list[int]
-    senders: list[_Actor]
+    senders: list[_HostActor]
     readers: list[tuple[int, int]]  # (queue, acknowledgement line)
     exclusive: bool
     answers: _Ring | None = None  # whose slots these replies reuse
@@ -114,8 +114,8 @@ class HostPlan:
         self.area = area or Area()
         self.inline = all(channel.protocol == INLINE for channel in program.channels)
         self.actors = self._merge()
-        self._sender: dict[int, list[_Actor]] = defaultdict(list)
-        self._receiver: dict[int, list[_Actor]] = defaultdict(list)
+        self._sender: dict[int, list[_HostActor]] = defaultdict(list)
+        self._receiver: dict[int, list[_HostActor]] = defaultdict(list)
         for actor in self.actors:
             for queue in actor.role.sends:
                 self._sender[queue].append(actor)
@@ -133,7 +133,7 @@ class HostPlan:
         # One gives and one takes: through a ring both work, the one a chunk ahead; directly, one would do it all.
         self._one_way = len({ring.rank for ring in self.rings}) == len(takers) == 1
         self._reach = self._reachable()
-        self._of_rank: list[list[_Actor]] = [[] for _ in program.ranks]
+        self._of_rank: list[list[_HostActor]] = [[] for _ in program.ranks]
         for actor in self.actors:
             self._of_rank[actor.role.rank].append(actor)
         self._own = [sum(1 << actor.index for actor in actors) for actors in self._of_rank]  # bit sets
@@ -149,10 +149,10 @@ class HostPlan:
 
     # ---- the size-free layout
 
-    def _merge(self) -> list[_Actor]:
+    def _merge(self) -> list[_HostActor]:
         """The roles, in order; senders of the same own input in a row become one."""
-        actors: list[_Actor] = []
-        last: dict[int, _Actor] = {}
+        actors: list[_HostActor] = []
+        last: dict[int, _HostActor] = {}
         for role in relays_at_ranks(self.program).roles:
             before = last.get(role.rank)
             if before is not None and _same_source(before.role, role):
@@ -160,7 +160,7 @@ class HostPlan:
                     before.role, sends=before.role.sends + role.sends, keeps=before.role.keeps or role.keeps
                 )
                 continue
-            last[role.rank] = _Actor(len(actors), role, [])
+            last[role.rank] = _HostActor(len(actors), role, [])
             actors.append(last[role.rank])
         return actors
 
@@ -192,7 +192,7 @@ class HostPlan:
         for ring in self.rings:
             ring.slots += any(len(actor.role.sends) > 1 for actor in ring.senders)
 
-    def _add_ring(self, actor: _Actor, queues: list[int], lines: list[int], exclusive: bool) -> None:
+    def _add_ring(self, actor: _HostActor, queues: list[int], lines: list[int], exclusive: bool) -> None:
         rank = actor.role.rank
         slots = self.program.channels[actor.role.channel].slots
         first = lines[rank]
@@ -264,7 +264,7 @@ class HostPlan:
                         reach[node] |= reach[other]
         return reach
 
-    def _precedes(self, first: _Actor, then: _Actor) -> bool:
+    def _precedes(self, first: _HostActor, then: _HostActor) -> bool:
         return bool(self._reach[first.index] >> then.index & 1)
 
     def _is_free(self, ring: _Ring) -> bool:
@@ -305,13 +305,13 @@ class HostPlan:
             and self._is_leaf(ring.queues[0])
         )
 
-    def _readers(self, ring: _Ring) -> list[_Actor]:
+    def _readers(self, ring: _Ring) -> list[_HostActor]:
         return [self._receiver[queue][0] for queue in ring.queues]
 
     @cached_property
-    def _lent(self) -> dict[tuple[int, int], list[tuple[_Actor, _Actor]]]:
+    def _lent(self) -> dict[tuple[int, int], list[tuple[_HostActor, _HostActor]]]:
         """Per rank and slice that is read in the rank's own input: who sends it, and who reads it."""
-        lent: dict[tuple[int, int], list[tuple[_Actor, _Actor]]] = defaultdict(list)
+        lent: dict[tuple[int, int], list[tuple[_HostActor, _HostActor]]] = defaultdict(list)
         for ring in self.rings:
             if self._direct_read(ring) == _READ_INPUT:
                 sender = ring.senders[0]
@@ -319,9 +319,9 @@ class HostPlan:
         return lent
 
     @cached_property
-    def _writers(self) -> dict[int, list[_Actor]]:
+    def _writers(self) -> dict[int, list[_HostActor]]:
         """Per rank, who writes directly into its output."""
-        writers: dict[int, list[_Actor]] = defaultdict(list)
+        writers: dict[int, list[_HostActor]] = defaultdict(list)
         for ring in self.rings:
             for queue in ring.queues:
                 if self._direct_write(ring, queue):

@@ -21,7 +21,7 @@ from blinkccl.engines.host import Endpoint
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.schedule.program import Role
 from blinkccl.schedule.text import from_json, to_json
-from blinkccl.trace_events import Place, TraceEvents
+from blinkccl.trace_events import TraceEvents, TracePlace
 
 _EVENT = np.dtype(native.Event)
 _WAITS = {
@@ -120,9 +120,9 @@ def add_recording(events: TraceEvents, recording: Recording, process: int, from_
                 for queue, sends in _messages(role):
                     key = name, sequence, queue, role.slice, chunk
                     if sends:
-                        events.leaves(key, Place(process, thread, begin))
+                        events.leaves(key, TracePlace(process, thread, begin))
                     else:
-                        events.arrives(key, Place(process, thread, max(begin, end - 1)))
+                        events.arrives(key, TracePlace(process, thread, max(begin, end - 1)))
 
 
 def _messages(role: Role) -> Iterator[tuple[int, bool]]:

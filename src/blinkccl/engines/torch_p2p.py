@@ -121,7 +121,7 @@ class TorchP2P:
         first_tag = 1 + zlib.crc32(told.encode()) % max(1, _TAGS // queues) * queues  # 0 is other users' of the group
         deadline = time.monotonic() + deadline_s
         try:
-            actor = _Actor(self._group, bound, row, chosen, first_tag, deadline)
+            actor = _RankActor(self._group, bound, row, chosen, first_tag, deadline)
             with np.errstate(all="ignore"):  # an overflow to inf is a result
                 actor.go([role_views(bound, buffers, role, chosen, factors) for role in actor.roles])
         except BaseException as error:
@@ -145,7 +145,7 @@ class TorchP2P:
             raise PlanMismatchError(f"the program of rank(s) {', '.join(others)} is not that of rank 0; give all one")
 
 
-class _Actor:
+class _RankActor:
     """One rank in one call: its roles, and the messages that are under way to and from it."""
 
     def __init__(

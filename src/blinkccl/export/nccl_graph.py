@@ -22,7 +22,7 @@ from blinkccl.baselines.nccl_links import KINDS, NVB
 from blinkccl.baselines.nccl_model import SERVED, cost_lines
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.baselines.nccl_system import Server
+from blinkccl.baselines.nccl_system import NcclMachine
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.export.registry import File
@@ -92,7 +92,7 @@ def _ring(share: Share, ranks: tuple[int, ...]) -> Order | None:
     return orders.pop() if len(orders) == 1 else None
 
 
-def channels_of(rings: Mapping[Order, Fraction], server: Server, before: Channels) -> Channels:
+def channels_of(rings: Mapping[Order, Fraction], server: NcclMachine, before: Channels) -> Channels:
     """The rings as NCCL's channels of one speed, the highest that fits all links as NCCL counts these.
 
     ``before`` is what NCCL would set up: its channels are as fast as one thread block is taken to be.

@@ -101,11 +101,11 @@ class _Dual(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="d
     left: list[tuple[_Positive, _Ids]] = []
 
 
-class _Turn(msgspec.Struct, forbid_unknown_fields=True):
+class _TurnForm(msgspec.Struct, forbid_unknown_fields=True):
     cycles: Annotated[_Edges, msgspec.Meta(min_length=1)]
 
 
-class _Plan(msgspec.Struct):
+class _PlanForm(msgspec.Struct):
     # Unknown fields at the top are let through: the command line adds statements that no forest holds.
     schema_version: int
     collective: str
@@ -120,7 +120,7 @@ class _Plan(msgspec.Struct):
     shares: Annotated[list[_Share], msgspec.Meta(max_length=MAX_SHARES)]
     link_load: list[_Load]
     topology: json_format.TopologyRecord
-    turns: Annotated[list[_Turn], msgspec.Meta(min_length=1)] | None = None
+    turns: Annotated[list[_TurnForm], msgspec.Meta(min_length=1)] | None = None
     root: _Id | None = None
     src: _Id | None = None
     dst: _Id | None = None
@@ -313,9 +313,9 @@ def _plain(value: Any) -> Any:
     return _text(value) if isinstance(value, Fraction) else value
 
 
-def _convert(data: dict[str, Any]) -> _Plan:
+def _convert(data: dict[str, Any]) -> _PlanForm:
     try:
-        return msgspec.convert(data, type=_Plan)
+        return msgspec.convert(data, type=_PlanForm)
     except msgspec.ValidationError as error:
         raise ScheduleError(_located(str(error), data)) from None
 
@@ -368,7 +368,7 @@ def _ranks(ids: list[int], topology: Topology) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _collective(plan: _Plan, ranks: tuple[int, ...]) -> Collective:
+def _collective(plan: _PlanForm, ranks: tuple[int, ...]) -> Collective:
     name = plan.collective
     if name not in COLLECTIVES:
         raise ScheduleError(f"collective: expected one of {', '.join(COLLECTIVES)}, got {name[:40]!r}")

@@ -21,7 +21,7 @@ from statistics import median
 from blinkccl.algorithms import hybrid, multi_path, ring
 from blinkccl.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
 from blinkccl.algorithms.multi_path import PathCost, direct_path, forest_of, on_one_path, water_filling, ways
-from blinkccl.algorithms.path_table import Pair, Part, Split, fill
+from blinkccl.algorithms.path_table import PairSplits, Part, Split, fill
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.bench.pattern import TimedCall as Pattern
@@ -150,7 +150,7 @@ class MeasuredMultiPath(BySize):
         return _lowered(self.name, forest_of(self.forest, self.row.at(size_bytes)))
 
     @cached_property
-    def row(self) -> Pair:
+    def row(self) -> PairSplits:
         """How messages are split in this laboratory."""
         found, paths = ways(self.forest), _paths_of(self.forest)
         *alone, both = self.first
@@ -307,7 +307,7 @@ class Field:
         return replace(self, candidates=tuple(one.ready(lab, self.slower, deadline_s) for one in self.candidates))
 
     @property
-    def path_row(self) -> Pair | None:
+    def path_row(self) -> PairSplits | None:
         """How ``multi_path`` splits messages, where it is one of these and is ready."""
         return next((one.row for one in self.candidates if isinstance(one, MeasuredMultiPath)), None)
 

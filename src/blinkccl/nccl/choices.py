@@ -222,7 +222,7 @@ def rows_of(
     """The rows of one collective and root."""
     key, terms = key_of(collective), terms.of(collective)
     faults = {one: terms.fault(one) for one in planned.found.get(key, [])}
-    timed = [_Timed(one, terms) for one, fault in faults.items() if fault is None]
+    timed = [_TimedCandidate(one, terms) for one, fault in faults.items() if fault is None]
     if not timed:
         why = "; ".join(dict.fromkeys(fault for fault in faults.values() if fault))
         why = f"{terms.forced}; {why}" if why else planned.why_not(key)
@@ -235,7 +235,7 @@ def rows_of(
 
 
 def _verdict(
-    timed: Sequence[_Timed], size_bytes: int, nccl: NcclPredictor | None, forced: bool, cell: Cell | None
+    timed: Sequence[_TimedCandidate], size_bytes: int, nccl: NcclPredictor | None, forced: bool, cell: Cell | None
 ) -> _Verdict:
     """The first candidate that is as fast as the fastest, and whether it is taken.
 
@@ -252,7 +252,7 @@ def _verdict(
     return _Verdict(size_bytes, ours, theirs, forced or nccl is None, other, cell)
 
 
-def _predicted(timed: Sequence[_Timed], size_bytes: int) -> list[Ours]:
+def _predicted(timed: Sequence[_TimedCandidate], size_bytes: int) -> list[Ours]:
     """What the candidates take; without what is no faster than one before it: it is not chosen, nor decides what is."""
     found, least_s = [], inf
     for one in timed:
@@ -272,7 +272,7 @@ def _theirs(collective: Collective, size_bytes: int, nccl: NcclPredictor, cell: 
     return None
 
 
-class _Timed:
+class _TimedCandidate:
     """A candidate in its protocols, asked for rising sizes; one that is forced is the only one, at any size."""
 
     def __init__(self, candidate: CandidateProgram, terms: Terms) -> None:

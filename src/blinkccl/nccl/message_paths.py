@@ -22,7 +22,7 @@ from itertools import pairwise, permutations
 from typing import Any
 
 from blinkccl.algorithms import multi_path
-from blinkccl.algorithms.path_table import Pair, PathTable, Split
+from blinkccl.algorithms.path_table import PairSplits, PathTable, Split
 from blinkccl.algorithms.registry import Request
 from blinkccl.choice.programs import MOST_COPY_BYTES, SLOTS
 from blinkccl.codegen.layout import LINE_BYTES, SegmentLayout
@@ -179,7 +179,7 @@ class _Ends:
     dst: int
     bad: Mapping[tuple[int, int], str]
 
-    def splits(self, row: Pair | None, every: bool, tell: Callable[[str], None]) -> Iterator[MessageSplit]:
+    def splits(self, row: PairSplits | None, every: bool, tell: Callable[[str], None]) -> Iterator[MessageSplit]:
         """By size; what a row says that cannot be done goes directly."""
         name = f"from rank {self.src} to rank {self.dst}"
         try:

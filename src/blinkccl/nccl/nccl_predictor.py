@@ -18,7 +18,7 @@ from blinkccl.baselines.nccl_links import NVL
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_server import NcclServer, latency_us
-from blinkccl.baselines.nccl_system import Server
+from blinkccl.baselines.nccl_system import NcclMachine
 from blinkccl.choice.costs import PROLOGUE_US, RATE, architecture, protocols_of, timing
 from blinkccl.choice.programs import SLOTS, CandidateProgram
 from blinkccl.collectives.spec import Collective
@@ -79,7 +79,7 @@ class NcclPredictor:
         found = nccl.at(collective.name, size_bytes)
         return NcclPrediction(found.seconds, f"NCCL {found.words}", _over(nccl.channels, found.algorithm))
 
-    def _sends(self, server: Server, collective: Collective, size_bytes: int) -> NcclPrediction:
+    def _sends(self, server: NcclMachine, collective: Collective, size_bytes: int) -> NcclPrediction:
         """One message per pair, all at once."""
         ranks = self._place.ranks
         message = size_bytes / collective.world_size

@@ -95,7 +95,7 @@ class Driver:
         return text.value.decode("ascii", "replace") if known and text.value else f"error {code}"
 
 
-class Gpu:
+class CopyGpu:
     """A GPU with its primary context, a stream, and a buffer to copy from and one to copy into."""
 
     def __init__(self, driver: Driver, device: int, nbytes: int = PATTERN_BYTES) -> None:
@@ -132,10 +132,10 @@ def pattern(src: int, dst: int) -> bytes:
     return shake_128(f"{src} {dst}".encode()).digest(PATTERN_BYTES)
 
 
-def open_gpu(driver: Driver, device: int) -> Gpu | str:
+def open_gpu(driver: Driver, device: int) -> CopyGpu | str:
     """The GPU, or the reason where others have it, or its memory, to themselves."""
     try:
-        return Gpu(driver, device)
+        return CopyGpu(driver, device)
     except DriverError as error:
         mode = c.c_int()
         if error.code == _INVALID_DEVICE:
@@ -145,7 +145,7 @@ def open_gpu(driver: Driver, device: int) -> Gpu | str:
         raise
 
 
-def fault_of_copy(driver: Driver, source: Gpu, target: Gpu, data: bytes) -> str | None:
+def fault_of_copy(driver: Driver, source: CopyGpu, target: CopyGpu, data: bytes) -> str | None:
     """What is wrong with copies from one GPU to the other; None where all bytes arrive."""
     with source:
         enabled = driver.try_call("cuCtxEnablePeerAccess", target.context, 0)
@@ -184,14 +184,14 @@ def run(driver: Driver, uuids: Sequence[str], pairs: Sequence[tuple[int, int]], 
             say(f"{'untried' if error.code in _TAKEN else 'bad'} {src} {dst} {error}")
 
 
-def _verdict(driver: Driver, gpus: Mapping[int, Gpu | str], src: int, dst: int) -> str:
+def _verdict(driver: Driver, gpus: Mapping[int, CopyGpu | str], src: int, dst: int) -> str:
     """The line for a pair that CUDA grants access."""
     source, target = gpus[src], gpus[dst]
     for gpu in (source, target):
         if isinstance(gpu, str):
             return f"untried {src} {dst} {gpu}"
-    assert isinstance(source, Gpu)
-    assert isinstance(target, Gpu)
+    assert isinstance(source, CopyGpu)
+    assert isinstance(target, CopyGpu)
     why = fault_of_copy(driver, source, target, pattern(src, dst))
     return f"good {src} {dst}" if why is None else f"bad {src} {dst} {why}"
 

@@ -14,7 +14,7 @@ from blinkccl.packing.maxflow import NATIVE_EDGES
 from blinkccl.packing.network import Arc
 
 
-class _Tree:
+class _HungTree:
     """Parents, children and depths of one arborescence that may be re-hung."""
 
     def __init__(self, tree: Arborescence) -> None:
@@ -90,7 +90,7 @@ def flatten(
                 len(trees[0].arcs) + 1, capacity, [(t.multiplicity, t.arcs) for t in trees], undirected, most_passes
             )
             return [_hung(t.root, t.multiplicity, arcs) for t, arcs in zip(trees, found, strict=True)]
-    hung = [_Tree(tree) for tree in trees]
+    hung = [_HungTree(tree) for tree in trees]
     room = _Room(capacity, undirected)
     for tree in hung:
         for v, u in tree.parent.items():
@@ -115,7 +115,7 @@ def _hung(root: int, multiplicity: int, arcs: tuple[Arc, ...]) -> Arborescence:
     return Arborescence(root, multiplicity, canonical_arcs(root, arcs))
 
 
-def _rehang(hung: list[_Tree], room: _Room, v: int, parents: list[int], base: int) -> bool:
+def _rehang(hung: list[_HungTree], room: _Room, v: int, parents: list[int], base: int) -> bool:
     moved = False
     for tree in hung:
         if v == tree.root:
@@ -138,7 +138,7 @@ def _rehang(hung: list[_Tree], room: _Room, v: int, parents: list[int], base: in
     return moved
 
 
-def _exchange(hung: list[_Tree], v: int, base: int) -> bool:
+def _exchange(hung: list[_HungTree], v: int, base: int) -> bool:
     moved = False
     for i, one in enumerate(hung):
         if v == one.root:

@@ -33,7 +33,7 @@ MOST_CHOICES = 100
 
 
 @dataclass(frozen=True)
-class Task:
+class TreeTask:
     """What trees are for: ``up`` and ``down`` say which there are; each of ``roots`` has the same part of the data.
 
     Without ``roots`` any joint may be one, for any part of it: an AllReduce, which has both stages.
@@ -81,7 +81,7 @@ class InNetworkTree:
     down: Hops
 
 
-def in_network_trees(task: Task, target: Fraction) -> tuple[Fraction, tuple[InNetworkTree, ...]]:
+def in_network_trees(task: TreeTask, target: Fraction) -> tuple[Fraction, tuple[InNetworkTree, ...]]:
     """A rate, and trees that have it: at best ``target``, which has to be a proved bound.
 
     At least what trees over terminals alone have. PackingError where terminals are not joined. Cost: ten rounds or so
@@ -108,7 +108,7 @@ def in_network_trees(task: Task, target: Fraction) -> tuple[Fraction, tuple[InNe
     return packed.rate, tuple(InNetworkTree(weights[key], *key) for key in sorted(weights))
 
 
-def _column(task: Task, group: int, root: int, up: Hops, down: Hops) -> Column:
+def _column(task: TreeTask, group: int, root: int, up: Hops, down: Hops) -> Column:
     loads = Counter(task.orbit[arc] for hop in (*up, *down) for arc in pairwise(hop))
     return column_of(group, loads, (root, up, down))
 
@@ -136,7 +136,7 @@ def _images(column: Column, moves: Sequence[Permutation]) -> Iterator[tuple[int,
         yield move[root], turned(breadth_first(move[root], back)), breadth_first(move[root], ahead)
 
 
-def _choices(task: Task) -> list[tuple[int, ...]]:
+def _choices(task: TreeTask) -> list[tuple[int, ...]]:
     """Sets of combining vertices to span: of each orbit none, one or all, as far as these are few."""
     orbits = task.orbits(task.combining)
     options = [list(dict.fromkeys(((), orbit[:1], orbit))) for orbit in orbits]
@@ -149,7 +149,7 @@ def _choices(task: Task) -> list[tuple[int, ...]]:
 class _Part:
     """Trees over the terminals and some combining vertices, which are given the numbers behind the terminals'."""
 
-    def __init__(self, task: Task, steiner: Sequence[int], roots: Sequence[int]) -> None:
+    def __init__(self, task: TreeTask, steiner: Sequence[int], roots: Sequence[int]) -> None:
         self.task, self.terminals, self.roots = task, task.network.terminals, roots
         self.network, self.old = renumbered(task.network, steiner)
         self.new = {old: new for new, old in enumerate(self.old)}

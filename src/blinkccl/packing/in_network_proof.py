@@ -25,7 +25,7 @@ from math import lcm
 
 from blinkccl.errors import InternalError
 from blinkccl.packing import clock
-from blinkccl.packing.in_network import Task, renumbered
+from blinkccl.packing.in_network import TreeTask, renumbered
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.network import Arc
 from blinkccl.packing.oracles import cheapest_hops
@@ -59,7 +59,7 @@ class InNetworkProof:
         return self.value / self.cost
 
 
-def in_network_proof(task: Task) -> InNetworkProof:
+def in_network_proof(task: TreeTask) -> InNetworkProof:
     """The best bound by flows, or where that takes too many rounds one above it.
 
     Cost: a maximum flow per stage and orbit of terminals a round, and a linear program.
@@ -76,7 +76,7 @@ def in_network_proof(task: Task) -> InNetworkProof:
     return InNetworkProof(prices, entered, left, value, _least_cost(task, entered, left))
 
 
-def _least_cost(task: Task, entered: Sets, left: Sets) -> Fraction:
+def _least_cost(task: TreeTask, entered: Sets, left: Sets) -> Fraction:
     paid = {
         root: sum(
             (weight for sets in (entered, left) for some, weight in sets.items() if root not in some), Fraction(0)
@@ -92,7 +92,7 @@ class _Flows:
     Where the task is mirrored, an arc's part for the way up is that of its reverse for the way down.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TreeTask) -> None:
         self.task = task
         self.stages = [_DOWN] * task.down + [_UP] * (task.up and not task.mirrored)
         reps = sorted(set(task.orbit.values()))
@@ -199,7 +199,7 @@ def _short(number: float) -> Fraction:
     return Fraction(abs(number)).limit_denominator(LARGEST_DENOMINATOR)
 
 
-def _high_enough(task: Task, prices: Mapping[Arc, Fraction], entered: Sets, left: Sets) -> dict[Arc, Fraction]:
+def _high_enough(task: TreeTask, prices: Mapping[Arc, Fraction], entered: Sets, left: Sets) -> dict[Arc, Fraction]:
     """``prices``, raised where a hop costs less than what the sets weigh that it enters, or leaves."""
     scale = lcm(*(price.denominator for price in prices.values()))
     scale = lcm(scale, *(weight.denominator for sets in (entered, left) for weight in sets.values()))

@@ -34,15 +34,15 @@ class Arborescence:
     arcs: tuple[Arc, ...]
 
 
-class _Group:
+class _Partial:
     __slots__ = ("arcs", "depth", "multiplicity", "root")
 
     def __init__(self, root: int, multiplicity: int, depth: dict[int, int], arcs: tuple[Arc, ...]) -> None:
         self.root, self.multiplicity, self.depth, self.arcs = root, multiplicity, depth, arcs
 
-    def grown(self, arc: Arc, multiplicity: int) -> _Group:
+    def grown(self, arc: Arc, multiplicity: int) -> _Partial:
         u, v = arc
-        return _Group(self.root, multiplicity, {**self.depth, v: self.depth[u] + 1}, (*self.arcs, arc))
+        return _Partial(self.root, multiplicity, {**self.depth, v: self.depth[u] + 1}, (*self.arcs, arc))
 
 
 def pack_arborescences(network: FlowNetwork, demand: Mapping[int, int], *, few: bool = False) -> list[Arborescence]:
@@ -66,7 +66,7 @@ def pack_arborescences(network: FlowNetwork, demand: Mapping[int, int], *, few: 
 
 def _grown(network: FlowNetwork, demand: Mapping[int, int], few: bool) -> list[Arborescence]:
     residual = dict(network.capacity)
-    open_groups = [_Group(r, k, {r: 0}, ()) for r, k in sorted(demand.items()) if k > 0]
+    open_groups = [_Partial(r, k, {r: 0}, ()) for r, k in sorted(demand.items()) if k > 0]
     done: list[Arborescence] = []
     while open_groups:
         clock.look()
@@ -83,13 +83,13 @@ def _grown(network: FlowNetwork, demand: Mapping[int, int], few: bool) -> list[A
     return done
 
 
-def _largest(groups: list[_Group]) -> int:
+def _largest(groups: list[_Partial]) -> int:
     """The group with most trees; among equals the one that has grown most, then the first."""
     return max(range(len(groups)), key=lambda i: (groups[i].multiplicity, len(groups[i].depth), -i))
 
 
 def _best_arc(
-    network: FlowNetwork, residual: dict[Arc, int], group: _Group, others: Iterable[_Group], *, anywhere: bool
+    network: FlowNetwork, residual: dict[Arc, int], group: _Partial, others: Iterable[_Partial], *, anywhere: bool
 ) -> tuple[Arc, int]:
     """The arc that takes most of the group, of those nearest the root (or of all); the whole group is enough."""
     best: tuple[Arc, int] | None = None
@@ -113,7 +113,7 @@ def _best_arc(
     return best
 
 
-def _allowed(network: FlowNetwork, residual: dict[Arc, int], arc: Arc, wanted: int, others: Iterable[_Group]) -> int:
+def _allowed(network: FlowNetwork, residual: dict[Arc, int], arc: Arc, wanted: int, others: Iterable[_Partial]) -> int:
     """μ: how many of the group's trees may take ``arc`` so that all other trees still fit."""
     open_others: dict[frozenset[int], int] = {}
     for other in others:

@@ -1,10 +1,10 @@
 """In-trees that combine in one given order, packed beside out-trees, and the search for an order that packs well.
 
-A :class:`Group` says who is combined with whom: its members and the results of the groups below it become one operand.
-An in-tree that does so chooses a *head* in every group: the other members send to it, so do the heads of the groups
-below, and the top's head is the root. So a star at any member is the same group, a chain is a group in a group in a
-group, and every in-tree has the groups that it makes, one per inner vertex. The cheapest heads under given prices are
-found from below, exactly; so column generation packs what a group allows, and prices prove that it is all.
+A :class:`NestedGroup` says who is combined with whom: its members and the results of the groups below it become one
+operand. An in-tree that does so chooses a *head* in every group: the other members send to it, so do the heads of the
+groups below, and the top's head is the root. So a star at any member is the same group, a chain is a group in a group
+in a group, and every in-tree has the groups that it makes, one per inner vertex. The cheapest heads under given prices
+are found from below, exactly; so column generation packs what a group allows, and prices prove that it is all.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Target = int | None
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Group:
+class NestedGroup:
     """``members`` are terminals, at least one, rising; with the groups ``below`` they are at least two operands."""
 
     members: tuple[int, ...]
-    below: tuple[Group, ...] = ()
+    below: tuple[NestedGroup, ...] = ()
 
     def heads(self, cost: _Costs) -> dict[int, tuple[Any, tuple[Arc, ...]]]:
         """For every member that can be the head: the least cost of an in-tree to it, and its arcs between terminals."""
@@ -72,7 +72,7 @@ class Group:
                     )
         return sum(done[id(self)].values())
 
-    def upward(self) -> list[Group]:
+    def upward(self) -> list[NestedGroup]:
         """All groups, those below before those above; without recursion, since chains are deep."""
         order = [self]
         for group in order:
@@ -81,7 +81,7 @@ class Group:
 
 
 def _collected(
-    group: Group, head: int, below: Sequence[Mapping[int, tuple[Any, tuple[Arc, ...]]]], cost: _Costs
+    group: NestedGroup, head: int, below: Sequence[Mapping[int, tuple[Any, tuple[Arc, ...]]]], cost: _Costs
 ) -> tuple[Any, tuple[Arc, ...]] | None:
     """The cheapest in-tree of ``group`` to ``head``; None where somebody has no hop to it."""
     total: Any = 0
@@ -102,7 +102,7 @@ def _collected(
     return total, tuple(arcs)
 
 
-def grouped_oracle(network: FlowNetwork, group: Group, targets: Sequence[Target]) -> Oracle:
+def grouped_oracle(network: FlowNetwork, group: NestedGroup, targets: Sequence[Target]) -> Oracle:
     """A group of columns per target; a column is an in-tree of ``group`` and what leads from its root to the target.
 
     The payload is (root, hops of the in-tree, hops onward). PackingError if no in-tree can be made.
@@ -137,7 +137,7 @@ def _way(network: FlowNetwork, parent: Mapping[int, int], root: int, target: int
 
 
 def pack_group(
-    network: FlowNetwork, group: Group, targets: Sequence[Target] = (None,), bound: Fraction | None = None
+    network: FlowNetwork, group: NestedGroup, targets: Sequence[Target] = (None,), bound: Fraction | None = None
 ) -> ExactPacking | None:
     """The most that in-trees of ``group`` carry, each target an equal part of it; None if there is no such in-tree.
 
@@ -149,7 +149,9 @@ def pack_group(
     return pack_columns(network.capacity, demand, grouped_oracle(network, group, targets), target=bound)
 
 
-def best_group(network: FlowNetwork, starts: Sequence[Group], bound: Fraction, tries: int) -> tuple[Group, Fraction]:
+def best_group(
+    network: FlowNetwork, starts: Sequence[NestedGroup], bound: Fraction, tries: int
+) -> tuple[NestedGroup, Fraction]:
     """The group with the highest rate that is found in ``tries`` packings, climbing from the best of ``starts``.
 
     A step moves one terminal, or makes one group of two, or lets a group and the one above it change places. Where none
@@ -157,7 +159,7 @@ def best_group(network: FlowNetwork, starts: Sequence[Group], bound: Fraction, t
     shows to be no higher are not packed. It ends at ``bound``, or after :data:`LOOKS` at neighbours. PackingError if no
     start has an in-tree.
     """
-    search = _Search(network, bound, tries)
+    search = _GroupSearch(network, bound, tries)
     ranked = sorted(search.worthwhile(starts), key=search.rate, reverse=True)
     best = ranked[0]
     for start in ranked:
@@ -171,16 +173,16 @@ def best_group(network: FlowNetwork, starts: Sequence[Group], bound: Fraction, t
     return best, search.rate(best)
 
 
-class _Search:
+class _GroupSearch:
     """The rates that are known, and how many packings they may cost."""
 
     def __init__(self, network: FlowNetwork, bound: Fraction, tries: int) -> None:
         self._network, self._bound, self._tries = network, bound, tries
         self._ones = cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]
-        self._rates: dict[Group, Fraction] = {}
+        self._rates: dict[NestedGroup, Fraction] = {}
         self._limits, self._looks, self._few = Limits(network), 0, tries < FEW
 
-    def rate(self, group: Group) -> Fraction:
+    def rate(self, group: NestedGroup) -> Fraction:
         """Zero where there is no in-tree, which costs no packing."""
         if group not in self._rates:
             if not group.in_trees(self._ones):
@@ -191,30 +193,30 @@ class _Search:
                 self._limits.add(found.prices)
         return self._rates[group]
 
-    def worthwhile(self, starts: Sequence[Group]) -> list[Group]:
+    def worthwhile(self, starts: Sequence[NestedGroup]) -> list[NestedGroup]:
         """Each once; where tries are few, without those that cannot have a higher rate than one before them."""
-        found, best = list[Group](), 0.0
+        found, best = list[NestedGroup](), 0.0
         for start in dict.fromkeys(starts):
             if not self._few or self._limits.of(start) > best * (1 + ROUNDING):
                 found.append(start)
                 best = max(best, float(self.rate(start)))
         return found
 
-    def ended(self, group: Group) -> bool:
+    def ended(self, group: NestedGroup) -> bool:
         """Whether nothing better can be found."""
         return self.rate(group) == self._bound or len(self._rates) >= self._tries or self._looks >= LOOKS
 
-    def climbed(self, start: Group) -> Group:
+    def climbed(self, start: NestedGroup) -> NestedGroup:
         """Step after step, to a group that no step makes better."""
-        best: Group | None = start
+        best: NestedGroup | None = start
         while best is not None:
             start = best
             best = None if self.ended(start) else self._step(start)
         return start
 
-    def _step(self, group: Group) -> Group | None:
+    def _step(self, group: NestedGroup) -> NestedGroup | None:
         """A neighbour with a higher rate, of every batch the most promising first, or one beside the group."""
-        rate, left = float(self.rate(group)), list[Group]()
+        rate, left = float(self.rate(group)), list[NestedGroup]()
         every = neighbours(group)
         while not self.ended(group) and (batch := list(itertools.islice(every, BATCH))):
             self._looks += len(batch)
@@ -228,7 +230,7 @@ class _Search:
                     return each
         return None if self._few else self._beside(group, left)
 
-    def _beside(self, group: Group, left: Sequence[Group]) -> Group | None:
+    def _beside(self, group: NestedGroup, left: Sequence[NestedGroup]) -> NestedGroup | None:
         """One with as high a rate and more in-trees, the one with most of them."""
         most = group.in_trees(self._ones)
         counts = sorted(((each.in_trees(self._ones), i) for i, each in enumerate(left)), key=lambda pair: -pair[0])
@@ -247,7 +249,7 @@ class Limits:
         self._network = network
         self._kept: deque[tuple[_Array, _Array, float]] = deque(maxlen=LIMITS)
         self._cost, self._down, self._worth = np.zeros((0, 0, 0)), np.zeros((0, 0)), np.zeros(0)
-        self._heads: dict[Group, _Array] = {}
+        self._heads: dict[NestedGroup, _Array] = {}
 
     def add(self, prices: Prices) -> None:
         """Prices of another packing; those of the oldest are forgotten."""
@@ -263,14 +265,14 @@ class Limits:
         self._worth = np.array([worth for _, _, worth in self._kept])
         self._heads.clear()
 
-    def of(self, group: Group) -> float:
+    def of(self, group: NestedGroup) -> float:
         """Zero where there is no in-tree, infinity where nothing is known."""
         if not self._kept:
             return inf
         least = (self._spent(group) + self._down[:, group.members]).min(axis=1)
         return float(min(worth / spent if spent > 0 else inf for worth, spent in zip(self._worth, least, strict=True)))
 
-    def _spent(self, group: Group) -> _Array:
+    def _spent(self, group: NestedGroup) -> _Array:
         """By prices and members: the least cost of an in-tree whose head is this member."""
         if group not in self._heads:
             members = np.array(group.members)
@@ -287,7 +289,7 @@ _Raw = tuple[tuple[int, ...], tuple[Any, ...]]
 _Place = tuple[int, ...]
 
 
-def neighbours(group: Group) -> Iterator[Group]:
+def neighbours(group: NestedGroup) -> Iterator[NestedGroup]:
     """Groups that differ in one step, each once."""
     seen = {group}
     for raw in _steps(_raw(group)):
@@ -349,11 +351,11 @@ def _without(group: _Raw, terminal: int) -> _Raw:
     return tuple(v for v in members if v != terminal), tuple(_without(each, terminal) for each in below)
 
 
-def _raw(group: Group) -> _Raw:
+def _raw(group: NestedGroup) -> _Raw:
     return group.members, tuple(map(_raw, group.below))
 
 
-def _tidied(raw: _Raw) -> Group | None:
+def _tidied(raw: _Raw) -> NestedGroup | None:
     """As a group: one operand alone is no group; None where groups have nobody to be the head."""
     members, below = list(raw[0]), []
     for each in raw[1]:
@@ -368,10 +370,10 @@ def _tidied(raw: _Raw) -> Group | None:
             below.append(tidy)
     if not members:
         return below[0] if len(below) == 1 else None
-    return Group(tuple(sorted(members)), tuple(sorted(below)))
+    return NestedGroup(tuple(sorted(members)), tuple(sorted(below)))
 
 
-def group_of_tree(root: int, hops: Hops) -> Group:
+def group_of_tree(root: int, hops: Hops) -> NestedGroup:
     """The groups that an in-tree makes: a vertex, the leaves that send to it, and the groups of its other senders."""
     senders: dict[int, list[int]] = {}
     for hop in hops:
@@ -379,16 +381,16 @@ def group_of_tree(root: int, hops: Hops) -> Group:
     order = [root]
     for vertex in order:
         order += senders.get(vertex, ())
-    made: dict[int, Group] = {}
+    made: dict[int, NestedGroup] = {}
     for vertex in reversed(order):
         if vertex in senders or vertex == root:
             leaves = [v for v in senders.get(vertex, ()) if v not in senders]
             below = sorted(made[v] for v in senders.get(vertex, ()) if v in senders)
-            made[vertex] = Group(tuple(sorted([vertex, *leaves])), tuple(below))
+            made[vertex] = NestedGroup(tuple(sorted([vertex, *leaves])), tuple(below))
     return made[root]
 
 
-def wide_groups(network: FlowNetwork, most: int) -> list[Group]:
+def wide_groups(network: FlowNetwork, most: int) -> list[NestedGroup]:
     """The groups of in-trees over wide links, to each of the ``most`` terminals with the widest links in all.
 
     An order that has one in-tree alone is as fast as its narrowest link, so a link costs the square of what it lacks.
@@ -402,7 +404,7 @@ def wide_groups(network: FlowNetwork, most: int) -> list[Group]:
     return [group_of_tree(root, tuple(hop[::-1] for hop in tree)) for root, tree in trees.items()]
 
 
-def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None = None) -> Group:
+def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None = None) -> NestedGroup:
     """Groups of up to ``most`` terminals that are all near each other, as a tree of the groups; of ``among`` (all).
 
     Near are those with hops both ways over as few links as any hop has. Cliques are grown from who has the fewest near
@@ -431,7 +433,7 @@ def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None =
     return _as_tree(cliques, near)
 
 
-def _as_tree(cliques: Sequence[Sequence[int]], near: Mapping[int, set[int]]) -> Group:
+def _as_tree(cliques: Sequence[Sequence[int]], near: Mapping[int, set[int]]) -> NestedGroup:
     """The cliques as a tree, grown from the one with most hops to others by the one with most hops to those in it."""
 
     def hops(a: int, b: int) -> int:

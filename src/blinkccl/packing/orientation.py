@@ -53,7 +53,7 @@ class Orientation:
 
 def orientation_of(network: FlowNetwork) -> Orientation | None:
     """The optimum of AllReduce on a symmetric network; None where the program's numbers are no short fractions."""
-    program = _Program(network)
+    program = _LinearProgram(network)
     for _ in range(MOST_ROUNDS):
         values, duals = program.solved()
         if not program.cut(values):
@@ -82,7 +82,7 @@ def _proved(network: FlowNetwork, found: Orientation) -> bool:
         return False
 
 
-class _Program:
+class _LinearProgram:
     """Columns are the arcs and λ; rows the links, the switches, and the sets found so far."""
 
     def __init__(self, network: FlowNetwork) -> None:

@@ -19,7 +19,7 @@ MAX_CROSSED = 2**26
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _StatedTurn:
     """A permutation: ``to`` where each vertex goes, ``paths`` what has been turned already."""
 
     to: dict[int, int]
@@ -57,7 +57,7 @@ def written_out(plan: ClaimedPlan, network: GivenLinks) -> ClaimedPlan:
     )
 
 
-def _turn(cycles: tuple[tuple[int, ...], ...], where: str, ranks: tuple[int, ...], network: GivenLinks) -> _Turn:
+def _turn(cycles: tuple[tuple[int, ...], ...], where: str, ranks: tuple[int, ...], network: GivenLinks) -> _StatedTurn:
     to: dict[int, int] = {}
     order = max(len(cycle) for cycle in cycles)
     for i, cycle in enumerate(cycles):
@@ -73,10 +73,10 @@ def _turn(cycles: tuple[tuple[int, ...], ...], where: str, ranks: tuple[int, ...
     for rank in ranks:
         if to.get(rank, rank) not in job:
             raise ScheduleError(f"{where}: rank {rank} is turned to {to[rank]}, which is no rank")
-    return _Turn(to, order, {})
+    return _StatedTurn(to, order, {})
 
 
-def _in_order(plan: ClaimedPlan, turns: list[_Turn]) -> tuple[PlanShare, ...]:
+def _in_order(plan: ClaimedPlan, turns: list[_StatedTurn]) -> tuple[PlanShare, ...]:
     """All images by root, block, share in the plan and turns, the first turn the fastest; ``slice`` is the place."""
     place = {rank: i for i, rank in enumerate(plan.ranks)}
     images: list[tuple[list[int], PlanShare]] = []
@@ -99,7 +99,7 @@ def _named(share: PlanShare) -> tuple[int, ...]:
     return (share.root, *block)
 
 
-def _images(share: PlanShare, turns: list[_Turn]) -> Iterator[PlanShare]:
+def _images(share: PlanShare, turns: list[_StatedTurn]) -> Iterator[PlanShare]:
     found: list[tuple[tuple[int, ...], PlanShare]] = [((), share)]
     for turn in turns:
         layer, found = found, []
@@ -111,14 +111,14 @@ def _images(share: PlanShare, turns: list[_Turn]) -> Iterator[PlanShare]:
         yield replace(image, where=f"{share.where}@[{','.join(map(str, times))}]") if any(times) else image
 
 
-def _turned(share: PlanShare, turn: _Turn) -> PlanShare:
+def _turned(share: PlanShare, turn: _StatedTurn) -> PlanShare:
     up, down = (edges and [turn.path(path) for path in edges] for edges in (share.reduce, share.broadcast))
     root, *ends = turn.path(_named(share))
     block: Block = (ends[0], ends[1]) if len(ends) == 2 else ends[0] if ends else None
     return replace(share, root=root, block=block, reduce=up, broadcast=down)
 
 
-def _loads(rows: tuple[StatedLoad, ...], turns: list[_Turn], links: Container[Arc]) -> Iterator[StatedLoad]:
+def _loads(rows: tuple[StatedLoad, ...], turns: list[_StatedTurn], links: Container[Arc]) -> Iterator[StatedLoad]:
     """Each row for all links that turns make of its own; of a link that is none, or stated before, nothing is made."""
     seen: set[Arc] = set()
     for row in rows:

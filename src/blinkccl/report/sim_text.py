@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from blinkccl.algorithms.path_table import Pair
+from blinkccl.algorithms.path_table import PairSplits
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.choice.candidates import Code
@@ -111,7 +111,7 @@ def sharing_text(best: Estimate, other: Estimate, sharing: str, otherwise: str) 
     )
 
 
-def path_text(row: Pair, width: int | None = None) -> str:
+def path_text(row: PairSplits, width: int | None = None) -> str:
     """How messages between two ends are split, by size."""
     table = []
     for before, split in zip((None, *row.splits), row.splits, strict=False):

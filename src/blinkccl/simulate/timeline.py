@@ -18,7 +18,7 @@ from blinkccl.errors import InternalError
 from blinkccl.simulate.run import Simulation
 from blinkccl.simulate.translate import Translation
 from blinkccl.simulate.workload import Ints, Trace
-from blinkccl.trace_events import Place, TraceEvents
+from blinkccl.trace_events import TraceEvents, TracePlace
 
 _NS = 1e9
 #: The order in which parts of a critical path are listed.
@@ -197,8 +197,8 @@ class _Writer:
         there = self._events.thread(peer, (hop, name), name)
         self._events.span(peer, there, f"receive chunk {chunk}", "arrival", move, end, share=share, chunk=chunk)
         message = self._run, hop, chunk
-        self._events.leaves(message, Place(process, thread, begin))
-        self._events.arrives(message, Place(peer, there, move))
+        self._events.leaves(message, TracePlace(process, thread, begin))
+        self._events.arrives(message, TracePlace(peer, there, move))
 
     @cached_property
     def _stream_names(self) -> dict[int, str]:

@@ -50,7 +50,7 @@ _CELLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class AmdTable:
     """One table: its devices in the order of the columns, their cells, and the line of each row."""
 
     names: tuple[str, ...]
@@ -64,7 +64,7 @@ class Dump:
 
     source: str
     tool: str
-    tables: dict[str, Table]
+    tables: dict[str, AmdTable]
     numa: tuple[str, ...]
 
     def number(self, table: str, a: int, b: int) -> int | None:
@@ -104,7 +104,7 @@ def parse(text: str, source: str = "rocm-smi", stated: Stated = NOTHING) -> Topo
 def read_dump(text: str, source: str) -> Dump:
     """The tables that say something of links, checked."""
     lines = of_one_node(without_escapes(text), lambda line: bool(_key(line)), source)
-    tables: dict[str, Table] = {}
+    tables: dict[str, AmdTable] = {}
     begun: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         key = _key(line)
@@ -135,7 +135,7 @@ def _key(line: str) -> str:
     return _TABLES.get(title, title)
 
 
-def _table(lines: list[str], start: int, key: str, source: str) -> Table:
+def _table(lines: list[str], start: int, key: str, source: str) -> AmdTable:
     """The table under the title in line ``start``."""
     first = next((i for i in range(start, len(lines)) if lines[i].strip()), len(lines) - 1)
     names = lines[first].split()
@@ -153,12 +153,12 @@ def _table(lines: list[str], start: int, key: str, source: str) -> Table:
             raise at(source, min(number, len(lines)), f"expected the row {name} with {len(names)} cells, got {got!r}")
         rows.append(tuple(words[1:]))
         numbers.append(number)
-    table = Table(tuple(names), tuple(rows), tuple(numbers))
+    table = AmdTable(tuple(names), tuple(rows), tuple(numbers))
     _check(table, key, source)
     return table
 
 
-def _check(table: Table, key: str, source: str) -> None:
+def _check(table: AmdTable, key: str, source: str) -> None:
     for a, row in enumerate(table.cells):
         for b, cell in enumerate(row):
             match = _CELLS[key].fullmatch(cell)

@@ -37,7 +37,7 @@ class Cable:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class CabledServer:
     """A machine with the name that people call it by."""
 
     name: str
@@ -50,7 +50,7 @@ def ports_of(machine: Topology) -> dict[str, int]:
 
 
 def cabled(
-    name: str, servers: Sequence[Server], cables: Sequence[Cable], nic_gb_per_s: Fraction | None = None
+    name: str, servers: Sequence[CabledServer], cables: Sequence[Cable], nic_gb_per_s: Fraction | None = None
 ) -> Topology:
     """The topology of ``servers`` joined by ``cables``, each between free ports of two servers that have them.
 
@@ -80,7 +80,7 @@ def cabled(
     return box.finish()
 
 
-def cable_text(servers: Sequence[Server], cable: Cable) -> str:
+def cable_text(servers: Sequence[CabledServer], cable: Cable) -> str:
     """``the cable spark0:p0 – spark1:p1``."""
     return f"the cable {' – '.join(f'{servers[server].name}:{port}' for server, port in (cable.a, cable.b))}"
 
@@ -90,13 +90,13 @@ def gbit_text(gb_per_s: Fraction | float) -> str:
     return f"{float(gb_per_s) * 8:g} Gb/s"
 
 
-def _port_rate(servers: Sequence[Server], end: Port, nic_gb_per_s: Fraction | None) -> Fraction | None:
+def _port_rate(servers: Sequence[CabledServer], end: Port, nic_gb_per_s: Fraction | None) -> Fraction | None:
     machine = servers[end[0]].machine
     nic = ports_of(machine).get(end[1])
     return nic_gb_per_s if nic is None else nic_rate(machine, nic, nic_gb_per_s)[0]
 
 
-def _port(box: Assembly, servers: Sequence[Server], ids: list[dict[int, int]], end: Port, rate: Fraction) -> int:
+def _port(box: Assembly, servers: Sequence[CabledServer], ids: list[dict[int, int]], end: Port, rate: Fraction) -> int:
     """The vertex of a port, which is made where the machine has none."""
     server, name = end
     machine = servers[server].machine
@@ -170,7 +170,7 @@ def by_rule(rule: str, machine: Topology, servers: int, nic_gb_per_s: Fraction |
         )
     rate = "" if nic_gb_per_s is None else f", {float(nic_gb_per_s * 8):g}Gbps"
     name = f"{servers}x {machine.name} @ cables={rule}{rate}"
-    return cabled(name, [Server(str(i), machine) for i in range(servers)], cables, nic_gb_per_s)
+    return cabled(name, [CabledServer(str(i), machine) for i in range(servers)], cables, nic_gb_per_s)
 
 
 def _name(names: Sequence[str], place: int) -> str:

@@ -20,7 +20,7 @@ from fractions import Fraction
 from pathlib import PurePath
 
 from blinkccl.errors import TopologyError, did_you_mean
-from blinkccl.topology.cables import MAX_CABLES, MAX_SERVERS, Cable, Port, Server, cabled, ports_of
+from blinkccl.topology.cables import MAX_CABLES, MAX_SERVERS, Cable, CabledServer, Port, cabled, ports_of
 from blinkccl.topology.catalog import ALIASES, CATALOG, machine
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
@@ -48,7 +48,7 @@ def parse(text: str, source: str) -> Topology:
         port that is used twice, a cable from a machine to itself, and what is no rate; or as
         :func:`~blinkccl.topology.cables.cabled`.
     """
-    reader = _Reader(source)
+    reader = _CablesReader(source)
     for number, words in _lines(text):
         reader.line = number
         if words[0][0] == "machine":
@@ -60,7 +60,7 @@ def parse(text: str, source: str) -> Topology:
     return cabled(_name(source, reader.servers.values()), list(reader.servers.values()), reader.cables)
 
 
-def _name(source: str, servers: Collection[Server]) -> str:
+def _name(source: str, servers: Collection[CabledServer]) -> str:
     """``4x dgx-spark @ cables=ring.txt``, where all are of one kind: so that it has their calibration."""
     kinds = {server.machine.name for server in servers}
     file = PurePath(source).name
@@ -79,12 +79,12 @@ def _lines(text: str) -> Iterator[tuple[int, list[Word]]]:
 
 
 @dataclass
-class _Reader:
+class _CablesReader:
     """What has been read up to ``line``."""
 
     source: str
     line: int = 0
-    servers: dict[str, Server] = field(default_factory=dict)
+    servers: dict[str, CabledServer] = field(default_factory=dict)
     #: Their places, by name.
     place: dict[str, int] = field(default_factory=dict)
     cables: list[Cable] = field(default_factory=list)
@@ -118,7 +118,7 @@ class _Reader:
             if len(self.servers) >= MAX_SERVERS:
                 raise self.wrong(column, f"more than {MAX_SERVERS} machines, the most we take")
             self.place[name] = len(self.servers)
-            self.servers[name] = Server(name, kind)
+            self.servers[name] = CabledServer(name, kind)
 
     def _kind(self, name: str, column: int) -> Topology:
         name = ALIASES.get(name, name)

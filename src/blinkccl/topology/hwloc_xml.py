@@ -42,7 +42,7 @@ _ARCHITECTURES = {"ppc64le": "ppc64", "aarch64": "arm64"}
 
 
 @dataclass
-class _Reading:
+class _HwlocReading:
     """What is known while a file becomes a machine; GPUs by their element, vertices of all that has one."""
 
     source: str
@@ -86,7 +86,7 @@ def parse(text: str, source: str = "lstopo XML", stated: Stated = NOTHING) -> To
     version = root.attributes.get("version", "1")
     if not version.startswith("2."):
         raise at(source, root.line, f"<topology> version {version!r}, expected 2.0, which lstopo of hwloc 2 writes")
-    reading = _Reading(source, Assembly(source, "lstopo"), root, stated)
+    reading = _HwlocReading(source, Assembly(source, "lstopo"), root, stated)
     _find_gpus(reading)
     hosts = _find_hosts(reading)
     _add_matrices(reading)
@@ -99,7 +99,7 @@ def parse(text: str, source: str = "lstopo XML", stated: Stated = NOTHING) -> To
     return reading.box.finish()
 
 
-def _note_rates(reading: _Reading) -> None:
+def _note_rates(reading: _HwlocReading) -> None:
     """Says where the rates of PCIe and of the bus come from."""
     for key, what in (("pcie", "the PCIe link of a GPU"), ("smp", "the bus between processors")):
         if key in reading.stated.names():
@@ -129,7 +129,7 @@ def _above(element: Element) -> Iterator[Element]:
         parent = parent.parent
 
 
-def _find_gpus(reading: _Reading) -> None:
+def _find_gpus(reading: _HwlocReading) -> None:
     """GPUs as their backend numbers them, each with its PCI device."""
     devices = _objects(reading.root, "OSDev")
     for backend in _BACKENDS:
@@ -152,7 +152,7 @@ def _find_gpus(reading: _Reading) -> None:
     _add_gpus(reading, list(enumerate(bare)))
 
 
-def _add_gpus(reading: _Reading, found: list[tuple[int, Element]]) -> None:
+def _add_gpus(reading: _HwlocReading, found: list[tuple[int, Element]]) -> None:
     if len(found) > MAX_MATRIX_DEVICES:
         raise reading.wrong(found[-1][1], f"{len(found)} GPUs; at most {MAX_MATRIX_DEVICES}")
     for number, element in found:
@@ -161,7 +161,7 @@ def _add_gpus(reading: _Reading, found: list[tuple[int, Element]]) -> None:
         reading.gpus_of.setdefault(slot, []).append(reading.vertex[element])
 
 
-def _find_hosts(reading: _Reading) -> list[Element]:
+def _find_hosts(reading: _HwlocReading) -> list[Element]:
     """The packages (sockets) with GPUs, as vertices; or where the file has none above GPUs, what they hang on."""
     hosts: list[Element] = []
     packages: dict[Element, list[Element]] = {}
@@ -187,7 +187,7 @@ def _host(element: Element, packages: dict[Element, list[Element]]) -> Element:
     return below[0] if len(below) == 1 else near
 
 
-def _add_pcie(reading: _Reading, host: Element) -> None:
+def _add_pcie(reading: _HwlocReading, host: Element) -> None:
     """The PCI tree over the GPUs of ``host``: bridges that part them become switches, others lengthen a link."""
     holding: dict[Element, None] = {}
     for slot in reading.gpus_of:
@@ -223,14 +223,14 @@ def _slower(a: Fraction | None, b: Fraction | None) -> Fraction | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-def _rate(reading: _Reading, rate: Fraction | None) -> Fraction:
+def _rate(reading: _HwlocReading, rate: Fraction | None) -> Fraction:
     if reading.stated.pcie is not None:
         return reading.stated.pcie
     reading.unknown += rate is None
     return Fraction(PCIE_GB_PER_S) if rate is None else rate
 
 
-def _speed(reading: _Reading, element: Element) -> Fraction | None:
+def _speed(reading: _HwlocReading, element: Element) -> Fraction | None:
     """NCCL's GB/s of the link over a device or bridge, from hwloc's; None where hwloc did not see it."""
     text = element.attributes.get("pci_link_speed", "0")
     if not _SPEED.fullmatch(text):
@@ -243,7 +243,7 @@ def _speed(reading: _Reading, element: Element) -> Fraction | None:
     return speed * Fraction(3, 4) or None
 
 
-def _join_hosts(reading: _Reading, hosts: list[Element]) -> None:
+def _join_hosts(reading: _HwlocReading, hosts: list[Element]) -> None:
     """The bus between processors, at NCCL's rate for them."""
     if len(hosts) < 2:
         return
@@ -252,7 +252,7 @@ def _join_hosts(reading: _Reading, hosts: list[Element]) -> None:
         reading.box.join(reading.vertex[a], reading.vertex[b], min(rates[a], rates[b]), "smp")
 
 
-def _bus(reading: _Reading, host: Element) -> Fraction:
+def _bus(reading: _HwlocReading, host: Element) -> Fraction:
     if reading.stated.smp is not None:
         return reading.stated.smp
     said = {
@@ -265,7 +265,7 @@ def _bus(reading: _Reading, host: Element) -> Fraction:
     return Fraction(nccl.smp_gb_per_s(kind, said.get("CPUVendor", ""), number))
 
 
-def _add_matrices(reading: _Reading) -> None:
+def _add_matrices(reading: _HwlocReading) -> None:
     matrices = [x for tag in ("distances2", "distances2hetero") for x in reading.root.all(tag)]
     kinds = {"NVLinkBandwidth": "nvlink", "XGMIBandwidth": "xgmi"}
     known = [x for x in matrices if x.attributes.get("name") in kinds]
@@ -277,7 +277,7 @@ def _add_matrices(reading: _Reading) -> None:
         _add_matrix(reading, matrix, kind, _ends(reading, matrix, kind, by_index))
 
 
-def _add_matrix(reading: _Reading, matrix: Element, kind: str, ends: list[int | None]) -> None:
+def _add_matrix(reading: _HwlocReading, matrix: Element, kind: str, ends: list[int | None]) -> None:
     """Links of ``kind`` between GPUs, to the one NVSwitch that all its chips are, and to processors (POWER)."""
     values = " ".join(x.text for x in matrix.all("u64values")).split()
     count = len(ends)
@@ -301,7 +301,7 @@ def _add_matrix(reading: _Reading, matrix: Element, kind: str, ends: list[int | 
 
 
 def _xgmi(
-    reading: _Reading, matrix: Element, links: dict[tuple[int, int], Fraction]
+    reading: _HwlocReading, matrix: Element, links: dict[tuple[int, int], Fraction]
 ) -> dict[tuple[int, int], Fraction]:
     """The matrix's GB/s, or one link's for every pair where hwloc knew no rate."""
     if any(rate not in (0, _ANY_XGMI) for rate in links.values()):
@@ -313,7 +313,7 @@ def _xgmi(
     return dict.fromkeys(links, rate)
 
 
-def _ends(reading: _Reading, matrix: Element, kind: str, by_index: dict[str, Element]) -> list[int | None]:
+def _ends(reading: _HwlocReading, matrix: Element, kind: str, by_index: dict[str, Element]) -> list[int | None]:
     """The vertices of a matrix's objects; None for those that have none here (a GPU that is left out)."""
     words = " ".join(x.text for x in matrix.all("indexes")).split()
     if not 2 <= len(words) <= 2 * MAX_MATRIX_DEVICES:
@@ -335,7 +335,7 @@ def _ends(reading: _Reading, matrix: Element, kind: str, by_index: dict[str, Ele
     return ends
 
 
-def _add_nics(reading: _Reading) -> None:
+def _add_nics(reading: _HwlocReading) -> None:
     """InfiniBand and RoCE devices; network interfaces where there are none of these."""
     below: dict[Element, list[int]] = {}
     for slot, gpus in reading.gpus_of.items():
@@ -350,7 +350,7 @@ def _add_nics(reading: _Reading) -> None:
     pcie_tree.add_nics(reading.box, nics, reading.stated)
 
 
-def _nic(reading: _Reading, device: Element, below: dict[Element, list[int]]) -> pcie_tree.Nic:
+def _nic(reading: _HwlocReading, device: Element, below: dict[Element, list[int]]) -> pcie_tree.Nic:
     """A NIC by the GPUs ``below`` the nearest thing above both."""
     slot, *others = _above(device)
     near = next(above for above in others if above in below)

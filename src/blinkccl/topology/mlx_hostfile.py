@@ -20,7 +20,7 @@ from typing import Any
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.cables import Cable, Server, cabled
+from blinkccl.topology.cables import Cable, CabledServer, cabled
 from blinkccl.topology.catalog import APPLE, THUNDERBOLT5
 from blinkccl.topology.limits import shortened
 from blinkccl.topology.model import Topology
@@ -42,7 +42,7 @@ def parse(text: str, source: str, stated: Stated = NOTHING) -> Topology:
     rate = stated.rate(box, "nic", "a cable", THUNDERBOLT5, "Thunderbolt 5")
     mac = Assembly("mac", "declared")
     mac.add("gpu", f"{APPLE} GPU")
-    servers = [Server(name, mac.finish()) for name in names]
+    servers = [CabledServer(name, mac.finish()) for name in names]
     cables = [Cable((a, port), (b, other), rate) for a, port, b, other in _joined(names, ports, source)]
     if not cables:
         raise TopologyError(f"{source}: no cable: every rdma entry is null; blink plans on Thunderbolt cables here")

@@ -24,7 +24,7 @@ _SPEEDS = ("8", "16", "32", "64", "5", "2.5")
 
 
 @dataclass
-class _Plan:
+class _XmlPlan:
     """The tree to write: the PCIe parent of each vertex, and who hangs below."""
 
     topology: Topology
@@ -96,7 +96,7 @@ def _check(topology: Topology) -> None:
         )
 
 
-def _plan(topology: Topology) -> _Plan:
+def _plan(topology: Topology) -> _XmlPlan:
     """The forest of PCIe links, each tree hung up at its host."""
     unit = exact_unit(topology)
     rate = {(x.src, x.dst): x.capacity * unit for x in topology.links}
@@ -105,7 +105,7 @@ def _plan(topology: Topology) -> _Plan:
         if x.kind == "pcie":
             pcie.setdefault(x.src, []).append(x.dst)
     hosts = [v.id for v in topology.vertices if v.kind == "host"]
-    plan = _Plan(topology, rate, {}, {}, hosts)
+    plan = _XmlPlan(topology, rate, {}, {}, hosts)
     for host in hosts:
         stack = [host]
         while stack:
@@ -124,7 +124,7 @@ def _plan(topology: Topology) -> _Plan:
     return plan
 
 
-def _place_others(plan: _Plan) -> None:
+def _place_others(plan: _XmlPlan) -> None:
     """GPUs without PCIe go to their host by NVLink or C2C; NICs to their GPUs."""
     topology = plan.topology
     for gpu in (g for g in topology.ranks if g not in plan.parent):
@@ -144,7 +144,7 @@ def _place_others(plan: _Plan) -> None:
             plan.children.setdefault(home, []).append(nic)
 
 
-def _lowest_above(plan: _Plan, gpus: set[int]) -> int:
+def _lowest_above(plan: _XmlPlan, gpus: set[int]) -> int:
     """The lowest vertex with all of ``gpus`` below it; their first host where none has."""
     vertex = plan.parent[min(gpus)]
     while not gpus <= plan.subtree(vertex) and vertex in plan.parent:
@@ -152,7 +152,7 @@ def _lowest_above(plan: _Plan, gpus: set[int]) -> int:
     return vertex
 
 
-def _processor(plan: _Plan, host: int) -> tuple[str, str, int, int]:
+def _processor(plan: _XmlPlan, host: int) -> tuple[str, str, int, int]:
     rates = sorted({plan.rate[host, x.dst] for x in plan.topology.links if x.kind == "smp" and x.src == host})
     if not rates:
         return nccl.PROCESSORS[10]
@@ -164,7 +164,7 @@ def _processor(plan: _Plan, host: int) -> tuple[str, str, int, int]:
     return nccl.PROCESSORS[int(rates[0])]
 
 
-def _device(plan: _Plan, vertex: int, depth: int) -> Iterator[str]:
+def _device(plan: _XmlPlan, vertex: int, depth: int) -> Iterator[str]:
     """The lines of one PCI device or bridge and of what hangs below it."""
     pad = "  " * depth
     kind = plan.topology.vertex[vertex].kind
@@ -180,7 +180,7 @@ def _device(plan: _Plan, vertex: int, depth: int) -> Iterator[str]:
     yield f"{pad}</pci>"
 
 
-def _rate_above(plan: _Plan, vertex: int) -> Fraction:
+def _rate_above(plan: _XmlPlan, vertex: int) -> Fraction:
     """GB/s of the PCIe link above; where the topology has none, one that hides no network rate."""
     link = plan.topology.link.get((vertex, plan.parent[vertex]))
     if link is not None and link.kind == "pcie":
@@ -192,7 +192,7 @@ def _busid(vertex: int) -> str:
     return f"{vertex >> 8 & 0xFFFF:04x}:{vertex & 0xFF:02x}:00.0"
 
 
-def _pcie_attributes(plan: _Plan, vertex: int, gb_per_s: Fraction) -> dict[str, str]:
+def _pcie_attributes(plan: _XmlPlan, vertex: int, gb_per_s: Fraction) -> dict[str, str]:
     """A speed and a width that NCCL turns into ``gb_per_s``; ×16 where there is a choice."""
     for width in (16, 8, 4, 2, 1, *range(32, 0, -1)):
         for speed in _SPEEDS:
@@ -203,7 +203,7 @@ def _pcie_attributes(plan: _Plan, vertex: int, gb_per_s: Fraction) -> dict[str, 
     )
 
 
-def _gpu(plan: _Plan, gpu: int, depth: int) -> Iterator[str]:
+def _gpu(plan: _XmlPlan, gpu: int, depth: int) -> Iterator[str]:
     pad = "  " * depth
     number = str(plan.topology.ranks.index(gpu))
     sm = _compute_capability(plan.topology, plan.rate)
@@ -230,7 +230,7 @@ def _compute_capability(topology: Topology, rate: dict[tuple[int, int], Fraction
     raise UnsupportedError(f"{topology.name}: its NVLinks are no whole number of lanes of 25 or 20 GB/s; write JSON")
 
 
-def _nic(plan: _Plan, nic: int, depth: int) -> Iterator[str]:
+def _nic(plan: _XmlPlan, nic: int, depth: int) -> Iterator[str]:
     pad = "  " * depth
     gb_per_s = max((plan.rate[x.src, x.dst] for x in plan.topology.links if x.src == nic), default=Fraction(0))
     name = plan.topology.vertex[nic].label

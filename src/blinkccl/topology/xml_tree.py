@@ -35,7 +35,7 @@ class Element:
             stack.extend(element.children[::-1])
 
 
-class _Builder:
+class _TreeBuilder:
     """Handlers that grow the tree and keep the limits."""
 
     def __init__(self, source: str, doctype: str, most: int) -> None:
@@ -90,7 +90,7 @@ def parse_xml(text: str, source: str, doctype: str = "", most: int = MAX_XML_ELE
     Document types are refused before they expand. ``doctype`` may be named, as some tools name a file of theirs that is
     not read; it may define nothing.
     """
-    builder = _Builder(source, doctype, most)
+    builder = _TreeBuilder(source, doctype, most)
     try:
         builder.parser.Parse(text, True)
     except expat.ExpatError as error:

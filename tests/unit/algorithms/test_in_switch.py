@@ -22,7 +22,7 @@ from blinkccl.engines import reference
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.document import dumps, from_document, to_document
 from blinkccl.forest.model import Cut, Dual, Forest
-from blinkccl.packing.in_network import Task
+from blinkccl.packing.in_network import TreeTask
 from blinkccl.packing.in_network_proof import in_network_proof
 from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
@@ -281,7 +281,7 @@ def test_the_proof_is_the_best_that_flows_give(machine):
     combining = {v.id for v in network.vertices if v.combines}
     view = rank_network_of(network, network.ranks, frozenset(v.id for v in network.vertices))
     at = tuple(view.ids.index(v) for v in sorted(combining))
-    proof = in_network_proof(Task(view.network, at, True, True))
+    proof = in_network_proof(TreeTask(view.network, at, True, True))
     assert float(proof.bound) == pytest.approx(flow_bound(network, combining), rel=1e-4)
     best = planned(machine)
     assert best is None or best.rate <= proof.bound

@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms import path_table
-from blinkccl.algorithms.path_table import CLASSES, Pair, Part, PathTable, Split, fill, from_json, to_json
+from blinkccl.algorithms.path_table import CLASSES, PairSplits, Part, PathTable, Split, fill, from_json, to_json
 from blinkccl.errors import TopologyError
 from support.examples import examples
 
 DIRECT = Split((Part((0, 1), Fraction(1)),))
 BOTH = Split((Part((0, 1), Fraction(3, 5)), Part((0, 4, 1), Fraction(2, 5), 8)), chunks=2)
-TABLE = PathTable("abc", "mist", "by hand").merged(Pair(0, 1, (Split(DIRECT.parts, 1 << 20, 1, 50.0, 50.0), BOTH)))
+TABLE = PathTable("abc", "mist", "by hand").merged(
+    PairSplits(0, 1, (Split(DIRECT.parts, 1 << 20, 1, 50.0, 50.0), BOTH))
+)
 
 
 def test_a_table_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -46,7 +48,7 @@ def test_a_row_is_found_by_ends_and_size() -> None:
     assert pair is not None
     assert [len(pair.at(size).parts) for size in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40)] == [1, 1, 1, 2, 2]
     assert TABLE.pair(1, 0) is None
-    other = TABLE.merged(Pair(1, 0, (DIRECT,))).merged(Pair(0, 1, (DIRECT,)))
+    other = TABLE.merged(PairSplits(1, 0, (DIRECT,))).merged(PairSplits(0, 1, (DIRECT,)))
     assert [(row.src, row.dst, len(row.splits)) for row in other.pairs] == [(0, 1, 1), (1, 0, 1)]
 
 
@@ -173,7 +175,7 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, mo
 
     monkeypatch.setattr("blinkccl.private_files.os.replace", full)
     with pytest.raises(OSError, match="No space"):
-        path_table.write(file, TABLE.merged(Pair(1, 0, (DIRECT,))))
+        path_table.write(file, TABLE.merged(PairSplits(1, 0, (DIRECT,))))
     assert path_table.read(file, "abc") == TABLE
     assert [path.name for path in tmp_path.iterdir()] == ["paths.json"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blinkccl.algorithms.multi_path import direct_path, on_one_path, ways
-from blinkccl.algorithms.path_table import Pair, PathTable
+from blinkccl.algorithms.path_table import PairSplits, PathTable
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.baselines.multi_path import MultiPath, prepare, timed_split
 from blinkccl.baselines.registry import candidates
@@ -77,12 +77,12 @@ def test_only_what_is_stored_on_its_way_is_cut_into_streams() -> None:
 
 def test_what_a_table_says_is_done() -> None:
     request = asked("mist", "sendrecv", "0,1")
-    table = PathTable("", "", "").merged(Pair(0, 1, (on_one_path((0, 4, 1)),)))
+    table = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 4, 1)),)))
     found = prepare(request, Conditions(calibration("mist"), paths=table))
     assert found.at(MIB).detail == "all on 0-4-1"
-    other = PathTable("", "", "").merged(Pair(1, 0, (on_one_path((1, 0)),)))
+    other = PathTable("", "", "").merged(PairSplits(1, 0, (on_one_path((1, 0)),)))
     assert prepare(request, Conditions(calibration("mist"), paths=other)).row == multi_path("mist").row
-    wrong = PathTable("", "", "").merged(Pair(0, 1, (on_one_path((0, 5, 1)),)))
+    wrong = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 5, 1)),)))
     with pytest.raises(UnsupportedError, match="not there"):
         prepare(request, Conditions(calibration("mist"), paths=wrong))
 

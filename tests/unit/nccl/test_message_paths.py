@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from blinkccl.algorithms import path_table
-from blinkccl.algorithms.path_table import Pair, Part, PathTable, Split
+from blinkccl.algorithms.path_table import PairSplits, Part, PathTable, Split
 from blinkccl.cli.app import app
 from blinkccl.codegen.layout import Geometry, SegmentLayout
 from blinkccl.errors import UnsupportedError
@@ -40,7 +40,7 @@ def cedar(ranks=(0, 1, 2, 3)):
 
 
 def table(*splits, src=0, dst=1):
-    return PathTable("", "", "").merged(Pair(src, dst, splits))
+    return PathTable("", "", "").merged(PairSplits(src, dst, splits))
 
 
 def test_with_nccl_only_more_than_the_direct_path_is_ours():

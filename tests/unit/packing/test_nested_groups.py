@@ -12,8 +12,8 @@ import pytest
 from blinkccl.errors import PackingError
 from blinkccl.packing.columns import check_loads, dual_bound
 from blinkccl.packing.nested_groups import (
-    Group,
     Limits,
+    NestedGroup,
     best_group,
     clique_groups,
     group_of_tree,
@@ -60,7 +60,7 @@ def test_heads_find_the_cheapest_of_all_in_trees_with_these_groups(seed: int) ->
     network = random_network(random, 4)
     prices = {arc: Fraction(random.randint(0, 9)) for arc in network.capacity}
     cost, _ = cheapest_hops(network, prices)
-    trees: dict[Group, list[tuple[int, tuple[Arc, ...]]]] = {}
+    trees: dict[NestedGroup, list[tuple[int, tuple[Arc, ...]]]] = {}
     for root, arcs in all_in_trees(network):
         trees.setdefault(group_of_tree(root, arcs), []).append((root, arcs))
     for group, of_group in trees.items():
@@ -74,13 +74,13 @@ def test_heads_find_the_cheapest_of_all_in_trees_with_these_groups(seed: int) ->
 
 
 def test_a_star_a_chain_and_two_levels() -> None:
-    assert group_of_tree(2, ((0, 2), (1, 2))) == Group((0, 1, 2))
-    assert group_of_tree(3, ((0, 1), (1, 2), (2, 3))) == Group((3,), (Group((2,), (Group((0, 1)),)),))
-    assert group_of_tree(0, ((3, 2), (1, 0), (2, 0))) == Group((0, 1), (Group((2, 3)),))
+    assert group_of_tree(2, ((0, 2), (1, 2))) == NestedGroup((0, 1, 2))
+    assert group_of_tree(3, ((0, 1), (1, 2), (2, 3))) == NestedGroup((3,), (NestedGroup((2,), (NestedGroup((0, 1)),)),))
+    assert group_of_tree(0, ((3, 2), (1, 0), (2, 0))) == NestedGroup((0, 1), (NestedGroup((2, 3)),))
 
 
 def test_what_a_group_allows_is_packed_and_proved() -> None:
-    group = Group((2, 3, 4), (Group((0, 1)),))
+    group = NestedGroup((2, 3, 4), (NestedGroup((0, 1)),))
     found = pack_group(CLIQUE, group)
     assert found is not None
     check_loads(found.columns, CLIQUE.capacity, [Fraction(1)], found.rate)
@@ -89,7 +89,7 @@ def test_what_a_group_allows_is_packed_and_proved() -> None:
     for column, _ in found.columns:
         root, up, _ = column.payload
         assert group_of_tree(root, up) == group
-    assert pack_group(CLIQUE, Group((0, 1, 2, 3, 4)), [0, 1, 2, 3, 4]) is not None
+    assert pack_group(CLIQUE, NestedGroup((0, 1, 2, 3, 4)), [0, 1, 2, 3, 4]) is not None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -120,7 +120,7 @@ def test_wide_groups_are_of_trees_over_the_widest_links() -> None:
 
 def test_where_nobody_can_be_reached_there_is_no_packing() -> None:
     """A search goes on from there all the same."""
-    everybody = Group((0, 1, 2, 3))
+    everybody = NestedGroup((0, 1, 2, 3))
     assert pack_group(CHAIN, everybody) is None
     with pytest.raises(PackingError, match="in none of these groups"):
         best_group(CHAIN, [everybody], Fraction(2), 0)

@@ -9,15 +9,15 @@ import pytest
 
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.packing.nested_groups import Group, neighbours, pack_group
+from blinkccl.packing.nested_groups import NestedGroup, neighbours, pack_group
 from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import cheapest_hops
 from blinkccl.packing.order_bound import MOST_CLIQUES, order_bound
 from support.planned import asked
 
 
-def every_group(count: int) -> list[Group]:
-    found = [Group(tuple(range(count)))]
+def every_group(count: int) -> list[NestedGroup]:
+    found = [NestedGroup(tuple(range(count)))]
     seen = set(found)
     for group in found:
         fresh = [each for each in neighbours(group) if each not in seen]

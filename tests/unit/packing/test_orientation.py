@@ -102,10 +102,10 @@ def line() -> FlowNetwork:
 @pytest.mark.parametrize("wrong", ["too much", "no proof", "free"])
 def test_nothing_of_the_program_is_believed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert orientation_of(line()) is not None
-    program = orientation._Program
+    program = orientation._LinearProgram
     solved = program.solved
 
-    def told(self: orientation._Program) -> tuple[list[float], list[float]]:
+    def told(self: orientation._LinearProgram) -> tuple[list[float], list[float]]:
         values, duals = solved(self)
         if wrong == "too much":
             values = [2 * value for value in values]

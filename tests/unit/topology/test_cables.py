@@ -13,7 +13,7 @@ from blinkccl.errors import TopologyError
 from blinkccl.simulate.calibration import calibration_for
 from blinkccl.topology import json_format
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.cables import Cable, Server, cabled, cables_of
+from blinkccl.topology.cables import Cable, CabledServer, cabled, cables_of
 from blinkccl.topology.cables_file import parse
 from blinkccl.topology.catalog import CATALOG, machine
 from blinkccl.topology.formats import parse_topology
@@ -198,7 +198,7 @@ def test_a_machine_that_would_pass_packets_on_is_refused() -> None:
     gpu, pcie = box.add("gpu"), box.add("switch", "PCIe")
     nics = box.add_many("nic", 2, "NIC")
     box.join_all([gpu, *nics], pcie, 24, "pcie")
-    servers = [Server(str(i), box.finish()) for i in range(3)]
+    servers = [CabledServer(str(i), box.finish()) for i in range(3)]
     with pytest.raises(TopologyError, match="its PCIe leads from NIC0 to NIC1, so that a plan could send packets from"):
         cabled("x", servers, [Cable((0, "NIC1"), (1, "NIC0"), Fraction(1))])
 

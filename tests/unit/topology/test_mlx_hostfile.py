@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.doctor.evidence import Machine
+from blinkccl.doctor.evidence import MachineRead
 from blinkccl.doctor.reading import read_files
 from blinkccl.errors import TopologyError
 from blinkccl.topology import mlx_hostfile
@@ -76,5 +76,5 @@ def test_hostfiles_that_are_none(text: str, message: str) -> None:
 
 def test_the_doctor_reads_it() -> None:
     case = read_files([FIXTURE])
-    assert [len(machine.topology.ranks) for machine in case.of(Machine)] == [3]
+    assert [len(machine.topology.ranks) for machine in case.of(MachineRead)] == [3]
     assert case.read == {str(FIXTURE): ["MLX's hostfile"]}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blinkccl.doctor.evidence import Piece, Place
+from blinkccl.doctor.evidence import Evidence, Location
 
 
 @dataclass
@@ -16,10 +16,10 @@ class Listener:
     title: ClassVar[str]
     notes: list[str]
 
-    def hear(self, line: str, place: Place) -> Iterable[Piece]:
+    def hear(self, line: str, place: Location) -> Iterable[Evidence]:
         """The pieces of one line."""
         raise NotImplementedError
 
-    def end(self) -> Iterable[Piece]:
+    def end(self) -> Iterable[Evidence]:
         """What can be said when the file is over."""
         return ()

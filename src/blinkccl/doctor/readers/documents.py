@@ -12,7 +12,7 @@ from typing import Any
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.doctor import gathered
-from blinkccl.doctor.evidence import Machine, Measured, Piece, Place, RankState, printable
+from blinkccl.doctor.evidence import Evidence, Location, MachineRead, MeasuredCall, RankReport, printable
 from blinkccl.doctor.readers import flight_recorder
 from blinkccl.doctor.readers.nccl_tests import NAMES
 from blinkccl.topology import json_format
@@ -25,11 +25,11 @@ def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda document: isinstance(document, dict) and all(key in document for key in keys)
 
 
-def _topology(document: Any, source: str) -> Iterator[Piece]:
-    yield Machine(Place(source), json_format.parse(json.dumps(document), source))
+def _topology(document: Any, source: str) -> Iterator[Evidence]:
+    yield MachineRead(Location(source), json_format.parse(json.dumps(document), source))
 
 
-def benchmark(document: Any, source: str) -> Iterator[Piece]:
+def benchmark(document: Any, source: str) -> Iterator[Evidence]:
     """``-J`` of nccl-tests and of ``blink bench``."""
     config = document["config"]
     devices = config.get("devices") or []
@@ -52,8 +52,8 @@ def benchmark(document: Any, source: str) -> Iterator[Piece]:
             micros = float(timed.get("time", timed.get("cpu_time", 0)) or 0)
             if micros > 0:
                 busbw, percent = float(timed["bus_bw"]), float(timed.get("bound_percent") or 0)
-                yield Measured(
-                    Place(f"{source}, results[{number}]"),
+                yield MeasuredCall(
+                    Location(f"{source}, results[{number}]"),
                     collective,
                     ranks,
                     int(row["size"]),
@@ -66,7 +66,7 @@ def benchmark(document: Any, source: str) -> Iterator[Piece]:
                 )
 
 
-def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Piece]:
+def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Evidence]:
     """NCCL Inspector: an object per collective."""
     for number, row in lines:
         header, measured = row["header"], row["coll_perf"]
@@ -74,12 +74,12 @@ def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Piece]:
         if collective is not None and ranks > 1:
             size, seconds = int(measured["coll_msg_size_bytes"]), float(measured["coll_exec_time_us"]) * 1e-6
             busbw, hosts = float(measured["coll_busbw_gbs"]), int(header.get("nnodes", 1))
-            yield Measured(Place(source, number), collective, ranks, size, seconds, busbw, hosts=hosts)
+            yield MeasuredCall(Location(source, number), collective, ranks, size, seconds, busbw, hosts=hosts)
 
 
-def _ras(document: Any, source: str) -> Iterator[Piece]:
+def _ras(document: Any, source: str) -> Iterator[Evidence]:
     """NCCL's RAS client with ``-f json``, since 2.28."""
-    place = Place(source)
+    place = Location(source)
     for communicator in document["communicators"]:
         group, members = f"communicator {communicator['hash']}", tuple(range(int(communicator["size"])))
         for rank in communicator.get("ranks", ()):
@@ -87,24 +87,24 @@ def _ras(document: Any, source: str) -> Iterator[Piece]:
             status = rank.get("status") or {}
             failed = status.get("abort_flag") or status.get("async_error") not in (None, 0, 7)
             calls = tuple((printable(str(name)), int(count)) for name, count in counts.items())
-            yield RankState(place, group, int(rank["rank"]), "failed" if failed else "", calls, members=members)
+            yield RankReport(place, group, int(rank["rank"]), "failed" if failed else "", calls, members=members)
         for rank in communicator.get("missing_ranks", ()):
             status = rank.get("status") or {}
             state = "unresponsive" if status.get("unresponsive") else "missing"
             state = "dead" if status.get("considered_dead") else state
-            yield RankState(place, group, int(rank["rank"]), state, members=members)
+            yield RankReport(place, group, int(rank["rank"]), state, members=members)
 
 
 #: RankState's words for what ``blink dump`` says of a rank.
 _DUMPED = {"gone": "dead", "stopped": "stopped", "absent": "missing", "left": "missing"}
 
 
-def _dump(document: Any, source: str) -> Iterator[Piece]:
+def _dump(document: Any, source: str) -> Iterator[Evidence]:
     for group in document["groups"]:
         for rank in group["ranks"]:
             state = rank["state"]
-            yield RankState(
-                Place(source),
+            yield RankReport(
+                Location(source),
                 f"group {group['segment']}",
                 int(rank["rank"]),
                 _DUMPED.get(state, ""),
@@ -115,7 +115,7 @@ def _dump(document: Any, source: str) -> Iterator[Piece]:
             )
 
 
-Read = Callable[[Any, str], Iterable[Piece]]
+Read = Callable[[Any, str], Iterable[Evidence]]
 #: (what it is, whether a document is one, how it is read); the first that knows it reads it.
 KINDS: tuple[tuple[str, Callable[[Any], bool], Read], ...] = (
     ("blink topo --gather", _has("blink_gather"), gathered.pieces),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from blinkccl.doctor.evidence import Piece, Place, RankState
+from blinkccl.doctor.evidence import Evidence, Location, RankReport
 from blinkccl.topology.limits import shortened
 
 #: By what torch marks lists of one type: they are lists.
@@ -33,7 +33,7 @@ class _PlainData(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
-def from_pickle(data: bytes, source: str) -> Iterator[Piece]:
+def from_pickle(data: bytes, source: str) -> Iterator[Evidence]:
     """The pieces of a dump as torch writes it; ValueError where it is none."""
     try:
         document = _PlainData(io.BytesIO(data)).load()
@@ -42,7 +42,7 @@ def from_pickle(data: bytes, source: str) -> Iterator[Piece]:
     return pieces(document, source)
 
 
-def pieces(document: Any, source: str) -> Iterator[Piece]:
+def pieces(document: Any, source: str) -> Iterator[Evidence]:
     """Per group, the last collective that this rank began: ``collective_seq_id`` counts them on every rank alike."""
     rank = _rank(document, source)
     groups = document.get("pg_config") or {}
@@ -61,8 +61,8 @@ def pieces(document: Any, source: str) -> Iterator[Piece]:
         name = str(entry["profiling_name"]).removeprefix("nccl:")
         doing = f"{name} of {entry.get('input_sizes')}" if entry["state"] != "completed" else ""
         calls = (("", int(entry["collective_seq_id"])),)
-        yield RankState(
-            Place(source),
+        yield RankReport(
+            Location(source),
             f"process group {group}",
             rank,
             "",

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from blinkccl.doctor.evidence import (
+    ChannelHop,
+    Evidence,
     Failure,
-    Graph,
-    Hop,
+    Location,
     NcclVersion,
-    Network,
+    NetworkInUse,
     PeerAccess,
-    Piece,
-    Place,
     Processor,
-    RankState,
+    RankReport,
+    RingGraph,
     Setting,
     SocketBus,
 )
@@ -29,15 +29,15 @@ from blinkccl.doctor.readers import Listener
 
 _TEXT = re.compile(r"NCCL (?:INFO|WARN|version)\b.*")
 _VENDORS = {"1": "GenuineIntel", "2": "AuthenticAMD"}
-Make = Callable[[Place, re.Match[str]], Piece | None]
+Make = Callable[[Location, re.Match[str]], Evidence | None]
 
 
-def _hop(place: Place, found: re.Match[str]) -> Piece | None:
+def _hop(place: Location, found: re.Match[str]) -> Evidence | None:
     how = found[3].strip().rstrip(".")
     transport = "SHM" if "shared memory" in how or how.startswith("SHM") else how.partition("/")[0]
     if transport not in ("P2P", "SHM", "NET") or "[receive]" in found[0]:  # the sender says it too
         return None
-    return Hop(place, int(found[1]), int(found[2]), transport, how)
+    return ChannelHop(place, int(found[1]), int(found[2]), transport, how)
 
 
 def _no_p2p(why: str) -> Make:
@@ -46,12 +46,12 @@ def _no_p2p(why: str) -> Make:
     )
 
 
-def _processor(place: Place, found: re.Match[str]) -> Piece | None:
+def _processor(place: Location, found: re.Match[str]) -> Evidence | None:
     return Processor(place, _VENDORS[found[1]], int(found[2])) if found[1] in _VENDORS else None
 
 
-def _cards(place: Place, found: re.Match[str]) -> Piece:
-    return Network(place, "IB", tuple(re.findall(r"\[\d+\](\S+?)(?::\d+)?/(?:IB|RoCE)", found[1])))
+def _cards(place: Location, found: re.Match[str]) -> Evidence:
+    return NetworkInUse(place, "IB", tuple(re.findall(r"\[\d+\](\S+?)(?::\d+)?/(?:IB|RoCE)", found[1])))
 
 
 #: What a line holds, and the piece that it becomes.
@@ -60,14 +60,14 @@ PATTERNS: tuple[tuple[str, Make], ...] = (
     (r"(NCCL_\w+) set by environment to (\S+)", lambda place, found: Setting(place, found[1], found[2].rstrip("."))),
     (r"(?:Channel|Ring) [\d/]+ : (\d+)\[\w+\] -> (\d+)\[\w+\] (?:\[(?:send|receive)\] )?via (.+)", _hop),
     (r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/[\d.]+, type (\w+)/\w+",
-     lambda place, found: Graph(place, int(found[1]), int(found[2]), float(found[3]), found[4])),
+     lambda place, found: RingGraph(place, int(found[1]), int(found[2]), float(found[3]), found[4])),
     (r"P2P is disabled between (NVLINK )?connected GPUs (?P<a>\d+) and (?P<b>\d+)",
      _no_p2p("CUDA says that P2P is disabled")),
     (r"Could not enable P2P between dev (?P<a>\d+)\(=\w+\) and dev (?P<b>\d+)", _no_p2p("CUDA could not enable P2P")),
     (r"\+ SYS\[([\d.]+)\] - CPU", lambda place, found: SocketBus(place, float(found[1]))),
     (r"INFO CPU/\S+ \(1/(\d+)/(-?\d+)\)", _processor),
     (r"NET/IB : Using (.+)", _cards),
-    (r"Using network (\S+)", lambda place, found: Network(place, found[1])),
+    (r"Using network (\S+)", lambda place, found: NetworkInUse(place, found[1])),
     (r"GPU Direct RDMA Disabled for (.+)", lambda place, found: Failure(place, "gpudirect", found[1])),
     (r"((?:posix_fallocate failed|Error while creating shared memory segment|failed to extend /dev/shm).*)",
      lambda place, found: Failure(place, "shm", found[1])),
@@ -85,11 +85,11 @@ class NcclLog(Listener):
     title = "NCCL_DEBUG=INFO lines"
     seen: set[tuple[object, ...]] = field(default_factory=set)
     #: By communicator and rank: where it began to set up, and among how many.
-    begun: dict[tuple[str, int], tuple[Place, int]] = field(default_factory=dict)
+    begun: dict[tuple[str, int], tuple[Location, int]] = field(default_factory=dict)
     complete: set[tuple[str, int]] = field(default_factory=set)
-    graph: Graph | None = None
+    graph: RingGraph | None = None
 
-    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+    def hear(self, line: str, place: Location) -> Iterator[Evidence]:
         text = _TEXT.search(line)
         if text is None:
             return
@@ -105,7 +105,7 @@ class NcclLog(Listener):
                 piece = make(place, found)
                 if piece is not None and (number, *found.groups()) not in self.seen:
                     self.seen.add((number, *found.groups()))
-                    if isinstance(piece, Graph):
+                    if isinstance(piece, RingGraph):
                         self.graph = piece
                     else:
                         yield piece
@@ -117,11 +117,11 @@ class NcclLog(Listener):
             if init[5] == "COMPLETE":
                 self.complete.add(rank)
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[Evidence]:
         """Ranks that have begun to set up a communicator and not ended, if any has."""
         if self.graph is not None:
             yield self.graph
         if len(self.complete) < len(self.begun):
             for (comm, rank), (place, size) in self.begun.items():
                 state = "" if (comm, rank) in self.complete else "initialising"
-                yield RankState(place, f"communicator {comm}".strip(), rank, state, members=tuple(range(size)))
+                yield RankReport(place, f"communicator {comm}".strip(), rank, state, members=tuple(range(size)))

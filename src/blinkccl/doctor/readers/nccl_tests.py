@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.doctor.evidence import Measured, Piece, Place, Started
+from blinkccl.doctor.evidence import Evidence, Location, MeasuredCall, Started
 from blinkccl.doctor.readers import Listener
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
@@ -32,11 +32,11 @@ class NcclTests(Listener):
     title = "nccl-tests' text"
     collective: str | None = None
     ranks: dict[int, tuple[str, int, str]] = field(default_factory=dict)
-    first: Place | None = None
+    first: Location | None = None
     rows: int = 0
     skipped: int = 0
 
-    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+    def hear(self, line: str, place: Location) -> Iterator[Evidence]:
         rank = _RANK.search(line)
         if rank is not None:
             if self.rows or self.first is None:  # the list of another run begins
@@ -50,12 +50,12 @@ class NcclTests(Listener):
         if len(words) >= 6 and words[0].isdigit() and words[1].isdigit() and len(words[0]) <= 18:
             yield from self._row(words, place)
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[Evidence]:
         """A run without a result, if the last one is."""
         if self.ranks and not self.rows and self.first is not None:
             yield Started(self.first, len(self.ranks), next(iter(self.ranks.values()))[2])
 
-    def _row(self, words: list[str], place: Place) -> Iterator[Measured]:
+    def _row(self, words: list[str], place: Location) -> Iterator[MeasuredCall]:
         groups = self._groups(words)
         size = int(words[0])
         if size == 0:
@@ -78,7 +78,7 @@ class NcclTests(Listener):
             gpus = tuple(device for _, device, _ in listed)
             hosts = len({host for host, _, _ in listed}) or 1
             name = names.pop() if len(names) == 1 else ""
-            yield Measured(place, collective, ranks, size, seconds, busbw, wrong, gpus, name, hosts)
+            yield MeasuredCall(place, collective, ranks, size, seconds, busbw, wrong, gpus, name, hosts)
         if not groups:
             self._leave_out(place, "no time with two bandwidths in it")
 
@@ -132,7 +132,7 @@ class NcclTests(Listener):
         if note not in self.notes:
             self.notes.append(note)
 
-    def _leave_out(self, place: Place, why: str) -> None:
+    def _leave_out(self, place: Location, why: str) -> None:
         self.skipped += 1
         if self.skipped <= 3:
             self.notes.append(f"{place}: a row of numbers is left out: {why}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from blinkccl.doctor.evidence import Piece, Place, RankState
+from blinkccl.doctor.evidence import Evidence, Location, RankReport
 from blinkccl.doctor.readers import Listener
 
 _COMM = re.compile(r"^#\d+-\d+ \((\w+)\) [A-Z,]+")
@@ -26,11 +26,11 @@ class RasText(Listener):
     members: tuple[int, ...] = ()
     operation: str = ""
     #: Calls begun → how many ranks have; of those that are listed one by one, none is left here.
-    unlisted: dict[int, tuple[int, Place]] = field(default_factory=dict)
+    unlisted: dict[int, tuple[int, Location]] = field(default_factory=dict)
     calls: int | None = None
     missing: bool = False
 
-    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+    def hear(self, line: str, place: Location) -> Iterator[Evidence]:
         if (found := _TABLE.match(line)) is not None:
             self.members = tuple(range(int(found[1])))
         elif (found := _COMM.match(line)) is not None:
@@ -48,16 +48,16 @@ class RasText(Listener):
             self.missing = True
         elif (found := _RANK.match(line)) is not None:
             if self.missing:
-                yield RankState(place, self.group, int(found[1]), "missing", members=self.members)
+                yield RankReport(place, self.group, int(found[1]), "missing", members=self.members)
             elif self.calls is not None:
                 self.unlisted.pop(self.calls, None)
                 yield self._state(place, int(found[1]), self.calls)
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[Evidence]:
         """Ranks that are not listed, as one: rank -n for n of them."""
         for calls, (ranks, place) in self.unlisted.items():
             yield self._state(place, -ranks, calls)
         self.unlisted = {}
 
-    def _state(self, place: Place, rank: int, calls: int) -> RankState:
-        return RankState(place, self.group, rank, calls=((self.operation, calls),), members=self.members)
+    def _state(self, place: Location, rank: int, calls: int) -> RankReport:
+        return RankReport(place, self.group, rank, calls=((self.operation, calls),), members=self.members)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blinkccl.doctor.evidence import Acs, Iommu, NvLinks, Piece, Place
+from blinkccl.doctor.evidence import Acs, Evidence, Iommu, Location, NvLinks
 from blinkccl.doctor.readers import Listener
 
 _GPU = re.compile(r"^\s*GPU (\d{1,3}): ")
@@ -23,7 +23,7 @@ class Tools(Listener):
     nvlinks: NvLinks | None = None
     acs: Acs | None = None
 
-    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+    def hear(self, line: str, place: Location) -> Iterator[Evidence]:
         gpu, link, acs = _GPU.match(line), _LINK.match(line), _ACS.search(line)
         if gpu is not None:
             yield from self._gpu_ends()
@@ -37,11 +37,11 @@ class Tools(Listener):
         elif "BOOT_IMAGE=" in line and (state := iommu_of(line)):
             yield Iommu(place, state, "the kernel's command line")
 
-    def _gpu_ends(self) -> Iterator[Piece]:
+    def _gpu_ends(self) -> Iterator[Evidence]:
         if self.nvlinks is not None and self.nvlinks.up + self.nvlinks.down:
             yield self.nvlinks
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[Evidence]:
         yield from self._gpu_ends()
         if self.acs is not None:
             yield self.acs

@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from blinkccl.doctor.evidence import Device, Graph, Machine, NicPath, NvLinks, Piece, Place, Processor, printable
+from blinkccl.doctor.evidence import (
+    Device,
+    Evidence,
+    Location,
+    MachineRead,
+    NicPath,
+    NvLinks,
+    Processor,
+    RingGraph,
+    printable,
+)
 from blinkccl.doctor.readers import Listener
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_graph, nccl_xml, nvidia_smi
@@ -29,14 +39,14 @@ MAX_MATRIX_LINES = 600
 
 
 @dataclass
-class Matrix(Listener):
+class MatrixReader(Listener):
     """``nvidia-smi topo -m`` within a log, given when its rows end."""
 
     title = "nvidia-smi topo -m"
     lines: list[str] = field(default_factory=list)
-    first: Place | None = None
+    first: Location | None = None
 
-    def hear(self, line: str, place: Place) -> Iterator[Piece]:
+    def hear(self, line: str, place: Location) -> Iterator[Evidence]:
         if self.lines and (len(self.lines) >= MAX_MATRIX_LINES or not _MATRIX_ROW.match(line)):
             yield from self.end()
         if self.lines:
@@ -44,14 +54,14 @@ class Matrix(Listener):
         elif _MATRIX.match(line):
             self.lines, self.first = [line], place
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[Evidence]:
         """The matrix that has been heard, if there is one."""
         lines, self.lines = self.lines, []
         if lines and self.first is not None:
             yield from from_matrix("\n".join(lines), self.first, self.notes)
 
 
-def from_matrix(text: str, place: Place, notes: list[str]) -> Iterator[Piece]:
+def from_matrix(text: str, place: Location, notes: list[str]) -> Iterator[Evidence]:
     """The machine of ``nvidia-smi topo -m``, its NVLinks, how far its NICs are; ``place`` is its first line."""
     source = str(place)
     cells = nvidia_smi.read_cells(text, source)
@@ -78,19 +88,19 @@ def from_matrix(text: str, place: Place, notes: list[str]) -> Iterator[Piece]:
                 yield NicPath(place, cells.names[nic], f"GPU{gpu}", cells.cells[nic][gpu])
 
 
-def from_other(text: str, source: str) -> Iterator[Piece]:
+def from_other(text: str, source: str) -> Iterator[Evidence]:
     """The machine in a topology of another tool, of which nothing beside is known."""
-    yield _machine(Place(source), parse_topology(text.encode(), source))
+    yield _machine(Location(source), parse_topology(text.encode(), source))
 
 
-def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Piece]:
+def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Evidence]:
     """NCCL's topology or graph XML. A topology without <gpu> tags still says how its devices are linked."""
     root = parse_xml(text, source)
     if root.tag == "graphs":
         yield from _graphs(root, source)
         return
     try:
-        yield _machine(Place(source), nccl_xml.parse(text, source))
+        yield _machine(Location(source), nccl_xml.parse(text, source))
     except TopologyError as error:
         notes.append(str(error))
     yield from _devices(root, source)
@@ -99,20 +109,20 @@ def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Piece]:
     yield from _nvlinks(root, source)
 
 
-def _machine(place: Place, topology: Topology) -> Machine:
+def _machine(place: Location, topology: Topology) -> MachineRead:
     """The machine, called by its file's name alone: these formats have no name, and folders say nothing."""
     vertices = tuple(replace(vertex, name=printable(vertex.name)) for vertex in topology.vertices)
-    return Machine(place, replace(topology, name=PurePath(place.source).name or topology.name, vertices=vertices))
+    return MachineRead(place, replace(topology, name=PurePath(place.source).name or topology.name, vertices=vertices))
 
 
-def _graphs(root: Element, source: str) -> Iterator[Piece]:
+def _graphs(root: Element, source: str) -> Iterator[Evidence]:
     for graph in nccl_graph.graphs_of(root, source):
         if graph.orders and graph.pattern:
-            place, ranks = Place(source, graph.line), len(set(graph.orders[0]))
-            yield Graph(place, graph.pattern, len(graph.orders), graph.gb_per_s, graph.kind, ranks)
+            place, ranks = Location(source, graph.line), len(set(graph.orders[0]))
+            yield RingGraph(place, graph.pattern, len(graph.orders), graph.gb_per_s, graph.kind, ranks)
 
 
-def _devices(root: Element, source: str) -> Iterator[Piece]:
+def _devices(root: Element, source: str) -> Iterator[Evidence]:
     for cpu in root.all("cpu"):
         numa = _whole(cpu.attributes.get("numaid"))
         for pci in cpu.below("pci"):
@@ -121,7 +131,7 @@ def _devices(root: Element, source: str) -> Iterator[Piece]:
             width = _whole(pci.attributes.get("link_width")) or None
             speed = re.match(r"\s*([\d.]+)", pci.attributes.get("link_speed", ""))
             rate = float(speed[1]) if speed else None
-            yield Device(Place(source, pci.line), kind, name, model, numa, width, gt_per_s=rate)
+            yield Device(Location(source, pci.line), kind, name, model, numa, width, gt_per_s=rate)
 
 
 def _named(pci: Element) -> tuple[str, str]:
@@ -137,14 +147,14 @@ def _nic_name(nic: Element) -> str:
     return next((net.attributes["name"] for net in nic.all("net") if "name" in net.attributes), "NIC")[:64]
 
 
-def _processors(root: Element, source: str) -> Iterator[Piece]:
+def _processors(root: Element, source: str) -> Iterator[Evidence]:
     cpus = [cpu for cpu in root.all("cpu") if cpu.attributes.get("vendor")]
     if cpus:
         vendor, family = cpus[0].attributes["vendor"].strip(), _whole(cpus[0].attributes.get("familyid"))
-        yield Processor(Place(source, cpus[0].line), vendor, family or 0, len(cpus))
+        yield Processor(Location(source, cpus[0].line), vendor, family or 0, len(cpus))
 
 
-def _nic_paths(root: Element, source: str) -> Iterator[Piece]:
+def _nic_paths(root: Element, source: str) -> Iterator[Evidence]:
     """How far NICs are from GPUs: PIX below one bridge, PHB below one processor, else SYS."""
     gpus = [gpu for gpu in root.below("gpu") if "dev" in gpu.attributes]
     for nic in root.below("nic"):
@@ -154,18 +164,18 @@ def _nic_paths(root: Element, source: str) -> Iterator[Piece]:
         for gpu in gpus:
             common = next(element for element in _above(gpu) if element in over)
             kind = {"system": "SYS", "cpu": "PHB"}.get(common.tag, "PIX")
-            yield NicPath(Place(source, nic.line), _nic_name(nic), f"GPU{gpu.attributes['dev']}", kind)
+            yield NicPath(Location(source, nic.line), _nic_name(nic), f"GPU{gpu.attributes['dev']}", kind)
 
 
 def _above(element: Element) -> list[Element]:
     return [] if element.parent is None else [element.parent, *_above(element.parent)]
 
 
-def _nvlinks(root: Element, source: str) -> Iterator[Piece]:
+def _nvlinks(root: Element, source: str) -> Iterator[Evidence]:
     gpus = [gpu for gpu in root.below("gpu") if "dev" in gpu.attributes]
     for gpu in gpus if any(gpu.all("nvlink") for gpu in gpus) else ():
         up = sum(_whole(link.attributes.get("count")) or 0 for link in gpu.all("nvlink"))
-        yield NvLinks(Place(source, gpu.line), f"GPU{gpu.attributes['dev']}", up, 0)
+        yield NvLinks(Location(source, gpu.line), f"GPU{gpu.attributes['dev']}", up, 0)
 
 
 def _whole(text: str | None) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from blinkccl.doctor.evidence import Piece, Place, RankState
+from blinkccl.doctor.evidence import Evidence, Location, RankReport
 from blinkccl.doctor.readers import Listener
 
 _TIMEOUT = re.compile(
@@ -26,9 +26,9 @@ class TorchLog(Listener):
     """Each rank's first report counts, and is given at the end with all that its several lines say."""
 
     title = "PyTorch's watchdog"
-    ranks: dict[int, RankState] = field(default_factory=dict)
+    ranks: dict[int, RankReport] = field(default_factory=dict)
 
-    def hear(self, line: str, place: Place) -> Iterable[Piece]:
+    def hear(self, line: str, place: Location) -> Iterable[Evidence]:
         timeout, work = _TIMEOUT.search(line), _WORK.search(line)
         if timeout is not None:
             known = self._known(int(timeout[1]), place)
@@ -42,8 +42,8 @@ class TorchLog(Listener):
                 self.ranks[known.rank] = replace(known, group=group, calls=calls, done=int(work[4]))
         return ()
 
-    def _known(self, rank: int, place: Place) -> RankState:
-        return self.ranks.get(rank) or RankState(place, "process group", rank)
+    def _known(self, rank: int, place: Location) -> RankReport:
+        return self.ranks.get(rank) or RankReport(place, "process group", rank)
 
-    def end(self) -> Iterable[Piece]:
+    def end(self) -> Iterable[Evidence]:
         return self.ranks.values()

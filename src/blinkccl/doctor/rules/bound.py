@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, Hop
+from blinkccl.doctor.evidence import Case, ChannelHop
 from blinkccl.doctor.finding import Finding, finding
-from blinkccl.doctor.rules.job import Bound, Expected, Job, in_switch_busbw, jobs
+from blinkccl.doctor.rules.job import Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
 from blinkccl.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.report.text import gb_per_s_text, ids
 
@@ -35,7 +35,7 @@ def bound(case: Case) -> Iterator[Finding]:
             yield _bound(job, most)
 
 
-def _cut(job: Job, parts: list[tuple[int, ...]]) -> Finding:
+def _cut(job: MeasuredJob, parts: list[tuple[int, ...]]) -> Finding:
     shown = " | ".join(f"{{{ids(part)}}}" for part in parts)
     return finding(f"""
         {"note" if job.whole else "warning"}: NVLink does not join the GPUs of this job: {shown}  [cut]
@@ -47,7 +47,7 @@ def _cut(job: Job, parts: list[tuple[int, ...]]) -> Finding:
         """).at(job.machine, job.measured)
 
 
-def _leaves_nvlink(job: Job, away: list[Hop]) -> Finding:
+def _leaves_nvlink(job: MeasuredJob, away: list[ChannelHop]) -> Finding:
     pairs = ", ".join(dict.fromkeys(f"{job.ranks[hop.src]} → {job.ranks[hop.dst]}" for hop in away))
     return finding(f"""
         warning: NCCL's rings leave NVLink, which joins all GPUs of the job  [nccl-gap]
@@ -59,7 +59,7 @@ def _leaves_nvlink(job: Job, away: list[Hop]) -> Finding:
         """).at(away[:2], job.machine)
 
 
-def _little(job: Job, expected: Expected, most: Bound) -> Finding:
+def _little(job: MeasuredJob, expected: Expected, most: ProvedBound) -> Finding:
     part = expected.busbw_gb_per_s / most.busbw_gb_per_s
     return finding(f"""
         warning: NCCL uses {part:.0%} of what the links allow for {job.name}  [nccl-gap]
@@ -70,7 +70,7 @@ def _little(job: Job, expected: Expected, most: Bound) -> Finding:
         """).at(job.machine, job.measured)
 
 
-def _bound(job: Job, most: Bound) -> Finding:
+def _bound(job: MeasuredJob, most: ProvedBound) -> Finding:
     why = "by the rates of links as they are stated, of which programs reach some 80 %"
     if job.measured is not None and job.measured.busbw_gb_per_s > most.busbw_gb_per_s and not job.assumed:
         why = "the bound is that of trees; the NVSwitch reduces too (NVLS), which passes it"
@@ -86,17 +86,17 @@ def _bound(job: Job, most: Bound) -> Finding:
         """).at(job.machine, job.measured)
 
 
-def _plan(job: Job) -> str:
+def _plan(job: MeasuredJob) -> str:
     """The command that plans it; on all links where NVLink leaves its GPUs in parts, as there is no plan otherwise."""
     return f"blink plan {job.collective}{job.spec}{' --links all' if job.split else ''}"
 
 
-def _pick(job: Job, what: str) -> str:
+def _pick(job: MeasuredJob, what: str) -> str:
     """What asks for other GPUs, where the machine has others."""
     return "" if job.whole else f"; blink pick -k {len(job.ranks)}{job.spec.partition(' --gpus')[0]} finds {what}"
 
 
-def _got(job: Job) -> str:
+def _got(job: MeasuredJob) -> str:
     row = job.measured
     if row is not None:
         return f"{gb_per_s_text(row.busbw_gb_per_s)} busbw measured at {row.size_bytes >> 20} MiB ({row.place})"
@@ -105,7 +105,7 @@ def _got(job: Job) -> str:
     return "not measured"
 
 
-def _expected(job: Job) -> Expected | None:
+def _expected(job: MeasuredJob) -> Expected | None:
     """What NCCL says that it uses, or its model says."""
     graph = job.graph
     if graph is None:
@@ -114,9 +114,9 @@ def _expected(job: Job) -> Expected | None:
     return Expected(graph.total_gb_per_s, how, graph.kind)
 
 
-def _off_nvlink(case: Case, job: Job) -> list[Hop]:
+def _off_nvlink(case: Case, job: MeasuredJob) -> list[ChannelHop]:
     """Hops of NCCL's rings through the host's memory, though NVLinks join all GPUs of the job."""
-    shm = [hop for hop in case.of(Hop) if hop.transport == "SHM" and max(hop.src, hop.dst) < len(job.ranks)]
+    shm = [hop for hop in case.of(ChannelHop) if hop.transport == "SHM" and max(hop.src, hop.dst) < len(job.ranks)]
     if switched_off(case) or not job.joined_somewhere or any(near_each_other(case, hop) for hop in shm):
         return []
     return shm

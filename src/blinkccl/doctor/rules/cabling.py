@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.doctor.cabling import Cabling, Change, Plug
-from blinkccl.doctor.evidence import Case, Hop, Machine, Measured, NcclVersion
+from blinkccl.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NcclVersion
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.errors import UnsupportedError
 from blinkccl.packing.two_trees import binary_tree, second_tree
@@ -23,7 +23,7 @@ _SHOWN = 4
 
 def cabling(case: Case) -> Iterator[Finding]:
     """What there is to say of the cables of each machine."""
-    for machine in case.of(Machine):
+    for machine in case.of(MachineRead):
         if cables_of(machine.topology):
             for found in _of(Cabling(machine.topology), machine.place.source, _failed_in_nccl(case)):
                 yield found.at(machine)
@@ -31,7 +31,7 @@ def cabling(case: Case) -> Iterator[Finding]:
 
 def _failed_in_nccl(case: Case) -> bool:
     """Whether a log of NCCL is there, and no result of it."""
-    return bool(case.of(NcclVersion) or case.of(Hop)) and not case.of(Measured)
+    return bool(case.of(NcclVersion) or case.of(ChannelHop)) and not case.of(MeasuredCall)
 
 
 def _of(cables: Cabling, source: str, failed: bool) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blinkccl.doctor.evidence import Case, Measured, RankState, Started
+from blinkccl.doctor.evidence import Case, MeasuredCall, RankReport, Started
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.errors import ranks_text
 from blinkccl.topology.limits import shortened
@@ -18,8 +18,8 @@ _PLURAL = {"is": "are", "has": "have", "does": "do"}
 
 def stands_still(case: Case) -> Iterator[Finding]:
     """Group by group, the first that explains it; then benchmarks that never printed a row."""
-    groups: dict[str, list[RankState]] = {}
-    for state in case.of(RankState):
+    groups: dict[str, list[RankReport]] = {}
+    for state in case.of(RankReport):
         groups.setdefault(state.group, []).append(state)
     for group, states in groups.items():
         yield from _group(group, states)
@@ -27,7 +27,7 @@ def stands_still(case: Case) -> Iterator[Finding]:
         yield from map(_no_result, case.of(Started))
 
 
-def _group(group: str, states: Sequence[RankState]) -> Iterator[Finding]:
+def _group(group: str, states: Sequence[RankReport]) -> Iterator[Finding]:
     members = max((state.members for state in states), key=len, default=())
     gone = [state for state in states if state.state in _GONE]
     told = {state.rank for state in states}
@@ -50,7 +50,7 @@ def _group(group: str, states: Sequence[RankState]) -> Iterator[Finding]:
 
 
 def _missing(
-    group: str, ranks: Sequence[int], what: str, own: Sequence[RankState], states: Sequence[RankState]
+    group: str, ranks: Sequence[int], what: str, own: Sequence[RankReport], states: Sequence[RankReport]
 ) -> Finding:
     waiting = len({s.rank for s in states if s.rank not in ranks})
     those = ranks_text(sorted(ranks))
@@ -70,11 +70,11 @@ def _verb(what: str, ranks: int) -> str:
     return what if ranks == 1 else f"{_PLURAL[verb]}{space}{rest}"
 
 
-def _where(states: Sequence[RankState]) -> str:
+def _where(states: Sequence[RankReport]) -> str:
     return next((f"; it stands at {state.line}" for state in states if state.line), "")
 
 
-def _behind(states: Sequence[RankState]) -> list[RankState] | None:
+def _behind(states: Sequence[RankReport]) -> list[RankReport] | None:
     """Those that have begun fewer calls of some kind than the others; None where all have begun as many."""
     for name in dict.fromkeys(name for state in states for name, _ in state.calls):
         counts = [(dict(state.calls)[name], state) for state in states if name in dict(state.calls)]
@@ -88,7 +88,7 @@ def _behind(states: Sequence[RankState]) -> list[RankState] | None:
     return None
 
 
-def _rank_behind(group: str, behind: Sequence[RankState], states: Sequence[RankState]) -> Finding:
+def _rank_behind(group: str, behind: Sequence[RankReport], states: Sequence[RankReport]) -> Finding:
     """Ranks that are not where the others are; where a source lists the others only, how many they are."""
     listed = sorted(state.rank for state in behind if state.rank >= 0)
     others = sorted(state.rank for state in states if state not in behind and state.rank >= 0)
@@ -109,16 +109,16 @@ def _rank_behind(group: str, behind: Sequence[RankState], states: Sequence[RankS
         """).at(behind[:4])
 
 
-def _differs(states: Sequence[RankState]) -> list[RankState] | None:
+def _differs(states: Sequence[RankReport]) -> list[RankReport] | None:
     """Those in another call than most, at the same number."""
-    doing: dict[str, list[RankState]] = {}
+    doing: dict[str, list[RankReport]] = {}
     for state in states:
         if state.doing:
             doing.setdefault(state.doing, []).append(state)
     return min(doing.values(), key=lambda those: (len(those), those[0].rank)) if len(doing) > 1 else None
 
 
-def _call_mismatch(group: str, odd: Sequence[RankState], states: Sequence[RankState]) -> Finding:
+def _call_mismatch(group: str, odd: Sequence[RankReport], states: Sequence[RankReport]) -> Finding:
     """Ranks that came to the same number of calls with another call."""
     those = ranks_text(sorted(state.rank for state in odd))
     other = next(state.doing for state in states if state.doing and state.doing != odd[0].doing)
@@ -133,7 +133,7 @@ def _call_mismatch(group: str, odd: Sequence[RankState], states: Sequence[RankSt
         """).at(odd[:4])
 
 
-def _stuck(group: str, states: Sequence[RankState]) -> Finding:
+def _stuck(group: str, states: Sequence[RankReport]) -> Finding:
     doing = next((s.doing for s in states if s.doing), "a call")
     return finding(f"""
         error: all ranks of {group} that are heard of are in the same call, and it does not end  [stuck-in-call]
@@ -162,7 +162,7 @@ def nccl_warning(case: Case) -> Iterator[Finding]:
     """What NCCL warned of, in its own words: it says why where a run did not come to its end."""
     warnings = case.failures("warning")
     if warnings:
-        stands = any(isinstance(piece, RankState | Started) for piece in case.pieces) and not case.of(Measured)
+        stands = any(isinstance(piece, RankReport | Started) for piece in case.pieces) and not case.of(MeasuredCall)
         yield finding(f"""
             {"error" if stands else "note"}: NCCL warns: {shortened(warnings[0].text, 120)}  [nccl-warning]
             bound   no warnings

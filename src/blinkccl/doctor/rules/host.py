@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, Device, Host, Machine
+from blinkccl.doctor.evidence import Case, Device, Host, MachineRead
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.doctor.rules.job import best_rows
 from blinkccl.report.text import gb_per_s_text
@@ -69,7 +69,7 @@ def processors(case: Case) -> Iterator[Finding]:
 
 def no_driver(case: Case) -> Iterator[Finding]:
     """GPUs of which the machine's topology has none."""
-    machines = case.of(Machine)
+    machines = case.of(MachineRead)
     gpus = [device for device in case.of(Device) if device.kind == "gpu"]
     if gpus and machines and not any(machine.gpus for machine in machines):
         yield finding(f"""

@@ -15,7 +15,7 @@ from blinkccl.baselines.nccl_links import VERSION, guess_arch
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.collectives.spec import Collective
-from blinkccl.doctor.evidence import THIS_MACHINE, Case, Graph, Machine, Measured, NcclVersion
+from blinkccl.doctor.evidence import THIS_MACHINE, Case, MachineRead, MeasuredCall, NcclVersion, RingGraph
 from blinkccl.errors import BlinkError
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.report.text import gb_per_s_text, ids
@@ -42,7 +42,7 @@ _SERVERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ProvedBound:
     """The proved bound on busbw in GB/s, and the cut that it is of."""
 
     busbw_gb_per_s: float
@@ -59,18 +59,18 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Job:
+class MeasuredJob:
     """``ranks`` are vertices of ``machine``; ``measured`` is the best large row of this job, ``largest`` its last.
 
     ``graph``: the rings that NCCL has printed or dumped for it.
     """
 
-    machine: Machine
+    machine: MachineRead
     ranks: tuple[int, ...]
     collective: str
-    graph: Graph | None
-    measured: Measured | None = None
-    largest: Measured | None = None
+    graph: RingGraph | None
+    measured: MeasuredCall | None = None
+    largest: MeasuredCall | None = None
     version: tuple[int, int] = VERSION
 
     @property
@@ -94,7 +94,7 @@ class Job:
         return ("" if source == THIS_MACHINE else f" --topo {source}") + gpus
 
     @property
-    def bound(self) -> Bound | None:
+    def bound(self) -> ProvedBound | None:
         return bound_of(self.topology, self.ranks, self.collective)
 
     @property
@@ -141,10 +141,10 @@ class Job:
         return parts(sorted(self.ranks), fast)
 
 
-def jobs(case: Case) -> list[Job]:
+def jobs(case: Case) -> list[MeasuredJob]:
     """One per set of GPUs and collective that was measured; without measurements, an AllReduce of all GPUs."""
-    rows: dict[tuple[str, int, tuple[int, ...], str, int], list[Measured]] = {}
-    for row in case.of(Measured):
+    rows: dict[tuple[str, int, tuple[int, ...], str, int], list[MeasuredCall]] = {}
+    for row in case.of(MeasuredCall):
         rows.setdefault((row.collective, row.ranks, row.gpus, row.gpu, row.hosts), []).append(row)
     told = case.last(NcclVersion)
     version = VERSION if told is None else (told.version[0], told.version[1])
@@ -156,36 +156,38 @@ def jobs(case: Case) -> list[Job]:
         ranks = None if host is None or best is None else _ranks(case, host.topology, best)
         if best is not None and host is not None and ranks is not None:
             last = max(group, key=lambda row: (row.size_bytes, row.busbw_gb_per_s))
-            found.append(Job(host, ranks, best.collective, stated(case, best.ranks, best.hosts), best, last, version))
+            found.append(
+                MeasuredJob(host, ranks, best.collective, stated(case, best.ranks, best.hosts), best, last, version)
+            )
     if not rows and (read := machines_with_gpus(case)):
         ranks = case.gpus or read[-1].topology.ranks
         if len(ranks) > 1:
-            found.append(Job(read[-1], ranks, "allreduce", stated(case, len(ranks)), version=version))
+            found.append(MeasuredJob(read[-1], ranks, "allreduce", stated(case, len(ranks)), version=version))
     return found
 
 
-def best_rows(case: Case) -> list[Measured]:
+def best_rows(case: Case) -> list[MeasuredCall]:
     """The best large row of each collective and number of ranks."""
-    best: dict[tuple[str, int], Measured] = {}
-    for row in case.of(Measured):
+    best: dict[tuple[str, int], MeasuredCall] = {}
+    for row in case.of(MeasuredCall):
         known = best.get((row.collective, row.ranks))
         if row.size_bytes >= LEAST_BYTES and (known is None or row.busbw_gb_per_s > known.busbw_gb_per_s):
             best[row.collective, row.ranks] = row
     return list(best.values())
 
 
-def stated(case: Case, ranks: int, hosts: int = 1) -> Graph | None:
+def stated(case: Case, ranks: int, hosts: int = 1) -> RingGraph | None:
     """The rings that NCCL has printed or dumped for so many ranks, on one host."""
-    rings = [g for g in case.of(Graph) if g.pattern == RING_PATTERN and g.gb_per_s > 0 and g.ranks in (None, ranks)]
+    rings = [g for g in case.of(RingGraph) if g.pattern == RING_PATTERN and g.gb_per_s > 0 and g.ranks in (None, ranks)]
     return rings[-1] if rings and hosts == 1 else None
 
 
-def machines_with_gpus(case: Case) -> list[Machine]:
+def machines_with_gpus(case: Case) -> list[MachineRead]:
     """In the order in which they were read."""
-    return [machine for machine in case.of(Machine) if machine.gpus]
+    return [machine for machine in case.of(MachineRead) if machine.gpus]
 
 
-def machine_of(case: Case, row: Measured) -> Machine | None:
+def machine_of(case: Case, row: MeasuredCall) -> MachineRead | None:
     """The machine that was read last; where none was, what the names of the GPUs tell."""
     read = machines_with_gpus(case)
     if read:
@@ -194,11 +196,11 @@ def machine_of(case: Case, row: Measured) -> Machine | None:
         if row.hosts == 1 and row.ranks == count and re.search(pattern, row.gpu):
             why = f"{count} GPUs called {row.gpu} are taken for {name}; give --topo for certainty"
             case.notes.append(f"{row.place.source}: {why}")
-            return Machine(row.place, machine(name), why)
+            return MachineRead(row.place, machine(name), why)
     return None
 
 
-def _ranks(case: Case, topology: Topology, row: Measured) -> tuple[int, ...] | None:
+def _ranks(case: Case, topology: Topology, row: MeasuredCall) -> tuple[int, ...] | None:
     """The vertices of a row's ranks."""
     if case.gpus is not None and len(case.gpus) == row.ranks:
         return case.gpus
@@ -227,7 +229,7 @@ def rates(case: Case) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=256)
-def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Bound | None:
+def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> ProvedBound | None:
     """What no algorithm of unicast trees can pass; None where the links do not join the ranks."""
     for links in ("fast", "all"):
         try:
@@ -236,7 +238,7 @@ def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Bou
         except BlinkError:
             continue
         algbw = float(proof.bound) * network.unit_gb_per_s
-        return Bound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network))
+        return ProvedBound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network))
     return None
 
 

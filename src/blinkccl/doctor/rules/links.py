@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from blinkccl.doctor.evidence import Case, Device, Machine, NcclVersion, NvLinks, Piece, Processor, SocketBus
+from blinkccl.doctor.evidence import Case, Device, Evidence, MachineRead, NcclVersion, NvLinks, Processor, SocketBus
 from blinkccl.doctor.finding import Finding, finding, named
 from blinkccl.doctor.rules.job import jobs
 from blinkccl.report.text import gb_per_s_text
@@ -68,7 +68,7 @@ def _usual(device: Device, devices: Sequence[Device], what: str) -> float | None
 
 def pcie_uplink(case: Case) -> Iterator[Finding]:
     """Bridges that are much slower than the GPU below them: mostly virtual ones, whose rate is none."""
-    for machine in case.of(Machine):
+    for machine in case.of(MachineRead):
         topology = machine.topology
         pcie = [x for x in topology.links if x.kind == "pcie" and x.dst not in topology.ranks]
         slow = []
@@ -93,7 +93,7 @@ def pcie_uplink(case: Case) -> Iterator[Finding]:
 
 def one_way(case: Case) -> Iterator[Finding]:
     """Links that one operation crosses at half the rate of the other, or less."""
-    for machine in case.of(Machine):
+    for machine in case.of(MachineRead):
         links = [(x, x.read_capacity) for x in machine.topology.links if x.read_capacity]
         uneven = [(x, read) for x, read in links if not 0.5 < read / x.capacity < 2]
         if not uneven:
@@ -140,7 +140,7 @@ def nvlink_down(case: Case) -> Iterator[Finding]:
 
 def _all_shown(case: Case, source: str, gpus: int) -> bool:
     """Whether all ends of NVLinks are in view: a switch, pairs, a full mesh, or a whole machine of eight."""
-    topology = next((m.topology for m in case.of(Machine) if m.place.source == source), None)
+    topology = next((m.topology for m in case.of(MachineRead) if m.place.source == source), None)
     if gpus >= 8 or topology is None:
         return gpus >= 8
     near = beside((x.src, x.dst) for x in topology.links if x.kind == "nvlink")
@@ -176,9 +176,9 @@ def socket_bus(case: Case) -> Iterator[Finding]:
         """).at(piece, counted)
 
 
-def _really(case: Case, processor: Processor | None) -> tuple[float, Piece | None]:
+def _really(case: Case, processor: Processor | None) -> tuple[float, Evidence | None]:
     """GB/s of the bus between sockets, and who says it: a measurement, else what Zen 5 has at least."""
-    for machine in case.of(Machine):
+    for machine in case.of(MachineRead):
         rates = [x.gb_per_s for x in machine.topology.links if x.kind == "smp" and x.provenance == "measured"]
         if rates:
             return min(rates), machine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from blinkccl.doctor.evidence import Case, Graph, Machine, Measured, NcclVersion, Piece
+from blinkccl.doctor.evidence import Case, Evidence, MachineRead, MeasuredCall, NcclVersion, RingGraph
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.doctor.rules.bound import GAP
-from blinkccl.doctor.rules.job import LEAST_BYTES, Job, best_rows, jobs, machines_with_gpus, stated
+from blinkccl.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, jobs, machines_with_gpus, stated
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.topology.model import Topology
 
@@ -26,7 +26,7 @@ LEAST_REAL_GB_PER_S = 1
 
 def wrong_results(case: Case) -> Iterator[Finding]:
     """Sums that are not those of what was sent."""
-    wrong = [row for row in case.of(Measured) if row.wrong]
+    wrong = [row for row in case.of(MeasuredCall) if row.wrong]
     if wrong:
         first = wrong[0]
         yield finding(f"""
@@ -47,7 +47,7 @@ def contradictions(case: Case) -> Iterator[Finding]:
         if fault is not None:
             yield _contradiction(f"{first.place} and {second.place} describe different machines", fault, first, second)
     gpus = len(machines[-1].topology.ranks) if machines else 0
-    for row in case.of(Measured):
+    for row in case.of(MeasuredCall):
         if machines and row.hosts == 1 and row.ranks > gpus and row.size_bytes >= LEAST_BYTES:
             what = f"{row.ranks} ranks on one host, {gpus} GPUs"
             yield _contradiction("the measurement is not of this machine", what, row, machines[-1])
@@ -79,7 +79,7 @@ def _differ(a: Topology, b: Topology) -> str | None:
     return None
 
 
-def _contradiction(title: str, what: str, *pieces: Piece) -> Finding:
+def _contradiction(title: str, what: str, *pieces: Evidence) -> Finding:
     return finding(f"""
         warning: {title}  [contradiction]
         bound   files of one machine and one run
@@ -122,17 +122,17 @@ def unexplained(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
             yield from _low(name, row, graph.total_gb_per_s, graph, "not known: no file says what the machine is")
 
 
-def _modelled(job: Job) -> float | None:
+def _modelled(job: MeasuredJob) -> float | None:
     """By NCCL's model; where that takes too long, what NCCL reaches of the bound at least."""
     if job.expected is not None:
         return job.expected.busbw_gb_per_s
     return None if job.bound is None or job.assumed else GAP * job.bound.busbw_gb_per_s
 
 
-def _low(name: str, row: Measured, expected: float, by: Graph | Machine, most: str) -> Iterator[Finding]:
+def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineRead, most: str) -> Iterator[Finding]:
     if row.busbw_gb_per_s >= LOW * expected:
         return
-    said = "the channels that it printed" if isinstance(by, Graph) else "its model on these links"
+    said = "the channels that it printed" if isinstance(by, RingGraph) else "its model on these links"
     yield finding(f"""
         warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects  [measured-low]
         bound   {gb_per_s_text(expected)} busbw by {said}; the bound: {most}

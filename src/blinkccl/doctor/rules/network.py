@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, Device, Hop, Machine, Measured, Network, NicPath
+from blinkccl.doctor.evidence import Case, ChannelHop, Device, MachineRead, MeasuredCall, NetworkInUse, NicPath
 from blinkccl.doctor.finding import Finding, finding, named
 from blinkccl.report.text import count
 from blinkccl.topology.connectivity import reachable
@@ -16,12 +16,12 @@ _ORDER = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 def net_socket(case: Case) -> Iterator[Finding]:
     """TCP where hosts talk."""
-    hops = [hop for hop in case.of(Hop) if hop.detail.startswith("NET/Socket")]
-    used = [one for one in case.of(Network) if one.used == "Socket"]
-    several = any(row.hosts > 1 for row in case.of(Measured))
+    hops = [hop for hop in case.of(ChannelHop) if hop.detail.startswith("NET/Socket")]
+    used = [one for one in case.of(NetworkInUse) if one.used == "Socket"]
+    several = any(row.hosts > 1 for row in case.of(MeasuredCall))
     if not hops and not (used and several):
         return
-    cards = sorted({card for one in case.of(Network) for card in one.cards})
+    cards = sorted({card for one in case.of(NetworkInUse) for card in one.cards})
     nics = [device for device in case.of(Device) if device.kind == "nic"]
     has = ", ".join(cards) or (f"{len(nics)} network cards" if nics else "")
     yield finding(f"""
@@ -67,7 +67,7 @@ def _sockets_of(case: Case, source: str) -> dict[str, object]:
     told = {d.name: d.numa for d in case.of(Device) if d.kind == "gpu" and d.place.source == source}
     if told and None not in told.values():
         return dict(told)
-    machines = [machine for machine in case.of(Machine) if machine.place.source == source]
+    machines = [machine for machine in case.of(MachineRead) if machine.place.source == source]
     return {m.topology.vertex[gpu].label: _host(m.topology, gpu) for m in machines[:1] for gpu in m.topology.ranks}
 
 
@@ -83,8 +83,8 @@ def _host(topology: Topology, gpu: int) -> int | None:
 def no_gpudirect(case: Case) -> Iterator[Finding]:
     """Cards near GPUs, and their data go through the host's memory."""
     close = [path for path in case.of(NicPath) if path.kind in ("PIX", "PXB")]
-    plain = [hop for hop in case.of(Hop) if hop.detail.startswith("NET/IB") and "GDRDMA" not in hop.detail]
-    direct = [hop for hop in case.of(Hop) if "GDRDMA" in hop.detail]
+    plain = [hop for hop in case.of(ChannelHop) if hop.detail.startswith("NET/IB") and "GDRDMA" not in hop.detail]
+    direct = [hop for hop in case.of(ChannelHop) if "GDRDMA" in hop.detail]
     refused = case.failures("gpudirect")
     if not plain or direct or not (close or refused):
         return

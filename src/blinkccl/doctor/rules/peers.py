@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Acs, Case, Hop, Iommu, Machine, Measured, PeerAccess, Setting, Started
+from blinkccl.doctor.evidence import (
+    Acs,
+    Case,
+    ChannelHop,
+    Iommu,
+    MachineRead,
+    MeasuredCall,
+    PeerAccess,
+    Setting,
+    Started,
+)
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.doctor.rules.job import jobs, rates
 from blinkccl.report.text import count
@@ -18,7 +28,7 @@ def switched_off(case: Case) -> bool:
     return any(one.value in _OFF.get(one.name, ()) for one in case.of(Setting))
 
 
-def near_each_other(case: Case, hop: Hop) -> bool:
+def near_each_other(case: Case, hop: ChannelHop) -> bool:
     """Whether the GPUs of a hop share NVLink or a PCIe switch."""
     for job in jobs(case):
         if max(hop.src, hop.dst) < len(job.ranks):
@@ -55,13 +65,13 @@ def p2p_off(case: Case) -> Iterator[Finding]:
     """Data that go through the host's memory though the GPUs could do without."""
     if switched_off(case) or _broken(case):
         return
-    shm = [hop for hop in case.of(Hop) if hop.transport == "SHM"]
-    p2p = [hop for hop in case.of(Hop) if hop.transport == "P2P"]
+    shm = [hop for hop in case.of(ChannelHop) if hop.transport == "SHM"]
+    p2p = [hop for hop in case.of(ChannelHop) if hop.transport == "P2P"]
     refused = [one for one in case.of(PeerAccess) if not one.allowed]
     near = [hop for hop in shm if near_each_other(case, hop)]
     if not (refused and not _joined_by_nvlink(case)) and not near and not (shm and not p2p):
         return
-    consumer = any("GeForce" in row.gpu or "RTX" in row.gpu for row in case.of(Measured))
+    consumer = any("GeForce" in row.gpu or "RTX" in row.gpu for row in case.of(MeasuredCall))
     if refused or (consumer and not near):
         why = "CUDA allows no P2P between them (GeForce cards, virtual machines, some boards)"
     elif near:
@@ -94,7 +104,7 @@ def iommu(case: Case) -> Iterator[Finding]:
     on = [one for one in case.of(Iommu) if one.state == "translating"]
     if not on or not _several_gpus(case):
         return
-    harmed = [*(row for row in case.of(Measured) if row.wrong), *case.of(Started)]
+    harmed = [*(row for row in case.of(MeasuredCall) if row.wrong), *case.of(Started)]
     here = "; results here are wrong or missing" if harmed else ""
     yield finding(f"""
         {"error" if harmed else "warning"}: the IOMMU translates what GPUs write to each other  [iommu]
@@ -122,7 +132,7 @@ def acs(case: Case) -> Iterator[Finding]:
 
 def _several_gpus(case: Case) -> bool:
     """Whether some machine has them, or none was read."""
-    return max((machine.gpus for machine in case.of(Machine)), default=2) > 1
+    return max((machine.gpus for machine in case.of(MachineRead)), default=2) > 1
 
 
 RULES = (nvlink_peer_broken, p2p_off, iommu, acs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from blinkccl.doctor.evidence import Case, Hop, Machine, Measured, Network, Setting
+from blinkccl.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NetworkInUse, Setting
 from blinkccl.doctor.finding import Finding, finding
 from blinkccl.doctor.rules.job import rates
 
@@ -19,15 +19,15 @@ def _always(case: Case) -> bool:
 
 def _several_hosts(case: Case) -> bool:
     return (
-        any(row.hosts > 1 for row in case.of(Measured))
-        or any(hop.transport == "NET" for hop in case.of(Hop))
-        or any(network.cards for network in case.of(Network))
+        any(row.hosts > 1 for row in case.of(MeasuredCall))
+        or any(hop.transport == "NET" for hop in case.of(ChannelHop))
+        or any(network.cards for network in case.of(NetworkInUse))
     )
 
 
 def _switched(case: Case) -> bool:
     """Whether the GPUs hang on an NVSwitch, as far as anybody says."""
-    machines = case.of(Machine)
+    machines = case.of(MachineRead)
     return not machines or any(machine.switched for machine in machines)
 
 
