@@ -1,7 +1,7 @@
 """Ranks on one GPU that run collectives through libblink.so's plain interface, against the oracle.
 
     gpu_conformance.py SIZE all|few                  # every rank is a thread of this process
-    gpu_conformance.py SIZE all|few RANK STORE       # one of them
+    gpu_conformance.py SIZE all|few RANK KEY         # one of them
 
 Says ``ok``, or what is wrong.
 """
@@ -9,24 +9,22 @@ Says ``ok``, or what is wrong.
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cuda_driver import Cuda
+from gpu_group import COLLECTIVES, DTYPE_NUMBERS, REDUCING, GpuGroup
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
-from blinkccl.runtime.gpu_group import COLLECTIVES, DTYPE_NUMBERS, REDUCING, GpuGroup, open_gpu_group
-from blinkccl.runtime.store import FileStore
 
 COUNTS = (1, 17, 1037, 100_003)
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -44,7 +42,7 @@ def calls(case: str, size: int) -> Iterator[tuple[Collective, int, str, str]]:
             for count in COUNTS:
                 yield collective, count, "float32", "sum"
             if name in REDUCING and not root:
-                for dtype in (dtype for dtype in DTYPE_NUMBERS if dtype != "bool"):
+                for dtype in DTYPE_NUMBERS:
                     for op in ("sum", "prod", "min", "max", "avg"):
                         yield collective, 1037, dtype, op
 
@@ -85,7 +83,7 @@ class Rank:
         if expected is not None:
             self.cuda.write(self.recv, np.full(expected.nbytes, 0xA5, np.uint8))
         send, recv = None if mine is None else self.send, None if expected is None else self.recv
-        self.group.run(CollectiveCall.of(collective, dtype, count, op), send, recv, stream=self.stream)
+        self.group.run(CollectiveCall.of(collective, dtype, count, op), send, recv, self.stream)
         self.cuda.synchronize(self.stream)
         if expected is None:
             return None
@@ -94,10 +92,15 @@ class Rank:
         return None if wrong is None else f"{collective.name} of {count} x {dtype}, {op}, on rank {rank}: {wrong}"
 
 
-def work(store: str, size: int, rank: int, case: str, definition: Definition) -> list[str]:
+def new_key() -> str:
+    """A text that no other group has."""
+    return f"gpu-day/{secrets.token_hex(16)}"
+
+
+def work(key: str, size: int, rank: int, case: str, definition: Definition) -> list[str]:
     """All calls of one rank."""
     cuda = Cuda(int(os.environ.get("BLINK_TEST_DEVICE", "0")))
-    group = open_gpu_group(FileStore(Path(store)), rank, size, 0, prefix=f"test/{case}", deadline_s=120.0)
+    group = GpuGroup(key, rank, size, 0)
     one = Rank(group, cuda, definition)
     wrong = [text for call in calls(case, size) if (text := one.run(call)) is not None]
     group.close()
@@ -106,9 +109,9 @@ def work(store: str, size: int, rank: int, case: str, definition: Definition) ->
 
 def conformance(size: int, case: str) -> tuple[int, list[str]]:
     """All ranks, as threads of this process: how many calls each made, and what is wrong."""
-    definition = Definition()
-    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(size) as pool:
-        found = list(pool.map(lambda rank: work(f"{place}/store", size, rank, case, definition), range(size)))
+    definition, key = Definition(), new_key()
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(lambda rank: work(key, size, rank, case, definition), range(size)))
     return sum(1 for _ in calls(case, size)), [text for texts in found for text in texts]
 
 

@@ -1,6 +1,6 @@
 """Ranks as processes that share one GPU, by CUDA IPC; and one that is killed while another waits for it.
 
-    gpu_processes.py STORE RANK                # of the two of which the last is killed
+    gpu_processes.py KEY RANK                  # of the two of which the last is killed
 
 Without MPS processes take turns on a GPU, so nothing here is measured.
 """
@@ -11,20 +11,17 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import gpu_conformance
 import numpy as np
 from cuda_driver import Cuda, CudaError
+from gpu_group import GpuGroup
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError
-from blinkccl.runtime.gpu_group import open_gpu_group
-from blinkccl.runtime.store import FileStore
 
 #: How long a kernel waits for a rank that was killed, and how much later its process has said so.
 PATIENCE_S, GRACE_S = 3, 5.0
@@ -40,8 +37,8 @@ class Said(NamedTuple):
 
 def conformance(size: int, case: str) -> str:
     """The calls of ``gpu_conformance.py`` by processes: what is wrong, or nothing."""
-    with tempfile.TemporaryDirectory() as place:
-        texts = _run([[gpu_conformance.__file__, str(size), case, str(rank), f"{place}/store"] for rank in range(size)])
+    key = gpu_conformance.new_key()
+    texts = _run([[gpu_conformance.__file__, str(size), case, str(rank), key] for rank in range(size)])
     return " ".join(text for text in texts if text.strip().split("\n")[-1] != "ok")[-300:]
 
 
@@ -49,8 +46,8 @@ def killed() -> Said:
     """The words of rank 0 of two when rank 1 was killed before its second call."""
     began = time.monotonic()
     settings = {"BLINK_TIMEOUT": str(PATIENCE_S), "BLINK_DEBUG": "WARN"}
-    with tempfile.TemporaryDirectory() as place:
-        left, gone = _run([[__file__, f"{place}/store", str(rank)] for rank in range(2)], settings)
+    key = gpu_conformance.new_key()
+    left, gone = _run([[__file__, key, str(rank)] for rank in range(2)], settings)
     lines = [line for line in left.splitlines() if "waited" in line or "said after" in line]
     if "killed" not in gone:
         return Said(False, f"rank 1 never came to be killed: {gone[-200:]}")
@@ -71,10 +68,10 @@ def _run(programs: Sequence[Sequence[str]], settings: dict[str, str] | None = No
     return [process.communicate()[0] for process in started]
 
 
-def rank_of_two(store: str, rank: int) -> None:
+def rank_of_two(key: str, rank: int) -> None:
     """Calls twice, and rank 1 is killed in between."""
     cuda = Cuda(int(os.environ.get("BLINK_TEST_DEVICE", "0")))
-    group = open_gpu_group(FileStore(Path(store)), rank, 2, 0, prefix="killed", deadline_s=60.0)
+    group = GpuGroup(key, rank, 2, 0)
     stream, buffer = cuda.stream(), cuda.put(np.ones(_COUNT, np.float32))
     began, error = time.monotonic(), None
     for number in range(2):
@@ -83,11 +80,14 @@ def rank_of_two(store: str, rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         began = time.monotonic()
         try:
-            group.run(CollectiveCall("allreduce", "float32", _COUNT), buffer, buffer, stream=stream)
+            group.run(CollectiveCall("allreduce", "float32", _COUNT), buffer, buffer, stream)
             cuda.synchronize(stream)
         except (BlinkError, CudaError) as failure:
             error = failure
-    error = group.error() or error
+    try:
+        group.check()
+    except BlinkError as failure:
+        error = failure
     print(f"said after {time.monotonic() - began:.1f} s" if error else "nobody noticed", flush=True)
     # What a kernel that gave up has left of the context is not asked again.
     sys.stdout.flush()

@@ -1,14 +1,13 @@
 """Several ranks on one GPU, in one process: a thread makes each rank's group, one thread drives all streams.
 
-What they run is what ``"cuda:blink"`` and ``libblink.so`` run: the engine behind
-:class:`blinkccl.runtime.gpu_group.GpuGroup`. NCCL stands beside it where it allows several ranks on a GPU.
+What they run is what ``libblink.so`` runs under NCCL programs. NCCL stands beside it where it allows several ranks on a
+GPU.
 """
 
 from __future__ import annotations
 
 import ctypes as c
 import os
-import secrets
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from cuda_driver import Cuda, CudaError
+from gpu_conformance import new_key
+from gpu_group import GpuGroup
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.runtime.gpu_group import GpuGroup
 
 _FLOAT32, _SUM = 7, 0
 _LEAST_NCCL = 23000
@@ -37,7 +37,7 @@ class Ours:
     """Ranks of ours; ``algorithm`` for everything, "" for the best at each size."""
 
     def __init__(self, cuda: Cuda, size: int, algorithm: str = "") -> None:
-        key = f"benchmark/{secrets.token_hex(16)}"
+        key = new_key()
 
         def made(rank: int) -> GpuGroup:
             cuda.bind()
@@ -47,7 +47,7 @@ class Ours:
             self.groups = list(pool.map(made, range(size)))
 
     def all_reduce(self, rank: int, send: int, recv: int, count: int, stream: int) -> None:
-        self.groups[rank].run(CollectiveCall("allreduce", "float32", count), send, recv, stream=stream)
+        self.groups[rank].run(CollectiveCall("allreduce", "float32", count), send, recv, stream)
 
     def close(self) -> None:
         with ThreadPoolExecutor(len(self.groups)) as pool:

@@ -27,16 +27,16 @@ CopyWatch::~CopyWatch() {
   thread_.join();
 }
 
-void CopyWatch::look_after(std::size_t line, std::uint64_t launch, std::uint64_t timeout_ns) {
+void CopyWatch::look_after(std::uint64_t launch, std::uint64_t timeout_ns) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  lines_[line].launched = launch;
-  lines_[line].timeout_ns = timeout_ns;
+  launched_ = launch;
+  timeout_ns_ = timeout_ns;
   changed_.notify_all();
 }
 
-void CopyWatch::stop_counting(std::size_t line) {
+void CopyWatch::stop_counting() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  lines_[line].launched = 0;
+  launched_ = 0;
 }
 
 bool CopyWatch::idle() {
@@ -45,29 +45,21 @@ bool CopyWatch::idle() {
 }
 
 // With the lock held, as the next two.
-bool CopyWatch::all_ended() const {
-  for (std::size_t line = 0; line < kLines; ++line) {
-    if (load(words_[line].ended) < lines_[line].launched) return false;
-  }
-  return true;
-}
+bool CopyWatch::all_ended() const { return load(words_->ended) >= launched_; }
 
 // Time runs from when the launch's turn comes on the caller's stream.
-bool CopyWatch::late(std::size_t number) {
-  Line& line = lines_[number];
-  const std::uint64_t ended = load(words_[number].ended);
-  const std::uint64_t seen = ended * 2 + (load(words_[number].begun) > ended ? 1 : 0);
+bool CopyWatch::late() {
+  const std::uint64_t ended = load(words_->ended);
+  const std::uint64_t seen = ended * 2 + (load(words_->begun) > ended ? 1 : 0);
   const auto now = std::chrono::steady_clock::now();
-  if (seen != line.seen || seen % 2 == 0) line.since = now;
-  line.seen = seen;
-  return line.timeout_ns != 0 && now - line.since >= std::chrono::nanoseconds(line.timeout_ns);
+  if (seen != seen_ || seen % 2 == 0) since_ = now;
+  seen_ = seen;
+  return timeout_ns_ != 0 && now - since_ >= std::chrono::nanoseconds(timeout_ns_);
 }
 
 std::uint32_t CopyWatch::trouble() {
   if (__atomic_load_n(abort_, __ATOMIC_RELAXED) != 0) return kAborted;
-  bool any = false;
-  for (std::size_t line = 0; line < kLines; ++line) any = (lines_[line].launched != 0 && late(line)) || any;
-  return any ? kTimedOut : kRunning;
+  return late() ? kTimedOut : kRunning;
 }
 
 void CopyWatch::run() {
@@ -292,7 +284,7 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
                                             : a.role->role.level < b.role->role.level;
   });
   readers_.clear();
-  begin(0, call.timeout_ns, stream, begun_);
+  begin(call.timeout_ns, stream, begun_);
   if (result_ == kCudaSuccess) good(driver_.event_record(begun_, stream));
   for (const Step& step : steps_) {
     if (result_ != kCudaSuccess) break;
@@ -303,15 +295,13 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
   return result_;
 }
 
-void CopyEngineRun::begin(std::size_t line, std::uint64_t timeout_ns, CUstream stream, CUevent start) {
+void CopyEngineRun::begin(std::uint64_t timeout_ns, CUstream stream, CUevent start) {
   result_ = kCudaSuccess;
   start_ = start;
-  line_ = line;
   used_.clear();
-  ++launches_;
-  watch_->look_after(line, ++launched_[line], timeout_ns);
-  const CUdeviceptr words = place_.words_device + line * sizeof(CopyWatch::Words);
-  good(driver_.write_value(stream, words + offsetof(CopyWatch::Words, begun), launched_[line], kWriteAfterAllBefore));
+  watch_->look_after(++launches_, timeout_ns);
+  const CUdeviceptr word = place_.words_device + offsetof(CopyWatch::Words, begun);
+  good(driver_.write_value(stream, word, launches_, kWriteAfterAllBefore));
 }
 
 void CopyEngineRun::join(CUstream stream) {
@@ -319,9 +309,9 @@ void CopyEngineRun::join(CUstream stream) {
     good(driver_.event_record(used->event, used->handle));
     good(driver_.stream_wait_event(stream, used->event, 0));
   }
-  const CUdeviceptr words = place_.words_device + line_ * sizeof(CopyWatch::Words);
-  good(driver_.write_value(stream, words + offsetof(CopyWatch::Words, ended), launched_[line_], kWriteAfterAllBefore));
-  if (result_ != kCudaSuccess) watch_->stop_counting(line_);
+  const CUdeviceptr word = place_.words_device + offsetof(CopyWatch::Words, ended);
+  good(driver_.write_value(stream, word, launches_, kWriteAfterAllBefore));
+  if (result_ != kCudaSuccess) watch_->stop_counting();
 }
 
 void CopyEngineRun::use(Stream& stream) {
@@ -493,15 +483,14 @@ void CopyEngineRun::enqueue(const Step& step) {
 
 // ---- messages
 
-CUresult CopyEngineRun::launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream,
-                               std::size_t line) {
+CUresult CopyEngineRun::launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream) {
   std::vector<Piece> pieces;
   std::map<std::uint32_t, Word> numbers;
   for (const Message& message : messages) cut(message, &numbers, &pieces);
   std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
     return a.number != b.number ? a.number < b.number : a.sends && !b.sends;
   });
-  begin(line, timeout_ns, stream, forked_);
+  begin(timeout_ns, stream, forked_);
   for (const Piece& piece : pieces) {
     if (result_ != kCudaSuccess) break;
     enqueue(piece);

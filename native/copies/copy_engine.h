@@ -44,11 +44,7 @@ namespace blink::shim {
 
 class CopyEngines {
  public:
-  // Launches that follow each other have one *line*, and those of different lines may run at the same time. Collectives
-  // are in line 0.
-  static constexpr std::size_t kLines = 64;
-  // Words that streams write, in memory that the GPU and this process see: how many launches of a line have begun, and
-  // ended.
+  // Words that streams write, in memory that the GPU and this process see: how many launches have begun, and ended.
   struct Words {
     std::uint64_t begun, ended;
   };
@@ -61,7 +57,7 @@ class CopyEngines {
     char* staging = nullptr;                    // one behind the other here,
     CUdeviceptr staging_device = 0;             // where the GPU finds them,
     std::uint64_t staging_bytes = 0;            // and are as large
-    Words* words = nullptr;                     // of all lines, which the GPU can write, all 0,
+    Words* words = nullptr;                     // which the GPU can write, both 0,
     CUdeviceptr words_device = 0;               // where it finds them
     volatile std::uint32_t* abort = nullptr;
   };
@@ -86,8 +82,7 @@ class CopyEngines {
   // Where messages that are launched next begin: after all that the stream holds now.
   virtual CUresult fork(CUstream stream) = 0;
   // Enqueues messages that all go at once: what `stream` holds next comes after them.
-  virtual CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream,
-                          std::size_t line) = 0;
+  virtual CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream) = 0;
   // Whether all launches have ended.
   virtual bool idle() = 0;
   // Why launches were ended early; code 0: none was.

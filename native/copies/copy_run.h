@@ -27,34 +27,28 @@ namespace blink::shim {
 class CopyWatch {
  public:
   typedef CopyEngines::Words Words;
-  static constexpr std::size_t kLines = CopyEngines::kLines;
   // Frees what waits now. Called again and again: work of peers that was set free may still write counters of ours, as
   // low as they should have been.
   typedef std::function<void()> Free;
 
-  // `words`, of kLines lines, and `abort` outlive the watch.
+  // `words` and `abort` outlive the watch.
   CopyWatch(const Words* words, volatile std::uint32_t* abort, Free free);
   ~CopyWatch();
   CopyWatch(const CopyWatch&) = delete;
   CopyWatch& operator=(const CopyWatch&) = delete;
 
-  // Launch number `launch` (1, 2, …) of a line is about to be enqueued. It may run for `timeout_ns`, 0: as long as it
-  // takes.
-  void look_after(std::size_t line, std::uint64_t launch, std::uint64_t timeout_ns);
+  // Launch number `launch` (1, 2, …) is about to be enqueued. It may run for `timeout_ns`, 0: as long as it takes.
+  void look_after(std::uint64_t launch, std::uint64_t timeout_ns);
   // Whether all has ended; where a launch could not be enqueued, as far as anybody can know.
   bool idle();
-  void stop_counting(std::size_t line);
+  void stop_counting();
   // Why launches were ended early: a StatusCode.
   std::uint32_t code() const { return __atomic_load_n(&code_, __ATOMIC_ACQUIRE); }
 
  private:
-  struct Line {
-    std::uint64_t launched = 0, timeout_ns = 0, seen = 0;
-    std::chrono::steady_clock::time_point since;
-  };
   void run();
   bool all_ended() const;
-  bool late(std::size_t line);
+  bool late();
   std::uint32_t trouble();
 
   const Words* words_;
@@ -63,7 +57,9 @@ class CopyWatch {
   std::uint32_t code_ = kRunning;
   std::mutex mutex_;
   std::condition_variable changed_;
-  Line lines_[kLines];
+  std::uint64_t launched_ = 0, timeout_ns_ = 0;
+  std::uint64_t seen_ = 0;  // of the words, since then
+  std::chrono::steady_clock::time_point since_;
   bool stopping_ = false;
   std::thread thread_;
 };
@@ -79,8 +75,7 @@ class CopyEngineRun final : public CopyEngines, private Copies {
   bool add(int program, CUfunction fold, std::string* why) override;
   CUresult launch(int program, const Call& call, CUstream stream) override;
   CUresult fork(CUstream stream) override { return driver_.event_record(forked_, stream); }
-  CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream,
-                  std::size_t line) override;
+  CUresult launch(const std::vector<Message>& messages, std::uint64_t timeout_ns, CUstream stream) override;
   bool idle() override { return watch_->idle(); }
   Status status() const override;
 
@@ -142,7 +137,7 @@ class CopyEngineRun final : public CopyEngines, private Copies {
     CUdeviceptr at;  // 0: each send makes it where it goes
     bool of_main;    // it is there when the main stream has got here; else from the start
   };
-  void begin(std::size_t line, std::uint64_t timeout_ns, CUstream stream, CUevent start);
+  void begin(std::uint64_t timeout_ns, CUstream stream, CUevent start);
   void cut(const Message& message, std::map<std::uint32_t, Word>* numbers, std::vector<Piece>* pieces) const;
   void enqueue(const Piece& piece);
   void enqueue(const Step& step);
@@ -200,9 +195,7 @@ class CopyEngineRun final : public CopyEngines, private Copies {
   CUstream side_ = nullptr;
   CUevent begun_ = nullptr, forked_ = nullptr;
   CUevent start_ = nullptr;  // of the launch at hand: one of the two
-  std::uint64_t launches_ = 0;  // of all lines
-  std::uint64_t launched_[kLines] = {};
-  std::size_t line_ = 0;  // of the launch at hand
+  std::uint64_t launches_ = 0;
   Status fault_ = {};  // where it stuck
   bool fault_known_ = false;  // the watch's thread alone
   mutable std::mutex fault_mutex_;

@@ -113,15 +113,6 @@ ncclResult_t Communicator::refused(CUresult result, const char* what, bool captu
   return ncclUnhandledCudaError;
 }
 
-ncclResult_t Communicator::enqueue_apart(const Operation& message) {
-  const bool sends = message.collective == Collective::kSend;
-  const std::size_t line = 2 * static_cast<std::size_t>(message.root) + (sends ? 1 : 2);
-  if (message.root < 0 || message.root >= place.nranks || message.root == place.rank) return ncclInvalidArgument;
-  if (line >= CopyEngines::kLines || !takes(message)) return ncclInvalidUsage;
-  fork(message.stream, line);
-  return enqueue({message}, message.stream, line);
-}
-
 ncclResult_t Communicator::join(const std::vector<CUstream>& streams) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (streams.size() < 2 || state_ != State::kOurs) return ncclSuccess;
@@ -156,14 +147,14 @@ ncclResult_t Communicator::after_nccl(CUstream stream, ncclResult_t result) {
   return order(stream, &Engine::after_nccl);
 }
 
-void Communicator::fork(CUstream stream, std::size_t line) {
+void Communicator::fork(CUstream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::kOurs) return;
   InContext context(resources_->engine->driver(), resources_->engine->context());
-  forked_ = context ? resources_->engine->fork(stream, line) : kCudaInvalidContext;
+  forked_ = context ? resources_->engine->fork(stream) : kCudaInvalidContext;
 }
 
-ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstream stream, std::size_t line) {
+ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::kOurs) return ncclRemoteError;
   const ncclResult_t before = trouble();
@@ -180,7 +171,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
   InContext context(resources_->engine->driver(), resources_->engine->context());
   CUresult result = context ? forked_ : kCudaInvalidContext;
   if (result == kCudaSuccess) {
-    result = resources_->engine->launch(parts, static_cast<std::uint64_t>(timeout_s_ * 1e9), stream, line);
+    result = resources_->engine->launch(parts, static_cast<std::uint64_t>(timeout_s_ * 1e9), stream);
   }
   return result == kCudaSuccess ? static_cast<ncclResult_t>(ncclSuccess) : refused(result, "messages");
 }

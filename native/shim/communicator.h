@@ -65,11 +65,8 @@ class Communicator {
 
   // Messages that go at once, in two steps: before anything else of their group is enqueued, and after all of it. They
   // begin after what the stream holds at the first step, and what it holds next comes after them.
-  void fork(CUstream stream) { fork(stream, 0); }
-  ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream) { return enqueue(messages, stream, 0); }
-  // A message that waits for no other call of the communicator. All to one rank, and all from one, are on one stream.
-  // ncclInvalidUsage where the plan has no path for it, or its ranks are too many to be told apart.
-  ncclResult_t enqueue_apart(const Operation& message);
+  void fork(CUstream stream);
+  ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream);
 
   // What ncclCommGetAsyncError has to say of our own part: ncclSuccess, ncclInProgress while settling, or an error.
   ncclResult_t async_error();
@@ -88,8 +85,6 @@ class Communicator {
   // The row of the plan by which this call is ours, or −1: NCCL's; and why.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
-  void fork(CUstream stream, std::size_t line);
-  ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream, std::size_t line);
   int decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const;
   ncclResult_t trouble();
   ncclResult_t order(CUstream stream, CUresult (Engine::*step)(CUstream));

@@ -466,15 +466,13 @@ CUresult Engine::after_nccl(CUstream stream) {
   return result != kCudaSuccess || capture.lost ? result : note(stream, capture.id, nccl_event_);
 }
 
-CUresult Engine::fork(CUstream stream, std::size_t line) {
-  const CUresult result = line == 0 ? follow(stream, 0) : kCudaSuccess;
+CUresult Engine::fork(CUstream stream) {
+  const CUresult result = follow(stream, 0);
   return result == kCudaSuccess ? copies_->fork(stream) : result;
 }
 
-CUresult Engine::launch(const std::vector<CopyEngines::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
-                        std::size_t line) {
-  if (line != 0) return copies_->launch(messages, timeout_ns, stream, line);
-  const CUresult result = copies_->launch(messages, timeout_ns, stream, line);
+CUresult Engine::launch(const std::vector<CopyEngines::Message>& messages, std::uint64_t timeout_ns, CUstream stream) {
+  const CUresult result = copies_->launch(messages, timeout_ns, stream);
   const CUresult noted = note(stream, 0);
   return result == kCudaSuccess ? noted : result;
 }

@@ -68,10 +68,8 @@ class Engine {
 
   // Messages, in two steps: where they begin, which is after all that the stream holds now; and, when what comes before
   // them in their group is enqueued, the messages. What the stream holds next comes after them.
-  // Those of a line other than 0 wait for no other calls of the communicator.
-  CUresult fork(CUstream stream, std::size_t line);
-  CUresult launch(const std::vector<CopyEngines::Message>& messages, std::uint64_t timeout_ns, CUstream stream,
-                  std::size_t line);
+  CUresult fork(CUstream stream);
+  CUresult launch(const std::vector<CopyEngines::Message>& messages, std::uint64_t timeout_ns, CUstream stream);
 
   // What a launch that ended early has said; code 0: none did.
   Status status() const;

@@ -1,4 +1,4 @@
-// blink/gpu_comm.h: communicators without NCCL.
+// blink/gpu_comm.h: communicators without NCCL, for the project's own runs on one GPU.
 
 #include "blink/gpu_comm.h"
 
@@ -49,41 +49,23 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
 }
 
 int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send, void* recv, std::size_t count,
-                        int dtype, int op, const void* scale, int root, void* stream) {
+                        int dtype, int op, int root, void* stream) {
   return guarded([&]() -> int {
     if (comm == nullptr || collective < 0 || collective > static_cast<int>(Collective::kAllToAll) ||
-        size_of(dtype) == 0 || op < 0 || op > kPremulSum || (op == kPremulSum && scale == nullptr)) {
+        size_of(dtype) == 0 || op < 0 || op >= kPremulSum) {
       return ncclInvalidArgument;
     }
     if (count == 0) return ncclSuccess;
-    Operation operation{static_cast<Collective>(collective), send, recv, count, dtype, op, root,
-                        static_cast<CUstream>(stream), {}};
-    if (op == kPremulSum) std::memcpy(&operation.scalar.bits, scale, size_of(dtype));
+    const Operation operation{static_cast<Collective>(collective), send, recv, count, dtype, op, root,
+                              static_cast<CUstream>(stream), {}};
     if (!comm->takes(operation)) return ncclInvalidUsage;
     return comm->enqueue(operation);
-  });
-}
-
-int blink_shim_comm_message(blink_shim_comm* comm, int sends, void* at, std::size_t bytes, int peer, void* stream) {
-  return guarded([&]() -> int {
-    if (comm == nullptr || at == nullptr) return ncclInvalidArgument;
-    if (bytes == 0) return ncclSuccess;
-    return comm->enqueue_apart({sends != 0 ? Collective::kSend : Collective::kRecv, at, at, bytes,
-                                              BLINK_NCCL_UINT8, 0, peer, static_cast<CUstream>(stream), {}});
   });
 }
 
 int blink_shim_comm_error(blink_shim_comm* comm) {
   return guarded([&]() -> int {
     return comm == nullptr ? static_cast<int>(ncclInvalidArgument) : comm->async_error();
-  });
-}
-
-int blink_shim_comm_abort(blink_shim_comm* comm) {
-  return guarded([&]() -> int {
-    if (comm == nullptr) return ncclInvalidArgument;
-    comm->abort();
-    return ncclSuccess;
   });
 }
 

@@ -239,6 +239,32 @@ def sharded(rank: int, size: int) -> None:
     optimizer.step()
 
 
+def sharded_state(rank: int, size: int) -> None:
+    """The state of FSDP's parameters in shards, which rank 0 gathers: as on gloo."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    def gathered(name: str) -> dict[str, Tensor]:
+        group = dist.new_group(backend=name, timeout=TIMEOUT)
+        model = FullyShardedDataParallel(
+            Small(), process_group=group, device_id=torch.device("cpu"), use_orig_params=True
+        )
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+            shards = model.state_dict()
+            model.load_state_dict(shards)
+        whole = {}
+        for key, shard in shards.items():
+            if type(shard) is not Tensor:  # what is not sharded is a buffer
+                whole[key] = torch.zeros(shard.size())
+                shard.gather(0, whole[key] if rank == 0 else None)
+        return whole
+
+    on_gloo, on_blink = gathered("gloo"), gathered("blink")
+    assert set(on_blink) >= {"first.weight", "first.bias", "norm.weight", "last.weight", "spare.bias"}
+    assert rank or on_blink["first.weight"].all(), "a weight is never quite 0"
+    for key, tensor in on_blink.items():
+        same(tensor, on_gloo[key])
+
+
 def shared_shards(rank: int, size: int) -> None:
     """FSDP2 with its flat tensors in shared memory: the same losses, nothing staged, and memory is used again.
 

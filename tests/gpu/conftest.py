@@ -22,10 +22,10 @@ DEADLINE_S = 280
 def reason() -> str | None:
     """Why nothing can run here; None: it can."""
     from cuda_driver import Cuda, CudaError
+    from gpu_group import gpu_library
 
     from blinkccl.codegen.gpu_compiler import gpu_compiler
     from blinkccl.errors import BlinkError
-    from blinkccl.runtime.gpu_group import gpu_library
 
     try:
         cuda = Cuda()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from importlib import import_module
 
 import pytest
+
+from blinkccl.native import find_library
 
 PROGRAMS = {
     "all_reduce_perf": ["-o", "all", "-d", "all"],
@@ -38,7 +39,7 @@ def test_nccl_tests(environment, name):
     if program is None:
         pytest.skip(f"{name} of nccl-tests is not on PATH")
     start = launcher()
-    library = import_module("blinkccl.runtime.gpu_group").find_library("libblink.so", "BLINK_LIBRARY")
+    library = find_library("libblink.so", "BLINK_LIBRARY")
     settings = {
         "BLINK_ALGO": "best",
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gpu_conformance import new_key
 from gpu_day import run_step, steps
 from gpu_steps import STEPS
 
@@ -23,6 +24,7 @@ def test_no_step_finds_anything_wrong(name):
         pytest.skip(outcome.verdicts[0][1])
 
 
-def test_ranks_as_processes(tmp_path, all_ok):
+def test_ranks_as_processes(all_ok):
     # Without MPS processes take turns on the GPU: every wait for a peer is a time slice. Two of them, then.
-    all_ok(*([PROGRAM, "2", "all", which, tmp_path / "store"] for which in "01"))
+    key = new_key()
+    all_ok(*([PROGRAM, "2", "all", which, key] for which in "01"))

@@ -1,13 +1,13 @@
-"""torch's CUDA tensors: by ``"cuda:blink"``, and by an unchanged program on NCCL with libblink.so preloaded."""
+"""torch's CUDA tensors, by an unchanged program on NCCL with libblink.so preloaded."""
 
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from blinkccl.native import find_library
 from support.extras import needs
 
 HERE = Path(__file__).parent
@@ -24,17 +24,10 @@ def torch():
     return found
 
 
-@pytest.mark.parametrize(
-    "case", ["every_collective", "operations", "coalesced", "stream_order", "graphs", "subgroups", "missing_rank"]
-)
-def test_cuda_blink(torch, tmp_path, all_ok, case):
-    all_ok(*([HERE / "torch_on_gpu.py", case, rank, "2", tmp_path / "store"] for rank in "01"))
-
-
 def test_an_unchanged_program_under_ld_preload(torch, tmp_path, all_ok):
     if torch.cuda.device_count() < 2 and torch.cuda.nccl.version() < (2, 30):
         pytest.skip(f"NCCL {torch.cuda.nccl.version()} puts one rank on a GPU; 2.30 and later several")
-    library = import_module("blinkccl.runtime.gpu_group").find_library("libblink.so", "BLINK_LIBRARY")
+    library = find_library("libblink.so", "BLINK_LIBRARY")
     report = tmp_path / "report"
     settings = {"LD_PRELOAD": str(library), "BLINK_ALGO": "best", "BLINK_REPORT": str(report)}
     commands = ([HERE / "nccl_client_torch.py", rank, "2", tmp_path / "store"] for rank in "01")

@@ -37,7 +37,7 @@ The file is written after every size; a run that was ended goes on where it was.
 do without.
 
 On GPUs libblink.so's programs, in each protocol, run in turns with NCCL. What was measured then takes the
-place of predictions, in blink run, cuda:blink and blink explain. Planning and compiling come on top of the
+place of predictions, in blink run and blink explain. Planning and compiling come on top of the
 budget.
 
 Between processes (-g) it is in which messages, too; for communicators, torch.distributed, and MPI programs

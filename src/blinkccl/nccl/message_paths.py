@@ -7,8 +7,8 @@ on the receiver's GPU where the path has no memory, or in the memory that it has
 job, whose rank need not do anything. What crosses two memories, or that of a GPU outside the job, is refused, and with
 it the row.
 
-With NCCL only rows that are more than the direct path are ours, as NCCL sends over that one. Without NCCL, or where
-copy engines are to run all (``BLINK_PROTOCOL=copies``), every pair has the direct path for sizes that no row serves.
+Only rows that are more than the direct path are ours, as NCCL sends over that one. Where copy engines are to run all
+(``BLINK_PROTOCOL=copies``) every pair has the direct path for sizes that no row serves.
 """
 
 from __future__ import annotations

@@ -226,12 +226,14 @@ class _Question:
         )
 
     def messages(self, log: Log) -> message_paths.MessagePlan:
-        """The paths of messages."""
+        """The paths of messages, which a job without NCCL has none of."""
+        if not self.job.has_nccl:
+            return message_paths.MessagePlan()
         fault = fault_of_sharing(self.job)
         if fault is not None:
             log.say(f"no messages: {fault}")
             return message_paths.MessagePlan()
-        every = not self.job.has_nccl or (self.job.setting("protocol") == COPIES and self.no_copies is None)
+        every = self.job.setting("protocol") == COPIES and self.no_copies is None
         return message_paths.plan(self.where, self.paths, every, self.bad, log.say)
 
 
@@ -254,7 +256,7 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     rows = choices.table(planned, job.size, terms, nccl)
     log.step(f"{len(rows.taken)} of {len(rows.choices)} rows taken")
     _check_sums(rows, order)
-    if not rows.taken and not (messages.splits and job.has_nccl):
+    if not rows.taken and not messages.splits:
         raise UnsupportedError(choices.nothing_taken(rows, terms, job.has_nccl))
     chosen = rows.candidates
     group, layout = _layout(chosen, limits, rows.copies, job.size)

@@ -2,7 +2,7 @@
 
     import torch.distributed as dist
     import blinkccl.torch_backend            # not needed where the package is installed: torch finds it by itself
-    dist.init_process_group("blink")         # or "cpu:blink,cuda:nccl", "cpu:gloo,cuda:blink"
+    dist.init_process_group("blink")         # or "cpu:blink,cuda:nccl"
 
 What torch calls is :class:`~blinkccl.torch_backend.process_group.BlinkProcessGroup`, a Python subclass of
 ``ProcessGroup``; the dispatcher of a C++ backend costs more than this Python call. From there a call goes
@@ -11,9 +11,9 @@ What torch calls is :class:`~blinkccl.torch_backend.process_group.BlinkProcessGr
     call_table      one table: each of these methods as collectives of ours on flat memory
     memory          tensors as flat memory: as they lie, or through a scratch buffer and a copy
     issue           in order, at once or in the background, with a deadline
-    transport       who moves the bytes: the group of this host, or one that spans hosts (runtime/spanning_group)
 
-and back as a ``Work`` (:mod:`~blinkccl.torch_backend.work`). What promises hold:
+to a group of ranks of this host (runtime/host_group) or of several (runtime/spanning_group), and back as a ``Work``
+(:mod:`~blinkccl.torch_backend.work`). What promises hold:
 
 - The calls of one process group run in the order in which they were issued, whatever thread issued them.
 - ``async_op=False`` runs in the caller's thread. ``async_op=True`` returns before the call has run, always: it may
@@ -21,10 +21,8 @@ and back as a ``Work`` (:mod:`~blinkccl.torch_backend.work`). What promises hold
 - Messages (send, recv, all_to_all) are no part of that order.
 - Every call ends by its timeout (the group's, or that in its options). What it raises is an error of
   :mod:`blinkccl.errors` and a ``torch.distributed.DistBackendError`` at once.
-- ``"blink"`` serves CPU and CUDA tensors. A string with devices decides who serves which: ``"cpu:blink,cuda:nccl"``,
-  ``"cpu:gloo,cuda:blink"``, ``"cuda:blink"``.
-- CUDA tensors (:mod:`~blinkccl.torch_backend.cuda_group`) follow streams, as with NCCL: a call returns when it is
-  enqueued, in the order of issue too. Messages are one after the other by peer and direction, and wait for no others.
+- ``"blink"`` serves CPU tensors. A string with devices decides who serves others: ``"cpu:blink,cuda:nccl"``. What NCCL
+  is asked for goes to our trees where the program is started by ``blink run``.
 
 :mod:`~blinkccl.torch_backend.hooks` is for programs that keep gloo or NCCL as their backend.
 Written for torch 2.11 to 2.15; docs/pytorch.md says what was tested where.
@@ -42,11 +40,11 @@ NAME = "blink"
 
 
 def register() -> None:
-    """Registers ``"blink"`` for CPU and CUDA tensors; does nothing where that is done or ``distributed`` lacks."""
+    """Registers ``"blink"`` for CPU tensors; does nothing where that is done or ``distributed`` lacks."""
     import torch.distributed as dist
 
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
 def _create(options: object, _backend_options: object) -> Any:

@@ -7,7 +7,7 @@ may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import PlanMismatchError
+from blinkccl.runtime.group import Group
 from blinkccl.torch_backend.issue import AddressedCall, Message, TorchCall, moved
 from blinkccl.torch_backend.memory import Memory, Scratch, copy
 from blinkccl.torch_backend.plain import plain, plain_all, writable
-from blinkccl.torch_backend.transport import Transport
 from blinkccl.torch_backend.types import element_type, reduction
 
 _ONE_DEVICE = "give all tensors of a call on one device"
@@ -168,7 +168,7 @@ class CallTable:
 
     def _exchange(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         outputs, tensors = writable(outputs), plain_all(tensors)
-        tensors = self._apart(outputs, tensors, Tensor.clone)
+        tensors = _apart(outputs, tensors)
         call = AllToAll("all_to_all", list(outputs), self.memory(), shown=tensors)
         call.rank, call.outputs, call.inputs = self.rank, outputs, tensors
         return call
@@ -203,13 +203,6 @@ class CallTable:
         message = Message(True, memory.writes(tensor), tensor.nbytes, peer, tag)
         title = "recv" if peer is not None else "recvAnySource"
         return TorchCall(title, [tensor], memory, messages=[message], shown=[tensor])
-
-    def _apart(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], copied: Callable[[Tensor], Tensor]
-    ) -> Sequence[Tensor]:
-        """An AllToAll's inputs, ``copied`` where an output has the memory of one."""
-        targets = {output.data_ptr() for output in outputs if output.numel()}
-        return [copied(each) for each in tensors] if any(each.data_ptr() in targets for each in tensors) else tensors
 
     def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
         """``tensor`` cut along its first dimension, equally where no sizes are given."""
@@ -267,6 +260,12 @@ class CallTable:
                 )
 
 
+def _apart(outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """An AllToAll's inputs, copied where an output has the memory of one."""
+    targets = {output.data_ptr() for output in outputs if output.numel()}
+    return [each.clone() for each in tensors] if any(each.data_ptr() in targets for each in tensors) else tensors
+
+
 def _check_device(title: str, tensors: Sequence[Tensor]) -> None:
     device = tensors[0].device
     for index, tensor in enumerate(tensors[1:], start=1):
@@ -309,7 +308,7 @@ class AllToAll(TorchCall):
     outputs: Sequence[Tensor] = ()
     inputs: Sequence[Tensor] = ()
 
-    def run(self, transport: Transport, timeout_s: float) -> None:
+    def run(self, transport: Group, timeout_s: float) -> None:
         """Runs it; PlanMismatchError, on all ranks, if one sends another number of bytes than its peer expects."""
         sizes = self._agreed(transport, timeout_s)
         longest, total = int(sizes.max()), int(sizes.sum())
@@ -321,7 +320,7 @@ class AllToAll(TorchCall):
         else:
             self._by_messages(transport, timeout_s)
 
-    def _agreed(self, transport: Transport, timeout_s: float) -> NDArray[np.int64]:
+    def _agreed(self, transport: Group, timeout_s: float) -> NDArray[np.int64]:
         """Bytes from rank to rank."""
         own = np.array([[tensor.nbytes for tensor in side] for side in (self.inputs, self.outputs)])
         everybodys = np.empty((len(self.inputs), *own.shape), np.int64)
@@ -334,7 +333,7 @@ class AllToAll(TorchCall):
             )
         return sent
 
-    def _padded(self, block: int, transport: Transport, timeout_s: float) -> None:
+    def _padded(self, block: int, transport: Group, timeout_s: float) -> None:
         ranks = len(self.inputs)
         sent, received = (self.memory.room(ranks * block).view(ranks, block) for _ in range(2))
         for row, tensor in zip(sent, self.inputs, strict=True):
@@ -343,7 +342,7 @@ class AllToAll(TorchCall):
         for row, tensor in zip(received, self.outputs, strict=True):
             copy(tensor, _as(row, tensor))
 
-    def _by_messages(self, transport: Transport, timeout_s: float) -> None:
+    def _by_messages(self, transport: Group, timeout_s: float) -> None:
         ranks = len(self.inputs)
         # Starting with the next rank keeps all ranks from sending to the same one at once.
         peers = [(self.rank + step) % ranks for step in range(1, ranks)]

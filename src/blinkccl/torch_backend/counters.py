@@ -1,36 +1,31 @@
 """What ran here, and by what: the counters of all process groups that this process has made.
 
-Counters are what their transports count (:meth:`Transport.stats`), summed. They prove that a collective went
+Counters are what their transports count (:meth:`Group.stats`), summed. They prove that a collective went
 through our engine and not through another library that was asked for help.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from blinkccl.runtime.group import Group
 
-class Counting(Protocol):
-    """Whatever counts."""
-
-    def stats(self) -> Mapping[str, int]: ...
-
-
-_open: list[Counting] = []
+_open: list[Group] = []
 _closed: Counter[str] = Counter()
 
 
-def watch(counting: Counting) -> None:
-    """Adds ``counting`` to what :func:`stats` sums."""
-    _open.append(counting)
+def watch(group: Group) -> None:
+    """Adds ``group`` to what :func:`stats` sums."""
+    _open.append(group)
 
 
-def settle(counting: Counting) -> None:
+def settle(group: Group) -> None:
     """Keeps the counters of one that ends."""
-    if counting in _open:
-        _open.remove(counting)
-        _closed.update(counting.stats())
+    if group in _open:
+        _open.remove(group)
+        _closed.update(group.stats())
 
 
 def stats() -> dict[str, int]:
@@ -45,6 +40,6 @@ def stats() -> dict[str, int]:
     >>> dist.destroy_process_group()
     """
     total = Counter(_closed)
-    for counting in _open:
-        total.update(counting.stats())
+    for group in _open:
+        total.update(group.stats())
     return dict(total)

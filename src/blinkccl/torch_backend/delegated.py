@@ -1,10 +1,9 @@
 """Delegated groups: who serves what backend blink does not, other devices' tensors and sparse ones.
 
-In ``"cpu:blink,cuda:nccl"`` and ``"cpu:gloo,cuda:blink"`` torch takes our process group whole, so the calls on tensors
-of the other device arrive here. They go to a plain process group with the other backends of that string; sparse tensors
-of the CPU go to gloo. Each of these is made by the first call that needs it. That call is a collective or, on NCCL, a
-message between two ranks whose communicator NCCL then makes for these two: so nobody waits for a rank that does not
-come.
+In ``"cpu:blink,cuda:nccl"`` torch takes our process group whole, so the calls on tensors of the other device arrive
+here. They go to a plain process group with the other backends of that string; sparse tensors of the CPU go to gloo.
+Each of these is made by the first call that needs it. That call is a collective or, on NCCL, a message between two
+ranks whose communicator NCCL then makes for these two: so nobody waits for a rank that does not come.
 """
 
 from __future__ import annotations
@@ -20,6 +19,12 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.network import torch_backend
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import SharedBlocks
+
+#: Of a device that somebody names blink for.
+CPU_ALONE = (
+    'backend blink serves CPU tensors alone, not those on {}: make the group as "cpu:blink,cuda:nccl", and start the '
+    "program by blink run, which takes NCCL's calls to trees"
+)
 
 
 class Capabilities:
@@ -102,7 +107,7 @@ def _who(named: dict[str, str], device: str) -> str:
         text = f'this group, made as "{made}", has nobody for tensors on {device}; name a backend for them, e.g. '
         raise for_torch(UnsupportedError(f'{text}"{made},{device}:{example}"'))
     if name == "blink":
-        raise for_torch(UnsupportedError(f"backend blink does not serve sparse tensors on {device}; make them dense"))
+        raise for_torch(UnsupportedError(CPU_ALONE.format(device)))
     return name
 
 

@@ -24,25 +24,25 @@ from torch import Tensor
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines.host import NativeOp
 from blinkccl.errors import BlinkError
+from blinkccl.runtime.group import Group
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.runtime.timeouts import microseconds
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import Memory
-from blinkccl.torch_backend.transport import Transport
-from blinkccl.torch_backend.work import Coalescing, DoneWork, PendingWork
+from blinkccl.torch_backend.work import AllWork, DoneWork, PendingWork
 
 
 @dataclass(slots=True)
 class AddressedCall:
-    """One collective on flat memory: the arguments of :meth:`Transport.run`."""
+    """One collective on flat memory: the arguments of :meth:`Group.run`."""
 
     call: CollectiveCall
     send: int | None
     recv: int | None
     scale: float | None = None
 
-    def run(self, transport: Transport, timeout_s: float) -> None:
+    def run(self, transport: Group, timeout_s: float) -> None:
         """Runs it, and waits for its end."""
         if self.call.elements:  # all ranks agree on what is empty; and the memory of an empty tensor has no address
             transport.run(self.call, self.send, self.recv, self.scale, timeout_s)
@@ -79,18 +79,28 @@ class TorchCall:
     messages: list[Message] = field(default_factory=list)
     shown: Sequence[Tensor] = ()
 
-    def run(self, transport: Transport, timeout_s: float) -> None:
+    def run(self, transport: Group, timeout_s: float) -> None:
         """Runs the calls, and waits for their end."""
         for call in self.calls:
             call.run(transport, timeout_s)
 
 
-class Issuer(Coalescing):
+class Issuer:
     """Issues the calls of one group to its transport."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Group) -> None:
         self._transport = transport
         self._executor = SerialExecutor("blink-torch")
+        self._coalesced: list[dist.Work] | None = None
+
+    def start_coalescing(self) -> None:
+        """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> dist.Work:
+        """All that was issued since, as one."""
+        works, self._coalesced = self._coalesced or [], None
+        return AllWork(works)
 
     def run_now(self, call: CollectiveCall, address: int, timeout_s: float) -> bool:
         """Runs an AllReduce in place in this thread, and makes no objects; False if that is not possible now."""

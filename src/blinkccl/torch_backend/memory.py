@@ -109,7 +109,7 @@ class Memory:
         tensor = plain(tensor)
         address = self.writes(tensor)
         if self._copies and self._copies[-1][0] is tensor:
-            self._copy(self._copies[-1][1], tensor)
+            copy(self._copies[-1][1], tensor)
         return address
 
     def reads_all(self, tensors: Sequence[Tensor]) -> int:
@@ -119,12 +119,12 @@ class Memory:
             bare = plain_all(tensors)
             address = 0 if all(map(is_, bare, tensors)) else address_in_order(bare)
             tensors = bare
-        self.hold(tensors)
+        self._held.extend(tensors)
         if address or not any(map(Tensor.numel, tensors)):
             return address
         flats = self._take(tensors)
         for flat, tensor in zip(flats, tensors, strict=True):
-            self._copy(flat, tensor)
+            copy(flat, tensor)
         return _address(flats[0])
 
     def writes_all(self, tensors: Sequence[Tensor]) -> int:
@@ -134,16 +134,12 @@ class Memory:
             bare = writable(tensors)
             address = 0 if all(map(is_, bare, tensors)) else address_in_order(bare)
             tensors = bare
-        self.hold(tensors)
+        self._held.extend(tensors)
         if address or not any(map(Tensor.numel, tensors)):
             return address
         flats = self._take(tensors)
         self._copies.extend(zip(tensors, flats, strict=True))
         return _address(flats[0])
-
-    def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Keeps these tensors of the caller's, which the call reads or writes, until :meth:`finish`."""
-        self._held.extend(tensors)
 
     def room(self, nbytes: int) -> Tensor:
         """Bytes of scratch memory, until :meth:`finish`."""
@@ -155,12 +151,9 @@ class Memory:
         """Copies out of scratch memory and gives it back; after a failure neither: a late peer may write there."""
         if succeeded:
             for tensor, flat in self._copies:
-                self._copy(tensor, flat)
+                copy(tensor, flat)
             self._scratch.give(self._taken)
         self._taken, self._held, self._copies = [], [], []
-
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        copy(target, source)
 
     def _take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Flat views for ``tensors`` in one scratch buffer, one after the other."""

@@ -18,8 +18,6 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.torch_backend.failure import for_torch
 
 _FUNCTIONAL = "torch.distributed._functional_collectives"
-#: Where tensors that we serve can be.
-_DEVICES = ("cpu", "cuda")
 _HINTS = {
     "DTensor": "give its local part, tensor.to_local()",
     "FakeTensor": "it has a shape and no elements; leave the fake mode, or use torch's backend fake",
@@ -38,13 +36,6 @@ def plain(tensor: Tensor) -> Tensor:
     if not _has_memory(tensor) and not tensor._is_zerotensor():
         raise _refused(tensor)
     return tensor
-
-
-def plain_in(argument: Any) -> Any:
-    """``argument`` of a call with :func:`plain` of each tensor that it is, or holds in lists."""
-    if isinstance(argument, Tensor):
-        return plain(argument)
-    return [plain_in(each) for each in argument] if isinstance(argument, (list, tuple)) else argument
 
 
 def plain_all(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -104,13 +95,13 @@ def _has_memory(tensor: Tensor) -> bool:
 def _is_empty(tensor: Tensor) -> bool:
     """True if it lacks an address only because it has no elements."""
     stands_for_others = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
-    return not tensor.numel() and tensor.device.type in _DEVICES and not stands_for_others
+    return not tensor.numel() and tensor.is_cpu and not stands_for_others
 
 
 def _refused(tensor: Tensor) -> UnsupportedError:
     name = type(tensor).__name__
     hint = _HINTS.get(name, "give the plain tensors that it is made of")
-    if tensor.device.type not in _DEVICES:
+    if not tensor.is_cpu:
         name, hint = f"{name} on {tensor.device}", "all tensors of a call must be on one device that the group serves"
     elif tensor.layout is not torch.strided and not tensor.is_nested:
         name, hint = f"{name} of layout {tensor.layout}", "make it dense"

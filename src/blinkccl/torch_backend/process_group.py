@@ -1,16 +1,15 @@
 """What torch calls: a ``ProcessGroup`` whose methods hand their arguments to the table of calls.
 
 The methods have the names of all torch versions from 2.11 to 2.15 (2.13 renamed those on single tensors), and take
-what torch's own take. A small all-reduce has a short way of its own. Calls on CUDA tensors are enqueued by
-:mod:`~blinkccl.torch_backend.cuda_group`. Tensors of devices that the group's string gives to others, and sparse ones,
-go to :mod:`~blinkccl.torch_backend.delegated`.
+what torch's own take. A small all-reduce has a short way of its own. Tensors of other devices than the CPU, and sparse
+ones, go to :mod:`~blinkccl.torch_backend.delegated`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,19 +19,18 @@ from torch.distributed import distributed_c10d
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.runtime.deterministic import wish
+from blinkccl.runtime.group import Group
+from blinkccl.runtime.spanning_group import open_group
+from blinkccl.runtime.store import TorchStore
 from blinkccl.torch_backend import counters
 from blinkccl.torch_backend.call_table import CallTable
-from blinkccl.torch_backend.delegated import Capabilities, DelegatedGroup, devices
+from blinkccl.torch_backend.delegated import CPU_ALONE, Capabilities, DelegatedGroup, devices
 from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.issue import InPlaceBySteps, Issuer, TorchCall
 from blinkccl.torch_backend.monitored import MonitoredBarrier
-from blinkccl.torch_backend.transport import Transport, open_for
 from blinkccl.torch_backend.types import DTYPES
 from blinkccl.torch_backend.work import DoneWork
-
-if TYPE_CHECKING:
-    from blinkccl.torch_backend.cuda_group import CudaGroup
 
 #: From torch 2.14 on split_group crashes on a group that does not know its store; before, none may be given.
 _WANTS_STORE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
@@ -43,26 +41,47 @@ _STRIDED = torch.strided
 _NO_TIME = timedelta(0)
 #: Sums whose calls are kept: small ones spend no time on making them again.
 _KEPT_SUMS = 4096
-#: The devices whose tensors we can serve.
-_OURS = frozenset({"cpu", "cuda"})
 _NO_ORDER = (
     "BLINK_DETERMINISTIC=order is kept for dense tensors that blink serves, not for this one on {}: unset it or move it"
 )
-_FROM_ANYBODY = "recv from any source on GPUs: a path begins at a rank; name the source, or send CPU tensors"
 
 
 def create(options: Any) -> BlinkProcessGroup:
     """The process group for torch's ``_DistributedBackendOptions``; all its ranks call this.
 
-    DistBackendError if a rank does not come, or they cannot share memory.
+    DistBackendError if it is to serve CUDA tensors, or a rank does not come.
     """
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     global_ranks = list(options.global_ranks_in_group)
     try:
-        transport = open_for(options.store, rank, size, timeout.total_seconds())
+        if _is_for(options.store, rank, "cuda"):
+            raise UnsupportedError(CPU_ALONE.format("cuda"))
+        transport = open_transport(options.store, rank, size, timeout.total_seconds())
     except BlinkError as error:
         raise for_torch(error) from error
     return BlinkProcessGroup(options.store, rank, size, timeout, transport, global_ranks)
+
+
+def open_transport(store: Any, rank: int, size: int, timeout_s: float) -> Group:
+    """The ranks of a new group, which meet in torch's ``store``; all call this. RendezvousTimeout names who is late.
+
+    Ranks of one host share memory, others are a group that spans hosts. That is decided per group, from what its ranks
+    say of where they are: environment variables of launchers describe the whole job, and a group may lie across its
+    hosts in another way.
+    """
+    group = open_group(TorchStore(store), rank, size, deadline_s=timeout_s)
+    group.share_core()  # with the threads of torch that compute
+    return group
+
+
+def _is_for(store: Any, rank: int, device: str) -> bool:
+    """Whether torch made ``store`` for this device: it does not say so, but puts it before all keys."""
+    below = getattr(store, "underlying_store", None)
+    if below is None:
+        return False
+    key = f"blink/device/{rank}"
+    store.set(key, "here")
+    return any(below.check([f"{device}{slashes}{key}"]) for slashes in ("/", "//"))
 
 
 @eager
@@ -75,7 +94,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         rank: int,
         size: int,
         timeout: timedelta,
-        transport: Transport,
+        transport: Group,
         global_ranks: list[int],
     ) -> None:
         super().__init__(*((store, rank, size) if _WANTS_STORE else (rank, size)))
@@ -86,8 +105,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._table = CallTable(rank, size)
         self._delegated = DelegatedGroup(store, rank, size, timeout, global_ranks)
         self._monitored = MonitoredBarrier(store, rank, size)
-        self._cuda: CudaGroup | None = None
-        self._served: frozenset[str] = frozenset()  # the devices whose tensors are ours, once torch knows
+        self._serves_cpu = False  # until torch knows who serves CPU tensors
         self._name = self._description = ""
         self._sums: dict[tuple[str, int], CollectiveCall] = {}
         self._deterministic = wish()
@@ -104,87 +122,87 @@ class BlinkProcessGroup(dist.ProcessGroup):
             return work
         if not self._serves_sum(tensor) or tensor.is_sparse:
             return self._other(tensor).allreduce(tensors, opts)
-        return self._issue(tensor, opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
+        return self._issue(opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllreduceCoalescedOptions()
         if not self._serves_sum(_first(tensors)):
             return self._other(tensors[0]).allreduce_coalesced(tensors, opts)
-        return self._issue(tensors[0], opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
+        return self._issue(opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceOptions()
         if not self._serves_sum(_first(tensors)):
             return self._other(tensors[0]).reduce(tensors, opts)
-        return self._issue(tensors[0], opts, lambda table: table.reduce(tensors[0], opts.reduceOp, opts.rootRank))
+        return self._issue(opts, lambda table: table.reduce(tensors[0], opts.reduceOp, opts.rootRank))
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.BroadcastOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).broadcast(tensors, opts)
-        return self._issue(tensors[0], opts, lambda table: table.broadcast(tensors, opts.rootRank))
+        return self._issue(opts, lambda table: table.broadcast(tensors, opts.rootRank))
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).allgather(outputs, tensors, opts)
-        return self._issue(tensors[0], opts, lambda table: table.all_gather(outputs[0], tensors[0]))
+        return self._issue(opts, lambda table: table.all_gather(outputs[0], tensors[0]))
 
     def allgather_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).allgather_coalesced(outputs, tensors, opts)
-        return self._issue(tensors[0], opts, lambda table: table.all_gather_coalesced(outputs, tensors))
+        return self._issue(opts, lambda table: table.all_gather_coalesced(outputs, tensors))
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(tensor):
             return self._other(tensor).all_gather_single(output, tensor, opts)
-        return self._issue(tensor, opts, lambda table: table.all_gather_single([output], [tensor]))
+        return self._issue(opts, lambda table: table.all_gather_single([output], [tensor]))
 
     def all_gather_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).all_gather_single_coalesced(outputs, tensors, opts)
-        return self._issue(tensors[0], opts, lambda table: table.all_gather_single(outputs, tensors))
+        return self._issue(opts, lambda table: table.all_gather_single(outputs, tensors))
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
         if not self._serves_sum(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter(outputs, tensors, opts)
-        return self._issue(outputs[0], opts, lambda table: table.reduce_scatter(outputs[0], tensors[0], opts.reduceOp))
+        return self._issue(opts, lambda table: table.reduce_scatter(outputs[0], tensors[0], opts.reduceOp))
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
         if not self._serves_sum(output):
             return self._other(output).reduce_scatter_single(output, tensor, opts)
-        return self._issue(output, opts, lambda table: table.reduce_scatter_single([output], [tensor], opts.reduceOp))
+        return self._issue(opts, lambda table: table.reduce_scatter_single([output], [tensor], opts.reduceOp))
 
     def reduce_scatter_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
         if not self._serves_sum(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, tensors, opts)
-        return self._issue(outputs[0], opts, lambda table: table.reduce_scatter_single(outputs, tensors, opts.reduceOp))
+        return self._issue(opts, lambda table: table.reduce_scatter_single(outputs, tensors, opts.reduceOp))
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.GatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).gather(outputs, tensors, opts)
         targets = outputs[0] if outputs else []
-        return self._issue(tensors[0], opts, lambda table: table.gather(targets, tensors[0], opts.rootRank))
+        return self._issue(opts, lambda table: table.gather(targets, tensors[0], opts.rootRank))
 
     def scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ScatterOptions()
         if not self._serves(_first(outputs)):
             return self._other(outputs[0]).scatter(outputs, tensors, opts)
         sources = tensors[0] if tensors else []
-        return self._issue(outputs[0], opts, lambda table: table.scatter(outputs[0], sources, opts.rootRank))
+        return self._issue(opts, lambda table: table.scatter(outputs[0], sources, opts.rootRank))
 
     def alltoall(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllToAllOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).alltoall(outputs, tensors, opts)
-        return self._issue(tensors[0], opts, lambda table: table.all_to_all(outputs, tensors))
+        return self._issue(opts, lambda table: table.all_to_all(outputs, tensors))
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_splits: Any = (), input_splits: Any = (), opts: Any = None
@@ -193,14 +211,14 @@ class BlinkProcessGroup(dist.ProcessGroup):
         if not self._serves(tensor):
             return self._other(tensor).all_to_all_single(output, tensor, output_splits, input_splits, opts)
         splits = output_splits, input_splits
-        return self._issue(tensor, opts, lambda table: table.all_to_all_single(output, tensor, *splits))
+        return self._issue(opts, lambda table: table.all_to_all_single(output, tensor, *splits))
 
     def barrier(self, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.BarrierOptions()
         device = self._barrier_device(opts)
         if not self._serves_on(device.type):
             return self._delegated.group(self, device.type).barrier(opts)
-        return self._issue_on(device.type, device, opts, lambda table: table.barrier())
+        return self._issue(opts, lambda table: table.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that do not come: see :class:`MonitoredBarrier`."""
@@ -219,34 +237,30 @@ class BlinkProcessGroup(dist.ProcessGroup):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).send(tensors, dst, tag)
-        return self._issue_message(tensors[0], lambda table: table.send(tensors[0], dst, tag), (dst, False))
+        return self._issue_message(lambda table: table.send(tensors[0], dst, tag))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv(tensors, src, tag)
-        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], src, tag), (src, True))
+        return self._issue_message(lambda table: table.receive(tensors[0], src, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv_anysource(tensors, tag)
-        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], None, tag), None)
+        return self._issue_message(lambda table: table.receive(tensors[0], None, tag))
 
     # Several calls as one
 
     def _start_coalescing(self, device: torch.device) -> None:
-        if not self._serves_on(device.type):
-            self._delegated.group(self, device.type)._start_coalescing(device)
-        elif device.type == "cpu":
+        if self._serves_on(device.type):
             self._issuer.start_coalescing()
         else:
-            self._cuda_group().start_coalescing()
+            self._delegated.group(self, device.type)._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        if not self._serves_on(device.type):
-            return self._delegated.group(self, device.type)._end_coalescing(device)
-        if device.type == "cpu":
+        if self._serves_on(device.type):
             return self._issuer.end_coalescing()
-        return self._cuda_group().end_coalescing()
+        return self._delegated.group(self, device.type)._end_coalescing(device)
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
@@ -274,28 +288,24 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._issuer.by_steps(call, tensor.data_ptr(), self._timeout_s)
 
     def stats(self) -> dict[str, int]:
-        """The counters of this group's transport, and of its GPUs."""
-        on_gpus = {} if self._cuda is None else self._cuda.stats()
-        return {**self._transport.stats(), **on_gpus}
+        """The counters of this group's transport."""
+        return self._transport.stats()
 
     # Its end
 
     def shutdown(self) -> None:
         """Ends the group on this rank; ``destroy_process_group`` calls it."""
         self._issuer.close()
-        self._end(self._transport.close, lambda cuda: cuda.close())
+        self._end(self._transport.close)
 
     def abort(self) -> None:
         """Ends the group, and lets peers that wait for this rank fail at once."""
-        self._end(self._transport.abort, lambda cuda: cuda.abort())
+        self._end(self._transport.abort)
         self._issuer.close()
 
-    def _end(self, how: Callable[[], None], how_on_gpus: Callable[[CudaGroup], None]) -> None:
+    def _end(self, how: Callable[[], None]) -> None:
         counters.settle(self._transport)
         self._delegated.shutdown()
-        if self._cuda is not None:
-            counters.settle(self._cuda)
-            how_on_gpus(self._cuda)
         how()
 
     # Helpers
@@ -313,7 +323,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
             return False
         if not address or (address & 15 and address % tensor.itemsize):
             return False  # a wrapper, or it begins amid an element
-        if "cpu" not in self._served and not self._serves_on("cpu"):
+        if not self._serves_cpu and not self._serves_on("cpu"):
             return False
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
         call = self._sums.get((dtype, count))
@@ -335,31 +345,20 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def _serves_on(self, kind: str) -> bool:
         """Whether tensors on devices of this kind are ours: the string that the group was made with decides."""
-        if not self._served:
+        if not self._serves_cpu:
             named = devices(self)
             if not named:  # torch has not entered the group into its books
-                return kind in _OURS
-            self._served = frozenset(device for device in _OURS if named.get(device) == "blink")
-        return kind in self._served
+                return kind == "cpu"
+            self._serves_cpu = named.get("cpu") == "blink"
+        return kind == "cpu" and self._serves_cpu
 
-    def _issue(self, tensor: Tensor, opts: Any, build: Callable[[CallTable], TorchCall]) -> Any:
-        return self._issue_on(_kind(tensor), tensor.device, opts, build)
-
-    def _issue_on(self, kind: str, device: torch.device, opts: Any, build: Callable[[CallTable], TorchCall]) -> Any:
+    def _issue(self, opts: Any, build: Callable[[CallTable], TorchCall]) -> Any:
         timeout = opts.timeout
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        if kind == "cpu":
-            return self._issuer.issue(self._built(build), opts.asyncOp, timeout_s)
-        return self._cuda_group().issue(device, build, opts.asyncOp, timeout_s)
+        return self._issuer.issue(self._built(build), opts.asyncOp, timeout_s)
 
-    def _issue_message(
-        self, tensor: Tensor, build: Callable[[CallTable], TorchCall], line: tuple[int, bool] | None
-    ) -> Any:
-        if _kind(tensor) == "cpu":
-            return self._issuer.issue(self._built(build), True, self._timeout_s)
-        if line is None:
-            raise for_torch(UnsupportedError(_FROM_ANYBODY))
-        return self._cuda_group().issue(tensor.device, build, True, self._timeout_s, line)
+    def _issue_message(self, build: Callable[[CallTable], TorchCall]) -> Any:
+        return self._issuer.issue(self._built(build), True, self._timeout_s)
 
     def _built(self, build: Callable[[CallTable], TorchCall]) -> TorchCall:
         try:
@@ -375,12 +374,6 @@ class BlinkProcessGroup(dist.ProcessGroup):
             return given
         return torch.device("cpu" if "cpu" in named else next(iter(named)))
 
-    def _cuda_group(self) -> CudaGroup:
-        if self._cuda is None:
-            self._cuda = _open_cuda(self._store, self.rank(), self.size())
-            counters.watch(self._cuda)
-        return self._cuda
-
     def _other(self, tensor: Tensor) -> Any:
         return self._delegated.group(self, _kind(tensor))
 
@@ -388,15 +381,6 @@ class BlinkProcessGroup(dist.ProcessGroup):
 def _kind(tensor: Tensor) -> str:
     """Of the tensor's device."""
     return "cpu" if tensor.is_cpu else str(tensor.device.type)
-
-
-def _open_cuda(store: Any, rank: int, size: int) -> CudaGroup:
-    """Made by the first call on a CUDA tensor; what it takes is loaded only then."""
-    from blinkccl.torch_backend.cuda_group import CudaGroup, opener
-    from blinkccl.torch_backend.cuda_runtime import CudaRuntime
-
-    runtime = CudaRuntime()
-    return CudaGroup(rank, size, opener(store, rank, size, runtime), runtime)
 
 
 def _first(tensors: Any) -> Tensor:

@@ -185,18 +185,3 @@ class AllWork(BlinkWork):
     def get_future(self) -> Any:
         futures = torch.futures.collect_all([work.get_future() for work in self._works])
         return futures.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
-
-
-class Coalescing:
-    """Several calls that are issued one after the other, as one work."""
-
-    _coalesced: list[dist.Work] | None = None
-
-    def start_coalescing(self) -> None:
-        """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
-        self._coalesced = []
-
-    def end_coalescing(self) -> dist.Work:
-        """All that was issued since, as one."""
-        works, self._coalesced = self._coalesced or [], None
-        return AllWork(works)

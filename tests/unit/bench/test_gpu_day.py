@@ -12,12 +12,12 @@ import gpu_bundle
 import gpu_day
 import pytest
 from gpu_day import Step, run_all
+from gpu_group import LIBRARY, LIBRARY_OVERRIDE
 from gpu_steps import STEPS
 
 from blinkccl.cli.exits import CHECK_FAILED, HARDWARE
 from blinkccl.codegen import device_files
-from blinkccl.native import absent
-from blinkccl.runtime.gpu_group import LIBRARY, LIBRARY_OVERRIDE, find_library
+from blinkccl.native import absent, find_library
 from doubles.build import Doubles
 
 PROGRAM = Path(gpu_day.__file__)

@@ -98,7 +98,7 @@ def test_the_rows_for_the_library():
     assert [(part["path"], part["stop"]) for part in parts[:2]] == [(7, 524288), (8, 873813)]
 
 
-def test_without_nccl_every_pair_and_size_is_served():
+def test_where_copy_engines_run_all_every_pair_and_size_is_served():
     found = defaultdict(list)
     for split in plan(cedar(), table(DIRECT, SPLIT), True, {}).splits:
         found[split.src, split.dst].append(split)

@@ -14,7 +14,7 @@ from support.extras import needs
 
 pytestmark = needs("torch")
 dist = pytest.importorskip("torch.distributed", reason="needs PyTorch")
-transport = import_module("blinkccl.torch_backend.transport")
+process_group = import_module("blinkccl.torch_backend.process_group")
 try:
     native_library.load()
 except UnsupportedError as reason:
@@ -24,7 +24,7 @@ except UnsupportedError as reason:
 def test_ranks_of_one_host_share_memory():
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
-        groups = list(pool.map(lambda rank: transport.open_transport(store, rank, 2, 20.0), range(2)))
+        groups = list(pool.map(lambda rank: process_group.open_transport(store, rank, 2, 20.0), range(2)))
     assert [type(group) for group in groups] == [HostGroup] * 2
     for group in groups:
         group.close()
@@ -33,7 +33,7 @@ def test_ranks_of_one_host_share_memory():
 def test_ranks_that_do_not_come_are_named():
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(transport.open_transport, store, rank, 4, 1.0) for rank in (0, 2)]
+        waiting = [pool.submit(process_group.open_transport, store, rank, 4, 1.0) for rank in (0, 2)]
         errors = [each.exception() for each in waiting]
     assert [type(error) for error in errors] == [RendezvousTimeout] * 2
     assert {error.missing for error in errors} == {(1, 3)}
