@@ -122,87 +122,87 @@ class BlinkProcessGroup(dist.ProcessGroup):
             return work
         if not self._serves_sum(tensor) or tensor.is_sparse:
             return self._other(tensor).allreduce(tensors, opts)
-        return self._issue(opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
+        return self._issue(self._table.all_reduce(tensors, opts.reduceOp), opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllreduceCoalescedOptions()
         if not self._serves_sum(_first(tensors)):
             return self._other(tensors[0]).allreduce_coalesced(tensors, opts)
-        return self._issue(opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
+        return self._issue(self._table.all_reduce(tensors, opts.reduceOp), opts)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceOptions()
         if not self._serves_sum(_first(tensors)):
             return self._other(tensors[0]).reduce(tensors, opts)
-        return self._issue(opts, lambda table: table.reduce(tensors[0], opts.reduceOp, opts.rootRank))
+        return self._issue(self._table.reduce(tensors[0], opts.reduceOp, opts.rootRank), opts)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.BroadcastOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).broadcast(tensors, opts)
-        return self._issue(opts, lambda table: table.broadcast(tensors, opts.rootRank))
+        return self._issue(self._table.broadcast(tensors, opts.rootRank), opts)
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).allgather(outputs, tensors, opts)
-        return self._issue(opts, lambda table: table.all_gather(outputs[0], tensors[0]))
+        return self._issue(self._table.all_gather(outputs[0], tensors[0]), opts)
 
     def allgather_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).allgather_coalesced(outputs, tensors, opts)
-        return self._issue(opts, lambda table: table.all_gather_coalesced(outputs, tensors))
+        return self._issue(self._table.all_gather_coalesced(outputs, tensors), opts)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(tensor):
             return self._other(tensor).all_gather_single(output, tensor, opts)
-        return self._issue(opts, lambda table: table.all_gather_single([output], [tensor]))
+        return self._issue(self._table.all_gather_single([output], [tensor]), opts)
 
     def all_gather_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).all_gather_single_coalesced(outputs, tensors, opts)
-        return self._issue(opts, lambda table: table.all_gather_single(outputs, tensors))
+        return self._issue(self._table.all_gather_single(outputs, tensors), opts)
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
         if not self._serves_sum(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter(outputs, tensors, opts)
-        return self._issue(opts, lambda table: table.reduce_scatter(outputs[0], tensors[0], opts.reduceOp))
+        return self._issue(self._table.reduce_scatter(outputs[0], tensors[0], opts.reduceOp), opts)
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
         if not self._serves_sum(output):
             return self._other(output).reduce_scatter_single(output, tensor, opts)
-        return self._issue(opts, lambda table: table.reduce_scatter_single([output], [tensor], opts.reduceOp))
+        return self._issue(self._table.reduce_scatter_single([output], [tensor], opts.reduceOp), opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
         if not self._serves_sum(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, tensors, opts)
-        return self._issue(opts, lambda table: table.reduce_scatter_single(outputs, tensors, opts.reduceOp))
+        return self._issue(self._table.reduce_scatter_single(outputs, tensors, opts.reduceOp), opts)
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.GatherOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).gather(outputs, tensors, opts)
         targets = outputs[0] if outputs else []
-        return self._issue(opts, lambda table: table.gather(targets, tensors[0], opts.rootRank))
+        return self._issue(self._table.gather(targets, tensors[0], opts.rootRank), opts)
 
     def scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ScatterOptions()
         if not self._serves(_first(outputs)):
             return self._other(outputs[0]).scatter(outputs, tensors, opts)
         sources = tensors[0] if tensors else []
-        return self._issue(opts, lambda table: table.scatter(outputs[0], sources, opts.rootRank))
+        return self._issue(self._table.scatter(outputs[0], sources, opts.rootRank), opts)
 
     def alltoall(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllToAllOptions()
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).alltoall(outputs, tensors, opts)
-        return self._issue(opts, lambda table: table.all_to_all(outputs, tensors))
+        return self._issue(self._table.all_to_all(outputs, tensors), opts)
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_splits: Any = (), input_splits: Any = (), opts: Any = None
@@ -211,14 +211,14 @@ class BlinkProcessGroup(dist.ProcessGroup):
         if not self._serves(tensor):
             return self._other(tensor).all_to_all_single(output, tensor, output_splits, input_splits, opts)
         splits = output_splits, input_splits
-        return self._issue(opts, lambda table: table.all_to_all_single(output, tensor, *splits))
+        return self._issue(self._table.all_to_all_single(output, tensor, *splits), opts)
 
     def barrier(self, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.BarrierOptions()
         device = self._barrier_device(opts)
         if not self._serves_on(device.type):
             return self._delegated.group(self, device.type).barrier(opts)
-        return self._issue(opts, lambda table: table.barrier())
+        return self._issue(self._table.barrier(), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that do not come: see :class:`MonitoredBarrier`."""
@@ -237,17 +237,17 @@ class BlinkProcessGroup(dist.ProcessGroup):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).send(tensors, dst, tag)
-        return self._issue_message(lambda table: table.send(tensors[0], dst, tag))
+        return self._issuer.issue(self._table.send(tensors[0], dst, tag), True, self._timeout_s)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv(tensors, src, tag)
-        return self._issue_message(lambda table: table.receive(tensors[0], src, tag))
+        return self._issuer.issue(self._table.receive(tensors[0], src, tag), True, self._timeout_s)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv_anysource(tensors, tag)
-        return self._issue_message(lambda table: table.receive(tensors[0], None, tag))
+        return self._issuer.issue(self._table.receive(tensors[0], None, tag), True, self._timeout_s)
 
     # Several calls as one
 
@@ -352,19 +352,10 @@ class BlinkProcessGroup(dist.ProcessGroup):
             self._serves_cpu = named.get("cpu") == "blink"
         return kind == "cpu" and self._serves_cpu
 
-    def _issue(self, opts: Any, build: Callable[[CallTable], TorchCall]) -> Any:
+    def _issue(self, call: TorchCall, opts: Any) -> Any:
         timeout = opts.timeout
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        return self._issuer.issue(self._built(build), opts.asyncOp, timeout_s)
-
-    def _issue_message(self, build: Callable[[CallTable], TorchCall]) -> Any:
-        return self._issuer.issue(self._built(build), True, self._timeout_s)
-
-    def _built(self, build: Callable[[CallTable], TorchCall]) -> TorchCall:
-        try:
-            return build(self._table)
-        except BlinkError as error:
-            raise for_torch(error) from error
+        return self._issuer.issue(call, opts.asyncOp, timeout_s)
 
     def _barrier_device(self, opts: Any) -> torch.device:
         """Which of the group's devices a barrier is for."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from blinkccl.errors import UnsupportedError
+from blinkccl.torch_backend.failure import for_torch
 
 #: What can be reduced. Collectives that only move data take any type, as bytes.
 DTYPES: dict[torch.dtype, str] = {
@@ -32,7 +33,8 @@ def element_type(tensor: torch.Tensor) -> str:
     """The name of the type in which ``tensor`` is reduced; UnsupportedError if it cannot be."""
     name = DTYPES.get(tensor.dtype)
     if name is None:
-        raise UnsupportedError(f"backend blink cannot reduce {tensor.dtype}; it can {', '.join(DTYPES.values())}")
+        text = f"backend blink cannot reduce {tensor.dtype}; it can {', '.join(DTYPES.values())}"
+        raise for_torch(UnsupportedError(text))
     return name
 
 
@@ -41,9 +43,11 @@ def reduction(operation: Any) -> tuple[str, float | None]:
     kind = getattr(operation, "op", operation)  # isinstance says yes to both
     name = OPERATIONS.get(kind)
     if name is None:
-        raise UnsupportedError(f"backend blink has no reduction {kind}; it has {', '.join(OPERATIONS.values())}")
+        text = f"backend blink has no reduction {kind}; it has {', '.join(OPERATIONS.values())}"
+        raise for_torch(UnsupportedError(text))
     if name != "premul_sum":
         return name, None
     if kind is operation:
-        raise UnsupportedError("PREMUL_SUM needs its factor: torch.distributed._make_nccl_premul_sum(factor)")
+        text = "PREMUL_SUM needs its factor: torch.distributed._make_nccl_premul_sum(factor)"
+        raise for_torch(UnsupportedError(text))
     return name, float(operation.__getstate__()[1])  # torch 2.11 has no other way to read it
