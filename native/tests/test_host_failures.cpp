@@ -195,7 +195,6 @@ void who_left_because_of_another_is_not_named() {
   unsigned char byte = 0;
   expect_lost(-blink_stream_write(comm, 0, &byte, 1, 0), "write");
   expect_lost(-blink_stream_read(comm, 0, &byte, 1, 0), "read");
-  expect_lost(blink_signal(comm, 0, static_cast<std::uint64_t*>(blink_heap_at(comm, 0, 0, 8))), "signal");
   blink_detach(comm);
 }
 

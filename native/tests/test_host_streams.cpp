@@ -1,5 +1,5 @@
 // Point to point: every byte arrives once and in order, in both directions of all pairs, whatever the sizes of the
-// pieces, and what was put is there with its signal, while the ranks' other threads run collectives.
+// pieces, while the ranks' other threads run collectives.
 // Sanitizers: thread.
 #include <unistd.h>
 
@@ -61,36 +61,6 @@ void receive_all(blink_comm* comm, int from, int to, std::int64_t total) {
   expect(blink_stream_read(comm, from, &more, 1, 0) == 0, "%d to %d: bytes that nobody sent", from, to);
 }
 
-// Puts into the next rank's heap, in two halves that take turns: a signal says that one is full, another that it was
-// read. A heap begins with a word per rank that signals to its owner.
-void put_round(blink_comm* comm, int rank, int turns) {
-  constexpr std::int64_t kInts = 100, kHalf = kInts * 4;
-  const int after = (rank + 1) % comm->size(), before = (rank + comm->size() - 1) % comm->size();
-  const auto at = [&](int owner, std::int64_t offset, std::int64_t bytes) {
-    return blink_heap_at(comm, owner, offset, bytes);
-  };
-  const auto word = [&](int owner, int from) { return static_cast<std::uint64_t*>(at(owner, 8 * from, 8)); };
-  const auto await = [&](int peer, std::uint64_t value) {
-    int code = 0;
-    while ((code = blink_await_signal(comm, peer, word(rank, peer), value, 50'000)) == 0) continue;
-    return expect(code == 1, "rank %d: wait for signal %d of %d gave %d", rank, static_cast<int>(value), peer, code);
-  };
-  for (int turn = 0; turn < turns + 2; ++turn) {
-    if (turn >= 2 && !await(after, static_cast<std::uint64_t>(turn - 1))) return;
-    if (turn >= turns) continue;
-    const std::int64_t half = 64 + turn % 2 * kHalf;
-    auto* const there = static_cast<int*>(at(after, half, kHalf));
-    for (int i = 0; i < kInts; ++i) there[i] = 1000 * turn + 10 * i + rank;
-    expect(blink_signal(comm, after, word(after, rank)) == BLINK_OK, "rank %d: a signal to %d", rank, after);
-    if (!await(before, static_cast<std::uint64_t>(turn + 1))) return;
-    const auto* const here = static_cast<const int*>(at(rank, half, kHalf));
-    for (int i = 0; i < kInts; ++i) {
-      if (!expect(here[i] == 1000 * turn + 10 * i + before, "turn %d, rank %d: element %d", turn, rank, i)) return;
-    }
-    expect(blink_signal(comm, before, word(before, rank)) == BLINK_OK, "rank %d: a signal to %d", rank, before);
-  }
-}
-
 // Two streams with each peer, on threads of their own, and AllReduces on this one.
 void everything_at_once(const Room& room, blink_comm* comm, int rank, std::int64_t total) {
   std::vector<std::thread> threads;
@@ -99,7 +69,6 @@ void everything_at_once(const Room& room, blink_comm* comm, int rank, std::int64
     threads.emplace_back([=] { send_all(comm, rank, peer, total); });
     threads.emplace_back([=] { receive_all(comm, peer, rank, total); });
   }
-  threads.emplace_back([=] { put_round(comm, rank, 200 * kEffort); });
   Call call(room, comm, rank, {});
   for (std::uint32_t factor = 1; factor <= 100 && call.sum(factor); ++factor) continue;
   for (std::thread& thread : threads) thread.join();
@@ -115,15 +84,6 @@ void refusals(blink_comm* comm) {
     expect(blink_stream_write(comm, 1, &byte, bytes, 0) == -BLINK_INVALID, "a write of %ld", static_cast<long>(bytes));
     expect(blink_stream_read(comm, 1, &byte, bytes, 0) == -BLINK_INVALID, "a read of %ld", static_cast<long>(bytes));
   }
-  expect(blink_heap_at(comm, 1, 0, 4096) != nullptr, "all of a heap");
-  for (const std::int64_t offset : {-1, 1, 4097}) {
-    expect(blink_heap_at(comm, 1, offset, 4096) == nullptr, "a heap from %ld on", static_cast<long>(offset));
-  }
-  expect(blink_heap_at(comm, 3, 0, 1) == nullptr && blink_heap_at(comm, 1, 0, -1) == nullptr, "no such memory");
-  auto* const word = static_cast<std::uint64_t*>(blink_heap_at(comm, 1, 4088, 8));
-  expect(blink_signal(comm, 3, word) == BLINK_INVALID && blink_signal(comm, 1, nullptr) == BLINK_INVALID, "signals");
-  expect(blink_await_signal(comm, 1, nullptr, 1, 0) == -BLINK_INVALID, "a wait for nothing");
-  expect(blink_await_signal(comm, 1, word, 1, 1000) == 0, "a wait for a signal that nobody gives");
 }
 
 }  // namespace

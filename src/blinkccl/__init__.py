@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from blinkccl.errors import BlinkError
     from blinkccl.runtime.communicator import Communicator, init
     from blinkccl.runtime.heap import empty
-    from blinkccl.runtime.shared_arrays import get, put
 
-__all__ = ["BlinkError", "Communicator", "Plan", "Topo", "empty", "get", "init", "load", "plan", "put", "topo"]
+__all__ = ["BlinkError", "Communicator", "Plan", "Topo", "empty", "init", "load", "plan", "topo"]
 
 _HOMES = {
     "BlinkError": "blinkccl.errors",
@@ -26,11 +25,9 @@ _HOMES = {
     "Plan": "blinkccl.api.plan",
     "Topo": "blinkccl.api.topo",
     "empty": "blinkccl.runtime.heap",
-    "get": "blinkccl.runtime.shared_arrays",
     "init": "blinkccl.runtime.communicator",
     "load": "blinkccl.api.plan",
     "plan": "blinkccl.api.plan",
-    "put": "blinkccl.runtime.shared_arrays",
     "topo": "blinkccl.api.topo",
 }
 

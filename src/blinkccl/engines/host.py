@@ -121,25 +121,6 @@ class Endpoint:
         if code != native.OK:
             raise CommunicationError(f"the {size} bytes of rank {rank}'s shared tensors cannot be mapped (code {code})")
 
-    def heap_at(self, rank: int, offset: int, nbytes: int) -> int:
-        """The address here of bytes in ``rank``'s heap, as long as this endpoint is open; UsageError: not in it."""
-        address: int | None = self._library.blink_heap_at(self.handle, rank, offset, nbytes)
-        if address is None:
-            raise UsageError(f"{nbytes} bytes at {offset} are not in the shared memory of rank {rank}")
-        return address
-
-    def signal(self, peer: int, word: int) -> None:
-        """Adds 1 to the word at this address, which ``peer`` waits for; what was stored before is there then."""
-        if code := self._library.blink_signal(self.handle, peer, word):
-            raise self.failure(code, f"signal to rank {peer}")
-
-    def await_signal(self, peer: int, word: int, value: int, wait_us: int) -> bool:
-        """Waits at most so long until ``peer`` has brought the word at this address to ``value``: whether it has."""
-        found: int = self._library.blink_await_signal(self.handle, peer, word, value, wait_us)
-        if found < 0:
-            raise self.failure(-found, f"wait for a signal of rank {peer}")
-        return found == 1
-
     def close(self) -> None:
         """Leaves; the others are told. All :class:`NativeOp` of this endpoint must be closed before."""
         if self._comm is not None:

@@ -24,7 +24,6 @@ from blinkccl.errors import PeerLostError, UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.group import Group
 from blinkccl.runtime.peer_info import alive
-from blinkccl.runtime.shared_arrays import SharedArrays
 from blinkccl.runtime.spanning_group import open_group
 from blinkccl.runtime.store import MemoryStore, Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
@@ -238,17 +237,6 @@ class Communicator:
         _check_memory("recv", "the array", array, written=True)
         future = _keep(self.group.irecv(_address(array), array.nbytes, src, tag, deadline_s), array)
         return self.group.result(future) if wait else future
-
-    # ---- one-sided
-
-    def share(self, array: Array) -> SharedArrays:
-        """Every rank gives an array of :func:`blinkccl.empty`; all may then :func:`put` to it and :func:`get` from it.
-
-        All ranks call it; sizes may differ, types may not. UsageError, on all ranks, if one gives anything else;
-        UnsupportedError if the ranks are on several hosts.
-        """
-        _check_memory("share", "the array", array, written=True)
-        return SharedArrays(self.group, array)
 
     # ---- parts
 

@@ -88,7 +88,6 @@ class HostGroup(Group):
         super().__init__(store, rank, size, prefix, default_timeout_s() if deadline_s is None else deadline_s)
         self._area = Area()
         self._crossing, self._table = Crossing.NEVER, built_in(size)
-        self.shared_arrays: set[object] = set()  # what peers may write to stays in memory
         deadline = time.monotonic() + self.timeout_s
         with bootstrap or meet(store, prefix, rank, size, deadline, look, wish()) as met:
             self._make(met, deadline, cross_memory.wish(), tuned.table_for(size))
@@ -247,7 +246,6 @@ class HostGroup(Group):
         if self._timeline is not None:
             timeline.write(self._timeline, self._endpoint, self.prefix)
         self._memory.close()
-        self.shared_arrays.clear()
 
 
 def chosen_op(

@@ -179,7 +179,7 @@ enum blink_event_kind { BLINK_EVENT_CALL = 1, BLINK_EVENT_EXECUTION = 2, BLINK_E
 #define BLINK_MOST_EVENTS 16777216
 
 // A call is recorded when it ends, after what it consists of. A wait is one that outlasts its first looks, some
-// microseconds, and begins after these. Point to point and one-sided copies leave no events.
+// microseconds, and begins after these. Point to point leaves no events.
 typedef struct {
   int64_t begin_ns, end_ns;  // CLOCK_MONOTONIC, which all processes of a host share
   uint64_t sequence;         // number of the call on this communicator; its own calls count too
@@ -453,14 +453,6 @@ blink_op* blink_bundle_op_of_blocks(blink_bundle* bundle, blink_comm* comm, cons
 // collectives.
 int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us);
 int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us);
-// One-sided: where `bytes` at `offset` of `rank`'s heap are in this process, as long as the communicator lives; NULL if
-// they are not wholly in it.
-void* blink_heap_at(blink_comm* comm, int32_t rank, int64_t offset, int64_t bytes);
-// Adds 1 to a word in shared memory on which `peer` waits; who sees it sees all that this thread has stored before.
-// 0 or a code.
-int blink_signal(blink_comm* comm, int32_t peer, uint64_t* word);
-// Waits at most `wait_us` until `peer` has brought `word` to `value`: 1, or 0 if the time is up, or −blink_code.
-int blink_await_signal(blink_comm* comm, int32_t peer, const uint64_t* word, uint64_t value, int64_t wait_us);
 // For people: the message that this rank has waited for longest, with its tag, from or to `peer` (-1: any), since
 // `since_us` of CLOCK_MONOTONIC; 0: for none.
 void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us);
