@@ -1,7 +1,7 @@
-"""What is exported to other runtimes: how it fits, whether it is right, and how long it takes beside our own plan.
+"""Plans that are exported to MSCCL++: how they fit, and whether they are right.
 
 Every plan is written, read back by what knows nothing of exports, judged, and run on whole numbers in two orders of its
-thread blocks against the collective's definition. Times are those of ``blink sim``, of the file and of the plan.
+thread blocks against the collective's definition.
 
     python benchmarks/exports.py [-o exports.md] [--astra-sim FOLDER]
 """
@@ -15,35 +15,28 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import exp, log
 from pathlib import Path
 
 import astra_sim
 
 from blinkccl.algorithms.given_channels import forest_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.baselines.candidate import Conditions
-from blinkccl.choice.candidates import code_of, of_forest
-from blinkccl.choice.listed import of_instructions
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.reference import run as run_program
-from blinkccl.errors import BlinkError, TopologyError
-from blinkccl.export.chunked import MOST_BLOCKS
+from blinkccl.errors import BlinkError
+from blinkccl.export.mscclpp import MOST_BLOCKS
 from blinkccl.export.registry import Choices, format_of
-from blinkccl.foreign import msccl, mscclpp
-from blinkccl.foreign.formats import audits
-from blinkccl.foreign.verify import SERVED, run
+from blinkccl.foreign import mscclpp
+from blinkccl.foreign.verify import SERVED, audit, run
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest
 from blinkccl.proof.audit import audit as audit_plan
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.calibration import calibration_for
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.nccl_graph import parse as parse_graphs
 from blinkccl.topology.spec import parse_gpus, parse_spec
-from blinkccl.topology.xml_tree import parse_xml
 
 #: The catalog, allocations without a ring or with unequal links, clusters, rules.
 JOBS = (
@@ -65,13 +58,11 @@ JOBS = (
 )
 #: Weights of two trees whose common denominator is a prime of so many digits.
 PRIME = 1_000_000_007
-FORMATS = ("msccl", "mscclpp")
-SIZE = 2**26
 
 
 @dataclass(frozen=True)
 class Row:
-    """``reason``: why nothing was written; else how full the file is, and seconds of the file and of the plan."""
+    """``reason``: why nothing was written; else how full the file is."""
 
     job: str
     collective: str
@@ -80,8 +71,6 @@ class Row:
     blocks: int = 0
     steps: int = 0
     channels: int = 0
-    theirs: float = 0.0
-    ours: float = 0.0
 
 
 def forest_for(spec: str, gpus: str | None, name: str, algo: str = "optimal") -> Forest:
@@ -91,13 +80,8 @@ def forest_for(spec: str, gpus: str | None, name: str, algo: str = "optimal") ->
     return ALGORITHMS[algo].plan(Request(topology, Collective(name, len(ranks), root=root), ranks))
 
 
-def fullness(form: str, text: str) -> tuple[int, int, int]:
-    """The most thread blocks of a GPU, steps of a thread block, and channels (of a file; of a thread block)."""
-    if form == "msccl":
-        root = parse_xml(text, "export")
-        blocks = [gpu.all("tb") for gpu in root.all("gpu")]
-        steps = max(len(tb.children) for each in blocks for tb in each)
-        return max(map(len, blocks)), steps, int(root.attributes["nchannels"])
+def fullness(text: str) -> tuple[int, int, int]:
+    """The most thread blocks of a GPU, and operations and channels of a thread block."""
     gpus = json.loads(text)["gpus"]
     listed = [tb for gpu in gpus for tb in gpu["threadblocks"]]
     return (
@@ -107,20 +91,19 @@ def fullness(form: str, text: str) -> tuple[int, int, int]:
     )
 
 
-def row(form: str, job: str, forest: Forest, in_place: bool = False) -> Row:
+def row(job: str, forest: Forest, in_place: bool = False) -> Row:
     """One export, after all that is promised of it."""
     name = forest.collective.name
     try:
-        (file,) = format_of(form).write_as(Choices(in_place))(lower(forest), forest, None)
+        (file,) = format_of("mscclpp").write_as(Choices(in_place))(lower(forest), forest, None)
     except BlinkError as error:
         return Row(job, name, str(error))
-    chunks, theirs, ours = judged(job, file.text, forest, in_place)
-    return Row(job, name, "", chunks, *fullness(form, file.text), theirs, ours)
+    return Row(job, name, "", judged(job, file.text, forest, in_place), *fullness(file.text))
 
 
-def judged(job: str, text: str, forest: Forest, in_place: bool) -> tuple[int, float, float]:
-    """Chunks, and seconds of the file and of the plan; AssertionError where the file is not what is promised of it."""
-    (found,) = audits(text.encode(), job) or ()
+def judged(job: str, text: str, forest: Forest, in_place: bool) -> int:
+    """Chunks of a block; AssertionError where the file is not what is promised of it."""
+    found = audit(mscclpp.read(text.encode(), job))
     assert found.faults == (), found.faults[0]
     assert (found.plan.collective, found.plan.in_place) == (forest.collective, in_place)
     sizes = found.plan.judged_bytes or (0,)
@@ -129,32 +112,24 @@ def judged(job: str, text: str, forest: Forest, in_place: bool) -> tuple[int, fl
         wanted = oracle(forest.collective, inputs)
         for seed in (None, 1):
             assert mismatch(run(plan, inputs, seed=seed), wanted, plan.chunks) is None
-    request = Request(forest.topology, forest.collective, forest.ranks)
-    conditions = Conditions(calibration_for(forest.topology))
-    code = code_of(request)
-    ours = of_forest(forest, code, conditions).at(SIZE).seconds
-    try:
-        theirs = of_instructions(job, found.plan, request, code, conditions).at(SIZE).seconds
-    except TopologyError:  # A way through a host's memory, which these formats do not name.
-        theirs = 0.0
-    return found.plan.chunks, theirs, ours
+    return found.plan.chunks
 
 
-def jobs(form: str) -> Iterator[Row]:
+def jobs() -> Iterator[Row]:
     """A row per job and collective."""
     for spec, gpus in JOBS:
         for name in SERVED:
-            yield row(form, f"`{spec}`{f' {gpus}' if gpus else ''}", forest_for(spec, gpus, name))
+            yield row(f"`{spec}`{f' {gpus}' if gpus else ''}", forest_for(spec, gpus, name))
 
 
-def allocations(form: str) -> tuple[list[Row], int]:
+def allocations() -> tuple[list[Row], int]:
     """All classes of allocations of a DGX-1V: AllReduce in place and AllGather out of place; and how many classes."""
     classes = connected_allocations("dgx-1v")
     found = []
     for gpus in classes:
         named = ",".join(map(str, gpus))
         for name in ("allreduce", "allgather"):
-            found.append(row(form, named, forest_for("dgx-1v", named, name), name == "allreduce"))
+            found.append(row(named, forest_for("dgx-1v", named, name), name == "allreduce"))
     return found, len(classes)
 
 
@@ -171,10 +146,8 @@ def refusals() -> Iterator[str]:
     """What does not fit, with the sentence that says so."""
     cases = [
         ("mscclpp", "alltoall of 72 GPUs", lambda: forest_for("gb200-nvl72", None, "alltoall", "one_hop")),
-        ("msccl", "alltoall of 72 GPUs", lambda: forest_for("gb200-nvl72", None, "alltoall", "one_hop")),
-        ("msccl", f"weights over the prime {PRIME:,}", lambda: of_prime(forest_for("ring:4", None, "broadcast"))),
         ("mscclpp", f"weights over the prime {PRIME:,}", lambda: of_prime(forest_for("ring:4", None, "broadcast"))),
-        ("msccl", "gather", lambda: forest_for("ring:4", None, "gather")),
+        ("mscclpp", "gather", lambda: forest_for("ring:4", None, "gather")),
         ("nccl-graph", "trees of a DGX-1V", lambda: forest_for("dgx-1v", "1,4,5,6", "allreduce")),
     ]
     for form, about, make in cases:
@@ -209,60 +182,39 @@ def switch_row(spec: str, gpus: str | None, in_place: bool) -> str:
     topology = parse_spec(spec)
     forest = forest_for(spec, gpus, "allreduce")
     (file,) = format_of("mscclpp").pack_as(Choices(in_place))(topology, forest.ranks)
-    theirs, ours = judged(spec, file.text, forest, in_place)[1:]
-    named = f"`{spec}`{f' {gpus}' if gpus else ''}, {'in' if in_place else 'out of'} place"
-    return f"| {named} | {theirs * 1e3:.3f} | {ours * 1e3:.3f} | {theirs / ours:.2f} |"
+    judged(spec, file.text, forest, in_place)
+    return f"| `{spec}`{f' {gpus}' if gpus else ''} | {'in' if in_place else 'out of'} place | yes |"
 
 
-def table(form: str, rows: list[Row]) -> list[str]:
-    limits = {
-        "msccl": f"blocks of {MOST_BLOCKS} | steps of {msccl.MOST_STEPS} | channels of {msccl.MOST_CHANNELS}",
-        "mscclpp": f"blocks of {MOST_BLOCKS} | operations of {mscclpp.MOST_OPERATIONS} | channels of "
-        f"{mscclpp.MOST_CHANNELS}",
-    }[form]
+def table(rows: list[Row]) -> list[str]:
     lines = [
-        f"| job | collective | chunks | {limits} | read, verified, equal | ms | plan, ms | ratio |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| job | collective | chunks | blocks of {MOST_BLOCKS} | operations of {mscclpp.MOST_OPERATIONS} | "
+        f"channels of {mscclpp.MOST_CHANNELS} | read, verified, equal |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in rows:
-        if one.reason:
-            lines.append(f"| {one.job} | {one.collective} | | | | | {one.reason} | | | |")
-            continue
-        theirs, ratio = (f"{one.theirs * 1e3:.3f}", f"{one.theirs / one.ours:.2f}") if one.theirs else ("staged", "")
-        lines.append(
-            f"| {one.job} | {one.collective} | {one.chunks} | {one.blocks} | {one.steps} | {one.channels} | yes | "
-            f"{theirs} | {one.ours * 1e3:.3f} | {ratio} |"
-        )
+        full = f"{one.chunks} | {one.blocks} | {one.steps} | {one.channels} | yes"
+        lines.append(f"| {one.job} | {one.collective} | {f' | | | | {one.reason}' if one.reason else full} |")
     return lines
 
 
 def summary(rows: list[Row]) -> str:
-    """How many were written, and how their times compare."""
+    """How many were written."""
     wrote = [one for one in rows if not one.reason]
-    parts = sorted(one.theirs / one.ours for one in wrote if one.theirs)
-    mean = exp(sum(log(part) for part in parts) / len(parts))
-    return (
-        f"{len(wrote)} of {len(rows)} written, all read back, verified and equal to the oracle; time of the file over "
-        f"that of the plan: geometric mean {mean:.2f}, {parts[0]:.2f} to {parts[-1]:.2f}"
-    )
+    return f"{len(wrote)} of {len(rows)} written, all read back, verified and equal to the oracle"
 
 
 def page() -> Iterator[str]:
     yield from (*PREFACE.splitlines(), "")
-    sections = []
-    for form in FORMATS:
-        rows = list(jobs(form))
-        shaped, classes = allocations(form)
-        yield f"**`{form}`.** {summary(rows)}."
-        yield f"All {classes} classes of allocations of a DGX-1V, AllReduce in place and AllGather: {summary(shaped)}."
-        yield ""
-        refused = Counter(one.reason for one in shaped if one.reason)
-        sections += ["", f"## `{form}`", "", *table(form, rows), *(f"\n{why}" for why in refused)]
-    yield from sections
+    rows, (shaped, classes) = list(jobs()), allocations()
+    yield f"{summary(rows)}."
+    yield f"All {classes} classes of allocations of a DGX-1V, AllReduce in place and AllGather: {summary(shaped)}."
+    refused = Counter(one.reason for one in shaped if one.reason)
+    yield from ("", "## Plans", "", *table(rows), *(f"\n{why}" for why in refused))
     yield from ("", "## Rings for NCCL", "", "| job | read back |", "|---|---|")
     for spec, gpus in (("dgx-1v", None), ("dgx-1v", "0-5"), ("dgx-2", "0-7"), ("hgx-h100", None), ("mi300x", None)):
         yield graph_row(spec, gpus)
-    yield from ("", "## AllReduce in the switch", "", "| job | ms | plan, ms | ratio |", "|---|---|---|---|")
+    yield from ("", "## AllReduce in the switch", "", "| job | calls | read, verified, equal |", "|---|---|---|")
     for spec, gpus in (("hgx-h100", None), ("hgx-h100", "0-3"), ("hgx-h200", None), ("dgx-b200", None)):
         for in_place in (False, True):
             yield switch_row(spec, gpus, in_place)
@@ -273,18 +225,9 @@ PREFACE = """# Exports
 
     python benchmarks/exports.py -o benchmarks/exports.md
 
-What `blink export` writes of optimal plans, read back by readers that know nothing of exports
+What `blink export --to mscclpp` writes of optimal plans, read back by a reader that knows nothing of exports
 ([how](../docs/howto/export.md)), judged for every order of thread blocks, and run on whole numbers in two of these
-against the collective's definition. Times are those of `blink sim` at 64 MiB, of the file and of our own plan, on one
-calibration: a model, no measurement. *staged*: the plan goes through a host's memory between two GPUs, which the
-formats do not name, so the file is not timed.
-
-Before files for MSCCL++ went in rounds, 28 AllReduces and AllGathers of these jobs took 2.08 times the plan's time
-(geometric mean, 1.00 to 7.01, in the same model), now 1.17; on GPUs 1,4,5,6 of a DGX-1V 2.95, now 1.05. One is slower
-than before: the AllReduce of an MI300X (1.00, now 1.38), whose plans are timed as copies, which cost something each.
-That of a DGX-2 hardly gains (1.56, now 1.50): a star of 16 has more channels than a thread block, and one does all of
-it. What the files leave: a thread block does one thing after the other, and MSCCL's goes through all its steps once
-per 2 MiB.
+against the collective's definition.
 """
 
 

@@ -1,6 +1,6 @@
-"""Every algorithm × collective × format with chunks: what is exported is read back, proved, and equals the oracle.
+"""Every algorithm × collective for MSCCL++: what is exported is read back, proved, and equals the oracle.
 
-The readers know nothing of exports (:mod:`blinkccl.foreign`), and of the plan only what the file says.
+The reader knows nothing of exports (:mod:`blinkccl.foreign`), and of the plan only what the file says.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from random import Random
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -18,15 +17,14 @@ from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.export import msccl as export_msccl
-from blinkccl.export.registry import ANY, FORMATS, Choices, format_of
-from blinkccl.foreign import execute, msccl, mscclpp
-from blinkccl.foreign.formats import audits
+from blinkccl.export.registry import ANY, Choices, format_of
+from blinkccl.foreign import execute, mscclpp
 from blinkccl.foreign.verify import SERVED, ForeignAudit, run
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_gpus, parse_spec
 from support.examples import ALL_TESTS, examples
+from support.foreign_files import audited
 from support.forests import random_collective, random_forest
 from support.planned import asked, by_hand, plan_or_reason, planned
 
@@ -40,16 +38,15 @@ JOBS = {
     "random:5:seed=3": None,
     "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
 }
-LISTS = [name for name, row in FORMATS.items() if row.chooses]
 
 
-def exported(name: str, forest: Forest, choices: Choices = ANY) -> str:
-    return format_of(name).write_as(choices)(lower(forest), forest, None)[0].text
+def exported(forest: Forest, choices: Choices = ANY) -> str:
+    return format_of("mscclpp").write_as(choices)(lower(forest), forest, None)[0].text
 
 
 def proved(text: str, forest: Forest) -> ForeignAudit:
     """The one audit of a file, after a look at all that it must say, and a run in two orders."""
-    (found,) = audits(text.encode(), "export") or ()
+    found = audited(text)
     assert found.faults == ()
     assert found.plan.collective == forest.collective
     inputs = make_inputs(forest.collective, found.plan.chunks, "int32")
@@ -62,8 +59,7 @@ def proved(text: str, forest: Forest) -> ForeignAudit:
 
 @pytest.mark.parametrize("collective", SERVED)
 @pytest.mark.parametrize("spec", JOBS)
-@pytest.mark.parametrize("name", LISTS)
-def test_every_plan_is_read_back_and_equals_the_oracle(name: str, spec: str, collective: str) -> None:
+def test_every_plan_is_read_back_and_equals_the_oracle(spec: str, collective: str) -> None:
     wrote = 0
     for number, algorithm in enumerate(ALGORITHMS):
         forest = plan_or_reason(algorithm, asked(spec, collective, JOBS[spec], root=2))
@@ -72,106 +68,92 @@ def test_every_plan_is_read_back_and_equals_the_oracle(name: str, spec: str, col
         for in_place in (False, True) if ALL_TESTS else (bool(number % 2) and collective != "alltoall",):
             if in_place and collective == "alltoall":
                 continue
-            found = proved(exported(name, forest, Choices(in_place)), forest)
+            found = proved(exported(forest, Choices(in_place)), forest)
             assert found.plan.in_place == in_place
             wrote += 1
     assert wrote
 
 
-@given(
-    seed=st.integers(0, 2**32), collective=st.sampled_from(SERVED), name=st.sampled_from(LISTS), in_place=st.booleans()
-)
+@given(seed=st.integers(0, 2**32), collective=st.sampled_from(SERVED), in_place=st.booleans())
 @examples(60)
-def test_random_plans_are_read_back_and_equal_the_oracle(seed: int, collective: str, name: str, in_place: bool) -> None:
+def test_random_plans_are_read_back_and_equal_the_oracle(seed: int, collective: str, in_place: bool) -> None:
     random = Random(seed)
     forest = random_forest(random, random_collective(random, random.randint(2, 6), collective))
     if in_place and collective == "alltoall":
         in_place = False
-    proved(exported(name, forest, Choices(in_place)), forest)
+    proved(exported(forest, Choices(in_place)), forest)
 
 
-@pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("spec", ["dgx-1v", "dgx-a100", "mi250", "2x dgx-a100"])
-def test_plans_of_whole_machines_fit(name: str, spec: str) -> None:
+def test_plans_of_whole_machines_fit(spec: str) -> None:
     for collective in ("allreduce", "allgather", "broadcast"):
         forest = planned("optimal", asked(spec, collective))
-        (found,) = audits(exported(name, forest).encode(), "export") or ()
+        found = audited(exported(forest))
         assert found.ok
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_the_same_plan_gives_the_same_text(name: str) -> None:
+def test_the_same_plan_gives_the_same_text() -> None:
     forest = planned("optimal", asked("random:5:seed=3"))
-    assert exported(name, forest) == exported(name, forest)
+    assert exported(forest) == exported(forest)
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_weights_are_rounded_only_if_asked(name: str) -> None:
+def test_weights_are_rounded_only_if_asked() -> None:
     forest = planned("optimal", asked("random:5:seed=3"))
     exact = max(share.weight.denominator for share in forest.shares)
-    assert proved(exported(name, forest), forest).plan.chunks % exact == 0
-    file = format_of(name).write_as(Choices(chunks=2))(lower(forest), forest, None)[0]
+    assert proved(exported(forest), forest).plan.chunks % exact == 0
+    file = format_of("mscclpp").write_as(Choices(chunks=2))(lower(forest), forest, None)[0]
     assert proved(file.text, forest).plan.chunks == 2
     told = re.fullmatch(r"2 chunks per block: ([0-9.]+) of ([0-9.]+) GB/s", file.note)
     assert told is not None
     assert Fraction(told[1]) < Fraction(told[2])
     with pytest.raises(UsageError, match="--chunks 0: expected at least 1"):
-        exported(name, forest, Choices(chunks=0))
+        exported(forest, Choices(chunks=0))
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "limit", "least", "said"),
+    ("limit", "least", "said"),
     [
-        ("msccl", export_msccl, "MOST_BLOCKS", 2, "a GPU runs 2 thread blocks side by side, got 4"),
-        ("msccl", msccl, "MOST_STEPS", 1, "a thread block holds 1 steps, got "),
-        ("msccl", msccl, "MOST_NODES", 9, "a rank loads 9 nodes, got "),
-        ("msccl", msccl, "MOST_PEERS", 2, "a channel of a GPU has 2 peers each way, got 3"),
-        ("mscclpp", mscclpp, "MOST_CHANNELS", 2, "a thread block holds 2 memory channels, got 3"),
-        ("mscclpp", mscclpp, "MOST_OPERATIONS", 6, "a thread block holds 6 operations, got "),
-        ("mscclpp", mscclpp, "MOST_BUFFERS", 2, "a thread block holds 2 remote memory buffers, got 3"),
+        ("MOST_CHANNELS", 2, "a thread block holds 2 memory channels, got 3"),
+        ("MOST_OPERATIONS", 6, "a thread block holds 6 operations, got "),
+        ("MOST_BUFFERS", 2, "a thread block holds 2 remote memory buffers, got 3"),
     ],
 )
-def test_a_limit_is_named_with_what_fits(
-    name: str, module: ModuleType, limit: str, least: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, limit, least)
+def test_a_limit_is_named_with_what_fits(limit: str, least: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mscclpp, limit, least)
     with pytest.raises(UnsupportedError) as refused:
-        exported(name, planned("one_hop", asked("clique:4", "allreduce")))
+        exported(planned("one_hop", asked("clique:4", "allreduce")))
     assert said in refused.value.reason
     assert re.search(r"; (what fits: --(algo \w+|fewest-trees) \(|nothing that was tried fits: )", refused.value.reason)
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_what_cannot_be_proved_is_not_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_proved_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "MOST_MOVED", 10)
     with pytest.raises(UnsupportedError, match=r"what would be written cannot be proved: .* too many to judge; "):
-        exported(name, planned("ring", asked("ring:4")))
+        exported(planned("ring", asked("ring:4")))
 
 
-@pytest.mark.parametrize(("name", "most"), [("msccl", 32767), ("mscclpp", 65536)])
-def test_too_many_chunks_are_refused_with_a_rounding_that_fits(name: str, most: int) -> None:
+def test_too_many_chunks_are_refused_with_a_rounding_that_fits() -> None:
     topology = parse_spec("ring:3")
     tree = Tree(0, ((0, 1), (0, 2)))
     weights = [Fraction(1, 100_003), Fraction(100_002, 100_003)]
     shares = [Share(weight, number, None, 0, None, tree) for number, weight in enumerate(weights)]
     forest = by_hand(Collective("broadcast", 3, root=0), topology, shares)
     with pytest.raises(UnsupportedError) as refused:
-        exported(name, forest)
-    assert f"the format holds {most} chunks per buffer, got 100003" in refused.value.reason
+        exported(forest)
+    assert "the format holds 65536 chunks per buffer, got 100003" in refused.value.reason
     assert "what fits: --chunks 64 (25 of 25 GB/s)" in refused.value.reason
-    assert proved(exported(name, forest, Choices(chunks=64)), forest).plan.chunks == 64
+    assert proved(exported(forest, Choices(chunks=64)), forest).plan.chunks == 64
 
 
 def test_what_formats_cannot_say_is_refused() -> None:
-    for name in LISTS:
-        with pytest.raises(UnsupportedError, match="the format has no gather; it has allreduce"):
-            exported(name, planned("optimal", asked("ring:4", "gather")))
-        with pytest.raises(UnsupportedError, match=r"through vertices \[2, 5\] outside the job"):
-            exported(name, planned("optimal", asked("chain:7", "broadcast", "0,3,6", relays=True)))
-        with pytest.raises(UnsupportedError, match="leave --in-place out"):
-            exported(name, planned("optimal", asked("ring:4", "alltoall")), Choices(True))
+    with pytest.raises(UnsupportedError, match="the format has no gather; it has allreduce"):
+        exported(planned("optimal", asked("ring:4", "gather")))
+    with pytest.raises(UnsupportedError, match=r"through vertices \[2, 5\] outside the job"):
+        exported(planned("optimal", asked("chain:7", "broadcast", "0,3,6", relays=True)))
+    with pytest.raises(UnsupportedError, match="leave --in-place out"):
+        exported(planned("optimal", asked("ring:4", "alltoall")), Choices(True))
     with pytest.raises(UsageError, match=r"CUDA C\+\+ knows neither --in-place nor --chunks"):
-        exported("cuda", planned("optimal", asked("ring:4")), Choices(True))
+        format_of("cuda").write_as(Choices(True))
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -180,7 +162,7 @@ def test_what_a_switch_adds_up_is_read_back_and_equals_the_oracle(spec: str, gpu
     machine = parse_spec(spec)
     ranks = parse_gpus(gpus, machine)
     (file,) = format_of("mscclpp").pack_as(Choices(in_place))(machine, ranks)
-    (found,) = audits(file.text.encode(), "export") or ()
+    found = audited(file.text)
     assert (found.faults, found.assumes, found.plan.in_place) == ((), "", in_place)
     assert found.plan.sized is not None
     for plan in (found.plan, found.plan.sized(found.plan.judged_bytes[-1])):

@@ -1,8 +1,6 @@
-"""Plans of other runtimes, written by hand in a short form, for tests of their readers.
+"""Plans of MSCCL++, written by hand in a short form, for tests of their reader: two GPUs that do the same.
 
-A step is ``"rrcs i0 o2"``: type, source and destination as buffer and chunk (``-`` for none), then, in any order, a
-count ``*2``, a dependence ``<1.0`` (thread block and step) and ``!`` where others wait for it. An operation of MSCCL++
-is a dictionary, made by the functions at the end.
+An operation is a dictionary, made by the functions at the end.
 """
 
 from __future__ import annotations
@@ -11,110 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-#: (send, recv, channel, steps)
-Tb = tuple[int, int, int, Sequence[str]]
-#: (i_chunks, o_chunks, s_chunks, thread blocks)
-Gpu = tuple[int, int, int, Sequence[Tb]]
-
-
-def algorithm(coll: str, loop: int, gpus: Sequence[Gpu], in_place: bool = False, channels: int = 1) -> str:
-    """MSCCL XML."""
-    lines = [
-        f'<algo name="by hand" proto="Simple" nchannels="{channels}" nchunksperloop="{loop}" ngpus="{len(gpus)}" '
-        f'coll="{coll}" inplace="{int(in_place)}" outofplace="{int(not in_place)}" minBytes="0" maxBytes="0">'
-    ]
-    for rank, (inputs, outputs, scratch, blocks) in enumerate(gpus):
-        lines.append(f'<gpu id="{rank}" i_chunks="{inputs}" o_chunks="{outputs}" s_chunks="{scratch}">')
-        for number, (send, recv, channel, steps) in enumerate(blocks):
-            lines.append(f'<tb id="{number}" send="{send}" recv="{recv}" chan="{channel}">')
-            lines += [_step(place, step) for place, step in enumerate(steps)]
-            lines.append("</tb>")
-        lines.append("</gpu>")
-    return "\n".join([*lines, "</algo>"])
-
-
-def _step(place: int, text: str) -> str:
-    kind, source, target, *rest = text.split()
-    count, depid, deps = 0 if kind == "nop" else 1, "-1", "-1"
-    for word in rest:
-        count = int(word[1:]) if word[0] == "*" else count
-        depid, deps = word[1:].split(".") if word[0] == "<" else (depid, deps)
-    ends = [("i", "-1") if end == "-" else (end[0], end[1:]) for end in (source, target)]
-    return (
-        f'<step s="{place}" type="{kind}" srcbuf="{ends[0][0]}" srcoff="{ends[0][1]}" dstbuf="{ends[1][0]}" '
-        f'dstoff="{ends[1][1]}" cnt="{count}" depid="{depid}" deps="{deps}" hasdep="{int("!" in rest)}"/>'
-    )
-
-
-def ring_allreduce(n: int = 3) -> str:
-    """One thread block per GPU; each chunk goes twice round."""
-    gpus: list[Gpu] = []
-    for rank in range(n):
-        chunk = [(rank - hop) % n for hop in range(2 * n)]
-        steps = [f"s i{chunk[0]} -"]
-        steps += [f"rrs i{chunk[hop]} -" for hop in range(1, n - 1)]
-        steps += [f"rrcs i{chunk[n - 1]} o{chunk[n - 1]}"]
-        steps += [f"rcs - o{chunk[hop]}" for hop in range(n, 2 * n - 2)]
-        steps += [f"r - o{chunk[2 * n - 2]}"]
-        gpus.append((n, n, 0, [((rank + 1) % n, (rank - 1) % n, 0, steps)]))
-    return algorithm("allreduce", n, gpus)
-
-
-def gathered_reduce_scatter() -> str:
-    """Three GPUs; contributions arrive in scratch by two thread blocks, and a third adds them up."""
-    gpus: list[Gpu] = []
-    for rank in range(3):
-        peers = [(rank + 1) % 3, (rank + 2) % 3]
-        blocks: list[Tb] = [(peer, peer, 0, [f"s i{peer} -", f"r - s{k} !"]) for k, peer in enumerate(peers)]
-        blocks.append((-1, -1, 0, [f"cpy i{rank} o0", "nop - - <0.1", "re s0 o0 <1.1", "re s1 o0"]))
-        gpus.append((3, 1, 2, blocks))
-    return algorithm("reduce_scatter", 3, gpus)
-
-
-def pair_allgather() -> str:
-    """Two GPUs in place, two chunks each in one step."""
-    blocks = [[(1 - rank, 1 - rank, 0, [f"s o{2 * rank} - *2", f"r - o{2 - 2 * rank} *2"])] for rank in range(2)]
-    return algorithm("allgather", 4, [(0, 4, 0, tbs) for tbs in blocks], in_place=True)
-
-
-def relayed_alltoall() -> str:
-    """Three GPUs on a line: what goes from end to end passes the scratch of the middle."""
-    ends = [
-        (
-            3,
-            3,
-            0,
-            [
-                (1, 1, 0, ["s i1 -", f"s i{2 - rank} -", "r - o1", f"r - o{2 - rank}"]),
-                (-1, -1, 0, [f"cpy i{rank} o{rank}"]),
-            ],
-        )
-        for rank in (0, 2)
-    ]
-    middle = (
-        3,
-        3,
-        2,
-        [
-            (0, 0, 0, ["s i0 -", "r - o0", "r - s0 !", "s s1 - <1.2"]),
-            (2, 2, 0, ["s i2 -", "r - o2", "r - s1 !", "s s0 - <0.2"]),
-            (-1, -1, 0, ["cpy i1 o1"]),
-        ],
-    )
-    return algorithm("alltoall", 3, [ends[0], middle, ends[1]])
-
-
-def broadcast_from_1() -> str:
-    """Three GPUs, root 1, in place."""
-    blocks: list[list[Tb]] = [
-        [(-1, 1, 0, ["r - o0"])],
-        [(0, -1, 0, ["s o0 -"]), (2, -1, 0, ["s o0 -"])],
-        [(-1, 1, 0, ["r - o0"])],
-    ]
-    return algorithm("broadcast", 1, [(0, 1, 0, tbs) for tbs in blocks], in_place=True)
-
-
-# MSCCL++: two GPUs that do the same with their roles exchanged.
+from blinkccl.foreign import mscclpp
+from blinkccl.foreign.verify import ForeignAudit, audit
 
 Json = dict[str, Any]
 
@@ -365,3 +261,8 @@ def mscclpp_examples() -> dict[str, Json]:
         "switch": switch_allreduce(),
         "store": switch_allgather(),
     }
+
+
+def audited(text: str) -> ForeignAudit:
+    """The audit of a file; ScheduleError for what no runtime reads."""
+    return audit(mscclpp.read(text.encode(), "x.json"))

@@ -196,6 +196,8 @@ def audited(
         raise UsageError(
             f"{source}: this is a topology, and a plan is wanted here: blink plan --topo {source} makes one"
         )
+    if "gpus" in document and "shares" not in document:
+        raise UsageError(f"{source}: a plan of MSCCL++ has no links or trees; blink check says whether it is right")
     return source, audit(document, None if spec is None else load(spec)[0], links, source)
 
 

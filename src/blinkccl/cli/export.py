@@ -27,7 +27,7 @@ Examples:
   blink export rings.json --to nccl-graph -o x.xml
   blink export rings.json --to nccl-tuner -o t.c   and what NCCL takes at which size on them
   blink export plan.json --to mscclpp -o ag.json   an execution plan for MSCCL++; --in-place for such calls
-  blink export plan.json --to msccl --chunks 16    an algorithm for MSCCL, in at most 16 chunks per block
+  blink export plan.json --to mscclpp --chunks 16  the same in at most 16 chunks per block
   blink export plan.json --to goal -s 64M          a schedule for LogGOPSim and ATLAHS
   blink export plan.json --to chakra -s 64M -o ar  traces for ASTRA-sim: ar.0.et, ar.1.et, …
   blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL there, without a plan
@@ -42,9 +42,8 @@ Formats:
   nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings (--algo ring), or the best ones, with its own kernels. One
               server, GPUs 0 to 9
   nccl-tuner  NCCL_TUNER_PLUGIN, in C: on those rings NCCL takes at each size what its cost model finds the fastest
-  msccl       MSCCL XML, for MSCCL, and RCCL before March 2026 (there reduce_scatter is spelled reducescatter)
-  mscclpp     MSCCL++ JSON, an execution plan; without a plan AllReduce in a switch that combines (Hopper and later)
-              Both: chunks as many as the weights need, or --chunks; read back and proved before they are written
+  mscclpp     MSCCL++ JSON, an execution plan; without a plan AllReduce in a switch that combines (Hopper and later).
+              Chunks as many as the weights need, or --chunks; read back and proved before it is written
   goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and what waits for what
   chakra      Chakra execution traces of the same, for ASTRA-sim (…-implementation-custom): per rank a file, -o PREFIX
 
@@ -62,7 +61,7 @@ PlanOrNot = Annotated[
 def export(
     path: PlanOrNot = None,
     to: Annotated[
-        str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, msccl, mscclpp, goal or chakra.")
+        str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, mscclpp, goal or chakra.")
     ] = "",
     spec: Annotated[
         str | None,
@@ -74,11 +73,11 @@ def export(
     ] = None,
     gpus: Annotated[str | None, Option("--gpus", metavar="IDS", help="Without a plan: GPUs of the job.")] = None,
     in_place: Annotated[
-        bool, Option("--in-place", help="msccl, mscclpp: for calls whose input and output share memory.")
+        bool, Option("--in-place", help="mscclpp: for calls whose input and output share memory.")
     ] = False,
     chunks: Annotated[
         int | None,
-        Option("--chunks", metavar="N", help="msccl, mscclpp: round the weights to N chunks per block of data."),
+        Option("--chunks", metavar="N", help="mscclpp: round the weights to N chunks per block of data."),
     ] = None,
     size: Annotated[
         str | None, Option("--size", "-s", metavar="SIZE", help="goal, chakra: S as nccl-tests counts it, such as 64M.")

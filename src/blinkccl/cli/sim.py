@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.baselines.registry import JobCandidates
     from blinkccl.choice.candidates import Code
-    from blinkccl.foreign.instructions import InstructionList
     from blinkccl.forest.model import Forest
     from blinkccl.paper.training import StepOptions, StepTable
     from blinkccl.simulate.translate import Settings
@@ -47,7 +46,6 @@ Examples:
   blink sim allreduce --topo hgx-h100 --model transformer:7B:32:8192 --zero3
   blink sim --plan plan.json --size 64M --sharing fair
   blink sim --plan graph.xml --topo dgx-1v                          what NCCL_GRAPH_DUMP_FILE wrote
-  blink sim algorithm.xml --topo dgx-1v --gpus 0-4                  a plan of MSCCL or MSCCL++, and the optimal one
   blink sim sendrecv --topo mist --algo multi_path,one_hop --sweep -o paths.json
   blink sim sendrecv --topo dgx-1v --src 0 --dst 1 --algo multi_path --memories 1 -o paths.json
 
@@ -81,8 +79,7 @@ PlanFile = Annotated[
     Option(
         "--plan",
         metavar="FILE",
-        help="Time this plan, the rings of an NCCL graph file, or a plan of MSCCL or MSCCL++ (with --topo, and beside "
-        "--algo's, default: optimal); - reads stdin.",
+        help="Time this plan, or the rings of an NCCL graph file (with --topo); - reads stdin.",
     ),
 ]
 Size = Annotated[str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")]
@@ -256,7 +253,6 @@ def sim(
     sizes = _sizes(size, swept, begin, end, factor)
     from blinkccl.algorithms import in_switch
     from blinkccl.baselines.registry import time_all
-    from blinkccl.forest.document import MAX_BYTES
     from blinkccl.paper.training import training_steps
     from blinkccl.simulate.translate import Settings
 
@@ -267,28 +263,14 @@ def sim(
     settings = Settings(
         sharing, "per-tree" if streams is None else streams, _skew(skew), not equal_chunks, budget, coarser
     )
-    there = plan is not None and (plan.is_file() or str(plan) == "-")  # what is not is complained of later
-    content = console.read_file(plan, MAX_BYTES) if plan is not None and there else None
-    listed = None if plan is None or content is None else _listed(plan, content)
     with console.Progress("simulating") as progress:
-        if listed is not None:
-            given = {
-                "COLLECTIVE": name,
-                "--sharp": sharp or None,
-                "--root": root,
-                "--src": src,
-                "--dst": dst,
-                "--relays": relays or None,
-            }
-            _refuse_beside_plan({**given, "--skew": skew})
-            request, forest = _job_of_list(listed, spec, gpus, links), None
-        elif plan is not None:
+        if plan is not None:
             ends = {"--root": root, "--src": src, "--dst": dst}
             ways = {"--algo": algo, "--links": links, "--relays": relays or None}
             ways["--sharp"] = sharp or None
             own = {} if arguments.may_be_graph_file(plan) else {"COLLECTIVE": name, "--topo": spec}
             _refuse_beside_plan({**own, "--gpus": gpus, **ends, **ways})
-            request, forest = _job_of_plan(plan, content, spec, name)
+            request, forest = _job_of_plan(plan, spec, name)
         elif name is None:
             raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
         else:
@@ -302,7 +284,7 @@ def sim(
             request.topology, settings, calibration, "near" if chunk is None else chunk, channels, paths
         )
         conditions = replace(conditions, most_memories=memories)
-        field = _field(request, forest, runs, conditions, algo, progress, listed)
+        field = _field(request, forest, runs, conditions, algo, progress)
         _check_files_serve(field, timeline, output)
         field, rows = time_all(field, sizes, progress)
         steps = None
@@ -356,18 +338,12 @@ def _field(
     conditions: Conditions,
     algo: str | None,
     progress: console.Progress,
-    listed: _Listed | None = None,
 ) -> JobCandidates:
-    """All that is timed: the plan that was given, or who serves the request, or the two beside each other."""
+    """All that is timed: the plan that was given, or who serves the request."""
     from blinkccl.baselines.registry import JobCandidates, candidates_not_run, enter
     from blinkccl.choice import auto
     from blinkccl.choice.candidates import candidates, of_forest
-    from blinkccl.choice.listed import of_instructions
 
-    if listed is not None:
-        ours = _field(request, None, code, conditions, "optimal" if algo is None else algo, progress)
-        theirs = of_instructions(listed.name, listed.plan, request, code, conditions)
-        return replace(ours, prepared=(theirs, *ours.prepared))
     if forest is None:
         names = [] if algo is None else [part.strip() for part in algo.split(",")]
         known = candidates(code)
@@ -429,51 +405,16 @@ def _refuse_beside_plan(given: dict[str, object]) -> None:
         raise UsageError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
 
 
-def _job_of_plan(path: Path, content: bytes | None, spec: str | None, name: str | None) -> tuple[Request, Forest]:
-    """What a plan file is for, and its forest; ends with code 1 where its ``content`` states what is not so.
+def _job_of_plan(path: Path, spec: str | None, name: str | None) -> tuple[Request, Forest]:
+    """What a plan file is for, and its forest; ends with code 1 where it states what is not so.
 
     ``spec`` and ``name`` are what an NCCL graph file lacks; a plan is checked on the links of ``spec``.
     """
     from blinkccl.algorithms.registry import Request
 
-    source, found = arguments.audited(path, spec, collective=name, content=content)
+    source, found = arguments.audited(path, spec, collective=name)
     arguments.refuse_false(source, found.all_faults)
     return Request(found.forest.topology, found.forest.collective, found.forest.ranks), found.forest
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """A plan of another runtime, of which all was proved, and its file's name."""
-
-    name: str
-    plan: InstructionList
-
-
-def _listed(path: Path, content: bytes) -> _Listed | None:
-    """The plan of another runtime in a file; None if it is none; ends with code 1 if it is wrong."""
-    from blinkccl.foreign.formats import audits
-
-    source = console.source_name(path)
-    found = audits(content, source)
-    if found is None:
-        return None
-    arguments.refuse_false(source, found[0].faults)
-    return _Listed(path.name if source == str(path) else source, found[0].plan)  # in and out of place take as long
-
-
-def _job_of_list(listed: _Listed, spec: str | None, gpus: str | None, links: str | None) -> Request:
-    """What it is for, on the GPUs of a machine, which it does not name."""
-    from blinkccl.algorithms.registry import Request
-    from blinkccl.api.job import links_for
-
-    if spec is None:
-        raise UsageError(f"{listed.name}: the plan of another runtime names no links: give --topo SPEC")
-    topology, ranks = arguments.load(spec, gpus)
-    wanted = listed.plan.collective.world_size
-    if len(ranks) != wanted:
-        raise UsageError(f"{listed.name} is for {wanted} GPUs, and these are {len(ranks)}: choose them with --gpus")
-    chosen = links_for(topology, ranks, (links, False), console.note)
-    return Request(topology, listed.plan.collective, ranks, chosen)
 
 
 def _gpu(topology: Topology) -> str:

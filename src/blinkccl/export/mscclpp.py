@@ -11,31 +11,44 @@ the receiver keeps them, or into its scratch where they are to be combined or it
 first put a thread block waits until the other has begun.
 
 Between servers data go by port channels, elsewhere by memory channels. Contributions are combined in the order of the
-receives, the own one first (see :mod:`blinkccl.export.msccl`). What is written is read back and proved.
+receives, the own one first: exact for what is associative, and in other last bits than engines have it where it is not.
+What is written is read back and proved.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from math import lcm
 from typing import Any, TypeVar
 
-from blinkccl.errors import InternalError, LimitError, UsageError
-from blinkccl.export.chunked import MOST_BLOCKS, Chunked, Form, Place, file_of
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.errors import InternalError, LimitError, ScheduleError, TopologyError, UnsupportedError, UsageError
+from blinkccl.export.chunked import Chunked, Place
 from blinkccl.export.mscclpp_switch import allreduce_gpus, combining_switch
 from blinkccl.export.registry import ANY, Choices, File
 from blinkccl.foreign import mscclpp
 from blinkccl.foreign.verify import audit
 from blinkccl.forest.model import Forest
+from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
 from blinkccl.topology.model import Topology
 
-#: Bytes of a round: of 64 KiB to 1 MiB these are fast from some MiB on, in the simulator (``benchmarks/exports.md``).
+#: Thread blocks of a GPU that run side by side on an A100, and so must on anything.
+MOST_BLOCKS = 108
+#: Bytes of a round: of 64 KiB to 1 MiB these were the fastest in simulations of such plans, from some MiB on.
 UNIT_BYTES = 2**19
 #: Slices of less than this part of the largest are moved in one piece.
 _LARGEST_OVER_SMALLEST = 8
 #: An operation's byte offsets are unsigned 32-bit numbers; sizes are multiples of so many bytes per chunk.
 MOST_BYTES, ALIGNMENT = 2**32 - 1, 16
+#: What is tried where a plan does not fit: roundings, fewer trees for so many ranks (a search), and algorithms.
+_ROUNDINGS = (64, 32, 16, 12, 8, 4, 2, 1)
+_MOST_SEARCHED = 16
+_BASELINES = ("one_hop", "ring", "double_binary_tree", "flat", "internal_broadcast")
 _SPELLED = {"reduce_scatter": "reducescatter"}
 
 Json = dict[str, Any]
@@ -47,8 +60,26 @@ Unit = tuple[int, int]
 def write(
     program: Program, forest: Forest, _machine: Topology | None = None, choices: Choices = ANY
 ) -> tuple[File, ...]:
-    """One file; see :class:`blinkccl.export.registry.Write`, and :func:`blinkccl.export.chunked.file_of`."""
-    return (file_of("mscclpp.json", _FORM, program, forest, choices),)
+    """One file, read back and proved; see :class:`blinkccl.export.registry.Write`.
+
+    UnsupportedError names the limit that is exceeded, and what fits instead, as it is typed: fewer chunks, or another
+    algorithm, by rate. InternalError if what was written is wrong.
+    """
+    if choices.chunks is not None and choices.chunks < 1:
+        raise UsageError(f"--chunks {choices.chunks}: expected at least 1")
+    try:
+        chunked = Chunked(program, choices)
+        text = _proved(_texts(chunked, forest))
+    except LimitError as limit:
+        raise UnsupportedError(f"{limit.reason}; {_what_fits(program, forest, choices)}") from None
+    unit, rate, notes = forest.topology.unit_gb_per_s, chunked.rate(forest), []
+    if rate != forest.rate:
+        notes.append(
+            f"{chunked.chunks} chunks per block: {float(rate) * unit:.4g} of {float(forest.rate) * unit:.4g} GB/s"
+        )
+    if program.collective.root is not None:
+        notes.append(f"right for calls with root {program.collective.root} alone, which the format does not say")
+    return (File("mscclpp.json", text, "; ".join(notes)),)
 
 
 def pack(machine: Topology, ranks: tuple[int, ...], choices: Choices = ANY) -> tuple[File, ...]:
@@ -59,11 +90,54 @@ def pack(machine: Topology, ranks: tuple[int, ...], choices: Choices = ANY) -> t
     gpus = allreduce_gpus(len(ranks), choices.in_place, UNIT_BYTES)
     chunks = gpus[0]["input_chunks"]
     text = _document("allreduce", len(ranks), choices.in_place, gpus, chunks, chunks)
-    (found,) = (audit(plan) for plan in mscclpp.read(text.encode(), "export"))
+    found = audit(mscclpp.read(text.encode(), "export"))
     if not found.ok:
         raise InternalError(f"what was written is no AllReduce: {found.faults[0]}")
-    note = "an AllReduce that the switch adds up; blink sim FILE --topo says how long it takes"
-    return (File("mscclpp.json", text, note),)
+    return (File("mscclpp.json", text, "an AllReduce that the switch adds up"),)
+
+
+def _proved(texts: Iterable[str]) -> str:
+    """The first text that is right; the one with most to gain comes first."""
+    faults: tuple[str, ...] = ()
+    for text in texts:
+        try:
+            faults = audit(mscclpp.read(text.encode(), "export")).faults
+        except ScheduleError as error:
+            raise LimitError(f"what would be written cannot be proved: {error}") from None
+        if not faults:
+            return text
+    raise InternalError(f"what was written does not do what the plan does: {faults[0]}")
+
+
+def _what_fits(program: Program, forest: Forest, choices: Choices) -> str:
+    """The finest rounding that fits, and the fastest of other trees."""
+    request = Request(forest.topology, forest.collective, forest.ranks)
+    exact = choices.chunks or lcm(*(part.stop.denominator for part in program.slices))
+    found: list[tuple[Fraction, str]] = []
+    for chunks in (one for one in _ROUNDINGS if one < exact):
+        found = _fitting(f"--chunks {chunks}", partial(replace, forest), replace(choices, chunks=chunks))
+        if found:
+            break
+    others = [(f"--algo {name}", partial(ALGORITHMS[name].plan, request)) for name in _BASELINES]
+    if len(forest.ranks) <= _MOST_SEARCHED:
+        fewest = replace(request, objective="fewest-trees")
+        others.insert(0, ("--fewest-trees", partial(ALGORITHMS["optimal"].plan, fewest)))
+    planned = [one for typed, plan in others for one in _fitting(typed, plan, choices)]
+    found += sorted(planned, key=lambda one: -one[0])[:1]
+    unit = forest.topology.unit_gb_per_s
+    told = [f"{typed} ({float(rate) * unit:.4g} of {float(forest.rate) * unit:.4g} GB/s)" for rate, typed in found]
+    return f"what fits: {', or '.join(told)}" if told else "nothing that was tried fits: plan for fewer GPUs"
+
+
+def _fitting(typed: str, plan: Callable[[], Forest], choices: Choices) -> list[tuple[Fraction, str]]:
+    """The rate of a plan and what is typed for it, if it fits."""
+    try:
+        forest = plan()
+        chunked = Chunked(lower(forest), choices)
+        next(iter(_texts(chunked, forest)))
+    except (UnsupportedError, TopologyError, UsageError):  # It does not fit, or the algorithm has no plan here.
+        return []
+    return [(chunked.rate(forest), typed)]
 
 
 def _document(collective: str, ranks: int, in_place: bool, gpus: list[Json], base: int, largest: int) -> str:
@@ -94,9 +168,6 @@ def _texts(chunked: Chunked, forest: Forest) -> Iterator[str]:
         except LimitError:  # the next has fewer thread blocks, or fewer operations
             continue
     yield _Lowering(chunked, servers, False, False).text()
-
-
-_FORM = Form(mscclpp.MOST_CHUNKS, _texts, mscclpp.read)
 
 
 class _Lowering:

@@ -21,7 +21,7 @@ from blinkccl.topology.model import Topology
 class Choices:
     """What may be asked of some formats.
 
-    Of those that name memory: ``in_place``; ``chunks`` per block, to which to round. Of those for one size:
+    Of MSCCL++, which names memory: ``in_place``; ``chunks`` per block, to which to round. Of those for one size:
     ``size_bytes`` as nccl-tests counts it; ``chunk_bytes`` (None: as the simulator chooses them).
     """
 
@@ -129,7 +129,6 @@ FORMATS: dict[str, Format] = {
     "cuda": Format("blinkccl.export.cuda", "CUDA C++: one kernel per protocol, for nvcc, NVRTC or any C++17 compiler"),
     "nccl-graph": Format("blinkccl.export.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run", True),
     "nccl-tuner": Format("blinkccl.export.nccl_tuner", "NCCL_TUNER_PLUGIN: what NCCL takes at which size", True),
-    "msccl": Format("blinkccl.export.msccl", "MSCCL XML: an algorithm for MSCCL and its executor", False, True),
     "mscclpp": Format("blinkccl.export.mscclpp", "MSCCL++ JSON: an execution plan", True, True),
     "goal": Format("blinkccl.export.goal", "GOAL: a schedule for LogGOPSim and ATLAHS", sized=True),
     "chakra": Format("blinkccl.export.chakra", "Chakra: execution traces for ASTRA-sim", sized=True, per_rank=True),

@@ -1,1 +1,1 @@
-"""What does a plan of another runtime compute, and is it right?"""
+"""Plans of MSCCL++, whoever wrote them: whether they compute their collective in any order."""

@@ -3,13 +3,12 @@
 One thread runs all blocks, so a run is one of many possible ones. Values do not depend on which, where no two accesses
 of a chunk are without order, and this is told for all runs at once by vector clocks (Lamport 1978; Mattern 1989): a
 clock holds, for every thread block, how many of its *segments* (what lies between two fences) are known to be over. Nor
-does it matter for deadlocks: a connection has one block at either end and counters only grow, so whoever can go on can
-still do so whatever others do.
+does it matter for deadlocks: counters only grow, so whoever can go on can still do so whatever others do.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from random import Random
@@ -19,30 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.errors import ScheduleError
-from blinkccl.foreign.instructions import (
-    Await,
-    Block,
-    Connection,
-    Fence,
-    Flush,
-    InstructionList,
-    Move,
-    Post,
-)
+from blinkccl.foreign.instructions import Await, Block, Fence, Flush, InstructionList, Move, Post
 
 V = TypeVar("V")
 Clock = NDArray[np.int32]
 Cell = tuple[int, str, int]
 #: What to do about faults, by their kind.
 REMEDIES = {
-    "deadlock": "give each wait the post that it is for (signal, hasdep, sem_release, a send), earlier than what "
-    "waits for it in turn",
-    "race": "put a wait for the other between the two (a dependence, signal and wait, a semaphore or barrier), "
+    "deadlock": "give each wait the post that it is for (signal, sem_release), earlier than what waits for it in turn",
+    "race": "put a wait for the other between the two (signal and wait, a semaphore or barrier), "
     "with a fence (nop) between it and what it is for",
-    "wrong count": "let both ends name as many chunks, in the same order",
     "wrong result": "follow the chunk back from the instruction that wrote it: its source, its offset, and what "
     "was left out or done twice before it",
-    "unreceived": "receive them, or do not send them",
     "unbalanced": "let each signal be waited for once",
 }
 #: Faults of one list that are told.
@@ -60,17 +47,6 @@ class _Access:
     by: str
     piece: int
     switch: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent(Generic[V]):
-    """Chunk ``piece`` of the ``size`` of a move ``by``; with the last goes what the sender knows."""
-
-    value: V
-    clock: Clock | None
-    size: int
-    piece: int
-    by: str
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +92,8 @@ class Execution(Generic[V]):
     Attributes
     ----------
     faults
-        Sentences: deadlocks, counts that differ at the ends of a connection, messages that nobody receives, accesses
-        without order. Empty if there are none. Each begins with its kind, a key of :data:`REMEDIES`.
+        Sentences: deadlocks, signals that nobody waits for, accesses without order. Empty if there are none. Each
+        begins with its kind, a key of :data:`REMEDIES`.
     unpromised
         More such accesses: through a switch, and not known to be over when the other GPU ends.
     written
@@ -147,7 +123,6 @@ class Execution(Generic[V]):
         self._values: dict[Cell, V] = {}
         self._packets: dict[Cell, V] = {}
         self._flows: dict[tuple[Cell, bool], set[tuple[Cell, str]]] = {}
-        self._fifo: dict[Connection, deque[_Sent[V]]] = {}
         self._posts: dict[str, list[tuple[int, Clock]]] = {}
         self._wrote: dict[Cell, _Access] = {}
         self._read: dict[Cell, dict[int, _Access]] = {}
@@ -175,8 +150,6 @@ class Execution(Generic[V]):
         self._posters: dict[str, set[int]] = {}
         self._total: Counter[str] = Counter()
         self._awaited: Counter[str] = Counter()
-        self._sends: Counter[Connection] = Counter()
-        self._takes: Counter[Connection] = Counter()
         self._has_packets = False
         for number, block in enumerate(blocks):
             for step in block.instructions:
@@ -185,8 +158,6 @@ class Execution(Generic[V]):
                     agents.setdefault(agent, len(agents))
                 if isinstance(step, Move):
                     self._has_packets |= any(span.packet for span in (*step.operands, *step.stores))
-                    self._sends.update([step.sends] if step.sends else [])
-                    self._takes.update([step.takes] if step.takes else [])
                 if isinstance(step, Await):
                     self._awaited[step.counter] = max(self._awaited[step.counter], step.count)
                 if isinstance(step, Post):
@@ -235,7 +206,7 @@ class Execution(Generic[V]):
             self._deadlock(runs, waits)
 
     def _deadlock(self, runs: Iterable[int], waits: dict[int, str]) -> None:
-        """Those whose message or post never comes first: the others wait for them."""
+        """Those whose post never comes first: the others wait for them."""
         stuck = sorted(runs, key=lambda number: "ever come" not in waits[number])
         told = "; ".join(waits[number] for number in stuck[:4])
         more = f"; and {len(stuck) - 4} more" if len(stuck) > 4 else ""
@@ -306,14 +277,6 @@ class Execution(Generic[V]):
                     values.append(self._values.get(cell, self.unset))
                     if self._has_packets:
                         read |= {(cell, step.where)} | self._flows.get((cell, False), set())
-            if step.takes is not None:
-                fifo = self._fifo.setdefault(step.takes, deque())
-                while not fifo:
-                    few = self._sends[step.takes] < self._takes[step.takes]
-                    ever = f"{self._sends[step.takes]} of {self._takes[step.takes]} ever come"
-                    yield f"{step.where} for a message of {step.takes}{f', and only {ever}' if few else ''}"
-                values.append(self._take(me, step, fifo.popleft(), piece))
-                self._done += 1
             total = values[0]
             for value in values[1:]:
                 total = self.combine(total, value, step.where)
@@ -326,29 +289,9 @@ class Execution(Generic[V]):
                     self._values[cell], self.written[cell] = total, step.where
                 if read:  # all of them over when a packet with this value is there
                     self._flows[cell, span.packet] = read
-            if step.sends is not None:
-                fifo = self._fifo.setdefault(step.sends, deque())
-                while piece % self.plan.together == 0 and self._messages(fifo) >= self.plan.slots:
-                    yield f"{step.where} for room on {step.sends}"
-                last = piece == step.size - 1
-                self._done += 1
-                fifo.append(_Sent(total, me.over() if last else None, step.size, piece, step.where))
 
     def _access(self, me: _Thread, step: Move, piece: int) -> _Access:
         return _Access(me.number, int(me.clock[me.number]), step.where, piece, step.switch)
-
-    def _messages(self, fifo: deque[_Sent[V]]) -> int:
-        return sum(sent.piece % self.plan.together == 0 for sent in fifo)
-
-    def _take(self, me: _Thread, step: Move, sent: _Sent[V], piece: int) -> V:
-        if sent.clock is not None:
-            me.learn(sent.clock)
-        if (sent.size, sent.piece) != (step.size, piece):
-            self._fault(
-                f"wrong count: {step.where} receives chunk {piece} of {step.size}, but {sent.by} sends chunk "
-                f"{sent.piece} of {sent.size}: both ends of a connection must have the same counts in the same order"
-            )
-        return sent.value
 
     def _put_packet(self, cell: Cell, where: str, value: V) -> None:
         if cell in self._packets:
@@ -395,12 +338,7 @@ class Execution(Generic[V]):
             self._fault(f"race: {one}, and {other}")
 
     def _check_end(self) -> None:
-        """Nothing may be left in connections, and a rank may end only when others are done with its memory."""
-        for connection, fifo in self._fifo.items():
-            if fifo:
-                self._fault(
-                    f"unreceived: {len(fifo)} message(s) on {connection} are never received, the first of {fifo[0].by}"
-                )
+        """All signals are waited for, and a rank may end only when others are done with its memory."""
         for counter in self.plan.lasting:
             posts, waits = self._total[counter], self._awaited[counter]
             if posts > waits:

@@ -1,10 +1,10 @@
-"""The grammar of plans that other runtimes execute: lists of instructions, one per thread block of each rank.
+"""The grammar of plans that MSCCL++ executes: lists of instructions, one per thread block of each rank.
 
 Unlike a :class:`~blinkccl.schedule.program.Program` these name memory: every rank has an input, an output and a scratch
 buffer (``i``, ``o``, ``s``) of equal *chunks*, and thread blocks that work on them side by side. All order between two
-thread blocks is said by instructions, so it can be missing. Readers of formats translate into this grammar and judge
-only what a format's own words say; :mod:`blinkccl.foreign.execute` is its definition, and
-:mod:`blinkccl.foreign.verify` judges what comes of it.
+thread blocks is said by instructions, so it can be missing. The reader (:mod:`blinkccl.foreign.mscclpp`) translates
+into this grammar and judges only what the format's own words say; :mod:`blinkccl.foreign.execute` is its definition,
+and :mod:`blinkccl.foreign.verify` judges what comes of it.
 
 The threads of a block are in step at a :class:`Fence` alone: what comes between two fences is in no order. A wait
 (:class:`Await`) holds for what comes behind the next fence, and a :class:`Post` says that all before the last fence has
@@ -30,18 +30,6 @@ class Span:
     buffer: str
     start: int
     packet: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A FIFO from ``src`` to ``dst`` on ``channel``."""
-
-    src: int
-    dst: int
-    channel: int
-
-    def __str__(self) -> str:
-        return f"channel {self.channel} from GPU {self.src} to GPU {self.dst}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +72,15 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Combine, for each of ``size`` chunks, the ``operands`` and the next message; then store and send the result.
+    """Combine, for each of ``size`` chunks, the ``operands``, then store the result.
 
     ``switch``: a switch combines the operands, or copies what is stored, on the way.
     """
 
     where: str
     size: int
-    operands: tuple[Span, ...] = ()
-    stores: tuple[Span, ...] = ()
-    takes: Connection | None = None
-    sends: Connection | None = None
+    operands: tuple[Span, ...]
+    stores: tuple[Span, ...]
     agent: str | None = None
     switch: bool = False
 
@@ -113,28 +99,22 @@ class Block:
 
 @dataclass(frozen=True)
 class InstructionList:
-    """A plan of another runtime.
+    """A plan of MSCCL++.
 
-    ``collective`` has root 0 where the format does not say the root. ``chunks`` is how many there are in a block of the
-    collective (nccl.h's ``count``). ``about`` is for people: format, protocol. ``barriers``: counters of which
-    all posts of one round come before any of the next. ``lasting``: counters that the next run begins with, so that all
-    posts must have been waited for. ``slots``: messages that a connection holds, each with ``together`` chunks of a
-    move; a sender waits while there are so many. ``message_bytes``: what a message holds of a chunk, where a runtime
-    goes through its lists until all of it has been moved; 0: it goes through them once. ``sized``: where what is done
-    depends on the size, the list for blocks of so many bytes, which has no ``sized``; ``judged_bytes`` are those by
-    which all are judged, the first of them this list's.
+    ``collective`` has root 0, since the format does not say the root. ``chunks`` is how many there are in a block of
+    the collective (nccl.h's ``count``). ``barriers``: counters of which all posts of one round come before any of the
+    next. ``lasting``: counters that the next run begins with, so that all posts must have been waited for. ``sized``:
+    where what is done depends on the size, the list for blocks of so many bytes, which has no ``sized``;
+    ``judged_bytes`` are those by which all are judged, the first of them this list's.
     """
 
     collective: Collective
     chunks: int
     in_place: bool
     blocks: tuple[Block, ...]
-    about: dict[str, str | int]
+    protocol: str
     barriers: frozenset[str] = frozenset()
     lasting: tuple[str, ...] = ()
-    slots: int = 1
-    together: int = 1
-    message_bytes: int = 0
     sized: Callable[[int], InstructionList] | None = None
     judged_bytes: tuple[int, ...] = ()
 

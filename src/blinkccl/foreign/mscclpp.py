@@ -191,8 +191,8 @@ def looks_like(content: bytes) -> bool:
         return False
 
 
-def read(content: bytes, source: str) -> tuple[InstructionList, ...]:
-    """The one plan of a file.
+def read(content: bytes, source: str) -> InstructionList:
+    """The plan of a file.
 
     ScheduleError, with the place, for what no parser takes: no JSON, a field that is missing or of another type, what
     is above a limit, chunks outside of their buffer, channels or buffers that are not there.
@@ -208,7 +208,7 @@ def read(content: bytes, source: str) -> tuple[InstructionList, ...]:
         raise ScheduleError(f"{source}{place_of(str(error), content)}: {error}") from None
     except RecursionError:
         raise ScheduleError(f"{source}: nested too deeply") from None
-    return (_Reader(plan, source).plan(),)
+    return _Reader(plan, source).plan()
 
 
 class _Reader:
@@ -385,13 +385,12 @@ class _Reader:
                 if tb.id != number:
                     raise self.at(f"GPU {gpu.id}: threadblocks[{number}] has id {tb.id}: they stand in order")
                 blocks.append(_BlockReader(self, gpu, tb, barriers).block())
-        about: dict[str, str | int] = {"format": "MSCCL++ execution plan", "protocol": self.data.protocol}
         return InstructionList(
             self.collective,
             self.chunks,
             self.data.inplace,
             tuple(blocks),
-            about,
+            self.data.protocol,
             frozenset(barriers),
             tuple(dict.fromkeys(self.signals)),
             sized=partial(_sized, self.data, self.source) if self.contexts else None,
@@ -612,7 +611,7 @@ class _BlockReader:
             agent = signals[index][0] if port else None
             if size:
                 spans = tuple(s for s, _ in operands), tuple(s for s, _ in results)
-                yield Move(where, size, *spans, None, None, agent, switch)
+                yield Move(where, size, *spans, agent, switch)
             if op.name in ("pws", "pwsf"):
                 self.plan.signals.append(signals[index][1])
                 yield Post(where, signals[index][1], False, agent)

@@ -20,9 +20,10 @@ from blinkccl.errors import ScheduleError, ranks_text
 from blinkccl.foreign.execute import MOST_FAULTS, REMEDIES, Execution
 from blinkccl.foreign.instructions import Fence, InstructionList
 
-#: What is judged, by our names; formats write reducescatter too.
+#: What is judged, by our names; MSCCL++ writes reducescatter.
 SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce")
 MOST_RANKS = 256
+FORMAT = "MSCCL++ execution plan"
 #: (chunk of the input, ranks as bits), or a sentence that says why it is no sum of contributions.
 Contributions = tuple[int, int] | str
 _UNSET = "memory that nothing has written"
@@ -52,12 +53,11 @@ class ForeignAudit:
     def text(self) -> str:
         """What ``blink check`` prints."""
         plan, coll = self.plan, self.plan.collective
-        about = ", ".join(f"{value} {name}" if isinstance(value, int) else value for name, value in plan.about.items())
         steps = sum(not isinstance(step, Fence) for block in plan.blocks for step in block.instructions)
         root = "" if coll.root is None else f", root {coll.root}"
         lines = [
             f"{coll.name} among {coll.world_size} ranks{root}, {'in' if plan.in_place else 'out of'} place",
-            f"format  {about}",
+            f"format  {FORMAT}, {plan.protocol}",
             f"size    {len(plan.blocks)} thread blocks, {steps} instructions, {plan.chunks} chunks per block of data",
         ]
         if plan.sized is not None:
@@ -86,7 +86,8 @@ class ForeignAudit:
             "root": coll.root,
             "in_place": self.plan.in_place,
             "chunks": self.plan.chunks,
-            **self.plan.about,
+            "format": FORMAT,
+            "protocol": self.plan.protocol,
             "assumes": self.assumes,
             "violations": [
                 {"by": "verifier", "text": text, "kind": _kind(text), "remedy": REMEDIES[_kind(text)]}
@@ -102,7 +103,7 @@ def _kind(fault: str) -> str:
 def audit(plan: InstructionList) -> ForeignAudit:
     """Judge ``plan``, where it depends on the size for all of ``judged_bytes``, until there are faults.
 
-    Where its format does not say the root, each is tried, and the one that fits best is said.
+    Where the collective has a root, which the format does not say, each is tried, and the one that fits best is said.
     """
     if plan.sized is None:
         return _judged(plan)

@@ -287,7 +287,7 @@ class LinkTable:
 
     ``reducing`` are the vertices that combine anything, ``combining`` those that combine what several others send;
     ``gb_per_s`` as of :func:`frame`.
-    TopologyError, which ``what`` begins, for a link that ``network`` does not have.
+    TopologyError for a link that ``network`` does not have.
     """
 
     def __init__(
@@ -297,7 +297,6 @@ class LinkTable:
         combining: Set[int],
         network: Topology,
         calibration: Calibration,
-        what: str = "the program",
         gb_per_s: Mapping[tuple[int, int], float] = MappingProxyType({}),
     ) -> None:
         self.index: dict[tuple[int, int], int] = {}
@@ -321,7 +320,7 @@ class LinkTable:
                 self.latency_s.append(0.0)
                 continue
             if (src, dst) not in network.link:
-                raise TopologyError(f"{what} sends over a link {src} → {dst}, which {network.name} does not have")
+                raise TopologyError(f"the program sends over a link {src} → {dst}, which {network.name} does not have")
             cost = link_cost(calibration, network.link[src, dst])
             both_ways = (dst, src) in self.index and (src in reducing or dst in reducing)
             rate = cost.duplex_rate if both_ways else cost.rate

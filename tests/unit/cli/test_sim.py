@@ -47,6 +47,13 @@ def test_a_plan_that_is_false_is_a_failed_check(blink, tmp_path: Path, change) -
     assert "is not what it says it is" in ended.err
 
 
+def test_a_plan_file_needs_no_option(blink, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-4", "-o", plan).code == 0
+    assert blink("sim", plan, "-s", "1M").out == blink("sim", "--plan", plan, "-s", "1M").out
+    blink("sim", tmp_path / "none.xml").assert_refused("none.xml cannot be read: No such file or directory")
+
+
 def test_a_plan_over_relays_has_the_bound_of_its_links(blink, tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
     for asked in (["--gpus", "1,4,6", "--relays"], ["--gpus", "0,1,2", "--links", "all"]):

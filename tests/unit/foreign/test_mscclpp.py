@@ -10,7 +10,6 @@ import pytest
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.errors import ScheduleError
 from blinkccl.foreign import mscclpp
-from blinkccl.foreign.formats import audits
 from blinkccl.foreign.instructions import Move
 from blinkccl.foreign.verify import run
 from support import foreign_files as files
@@ -24,10 +23,10 @@ def test_one_operation_for_put_signal_and_flush() -> None:
         ops = gpu["threadblocks"][0]["ops"]
         ops[3]["name"] = "pwsf"
         del ops[4:6]
-    (found,) = audits(files.text(changed).encode(), "x.json") or ()
+    found = files.audited(files.text(changed))
     assert found.faults == ()
     changed["gpus"][0]["threadblocks"][0]["ops"][3]["name"] = "pws"
-    (found,) = audits(files.text(changed).encode(), "x.json") or ()
+    found = files.audited(files.text(changed))
     assert found.faults == (
         "race: GPU 0, thread block 0, operation 3 reads i[0] of GPU 0, and GPU 0 may be done: no wait holds it",
     )
@@ -55,7 +54,7 @@ def pipelined(document: dict[str, Any], unit: int = files.UNIT, chunks: int = 1)
 
 
 def test_a_pipeline_is_judged_in_one_round_and_in_several() -> None:
-    (found,) = audits(pipelined(FILES["read"]).encode(), "x.json") or ()
+    found = files.audited(pipelined(FILES["read"]))
     assert found.faults == ()
     assert f"rounds  of its pipelines: judged for one, and for blocks of {2 * (files.UNIT + 1):,} bytes" in found.text()
     once = json.loads(pipelined(FILES["read"]))
@@ -63,7 +62,7 @@ def test_a_pipeline_is_judged_in_one_round_and_in_several() -> None:
     assert tail["name"] == "signal"
     del once["gpus"][0]["threadblocks"][0]["ops"][0]["ops"][-3:]
     once["gpus"][0]["threadblocks"][0]["ops"] += files.met()[1:]
-    (found,) = audits(files.text(once).encode(), "x.json") or ()
+    found = files.audited(files.text(once))
     assert found.faults  # right in one round, wrong in two
     assert all("round " in fault or fault.startswith(("wrong result", "unbalanced")) for fault in found.faults)
 
@@ -71,7 +70,7 @@ def test_a_pipeline_is_judged_in_one_round_and_in_several() -> None:
 @pytest.mark.parametrize(("block", "moves"), [(0, 1), (2 * 4096, 1), (2 * 4096 + 1, 2), (10 * 4096, 5)])
 def test_rounds_are_as_many_as_the_size_needs(block: int, moves: int) -> None:
     """Each GPU has two chunks per block, and an operation of one of them in each thread block."""
-    (plan,) = mscclpp.read(files.text(FILES["rounds"]).encode(), "x.json")
+    plan = mscclpp.read(files.text(FILES["rounds"]).encode(), "x.json")
     assert plan.sized is not None
     sized = plan.sized(block)
     assert [sum(isinstance(step, Move) for step in each.instructions) for each in sized.blocks] == [moves] * 4
@@ -85,7 +84,7 @@ def test_a_round_may_be_of_several_chunks_and_the_last_is_shorter() -> None:
     """Two chunks of 6 KiB in rounds of 8 KiB; another pipeline's are of 2 KiB, so parts are."""
     both = files.rounds(files.op("copy", "i0*2", ">", "o0*2"), unit=8192, chunks=2)
     document = files.plan("allreduce", (2, 2, 0), [[[both], [files.rounds(files.NOP, unit=2048)]]] * 2)
-    (plan,) = mscclpp.read(files.text(document).encode(), "x.json")
+    plan = mscclpp.read(files.text(document).encode(), "x.json")
     assert plan.sized is not None
     assert plan.sized(2 * 6144).chunks == 6
     assert [step.size for step in plan.sized(2 * 6144).blocks[0].instructions if isinstance(step, Move)] == [4, 2]
@@ -94,17 +93,17 @@ def test_a_round_may_be_of_several_chunks_and_the_last_is_shorter() -> None:
 
 
 def test_what_a_switch_does_is_trusted_as_in_plans_of_mscclpp() -> None:
-    (found,) = audits(files.text(files.switch_allreduce("rlxsignal")).encode(), "x.json") or ()
+    found = files.audited(files.text(files.switch_allreduce("rlxsignal")))
     assert found.faults == ()
     assert found.assumes.startswith("relaxed signals that come after stores through a switch")
     assert f"assumed {found.assumes}" in found.text()
-    (found,) = audits(files.text(files.switch_allreduce()).encode(), "x.json") or ()
+    found = files.audited(files.text(files.switch_allreduce()))
     assert (found.faults, found.assumes) == ((), "")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_right_is_proved_and_runs(name: str) -> None:
-    (found,) = audits(files.text(FILES[name]).encode(), "x.json") or ()
+    found = files.audited(files.text(FILES[name]))
     assert found.faults == ()
     plan = found.plan
     inputs = make_inputs(plan.collective, 2 * plan.chunks, "int32")
@@ -169,3 +168,23 @@ def test_what_no_runtime_reads_is_refused(text: str, said: str) -> None:
 def test_large_files_are_refused() -> None:
     with pytest.raises(ScheduleError, match="expected at most 64 MiB, got 100"):
         mscclpp.read(b" " * (100 << 20), "x.json")
+
+
+def test_chunks_of_one_operation_that_overlap_are_in_no_order() -> None:
+    ops = [files.op("copy", "i0*3", ">", "o0*3", kind="none"), files.NOP]
+    blocks = [[[*ops, files.op("copy", "o0*2", ">", "o1*2", kind="none")]]] * 2
+    found = files.audited(files.text(files.plan("allreduce", (3, 3, 0), blocks)))
+    told = "race: GPU 0, thread block 0, operation 2 reads o[1] of GPU 0, and GPU 0, thread block 0, operation 2 writes"
+    assert any(fault.startswith(told) for fault in found.faults)
+
+
+def test_a_huge_job_is_refused() -> None:
+    document = files.plan("allreduce", (1, 1, 0), [[]] * 257)
+    with pytest.raises(ScheduleError, match=r"257 GPUs, expected 1 … 256"):
+        files.audited(files.text(document))
+
+
+def test_what_would_take_hours_is_refused() -> None:
+    blocks = [[[files.op("copy", "i0*65536", ">", "o0*65536", kind="none")] * 64]] * 2
+    with pytest.raises(ScheduleError, match=r"4 thread blocks and agents with 128 .*: too many to judge"):
+        files.audited(files.text(files.plan("allreduce", (2**16, 2**16, 0), blocks)))

@@ -1,4 +1,4 @@
-"""Faults planted in right plans of MSCCL and MSCCL++, by name: each is noticed, with where, what, and what to do.
+"""Faults planted in right plans of MSCCL++, by name: each is noticed, with where, what, and what to do.
 
 What runs and is wrong is a fault of the audit, with a remedy for its kind; what no runtime would read is refused. The
 plans are by hand (:mod:`support.foreign_files`), after the formats' own words.
@@ -14,21 +14,13 @@ import pytest
 
 from blinkccl.errors import ScheduleError
 from blinkccl.foreign.execute import REMEDIES
-from blinkccl.foreign.formats import audits
 from support import foreign_files as files
 
-XML = {
-    "ring": files.ring_allreduce(),
-    "scatter": files.gathered_reduce_scatter(),
-    "gather": files.pair_allgather(),
-    "all to all": files.relayed_alltoall(),
-    "broadcast": files.broadcast_from_1(),
-}
 JSON = files.mscclpp_examples()
 
 
 class Fault(NamedTuple):
-    """``edits``: of XML (what stands there, what is planted), the first occurrence; of JSON (path, value; None: gone).
+    """``edits``: (path, value; None: gone).
 
     ``where`` and ``what`` must stand in one sentence; ``kind`` is a key of REMEDIES, or what a refusal says to do.
     """
@@ -51,245 +43,6 @@ def at(gpu: int, block: int, op: int | str, key: str = "") -> str:
 
 NOBODY = "memory that nothing has written"
 FAULTS = [
-    # MSCCL
-    Fault(
-        "a wrong source offset",
-        "ring",
-        [('type="rrs" srcbuf="i" srcoff="2"', 'type="rrs" srcbuf="i" srcoff="1"')],
-        "by GPU 0, thread block 0, step 1",
-        "chunk 1 of the input added to chunk 2",
-        "wrong result",
-    ),
-    Fault(
-        "a reduction that only copies",
-        "ring",
-        [('type="rrcs"', 'type="rcs"')],
-        "o[1] of GPU 0 is chunk 1 of ranks 1, 2, written by GPU 0, thread block 0, step 2",
-        "expected chunk 1 of ranks 0, 1, 2",
-        "wrong result",
-    ),
-    Fault(
-        "a result that is sent and not kept",
-        "ring",
-        [('type="rrcs"', 'type="rrs"')],
-        "o[1] of GPU 0",
-        f"is {NOBODY}; expected chunk 1 of ranks 0, 1, 2",
-        "wrong result",
-    ),
-    Fault(
-        "a send that is left out",
-        "ring",
-        [('type="rcs"', 'type="r"')],
-        "GPU 1, thread block 0, step 4 for a message of channel 0 from GPU 0 to GPU 1",
-        "and only 3 of 4 ever come",
-        "deadlock",
-    ),
-    Fault(
-        "a message too many",
-        "ring",
-        [('type="r" ', 'type="rcs" ')],
-        "on channel 0 from GPU 0 to GPU 1 are never received, the first of GPU 0, thread block 0, step 4",
-        "1 message(s)",
-        "unreceived",
-    ),
-    Fault(
-        "a wrong target offset",
-        "ring",
-        [('dstbuf="o" dstoff="0"', 'dstbuf="o" dstoff="2"')],
-        "o[0] of GPU 0",
-        "expected chunk 0 of ranks 0, 1, 2",
-        "wrong result",
-    ),
-    Fault(
-        "the wrong buffer",
-        "scatter",
-        [('type="re" srcbuf="s" srcoff="1"', 'type="re" srcbuf="i" srcoff="1"')],
-        "GPU 0, thread block 2, step 3",
-        "chunk 0 of the input added to chunk 1",
-        "wrong result",
-    ),
-    Fault(
-        "peers swapped",
-        "all to all",
-        [
-            ('<tb id="0" send="0" recv="0"', '<tb id="0" send="2" recv="2"'),
-            ('<tb id="1" send="2" recv="2"', '<tb id="1" send="0" recv="0"'),
-        ],
-        "o[1] of GPU 0",
-        "is chunk 2 of rank 1",
-        "wrong result",
-    ),
-    Fault(
-        "a peer that is another thread block's",
-        "broadcast",
-        [('<tb id="1" send="2"', '<tb id="1" send="0"')],
-        "line 11: thread blocks 0 and 1 of GPU 1",
-        "both send on channel 0 from GPU 1 to GPU 0",
-        "give one of them another peer or chan",
-    ),
-    Fault(
-        "a dependence on the wrong step",
-        "scatter",
-        [('depid="0" deps="1"', 'depid="0" deps="0"')],
-        "GPU 0, thread block 2, step 1 for the flag (hasdep) of GPU 0, thread block 0, step 0",
-        "and only 0 of 1 ever come",
-        "deadlock",
-    ),
-    Fault(
-        "a flag that is not raised",
-        "scatter",
-        [('hasdep="1"', 'hasdep="0"')],
-        "for the flag (hasdep) of GPU 0, thread block 0, step 1",
-        "and only 0 of 1 ever come",
-        "deadlock",
-    ),
-    Fault(
-        "a dependence on the wrong thread block",
-        "scatter",
-        [('depid="1" deps="1"', 'depid="0" deps="1"')],
-        "GPU 0, thread block 2, step 3 reads s[1] of GPU 0, and GPU 0, thread block 1, step 1 writes it",
-        "nothing orders them",
-        "race",
-    ),
-    Fault(
-        "a dependence left out",
-        "all to all",
-        [('depid="1" deps="2"', 'depid="-1" deps="-1"')],
-        "GPU 1, thread block 1, step 2 writes s[1] of GPU 1, and GPU 1, thread block 0, step 3 reads it",
-        "nothing orders them",
-        "race",
-    ),
-    Fault(
-        "a loop of dependences",
-        "all to all",
-        [
-            (
-                'srcbuf="s" srcoff="1" dstbuf="i" dstoff="-1" cnt="1" depid="1" deps="2" hasdep="0"',
-                'srcbuf="s" srcoff="1" dstbuf="i" dstoff="-1" cnt="1" depid="1" deps="3" hasdep="1"',
-            ),
-            (
-                'srcbuf="s" srcoff="0" dstbuf="i" dstoff="-1" cnt="1" depid="0" deps="2" hasdep="0"',
-                'srcbuf="s" srcoff="0" dstbuf="i" dstoff="-1" cnt="1" depid="0" deps="3" hasdep="1"',
-            ),
-        ],
-        "GPU 1, thread block 0, step 3 for the flag (hasdep) of GPU 1, thread block 1, step 3",
-        "thread block(s) wait for ever",
-        "deadlock",
-    ),
-    Fault(
-        "a contribution twice",
-        "scatter",
-        [('type="re" srcbuf="s" srcoff="1"', 'type="re" srcbuf="s" srcoff="0"')],
-        "by GPU 0, thread block 2, step 3",
-        "the contribution of rank 1 twice",
-        "wrong result",
-    ),
-    Fault(
-        "a sum that is overwritten",
-        "scatter",
-        [('type="re" srcbuf="s" srcoff="0" dstbuf="o"', 'type="cpy" srcbuf="s" srcoff="0" dstbuf="o"')],
-        "written by GPU 0, thread block 2, step 3",
-        "o[0] of GPU 0 is chunk 0 of ranks 1, 2",
-        "wrong result",
-    ),
-    Fault(
-        "two messages in one place",
-        "scatter",
-        [('dstbuf="s" dstoff="1"', 'dstbuf="s" dstoff="0"')],
-        "GPU 0, thread block 1, step 1 writes s[0] of GPU 0, and GPU 0, thread block 0, step 1 writes it",
-        "nothing orders them",
-        "race",
-    ),
-    Fault(
-        "a wrong count",
-        "gather",
-        [('cnt="2"', 'cnt="1"')],
-        "GPU 1, thread block 0, step 1 receives chunk 0 of 2",
-        "but GPU 0, thread block 0, step 0 sends chunk 0 of 1",
-        "wrong count",
-    ),
-    Fault(
-        "a wrong nchunksperloop",
-        "ring",
-        [('nchunksperloop="3"', 'nchunksperloop="6"')],
-        "line 2: i_chunks of GPU 0",
-        "expected 6 or 0, got 3",
-        "let it agree with nchunksperloop",
-    ),
-    Fault(
-        "a thread block that is not there",
-        "scatter",
-        [('depid="0" deps="1"', 'depid="4" deps="1"')],
-        "line 13: depid of <step>",
-        "expected -1 … 2, got '4'",
-        "expected",
-    ),
-    Fault(
-        "a channel that is not there",
-        "ring",
-        [('chan="0"', 'chan="1"')],
-        "line 3: chan of <tb>",
-        "expected 0 … 0, got '1'",
-        "expected",
-    ),
-    Fault(
-        "a chunk out of range",
-        "ring",
-        [('srcoff="2"', 'srcoff="3"')],
-        "GPU 0, thread block 0, step 1: chunks 3 … 3 of i",
-        "which has 3 chunks",
-        "expected within 0 … 2",
-    ),
-    Fault(
-        "a protocol that is none",
-        "ring",
-        [('proto="Simple"', 'proto="LL16"')],
-        "line 1: proto",
-        "'LL16' is not one of Simple, LL, LL128",
-        "is not one of",
-    ),
-    Fault(
-        "in place and yet with an input",
-        "gather",
-        [('i_chunks="0"', 'i_chunks="6"')],
-        "line 2: i_chunks of GPU 0",
-        "expected 2 or 0, got 6",
-        "let it agree with nchunksperloop",
-    ),
-    Fault(
-        "in place without the buffer that it is in",
-        "gather",
-        [('i_chunks="0" o_chunks="4"', 'i_chunks="2" o_chunks="0"')],
-        "GPU 0, thread block 0, step 0: chunks 0 … 1 of o",
-        "which has 0 chunks",
-        "give it some",
-    ),
-    Fault(
-        "no calls that it is for",
-        "ring",
-        [('outofplace="1"', 'outofplace="0"')],
-        "line 1",
-        "inplace and outofplace are both 0",
-        "no call takes this plan",
-    ),
-    Fault(
-        "an entity that grows",
-        "ring",
-        [("<algo ", '<!DOCTYPE a [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><algo ')],
-        "line 1",
-        "a document type or entities",
-        "document type",
-    ),
-    Fault(
-        "a count of 40 digits",
-        "ring",
-        [('cnt="1"', f'cnt="{"9" * 40}"')],
-        "line 4: cnt of <step>",
-        "expected 0 … 71, got '999",
-        "expected",
-    ),
-    Fault("a file that is cut off", "ring", [("</algo>", "")], "line", "not well-formed XML", "XML"),
-    # MSCCL++
     Fault(
         "no wait for the other to begin",
         "put",
@@ -665,12 +418,6 @@ FAULTS = [
 
 def changed(fault: Fault) -> str:
     """The file with what is planted; an edit that changes nothing fails."""
-    if fault.file in XML:
-        text = XML[fault.file]
-        for there, planted in fault.edits:
-            assert there in text, there
-            text = text.replace(there, planted, 1)
-        return text
     document = json.loads(files.text(JSON[fault.file]))
     for path, value in fault.edits:
         *way, last = path.split("/")
@@ -687,20 +434,17 @@ def changed(fault: Fault) -> str:
 
 
 def test_the_table_is_of_distinct_faults_in_right_plans() -> None:
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 60
-    for name, text in (*XML.items(), *((name, files.text(document)) for name, document in JSON.items())):
-        found = audits(text.encode(), name)
-        assert found, name
-        assert [one.faults for one in found] == [()] * len(found), name
-    assert {fault.file for fault in FAULTS} == {*XML, *JSON}
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
+    for name, document in JSON.items():
+        assert files.audited(files.text(document)).faults == (), name
+    assert {fault.file for fault in FAULTS} == {*JSON}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
 def test_each_is_noticed(fault: Fault) -> None:
-    source = "x.xml" if fault.file in XML else "x.json"
     text = changed(fault)
     if fault.kind in REMEDIES:
-        (found,) = audits(text.encode(), source) or ()
+        found = files.audited(text)
         told = [each for each in found.faults if fault.where in each and fault.what in each]
         assert told, found.text()
         assert any(each.startswith(f"{fault.kind}: ") for each in told), told
@@ -708,7 +452,7 @@ def test_each_is_noticed(fault: Fault) -> None:
         assert all(each.partition(":")[0] in REMEDIES for each in found.faults)
     else:
         with pytest.raises(ScheduleError) as error:
-            audits(text.encode(), source)
+            files.audited(text)
         for said in (fault.where, fault.what, fault.kind):
             assert said in str(error.value)
-        assert re.match(re.escape(source), str(error.value))
+        assert re.match(r"x\.json", str(error.value))
