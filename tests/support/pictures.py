@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from blinkccl.report.shapes import STYLES
+from blinkccl.report.shapes import STYLES, Group, Line, Rect, Shape, Text
 
 _TEXT = "{http://www.w3.org/2000/svg}text"
 _BEFORE = {"start": 0.0, "middle": 0.5, "end": 1.0}
+
+
+def flat(shapes: Iterable[Shape]) -> Iterable[Rect | Line | Text]:
+    """All shapes, without groups."""
+    for shape in shapes:
+        if isinstance(shape, Group):
+            yield from flat(shape.items)
+        else:
+            yield shape
 
 
 def words_beyond(svg: str) -> list[str]:

@@ -72,10 +72,10 @@ def of_topology(topology: Topology) -> Exhibit:
             ),
             Table("Links", ("kind", "number", "each", "who says so"), rows, (0, 3)),
         ],
+        lambda width: topology_text(topology, width=width),
         [f"blink plan allreduce --topo '{topology.name}' -o plan.json", "blink show plan.json -o plan.html"]
         if machine_named(topology.name)
         else [],
-        text=lambda width: topology_text(topology, width=width),
     )
 
 
@@ -144,7 +144,7 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
         lines = [_nccl_line(forest, on.request, size_bytes, timed), "" if ring is None else ring.sentence(forest)]
         return plan_text(forest, width=width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
 
-    return Exhibit("plan", words.title(forest), said, parts, following, data, text)
+    return Exhibit("plan", words.title(forest), said, parts, text, following, data)
 
 
 def shape_fault(forest: Forest) -> str | None:

@@ -226,15 +226,15 @@ class Plan:
         return f"<Plan {headline(self.forest)}: {rate_text(self.forest.rate, self.forest.topology)}>"
 
     def show(self, path: str | PathLike[str], size: int | str = "64M") -> None:
-        """Write what ``blink show`` shows of it to a file: .html, .svg, .png or .txt, by the end of the name.
+        """Write what ``blink show`` shows of it to a file: .html, .svg or .txt, by the end of the name.
 
-        What moves when is simulated for ``size`` bytes. UsageError for another end, UnsupportedError where .png lacks
-        matplotlib.
+        What moves when is simulated for ``size`` bytes. UsageError for another end.
         """
         from blinkccl.report.page import check_form, exhibit_file
 
         check_form(Path(path))
-        Path(path).write_bytes(exhibit_file(self._exhibit(bytes_of(size)), Path(path)))
+        shown = exhibit_file(self._exhibit(bytes_of(size)), Path(path))
+        Path(path).write_text(shown, encoding="utf-8", newline="\n")
 
     def _repr_html_(self) -> str:
         from blinkccl.report.page import exhibit_cell

@@ -95,11 +95,12 @@ class Topo:
         return f"<Topo {self.name}: {len(self.ranks)} ranks, {len(self.links)} links>"
 
     def show(self, path: str | PathLike[str]) -> None:
-        """Write its picture to a file, as ``blink show`` does: .html, .svg, .png or .txt, by the end of the name."""
+        """Write its picture to a file, as ``blink show`` does: .html, .svg or .txt, by the end of the name."""
         from blinkccl.advice.show import of_topology
         from blinkccl.report.page import exhibit_file
 
-        Path(path).write_bytes(exhibit_file(of_topology(self.topology), Path(path)))
+        shown = exhibit_file(of_topology(self.topology), Path(path))
+        Path(path).write_text(shown, encoding="utf-8", newline="\n")
 
     def _repr_svg_(self) -> str:
         from blinkccl.advice.show import of_topology

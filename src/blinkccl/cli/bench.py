@@ -35,7 +35,7 @@ Examples:
 \b
   blink bench allreduce -g 4 -b 4K -e 256M                 4 rank processes on this host
   blink bench allreduce -b 4K -e 64M --peer gloo,openmpi   beside other libraries, with ratios
-  blink bench broadcast --shared -b 1M -I 1 --plot b.png   tensors in shared memory, percentiles
+  blink bench broadcast --shared -b 1M -I 1 --plot b.svg   tensors in shared memory, percentiles
   blink bench allreduce -b 64K -e 1M --timeline t.json     what each rank did and waited for: ui.perfetto.dev
   torchrun --nproc-per-node 2 --no-python blink bench allreduce
   blink bench allreduce -g 4 -b 4K -e 64M -f 4 --algo all  which algorithm is the fastest at which size
@@ -121,7 +121,7 @@ CalibrationName = Annotated[
     str | None,
     Option("--calibration", metavar="NAME", help="--timeline: and what this calibration predicts, on one axis."),
 ]
-PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw time over size (png, svg, pdf).")]
+PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw time over size (svg).")]
 RecordFile = Annotated[
     Path | None,
     Option("-J", "--json-file", metavar="FILE", help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1."),
@@ -363,14 +363,12 @@ class _Output:
 
 def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
     from blinkccl.bench.rows import lines
-    from blinkccl.report import plotting
-    from blinkccl.report.charts import Curve, curves_picture
+    from blinkccl.report.charts import Curve, chart_file, curves_picture
 
     title = f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}"
-    with console.written(path):
-        found = lines(rows, about.algorithms[0] if about.several else "blink")
-        curves = [Curve(name, points) for name, points in found.items()]
-        plotting.write(path, curves_picture(title, "time, µs", curves))
+    found = lines(rows, about.algorithms[0] if about.several else "blink")
+    curves = [Curve(name, points) for name, points in found.items()]
+    console.write_file(path, chart_file(curves_picture(title, "time, µs", curves)))
 
 
 def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> None:

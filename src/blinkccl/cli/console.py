@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self, TextIO
 import typer
 
 from blinkccl.cli.exits import USAGE
+from blinkccl.errors import UsageError
 from blinkccl.report.text import Paint, fit, painter
 
 #: Nobody needs a bar for less than this.
@@ -135,14 +136,12 @@ def check_writable(path: Path) -> None:
 
 
 def check_files(*paths: Path | None, plot: Path | None = None) -> None:
-    """Refuse, before any work, what could not be written, and a ``plot`` that could not be drawn."""
+    """Refuse, before any work, what could not be written, and a ``plot`` that is no SVG."""
     for path in (*paths, plot):
         if path is not None:
             check_writable(path)
-    if plot is not None:
-        from blinkccl.report import plotting
-
-        plotting.check(plot)
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise UsageError(f"--plot {plot}: expected a name that ends in .svg")
 
 
 def _unwritten(path: Path, problem: OSError) -> typer.BadParameter:

@@ -23,7 +23,7 @@ Examples:
 
 \b
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6                  all algorithms at 16 MB
-  blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.png
+  blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.svg
   blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
   blink lab allreduce --topo dgx-1v --fail 0-3                      a link is cut: who says so, and what then?
   blink lab allreduce --topo dgx-1v --algo optimal,ring --chunk 16K,64K -b 1M -e 16M -o table.json
@@ -73,7 +73,7 @@ Timeout = Annotated[float, Option("--timeout", metavar="SECONDS", help="For one 
 Clean = Annotated[
     bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
 ]
-PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted.")]
+PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted (svg).")]
 
 
 def lab(
@@ -169,8 +169,9 @@ def _compare(
         table = output.table_text(rows, console.paint(), width)
         console.emit(fit(output.head_text(field, layout), width) + f"\n{table}\n" + fit(told, width))
     if plot is not None:
-        with console.written(plot):
-            output.draw(plot, field, layout, rows)
+        from blinkccl.report.charts import chart_file
+
+        console.write_file(plot, chart_file(output.picture(field, rows)))
     wrong = sum(one.wrong for row in rows for one in row)
     if wrong:
         console.error(f"{wrong} elements were wrong: see #wrong")

@@ -96,7 +96,7 @@ def plan(
         bool, Option("--trade-off", help="A table of plans: rate, depth, trees, denominators, and times by size.")
     ] = False,
     plot: Annotated[
-        Path | None, Option("--plot", metavar="FILE", help="--trade-off: draw bandwidth over size (png, svg, pdf).")
+        Path | None, Option("--plot", metavar="FILE", help="--trade-off: draw bandwidth over size (svg).")
     ] = None,
     measured: arguments.MeasuredFile = None,
     sharp: Annotated[
@@ -216,10 +216,9 @@ def _print_trade_off(wanted: Request, size_bytes: int | None, json: bool, plot: 
 
         found = trade_off(wanted, Conditions(calibration_for(wanted.topology)), code_of(wanted), sizes, tell)
     if plot is not None:
-        from blinkccl.report import plotting
+        from blinkccl.report.charts import chart_file
 
-        with console.written(plot):
-            plotting.write(plot, trade_off_picture(found, wanted))
+        console.write_file(plot, chart_file(trade_off_picture(found, wanted)))
     if json:
         console.emit_json(trade_off_document(found))
     else:

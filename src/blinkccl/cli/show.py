@@ -1,4 +1,4 @@
-"""``blink show``: a picture and a page of a machine, a plan or a result."""
+"""``blink show``: a picture and a page of a machine or a plan."""
 
 from __future__ import annotations
 
@@ -20,16 +20,13 @@ Examples:
 
 \b
   blink show plan.json -o plan.html                      a page: machine, trees, bottleneck, what moves when
-  blink show plan.json -o plan.svg                       one picture, for a paper or a slide (.png too)
+  blink show plan.json -o plan.svg                       one picture, for a paper or a slide
   blink show dgx-1v -o machine.svg
   blink show node7.txt -o machine.html                   "nvidia-smi topo -m" text
-  blink sim allreduce --topo dgx-1v --sweep --json >sim.json; blink show sim.json -o sim.html
-  blink bench allreduce -g 2 --json >bench.json; blink show bench.json
   blink plan broadcast --topo dgx-2 --json | blink show - -o plan.html
 
-Show what a file holds: a plan, a topology, or what sim --json, bench --json or -J and lab --json wrote. The end of the
-name given to -o chooses what is written: .html (one file that needs no network), .svg, .png or .txt; without -o it is
-text on standard output.
+Show what a file holds: a plan or a topology. The end of the name given to -o chooses what is written: .html (one file
+that needs no network), .svg or .txt; without -o it is text on standard output.
 """
 
 #: Plans with more hops are not checked before they are shown: that takes longer than a person waits.
@@ -37,12 +34,10 @@ MOST_CHECKED_HOPS = 40_000
 
 
 def show(
-    what: Annotated[
-        str, Argument(metavar="FILE|SPEC", help="A plan, a topology or a result; a machine's name; - reads stdin.")
-    ],
+    what: Annotated[str, Argument(metavar="FILE|SPEC", help="A plan or a topology; a machine's name; - reads stdin.")],
     spec: Annotated[
         str | None,
-        Option("--topo", metavar="SPEC", help="The machine of a plan or result; default: the one that it names."),
+        Option("--topo", metavar="SPEC", help="The machine of a plan; default: the one that it names."),
     ] = None,
     gpus: arguments.Gpus = None,
     size: Annotated[
@@ -61,11 +56,9 @@ def show(
         console.emit_json(page.exhibit_document(exhibit))
     if output is None:
         if not json:
-            console.emit(page.exhibit_text(exhibit, console.width()))
+            console.emit(exhibit.text(console.width()))
         return
-    content = page.exhibit_file(exhibit, output)
-    with console.written(output):
-        output.write_bytes(content)
+    console.write_file(output, page.exhibit_file(exhibit, output))
 
 
 def _check_output(path: Path) -> None:
@@ -87,24 +80,16 @@ def _exhibit(what: str, spec: str | None, gpus: str | None, size: str) -> Exhibi
     if document is None or ("vertices" in document or "blink_gather" in document):
         _refuse("--topo", spec, "a topology is the machine itself")
         return shown.of_topology(_topology(what, content if is_file else None, gpus))
-    _refuse("--gpus", gpus, "a plan or a result has its own")
+    _refuse("--gpus", gpus, "a plan has its own")
     machine = None if spec is None else arguments.load(spec)[0]
     source = console.source_name(path)
     if "shares" in document:
         return _of_plan(document, machine, source, size)
-    from blinkccl.advice.show_results import of_result
-
-    try:
-        found = of_result(document, machine)
-    except ScheduleError as error:
-        raise ScheduleError(f"{source}: {error}") from None
-    if found is None:
-        keys = ", ".join(list(document)[:6]) or "nothing"
-        raise ScheduleError(
-            f"{source}: no plan, topology or result: it has {keys[:200]}; expected what blink plan -o, topo -o, "
-            "sim --json, bench --json or -J, or lab --json wrote"
-        )
-    return found
+    keys = ", ".join(list(document)[:6]) or "nothing"
+    raise ScheduleError(
+        f"{source}: no plan or topology: it has {keys[:200]}; expected what blink plan -o or blink topo -o wrote "
+        "(times are drawn by --plot of blink sim, bench and lab)"
+    )
 
 
 def _refuse(option: str, given: str | None, why: str) -> None:

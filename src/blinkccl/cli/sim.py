@@ -39,7 +39,7 @@ Examples:
 
 \b
   blink sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M
-  blink sim broadcast --topo dgx-1p --sweep --plot f.png
+  blink sim broadcast --topo dgx-1p --sweep --plot f.svg
   blink sim broadcast --topo dgx-1p --code copies                   as in the paper
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
@@ -179,7 +179,7 @@ Overlap = Annotated[
 TimelineFile = Annotated[
     Path | None, Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace.")
 ]
-PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw bandwidth over size (png, svg, pdf).")]
+PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw bandwidth over size (svg).")]
 PathsFile = Annotated[
     Path | None,
     Option(
@@ -303,7 +303,7 @@ def sim(
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
     if plot is not None:
-        _draw(plot, field, runs, conditions, rows)
+        _draw(plot, field, runs, rows)
 
 
 def _conditions(
@@ -521,15 +521,10 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     console.note(f"it shows {best.name} at {best.size_bytes:,} bytes{without}: open it in ui.perfetto.dev")
 
 
-def _draw(
-    path: Path, field: JobCandidates, code: Code, conditions: Conditions, rows: Sequence[Sequence[Estimate]]
-) -> None:
-    from blinkccl.advice.show_results import chart, of_simulation
-    from blinkccl.report import plotting
-    from blinkccl.report.sim_text import sim_document
+def _draw(path: Path, field: JobCandidates, code: Code, rows: Sequence[Sequence[Estimate]]) -> None:
+    from blinkccl.report.charts import chart_file
+    from blinkccl.report.sim_text import sim_picture
 
     if not any(estimate.algbw_gb_per_s > 0 for row in rows for estimate in row):
         raise UsageError("no size moves any data; take larger ones (-b)")
-    document = sim_document(field, code, conditions, rows, None, None, ())
-    with console.written(path):
-        plotting.write(path, chart(of_simulation(document, field.request.topology)))
+    console.write_file(path, chart_file(sim_picture(field, code, rows)))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from blinkccl.advice.show_results import chart, of_laboratory
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.choice.measured import Cell, Time
 from blinkccl.lab.experiment import Field, Measured
 from blinkccl.lab.layout import Layout
-from blinkccl.report import plotting
+from blinkccl.report.charts import Bar, Curve, bars_picture, curves_picture
+from blinkccl.report.shapes import Picture
 from blinkccl.report.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
+from blinkccl.report.words import collective_name
 from blinkccl.schema import SCHEMA_VERSION
 
 #: What runs plans in a laboratory.
@@ -127,6 +127,33 @@ def entry(one: Measured) -> dict[str, Any]:
     }
 
 
-def draw(path: Path, field: Field, layout: Layout, rows: Sequence[Sequence[Measured]]) -> None:
+def picture(field: Field, rows: Sequence[Sequence[Measured]]) -> Picture:
     """Measured beside predicted, over size; with one size, as bars."""
-    plotting.write(path, chart(of_laboratory(document(field, layout, rows))))
+    request = field.request
+    title = (
+        f"{collective_name(request.collective.name)} among {count(len(request.ranks), 'rank')} ({ids(request.ranks)}) "
+        f"of {request.topology.name}, in the laboratory"
+    )
+    if len(rows) == 1:
+        return bars_picture(title, [bar for one in rows[0] for bar in _bars(one, _label(one, rows[0]))])
+    curves = []
+    for column in zip(*rows, strict=True):
+        name = _label(column[0], rows[0])
+        curves.append(Curve(name, [(one.pattern.size, one.gb_per_s) for one in column]))
+        curves.append(
+            Curve(f"{name}, simulated", [(one.pattern.size, _simulated_gb_per_s(one)) for one in column], dashed=True)
+        )
+    return curves_picture(title, "algbw, GB/s", curves)
+
+
+def _bars(one: Measured, name: str) -> list[Bar]:
+    simulated, planned = _simulated_gb_per_s(one), one.candidate.forest.algbw_gb_per_s
+    return [
+        Bar(name, one.gb_per_s, f"{gb_per_s_text(one.gb_per_s)} measured", 0),
+        Bar("", simulated, f"{gb_per_s_text(simulated)} simulated", 1),
+        Bar("", planned, f"{gb_per_s_text(planned)} by the plan", 5),
+    ]
+
+
+def _simulated_gb_per_s(one: Measured) -> float:
+    return one.candidate.forest.algbw_gb_per_s * one.simulated

@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 
-from blinkccl.report.shapes import SERIES, Group, Line, Picture, Rect, Shape, Text
+from blinkccl.report.shapes import SERIES, Group, Line, Picture, Rect, Shape, Text, stacked, svg_file
 from blinkccl.report.text import bytes_text, seconds_text
 
 #: Bytes, and what is drawn over them.
 Points = Sequence[tuple[int, float]]
 #: Narrow, so that words are read on a phone; all is drawn larger where there is room.
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560.0, 340.0, 62.0, 30.0, 46.0
+
+
+def chart_file(picture: Picture) -> str:
+    """A chart below its title, as an SVG: what ``--plot`` writes."""
+    return svg_file(stacked([picture], 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What there is to show of a plan, a machine or a result, and how it is written: a page, a picture, or text.
+"""What there is to show of a plan or a machine, and how it is written: a page, a picture, or text.
 
 An :class:`Exhibit` is pure content; the writers add nothing to it. The page is one file without a request to anybody:
 its styles, its script (``page.js``) and its pictures stand inside, and without script it is a document with pictures.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
-from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -21,9 +20,7 @@ from typing import Any
 
 from blinkccl.errors import UsageError
 from blinkccl.report.picture import folded
-from blinkccl.report.plotting import pyplot
-from blinkccl.report.shapes import Picture, palette_css, stacked, styles_css, svg, svg_file, write_drawn
-from blinkccl.report.text import columns, fit
+from blinkccl.report.shapes import Picture, palette_css, stacked, styles_css, svg, svg_file
 from blinkccl.report.words import Said
 from blinkccl.schema import SCHEMA_VERSION
 
@@ -85,42 +82,39 @@ Part = Figure | Table | Prose | Stage | Pair
 
 @dataclass(frozen=True)
 class Exhibit:
-    """``kind``: plan, topology, simulation, benchmark or laboratory. ``data`` is for the script.
+    """``kind``: plan or topology. ``text`` makes what terminals and files of text have, in so many columns.
 
-    ``text``, where there is one, makes what is printed in the place of summary and tables, in so many columns.
+    ``next`` are commands to try; ``data`` is for the script.
     """
 
     kind: str
     title: str
     summary: Sequence[Said]
     parts: Sequence[Part]
+    text: Callable[[int | None], str]
     next: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    text: Callable[[int | None], str] | None = None
 
 
 #: What the end of a file's name asks for.
-FORMS = (".html", ".svg", ".png", ".txt")
+FORMS = (".html", ".svg", ".txt")
 
 
 def check_form(path: Path) -> None:
-    """Refuses a name that asks for no form that we have, or for one that needs what is not installed."""
+    """Refuses a name that asks for no form that we have."""
     if path.suffix.lower() not in FORMS:
         raise UsageError(f"{path}: expected a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}")
-    if path.suffix.lower() == ".png":
-        pyplot("a .png")
 
 
-def exhibit_file(shown: Exhibit, path: Path) -> bytes:
+def exhibit_file(shown: Exhibit, path: Path) -> str:
     """The content of a file of that name, in the form that its end says; raises as :func:`check_form`."""
     check_form(path)
-    form = path.suffix.lower()
-    if form == ".png":
-        content = BytesIO()
-        write_drawn(exhibit_picture(shown), content, pyplot("a .png"))
-        return content.getvalue()
-    text = {".html": exhibit_page, ".txt": exhibit_text, ".svg": exhibit_svg}[form]
-    return text(shown).encode()
+    match path.suffix.lower():
+        case ".html":
+            return exhibit_page(shown)
+        case ".svg":
+            return exhibit_svg(shown)
+    return shown.text(None)
 
 
 def exhibit_svg(shown: Exhibit) -> str:
@@ -135,21 +129,6 @@ def exhibit_cell(shown: Exhibit) -> str:
         for term, said in shown.summary
     )
     return f"<div><p><b>{escape(shown.title)}</b></p><table>{rows}</table>{exhibit_svg(shown)}</div>"
-
-
-def exhibit_text(shown: Exhibit, width: int | None = None) -> str:
-    """For terminals and files of text; what is to be copied is not folded."""
-    if shown.text is not None:
-        return shown.text(width)
-    lines = [fit(line, width) for line in (shown.title, "")]
-    lines += [fit(f"{term.lower()}: {said}", width) for term, said in shown.summary]
-    for part in shown.parts:
-        if isinstance(part, Table):
-            keys = min(part.left, default=0) + 1
-            lines += ["", fit(part.title, width), "", *columns(part.header, part.rows, part.left, width, keys)]
-    if shown.next:
-        lines += ["", "next", *(f"  {line}" for line in shown.next)]
-    return "\n".join(lines) + "\n"
 
 
 def exhibit_document(shown: Exhibit) -> dict[str, Any]:
@@ -169,7 +148,7 @@ def exhibit_document(shown: Exhibit) -> dict[str, Any]:
 
 
 def exhibit_picture(shown: Exhibit) -> Picture:
-    """The main pictures as one, as a figure in a paper: the machine, its trees, what moves when, and charts.
+    """The main pictures as one, as a figure in a paper: the machine, its trees, what moves when, and rates.
 
     A cluster is shown alone: all else would be tiny beside it.
     """

@@ -1,16 +1,15 @@
-"""Pictures as a few kinds of shapes, and how they are written: as SVG, or as PNG by the plotting library.
+"""Pictures as a few kinds of shapes, and how they are written as SVG.
 
 What a shape looks like follows from the names of its styles (``"link load3"``): a table here, in light and in dark
-colours, from which the styles of an SVG, those of a page, and the colours of a PNG are taken alike.
+colours, from which the styles of an SVG and those of a page are taken alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import hypot
-from typing import Any, BinaryIO
 
 from blinkccl.report.layout import Point
 
@@ -182,15 +181,6 @@ class Picture:
     about: str = ""
 
 
-def flat(shapes: Iterable[Shape]) -> Iterable[Rect | Line | Text]:
-    """All shapes, without groups."""
-    for shape in shapes:
-        if isinstance(shape, Group):
-            yield from flat(shape.items)
-        else:
-            yield shape
-
-
 def stacked(pictures: Sequence[Picture], columns: int, gap: float = 24.0) -> Picture:
     """Pictures side by side and in rows, each below its title."""
     shapes: list[Shape] = []
@@ -300,77 +290,13 @@ def _path(line: Line) -> str:
     return f"M{first}{''.join(f'L{point}' for point in others)}{'Z' if line.closed else ''}"
 
 
-def head_points(line: Line) -> tuple[Point, Point, Point]:
-    """The corners of an arrow's head, its tip first."""
+def _head(line: Line) -> str:
+    """An arrow's head, its tip first."""
     tip = line.points[1] if line.bent else line.points[-1]
     from_ = line.points[2] if line.bent else line.points[-2]
     length = hypot(tip[0] - from_[0], tip[1] - from_[1]) or 1.0
     ux, uy = (tip[0] - from_[0]) / length, (tip[1] - from_[1]) / length
     long, half = 6.0 + line.width, 2.6 + 0.6 * line.width
     base = (tip[0] - ux * long, tip[1] - uy * long)
-    return tip, (base[0] - uy * half, base[1] + ux * half), (base[0] + uy * half, base[1] - ux * half)
-
-
-def _head(line: Line) -> str:
-    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in head_points(line)) + "Z"
-
-
-# PNG and PDF.
-def write_drawn(picture: Picture, file: BinaryIO, pyplot: Any, form: str = "png", scale: float = 2.0) -> None:
-    """Draw with the plotting library, at ``scale`` pixels a px, in the light colours; no more than 8,000 a side."""
-    scale = min(scale, 8000 / max(picture.width, picture.height))
-    figure = pyplot.figure(figsize=(picture.width / 72, picture.height / 72), facecolor=PALETTE["paper"][0])
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, picture.width), ylim=(picture.height, 0))
-    axes.axis("off")
-    for order, shape in enumerate(flat(picture.shapes)):
-        _draw(axes, shape, order)
-    # Without dates and versions: the same picture, the same bytes.
-    unsaid = {"Software": None} if form == "png" else {"Creator": None, "Producer": None, "CreationDate": None}
-    figure.savefig(file, dpi=72 * scale, format=form, metadata=unsaid)
-    pyplot.close(figure)
-
-
-def _look(style: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in style.split():
-        found |= STYLES.get(name, {})
-    look = {key: PALETTE[value[1:]][0] if value.startswith("@") else value for key, value in found.items()}
-    return {key: look["color"] if value == "currentColor" else value for key, value in look.items()}
-
-
-def _draw(axes: Any, shape: Rect | Line | Text, order: int) -> None:
-    from matplotlib import patches
-    from matplotlib.path import Path as Way
-
-    look = _look(shape.style)
-    if isinstance(shape, Text):
-        sides = {"start": "left", "middle": "center", "end": "right"}
-        weight = "bold" if "font-weight" in look else "normal"
-        axes.text(
-            shape.x, shape.y, shape.words, color=look["fill"], fontsize=shape.size * 0.92, ha=sides[shape.anchor],
-            va="baseline", weight=weight, zorder=order,
-        )  # fmt: skip
-        return
-    dashes = tuple(float(part) / shape.width for part in look.get("stroke-dasharray", "").split())
-    common: dict[str, Any] = {
-        "facecolor": look.get("fill", "none"),
-        "edgecolor": look.get("stroke", "none"),
-        "alpha": float(look.get("opacity", "1")),
-        "linewidth": shape.width,
-        "linestyle": (0, dashes) if dashes else "-",
-        "zorder": order,
-    }
-    if isinstance(shape, Rect):
-        radius = min(shape.radius, shape.w / 2, shape.h / 2)
-        box = f"round,pad=0,rounding_size={radius}"
-        axes.add_patch(patches.FancyBboxPatch((shape.x, shape.y), shape.w, shape.h, boxstyle=box, **common))
-        return
-    points = [shape.points[0], shape.points[2], shape.points[1]] if shape.bent else list(shape.points)
-    codes = [Way.MOVETO, *([Way.CURVE3] * 2 if shape.bent else [Way.LINETO] * (len(points) - 1))]
-    if shape.closed:
-        points, codes = [*points, points[0]], [*codes, Way.CLOSEPOLY]
-    axes.add_patch(patches.PathPatch(Way(points, codes), capstyle="butt", **common))
-    if shape.head:
-        look = _look(shape.head)
-        axes.add_patch(patches.Polygon(head_points(shape), facecolor=look["fill"], edgecolor="none", zorder=order))
+    corners = (tip, (base[0] - uy * half, base[1] + ux * half), (base[0] + uy * half, base[1] - ux * half))
+    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in corners) + "Z"

@@ -1,4 +1,4 @@
-"""Simulated times as people read them: tables, and what decided; and as JSON."""
+"""Simulated times as people read them: tables, a chart, and what decided; and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from blinkccl.algorithms.path_table import PairSplits
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.choice.candidates import Code
-from blinkccl.report.text import Paint, bytes_text, columns, fit, gb_per_s_text, ids, seconds_text
+from blinkccl.report.charts import Curve, curves_picture
+from blinkccl.report.shapes import Picture
+from blinkccl.report.text import Paint, bytes_text, columns, count, fit, gb_per_s_text, ids, seconds_text
+from blinkccl.report.words import collective_name
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.timeline import Summary
 
@@ -80,6 +83,20 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | N
             span = f"{bytes_text(win.first_bytes):>6} … {bytes_text(win.last_bytes)}"
             text += f"  {span:<16} {paint(win.name, 'bold')}\n"
     return text
+
+
+def sim_picture(field: JobCandidates, code: Code, rows: Sequence[Sequence[Estimate]]) -> Picture:
+    """The bandwidth (algbw) of every candidate over size, below the bound."""
+    request = field.request
+    curves = [
+        Curve(column[0].name, [(estimate.size_bytes, estimate.algbw_gb_per_s) for estimate in column])
+        for column in zip(*rows, strict=True)
+    ]
+    title = (
+        f"{collective_name(request.collective.name)} among {count(len(request.ranks), 'GPU')} ({ids(request.ranks)}) "
+        f"of {request.topology.name}, simulated ({code.name})"
+    )
+    return curves_picture(title, "algbw, GB/s", curves, ("proved bound", field.bound_gb_per_s))
 
 
 def summary_text(name: str, summary: Summary, seconds: float) -> str:

@@ -1,51 +1,16 @@
-"""What a plan and results are shown as: the machine, the ring beside, words, and documents that are none."""
+"""A plan as it is shown: the machine, the ring beside, words."""
 
 from __future__ import annotations
 
-import copy
-import json
-import re
 from dataclasses import replace
 
 import pytest
 
 from blinkccl.advice.show import MOST_TRANSFERS, drawn_on, of_plan, of_topology, shape_fault
-from blinkccl.advice.show_results import chart, of_result
-from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Tree
-from blinkccl.report.page import Figure, Pair, Stage, Table, exhibit_page
+from blinkccl.report.page import Pair, Stage, exhibit_page
 from blinkccl.topology.spec import machine_named, parse_spec
 from support.planned import plan
-
-SIMULATION = {
-    "schema_version": 2, "collective": "allreduce", "topology": "dgx-1v", "ranks": [1, 4, 5, 6], "code": "kernels",
-    "bound_gb_per_s": 50.0, "wins": [{"algorithm": "optimal", "first_bytes": 64, "last_bytes": 64}],
-    "absent": {"one_ring": "one_ring: there is but one ring"},
-    "sizes": [{"size_bytes": 64 << 20, "algorithms": [
-        {"algorithm": name, "seconds": seconds, "algbw_gb_per_s": 0.08 / seconds, "busbw_gb_per_s": 0.12 / seconds,
-         "percent_bound": 0.16 / seconds, "how": "Simple"} for name, seconds in (("optimal", 0.002), ("nccl-2.4", 0.02))
-    ]}],
-    "decided_by": {"algorithm": "optimal", "size_bytes": 64 << 20, "seconds": {"move": 0.0019, "signal": 0.0001},
-                   "hops": [{"src": 1, "dst": 5, "seconds": 0.001}],
-                   "links": [{"src": 1, "dst": 5, "bytes": 5.0, "gb_per_s": 50.0, "busy": 0.999}]},
-}  # fmt: skip
-BENCHMARK = {
-    "version": 3, "algorithm": "auto", "engine": "host", "blink_version": "0.1.0",
-    "config": {"collective": "allreduce", "devices": [{}, {}]},
-    "results": [{"size": size, "out_of_place": {"time": 10.0, "alg_bw": size / 1e4, "bus_bw": size / 1e4, "nwrong": 0,
-                                                "bound_percent": 20.0},
-                 "in_place": None, "peers": [{"name": "gloo", "out_of_place": {"time": 40.0, "alg_bw": size / 4e4,
-                                                                               "bus_bw": size / 4e4, "nwrong": None}}]}
-                for size in (4096, 65536)],
-}  # fmt: skip
-LABORATORY = {
-    "schema_version": 2, "collective": "allreduce", "topology": "dgx-1v", "ranks": [1, 4, 5, 6], "lane_gb_per_s": 25.0,
-    "lane_mbit_per_s": 200.0, "absent": [{"algorithm": "x", "reason": "because"}],
-    "rows": [{"algorithm": name, "size_bytes": 1 << 24, "seconds": [0.3, 0.1, 0.2], "algbw_gb_per_s": rate,
-              "plan_algbw_gb_per_s": 50.0, "part_of_plan": rate / 50, "simulated_part_of_plan": 0.98, "busy": 1.0,
-              "wrong": 0} for name, rate in (("optimal", 49.0), ("ring", 7.0))],
-}  # fmt: skip
-RESULTS = {"simulation": SIMULATION, "benchmark": BENCHMARK, "laboratory": LABORATORY}
 
 
 def said(shown):
@@ -128,65 +93,3 @@ def test_a_topology_of_a_file_has_no_commands_that_name_it():
     renamed = parse_spec("ring:3")
     object.__setattr__(renamed, "name", "node7.txt")
     assert not of_topology(renamed).next
-
-
-# Results.
-@pytest.mark.parametrize("kind", RESULTS)
-def test_results_have_a_chart_and_a_table(kind):
-    shown = of_result(json.loads(json.dumps(RESULTS[kind])))
-    assert shown.kind == kind
-    assert any(isinstance(part, Figure) for part in shown.parts)
-    (table,) = (part for part in shown.parts if isinstance(part, Table))
-    assert len(table.rows) >= 2
-    assert exhibit_page(shown) == exhibit_page(of_result(RESULTS[kind]))
-
-
-def test_a_simulation_shows_the_links_that_were_full():
-    shown = of_result(SIMULATION)
-    machine = next(part for part in shown.parts if isinstance(part, Figure) and part.name == "machine")
-    assert "full" in str(machine.picture.shapes)
-    assert said(shown)["Against others"] == "They take so many times as long: nccl-2.4 10."
-
-
-def test_a_benchmark_says_what_is_wrong():
-    document = copy.deepcopy(BENCHMARK)
-    document["results"][1]["out_of_place"]["nwrong"] = 3
-    assert said(of_result(BENCHMARK))["Right"] == "Every result is right."
-    assert said(of_result(document))["Right"] == "3 results are wrong."
-
-
-def test_an_algorithm_in_several_chunks_is_told_by_its_chunk():
-    document = copy.deepcopy(LABORATORY)
-    first, second = document["rows"]
-    document["rows"] = [first | {"chunk_bytes": 1 << 14}, first | {"chunk_bytes": 1 << 16}, second]
-    about = chart(of_result(document)).about
-    assert all(name in about for name in ("optimal in 16K: 49", "optimal in 64K: 49", "ring: 7"))
-
-
-def test_several_sizes_are_curves():
-    document = copy.deepcopy(LABORATORY)
-    document["rows"] += [{**row, "size_bytes": 1 << 20} for row in document["rows"]]
-    first = of_result(document).parts[0]
-    assert first.picture.title == "Measured and simulated"
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "message"),
-    [
-        ("simulation", {"sizes": []}, "sizes is empty: there are no timings"),
-        ("benchmark", {"results": []}, "results is empty: there are no timings"),
-        ("laboratory", {"rows": []}, "rows is empty: there are no timings"),
-        ("simulation", {"schema_version": 3}, "this blink reads 1 and 2"),
-        ("simulation", {"bound_gb_per_s": "fast"}, "Expected `float`, got `str` - at `bound_gb_per_s`"),
-        ("laboratory", {"rows": [{"algorithm": "x"}]}, "missing required field"),
-        ("laboratory", {"topology": "a\x1b[31m"}, "control character U+001B"),
-        ("benchmark", {"results": [{"size": -1}]}, "Expected `int` >= 0"),
-    ],
-)
-def test_documents_that_are_none(kind, change, message):
-    with pytest.raises(ScheduleError, match=re.escape(message)):
-        of_result({**RESULTS[kind], **change})
-
-
-def test_other_documents_are_nobodys():
-    assert of_result({"a": 1}) is None

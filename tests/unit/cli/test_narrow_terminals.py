@@ -16,7 +16,7 @@ from blinkccl.report.job_text import job_text
 from blinkccl.runtime.dump import GroupState, RankState
 
 #: What is typed, and files that it reads: {plan} of ``blink plan``, {false} one whose rate is wrong,
-#: {sim} of ``blink sim --json``, {bench} of ``blink bench -J``.
+#: {bench} of ``blink bench -J``.
 SAME = {
     "topo": "topo dgx-1v",
     "topo-16": "topo '2x dgx-1v @ 40Gbps'",
@@ -25,8 +25,6 @@ SAME = {
     "check": "check {plan}",
     "check-false": "check {false}",
     "show-machine": "show dgx-2",
-    "show-sim": "show {sim}",
-    "show-bench": "show {bench}",
     "sim": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 --why",
     "sim-sweep": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 --sweep",
     "sim-model": "sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet --algo optimal,ring",
@@ -60,7 +58,7 @@ _UNBROKEN = re.compile(r"\s*(\S+|blink .*)")
 def files(tmp_path_factory):
     """Where those files are."""
     folder = tmp_path_factory.mktemp("files")
-    return {name: folder / f"{name}.json" for name in ("plan", "false", "sim", "bench")}
+    return {name: folder / f"{name}.json" for name in ("plan", "false", "bench")}
 
 
 @pytest.fixture
@@ -75,7 +73,6 @@ def typed(blink, files, monkeypatch, tmp_path):
     if not files["plan"].exists():
         run("plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o {plan}", None)
         files["false"].write_text(files["plan"].read_text().replace('"rate": "2"', '"rate": "3"', 1))
-        files["sim"].write_text(run("sim allreduce --topo dgx-1v --sweep --json", None))
         run("bench allreduce -g 2 -b 4K -e 64K -n 2 --rounds 1 -J {bench}", None)
     return run
 

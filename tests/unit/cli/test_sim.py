@@ -198,16 +198,6 @@ def test_what_moves_nothing_is_not_drawn(blink, tmp_path: Path) -> None:
     assert all(f">{words}<" in drawn for words in ("optimal", "proved bound", "algbw, GB/s", "64"))
 
 
-@pytest.mark.parametrize(("name", "begins"), [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")])
-def test_a_chart_for_slides_and_papers(blink, tmp_path: Path, name, begins) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    path = tmp_path / name
-    asked = ["sim", "allgather", "--topo", "ring:3", "--algo", "optimal", "-e", "64K", "--plot", str(path)]
-    first = (blink(*asked), path.read_bytes())[1]
-    assert first.startswith(begins)
-    assert (blink(*asked), path.read_bytes())[1] == first
-
-
 def test_beyond_gigabytes_there_are_units_too(blink) -> None:
     for size, shown in (("2T", "2T (2,199,023,255,552 bytes)"), ("4096T", "4P ("), ("1048576T", "1E (")):
         asked = ["sim", "broadcast", "--topo", "ring:2", "--algo", "optimal", "--budget", "1000", "--coarser"]

@@ -177,6 +177,26 @@ def test_rates_are_those_of_the_machine_and_times_those_of_the_laboratory() -> N
     assert found["rows"][0]["plan_algbw_gb_per_s"] == one.forest.algbw_gb_per_s
 
 
+def test_measured_times_are_drawn_beside_simulated_ones() -> None:
+    field = experiment.prepare(asked("ring:4", "sendrecv", "0,1"), ("optimal",), 100)
+    (one,) = field.candidates
+
+    def row(count: int, *chunks: int) -> list[Measured]:
+        pattern = Pattern(one.forest.collective, count)
+        return [Measured(one, pattern, chunk, field.slower, [Run(1.0, 0, 0.5)]) for chunk in chunks]
+
+    bars = output.picture(field, [row(2_500_000, 1 << 14, 1 << 16)])
+    assert bars.title == "SendRecv among 2 ranks (0,1) of ring:4, in the laboratory"
+    for told in ("optimal in 16K: ", "optimal in 64K: ", " GB/s measured", " GB/s simulated", " GB/s by the plan"):
+        assert told in bars.about
+    curves = output.picture(field, [row(250_000, 1 << 16), row(2_500_000, 1 << 16)])
+    assert [name in curves.about for name in ("optimal: ", "optimal, simulated: ", "by the plan")] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_wrong_elements_of_all_runs_are_counted() -> None:
     (one,) = experiment.prepare(asked("ring:4", "sendrecv", "0,1"), ("optimal",), 100).candidates
     pattern = Pattern(Collective("sendrecv", 2, src=0, dst=1), 4)

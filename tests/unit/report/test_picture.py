@@ -30,19 +30,16 @@ from blinkccl.report.shapes import (
     PALETTE,
     Group,
     Line,
-    Picture,
     Rect,
     Text,
-    flat,
     svg,
     svg_file,
-    write_drawn,
 )
 from blinkccl.report.tree_picture import share_picture
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.spec import parse_spec
-from support.pictures import words_beyond
+from support.pictures import flat, words_beyond
 from support.planned import plan
 
 MACHINES = [
@@ -324,24 +321,6 @@ def test_chunks_that_follow_one_another_are_one_bar():
     picture = timeline_picture("t", ["a", "b"], spans, 1.0, {1: "share 2"})
     bars = [s for s in flat(picture.shapes) if isinstance(s, Rect) and s.h not in (11,)]
     assert len(bars) == 3
-
-
-def test_a_png_is_the_same_each_time(tmp_path):
-    pyplot = pytest.importorskip("matplotlib.pyplot", reason="pictures need matplotlib")
-    forest = plan("optimal", "dgx-1v", "1,4,5,6", "allreduce")
-    picture = machine_picture(forest.topology, subject_of(forest))
-    for name in ("a.png", "b.png"):
-        write_drawn(picture, tmp_path / name, pyplot)
-    first = (tmp_path / "a.png").read_bytes()
-    assert first.startswith(b"\x89PNG")
-    assert first == (tmp_path / "b.png").read_bytes()
-    assert int.from_bytes(first[16:20], "big") == pytest.approx(2 * picture.width, abs=2)
-
-
-def test_a_huge_picture_is_scaled_down(tmp_path):
-    pyplot = pytest.importorskip("matplotlib.pyplot", reason="pictures need matplotlib")
-    write_drawn(Picture([Rect(0, 0, 9, 9, "gpu")], 90_000, 900, "t"), tmp_path / "a.png", pyplot)
-    assert int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big") <= 8001
 
 
 def test_long_weights_are_parts_of_a_hundred():
