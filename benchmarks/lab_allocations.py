@@ -1,7 +1,7 @@
 """Trees and rings in the laboratory, on all allocations of a DGX-1V and a DGX-1P that NVLink connects.
 
     python benchmarks/lab_allocations.py lab.json                measure what is not in the file yet (root, 20 minutes)
-    python benchmarks/lab_allocations.py lab.json --write docs   the table and the figures, from the file
+    python benchmarks/lab_allocations.py lab.json --write docs   the tables, from the file
 
 Each machine is built once, with all links of all plans; for each allocation a lane is as fast as the processors hold,
 and optimal trees, Blink's and all of NCCL's rings at once run in turns. ``--seconds`` ends it after so long, and the
@@ -26,9 +26,7 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.lab import experiment
 from blinkccl.lab.experiment import Field, Measured
-from blinkccl.paper import drawing
 from blinkccl.paper.laboratory import Allocation, read
-from blinkccl.report.plotting import pyplot
 from blinkccl.report.text import bytes_text
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
@@ -299,7 +297,6 @@ def write(arguments: argparse.Namespace) -> None:
     if arguments.messages:
         text += messages(arguments.messages)
     (folder / "lab.md").write_text(text)
-    draw(folder, sections)
 
 
 TEXT = """# Trees and rings in the laboratory
@@ -310,7 +307,7 @@ Here it is a DGX-1V and a DGX-1P, on all 60 allocations of 3 to 8 GPUs that NVLi
 float32, medians of {runs} runs in turns, every element checked ({wrong} wrong). Links keep their ratios; a lane (25
 GB/s, on a DGX-1P 20) has as many Mbit/s as two virtual cores hold for the allocation. Rates below are those of the
 machine's links, in GB/s: what the same plan reaches if nothing but links counts. `rings` is all of NCCL 2.4's rings at
-once, over PCIe where NVLink closes none. Written by `benchmarks/lab_allocations.py`; figures and the tables of
+once, over PCIe where NVLink closes none. Written by `benchmarks/lab_allocations.py`; the tables of
 allocations are those of {size}.
 
 `-o table.json` writes what each algorithm took, in each of the chunks that `--chunk 16K,64K` names, into a table with
@@ -326,62 +323,7 @@ All of a size are 120, both collectives on 60 allocations. Connections had buffe
 tree got 0.80 to 0.93 of their plans in chunks of 163 KiB. Two of them again, in chunks of 64: 0.982 for optimal trees
 and 0.980 for Blink's on 0,1,2,4,7 of a DGX-1P (0.927 and 0.824 above), 0.971 and 0.982 on 0,3,6,7 of a DGX-1V (0.895
 both).
-
-![Fig 14](lab-fig-14.svg)
-![Fig 15](lab-fig-15.svg)
-![Fig 17](lab-fig-17.svg)
 """
-
-
-def draw(folder: Path, sections: Mapping[tuple[str, str], Sequence[Allocation]]) -> None:
-    """Blink's Figs 14, 15 and 17 from what was measured, and what the paper prints."""
-    plt = pyplot()
-    plt.rcParams["svg.hashsalt"] = "lab"  # the same picture is the same file
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    boxes = {}
-    for (machine, collective), there in sections.items():
-        boxes[f"{collective}\n{machine}\nmeasured"] = [one.speedup() for one in there]
-        boxes[f"{collective}\n{machine}\nplanned"] = [one.planned_speedup() for one in there]
-    axes.boxplot(list(boxes.values()), tick_labels=list(boxes), whis=(5, 95), widths=0.6)
-    axes.tick_params(axis="x", labelsize=7)
-    drawing.published_level(axes, 6, "published: up to 6× in theory")
-    drawing.finish(axes, "Fig 14: trees over rings", "times as fast", grid="y")
-    _save(figure, folder / "lab-fig-14.svg")
-    for number, collective, published in ((15, "broadcast", (6, 2)), (17, "allreduce", (8, 2))):
-        there = sections.get(("dgx-1v", collective), ())
-        if there:
-            _allocations(folder / f"lab-fig-{number}.svg", f"Fig {number}: {collective}", published, there)
-
-
-def _allocations(path: Path, title: str, published: tuple[float, float], there: Sequence[Allocation]) -> None:
-    figure, (above, below) = pyplot().subplots(2, 1, figsize=(13, 7), sharex=True, layout="constrained")
-    groups = [",".join(map(str, one.gpus)) for one in there]
-    names = {"optimal": "optimal trees", "blink": "Blink's trees", "ring": "NCCL's rings"}
-    heights = {names[how]: [one.by[how].gb_per_s for one in there] for how in ALGORITHMS}
-    width = drawing.bars(above, groups, heights, (drawing.OURS, drawing.SKY, drawing.THEIRS))
-    for place, how in enumerate(ALGORITHMS):
-        places = [at + (place - 1) * width for at in range(len(groups))]
-        planned = [one.by[how].plan for one in there]
-        label = "_" if place else "planned"
-        above.plot(places, planned, "_", color=drawing.BLACK, markersize=5, zorder=3, label=label)
-    title = f"{title} on the {len(groups)} allocations of a DGX-1V, measured in the laboratory"
-    drawing.finish(above, title, "algbw (GB/s)", legend="upper left", columns=4, grid="y")
-    speedups = [one.speedup() for one in there]
-    mean = geometric_mean(speedups)
-    name = f"optimal trees over rings: up to {max(speedups):.2g}×, geometric mean {mean:.3g}×"
-    below.plot(groups, speedups, "o", markersize=5, color=drawing.OURS, label=name)
-    drawing.published_level(below, published[0], f"published: up to {published[0]:g}×")
-    drawing.published_level(below, published[1], f"published: geometric mean {published[1]:g}×", "--")
-    below.set_ylim(0, 1.3 * max(*published, *speedups))
-    drawing.upright(below)
-    below.set_xlabel("GPUs")
-    drawing.finish(below, ylabel="speed-up (×)", legend="upper left", columns=3)
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None})
-    pyplot().close(figure)
 
 
 def main() -> None:

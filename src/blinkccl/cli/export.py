@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
+from blinkccl.cli.removed import refuse_removed
 from blinkccl.errors import UsageError
 from blinkccl.schema import SCHEMA_VERSION
 
@@ -102,6 +103,7 @@ def export(
 
     if not to:
         raise typer.BadParameter(f"give --to FORMAT: {', '.join(FORMATS)}")
+    refuse_removed(f"export --to {to}")
     row = format_of(to)
     if row.per_rank and output is None and not json:
         raise UsageError(f"{to} is a file of bytes per rank: give -o PREFIX, or --json")

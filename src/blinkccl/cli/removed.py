@@ -7,6 +7,9 @@ from blinkccl.errors import UsageError
 #: By what a person types: ``verb``, ``verb --option``, or ``verb --option value``.
 REMOVED = {
     "diff": "blink show A.json -o a.html draws a plan, blink sim A.json times it: compare what they say of both",
+    "export --to msccl": "blink export --to mscclpp writes an execution plan for MSCCL++",
+    "paper --html": "blink paper --markdown writes the tables; figures are no longer drawn",
+    "paper --plot": "blink paper --markdown writes the tables; figures are no longer drawn",
 }
 
 

@@ -10,7 +10,6 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 from math import ceil, floor, log
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
 from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
-from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import EIGHT, Gpus, connected_allocations, geometric_mean, plan, request
 from blinkccl.paper.laboratory import speedup_values
@@ -300,34 +298,4 @@ def _settings(_: Context) -> tuple[Value, ...]:
     return (
         Value("DGX-1V", 46, len(connected_allocations("dgx-1v")), basis=basis),
         Value("DGX-1P", 14, len(connected_allocations("dgx-1p")), basis=basis),
-    )
-
-
-_MACHINES = {"dgx-1p": "P100", "dgx-1v": "V100"}
-
-
-@PAGE.figure("A-fig-14", "Blink, Fig 14: speed-up of trees over rings in theory")
-def _draw_fig_14(figure: Any, context: Context) -> str:
-    boxes = []
-    for collective in FIG_14:
-        for name, gpu in _MACHINES.items():
-            found = fig_14_speedups(name, collective)
-            ends = np.percentile(found, [5, 25, 50, 75, 95])
-            outside = [speedup for speedup in found if not ends[0] <= speedup <= ends[-1]]
-            title = {"allreduce": "AllReduce", "broadcast": "Broadcast"}[collective]
-            box = dict(zip(("whislo", "q1", "med", "q3", "whishi"), ends, strict=True))
-            boxes.append(box | {"label": f"{title}\n{gpu} ({len(found)})", "fliers": outside})
-    axes = figure.subplots()
-    drawn = axes.bxp(
-        boxes, widths=0.5, patch_artist=True, medianprops={"color": drawing.BLACK}, flierprops={"markersize": 4}
-    )
-    for box in drawn["boxes"]:
-        box.set_facecolor(drawing.SKY)
-    drawing.published_level(axes, 6, "published: up to 6×")
-    drawing.published_level(axes, 1, "published: at least as fast as rings", "--")
-    axes.set_ylim(0, 7.6)
-    drawing.finish(axes, ylabel="speed-up over rings (×)", legend="upper right")
-    return (
-        "Exact rates of optimal trees over those of NCCL 2.4's rings on all allocations of 3 to 8 GPUs, a ring over "
-        "PCIe as half a lane. Whiskers are the 5th and 95th percentile, circles what lies outside; no calibration."
     )

@@ -1,18 +1,13 @@
-"""Blink's protocols beyond one set of trees: NVLink with PCIe, DGX-2, several servers (§3.4, §3.5, §5.2.3, §5.4).
-
-With Figs 19, 20 and 22 (b).
-"""
+"""Blink's protocols beyond one set of trees: NVLink with PCIe, DGX-2, several servers (§3.4, §3.5, §5.2.3, §5.4)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.baselines.candidate import planned
 from blinkccl.baselines.nccl import AS_WRITTEN_BYTES
-from blinkccl.paper import drawing
 from blinkccl.paper.blink_graph import broadcast_optimum, network, ring_allreduce
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
 from blinkccl.paper.claim import BY_CONSTRUCTION, Context, Page, Value
@@ -233,82 +228,4 @@ def _fig_22b(context: Context) -> tuple[Value, ...]:
             basis="8/14 of a ring over PCIe and both sockets, nccl-2.4-v100",
         ),
         two_servers_value(),
-    )
-
-
-#: Sizes of Fig 20.
-_LATENCIES = tuple(1 << power for power in range(10, 21))
-_DGX_2_NAMES = (
-    "Blink, one-hop trees",
-    "NCCL 2.4, rings only (its default)",
-    "NCCL 2.4 as the paper has it: trees below 16 KB",
-)
-_COLOURS = (drawing.OURS, drawing.ORANGE, drawing.VERMILION)
-#: From 16 KB on the two baselines are one: both must be seen.
-_STYLES = ("-", "-", "--")
-_DGX_2_BASIS = (
-    "Plan of one_hop for AllReduce on dgx-2, best chunk of each size; both baselines on nccl-2.4-v100 or, where its "
-    "low-latency protocol is faster, on nccl-2.4-v100-ll."
-)
-
-
-def _over_ratios(
-    figure: Any, context: Context, sizes: Sequence[int], most: float, value: Callable[[int, float], float]
-) -> tuple[Any, float]:
-    """Above a ``value`` of size and GB/s for each, and its largest; below how many times as fast as NCCL Blink is."""
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    ours, *theirs = found = dgx_2_curves(context, sizes)
-    shown = {
-        name: [(size, value(size, one)) for size, one in zip(sizes, gb_per_s, strict=True)]
-        for name, gb_per_s in zip(_DGX_2_NAMES, found, strict=True)
-    }
-    drawing.lines(above, shown, _COLOURS, _STYLES)
-    ratios = {
-        f"_{number}": [(size, a / b) for size, a, b in zip(sizes, ours, gb_per_s, strict=True)]
-        for number, gb_per_s in enumerate(theirs)
-    }
-    drawing.lines(below, ratios, _COLOURS[1:], _STYLES[1:])
-    drawing.published_level(below, most, f"published: up to {most:g}×")
-    below.set_ylim(0, 1.35 * max(most, *(ratio for points in ratios.values() for _, ratio in points)))
-    drawing.finish(below, ylabel="Blink over NCCL (×)", legend="upper right")
-    drawing.over_sizes(below, sizes)
-    return above, max(one for points in shown.values() for _, one in points)
-
-
-@PAGE.figure("A-fig-19", "Blink, Fig 19: AllReduce throughput on the 16 GPUs of a DGX-2", 8.0, 6.0)
-def _draw_fig_19(figure: Any, context: Context) -> str:
-    above, _ = _over_ratios(figure, context, LARGE, 3.5, lambda _, gb_per_s: gb_per_s)
-    above.set_yscale("log")
-    drawing.plain_numbers(above.yaxis)
-    drawing.finish(above, ylabel="algbw (GB/s)", legend="lower right")
-    return f"{_DGX_2_BASIS} From 16 KB on both baselines are the same rings."
-
-
-@PAGE.figure("A-fig-20", "Blink, Fig 20: AllReduce latency on the 16 GPUs of a DGX-2", 8.0, 6.0)
-def _draw_fig_20(figure: Any, context: Context) -> str:
-    above, most = _over_ratios(figure, context, _LATENCIES, 3.32, lambda size, one: 1e6 * size / (one * GB))
-    above.set_ylim(0, 1.5 * most)
-    drawing.finish(above, ylabel="latency (µs)", legend="upper left")
-    return f"{_DGX_2_BASIS} How long a step of that protocol is decides the ratio."
-
-
-@PAGE.figure("A-fig-22b", "Blink, Fig 22 (b): AllReduce of 100 MB over faster and faster networks")
-def _draw_fig_22b(figure: Any, context: Context) -> str:
-    axes = figure.subplots()
-    rates, ours, theirs = zip(*crossings(context), strict=True)
-    curves = {"Blink, three phases": ours, "NCCL 2.4": theirs}
-    drawing.lines(
-        axes,
-        {name: list(zip(NETWORKS_GBIT, gb_per_s, strict=True)) for name, gb_per_s in curves.items()},
-        (drawing.OURS, drawing.THEIRS),
-    )
-    axes.plot(NETWORKS_GBIT, rates, "--", color=drawing.GREY, label="the network's rate")
-    axes.axvline(300, color=drawing.BLACK, linestyle=":", label="published: Blink keeps up to about 300 Gb/s")
-    axes.set_xlabel("network of a server (Gb/s)")
-    axes.set_xticks(NETWORKS_GBIT)
-    axes.set_ylim(0, 1.6 * max(ours))
-    drawing.finish(axes, ylabel="algbw (GB/s)", legend="lower right")
-    return (
-        f"Three_phase plans on v100-copy-engine at the best chunk, baseline nccl-2.4; GPUs {FRAGMENTED} of two "
-        "DGX-1V, 100 MB. The paper does not say which GPUs; NCCL 2.4's trees find NVLink lines among these."
     )

@@ -1,16 +1,12 @@
-"""Blink's measured throughputs (§5.2, §5.3), both sides timed by the simulator, with Figs 15 to 17 and 21.
+"""Blink's measured throughputs (§5.2, §5.3), both sides timed by the simulator.
 
 Bars of single allocations are pictures without numbers and are not compared; the numbers of the text are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.baselines.registry import candidates
-from blinkccl.paper import drawing
 from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, rings
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
 from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, t_dpa_s
@@ -18,9 +14,7 @@ from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import (
     COPY_ENGINES,
     EIGHT,
-    MB,
     SIZE_BYTES,
-    Gpus,
     all_timed,
     at_best_chunk,
     basis_of,
@@ -28,7 +22,6 @@ from blinkccl.paper.jobs import (
     conditions,
     connected_allocations,
     geometric_mean,
-    nccl,
     plan,
     request,
     timed,
@@ -169,97 +162,3 @@ def _fig_21(context: Context) -> tuple[Value, ...]:
         gained = hybrid_gain_gb_per_s(context, ranks)
         values.append(Value(f"gain for {ranks} GPUs, PCIe trees timed, too", None, gained, "GB/s", basis=basis))
     return (*values, *hybrid_values())
-
-
-#: Sizes at the ends of the error bars of Figs 15 to 17 (§5.2.1).
-_ENDS = (50 * MB, 1000 * MB)
-_GB_PER_S = "throughput (GB/s)"
-
-
-def _sides(context: Context, name: str, collective: str, gpus: Gpus, how: str) -> tuple[Callable[[int], float], ...]:
-    """Algbw over size, GB/s, of a plan at its best chunk and of NCCL 2.4."""
-    ours = blink(context, name, collective, gpus, how)
-    theirs = nccl(context, request(name, collective, gpus), COPY_ENGINES[name])
-    return lambda size: at_best_chunk(ours, size), lambda size: theirs.at(size).algbw_gb_per_s
-
-
-def _per_allocation(name: str, collective: str, most: float, mean: float) -> Callable[[Any, Context], str]:
-    """Fig 15, 16 or 17: bars above, and below how many times as fast as NCCL."""
-
-    def draw(figure: Any, context: Context) -> str:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-        allocations = connected_allocations(name)
-        groups = [",".join(map(str, gpus)) for gpus in allocations]
-        sides = [_sides(context, name, collective, gpus, "blink") for gpus in allocations]
-        heights = [[side[i](SIZE_BYTES) for side in sides] for i in range(2)]
-        legend = {"Blink": heights[0], "NCCL 2.4": heights[1]}
-        width = drawing.bars(above, groups, legend, (drawing.OURS, drawing.THEIRS))
-        for i in range(2):
-            places = [place + (i - 0.5) * width for place in range(len(groups))]
-            ends = [[side[i](size) for side in sides] for size in _ENDS]
-            named = "50 to 1000 MB" if i else "_"
-            above.vlines(places, *ends, color=drawing.BLACK, linewidth=1, zorder=3, label=named)
-        drawing.finish(above, ylabel=_GB_PER_S, legend="upper left", columns=3, grid="y")
-        speedups = [a / b for a, b in zip(*heights, strict=True)]
-        exact = [_sides(context, name, collective, gpus, "optimal")[0](SIZE_BYTES) for gpus in allocations]
-        best = [a / b for a, b in zip(exact, heights[1], strict=True)]
-        below.plot(groups, speedups, "o", markersize=5, color=drawing.OURS, label=_summary("Blink", speedups))
-        name_of_best = _summary("this package's optimal plans", best)
-        below.plot(groups, best, "_", markersize=14, markeredgewidth=1.6, color=drawing.VERMILION, label=name_of_best)
-        drawing.published_level(below, most, f"published: up to {most:g}×")
-        drawing.published_level(below, mean, f"published: geometric mean {mean:g}×", "--")
-        below.set_ylim(0, 1.6 * max(most, *speedups))
-        drawing.upright(below)
-        below.set_xlabel("GPUs")
-        drawing.finish(below, ylabel="speed-up (×)", legend="upper left", columns=2)
-        basis = f"{basis_of(name, collective)}; optimal plans likewise"
-        root = "; the root is the first GPU" if collective == "broadcast" else ""
-        return f"{basis[0].upper()}{basis[1:]}{root}."
-
-    return draw
-
-
-def _summary(name: str, speedups: list[float]) -> str:
-    return f"{name}: up to {max(speedups):.2g}×, geometric mean {geometric_mean(speedups):.3g}×"
-
-
-@PAGE.figure("A-fig-21", "Blink, Fig 21: broadcast over NVLink and PCIe, and over NVLink alone", 10.0, 4.5)
-def _draw_fig_21(figure: Any, context: Context) -> str:
-    counts = range(3, 9)
-    alone, both = zip(*(hybrid_split_gb_per_s(context, ranks) for ranks in counts), strict=True)
-    gained = [hybrid - nvlink for nvlink, hybrid in zip(alone, both, strict=True)]
-    timed = [hybrid_gain_gb_per_s(context, ranks) for ranks in counts]
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    groups = [str(ranks) for ranks in counts]
-    drawing.bars(left, groups, {"NVLink only": alone, "hybrid": both}, (drawing.THEIRS, drawing.OURS))
-    drawing.finish(left, "broadcast of 500 MB", _GB_PER_S, legend="upper left", grid="y")
-    drawing.lines(
-        right,
-        {
-            "Eq 8, PCIe at 5.5 GB/s": list(zip(counts, gained, strict=True)),
-            "Eq 8, PCIe trees timed, too": list(zip(counts, timed, strict=True)),
-        },
-        (drawing.OURS, drawing.GREEN),
-    )
-    printed = [(3.0, 5.0), (4.0, 5.0), (7.0, 2.0), (8.0, 2.0)]
-    drawing.published(right, printed, "published: around 5 and around 2")
-    right.set_ylim(bottom=0)
-    drawing.finish(right, "gain of hybrid", "GB/s", legend="lower left")
-    for axes in (left, right):
-        axes.set_xlabel("GPUs, the first of a DGX-1V")
-    return (
-        f"Blink plans for broadcast on {COPY_ENGINES['dgx-1v']} at the best chunk; the split of Eq 8 with its "
-        "peer_access_us as T_dpa per GPU. 5.5 GB/s and T_dpa were chosen to fit this figure. "
-        "Green: hybrid and optimal plans, all trees timed."
-    )
-
-
-PAGE.figure("A-fig-15", "Blink, Fig 15: broadcast of 500 MB on the 46 allocations of a DGX-1V", 13.0, 7.0)(
-    _per_allocation("dgx-1v", "broadcast", 6, 2)
-)
-PAGE.figure("A-fig-16", "Blink, Fig 16: broadcast of 500 MB on the 14 allocations of a DGX-1P", 11.0, 7.0)(
-    _per_allocation("dgx-1p", "broadcast", 3, 1.6)
-)
-PAGE.figure("A-fig-17", "Blink, Fig 17: AllReduce of 500 MB on the 46 allocations of a DGX-1V", 13.0, 7.0)(
-    _per_allocation("dgx-1v", "allreduce", 8, 2)
-)

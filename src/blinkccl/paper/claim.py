@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.calibration import calibration as named_calibration
@@ -88,7 +87,6 @@ class Context:
 
 
 Computation = Callable[[Context], tuple[Value, ...]]
-Drawing = Callable[[Any, Context], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +111,12 @@ class Claim:
     agrees: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure of a document.
-
-    ``draw(figure, context)`` draws into a matplotlib figure and returns in a sentence what it was computed with.
-    ``name`` becomes the file's, like ``A-fig-15``.
-    """
-
-    name: str
-    document: str
-    title: str
-    draw: Drawing
-    width_in: float = 8.0
-    height_in: float = 4.5
-
-
 class Page:
-    """The claims and figures of a file, which it registers where it defines them."""
+    """The claims of a file, which it registers where it defines them."""
 
     def __init__(self, document: str) -> None:
         self.document = document
         self.claims: list[Claim] = []
-        self.figures: list[Figure] = []
 
     def claim(
         self, number: str, where: str, *, wrong: bool = False, agrees: str = ""
@@ -147,17 +128,6 @@ class Page:
             said, explained = (" ".join(part.split()) for part in (text, why))
             self.claims.append(Claim(number, self.document, where, said, compute, explained, wrong, agrees))
             return compute
-
-        return register
-
-    def figure(
-        self, name: str, title: str, width_in: float = 8.0, height_in: float = 4.5
-    ) -> Callable[[Drawing], Drawing]:
-        """Registers what draws a figure."""
-
-        def register(draw: Drawing) -> Drawing:
-            self.figures.append(Figure(name, self.document, title, draw, width_in, height_in))
-            return draw
 
         return register
 

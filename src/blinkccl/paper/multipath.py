@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
-from typing import Any
 
 from blinkccl.algorithms import optimal
 from blinkccl.algorithms.multi_path import inside_sockets, portions, ways
 from blinkccl.algorithms.path_table import Part, Split
 from blinkccl.baselines.candidate import ChunkedPlan, Prepared, planned
 from blinkccl.baselines.multi_path import path_rate, timed_split
-from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_230
+from blinkccl.baselines.nccl import prepare_nccl_24
 from blinkccl.baselines.staged import prepare_host_staged
 from blinkccl.forest.model import Forest
-from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
-from blinkccl.paper.jobs import MIB, conditions, plan, request, seconds
+from blinkccl.paper.jobs import MIB, conditions, request
 from blinkccl.paper.models import gradient_bytes, network
 
 PAGE = Page("C")
@@ -46,12 +43,6 @@ _MIST: Ratios = {
     "NCCL": {64 * MIB: 1.25, 1024 * MIB: 1.38},
     "MVAPICH2-GDR": {64 * MIB: 1.26, 1024 * MIB: 1.47},
     "HPC-X": {64 * MIB: 1.09},
-}
-_CEDAR: Ratios = {
-    "Open MPI + UCX": {64 * MIB: 104.1},
-    "MVAPICH2": {64 * MIB: 110.9},
-    "NCCL": {64 * MIB: 1.06},
-    "hierarchical": {64 * MIB: 2.77},
 }
 #: The networks of Fig 9.
 TRAINED = ("resnet50", "resnet152", "densenet201", "vgg16")
@@ -194,11 +185,6 @@ def _of_design(context: Context, how: str, spec: str, machine: str, chunks: int 
     return lambda size_bytes: side.at(size_bytes).seconds
 
 
-def _of_plan(context: Context, how: str, spec: str, costs: str) -> Time:
-    """Seconds of an AllReduce by size."""
-    return partial(seconds, context, plan(how, spec, "allreduce"), costs)
-
-
 def _of_baseline(context: Context, prepare: Callable[..., Prepared], spec: str, costs: str) -> Time:
     side = prepare(request(spec, "allreduce"), conditions(context, costs))
     return lambda size_bytes: side.at(size_bytes).seconds
@@ -332,165 +318,3 @@ def _messages(context: Context) -> tuple[Value, ...]:
             Value(f"{name}, AllReduce over NCCL", None, rings(size_bytes) / ours(size_bytes), "times", basis="as U5"),
         ]
     return tuple(found)
-
-
-_COPIES = tuple(MIB << power for power in range(10))
-#: The article's AllReduces are of 8 MB to 1 GB.
-_SIZES = tuple(8 * MIB << power for power in range(8))
-_STREAMS = (1, 2, 4, STREAMS)
-_LINKS = {"mist": "GPUs 0 and 1 of Mist", "cedar": "GPUs 0 and 1 of Cedar"}
-
-_TWO_NODES: Ratios = {"MVAPICH2-GDR": {64 * MIB: 1.18}}
-#: A published mark has the colour of the line that it is to be compared with.
-_STAGED, _NCCL, _NCCL_NOW, _OTHER = drawing.VERMILION, drawing.ORANGE, drawing.PURPLE, drawing.GREEN
-_MARKS = {
-    "Open MPI + UCX": ("*", _STAGED),
-    "Spectrum MPI": ("X", _STAGED),
-    "MVAPICH2": ("P", _STAGED),
-    "NCCL": ("*", _NCCL),
-    "hierarchical": ("*", _OTHER),
-    "MVAPICH2-GDR": ("p", "white"),
-    "HPC-X": ("h", "white"),
-}
-
-
-def _copies(window: int, printed: Mapping[str, tuple[float, float, int]]) -> Callable[[Any, Context], str]:
-    """Fig 3 or 4: direct and over two paths, both machines."""
-
-    def draw(figure: Any, context: Context) -> str:
-        panels = figure.subplots(1, 2)
-        for axes, (machine, (peak, times, theory)) in zip(panels, printed.items(), strict=True):
-            direct = copy_of(context, machine, Fraction(0), window=window)
-            # The article looks parts and streams up in a table by size; here the fastest is taken, direct among them.
-            both = [direct, *(copy_of(context, machine, None, streams, window) for streams in _STREAMS)]
-            curves = {
-                "direct": [(size, direct.at(size).algbw_gb_per_s) for size in _COPIES],
-                "two paths": [(size, max(side.at(size).algbw_gb_per_s for side in both)) for size in _COPIES],
-            }
-            drawing.lines(axes, curves, (drawing.THEIRS, drawing.OURS))
-            drawing.published_level(axes, peak, f"published: two paths, peak {peak:g}")
-            drawing.published_level(axes, peak / times, f"published: {times:g} times {peak / times:.3g}", "--")
-            drawing.published_level(axes, theory, f"links' rates: {theory:g}", "-.")
-            drawing.over_sizes(axes, _COPIES, every=3)
-            axes.set_ylim(0, 1.05 * theory)
-            drawing.finish(axes, _LINKS[machine], "bandwidth (GB/s)", legend="lower right")
-        *few, most = _STREAMS
-        streams = ", ".join(map(str, few))
-        how = "one message" if window == 1 else f"{window} messages at once"
-        return (
-            f"Multi-path copies with the best split, {how}, the host's part on the best of {streams} and {most} "
-            "streams or none, on the calibrations mist and cedar, whose rates are fitted to the article's Figs 3 and 4."
-        )
-
-    return draw
-
-
-def _draw_allreduce(
-    figure: Any, times: Mapping[str, tuple[Time, str]], ratios: Ratios, design: str, legend: str
-) -> None:
-    """Times above, and below how many times the design's they are, beside the printed ratios."""
-    above, below = figure.subplots(2, 1, sharex=True)
-    found = {name: [time(size) for size in _SIZES] for name, (time, _) in times.items()}
-    colours = [colour for _, colour in times.values()]
-    drawing.lines(
-        above,
-        {name: [(size, 1e3 * s) for size, s in zip(_SIZES, taken, strict=True)] for name, taken in found.items()},
-        colours,
-    )
-    over = {
-        f"_{name}": [(size, s / least) for size, s, least in zip(_SIZES, taken, found[design], strict=True)]
-        for name, taken in found.items()
-    }
-    drawing.lines(below, over, colours)
-    values = [x for points in over.values() for _, x in points]
-    for number, (name, by_size) in enumerate(ratios.items()):
-        marker, colour = _MARKS[name]
-        # Side by side, as some of them are equal.
-        aside = 1.08 ** (number - (len(ratios) - 1) / 2)
-        drawing.published(
-            below, [(size * aside, x) for size, x in by_size.items()], f"published: {name}", colour, marker
-        )
-        values += by_size.values()
-    for axes in (above, below):
-        axes.set_yscale("log")
-        drawing.plain_numbers(axes.yaxis)
-    drawing.plain_numbers(below.yaxis, (0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100))
-    below.set_ylim(0.7 * min(values), 1.7 * max(values))
-    drawing.over_sizes(below, _SIZES)
-    drawing.finish(above, ylabel="time (ms)", legend="upper left")
-    drawing.finish(below, ylabel=f"time over {design}", legend=legend if ratios else "")
-
-
-def _one_server(
-    machine: str,
-    design: str,
-    how: str,
-    others: Mapping[str, tuple[str, Callable[..., Time]]],
-    ratios: Ratios,
-    note: str,
-) -> Any:
-    """Fig 5 or 6: the design and other plans on one server against the article's baselines."""
-
-    def draw(figure: Any, context: Context) -> str:
-        times: dict[str, tuple[Time, str]] = {design: (_of_design(context, how, machine, machine), drawing.OURS)}
-        times |= {name: (time(context, other, machine, machine), _OTHER) for name, (other, time) in others.items()}
-        for name, prepare, colour in (
-            ("NCCL 2.4, rings", prepare_nccl_24, _NCCL),
-            ("NCCL 2.30, its own model", prepare_nccl_230, _NCCL_NOW),
-            ("MPI through the host", prepare_host_staged, _STAGED),
-        ):
-            times[name] = _of_baseline(context, prepare, machine, machine), colour
-        _draw_allreduce(figure, times, ratios, design, "center right")
-        return (
-            f"The design: {how} in {CHUNKS} chunks, multi-path copies inside sockets; and nccl-2.4, on {machine}; "
-            f"mpi-host-staged with assumed rates of the processor; nccl-2.30 without a calibration. {note}"
-        )
-
-    return draw
-
-
-def _several_nodes(nodes: int, ratios: Ratios) -> Callable[[Any, Context], str]:
-    """Fig 7 or 8."""
-
-    def draw(figure: Any, context: Context) -> str:
-        spec, design = cluster(nodes), "the design"
-        times: dict[str, tuple[Time, str]] = {
-            design: (_of_design(context, "three_stage", spec, "mist", 1), drawing.OURS),
-            "three_phase, pipelined": (_of_plan(context, "three_phase", spec, "mist"), _OTHER),
-            "NCCL 2.4": (_of_baseline(context, prepare_nccl_24, spec, "mist"), _NCCL),
-            "NCCL 2.30, its own model": (_of_baseline(context, prepare_nccl_230, spec, "mist"), _NCCL_NOW),
-        }
-        _draw_allreduce(figure, times, ratios, design, "upper right")
-        return (
-            f"The design: three_stage in one chunk, so that its stages come one after another, multi-path copies in "
-            f"sockets; three_phase plan and nccl-2.4 on mist, {spec}; nccl-2.30 without a calibration. The article's "
-            "MPIs between nodes are not in our baselines."
-        )
-
-    return draw
-
-
-_DRAW_MIST = _one_server(
-    "mist",
-    "hierarchical design",
-    "three_stage",
-    {"this package's optimum": ("optimal", _of_plan)},
-    _MIST,
-    "The optimum has its best chunk. What HPC-X and MVAPICH2-GDR do is not described, so they have no line.",
-)
-_DRAW_CEDAR = _one_server(
-    "cedar",
-    "flat design",
-    "flat",
-    {"hierarchical design": ("three_stage", _of_design)},
-    _CEDAR,
-    "Why MPI through the host is so much slower there the article does not say.",
-)
-
-
-PAGE.figure("C-fig-3", "Multi-path UCX, Fig 3: put bandwidth", 11.0, 4.5)(_copies(1, _PUT))
-PAGE.figure("C-fig-4", "Multi-path UCX, Fig 4: bandwidth of 64 messages at once", 11.0, 4.5)(_copies(64, _WINDOW))
-PAGE.figure("C-fig-5", "Multi-path UCX, Fig 5: AllReduce on Mist", 9.0, 7.5)(_DRAW_MIST)
-PAGE.figure("C-fig-6", "Multi-path UCX, Fig 6: AllReduce on Cedar", 9.0, 7.5)(_DRAW_CEDAR)
-PAGE.figure("C-fig-7", "Multi-path UCX, Fig 7: AllReduce on two nodes", 9.0, 7.0)(_several_nodes(2, _TWO_NODES))
-PAGE.figure("C-fig-8", "Multi-path UCX, Fig 8: AllReduce on four nodes", 9.0, 7.0)(_several_nodes(4, {}))

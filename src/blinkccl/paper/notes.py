@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 from blinkccl.algorithms.registry import Request
-from blinkccl.baselines.nccl_model import ALGORITHMS, PROTOCOLS, NcclEstimate, choose, cost_lines, crossover, predict
+from blinkccl.baselines.nccl_model import choose, cost_lines, crossover
 from blinkccl.forest.model import Forest, link_use
-from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import GIB, KIB, MIB, channels, plan, request, seconds
-from blinkccl.paper.models import compute_at, peak_flops_per_s, transformer
-from blinkccl.paper.ring_vs_tree import SIZES, agreeing, traced
-from blinkccl.paper.training import Seconds, step_time
+from blinkccl.paper.models import peak_flops_per_s
+from blinkccl.paper.ring_vs_tree import agreeing, traced
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import GB, algbw_gb_per_s, bus_factor
 
@@ -247,88 +243,4 @@ def _traces(context: Context) -> tuple[Value, ...]:
         Value("owners after phase 1 that hold", 4, agreeing([LAST_STEP], turned[-1:]), basis="the notes' own sends"),
         Value("trees that carry their half both ways", 0, both, basis=f"double_binary_tree on {MACHINE}"),
         Value("links in both trees", len(edges(TREE_A) | edges(TREE_B)), len(common), basis="the trees as printed"),
-    )
-
-
-def _predicted(size_bytes: int) -> tuple[NcclEstimate, ...]:
-    return predict(channels(MACHINE), "allreduce", size_bytes)
-
-
-@PAGE.figure("E-roofline", "NCCL notes: AllReduce on 8 H200s by size, and the roofline", 9.0, 6.5)
-def _draw_roofline(figure: Any, context: Context) -> str:
-    axes = figure.subplots()
-    by_size = {size: {(p.algorithm, p.protocol): p.busbw_gb_per_s for p in _predicted(size)} for size in SIZES}
-    colours = dict(zip(PROTOCOLS, (drawing.SKY, drawing.GREEN, drawing.ORANGE), strict=True))
-    for algorithm in ALGORITHMS:
-        for protocol in PROTOCOLS:
-            axes.plot(
-                SIZES,
-                [found[algorithm, protocol] for found in by_size.values()],
-                "--" if algorithm == "tree" else "-",
-                color=colours[protocol],
-                linewidth=1.3,
-                label=f"{'chain' if algorithm == 'tree' else algorithm}, {protocol}",
-            )
-    chosen = [(size, max(found.values())) for size, found in by_size.items()]
-    axes.plot(*zip(*chosen, strict=True), color=drawing.BLACK, linewidth=4, alpha=0.25, label="what NCCL 2.30 chooses")
-    factor = float(bus_factor("allreduce", RANKS))
-    sizes = SIZES[::3]
-    timed = [(size, factor * algbw_gb_per_s(size, seconds(context, ring(MACHINE), "h100", size))) for size in sizes]
-    axes.plot(*zip(*timed, strict=True), "o", color=drawing.OURS, label="rings, simulated on h100")
-    drawing.published_level(axes, LINK_GB_PER_S, f"roofline of §6: a GPU's {LINK_GB_PER_S} GB/s", "--")
-    drawing.published(axes, [(size * GIB, busbw) for size, _, busbw in MEASURED], "published, §5")
-    drawing.published(axes, [(size, busbw) for size, _, _, busbw in SAMPLE], "published, §9", drawing.VERMILION, "X")
-    drawing.over_sizes(axes, SIZES, every=3)
-    axes.set_yscale("log")
-    drawing.plain_numbers(axes.yaxis)
-    drawing.finish(axes, ylabel="busbw (GB/s)", legend="lower right", columns=2)
-    winners = crossover(channels(MACHINE), "allreduce")
-    changes = ", ".join(f"{w.algorithm} {w.protocol} from {w.from_bytes:,} bytes" for w in winners)
-    return (
-        f"NCCL 2.30's cost model on {MACHINE}, without a calibration and without NVLS: {changes}; ring plans on h100 "
-        "at the best chunk. Its tree is a chain inside one server. §9's last row is ten times too high (N7)."
-    )
-
-
-@PAGE.figure("E-step", "NCCL notes, §10: a training step of 70 billion parameters on 8 H200s", 9.0, 4.0)
-def _draw_step(figure: Any, context: Context) -> str:
-    def nccl(size_bytes: int) -> float:
-        return _predicted(size_bytes)[0].seconds
-
-    def simulated(size_bytes: int) -> float:
-        return seconds(context, ring(MACHINE), "h100", size_bytes)
-
-    sparse, dense = (peak_flops_per_s("h200", sparse) for sparse in (True, False))
-    model = transformer(PARAMETERS)
-    names, parts, overlapped = ["as printed in §10"], [(1.7e-3, 355e-3)], [max(1.7e-3, 355e-3)]
-    rows: Sequence[tuple[str, float, Seconds]] = (
-        ("sparse peak, roofline of §6", sparse, roofline_seconds),
-        ("dense peak, roofline of §6", dense, roofline_seconds),
-        ("dense peak, NCCL 2.30's model", dense, nccl),
-        ("dense peak, rings simulated", dense, simulated),
-    )
-    for name, peak, taken in rows:
-        compute = compute_at(model, TOKENS, peak)
-        names.append(name)
-        parts.append((compute.total_s, taken(GRADIENT_BYTES)))
-        overlapped.append(step_time(model, compute, taken).total_s)
-    axes = figure.subplots()
-    places = range(len(names))
-    arithmetic, moving = ([part[i] for part in parts] for i in range(2))
-    axes.barh(places, arithmetic, 0.6, color=drawing.OURS, label="arithmetic", zorder=2)
-    axes.barh(places, moving, 0.6, arithmetic, color=drawing.THEIRS, label="AllReduce of 140 GB", zorder=2)
-    low, high = [place - 0.36 for place in places], [place + 0.36 for place in places]
-    axes.vlines(overlapped, low, high, color=drawing.BLACK, linewidth=2.5, label="step with overlap", zorder=3)
-    for place, (busy_s, moved_s) in zip(places, parts, strict=True):
-        text = f"{1e3 * busy_s:,.4g} + {1e3 * moved_s:,.3g} ms" if place == 0 else f"{busy_s:.2f} + {moved_s:.2f} s"
-        axes.text(busy_s + moved_s + 0.06, place, text, va="center", fontsize=9)
-    axes.set_yticks(places, labels=names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * max(map(sum, parts)))
-    axes.set_xlabel("time of a step (s)")
-    drawing.finish(axes, legend="upper right", grid="x")
-    return (
-        "6 FLOPs per parameter and token at the data sheet's peaks of an H200; 2(n-1)/n of the gradients over "
-        f"{LINK_GB_PER_S} GB/s, NCCL 2.30's cost model, or ring plans on h100. With overlap each block's gradients go "
-        "while the ones before it are computed; the printed row is the larger of its numbers."
     )

@@ -1,16 +1,9 @@
-"""All claims and all figures, in the order of their documents.
+"""All claims, in the order of their documents.
 
-To add a claim or a figure, write the function that computes or draws it in its document's file, with the decorator
-``@PAGE.claim`` or ``@PAGE.figure``. Of Blink, Fig 1 to 4, 6, 9 to 11, 23 and 25 are drawings of machines and ideas, or
-of data that is not published; the poster's are drawings of its protocol, and bars without numbers.
+To add a claim, write the function that computes it in its document's file, with the decorator ``@PAGE.claim``.
 """
 
 from __future__ import annotations
-
-import io
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from pathlib import Path
 
 from blinkccl.errors import UsageError
 from blinkccl.paper import (
@@ -25,8 +18,7 @@ from blinkccl.paper import (
     poster,
     ring_vs_tree,
 )
-from blinkccl.paper.claim import Claim, Context, Figure
-from blinkccl.report.plotting import pyplot
+from blinkccl.paper.claim import Claim
 
 _PAGES = (
     blink.PAGE,
@@ -47,24 +39,6 @@ CLAIMS: tuple[Claim, ...] = tuple(
         key=lambda claim: (claim.document, claim.id[0] == "E", int(claim.id[1:])),
     )
 )
-#: Every figure; Blink's by number, which has two digits, the others as their files have them.
-FIGURES: tuple[Figure, ...] = tuple(
-    sorted(
-        (figure for page in _PAGES for figure in page.figures),
-        key=lambda figure: figure.name if figure.document == "A" else figure.document,
-    )
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A figure that was drawn."""
-
-    name: str
-    document: str
-    title: str
-    basis: str
-    png: bytes
 
 
 def chosen(names: list[str]) -> tuple[Claim, ...]:
@@ -77,31 +51,3 @@ def chosen(names: list[str]) -> tuple[Claim, ...]:
         raise UsageError(f"no claim {name!r}; expected a document (A, B, C, D, E) or an id like B6, P1, U1, R1, N1")
     # A claim's id may begin with another document's letter (B6 is of document A), so the whole name counts.
     return tuple(claim for claim in CLAIMS if claim.id in wanted or claim.document in wanted)
-
-
-def draw(
-    documents: Collection[str], context: Context, tick: Callable[[int, int], None] = lambda done, total: None
-) -> list[Drawn]:
-    """Draws the figures of these documents."""
-    wanted = [figure for figure in FIGURES if figure.document in documents]
-    drawn = []
-    for done, figure in enumerate(wanted):
-        canvas = pyplot().figure(figsize=(figure.width_in, figure.height_in), layout="constrained")
-        basis = figure.draw(canvas, context)
-        file = io.BytesIO()
-        # Without the date and version that matplotlib writes by itself: the same numbers give the same bytes.
-        canvas.savefig(file, format="png", dpi=110, metadata={"Software": None})
-        pyplot().close(canvas)
-        drawn.append(Drawn(figure.name, figure.document, figure.title, basis, file.getvalue()))
-        tick(done + 1, len(wanted))
-    return drawn
-
-
-def save(folder: Path, drawn: Collection[Drawn]) -> None:
-    """Writes each figure into ``folder``, which is made if it is not there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for one in drawn:
-            (folder / f"{one.name}.png").write_bytes(one.png)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None

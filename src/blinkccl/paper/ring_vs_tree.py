@@ -7,19 +7,17 @@ from datetime import date
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
-from typing import Any
 
 from blinkccl.baselines.nccl_model import choose, crossover
 from blinkccl.baselines.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
 from blinkccl.forest.model import Forest, link_use, tree_depth
-from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import GIB, KIB, MIB, channels, conditions, plan, request, wrong_elements
-from blinkccl.units import GB, algbw_gb_per_s, bus_factor
+from blinkccl.units import GB, bus_factor
 
 PAGE = Page("D")
 
-CLUSTER, SERVERS, RANKS = "2x hgx-h100", 2, 16
+CLUSTER, RANKS = "2x hgx-h100", 16
 THREE = "3x hgx-h100"
 #: "Results": size, ms of the ring, ms of NCCL. The GB/s beside them are busbw, of sizes in powers of 1024.
 TABLE = (
@@ -268,76 +266,3 @@ def _bugs(context: Context) -> tuple[Value, ...]:
         Value("memory beside the tensor, 16 ranks", None, 1 + 1 / RANKS, "S", basis="receive buffer and final copy"),
         Value("wrong sums of our ring, 5 and 10 elements", None, own, basis="ring on ring:4, reference engine"),
     )
-
-
-SIZES = tuple(4 * KIB << power for power in range(22))
-_RING, _NCCL = "ring in Python, simulated", "NCCL 2.30's own model"
-#: The post's last column.
-_SPEEDUPS = (34, 17, 8, 6, 7, 7)
-#: GB/s beside the three large sizes of the post's table; they are busbw, of the ring and of NCCL.
-_PRINTED_GB_PER_S = {64 * MIB: (18, 104), 512 * MIB: (20, 136), 8 * GIB: (20, 140)}
-_POST_BASIS = (
-    f"Plain-ring on h100, with {PLAIN_STEP_US.value:g} µs a step and {PLAIN_NET_GB_PER_S.value:g} GB/s between servers "
-    "fitted to the table's first and last row; NCCL 2.30's cost model of rings and trees, without a calibration; both "
-    f"on {CLUSTER}"
-)
-
-
-def _post(context: Context) -> dict[str, list[float]]:
-    """Seconds of both sides by size."""
-    side = prepare_plain_ring(request(CLUSTER, "allreduce"), conditions(context, "h100"))
-    found = channels(CLUSTER)
-    return {
-        _RING: [side.at(size).seconds for size in SIZES],
-        _NCCL: [choose(found, "allreduce", size).seconds for size in SIZES],
-    }
-
-
-def _both(axes: Any, values: dict[str, list[float]]) -> None:
-    curves = {name: list(zip(SIZES, found, strict=True)) for name, found in values.items()}
-    drawing.lines(axes, curves, (drawing.OURS, drawing.THEIRS))
-    drawing.over_sizes(axes, SIZES, every=3)
-
-
-@PAGE.figure("D-latency", "NCCL ring vs tree: latency of AllReduce among 16 H100s")
-def _draw_latency(figure: Any, context: Context) -> str:
-    axes = figure.subplots()
-    _both(axes, {name: [1e3 * s for s in found] for name, found in _post(context).items()})
-    drawing.published(axes, [(size, ms) for _, size, ms, _ in TABLE], "ring in Python, published", drawing.OURS)
-    drawing.published(axes, [(size, ms) for _, size, _, ms in TABLE], "NCCL, published", drawing.THEIRS)
-    axes.set_yscale("log")
-    drawing.plain_numbers(axes.yaxis)
-    drawing.finish(axes, ylabel="time (ms)", legend="upper left")
-    return f"{_POST_BASIS}."
-
-
-@PAGE.figure("D-bandwidth", "NCCL ring vs tree: bandwidth of AllReduce among 16 H100s")
-def _draw_bandwidth(figure: Any, context: Context) -> str:
-    axes = figure.subplots()
-    factor = float(bus_factor("allreduce", RANKS))
-    found = {
-        name: [factor * algbw_gb_per_s(size, s) for size, s in zip(SIZES, taken, strict=True)]
-        for name, taken in _post(context).items()
-    }
-    _both(axes, found)
-    for number, (name, colour) in enumerate((("ring in Python", drawing.OURS), ("NCCL", drawing.THEIRS))):
-        marks = [(size, gb_per_s[number]) for size, gb_per_s in _PRINTED_GB_PER_S.items()]
-        drawing.published(axes, marks, f"{name}, published", colour)
-    drawing.published(axes, [(8 * GIB, BUSBW)], "nccl-tests, published", drawing.THEIRS, "D")
-    axes.set_ylim(bottom=0)
-    drawing.finish(axes, ylabel="busbw (GB/s)", legend="upper left")
-    return f"{_POST_BASIS}. What the post's table calls GB/s is busbw."
-
-
-@PAGE.figure("D-speedup", "NCCL ring vs tree: how many times as fast NCCL is")
-def _draw_speedup(figure: Any, context: Context) -> str:
-    axes = figure.subplots()
-    found = _post(context)
-    ratios = [a / b for a, b in zip(found[_RING], found[_NCCL], strict=True)]
-    drawing.lines(axes, {"ring simulated over NCCL's model": list(zip(SIZES, ratios, strict=True))}, (drawing.OURS,))
-    marks = [(row[1], times) for row, times in zip(TABLE, _SPEEDUPS, strict=True)]
-    drawing.published(axes, marks, colour=drawing.THEIRS)
-    drawing.over_sizes(axes, SIZES, every=3)
-    axes.set_ylim(bottom=0)
-    drawing.finish(axes, ylabel="ring's time over NCCL's", legend="upper right")
-    return f"{_POST_BASIS}."

@@ -31,7 +31,7 @@ def test_notes_say_what_files_do_not(blink, tmp_path) -> None:
     packed = blink("export", "--to", "nccl-graph", "--topo", "dgx-1v", "--in-place")
     packed.assert_refused("NCCL_GRAPH_FILE knows neither --in-place nor --chunks")
     blink("export", plan, "--to", "mscclpp", "--chunks", "0").assert_refused("--chunks 0: expected at least 1")
-    blink("export", plan, "--to", "msccl").assert_refused("format 'msccl' is not one of cuda, nccl-graph")
+    blink("export", plan, "--to", "msccl").assert_refused("was removed: blink export --to mscclpp writes")
 
 
 def test_a_wrong_file_is_a_failed_check_and_a_broken_one_is_none(blink, tmp_path) -> None:
