@@ -63,7 +63,6 @@ NOT_RUN: dict[str, list[str]] = {
         "takes a minute of two cores",
         "needs the processes that torchrun starts",
     ],
-    "docs/howto/see-it.md": ["needs root and network namespaces"],
     "docs/howto/slurm.md": ["needs Slurm"],
     "docs/howto/tuning.md": ["needs two GPUs"],
     "docs/index.md": ["needs GPUs"],

@@ -8,12 +8,11 @@ Same exhibit, same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
-from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -194,7 +193,7 @@ def exhibit_page(shown: Exhibit) -> str:
     )
     css += f"{styles_css()}\n{_resource('page.css')}"
     data = json.dumps(shown.data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    body = "\n".join(_runs(shown.parts))
+    body = "\n".join(_part(part, number) for number, part in enumerate(shown.parts))
     following = "".join(f"<li><code>{escape(line)}</code></li>" for line in shown.next)
     if following:
         body += (
@@ -218,14 +217,6 @@ def _resource(name: str) -> str:
 def _summary(said: Sequence[Said]) -> str:
     rows = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in said)
     return f'<dl class="summary">{rows}</dl>'
-
-
-def _runs(parts: Sequence[Part]) -> Iterator[str]:
-    """The parts as HTML; figures that follow one another stand side by side where there is room."""
-    numbered = list(enumerate(parts))
-    for figures, run in groupby(numbered, lambda pair: isinstance(pair[1], Figure)):
-        inner = "\n".join(_part(part, number) for number, part in run)
-        yield f'<div class="figures">{inner}</div>' if figures else inner
 
 
 def _part(part: Part, number: int) -> str:
