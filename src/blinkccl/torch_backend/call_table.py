@@ -195,14 +195,14 @@ class CallTable:
         """The elements of ``tensor``, as one message."""
         memory = self.memory()
         message = Message(False, memory.reads(tensor), tensor.nbytes, peer, tag)
-        return TorchCall("send", [tensor], memory, messages=[message], shown=[tensor])
+        return TorchCall("send", [tensor], memory, message=message, shown=[tensor])
 
     def receive(self, tensor: Tensor, peer: int | None, tag: int) -> TorchCall:
         """One message, at most as long as ``tensor``."""
         memory = self.memory()
         message = Message(True, memory.writes(tensor), tensor.nbytes, peer, tag)
         title = "recv" if peer is not None else "recvAnySource"
-        return TorchCall(title, [tensor], memory, messages=[message], shown=[tensor])
+        return TorchCall(title, [tensor], memory, message=message, shown=[tensor])
 
     def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
         """``tensor`` cut along its first dimension, equally where no sizes are given."""

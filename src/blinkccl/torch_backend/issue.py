@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Lock
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class Message:
 
 @dataclass(slots=True)
 class TorchCall:
-    """One call of torch's: ``calls`` to be run in this order, or ``messages`` to be sent and received, all at once.
+    """One call of torch's: ``calls`` to be run in this order, or a ``message`` to be sent or received.
 
     ``title`` is its name in profiles and messages, as torch's own backends have it; ``result`` the tensors that it
     writes; ``shown`` those whose shapes a profile records.
@@ -76,7 +76,7 @@ class TorchCall:
     result: list[Tensor]
     memory: Memory
     calls: list[AddressedCall] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
+    message: Message | None = None
     shown: Sequence[Tensor] = ()
 
     def run(self, transport: Group, timeout_s: float) -> None:
@@ -138,7 +138,7 @@ class Issuer:
 
     def _issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
         coalesced = self._coalesced
-        if not asynchronous and coalesced is None and not call.messages and self._executor.idle:
+        if not asynchronous and coalesced is None and call.message is None and self._executor.idle:
             with self._executor.lock:
                 self._run(call, timeout_s)
             done = DoneWork()
@@ -162,10 +162,8 @@ class Issuer:
     def _start(self, call: TorchCall, timeout_s: float) -> PendingWork:
         work = PendingWork(call.result, call.title)
         try:
-            if call.messages:
-                ending = _Ending(call, work)
-                for message in call.messages:
-                    self._post(message, timeout_s).add_done_callback(ending)
+            if call.message is not None:
+                self._post(call.message, timeout_s).add_done_callback(partial(_end_message, call, work))
             else:
                 future = self._executor.submit(lambda: self._run(call, timeout_s))
                 future.add_done_callback(lambda ended: work.end(ended.exception()))
@@ -228,29 +226,14 @@ class InPlaceBySteps:
             raise for_torch(self._error, "all_reduce") if isinstance(self._error, BlinkError) else self._error
 
 
-class _Ending:
-    """Ends a work when all its messages have ended."""
-
-    def __init__(self, call: TorchCall, work: PendingWork) -> None:
-        self._call = call
-        self._work = work
-        self._left = len(call.messages)
-        self._lock = Lock()
-        self._error: BaseException | None = None
-        self._source: int | None = None
-
-    def __call__(self, message: Future[Any]) -> None:
-        error = message.exception()
-        with self._lock:
-            self._left -= 1
-            if error is None:
-                self._source = message.result()
-            elif self._error is None:
-                self._error = for_torch(error, self._call.title) if isinstance(error, BlinkError) else error
-            if self._left:
-                return
-        try:
-            self._call.memory.finish(succeeded=self._error is None)
-        except Exception as failed:  # whatever it is, who waits must hear of it
-            self._error = failed
-        self._work.end(self._error, self._source)
+def _end_message(call: TorchCall, work: PendingWork, message: Future[Any]) -> None:
+    """Ends the work of a message that has ended."""
+    error = message.exception()
+    source = message.result() if error is None else None
+    if isinstance(error, BlinkError):
+        error = for_torch(error, call.title)
+    try:
+        call.memory.finish(succeeded=error is None)
+    except Exception as failed:  # whatever it is, who waits must hear of it
+        error = failed
+    work.end(error, source)
