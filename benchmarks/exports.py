@@ -29,7 +29,7 @@ from blinkccl.errors import BlinkError
 from blinkccl.export.mscclpp import MOST_BLOCKS
 from blinkccl.export.registry import Choices, format_of
 from blinkccl.foreign import mscclpp
-from blinkccl.foreign.verify import SERVED, audit, run
+from blinkccl.foreign.verify import SERVED, audit
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest
 from blinkccl.proof.audit import audit as audit_plan
@@ -37,6 +37,10 @@ from blinkccl.schedule.lower import lower
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.nccl_graph import parse as parse_graphs
 from blinkccl.topology.spec import parse_gpus, parse_spec
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.foreign_files import run
 
 #: The catalog, allocations without a ring or with unequal links, clusters, rules.
 JOBS = (

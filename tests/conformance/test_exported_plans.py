@@ -19,12 +19,12 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.export.registry import ANY, Choices, format_of
 from blinkccl.foreign import execute, mscclpp
-from blinkccl.foreign.verify import SERVED, ForeignAudit, run
+from blinkccl.foreign.verify import SERVED, ForeignAudit
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_gpus, parse_spec
 from support.examples import ALL_TESTS, examples
-from support.foreign_files import audited
+from support.foreign_files import audited, run
 from support.forests import random_collective, random_forest
 from support.planned import asked, by_hand, plan_or_reason, planned
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.errors import ScheduleError
 from blinkccl.export.registry import Choices, format_of
-from blinkccl.foreign.verify import run
 from blinkccl.schedule.lower import lower
 from support import foreign_files as files
 from support.examples import examples
@@ -76,7 +75,7 @@ def test_what_is_accepted_is_right_in_every_order(number: int, seed: int) -> Non
         for plan in [whole.sized(size) for size in whole.judged_bytes] if whole.sized else [whole]:
             inputs = make_inputs(plan.collective, plan.chunks, "int32")
             for order in range(3):
-                outputs = run(plan, inputs, seed=order)
+                outputs = files.run(plan, inputs, seed=order)
                 assert mismatch(outputs, oracle(plan.collective, inputs), plan.chunks) is None
     else:
         assert all(re.search(r"GPU \d+", fault) for fault in found.faults)

@@ -9,7 +9,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from blinkccl.collectives.ops import fold, operation
+from blinkccl.collectives.oracle import Array, Buffers, check_inputs
+from blinkccl.errors import ScheduleError
 from blinkccl.foreign import mscclpp
+from blinkccl.foreign.execute import Execution
+from blinkccl.foreign.instructions import InstructionList
 from blinkccl.foreign.verify import ForeignAudit, audit
 
 Json = dict[str, Any]
@@ -266,3 +273,37 @@ def mscclpp_examples() -> dict[str, Json]:
 def audited(text: str) -> ForeignAudit:
     """The audit of a file; ScheduleError for what no runtime reads."""
     return audit(mscclpp.read(text.encode(), "x.json"))
+
+
+def run(plan: InstructionList, inputs: Sequence[Array | None], op: str = "sum", seed: int | None = None) -> Buffers:
+    """Execute ``plan`` on arrays: per rank its output, as :func:`blinkccl.collectives.oracle.oracle` gives it.
+
+    Each block of an input holds a multiple of the plan's chunks. ``op`` is one of sum, prod, min, max; ``seed`` draws
+    the order in which thread blocks go. A ScheduleError with the first fault of the execution, if there is one.
+    """
+    count, dtype = check_inputs(plan.collective, inputs)
+    if count % plan.chunks:
+        raise ScheduleError(f"a block of {count} elements cannot be cut into {plan.chunks} equal chunks")
+    each, chosen = count // plan.chunks, operation(op)
+
+    unset = np.zeros(each, dtype.storage)
+
+    def load(rank: int, index: int) -> Array:
+        source = inputs[rank]
+        return unset if source is None else source[index * each : (index + 1) * each]
+
+    def combine(one: Array, other: Array, _where: str) -> Array:
+        return fold(dtype, chosen, [one, other], [], 1)
+
+    done = Execution(plan, load, combine, unset, seed)
+    if done.faults:
+        raise ScheduleError(done.faults[0])
+    outputs: Buffers = []
+    for rank in range(plan.collective.world_size):
+        blocks = plan.collective.output_blocks(rank)
+        whole = np.empty(blocks * count, dtype.storage) if blocks else None
+        for index in range(blocks * plan.chunks):
+            assert whole is not None
+            whole[index * each : (index + 1) * each] = done.value(rank, index)
+        outputs.append(whole)
+    return outputs

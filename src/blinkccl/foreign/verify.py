@@ -7,14 +7,9 @@ order in which thread blocks may run. Nothing is known here of who wrote the lis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from blinkccl.collectives.ops import fold, operation
-from blinkccl.collectives.oracle import Array, Buffers, check_inputs
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import ScheduleError, ranks_text
 from blinkccl.foreign.execute import MOST_FAULTS, REMEDIES, Execution
@@ -134,40 +129,6 @@ def _judged(plan: InstructionList) -> ForeignAudit:
             return ForeignAudit(named, (*done.faults, *found[0], *done.unpromised))
         return ForeignAudit(named, (), _TRUSTS)
     return ForeignAudit(named, (*done.faults, *found[0]))
-
-
-def run(plan: InstructionList, inputs: Sequence[Array | None], op: str = "sum", seed: int | None = None) -> Buffers:
-    """Execute ``plan`` on arrays: per rank its output, as :func:`blinkccl.collectives.oracle.oracle` gives it.
-
-    Each block of an input holds a multiple of the plan's chunks. ``op`` is one of sum, prod, min, max; ``seed`` draws
-    the order in which thread blocks go. A ScheduleError with the first fault of the execution, if there is one.
-    """
-    count, dtype = check_inputs(plan.collective, inputs)
-    if count % plan.chunks:
-        raise ScheduleError(f"a block of {count} elements cannot be cut into {plan.chunks} equal chunks")
-    each, chosen = count // plan.chunks, operation(op)
-
-    unset = np.zeros(each, dtype.storage)
-
-    def load(rank: int, index: int) -> Array:
-        source = inputs[rank]
-        return unset if source is None else source[index * each : (index + 1) * each]
-
-    def combine(one: Array, other: Array, _where: str) -> Array:
-        return fold(dtype, chosen, [one, other], [], 1)
-
-    done = Execution(plan, load, combine, unset, seed)
-    if done.faults:
-        raise ScheduleError(done.faults[0])
-    outputs: Buffers = []
-    for rank in range(plan.collective.world_size):
-        blocks = plan.collective.output_blocks(rank)
-        whole = np.empty(blocks * count, dtype.storage) if blocks else None
-        for index in range(blocks * plan.chunks):
-            assert whole is not None
-            whole[index * each : (index + 1) * each] = done.value(rank, index)
-        outputs.append(whole)
-    return outputs
 
 
 def _combine(one: Contributions, other: Contributions, where: str) -> Contributions:

@@ -11,7 +11,6 @@ from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.errors import ScheduleError
 from blinkccl.foreign import mscclpp
 from blinkccl.foreign.instructions import Move
-from blinkccl.foreign.verify import run
 from support import foreign_files as files
 
 FILES = files.mscclpp_examples()
@@ -77,7 +76,7 @@ def test_rounds_are_as_many_as_the_size_needs(block: int, moves: int) -> None:
     assert sized.chunks == 2 * moves
     inputs = make_inputs(plan.collective, 3 * sized.chunks, "int32")
     for seed in (None, 1, 2):
-        assert mismatch(run(sized, inputs, seed=seed), oracle(plan.collective, inputs), 3 * sized.chunks) is None
+        assert mismatch(files.run(sized, inputs, seed=seed), oracle(plan.collective, inputs), 3 * sized.chunks) is None
 
 
 def test_a_round_may_be_of_several_chunks_and_the_last_is_shorter() -> None:
@@ -108,7 +107,7 @@ def test_what_is_right_is_proved_and_runs(name: str) -> None:
     plan = found.plan
     inputs = make_inputs(plan.collective, 2 * plan.chunks, "int32")
     for seed in (None, *range(5)):
-        assert mismatch(run(plan, inputs, seed=seed), oracle(plan.collective, inputs), 2 * plan.chunks) is None
+        assert mismatch(files.run(plan, inputs, seed=seed), oracle(plan.collective, inputs), 2 * plan.chunks) is None
 
 
 def _with(path: str, value: Any, name: str = "read") -> str:
