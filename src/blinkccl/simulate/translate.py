@@ -18,7 +18,7 @@ roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
@@ -176,7 +176,7 @@ def frame(
     wiring = connect(program)
     if wiring.faults:
         raise ScheduleError(f"the program cannot be timed: {wiring.faults[0]}")
-    table = _links(program, network, calibration, gb_per_s)
+    table = _LinkTable(program, network, calibration, gb_per_s)
     arcs = tuple(wiring.data)
     streams = _Streams(program, arcs, settings.streams)
     hops, staged = _legs(program, arcs, streams)
@@ -274,42 +274,33 @@ def adds_up(program: Program, role: Role) -> bool:
     return operands(role) > 1 and role.rank < len(program.ranks)
 
 
-@dataclass(frozen=True)
-class Route:
-    """A path between two ranks, and the memory in which what takes it is stored, where that is neither end's."""
+class _LinkTable:
+    """The links on a program's paths, in the order of first use, with the rates that they are left.
 
-    path: tuple[int, ...]
-    staged: int | None = None
-
-
-class LinkTable:
-    """The links on some routes, in the order of first use, with the rates that they are left.
-
-    ``reducing`` are the vertices that combine anything, ``combining`` those that combine what several others send;
-    ``gb_per_s`` as of :func:`frame`.
-    TopologyError for a link that ``network`` does not have.
+    ``gb_per_s`` as of :func:`frame`. TopologyError for a link that ``network`` does not have.
     """
 
     def __init__(
         self,
-        routes: Iterable[Route],
-        reducing: Set[int],
-        combining: Set[int],
+        program: Program,
         network: Topology,
         calibration: Calibration,
-        gb_per_s: Mapping[tuple[int, int], float] = MappingProxyType({}),
+        gb_per_s: Mapping[tuple[int, int], float],
     ) -> None:
+        #: Vertices that combine anything, and those that combine what several others send.
+        reducing = {program.vertices[role.rank] for role in program.roles if adds_up(program, role)}
+        combining = _combining(program)
         self.index: dict[tuple[int, int], int] = {}
         memory_gb_per_s = calibration.engine.memory_gb_per_s.value
         gpu_gb_per_s = calibration.engine.gpu_gb_per_s.value
-        for route in routes:
-            for pair in pairwise(route.path):
+        for queue in program.queues:
+            for pair in pairwise(queue.path):
                 self.index.setdefault(pair, len(self.index))
-            home = route.staged
-            if home is not None and memory_gb_per_s and network.vertex[home].kind in HOST_KINDS:
+            home = queue.legs[0][-1]
+            if queue.is_staged and memory_gb_per_s and network.vertex[home].kind in HOST_KINDS:
                 self.index.setdefault((home, home), len(self.index))
-            for end in (route.path[0], route.path[-1]):
-                if gpu_gb_per_s and _all_nvlink(route.path, network) and network.vertex[end].kind != "switch":
+            for end in (queue.path[0], queue.path[-1]):
+                if gpu_gb_per_s and _all_nvlink(queue.path, network) and network.vertex[end].kind != "switch":
                     self.index.setdefault((end, end), len(self.index))
         self.rates: list[float] = []
         self.latency_s: list[float] = []
@@ -334,15 +325,6 @@ class LinkTable:
         """The links of a leg, with the memories, of hosts or GPUs, that it reads at its begin and writes at its end."""
         steps = ((path[0], path[0]), *pairwise(path), (path[-1], path[-1]))
         return [self.index[step] for step in steps if step[0] != step[1] or step in self.index]
-
-
-def _links(
-    program: Program, network: Topology, calibration: Calibration, gb_per_s: Mapping[tuple[int, int], float]
-) -> LinkTable:
-    """Those on the program's paths."""
-    routes = (Route(queue.path, queue.legs[0][-1] if queue.is_staged else None) for queue in program.queues)
-    reducing = {program.vertices[role.rank] for role in program.roles if adds_up(program, role)}
-    return LinkTable(routes, reducing, _combining(program), network, calibration, gb_per_s=gb_per_s)
 
 
 def _all_nvlink(path: tuple[int, ...], network: Topology) -> bool:
@@ -392,15 +374,15 @@ def _actors(
         np.full(count, engine.reduce_us.value * 1e-6),
         np.asarray([*combined, *[0.0] * len(staged)]) * pace,
         np.asarray([*begin_s, *[0.0] * len(staged)], np.float64),
-        *compressed(receives),
-        *compressed(sends),
+        *_compressed(receives),
+        *_compressed(sends),
     )
 
 
 def _hops(
     hops: Sequence[QueueHop],
     calibration: Calibration,
-    table: LinkTable,
+    table: _LinkTable,
     settings: Settings,
     switches: Set[int],
 ) -> Hops:
@@ -421,7 +403,7 @@ def _hops(
         # Who reads knows by itself that it has, and a switch takes packets as they come.
         np.asarray([0.0 if hop.frees >= 0 or hop.path[-1] in switches else signal_s for hop in hops]),
         np.asarray(_weights(settings.sharing, paths, latency_s, calibration.name), np.float64),
-        *compressed(paths),
+        *_compressed(paths),
     )
 
 
@@ -447,7 +429,7 @@ def _weights(sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[f
     return [1.0] * len(paths)
 
 
-def compressed(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+def _compressed(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Rows as starts and values."""
     starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=starts[1:])
