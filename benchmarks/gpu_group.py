@@ -55,11 +55,11 @@ class GpuGroup:
     """One rank's part in a group of GPUs. Calls may come from any thread; all ranks make the same, in one order.
 
     ``key`` is any text that no other group has, the same on all ``size`` ≥ 2 ranks. ``device`` is the GPU's number in
-    this process; ``algorithm`` one for everything, "" the best at each size. UnsupportedError, on all ranks, if they
-    cannot run on trees, in the library's words; planning may take ``BLINK_PLAN_TIMEOUT``.
+    this process. UnsupportedError, on all ranks, if they cannot run on trees, in the library's words; planning may take
+    ``BLINK_PLAN_TIMEOUT``.
     """
 
-    def __init__(self, key: str, rank: int, size: int, device: int, algorithm: str = "") -> None:
+    def __init__(self, key: str, rank: int, size: int, device: int) -> None:
         self.rank, self.size = rank, size
         self._library = gpu_library()
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class GpuGroup:
         os.environ.setdefault("BLINK_PYTHON", sys.executable)
         why = c.create_string_buffer(_WHY_BYTES)
         result = self._library.blink_shim_comm_create(
-            c.byref(self._comm), key.encode(), size, rank, device, algorithm.encode(), why, _WHY_BYTES
+            c.byref(self._comm), key.encode(), size, rank, device, why, _WHY_BYTES
         )
         if result:
             said = why.value.decode(errors="replace") or f"result {result}"

@@ -34,14 +34,14 @@ class Ranks(Protocol):
 
 
 class Ours:
-    """Ranks of ours; ``algorithm`` for everything, "" for the best at each size."""
+    """Ranks of ours."""
 
-    def __init__(self, cuda: Cuda, size: int, algorithm: str = "") -> None:
+    def __init__(self, cuda: Cuda, size: int) -> None:
         key = new_key()
 
         def made(rank: int) -> GpuGroup:
             cuda.bind()
-            return GpuGroup(key, rank, size, 0, algorithm)
+            return GpuGroup(key, rank, size, 0)
 
         with ThreadPoolExecutor(size) as pool:
             self.groups = list(pool.map(made, range(size)))

@@ -38,9 +38,8 @@ void Communicator::announce() {
 }
 
 void Communicator::begin() {
-  const bool relied_on = !place.algorithm.empty();
-  timeout_s_ = seconds_from("BLINK_TIMEOUT", relied_on ? 1800 : 0);  // nobody would abort what nobody watches
-  place.nccl_version = relied_on ? 0 : real_version();
+  timeout_s_ = seconds_from("BLINK_TIMEOUT", place.without_nccl ? 1800 : 0);  // nobody would abort what nobody watches
+  place.nccl_version = place.without_nccl ? 0 : real_version();
   if (bootstrap_ == nullptr && why_not_.empty()) announce();
   if (bootstrap_ == nullptr) return say("NCCL runs everything: " + why_not_);
   // In the thread whose context the program has chosen; the setup's own has none.

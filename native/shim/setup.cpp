@@ -95,7 +95,7 @@ bool Setup::describe(std::string* text) {
        << ",\"minor\":" << minor << ",\"multiprocessors\":" << std::min(multiprocessors, place_.multiprocessors) << ",\"driver_version\":" << version
        << ",\"nccl_version\":" << place_.nccl_version << ",\"blink_version\":" << quoted(blink_shim_version())
        << ",\"arch\":" << quoted("sm_" + std::to_string(major) + std::to_string(minor))
-       << ",\"settings\":{\"algo\":" << (place_.algorithm.empty() ? setting("BLINK_ALGO") : quoted(place_.algorithm))
+       << ",\"settings\":{\"algo\":" << (place_.without_nccl ? quoted("best") : setting("BLINK_ALGO"))
        << ",\"protocol\":" << setting("BLINK_PROTOCOL") << ",\"deterministic\":" << setting("BLINK_DETERMINISTIC")
        << ",\"topo\":" << setting("BLINK_TOPO")
        << ",\"nccl_topo_file\":" << setting("NCCL_TOPO_FILE")

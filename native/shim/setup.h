@@ -27,9 +27,7 @@ struct Place {
   double grace_s = 0;       // as in Bootstrap::all_gather
   unsigned multiprocessors = UINT_MAX;  // of the GPU that the program's context may use; no more than there are
   int nccl_version = 0;     // 0: there is none to leave anything to
-  // Of one that has no NCCL to leave anything to: the plan serves all sizes with it ("best": with any). Else
-  // BLINK_ALGO's.
-  std::string algorithm;
+  bool without_nccl = false;  // the plan serves all sizes, with any algorithm; else BLINK_ALGO's
   Wishes wishes;
 };
 

@@ -25,8 +25,8 @@ constexpr double kGrace = 60;
 
 extern "C" {
 
-int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, int rank, int device,
-                           const char* algorithm, char* why, std::size_t why_bytes) {
+int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, int rank, int device, char* why,
+                           std::size_t why_bytes) {
   return guarded([&]() -> int {
     if (comm == nullptr || key == nullptr || nranks < 2 || rank < 0 || rank >= nranks) {
       return ncclInvalidArgument;
@@ -36,7 +36,7 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
     made->place.rank = rank;
     made->place.device = device;
     made->place.grace_s = kGrace;
-    made->place.algorithm = algorithm == nullptr || *algorithm == '\0' ? "best" : algorithm;
+    made->place.without_nccl = true;
     made->begin();
     const std::string trouble = made->why_not();
     if (trouble.empty()) {

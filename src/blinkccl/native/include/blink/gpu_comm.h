@@ -15,9 +15,9 @@ extern "C" {
 typedef struct blink_shim_comm blink_shim_comm;
 
 // All ranks call it with the same `key` (any text that no other communicator has); ends within the planning deadline.
-// `algorithm`: the name of one, or "" for the best at each size.
-int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, int rank, int device,
-                           const char* algorithm, char* why, size_t why_bytes);
+// At each size the program that is predicted to be the fastest serves it.
+int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, int rank, int device, char* why,
+                           size_t why_bytes);
 // A collective (enum blink_collective); `dtype` and `op` (none that scales) as in nccl.h, `root` -1 where it has none.
 // Enqueued on `stream`, returns at once. ncclInvalidUsage where no program serves the call.
 int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send, void* recv, size_t count, int dtype,
