@@ -58,23 +58,7 @@ static void call_of_blocks(const char* what, int plain) {
     (plain ? OWN(Scatterv) : MPI_Scatterv)(in, lengths, places, MPI_DOUBLE, out, lengths[rank], MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
-// The form of MPI_I… , with its end.
-static void call_later(const char* what, int plain, int count) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  if (strcmp(what, "iallreduce") == 0) (plain ? OWN(Iallreduce) : MPI_Iallreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
-  if (strcmp(what, "ibcast") == 0) (plain ? OWN(Ibcast) : MPI_Ibcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
-  if (strcmp(what, "ireduce") == 0) (plain ? OWN(Ireduce) : MPI_Ireduce)(in, out, count, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD, &request);
-  if (strcmp(what, "iallgather") == 0)
-    (plain ? OWN(Iallgather) : MPI_Iallgather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, MPI_COMM_WORLD, &request);
-  if (strcmp(what, "igather") == 0)
-    (plain ? OWN(Igather) : MPI_Igather)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
-  if (strcmp(what, "iscatter") == 0)
-    (plain ? OWN(Iscatter) : MPI_Iscatter)(in, count / size, MPI_DOUBLE, out, count / size, MPI_DOUBLE, 0, MPI_COMM_WORLD, &request);
-  (plain ? OWN(Wait) : MPI_Wait)(&request, MPI_STATUS_IGNORE);
-}
-
 static void call(const char* what, int plain, int count) {
-  if (*what == 'i') call_later(what, plain, count);
   if (strcmp(what, "allreduce") == 0) (plain ? OWN(Allreduce) : MPI_Allreduce)(in, out, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
   if (strcmp(what, "bcast") == 0) (plain ? OWN(Bcast) : MPI_Bcast)(out, count, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   if (strcmp(what, "reduce") == 0) (plain ? OWN(Reduce) : MPI_Reduce)(in, out, count, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);

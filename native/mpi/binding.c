@@ -106,7 +106,6 @@ struct bound {
   MPI_Comm comm;
   MPI_Request pending;  // never completes: testing it lets the library go on with everything else
   struct hosts* hosts;  // where its ranks are on several hosts
-  int children;         // communicators that were made of it
   struct bound *next, *before;
 };
 
@@ -143,7 +142,6 @@ static void progress(void* self) {
   PMPI_Test(&bound->pending, &done, MPI_STATUS_IGNORE);
 }
 
-static void end_requests_of(blink_mpi_comm* state);
 static struct hosts* meet_hosts(MPI_Comm comm, const uint64_t* numbers, int rank, int size, int* reason);
 static void leave_hosts(struct hosts* hosts);
 
@@ -155,7 +153,6 @@ static void make_state(struct bound* bound, int rank, int size) {
 }
 
 static void end_state(struct bound* bound) {
-  end_requests_of(bound->state);
   blink_mpi_comm_free(bound->state);
   if (bound->pending != MPI_REQUEST_NULL) {
     PMPI_Grequest_complete(bound->pending);
@@ -216,25 +213,19 @@ static int are_here(MPI_Comm comm, int size) {
   return here;
 }
 
-// Whether ranks may come to share memory now, for which they wait for each other.
-enum { kMayNot = 0, kMayMake = 1, kMustMake };
-
 // The state of a communicator at its first call, which decides alone whether it may be one of ours: at the first of the
-// world, and of others when they turn out to be used. None: it could be, but not now.
-static void decide(struct bound* bound, int may_make) {
+// world, and of others when they turn out to be used.
+static void decide(struct bound* bound, int again) {
   int inter = 0, rank = 0, size = 0;
   PMPI_Comm_test_inter(bound->comm, &inter);
   PMPI_Comm_rank(bound->comm, &rank);
   PMPI_Comm_size(bound->comm, &size);
   int reason = inter ? kInter : size < 2 ? kOneRank : !are_here(bound->comm, size) ? kElsewhere : kReasons;
-  bound->state = NULL;
-  if (reason == kReasons && may_make != kMustMake && bound->comm != MPI_COMM_WORLD) {
+  if (reason == kReasons && !again && bound->comm != MPI_COMM_WORLD) {
     bound->state = blink_mpi_comm_passing(kEarly);
     if (bound->state == NULL || bound->state->early > 0) return;
     blink_mpi_comm_free(bound->state);
-    bound->state = NULL;
   }
-  if (reason == kReasons && may_make == kMayNot) return;
   if (reason == kReasons) {
     const uint64_t host = blink_mpi_host();
     uint64_t* hosts = malloc((size_t)size * sizeof *hosts);
@@ -247,22 +238,15 @@ static void decide(struct bound* bound, int may_make) {
     free(hosts);
     if (!several) return;
   }
-  bound->state = blink_mpi_comm_passing(bound->hosts != NULL ? kHosts : reason);
-  if (bound->state == NULL) return;
-  bound->state->rank = rank;
-  bound->state->size = size;
+  bound->state = blink_mpi_comm_passing(reason);
 }
 
-static struct bound* make(MPI_Comm comm, int may_make) {
+static struct bound* make(MPI_Comm comm) {
   struct bound* bound = calloc(1, sizeof *bound);
   if (bound == NULL) return NULL;
   bound->comm = comm;
   bound->pending = MPI_REQUEST_NULL;
-  decide(bound, may_make);
-  if (bound->state == NULL) {
-    free(bound);
-    return NULL;
-  }
+  decide(bound, 0);
   pthread_mutex_lock(&lock);
   bound->next = all;
   if (all != NULL) all->before = bound;
@@ -273,16 +257,16 @@ static struct bound* make(MPI_Comm comm, int may_make) {
 }
 
 // NULL: not one that could have a state.
-static blink_mpi_comm* look_up(MPI_Comm comm, int may_make) {
+static blink_mpi_comm* look_up(MPI_Comm comm) {
   struct bound* bound = NULL;
   int found = 0, ready = 0;
   if (comm == MPI_COMM_NULL || PMPI_Initialized(&ready) != MPI_SUCCESS || !ready) return NULL;
   pthread_once(&once, begin);
   if (PMPI_Comm_get_attr(comm, keyval, &bound, &found) != MPI_SUCCESS) return NULL;
-  if (!found) bound = make(comm, may_make);
-  if (found && may_make && bound->state != NULL && bound->state->early == 1) {  // of its first calls this is the last
+  if (!found) bound = make(comm);
+  if (found && bound->state != NULL && bound->state->early == 1) {  // of its first calls this is the last
     blink_mpi_comm_free(bound->state);
-    decide(bound, kMustMake);
+    decide(bound, 1);
   }
   return bound == NULL ? NULL : bound->state;
 }
@@ -294,11 +278,11 @@ struct seen {
 };
 static __thread struct seen seen[4];
 
-static blink_mpi_comm* state_of(MPI_Comm comm, int may_make) {
+static blink_mpi_comm* state_of(MPI_Comm comm) {
   struct seen* row = &seen[((uintptr_t)comm >> 4 ^ (uintptr_t)comm) & 3];
   uint64_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
   if (__builtin_expect(row->comm == comm && row->generation == now, 1)) return row->state;
-  blink_mpi_comm* state = look_up(comm, may_make);
+  blink_mpi_comm* state = look_up(comm);
   if (state != NULL && state->early > 0) {
     if (state->early > 1) --state->early;
   } else if (state != NULL) {
@@ -329,19 +313,20 @@ struct data {
   int64_t counts[kMostRanks], places[kMostRanks];  // as the user gives them
 };
 
-// A call as it is made: by the blocking form at once, by the others later, and again.
+// A call as it is made.
 struct task {
   blink_mpi_comm* state;
   MPI_Comm comm;
   blink_mpi_call call;
-  int uneven;              // its blocks differ, and each rank knows of its own
+  const struct type* type;  // of a reduction,
+  MPI_Op op;                // as the user gives it
+  int uneven;               // its blocks differ, and each rank knows of its own
   int has_given, has_result;
-  int nested;              // the result lies in what is given,
-  int64_t nested_at;       // so many bytes from its beginning
+  int nested;               // the result lies in what is given,
+  int64_t nested_at;        // so many bytes from its beginning
   struct data *given, *result;
   struct data sides[2];
-  int32_t word;            // of a barrier
-  char* memory[2];         // of a call that is not blocking
+  int32_t word;             // of a barrier
 };
 
 // What a task is before a function says what it does.
@@ -457,23 +442,20 @@ static int code_of(int outcome, MPI_Comm comm) {
   return outcome == BLINK_MPI_NO_PLAN ? kPass : fail(comm);
 }
 
-// Memory of ours for one side, of the communicator or, if `lasting`, of the task.
-static int furnish(struct task* task, struct data* data, int number, int lasting) {
-  const size_t bytes = (size_t)data->total + 1;
+// Memory of ours for one side.
+static int furnish(const struct task* task, struct data* data, int number) {
   if (!data->ours) return MPI_SUCCESS;
-  if (!lasting) data->at = blink_mpi_scratch(task->state, number, bytes);
-  else if (task->memory[number] != NULL || (task->memory[number] = malloc(bytes)) != NULL) data->at = task->memory[number];
-  else data->at = NULL;
+  data->at = blink_mpi_scratch(task->state, number, (size_t)data->total + 1);
   if (data->at == NULL) return fail(task->comm);
   return data->filled ? copy(data, 0, task->comm) : MPI_SUCCESS;
 }
 
 // The bytes of both sides, as they are now. 0, or an error.
-static int begin_task(struct task* task, int lasting) {
+static int begin_task(struct task* task) {
   int code = MPI_SUCCESS;
-  if (task->has_given) code = furnish(task, task->given, 0, lasting);
+  if (task->has_given) code = furnish(task, task->given, 0);
   if (task->nested) task->result->at = task->given->at + task->nested_at;
-  else if (task->has_result && code == MPI_SUCCESS) code = furnish(task, task->result, 1, lasting);
+  else if (task->has_result && code == MPI_SUCCESS) code = furnish(task, task->result, 1);
   return code;
 }
 
@@ -492,15 +474,14 @@ static int run_task(const struct task* task) {
 }
 
 static int serve(struct task* task) {
-  int code = begin_task(task, 0);
+  int code = begin_task(task);
   if (code == MPI_SUCCESS) code = code_of(run_task(task), task->comm);
   return code == MPI_SUCCESS ? end_task(task) : code;
 }
 
 // Of a reduction of so many elements, in so many blocks: what they are combined as. kReasons, or why Blink does not.
-static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Datatype datatype, MPI_Op op,
-                     const struct type** type) {
-  const struct type* row = *type = find_type(datatype);
+static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Datatype datatype, MPI_Op op) {
+  const struct type* row = find_type(datatype);
   const int operation = operation_of(op);
   if (row == NULL || row->dtype < 0 || operation < 0 || !combines(row->kind, operation)) return kType;
   if (elements == 0) return kEmpty;
@@ -509,6 +490,8 @@ static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Da
   task->call.count = elements * row->factor;
   task->call.dtype = (uint32_t)row->dtype;
   task->call.op = (uint32_t)operation;
+  task->type = row;
+  task->op = op;
   return kReasons;
 }
 
@@ -528,10 +511,6 @@ static void reduces(struct task* task, const void* from, void* to) {
   }
 }
 
-// Counts that a call goes to the MPI library.
-#define PASSED(function, why) blink_mpi_passed(k_##function, (enum blink_mpi_reason)((why) == kReasons ? kNoPlan : (why)))
-
-#include "requests.inc"
 #include "hosts.inc"
 
 // Of a communicator whose reason is kHosts.
@@ -543,48 +522,20 @@ static struct hosts* hosts_of(MPI_Comm comm) {
 }
 
 #define OPEN(...) __VA_ARGS__
-// The forms of a function, whose last argument is `comm`; `combined`: the type and the operation of a reduction.
-#define BLOCKING(Name, parameters, arguments, combined)                                           \
-  EXPORTED int NAME(blink_bound_##Name) parameters {                                              \
-    blink_mpi_comm* state = state_of(comm, kMayMake);                                             \
-    struct task task;                                                                             \
-    int why = state == NULL ? kArguments : state->reason, code = kPass;                           \
-    if (state != NULL && (state->serves || why == kHosts)) {                                      \
-      why = NAME(Name)(&task, OPEN arguments, state);                                             \
-      if (why == kReasons)                                                                        \
-        code = state->serves ? serve(&task) : serve_across(hosts_of(comm), &task, OPEN combined, &why); \
-    }                                                                                             \
-    if (__builtin_expect(code != kPass, 1)) return code;                                          \
-    PASSED(Name, why);                                                                            \
-    return NAME(PMPI_##Name) arguments;                                                           \
+// A function, whose last argument is `comm`. Across hosts there is Allreduce alone.
+#define BLOCKING(Name, parameters, arguments)                                                                  \
+  EXPORTED int NAME(blink_bound_##Name) parameters {                                                           \
+    blink_mpi_comm* state = state_of(comm);                                                                    \
+    struct task task;                                                                                          \
+    int why = state == NULL ? kArguments : state->reason, code = kPass;                                        \
+    if (state != NULL && (state->serves || (why == kHosts && k_##Name == k_Allreduce))) {                      \
+      why = NAME(Name)(&task, OPEN arguments, state);                                                          \
+      if (why == kReasons) code = state->serves ? serve(&task) : allreduce_across(hosts_of(comm), &task);      \
+    }                                                                                                          \
+    if (__builtin_expect(code != kPass, 1)) return code;                                                       \
+    blink_mpi_passed(k_##Name, (enum blink_mpi_reason)(why == kReasons ? kNoPlan : why));                      \
+    return NAME(PMPI_##Name) arguments;                                                                        \
   }
-// Those that end with a request, which `finishes` makes; those of `first` are the arguments of the blocking form.
-#define LATER(Name, Blocking, finishes, may_make, first, parameters, arguments)                   \
-  EXPORTED int NAME(blink_bound_##Name)(OPEN parameters, MPI_Request * request) {                 \
-    blink_mpi_comm* state = state_of(comm, may_make);                                             \
-    int why = state == NULL ? kUnmade : state->reason;                                            \
-    if (state != NULL && state->serves) {                                                         \
-      struct request* made = new_request();                                                       \
-      if (made == NULL) return fail(comm);                                                        \
-      why = NAME(Blocking)(&made->task, OPEN first, state);                                       \
-      const int code = why == kReasons ? finishes(made, request) : kPass;                         \
-      if (code == MPI_SUCCESS) return code;                                                       \
-      give_back(made);                                                                            \
-      if (code != kPass) return code;                                                             \
-    }                                                                                             \
-    PASSED(Name, why);                                                                            \
-    return NAME(PMPI_##Name)(OPEN arguments, request);                                            \
-  }
-#if MPI_VERSION >= 4
-#define PERSISTENT(Name, parameters, arguments) \
-  LATER(Name##_init, Name, keep, kMayMake, arguments, (OPEN parameters, MPI_Info info), (OPEN arguments, info))
-#else
-#define PERSISTENT(Name, parameters, arguments)
-#endif
-#define FORMS(Name, name, parameters, arguments, combined)                 \
-  BLOCKING(Name, parameters, arguments, combined)                          \
-  LATER(I##name, Name, issue, kMayNot, arguments, parameters, arguments)   \
-  PERSISTENT(Name, parameters, arguments)
 
 #define COUNT int
 #define DISPLACEMENT int
@@ -614,52 +565,20 @@ static int Barrier(struct task* task, MPI_Comm comm, blink_mpi_comm* state) {
   reduces(task, &task->word, &task->word);
   return kReasons;
 }
-FORMS(Barrier, barrier, (MPI_Comm comm), (comm), (MPI_INT32_T, MPI_BOR))
+BLOCKING(Barrier, (MPI_Comm comm), (comm))
 
-// The world's ranks share memory from here on: a nonblocking call cannot wait for that.
-static int begun(int code) {
-  if (code == MPI_SUCCESS) state_of(MPI_COMM_WORLD, kMayMake);
-  return code;
-}
 EXPORTED int blink_bound_Init(int* argc, char*** argv) {
   blink_mpi_announce();
-  return begun(PMPI_Init(argc, argv));
+  return PMPI_Init(argc, argv);
 }
 EXPORTED int blink_bound_Init_thread(int* argc, char*** argv, int required, int* provided) {
   blink_mpi_announce();
-  return begun(PMPI_Init_thread(argc, argv, required, provided));
-}
-
-// A communicator made of one that is served, of which there are few: its ranks share memory at once, since it may be used
-// by nonblocking calls alone. All ranks of `parent` have made as many.
-enum { kEarlyChildren = 4 };
-static int child(int code, MPI_Comm parent, const MPI_Comm* made) {
-  struct bound* bound = NULL;
-  int found = 0;
-  const blink_mpi_comm* state = code == MPI_SUCCESS ? state_of(parent, kMayNot) : NULL;
-  if (state == NULL || !(state->serves || state->reason == kHosts)) return code;
-  PMPI_Comm_get_attr(parent, keyval, &bound, &found);
-  if (found && bound->children++ < kEarlyChildren && *made != MPI_COMM_NULL) state_of(*made, kMustMake);
-  return code;
-}
-EXPORTED int blink_bound_Comm_dup(MPI_Comm comm, MPI_Comm* made) { return child(PMPI_Comm_dup(comm, made), comm, made); }
-EXPORTED int blink_bound_Comm_dup_with_info(MPI_Comm comm, MPI_Info info, MPI_Comm* made) {
-  return child(PMPI_Comm_dup_with_info(comm, info, made), comm, made);
-}
-EXPORTED int blink_bound_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* made) {
-  return child(PMPI_Comm_split(comm, color, key, made), comm, made);
-}
-EXPORTED int blink_bound_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* made) {
-  return child(PMPI_Comm_split_type(comm, type, key, info, made), comm, made);
-}
-EXPORTED int blink_bound_Comm_create(MPI_Comm comm, MPI_Group group, MPI_Comm* made) {
-  return child(PMPI_Comm_create(comm, group, made), comm, made);
+  return PMPI_Init_thread(argc, argv, required, provided);
 }
 
 EXPORTED int blink_bound_Finalize(void) {
   while (all != NULL && PMPI_Comm_delete_attr(all->comm, keyval) == MPI_SUCCESS) {
   }
-  end_requests();
   blink_mpi_finish();
   return PMPI_Finalize();
 }

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +18,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "blink/host.h"
@@ -28,7 +28,6 @@
 #include "job.h"
 #include "kernels.h"
 #include "log.h"
-#include "pending.h"
 #include "report.h"
 #include "segment.h"
 
@@ -74,18 +73,13 @@ struct Same {
   bool operator()(const Key& a, const Key& b) const { return a.call == b.call && a.blocks == b.blocks; }
 };
 
-}  // namespace
-
 struct Prepared {
   Key key;
   blink_op* op;           // null: no plan has room for it, or
   bool wrong;             // this rank's blocks make no sense
   std::uint64_t bytes;    // of a call, for people
   std::uint64_t calls;
-  std::uint64_t pending;  // number of the last call that uses it later
 };
-
-namespace {
 
 // The operations used last, which all ranks forget alike where they make the same calls. Blocks that differ in length are
 // each rank's own matter, and so in another cache.
@@ -222,7 +216,7 @@ std::uint64_t bytes_of(const Key& key, int size, std::int32_t sources) {
 
 }  // namespace
 
-class Communicator final : public blink_mpi_comm, private PendingCalls::Maker {
+class Communicator final : public blink_mpi_comm {
  public:
   explicit Communicator(std::int32_t why) : blink_mpi_comm{0, why, why == kEarly ? early_calls() : 0, 0, 0} {}
   ~Communicator() { leave(); }
@@ -233,15 +227,6 @@ class Communicator final : public blink_mpi_comm, private PendingCalls::Maker {
   int run(const blink_mpi_call& wanted, const void* input, void* output);
   int run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets, const void* input,
           void* output);
-  // The operation for a call, whose `targets` and `sources` may be null. Its outcome, if there is none.
-  Prepared* find(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets,
-                 int* outcome);
-  // Of blink_mpi_outcome: whether there is a plan for it; and the same, where it is DONE it has begun. `sources` and
-  // `targets` as above.
-  int prepare(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets);
-  int start(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets,
-            const void* input, void* output, std::uint64_t* number);
-  PendingCalls& pending() { return pending_; }
   void* scratch(int number, std::size_t bytes);
   // Writes what has been served since the last time.
   void tell();
@@ -254,18 +239,12 @@ class Communicator final : public blink_mpi_comm, private PendingCalls::Maker {
   Prepared* find(const Key& wanted, std::int32_t sources);
   Prepared prepare(const Key& wanted, std::int32_t sources);
   int run(Prepared& prepared, const void* input, void* output);
-  // As calls that end later are made.
-  int begin(PendingCall& call) override;
-  int go_on(PendingCall& call, bool waits) override;
-  void check() override;
-  void failed(const PendingCall& call) override { failed(call.call); }
-  void progress() override;
+  void check();
   static void idle(void* communicator);
   Prepared* find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets);
   void drop(Cache& cache, std::list<Prepared>::iterator which);
   // By messages from rank to rank. 0 or a code.
   int begin_one_way(const blink_mpi_call& wanted);
-  int start_one_way(PendingCall call, std::uint64_t bytes, std::uint64_t* number);
   int send_one_way(const blink_mpi_call& wanted, const void* input, void* output);
   int send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
                    const void* input, void* output);
@@ -282,7 +261,7 @@ class Communicator final : public blink_mpi_comm, private PendingCalls::Maker {
   std::shared_ptr<blink_bundle> bundle_;
   std::unique_ptr<SharedSegment> segment_;
   bool crosses_ = false;
-  std::atomic<bool> failed_{false};  // a call has said why this has ended; one that ends later may say so on a thread of ours
+  bool failed_ = false;  // a call has said why this has ended
   Prepared* last_ = nullptr;
   Key wanted_{};  // of blocks
   Cache even_, uneven_;
@@ -291,7 +270,6 @@ class Communicator final : public blink_mpi_comm, private PendingCalls::Maker {
   Served* tally_ = nullptr;  // of these
   std::vector<char> scratch_[2];
   blink_mpi_peers peers_{};
-  PendingCalls pending_;
   std::vector<OneWay::Part> parts_;
 };
 
@@ -407,7 +385,6 @@ void Communicator::make(const blink_mpi_peers& peers) {
   const blink_idle idles = {idle, this};
   blink_set_idle(segment_->comm(), &idles);
   timeout_us_ = static_cast<std::int64_t>(seconds_from("BLINK_TIMEOUT", kForeverS) * 1e6);
-  pending_.open(segment_->comm(), cores_ < size, this);
   Living& here = living();
   const std::lock_guard<std::mutex> lock(here.mutex);
   if (here.owner == 0) std::atexit(tell_all);
@@ -496,7 +473,6 @@ int Communicator::run(const blink_mpi_call& wanted, const blink_mpi_blocks& sour
 
 int Communicator::run(Prepared& prepared, const void* input, void* output) {
   if (__builtin_expect(prepared.op == nullptr, 0)) return prepared.wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
-  if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
   ++prepared.calls;
   const blink_mpi_call& call = prepared.key.call;
   segment_->shown().begin(call.collective, call.root);
@@ -515,84 +491,6 @@ Prepared* Communicator::find_blocks(const blink_mpi_call& wanted, const blink_mp
   return prepared != nullptr && Same()(prepared->key, wanted_) ? prepared : find(wanted_, sources.count);
 }
 
-Prepared* Communicator::find(const blink_mpi_call& wanted, const blink_mpi_blocks* sources,
-                             const blink_mpi_blocks* targets, int* outcome) {
-  Prepared* prepared = last_;
-  if (sources != nullptr) {
-    prepared = find_blocks(wanted, *sources, *targets);
-  } else if (prepared == nullptr || !(prepared->key.call == wanted)) {
-    prepared = find({wanted, {}}, 0);
-  }
-  *outcome = prepared->op != nullptr ? BLINK_MPI_DONE : prepared->wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
-  return prepared;
-}
-
-int Communicator::prepare(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets) {
-  int outcome = BLINK_MPI_DONE;
-  if (!(sources == nullptr ? goes_one_way(wanted, size) : goes_one_way(wanted, *targets))) {
-    find(wanted, sources, targets, &outcome);
-  }
-  return outcome;
-}
-
-int Communicator::start(const blink_mpi_call& wanted, const blink_mpi_blocks* sources, const blink_mpi_blocks* targets,
-                        const void* input, void* output, std::uint64_t* number) {
-  const auto* const in = static_cast<const unsigned char*>(input);
-  auto* const out = static_cast<unsigned char*>(output);
-  PendingCall call{wanted, nullptr, input, output, {}};
-  const auto keep = [&](const OneWay::Part& part) { return call.parts.push_back(part), BLINK_OK; };
-  if (sources == nullptr && goes_one_way(wanted, size)) {
-    if (wanted.collective != BLINK_REDUCE) each_part(wanted, rank, size, in, out, keep);
-    return start_one_way(std::move(call), static_cast<std::uint64_t>(bytes_of(wanted)), number);
-  }
-  if (sources != nullptr && goes_one_way(wanted, *targets)) {
-    const OwnBlock own = own_block(wanted, rank);
-    if (own.given >= 0 && sources->lengths[own.given] != targets->lengths[own.kept]) {
-      segment_->one_way().fail(rank, kTwoLengths);
-      return failed(wanted);
-    }
-    each_part(wanted, rank, size, *sources, *targets, in, out, keep);
-    return start_one_way(std::move(call), static_cast<std::uint64_t>(std::max(sum_of(*sources), sum_of(*targets))), number);
-  }
-  int outcome = BLINK_MPI_FAILED;
-  call.prepared = find(wanted, sources, targets, &outcome);
-  if (outcome != BLINK_MPI_DONE) return outcome;
-  ++call.prepared->calls;
-  Prepared& prepared = *call.prepared;
-  *number = prepared.pending = pending_.add(std::move(call), false);
-  return BLINK_MPI_DONE;
-}
-
-// What needs nobody is done at once.
-int Communicator::start_one_way(PendingCall call, std::uint64_t bytes, std::uint64_t* number) {
-  int code = BLINK_AGAIN;
-  const bool alone = pending_.is_idle();
-  if (alone) {
-    code = begin(call);
-    if (code == BLINK_OK) code = go_on(call, false);
-  }
-  const int outcome = tally(call.call, bytes, code == BLINK_AGAIN ? BLINK_OK : code);
-  *number = code == BLINK_AGAIN ? pending_.add(std::move(call), alone) : pending_.last();
-  return outcome;
-}
-
-int Communicator::begin(PendingCall& call) {
-  if (call.prepared == nullptr) return begin_one_way(call.call);
-  segment_->shown().begin(call.call.collective, call.call.root);
-  return blink_op_start(call.prepared->op, call.input, call.output, timeout_us_);
-}
-
-int Communicator::go_on(PendingCall& call, bool waits) {
-  if (call.prepared != nullptr) return waits ? blink_op_finish(call.prepared->op) : blink_op_step(call.prepared->op);
-  OneWay& ways = segment_->one_way();
-  if (!waits) segment_->comm()->start_polling(false);
-  const int code = call.call.collective == BLINK_REDUCE ? reduce_one_way(call.call, call.input, call.output)
-                   : waits                              ? ways.finish(call.parts)
-                                                        : ways.move(call.parts);
-  if (!waits) segment_->comm()->stop_polling();
-  return code;
-}
-
 void Communicator::check() {
   CallsShown& shown = segment_->shown();
   OneWay& ways = segment_->one_way();
@@ -606,12 +504,7 @@ void Communicator::check() {
 void Communicator::idle(void* communicator) {
   auto* const self = static_cast<Communicator*>(communicator);
   self->check();
-  self->progress();
-}
-
-// The MPI library may be called on the program's threads alone.
-void Communicator::progress() {
-  if (!PendingCalls::is_helping()) peers_.progress(peers_.self);
+  self->peers_.progress(self->peers_.self);
 }
 
 int Communicator::begin_one_way(const blink_mpi_call& wanted) {
@@ -620,14 +513,12 @@ int Communicator::begin_one_way(const blink_mpi_call& wanted) {
 
 int Communicator::send_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
   OneWay& ways = segment_->one_way();
-  if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
   if (const int code = begin_one_way(wanted)) return code;
   if (wanted.collective == BLINK_REDUCE) return reduce_one_way(wanted, input, output);
   return each_part(wanted, rank, size, static_cast<const unsigned char*>(input), static_cast<unsigned char*>(output),
                    [&](OneWay::Part part) { return ways.move(part); });
 }
 
-// Nothing is taken before all is there: so it can begin anew.
 int Communicator::reduce_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
   OneWay& ways = segment_->one_way();
   const std::int64_t bytes = bytes_of(wanted);
@@ -652,7 +543,6 @@ int Communicator::reduce_one_way(const blink_mpi_call& wanted, const void* input
 int Communicator::send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources,
                                const blink_mpi_blocks& targets, const void* input, void* output) {
   OneWay& ways = segment_->one_way();
-  if (__builtin_expect(!pending_.is_idle(), 0)) pending_.wait_for_all();
   if (const int code = begin_one_way(wanted)) return code;
   const OwnBlock own = own_block(wanted, rank);
   if (own.given >= 0 && sources.lengths[own.given] != targets.lengths[own.kept]) return ways.fail(rank, kTwoLengths);
@@ -688,9 +578,7 @@ Prepared* Communicator::find(const Key& wanted, std::int32_t sources) {
   if (found != cache.known.end()) {
     cache.prepared.splice(cache.prepared.begin(), cache.prepared, found->second);
   } else {
-    // The oldest, unless a call will use it later.
-    const auto oldest = std::prev(cache.prepared.end(), cache.prepared.empty() ? 0 : 1);
-    if (cache.prepared.size() >= kMostOps && pending_.has_ended(oldest->pending)) drop(cache, oldest);
+    if (cache.prepared.size() >= kMostOps) drop(cache, std::prev(cache.prepared.end()));
     cache.prepared.push_front(prepare(wanted, sources));
     cache.known[wanted] = cache.prepared.begin();
   }
@@ -701,7 +589,7 @@ Prepared Communicator::prepare(const Key& wanted, std::int32_t sources) {
   const blink_mpi_call& call = wanted.call;
   const blink_request request = {call.collective, call.root, call.count, call.dtype, call.op, crosses_};
   blink_error error{};
-  Prepared made{wanted, nullptr, false, bytes_of(wanted, size, sources), 0, 0};
+  Prepared made{wanted, nullptr, false, bytes_of(wanted, size, sources), 0};
   if (wanted.blocks.empty()) {
     made.op = blink_bundle_op(bundle_.get(), segment_->comm(), &request, &error);
     return made;
@@ -738,7 +626,7 @@ void Communicator::count(Prepared& prepared) {
 int Communicator::failed(const blink_mpi_call& wanted) {
   blink_error error{};
   blink_last_error(segment_->comm(), &error);
-  const bool before = error.code != BLINK_REFUSED && failed_.exchange(true);
+  const bool before = error.code != BLINK_REFUSED && std::exchange(failed_, true);
   say(where(wanted) + (before ? "the communicator has ended before: " : "") + why_it_failed(error) + "\n");
   return BLINK_MPI_FAILED;
 }
@@ -763,7 +651,6 @@ void Communicator::leave() {
     here.all.erase(this);
   }
   last_ = nullptr;
-  pending_.close();
   tell();
   for (Cache* cache : {&even_, &uneven_}) {
     while (!cache->prepared.empty()) drop(*cache, cache->prepared.begin());
@@ -840,28 +727,6 @@ int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* 
 int blink_mpi_run_blocks(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
                          const blink_mpi_blocks* targets, const void* input, void* output) {
   return guarded([&] { return static_cast<Communicator*>(comm)->run(*call, *sources, *targets, input, output); },
-                 static_cast<int>(BLINK_MPI_FAILED));
-}
-
-int blink_mpi_prepare(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
-                      const blink_mpi_blocks* targets) {
-  return guarded([&] { return static_cast<Communicator*>(comm)->prepare(*call, sources, targets); },
-                 static_cast<int>(BLINK_MPI_FAILED));
-}
-
-int blink_mpi_start(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
-                    const blink_mpi_blocks* targets, const void* input, void* output, uint64_t* number) {
-  return guarded([&] { return static_cast<Communicator*>(comm)->start(*call, sources, targets, input, output, number); },
-                 static_cast<int>(BLINK_MPI_FAILED));
-}
-
-int blink_mpi_poll(blink_mpi_comm* comm, uint64_t number) {
-  return guarded([&] { return static_cast<Communicator*>(comm)->pending().poll(number); },
-                 static_cast<int>(BLINK_MPI_FAILED));
-}
-
-int blink_mpi_wait(blink_mpi_comm* comm, uint64_t number) {
-  return guarded([&] { return static_cast<Communicator*>(comm)->pending().wait(number); },
                  static_cast<int>(BLINK_MPI_FAILED));
 }
 

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // What a binding and a libblink_mpi.so that belong together agree on.
-#define BLINK_MPI_BINDING_VERSION 6
+#define BLINK_MPI_BINDING_VERSION 7
 
 // The MPI library, as the core sees it.
 typedef struct {
@@ -49,7 +49,7 @@ typedef struct {
   int64_t lengths[kMostRanks], places[kMostRanks];
 } blink_mpi_blocks;
 
-enum blink_mpi_outcome { BLINK_MPI_DONE = 0, BLINK_MPI_NO_PLAN, BLINK_MPI_FAILED, BLINK_MPI_PENDING };
+enum blink_mpi_outcome { BLINK_MPI_DONE = 0, BLINK_MPI_NO_PLAN, BLINK_MPI_FAILED };
 
 // A communicator that passes all calls on, for a reason that every rank finds by itself; or the next so many that
 // BLINK_MPI_AFTER says (kEarly): to share memory takes as long as thousands of small calls.
@@ -70,20 +70,6 @@ int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* 
 // The same for blocks that differ in length: those that this rank has to know. Where it failed, it may be on this rank alone.
 int blink_mpi_run_blocks(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
                          const blink_mpi_blocks* targets, const void* input, void* output);
-
-// Calls that end later, in the order in which they began, between them also the blocking ones. `sources` and `targets` are
-// NULL where all blocks are of one length. The call goes on in poll and wait, and whenever the program stays away from them
-// for long, on a thread of this library's.
-// Whether there is a plan for a call: DONE, NO_PLAN, or FAILED on this rank alone.
-int blink_mpi_prepare(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
-                      const blink_mpi_blocks* targets);
-// The same; where it is DONE the call has begun, and has a number.
-int blink_mpi_start(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
-                    const blink_mpi_blocks* targets, const void* input, void* output, uint64_t* number);
-// DONE, FAILED or PENDING; never waits for another rank. Any thread.
-int blink_mpi_poll(blink_mpi_comm* comm, uint64_t number);
-// DONE or FAILED.
-int blink_mpi_wait(blink_mpi_comm* comm, uint64_t number);
 
 // At least `bytes` of memory, the communicator's, until it is asked for again with the same number (0 or 1); NULL: none.
 void* blink_mpi_scratch(blink_mpi_comm* comm, int number, size_t bytes);

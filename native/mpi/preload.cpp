@@ -20,13 +20,11 @@ namespace blink::mpi {
 namespace {
 
 const char* const kNames[] = {
-#define HANDLED(name, n) #name, #name "_c",
-#define ALONE(name, n) #name,
-#define COUNTED(name, n, why) #name,
-    BLINK_MPI_FUNCTIONS(HANDLED, ALONE, COUNTED)
-#undef HANDLED
-#undef ALONE
-#undef COUNTED
+#define BOTH(name, ...) #name, #name "_c",
+#define ONE(name, ...) #name,
+    BLINK_MPI_FUNCTIONS(BOTH, ONE, BOTH, ONE)
+#undef BOTH
+#undef ONE
 };
 
 using Function = blink_mpi_any;
@@ -164,8 +162,7 @@ inline Function target(int function, void* caller) {
 
 #undef BLINK_MPI_TARGET
 #define BLINK_MPI_TARGET blink::mpi::target
-#define HANDLED(name, n) FORWARD(name, n, )
-#define ALONE(name, n) FORWARD(name, n, )
+#define SERVED(name, n) FORWARD(name, n, )
 #define COUNTED(name, n, why) FORWARD(name, n, blink_mpi_passed(k_##name, why))
 
 extern "C" {
@@ -174,8 +171,8 @@ blink_mpi_any blink_mpi_target(int function, void* caller) {
   return blink::mpi::target(function, caller);
 }
 blink_mpi_any blink_mpi_own(int function, void* caller) { return blink::mpi::look_up_own(function, caller); }
-BLINK_MPI_COLLECTIVES(HANDLED, COUNTED)
-BLINK_MPI_ALONE(ALONE)
+BLINK_MPI_COLLECTIVES(SERVED, COUNTED)
+BLINK_MPI_ALONE(SERVED, COUNTED)
 
 long MPI_Finalize() { return blink::mpi::target(k_Finalize, __builtin_return_address(0))(); }
 }

@@ -47,11 +47,12 @@ blink_mpi_any target(int function, void* caller) {
 #define BLINK_MPI_NAME(name) PMPI_##name
 #undef BLINK_MPI_TARGET
 #define BLINK_MPI_TARGET target
-#define TAKEN(name, n) FORWARD(name, n, )
-#define LEFT(name, n, why)
+#define SERVED(name, n) FORWARD(name, n, )
+#define COUNTED(name, n, why) \
+  FORWARD(name, n, if (is_fortran(__builtin_return_address(0))) blink_mpi_passed(k_##name, why))
 
 extern "C" {
-BLINK_MPI_COLLECTIVES(TAKEN, LEFT)
-BLINK_MPI_ALONE(TAKEN)
+BLINK_MPI_COLLECTIVES(SERVED, COUNTED)
+BLINK_MPI_ALONE(SERVED, COUNTED)
 long PMPI_Finalize() { return target(k_Finalize, __builtin_return_address(0))(); }
 }

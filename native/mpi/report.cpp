@@ -17,13 +17,11 @@ namespace blink::mpi {
 namespace {
 
 const char* const kFunctionNames[] = {
-#define HANDLED(name, n) "MPI_" #name, "MPI_" #name,
-#define ALONE(name, n) "MPI_" #name,
-#define COUNTED(name, n, why) "MPI_" #name,
-    BLINK_MPI_FUNCTIONS(HANDLED, ALONE, COUNTED)
-#undef HANDLED
-#undef ALONE
-#undef COUNTED
+#define BOTH(name, ...) "MPI_" #name, "MPI_" #name,
+#define ONE(name, ...) "MPI_" #name,
+    BLINK_MPI_FUNCTIONS(BOTH, ONE, BOTH, ONE)
+#undef BOTH
+#undef ONE
 };
 const char* const kReasonTexts[] = {
 #define REASON(name, text) text,

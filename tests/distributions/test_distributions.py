@@ -37,7 +37,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 LIBRARIES = {
     *("libblink.so", "libblink_device.so", "libblink_host.so", "libblink_packing.so", "libblink_simulate.so"),
-    *("libblink_mpi.so", "libblink_mpi4.so", "libblink_mpi41.so", "libblink_mpi_fortran.so"),
+    *("libblink_mpi.so", "libblink_mpi4.so", "libblink_mpi_fortran.so"),
 }
 #: Every process has these already; each other library is one that a machine may not have, or have another of.
 PLAIN_C = re.compile(r"lib(c|m|pthread|dl|rt)\.so\.\d+|ld-linux[-.\w]*\.so\.\d+")

@@ -136,47 +136,6 @@ static void ahead(void) {
   }
 }
 
-// The same by nonblocking calls: those of rank 0 have ended, and it says so, before the others make theirs. Then many at
-// once, of which all but the first find others before them.
-static void ahead_later(void) {
-  enum { MANY = 400 };
-  static int in[MANY][64], out[MANY][64];
-  MPI_Request requests[MANY];
-  int word = 0, flag = 0;
-  sum(MPI_COMM_WORLD);
-  if (rank != 0) MPI_Recv(&word, 1, MPI_INT, 0, 11, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  for (int i = 0; i < 50; ++i) {
-    int* data = in[i];
-    for (int k = 0; k < 50; ++k) data[k] = rank == 0 ? i + k : -1;
-    if (i % 2 == 0) MPI_Igather(data, 1, MPI_INT, out[i], 1, MPI_INT, size - 1, MPI_COMM_WORLD, &requests[i]);
-    else MPI_Ibcast(data, 1 + i, MPI_INT, 0, MPI_COMM_WORLD, &requests[i]);
-  }
-  for (int i = 0; i < 10; ++i) MPI_Igather(in[i], 1, MPI_INT, out[50 + i], 1, MPI_INT, size - 1, MPI_COMM_WORLD, &requests[50 + i]);
-  if (rank == 0) MPI_Testall(60, requests, &flag, MPI_STATUSES_IGNORE), need(flag, "calls that need nobody have not ended");
-  else MPI_Waitall(60, requests, MPI_STATUSES_IGNORE);
-  for (int i = 1; i < 50; i += 2) need(in[i][i] == 2 * i, "another broadcast");
-  for (int r = 1; r < size && rank == 0; ++r) MPI_Send(&word, 1, MPI_INT, r, 11, MPI_COMM_WORLD);
-  for (int i = 0; i < MANY; ++i) {
-    const int root = i / 4 % size, n = 1 + i % 16;
-    for (int k = 0; k < 64; ++k) in[i][k] = rank + i + k, out[i][k] = -1;
-    if (i % 5 == 0) MPI_Ibcast(in[i], n, MPI_INT, root, MPI_COMM_WORLD, &requests[i]);
-    if (i % 5 == 1) MPI_Ireduce(in[i], out[i], n, MPI_INT, MPI_SUM, root, MPI_COMM_WORLD, &requests[i]);
-    if (i % 5 == 2) MPI_Iscatter(in[i], 2, MPI_INT, out[i], 2, MPI_INT, root, MPI_COMM_WORLD, &requests[i]);
-    if (i % 5 == 3) MPI_Igather(in[i], 2, MPI_INT, out[i], 2, MPI_INT, root, MPI_COMM_WORLD, &requests[i]);
-    if (i % 5 == 4) MPI_Iallreduce(in[i], out[i], n, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[i]);
-    if (i % 97 == 0) need(sum(MPI_COMM_WORLD) == size, "another sum between them");
-  }
-  MPI_Waitall(MANY, requests, MPI_STATUSES_IGNORE);
-  for (int i = 0; i < MANY; ++i) {
-    const int root = i / 4 % size, n = 1 + i % 16, total = size * (size - 1) / 2 + size * (i + n - 1);
-    if (i % 5 == 0) need(in[i][n - 1] == root + i + n - 1, "another broadcast of many");
-    if (i % 5 == 1) need(rank != root || out[i][n - 1] == total, "another reduction of many");
-    if (i % 5 == 2) need(out[i][1] == root + i + 2 * rank + 1, "another block scattered");
-    if (i % 5 == 3) need(rank != root || out[i][2 * size - 1] == size - 1 + i + 1, "another block gathered");
-    if (i % 5 == 4) need(out[i][n - 1] == total, "another sum of many");
-  }
-}
-
 // What stdout says of a call that must fail: nothing of a mistake may look like a result.
 static void tell(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -261,19 +220,6 @@ static void crossed(void) {
   _exit(0);
 }
 
-static void crossed_later(void) {
-  int in = 1, out = 0, flag = 0, code = MPI_SUCCESS;
-  MPI_Request request;
-  sum(MPI_COMM_WORLD);
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  if (rank == 0) MPI_Ireduce(&in, &out, 1, MPI_INT, MPI_SUM, 0, MPI_COMM_WORLD, &request);
-  else MPI_Ibarrier(MPI_COMM_WORLD, &request);
-  while (!flag && code == MPI_SUCCESS) code = MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
-  tell(code);
-  sleep(1);
-  _exit(0);
-}
-
 // Rank 1 gives nothing, twice, of what rank 0 waits for, and is gone then.
 static void gone_on(void) {
   int in[4] = {0}, out[8];
@@ -331,33 +277,6 @@ static void killed(void) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// Many at once, which end in the order in which they began, with messages and blocking calls between them.
-static void order(void) {
-  enum { MANY = 300 };
-  static int in[MANY][50], out[MANY][50];
-  int given = rank, got = -1, flag = 0, index;
-  MPI_Request all[MANY + 2];
-  MPI_Irecv(&got, 1, MPI_INT, (rank + 1) % size, 3, MPI_COMM_WORLD, &all[MANY]);
-  for (int i = 0; i < MANY; ++i) {
-    for (int k = 0; k < 50; ++k) in[i][k] = rank + i + k;
-    MPI_Iallreduce(in[i], out[i], 1 + i % 50, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &all[i]);
-    if (i % 100 == 50) need(sum(MPI_COMM_WORLD) == size, "another sum of a blocking call");
-  }
-  MPI_Isend(&given, 1, MPI_INT, (rank + size - 1) % size, 3, MPI_COMM_WORLD, &all[MANY + 1]);
-  while (!flag) MPI_Test(&all[MANY / 2], &flag, MPI_STATUS_IGNORE);
-  for (int i = 0; i < MANY / 2; ++i) {
-    MPI_Test(&all[i], &flag, MPI_STATUS_IGNORE);
-    need(flag, "an earlier call has not ended");
-  }
-  MPI_Waitany(MANY, all, &index, MPI_STATUS_IGNORE);
-  need(index == MANY / 2 + 1, "another request ends first");
-  MPI_Waitall(MANY + 2, all, MPI_STATUSES_IGNORE);
-  need(got == (rank + 1) % size, "another message");
-  for (int i = 0; i < MANY; ++i) {
-    for (int k = 0; k < 1 + i % 50; ++k) need(out[i][k] == size * (size - 1) / 2 + size * (i + k), "another sum");
-  }
-}
-
 // Roots that there are not: MPI's own error, and no memory touched.
 static void roots(void) {
   int in[64] = {0}, out[64];
@@ -383,7 +302,7 @@ static void roots(void) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
 }
 
-// What goes one way comes after the nonblocking calls that one of the ranks has begun long before the other.
+// Blink's calls between the MPI library's nonblocking ones, which one of the ranks has begun long before the other.
 static void between(void) {
   for (int round = 0; round < 4; ++round) {
     int in = rank + round, sums[2] = {0}, word = rank == 0 ? round : -1, all[64];
@@ -403,93 +322,6 @@ static void between(void) {
   }
 }
 
-// MPI's own example: a rank waits for a message that comes only when the collective has ended, which it has begun.
-static void begun(void) {
-  enum { COUNT = 1 << 20 };
-  int* data = malloc(COUNT * sizeof *data);
-  int got = -1;
-  for (int round = 0; round < 3; ++round) {
-    MPI_Request requests[2];
-    for (int i = 0; i < COUNT; ++i) data[i] = rank + i;
-    MPI_Ibarrier(MPI_COMM_WORLD, &requests[0]);
-    MPI_Iallreduce(MPI_IN_PLACE, data, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[1]);
-    if (rank == 1) MPI_Recv(&got, 1, MPI_INT, 0, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
-    if (rank == 0) MPI_Send(&round, 1, MPI_INT, 1, 4, MPI_COMM_WORLD);
-    need(rank != 1 || got == round, "another message");
-    for (int i = 0; i < COUNT; ++i) need(data[i] == size * (size - 1) / 2 + size * i, "another sum");
-  }
-  free(data);
-}
-
-// What a program may free before its call has ended: types, and the communicator; and what it may start again.
-static void freed(void) {
-  int in[3] = {rank, -1, rank + 1}, got[40], out[3], flag = 0;
-  MPI_Comm comm;
-  MPI_Datatype strided;
-  MPI_Request request, other;
-  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-  need(sum(comm) == size, "another sum");
-  MPI_Type_vector(3, 1, 2, MPI_INT, &strided);
-  MPI_Type_commit(&strided);
-  memset(got, 0, sizeof got);
-  MPI_Iallgather(in, 3, MPI_INT, got, 1, strided, comm, &request);
-  MPI_Iallreduce(in, out, 3, MPI_INT, MPI_MAX, comm, &other);
-  MPI_Type_free(&strided);
-  MPI_Comm_free(&comm);
-  MPI_Wait(&request, MPI_STATUS_IGNORE);
-  while (!flag) MPI_Test(&other, &flag, MPI_STATUS_IGNORE);
-  need(request == MPI_REQUEST_NULL && other == MPI_REQUEST_NULL, "a request is left");
-  need(got[2] == -1 && got[4] == 1 && got[1] == 0 && got[5] == 1, "another gather");
-  need(out[0] == size - 1 && out[1] == -1 && out[2] == size, "another maximum");
-#if MPI_VERSION >= 4
-  MPI_Request again[2];
-  MPI_Allreduce_init(MPI_IN_PLACE, in, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &again[0]);
-  MPI_Barrier_init(MPI_COMM_WORLD, MPI_INFO_NULL, &again[1]);
-  MPI_Wait(&again[0], MPI_STATUS_IGNORE);
-  for (int i = 0; i < 100; ++i) {
-    in[0] = rank + i;
-    MPI_Startall(2, again);
-    MPI_Waitall(2, again, MPI_STATUSES_IGNORE);
-    need(in[0] == size * (size - 1) / 2 + size * i, "another sum of a persistent call");
-  }
-  MPI_Request_free(&again[0]), MPI_Request_free(&again[1]);
-  need(again[0] == MPI_REQUEST_NULL, "a persistent request is left");
-  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-  need(sum(comm) == size, "another sum");
-  MPI_Barrier_init(comm, MPI_INFO_NULL, &again[0]);
-  MPI_Start(&again[0]);
-  MPI_Comm_free(&comm);
-  MPI_Wait(&again[0], MPI_STATUS_IGNORE);
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  need(MPI_Start(&again[0]) != MPI_SUCCESS, "a call begins on a communicator that is gone");
-  MPI_Request_free(&again[0]);
-#endif
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  MPI_Iallreduce(&rank, &flag, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
-  need(MPI_Cancel(&request) != MPI_SUCCESS, "a collective is cancelled");
-  MPI_Wait(&request, MPI_STATUS_IGNORE);
-  need(flag == size * (size - 1) / 2, "another sum");
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
-}
-
-// Rank 0 leaves a call alone that rank 1 begins only after a message, and meanwhile begins the first one of another communicator.
-static void helped(void) {
-  int in = rank, out = -1, word = 0;
-  MPI_Comm other;
-  MPI_Request requests[2];
-  MPI_Comm_dup(MPI_COMM_WORLD, &other);
-  need(sum(other) == size, "another sum");
-  if (rank == 1) MPI_Recv(&word, 1, MPI_INT, 0, 6, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  MPI_Iallreduce(&in, &out, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[0]);
-  usleep(20000);  // for the thread that helps
-  MPI_Ibarrier(other, &requests[1]);
-  if (rank == 0) MPI_Send(&word, 1, MPI_INT, 1, 6, MPI_COMM_WORLD);
-  MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
-  need(out == size * (size - 1) / 2, "another sum");
-  MPI_Comm_free(&other);
-}
-
 // More communicators than the program may have files open.
 static void descriptors(void) {
   enum { MANY = 60 };
@@ -507,74 +339,30 @@ static void descriptors(void) {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
-// Communicators on which there are nonblocking calls alone.
-static void never_blocks(void) {
-  for (int i = 0; i < 3; ++i) {
-    int got = -1, members;
-    MPI_Comm comm;
-    MPI_Request request;
-    if (i == 0) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    if (i == 1) MPI_Comm_split(MPI_COMM_WORLD, rank == 2 ? MPI_UNDEFINED : 0, -rank, &comm);
-    if (i == 2) MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &comm);
-    if (comm == MPI_COMM_NULL) continue;
-    MPI_Comm_size(comm, &members);
-    MPI_Iallreduce(&i, &got, 1, MPI_INT, MPI_SUM, comm, &request);
-    MPI_Wait(&request, MPI_STATUS_IGNORE);
-    need(got == members * i, "another sum");
-    MPI_Comm_free(&comm);
-  }
-}
-
-// So long that it goes by pieces between hosts, the last of which are no slices.
-static void by_pieces(void) {
-  enum { COUNT = (1 << 22) + 3 };
-  int *in = malloc(COUNT * sizeof *in), *out = malloc(COUNT * sizeof *out);
+// Longer than a slice per rank on each host, and one element that is in no slice; and shorter.
+static void across(void) {
+  enum { COUNT = (1 << 18) + 1, FEW = 5 };
+  int *in = malloc(COUNT * sizeof *in), *out = malloc(COUNT * sizeof *out), few[FEW];
   for (int i = 0; i < COUNT; ++i) in[i] = rank * i % 1000, out[i] = -1;
+  MPI_Allreduce(in, few, FEW, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   MPI_Allreduce(in, out, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   MPI_Allreduce(MPI_IN_PLACE, in, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   for (int i = 0; i < COUNT; ++i) {
     int all = 0;
     for (int r = 0; r < size; ++r) all += r * i % 1000;
-    need(out[i] == all && in[i] == all, "another sum");
+    need(out[i] == all && in[i] == all && (i >= FEW || few[i] == all), "another sum");
   }
   free(in), free(out);
-}
-
-// What no rank has waited for when the program ends.
-static void left(void) {
-  static int in[5000], out[5000];
-  MPI_Request request;
-  MPI_Iallreduce(in, out, 5000, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
-}
-
-static void mismatch_later(void) {
-  int in[8] = {0}, out[8];
-  MPI_Request request;
-  sum(MPI_COMM_WORLD);
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  MPI_Iallreduce(in, out, rank == 0 ? 4 : 5, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
-  tell(MPI_Wait(&request, MPI_STATUS_IGNORE));
-  sleep(1);
-  _exit(0);
-}
-
-static void killed_later(void) {
-  int flag = 0, word = 0;
-  MPI_Request request;
-  sum(MPI_COMM_WORLD);
-  if (rank == 1) raise(SIGKILL);
-  MPI_Iallreduce(MPI_IN_PLACE, &word, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
-  while (!flag) MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
 }
 
 int main(int argc, char** argv) {
   int level;
   const struct { const char* name; void (*run)(void); } all[] = {
-      {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles}, {"kinds", kinds},
-      {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"ahead-later", ahead_later}, {"own_block", own_block}, {"short_block", short_block}, {"short_exchange", short_exchange}, {"disagree", disagree},
-      {"crossed", crossed}, {"crossed-later", crossed_later}, {"gone_on", gone_on}, {"killed", killed},
-      {"large", large}, {"helped", helped}, {"descriptors", descriptors}, {"order", order}, {"begun", begun}, {"between", between}, {"roots", roots}, {"own_block_of_many", own_block_of_many}, {"freed", freed}, {"left", left}, {"never_blocks", never_blocks}, {"by_pieces", by_pieces},
-      {"mismatch-later", mismatch_later}, {"killed-later", killed_later}};
+      {"progress", progress}, {"unexpected", unexpected}, {"threads", threads}, {"handles", handles},
+      {"kinds", kinds}, {"mismatch", mismatch}, {"late", late}, {"ahead", ahead}, {"own_block", own_block},
+      {"short_block", short_block}, {"short_exchange", short_exchange}, {"disagree", disagree}, {"crossed", crossed},
+      {"gone_on", gone_on}, {"killed", killed}, {"large", large}, {"descriptors", descriptors}, {"between", between},
+      {"roots", roots}, {"own_block_of_many", own_block_of_many}, {"across", across}};
   const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym
   if (unseen) PMPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   else MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);

@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 BUILD_S = 280
 
-CASES = ["progress", "unexpected", "threads", "handles", "kinds", "ahead", "ahead-later", "order", "begun", "helped"]
-CASES += ["freed", "left"]
+CASES = ["progress", "unexpected", "threads", "handles", "kinds", "ahead", "between"]
 
 
 def sanitized(mpi, sanitizers: str, source: str) -> list[str]:

@@ -37,9 +37,9 @@ Run CMD with libblink.so before NCCL. It plans once per communicator, takes the 
 predicted 1.3 times as fast as NCCL's own algorithms, or were measured to be faster by blink tune, and leaves
 all else to NCCL. When CMD has ended, a table on stderr says what became of its calls, and why.
 
-With --mpi it is libblink_mpi.so, before MPI: collectives on memory of the host, among ranks of one host,
-run on Blink's host engine; with --shared-dir some also among ranks of several hosts, inside of each. All
-else is the MPI library's.
+With --mpi it is libblink_mpi.so, before MPI: blocking collectives on memory of the host, among ranks of one
+host, run on Blink's host engine; with --shared-dir AllReduce also among ranks of several hosts, inside of
+each. All else is the MPI library's.
 
 Exit code: CMD's own, 128 + n if signal n ended it, 126 or 127 if it cannot be started; 3 without the
 library; with --require 1 if CMD succeeded and never called NCCL (MPI) through it.

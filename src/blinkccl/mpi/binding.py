@@ -50,20 +50,14 @@ def compiled_binding(command: Sequence[str], mpicc: str | None = None) -> Compil
     with, or the first on PATH. Cost: half a second at first, then from the cache.
     """
     directory = Path(str(files("blinkccl").joinpath("_native").joinpath("mpi")))
-    parts = [
-        directory / name for name in ("functions.h", "core.h", "binding.inc", "requests.inc", "hosts.inc", "binding.c")
-    ]
+    parts = [directory / name for name in ("functions.h", "core.h", "binding.inc", "hosts.inc", "binding.c")]
     if not all(part.is_file() for part in parts):
         raise UnsupportedError(absent("mpi/binding.c"))
     line = _line(command, mpicc)
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
-    numbers = [
-        re.search(rb"^#define MPI_%s[ \t]+(\d+)" % name, _macros(line), re.MULTILINE)
-        for name in (b"VERSION", b"SUBVERSION")
-    ]
-    standard = tuple(int(number[1]) if number else 0 for number in numbers)
-    # Programs look whether there are the functions of MPI 4, and of 4.1.
-    later = [name for name, needs in (("libblink_mpi4.so", (4, 0)), ("libblink_mpi41.so", (4, 1))) if standard >= needs]
+    number = re.search(rb"^#define MPI_VERSION[ \t]+(\d+)", _macros(line), re.MULTILINE)
+    # Programs look whether there are the functions of MPI 4.
+    later = ["libblink_mpi4.so"] if number is not None and int(number[1]) >= 4 else []
     return CompiledBinding(build(text, _Compiler(line, directory)), ("libblink_mpi_fortran.so", *later))
 
 
