@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from preloaded import Preloaded, built
-from variants import OPTIONS, sanitized
+from preloaded import Preloaded
+from variants import sanitized
 
 CASES = (
     "types,sizes,scaled,groups,streams,legacy_stream,several,graph,graph_fork,graph_order,graph_lost,split,nonblocking,"
@@ -22,12 +20,3 @@ def test_nothing_is_found(preloaded: Preloaded, sanitizers: str, mode: str, seed
     given = {"cases": CASES, "sizes": "0,3,1000,100000", "BLINK_DOUBLE_SEED": seed}
     outcome = sanitized(preloaded, sanitizers).client(mode, 3, timeout_s=400, **given).right()
     assert outcome.calls("blink")["allreduce"] > 0, outcome.blink
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 9])
-def test_the_doubles_alone_do_not_race(preloaded: Preloaded, seed: int) -> None:
-    given = {"LD_PRELOAD": None, "BLINK_DOUBLE_SEED": seed, **OPTIONS}
-    alone = replace(preloaded, built=built("thread"))
-    outcome = alone.client("threads", 3, cases="all", sizes="0,3,1000", timeout_s=120, **given).right()
-    assert outcome.ended[0].err == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -72,90 +71,6 @@ cuda = Cuda()
 NONE = ctypes.c_void_p(None)
 
 
-def before_init() -> None:
-    value = ctypes.c_int()
-    expect(3, cuda.cuDeviceGetCount(ctypes.byref(value)))
-    expect(0, cuda.cuDriverGetVersion(ctypes.byref(value)))
-    expect(0, cuda.cuInit(0))
-    expect(0, cuda.cuDeviceGetCount(ctypes.byref(value)))
-    expect(4, value.value)
-    expect(201, cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), 100))
-    expect(101, cuda.cuDeviceGet(ctypes.byref(value), 4))
-    child = os.fork()
-    if child == 0:  # what the parent initialised is not initialised here
-        os._exit(cuda.cuDeviceGetCount(ctypes.byref(value)))
-    expect(3, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-def devices() -> None:
-    cuda.cuInit(0)
-    name = ctypes.create_string_buffer(64)
-    seen = []
-    for device in range(cuda.out(cuda.cuDeviceGetCount)):
-        uuid = ctypes.create_string_buffer(16)
-        expect(0, cuda.cuDeviceGetUuid_v2(uuid, device))
-        expect(0, cuda.cuDeviceGetPCIBusId(name, 64, device))
-        attributes = [cuda.out(cuda.cuDeviceGetAttribute, number, device) for number in (16, 75, 76)]
-        seen.append((name.value.decode(), uuid.raw[15], *attributes))
-    print(seen)
-
-
-def errors() -> None:
-    context = cuda.ready()
-    out = ctypes.c_uint64()
-    here = ctypes.byref(out)
-    expect(1, cuda.cuMemAlloc_v2(here, 0))
-    expect(2, cuda.cuMemAlloc_v2(here, 1 << 40))
-    expect(1, cuda.cuMemFree_v2(4096))
-    memory = cuda.allocate(1000)
-    expect(1, cuda.cuMemFree_v2(memory + 8))
-    expect(1, cuda.cuMemsetD8Async(memory, 0, 1001, 0))  # one byte past the end
-    expect(1, cuda.cuMemcpyDtoDAsync_v2(memory, 123456, 8, 0))
-    expect(400, cuda.cuStreamSynchronize(memory))
-    stream, event = cuda.stream(), cuda.event()
-    expect(0, cuda.cuStreamDestroy_v2(stream))
-    expect(400, cuda.cuStreamQuery(stream))
-    expect(400, cuda.cuEventQuery(stream))
-    expect(200, cuda.cuModuleLoadData(here, ctypes.create_string_buffer(b"no image at all")))
-    expect(101, cuda.cuCtxEnablePeerAccess(context, 0))
-    other = cuda.out(cuda.cuDevicePrimaryCtxRetain, 1)
-    expect(1, cuda.cuCtxEnablePeerAccess(other, 7))
-    expect(0, cuda.cuCtxEnablePeerAccess(other, 0))
-    expect(704, cuda.cuCtxEnablePeerAccess(other, 0))
-    expect(217, cuda.cuCtxEnablePeerAccess(cuda.out(cuda.cuDevicePrimaryCtxRetain, 2), 0))  # 0-2 is in NO_PEER
-    expect((1, 0, 1), tuple(cuda.out(cuda.cuDeviceCanAccessPeer, *pair) for pair in ((0, 1), (0, 2), (2, 0))))
-    cuda.cuCtxPushCurrent_v2(other)
-    foreign = cuda.stream()
-    cuda.cuCtxPopCurrent_v2(NONE)
-    expect(400, cuda.cuEventRecord(event, foreign))  # they belong to different devices
-    expect(0, cuda.cuStreamWaitEvent(foreign, event, 0))
-    buffer = ctypes.create_string_buffer(8192)
-    expect(713, cuda.cuMemHostUnregister(buffer))
-    expect(0, cuda.cuMemHostRegister_v2(buffer, 8192, 3))
-    expect(712, cuda.cuMemHostRegister_v2(buffer, 100, 3))
-    expect(ctypes.addressof(buffer), cuda.out(cuda.cuMemHostGetDevicePointer_v2, buffer, 0))
-    expect(0, cuda.cuMemHostUnregister(buffer))
-    expect(600, _query_of_blocked(memory))
-    text = ctypes.c_char_p()
-    expect(0, cuda.cuGetErrorName(704, ctypes.byref(text)))
-    expect(b"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", text.value)
-    expect(1, cuda.cuGetErrorString(12345, ctypes.byref(text)))
-    expect(0, cuda.cuDevicePrimaryCtxRelease_v2(0))
-    expect(709, cuda.cuMemAlloc_v2(here, 100))
-
-
-def _query_of_blocked(memory: int) -> int:
-    stream = cuda.stream()
-    cuda.cuMemsetD8Async(memory, 0, 8, stream)
-    cuda.cuStreamWaitValue64_v2(stream, memory, 5, 1)
-    answer = cuda.cuStreamQuery(stream)
-    other = cuda.stream()
-    time.sleep(0.01)
-    cuda.cuStreamWriteValue64_v2(other, memory, 5, 0)
-    expect(0, cuda.cuStreamSynchronize(stream))
-    return answer
-
-
 def fresh_memory() -> None:
     cuda.ready()
     memory = cuda.allocate(5000)
@@ -210,78 +125,6 @@ def events(rounds: str, waits: str) -> None:
     print("in order")
 
 
-def latest_record() -> None:
-    """A wait is for what was recorded last when the wait was called, not for what is recorded later."""
-    cuda.ready()
-    gate = cuda.allocate(8)
-    cuda.cuMemsetD8Async(gate, 0, 8, 0)
-    cuda.cuStreamSynchronize(0)
-    first, second, event = cuda.stream(), cuda.stream(), cuda.event()
-    cuda.cuEventRecord(event, first)
-    cuda.cuStreamWaitEvent(second, event, 0)
-    cuda.cuStreamWaitValue64_v2(first, gate, 1, 0)  # blocks
-    cuda.cuEventRecord(event, first)
-    expect(0, cuda.cuStreamSynchronize(second))
-    expect(600, cuda.cuEventQuery(event))
-    cuda.cuStreamWriteValue64_v2(second, gate, 1, 0)
-    expect(0, cuda.cuEventSynchronize(event))
-
-
-def legacy_stream() -> None:
-    """Work in the default stream waits for blocking streams and holds them up; others it does not know."""
-    cuda.ready()
-    memory = cuda.allocate(64)
-    cuda.fill(memory, 0, 64)
-    blocking, free = cuda.stream(0), cuda.stream(1)
-    cuda.cuStreamWaitValue64_v2(blocking, memory, 1, 0)
-    cuda.cuMemsetD8Async(memory + 8, 1, 1, 0)  # waits for `blocking`
-    cuda.cuMemsetD8Async(memory + 9, 1, 1, free)
-    expect(0, cuda.cuStreamSynchronize(free))
-    time.sleep(0.02)
-    expect(600, cuda.cuStreamQuery(0))
-    cuda.cuStreamWriteValue64_v2(free, memory, 1, 0)
-    expect(0, cuda.cuStreamSynchronize(0))
-    expect(0, cuda.cuStreamQuery(blocking))
-    expect(bytes([1, 1]), cuda.read(memory + 8, 2))
-
-
-def timing() -> None:
-    cuda.ready()
-    stream, start, end, plain = cuda.stream(), cuda.event(0), cuda.event(0), cuda.event(2)
-    memory = cuda.allocate(8)
-    cuda.fill(memory, 0, 8)
-    span = ctypes.c_float()
-    expect(400, cuda.cuEventElapsedTime(ctypes.byref(span), start, end))  # never recorded
-    cuda.cuEventRecord(start, stream)
-    cuda.cuStreamWaitValue64_v2(stream, memory, 1, 0)
-    cuda.cuEventRecord(end, stream)
-    cuda.cuEventRecord(plain, stream)
-    expect(0, cuda.cuEventSynchronize(start))
-    expect(600, cuda.cuEventElapsedTime(ctypes.byref(span), start, end))
-    time.sleep(0.02)
-    cuda.cuStreamWriteValue64_v2(cuda.stream(), memory, 1, 0)
-    expect(0, cuda.cuEventSynchronize(end))
-    expect(0, cuda.cuEventElapsedTime(ctypes.byref(span), start, end))
-    expect(True, span.value >= 15)
-    expect(400, cuda.cuEventElapsedTime(ctypes.byref(span), start, plain))
-
-
-def ipc() -> None:
-    cuda.ready()
-    memory = cuda.allocate(10000)
-    handle = IpcHandle()
-    expect(0, cuda.cuIpcGetMemHandle(ctypes.byref(handle), memory + 512))  # names the whole allocation
-    opened = ctypes.c_uint64()
-    expect(201, cuda.cuIpcOpenMemHandle_v2(ctypes.byref(opened), handle, 1))  # not in this process
-    expect(1, cuda.cuIpcOpenMemHandle_v2(ctypes.byref(opened), handle, 0))
-    expect(1, cuda.cuIpcGetMemHandle(ctypes.byref(handle), 4096))
-    cuda.fill(memory, 7, 10000)
-    cuda.cuIpcGetMemHandle(ctypes.byref(handle), memory)
-    child = subprocess.run([sys.executable, __file__, "ipc_peer", bytes(handle).hex()], check=False)
-    expect(0, child.returncode)
-    expect(bytes([7]) * 9999 + bytes([9]), cuda.read(memory, 10000))
-
-
 def free_while_open() -> None:
     """A peer that has gone holds nothing; one that has not, has the memory open."""
     cuda.ready()
@@ -305,21 +148,6 @@ def ipc_holder(text: str) -> None:
     cuda.out(cuda.cuIpcOpenMemHandle_v2, IpcHandle.from_buffer_copy(bytes.fromhex(text)), 1)
     print("open", flush=True)
     sys.stdin.read()  # to the end of whoever began this
-
-
-def ipc_peer(text: str) -> None:
-    cuda.ready(1)
-    handle = IpcHandle.from_buffer_copy(bytes.fromhex(text))
-    first = cuda.out(cuda.cuIpcOpenMemHandle_v2, handle, 1)
-    expect(first, cuda.out(cuda.cuIpcOpenMemHandle_v2, handle, 1))  # once mapped, counted
-    expect(bytes([7]) * 10000, cuda.read(first, 10000))
-    cuda.fill(first + 9999, 9, 1)
-    expect(1, cuda.cuIpcCloseMemHandle(first + 1))
-    expect(1, cuda.cuMemFree_v2(first))  # not its own
-    expect(0, cuda.cuIpcCloseMemHandle(first))
-    cuda.read(first, 1)
-    expect(0, cuda.cuIpcCloseMemHandle(first))
-    expect(1, cuda.cuIpcCloseMemHandle(first))
 
 
 def staging() -> None:
@@ -421,25 +249,6 @@ def _launch(function: int, call: Call, blocks: int, threads: int, stream: int) -
     return cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NONE)
 
 
-def launches(path: str) -> None:
-    cuda.ready()
-    stream, function = cuda.stream(), _loaded(path, "gather")
-    words = cuda.allocate(8 * 16)
-    gate = cuda.allocate(8)
-    cuda.fill(words, 0, 8 * 16)
-    cuda.fill(gate, 0, 8)
-    call = Call(gate, words, 0, 0)
-    expect(1, _launch(function, call, 0, 32, stream))
-    expect(1, _launch(function, call, 1, 2048, stream))
-    expect(400, _launch(gate, call, 1, 32, stream))
-    cuda.cuStreamWaitValue64_v2(stream, gate, 1, 0)
-    expect(0, _launch(function, call, 16, 32, stream))
-    call.output = 0  # the launch has its own copy
-    cuda.cuStreamWriteValue64_v2(cuda.stream(), gate, 1, 0)
-    expect(0, cuda.cuStreamSynchronize(stream))
-    expect([*range(1, 17)], [int.from_bytes(cuda.read(words + 8 * i, 8), "little") for i in range(16)])
-
-
 def late_load(path: str) -> None:
     """A kernel that was asked for before can be asked for again while it waits; another one cannot."""
     cuda.ready()
@@ -454,23 +263,6 @@ def late_load(path: str) -> None:
     print("asked again", flush=True)
     cuda.out(cuda.cuModuleGetFunction, module, b"gather")
     cuda.fill(state + 8, 1, 8)
-    expect(0, cuda.cuStreamSynchronize(stream))
-
-
-def memory_domains(path: str, asked: str, known: str, taken: str) -> None:
-    """A launch into the remote memory-sync domain gives ``taken``; other attributes and domains are refused anyhow."""
-    cuda.ready()
-    domains = ctypes.c_int(-1)
-    expect(int(asked), cuda.cuDeviceGetAttribute(ctypes.byref(domains), 126, 0))
-    expect(int(known), domains.value)
-    function, stream, words = _loaded(path, "gather"), cuda.stream(), cuda.allocate(16)
-    cuda.fill(words, 1, 16)
-    call = Call(words, words, 0, 0)
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(call))
-    for attribute, value, wanted in ((10, 1, int(taken)), (10, 2, 1), (2, 1, 1)):
-        entry = ctypes.create_string_buffer(struct.pack("=i4xi60x", attribute, value))
-        config = struct.pack("=7I4xQQI4x", 1, 1, 1, 32, 1, 1, 0, stream, ctypes.addressof(entry), 1)
-        expect(wanted, cuda.cuLaunchKernelEx(config, function, parameters, NONE))
     expect(0, cuda.cuStreamSynchronize(stream))
 
 
@@ -500,20 +292,6 @@ def co_residency(path: str) -> None:
     ctypes.c_uint64.from_address(state + 8).value = 1
     for stream in (one, two, three):
         expect(0, cuda.cuStreamSynchronize(stream))
-
-
-def occupancy(path: str, *wanted: str) -> None:
-    """Blocks of 128, 512 and 1024 threads on a multiprocessor."""
-    cuda.ready()
-    function = _loaded(path, "meet")
-    seen = [cuda.out(cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, n, 0) for n in (128, 512, 1024)]
-    expect(list(map(int, wanted)), seen)
-
-
-def wrong_arch(path: str) -> None:
-    cuda.ready()
-    image = ctypes.create_string_buffer(Path(path).read_bytes())
-    expect(209, cuda.cuModuleLoadData(ctypes.byref(ctypes.c_uint64()), image))
 
 
 def capture_errors() -> None:
@@ -558,24 +336,6 @@ def capture_errors() -> None:
     expect(903, cuda.cuStreamEndCapture(other, graph))
     cuda.cuMemsetD8Async(memory, 0, 8, other)
     expect(904, cuda.cuStreamEndCapture(stream, graph))
-
-
-def external_errors() -> None:
-    cuda.ready()
-    stream, other, event = cuda.stream(), cuda.stream(), cuda.event()
-    expect(1, cuda.cuEventRecordWithFlags(event, stream, 1))  # only while capturing
-    expect(1, cuda.cuStreamWaitEvent(stream, event, 1))
-    expect(1, cuda.cuEventRecordWithFlags(event, stream, 2))
-    expect(0, cuda.cuEventRecordWithFlags(event, other, 0))
-    expect(0, cuda.cuStreamBeginCapture_v2(stream, 2))
-    expect(0, cuda.cuStreamWaitEvent(stream, event, 1))
-    expect(0, cuda.cuEventRecordWithFlags(event, stream, 1))
-    relaxed = ctypes.c_int(2)
-    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
-    expect(0, cuda.cuEventSynchronize(event))  # it is none of the capture's
-    expect(905, cuda.cuStreamWaitEvent(stream, event, 0))
-    expect(901, cuda.cuStreamWaitEvent(stream, event, 1))
-    expect(901, cuda.cuEventRecordWithFlags(event, stream, 1))
 
 
 if __name__ == "__main__":
