@@ -1,37 +1,13 @@
 #include "chunk_searches.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <iomanip>
 #include <sstream>
 #include <string>
-#include <type_traits>
 
 #include "log.h"
 
 namespace blink::shim {
-void Miad::observe(double throughput_gb_per_s) {
-  if (steady()) return;
-  const double observed = throughput_gb_per_s > 0.0 ? throughput_gb_per_s : 0.0;  // no number is no throughput
-  const bool rises = last_gb_per_s < 0.0 || observed > last_gb_per_s * (1.0 + tolerance);
-  last_gb_per_s = observed;
-  if (observed > best_gb_per_s) {
-    best_bytes = chunk_bytes;
-    best_gb_per_s = observed;
-  }
-  if (phase == Phase::kIncrease && rises && chunk_bytes < most_bytes) {
-    // As Python computes it: the product in double, cut down to a whole number.
-    const auto multiplied = static_cast<std::uint64_t>(static_cast<double>(chunk_bytes) * factor);
-    chunk_bytes = std::min(most_bytes, std::max(chunk_bytes + 1, multiplied));
-  } else if ((phase == Phase::kDecrease) == rises && chunk_bytes > least_bytes) {
-    phase = Phase::kDecrease;
-    chunk_bytes = chunk_bytes - least_bytes > step_bytes ? chunk_bytes - step_bytes : least_bytes;
-  } else {
-    phase = Phase::kSteady;
-    chunk_bytes = best_bytes;
-  }
-}
-
 namespace {
 
 // Throughput must rise by more than the noise of a median of three.
@@ -83,9 +59,11 @@ ChunkSearches::~ChunkSearches() {
   }
 }
 
-void ChunkSearches::begin_miad(const Bundle::Way& way, Miad* miad) const {
+void ChunkSearches::begin_miad(const Bundle::Way& way, blink_miad* miad) const {
   const std::uint64_t capacity = bundle_.capacity(way.protocol);
   *miad = {};
+  miad->factor = 2;
+  miad->best_gb_per_s = miad->last_gb_per_s = -1;
   miad->chunk_bytes = whole_groups(std::min(way.chunk_bytes, capacity));
   miad->most_bytes = std::max(miad->chunk_bytes, whole_groups(capacity));
   miad->least_bytes = std::min(miad->chunk_bytes, kLeastChunk);
@@ -176,19 +154,9 @@ std::uint64_t ChunkSearches::next_value(int choice, Search* search, double gb_pe
   }
   const std::uint64_t other = search->other ? kOther : 0;
   if (row.search == 0) return search->miad.chunk_bytes | other | kSettled;
-  search->miad.observe(gb_per_s);
+  blink_miad_observe(&search->miad, gb_per_s);
   search->miad.chunk_bytes = whole_groups(search->miad.chunk_bytes);
-  return search->miad.chunk_bytes | other | (search->miad.steady() ? kSettled : 0);
+  return search->miad.chunk_bytes | other | (search->miad.phase == BLINK_MIAD_STEADY ? kSettled : 0);
 }
 
 }  // namespace blink::shim
-
-// For the test that compares this with miad.py: the state as plain memory, in the order of the header.
-static_assert(std::is_standard_layout<blink::shim::Miad>::value && sizeof(blink::shim::Miad) == 80 &&
-                  offsetof(blink::shim::Miad, phase) == 40 && offsetof(blink::shim::Miad, chunk_bytes) == 48,
-              "the layout that the test declares");
-
-extern "C" __attribute__((visibility("default"))) void blink_shim_miad_observe(blink::shim::Miad* miad,
-                                                                               double throughput_gb_per_s) {
-  miad->observe(throughput_gb_per_s);
-}

@@ -8,28 +8,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "blink/simulate.h"
 #include "bundle.h"
 #include "driver.h"
 #include "shared_page.h"
 
 namespace blink::shim {
-
-// Which chunk to try in the next iteration: multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1). The
-// state machine of blinkccl/simulate/chunk_search.py, observation by observation; a test compares the two.
-struct Miad {
-  enum class Phase { kIncrease, kDecrease, kSteady };
-
-  std::uint64_t step_bytes = 1 << 20, least_bytes = 64 << 10, most_bytes = 64 << 20;
-  double factor = 2.0, tolerance = 0.0;
-  Phase phase = Phase::kIncrease;
-  std::uint64_t chunk_bytes = 1 << 20;  // to use in the next iteration
-  std::uint64_t best_bytes = 0;
-  double best_gb_per_s = -1.0, last_gb_per_s = -1.0;
-
-  bool steady() const { return phase == Phase::kSteady; }
-  // An iteration with chunk_bytes reached so much.
-  void observe(double throughput_gb_per_s);
-};
 
 class ChunkSearches {
  public:
@@ -71,14 +55,14 @@ class ChunkSearches {
     bool compares = false;  // two programs are being compared still
     bool other = false;     // of which this is the other one
     double own_gb_per_s = 0;
-    Miad miad;
+    blink_miad miad{};
   };
 
   void measure(Search* search);
   void decide(int choice, Search* search);
   // What is to be in force after what is reached so much.
   std::uint64_t next_value(int choice, Search* search, double gb_per_s) const;
-  void begin_miad(const Bundle::Way& way, Miad* miad) const;
+  void begin_miad(const Bundle::Way& way, blink_miad* miad) const;
 
   const Driver& driver_;
   const Bundle& bundle_;

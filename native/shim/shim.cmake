@@ -1,6 +1,7 @@
 # libblink.so, which is preloaded under programs that use NCCL.
 set(native ${CMAKE_CURRENT_LIST_DIR}/..)
-file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp ${native}/copies/*.cpp ${native}/preload/*.cpp)
+file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp ${native}/copies/*.cpp ${native}/preload/*.cpp
+  ${native}/simulate/miad.cpp)
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/real_nccl.cpp PROPERTIES
   COMPILE_DEFINITIONS "BLINK_VERSION=\"${version}\"")
 add_library(shim_objects OBJECT ${shim_sources})

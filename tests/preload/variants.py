@@ -77,7 +77,7 @@ def with_fault(directory: Path, planted: Mapping[str, tuple[str, str]]) -> Built
 
 def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str | None) -> Path:
     sources = []
-    for source in sorted(path for room in ROOMS for path in room.glob("*.cpp")):
+    for source in sorted([*(path for room in ROOMS for path in room.glob("*.cpp")), NATIVE / "simulate" / "miad.cpp"]):
         if source.name in planted:
             before, after = planted[source.name]
             text = source.read_text()

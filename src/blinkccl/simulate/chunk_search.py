@@ -5,7 +5,8 @@ links it may be wrong by a third: a ring's links are busy from the first chunk o
 :func:`near_best` therefore looks at its doubles and halves, which every choice does; :func:`best_chunk` is for who may
 simulate as often as they like. :func:`search` is what a job does that has nothing but its own iterations:
 multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1). :class:`Miad` is that search as a pure state
-machine: it is told a throughput and says the next chunk, without a clock or I/O.
+machine: it is told a throughput and says the next chunk, without a clock or I/O. Its moves are native code
+(``native/simulate/miad.cpp``), which ``libblink.so`` asks in live jobs.
 
 What Blink says: start small, multiply the chunk "as long as the measured throughput is increasing", and "if the
 throughput decreases we additively decrease the chunk size until we reach a steady state". Fig 12 starts at 1 MB,
@@ -25,11 +26,13 @@ doubles, and is steady after four iterations. Where it is silent we chose:
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import Structure, byref
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.schedule.program import Program
+from blinkccl.simulate import kernel
 from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.run import (
     ITEMSIZE,
@@ -105,29 +108,22 @@ class Miad:
 
         A number below zero or no number counts as no throughput. Observations of a steady search change nothing.
         """
-        if self.steady:
-            return self
-        observed = throughput_gb_per_s if throughput_gb_per_s > 0.0 else 0.0
-        rises = self.last_gb_per_s < 0.0 or observed > self.last_gb_per_s * (1.0 + self.tolerance)
-        after = replace(self, last_gb_per_s=observed)
-        if observed > self.best_gb_per_s:
-            after = replace(after, best_bytes=self.chunk_bytes, best_gb_per_s=observed)
-        if self.phase == "increase" and rises:
-            if self.chunk_bytes == self.most_bytes:
-                return after._settled()
-            return replace(after, chunk_bytes=self._larger(self.chunk_bytes))
-        if self.phase == "increase" or rises:
-            if self.chunk_bytes == self.least_bytes:
-                return after._settled()
-            smaller = max(self.least_bytes, self.chunk_bytes - self.step_bytes)
-            return replace(after, phase="decrease", chunk_bytes=smaller)
-        return after._settled()
+        state = _State(phase=_PHASES.index(self.phase), **{name: getattr(self, name) for name in _STATE})
+        kernel.load().blink_miad_observe(byref(state), throughput_gb_per_s)
+        return replace(self, phase=_PHASES[state.phase], **{name: getattr(state, name) for name in _CHANGING})
 
     def _larger(self, chunk_bytes: int) -> int:
         return min(self.most_bytes, max(chunk_bytes + 1, int(chunk_bytes * self.factor)))
 
-    def _settled(self) -> Miad:
-        return replace(self, phase="steady", chunk_bytes=self.best_bytes)
+
+@kernel.HEADER.layout("blink_miad")
+class _State(Structure):
+    pass
+
+
+_PHASES = tuple(kernel.HEADER.numbers("blink_miad_phase", "BLINK_MIAD_"))
+_STATE = tuple(name for name in kernel.HEADER.structs["blink_miad"].names if name != "phase")
+_CHANGING = ("chunk_bytes", "best_bytes", "best_gb_per_s", "last_gb_per_s")
 
 
 @dataclass(frozen=True, slots=True)

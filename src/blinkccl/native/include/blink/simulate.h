@@ -44,6 +44,22 @@ typedef struct {
   int64_t stuck_chunk;
 } blink_outcome;
 
+// The search for a chunk size across iterations: multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1).
+// blinkccl/simulate/chunk_search.py says what it does where the paper is silent; libblink.so asks it in live jobs.
+enum blink_miad_phase { BLINK_MIAD_INCREASE = 0, BLINK_MIAD_DECREASE = 1, BLINK_MIAD_STEADY = 2 };
+
+typedef struct {
+  uint64_t step_bytes, least_bytes, most_bytes;
+  double factor, tolerance;
+  int32_t phase;
+  uint64_t chunk_bytes; // to use in the next iteration
+  uint64_t best_bytes;
+  double best_gb_per_s, last_gb_per_s; // below 0: nothing was observed
+} blink_miad;
+
+// An iteration with chunk_bytes reached so much; one that is steady stays so.
+void blink_miad_observe(blink_miad *miad, double throughput_gb_per_s);
+
 // A number made of the headers that the library was compiled with.
 uint32_t blink_simulate_abi(void);
 
