@@ -22,7 +22,7 @@ from support.planned import asked, planned
 from support.processes import fixed_addresses
 
 HERE = Path(__file__).parent
-DEVICE = HERE.parents[1] / "native" / "device"
+DEVICE, EMULATE = HERE.parents[1] / "native" / "device", HERE.parent / "emulate"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 #: Trees, rings, stars, relays; reductions in one and in several hops; one slot and more.
 PLANS = (
@@ -90,12 +90,13 @@ def test_generated_code_under_sanitizers(sanitizer: str, emulated: bool, tmp_pat
     machine = sorted((DEVICE / "host").glob("*.cpp"))
     if emulated:
         flags += ["-DBLINK_EMULATED", "-Wno-tsan"]
-        machine = [DEVICE / "emulate" / "threads.cpp", DEVICE / "emulate" / "launch.cpp"]
+        machine = [EMULATE / "threads.cpp", EMULATE / "launch.cpp"]
     files = [tmp_path / "generated.cpp", *machine]
     named = ['-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"]
+    include = [f"-I{path}" for path in (DEVICE, DIRECTORY, HERE, EMULATE.parent)]
     assert CXX is not None
     built = subprocess.run(
-        [*CXX.split(), *flags, *named, f"-I{DEVICE}", f"-I{DIRECTORY}", f"-I{HERE}", *files, "-pthread", "-o", program],
+        [*CXX.split(), *flags, *named, *include, *files, "-pthread", "-o", program],
         capture_output=True,
         text=True,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.native.headers import DIRECTORY, abi
-from support.emulation import CXX, DEVICE, machine_library, needs_compiler
+from support.emulation import CXX, DEVICE, EMULATE, machine_library, needs_compiler
 from support.processes import fixed_addresses
 
 pytestmark = needs_compiler
@@ -229,7 +229,7 @@ def built(directory: Path, flags: Sequence[str], *linked: str | Path) -> Path:
     """The program with the tests, one object and what it is linked with."""
     headers, program = planted_headers(directory / "headers"), directory / "faults"
     assert CXX is not None
-    include = [f"-I{path}" for path in (headers, DIRECTORY, DEVICE, NATIVE_TESTS)]
+    include = [f"-I{path}" for path in (headers, DIRECTORY, DEVICE, NATIVE_TESTS, EMULATE.parent)]
     common = [*CXX.split(), "-std=c++17", "-O1", "-ffp-contract=off", *include]
     unit = directory / "faults.o"
     subprocess.run([*common, *flags, "-c", HERE / "planted_faults.cpp", "-o", unit], check=True)
@@ -267,7 +267,7 @@ def test_all_are_noticed_on_emulated_blocks(tmp_path: Path) -> None:
 def test_the_thread_sanitizer_sees_what_lacks_an_order(tmp_path: Path) -> None:
     """A thread of this CPU for each emulated one: barriers, releases and acquires that are missing are data races."""
     flags = ("-DBLINK_EMULATED", "-DBLINK_REAL_THREADS", "-fsanitize=thread", "-g1", "-Wno-tsan")
-    program = built(tmp_path, flags, *flags, DEVICE / "emulate" / "threads.cpp")
+    program = built(tmp_path, flags, *flags, EMULATE / "threads.cpp")
     assert not noticed(program, 0, 8, 300)[0]
     missed = []
     for number, one in enumerate(FAULTS, 1):

@@ -1,4 +1,4 @@
-"""Generated code on emulated blocks with threads (native/device/emulate): the code that GPUs run, on this CPU.
+"""Generated code on emulated blocks with threads (tests/emulate): the code that GPUs run, on this CPU.
 
 A :class:`Machine` takes the place of the launcher of :mod:`blinkccl.engines.generated`, whose sessions then run on it.
 """
@@ -28,7 +28,8 @@ from blinkccl.engines.buffers import filled
 from blinkccl.engines.generated import LaunchCall
 from blinkccl.engines.registry import Array
 
-DEVICE = Path(__file__).parents[2] / "native" / "device"
+TESTS = Path(__file__).parents[1]
+DEVICE, EMULATE = TESTS.parent / "native" / "device", TESTS / "emulate"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler: neither CXX, g++ nor clang++")
 _FLAGS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Wshadow", "-Werror")
@@ -59,7 +60,7 @@ class EmulatedCompiler:
     def compile(self, text: str, deadline_s: float) -> bytes:
         def command(source: Path, output: Path) -> list[str]:
             assert CXX is not None
-            include = [f"-I{path}" for path in (*searched(self.include), DEVICE)]
+            include = [f"-I{path}" for path in (*searched(self.include), DEVICE, TESTS)]
             flags = shlex.join([*self._flags, *include, "-c", str(source), "-o", f"{output}.o"])
             linked = shlex.join(
                 ["-shared", f"{output}.o", *([str(self.library)] if self.library else []), "-o", str(output)]
@@ -72,8 +73,8 @@ class EmulatedCompiler:
 @cache
 def machine_library() -> Path:
     """The machine that runs in one thread, compiled."""
-    sources = [path for path in sorted((DEVICE / "emulate").glob("*.cpp")) if path.name != "threads.cpp"]
-    content = sha256(b"".join(path.read_bytes() for path in sorted((DEVICE / "emulate").iterdir()))).hexdigest()
+    sources = [path for path in sorted(EMULATE.glob("*.cpp")) if path.name != "threads.cpp"]
+    content = sha256(b"".join(path.read_bytes() for path in sorted(EMULATE.iterdir()))).hexdigest()
     text = f"// {content}\n" + "".join(f'#include "emulate/{path.name}"\n' for path in sources)
     return build(text, EmulatedCompiler(None))
 

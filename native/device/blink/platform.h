@@ -1,6 +1,6 @@
 // What the device layer needs from the machine under it: a block of threads, loads and stores that other ranks
 // see in order, a clock. There are three: a GPU, by PTX; this CPU, where a block is one thread and the same is said with
-// atomics; and this CPU with threads, schedules and memory emulated (native/device/emulate/), which runs a GPU's code.
+// atomics; and this CPU with threads, schedules and memory emulated (tests/emulate/), which runs a GPU's code.
 //
 // Each defines
 //
