@@ -12,6 +12,8 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define LIMIT ((int64_t)0x7fffffff)
+// What a root gives to or gets from each rank: the host engine's ranks begin calls together, and no rank runs ahead.
+enum { kAtOnceBytes = 256 };
 static const int64_t kMostBytes = (int64_t)1 << 40;  // of a block of a call whose blocks differ
 
 // Which MPI it was compiled for, as MPI_Get_library_version calls it.

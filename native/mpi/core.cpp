@@ -23,10 +23,8 @@
 
 #include "blink/host.h"
 #include "bundles.h"
-#include "calls_shown.h"
 #include "deadline.h"
 #include "job.h"
-#include "kernels.h"
 #include "log.h"
 #include "report.h"
 #include "segment.h"
@@ -38,10 +36,6 @@ constexpr std::size_t kMostOps = 256;
 constexpr std::int32_t kEarlyCalls = 32;
 constexpr double kForeverS = 1e9;  // as MPI waits, where BLINK_TIMEOUT does not say otherwise
 constexpr std::size_t kKeptScratch = 64 << 20;
-// What goes one way and has no more does not wait for its readers.
-constexpr std::int64_t kOneWayTotal = 512;  // of an allgather
-constexpr const char* kTwoLengths = "a rank's own block is given and kept in different lengths";
-constexpr std::int64_t kOneWayBytes = 2 * OneWay::kChunkBytes;  // of a block, times the ranks
 
 bool operator==(const blink_mpi_call& a, const blink_mpi_call& b) {
   return a.count == b.count && a.collective == b.collective && a.root == b.root && a.dtype == b.dtype && a.op == b.op;
@@ -75,9 +69,9 @@ struct Same {
 
 struct Prepared {
   Key key;
-  blink_op* op;           // null: no plan has room for it, or
-  bool wrong;             // this rank's blocks make no sense
-  std::uint64_t bytes;    // of a call, for people
+  blink_op* op;         // null: no plan has room for it, or
+  bool wrong;           // this rank's blocks make no sense
+  std::uint64_t bytes;  // of a call, for people
   std::uint64_t calls;
 };
 
@@ -128,76 +122,6 @@ std::int32_t early_calls() {
   return text == nullptr || *text == '\0' ? kEarlyCalls : std::max(0, std::atoi(text));
 }
 
-std::int64_t bytes_of(const blink_mpi_call& call) { return call.count * static_cast<std::int64_t>(itemsize(call.dtype)); }
-
-bool goes_one_way(const blink_mpi_call& call, int ranks) {
-  const std::int32_t collective = call.collective;
-  if (itemsize(call.dtype) == 0) return false;  // there is no plan for it either: it is the MPI library's
-  return (collective == BLINK_BROADCAST || collective == BLINK_REDUCE || collective == BLINK_GATHER ||
-          collective == BLINK_SCATTER) && bytes_of(call) * ranks <= kOneWayBytes;
-}
-
-std::int64_t sum_of(const blink_mpi_blocks& side) {
-  return std::accumulate(side.lengths, side.lengths + side.count, std::int64_t{0});
-}
-
-// All ranks know the blocks of an allgather, of the others none; each pair knows its own.
-bool goes_one_way(const blink_mpi_call& call, const blink_mpi_blocks& targets) {
-  return call.collective == BLINK_GATHER || call.collective == BLINK_SCATTER || call.collective == BLINK_ALLTOALL ||
-         (call.collective == BLINK_ALLGATHER && sum_of(targets) <= kOneWayTotal);
-}
-
-void copy_own(void* to, const void* from, std::int64_t bytes) {
-  if (to != from && bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
-}
-
-// What a call that goes one way moves on this rank, beside its own block.
-template <class Each>
-int each_part(const blink_mpi_call& call, int rank, int size, const unsigned char* in, unsigned char* out, Each each) {
-  const std::int64_t bytes = bytes_of(call), step = call.collective == BLINK_BROADCAST ? 0 : bytes;
-  const bool gathers = call.collective == BLINK_GATHER;
-  if (rank != call.root) return gathers ? each({call.root, in, nullptr, bytes, 0}) : each({call.root, nullptr, out, bytes, 0});
-  int code = BLINK_OK;
-  for (int peer = 0; peer < size && code == BLINK_OK; ++peer) {
-    if (peer == rank) copy_own(gathers ? out + step * peer : out, gathers ? in : in + step * peer, bytes);
-    else if (gathers) code = each({peer, nullptr, out + step * peer, bytes, 0});
-    else code = each({peer, in + step * peer, nullptr, bytes, 0});
-  }
-  return code;
-}
-
-// The same of blocks that differ. `own`: where the rank's own block is given and kept, both as long; −1: nowhere.
-struct OwnBlock {
-  int given = -1, kept = -1;
-};
-OwnBlock own_block(const blink_mpi_call& call, int rank) {
-  const bool exchanges = call.collective == BLINK_ALLTOALL, scatters = call.collective == BLINK_SCATTER;
-  if (!exchanges && call.collective != BLINK_ALLGATHER && rank != call.root) return {};
-  return {exchanges || scatters ? rank : 0, scatters ? 0 : rank};
-}
-
-template <class Each>
-int each_part(const blink_mpi_call& call, int rank, int size, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
-              const unsigned char* in, unsigned char* out, Each each) {
-  const OwnBlock own = own_block(call, rank);
-  const bool all = call.collective == BLINK_ALLGATHER || call.collective == BLINK_ALLTOALL, is_root = own.given >= 0;
-  const bool scatters = is_root && call.collective == BLINK_SCATTER, gathers = is_root && !scatters;
-  int code = BLINK_OK;
-  for (int i = 1; i < size && code == BLINK_OK; ++i) {
-    const int peer = (rank + i) % size, block = sources.count > 1 ? peer : 0;
-    const bool to = scatters || all || (sources.count > 0 && peer == call.root);
-    if (to) code = each({peer, in + sources.places[block], nullptr, sources.lengths[block], 0});
-  }
-  for (int i = 1; i < size && code == BLINK_OK; ++i) {
-    const int peer = (rank + size - i) % size, block = targets.count > 1 ? peer : 0;
-    const bool from = gathers || (!is_root && targets.count > 0 && peer == call.root);
-    if (from) code = each({peer, nullptr, out + targets.places[block], targets.lengths[block], 0});
-  }
-  if (is_root && code == BLINK_OK)
-    copy_own(out + targets.places[own.kept], in + sources.places[own.given], sources.lengths[own.given]);
-  return code;
-}
-
 // Of a call, in all; of blocks that differ what this rank knows.
 std::uint64_t bytes_of(const Key& key, int size, std::int32_t sources) {
   const blink_mpi_call& call = key.call;
@@ -239,17 +163,8 @@ class Communicator final : public blink_mpi_comm {
   Prepared* find(const Key& wanted, std::int32_t sources);
   Prepared prepare(const Key& wanted, std::int32_t sources);
   int run(Prepared& prepared, const void* input, void* output);
-  void check();
-  static void idle(void* communicator);
   Prepared* find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets);
   void drop(Cache& cache, std::list<Prepared>::iterator which);
-  // By messages from rank to rank. 0 or a code.
-  int begin_one_way(const blink_mpi_call& wanted);
-  int send_one_way(const blink_mpi_call& wanted, const void* input, void* output);
-  int send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
-                   const void* input, void* output);
-  int reduce_one_way(const blink_mpi_call& wanted, const void* input, void* output);
-  int tally(const blink_mpi_call& wanted, std::uint64_t bytes, int code);
   void count(Prepared& prepared);
   void leave();
   int failed(const blink_mpi_call& wanted);
@@ -266,11 +181,7 @@ class Communicator final : public blink_mpi_comm {
   Key wanted_{};  // of blocks
   Cache even_, uneven_;
   ServedCalls served_;
-  blink_mpi_call tallied_{};
-  Served* tally_ = nullptr;  // of these
   std::vector<char> scratch_[2];
-  blink_mpi_peers peers_{};
-  std::vector<OneWay::Part> parts_;
 };
 
 namespace {
@@ -381,9 +292,8 @@ void Communicator::make(const blink_mpi_peers& peers) {
     leave();
     return;
   }
-  peers_ = peers;
-  const blink_idle idles = {idle, this};
-  blink_set_idle(segment_->comm(), &idles);
+  const blink_idle idle = {peers.progress, peers.self};
+  blink_set_idle(segment_->comm(), &idle);
   timeout_us_ = static_cast<std::int64_t>(seconds_from("BLINK_TIMEOUT", kForeverS) * 1e6);
   Living& here = living();
   const std::lock_guard<std::mutex> lock(here.mutex);
@@ -455,8 +365,6 @@ bool Communicator::agree_on_crossing(const blink_mpi_peers& peers, std::string* 
 }
 
 int Communicator::run(const blink_mpi_call& wanted, const void* input, void* output) {
-  if (goes_one_way(wanted, size))
-    return tally(wanted, static_cast<std::uint64_t>(bytes_of(wanted)), send_one_way(wanted, input, output));
   Prepared* prepared = last_;
   if (__builtin_expect(prepared == nullptr || !(prepared->key.call == wanted), 0)) prepared = find({wanted, {}}, 0);
   return run(*prepared, input, output);
@@ -464,19 +372,14 @@ int Communicator::run(const blink_mpi_call& wanted, const void* input, void* out
 
 int Communicator::run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets,
                       const void* input, void* output) {
-  if (goes_one_way(wanted, targets)) {
-    const auto bytes = static_cast<std::uint64_t>(std::max(sum_of(sources), sum_of(targets)));
-    return tally(wanted, bytes, send_one_way(wanted, sources, targets, input, output));
-  }
   return run(*find_blocks(wanted, sources, targets), input, output);
 }
 
 int Communicator::run(Prepared& prepared, const void* input, void* output) {
   if (__builtin_expect(prepared.op == nullptr, 0)) return prepared.wrong ? BLINK_MPI_FAILED : BLINK_MPI_NO_PLAN;
   ++prepared.calls;
-  const blink_mpi_call& call = prepared.key.call;
-  segment_->shown().begin(call.collective, call.root);
-  return blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_) == BLINK_OK ? BLINK_MPI_DONE : failed(call);
+  const int code = blink_op_run(prepared.op, input, output, 0, 1.0, timeout_us_);
+  return code == BLINK_OK ? BLINK_MPI_DONE : failed(prepared.key.call);
 }
 
 Prepared* Communicator::find_blocks(const blink_mpi_call& wanted, const blink_mpi_blocks& sources,
@@ -489,87 +392,6 @@ Prepared* Communicator::find_blocks(const blink_mpi_call& wanted, const blink_mp
   }
   Prepared* const prepared = last_;
   return prepared != nullptr && Same()(prepared->key, wanted_) ? prepared : find(wanted_, sources.count);
-}
-
-void Communicator::check() {
-  CallsShown& shown = segment_->shown();
-  OneWay& ways = segment_->one_way();
-  if (shown.check() != BLINK_OK) return;
-  const int peer = ways.awaited();
-  if (peer >= 0 && shown.is_past(peer) && ways.awaited() == peer)
-    ways.fail(peer, ("rank " + std::to_string(rank) + " waits for rank " + std::to_string(peer) +
-                     ", which has gone on to a later call; all ranks must make the same calls in one order").c_str());
-}
-
-void Communicator::idle(void* communicator) {
-  auto* const self = static_cast<Communicator*>(communicator);
-  self->check();
-  self->peers_.progress(self->peers_.self);
-}
-
-int Communicator::begin_one_way(const blink_mpi_call& wanted) {
-  return segment_->one_way().begin(segment_->shown().begin(wanted.collective, wanted.root), timeout_us_);
-}
-
-int Communicator::send_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
-  OneWay& ways = segment_->one_way();
-  if (const int code = begin_one_way(wanted)) return code;
-  if (wanted.collective == BLINK_REDUCE) return reduce_one_way(wanted, input, output);
-  return each_part(wanted, rank, size, static_cast<const unsigned char*>(input), static_cast<unsigned char*>(output),
-                   [&](OneWay::Part part) { return ways.move(part); });
-}
-
-int Communicator::reduce_one_way(const blink_mpi_call& wanted, const void* input, void* output) {
-  OneWay& ways = segment_->one_way();
-  const std::int64_t bytes = bytes_of(wanted);
-  if (rank != wanted.root) {
-    OneWay::Part part{wanted.root, static_cast<const unsigned char*>(input), nullptr, bytes, 0};
-    return ways.move(part);
-  }
-  const void* sources[kMostRanks];
-  for (int peer = 0; peer < size; ++peer) {
-    int code = BLINK_OK;
-    sources[peer] = peer == rank ? input : ways.look(peer, bytes, &code);
-    if (code != BLINK_OK) return code;
-  }
-  void* const targets[] = {output};
-  blink_combine(wanted.dtype, wanted.op, targets, 1, sources, size, static_cast<std::size_t>(wanted.count), -1, 1.0, 1);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) ways.release(peer, bytes);
-  }
-  return BLINK_OK;
-}
-
-int Communicator::send_one_way(const blink_mpi_call& wanted, const blink_mpi_blocks& sources,
-                               const blink_mpi_blocks& targets, const void* input, void* output) {
-  OneWay& ways = segment_->one_way();
-  if (const int code = begin_one_way(wanted)) return code;
-  const OwnBlock own = own_block(wanted, rank);
-  if (own.given >= 0 && sources.lengths[own.given] != targets.lengths[own.kept]) return ways.fail(rank, kTwoLengths);
-  const auto* const in = static_cast<const unsigned char*>(input);
-  auto* const out = static_cast<unsigned char*>(output);
-  if (wanted.collective != BLINK_ALLTOALL)
-    return each_part(wanted, rank, size, sources, targets, in, out, [&](OneWay::Part part) { return ways.move(part); });
-  parts_.clear();  // each rank sends and receives: what is long goes by turns
-  each_part(wanted, rank, size, sources, targets, in, out,
-            [&](const OneWay::Part& part) { return parts_.push_back(part), BLINK_OK; });
-  const bool past_caches = blink::are_past_caches(sum_of(targets) * size);
-  for (OneWay::Part& part : parts_) part.past_caches = past_caches;
-  return ways.finish(parts_);
-}
-
-int Communicator::tally(const blink_mpi_call& wanted, std::uint64_t bytes, int code) {
-  if (code != BLINK_OK) return failed(wanted);
-  if (tally_ == nullptr || tallied_.collective != wanted.collective || tallied_.dtype != wanted.dtype ||
-      tallied_.op != wanted.op) {
-    tallied_ = wanted;
-    tally_ = &served_[{wanted.collective, wanted.dtype, wanted.op}];
-  }
-  ++tally_->calls;
-  tally_->bytes += bytes;
-  tally_->least = std::min(tally_->least, bytes);
-  tally_->most = std::max(tally_->most, bytes);
-  return BLINK_MPI_DONE;
 }
 
 Prepared* Communicator::find(const Key& wanted, std::int32_t sources) {
@@ -664,7 +486,6 @@ void Communicator::tell() {
   }
   report_served(key_, rank, size, served_);
   served_.clear();
-  tally_ = nullptr;
 }
 
 }  // namespace blink::mpi

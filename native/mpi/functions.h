@@ -46,6 +46,7 @@
   REASON(kSetup, "the ranks could not share memory")                                                   \
   REASON(kType, "a type or an operation that Blink does not reduce with")                              \
   REASON(kEmpty, "nothing to move")                                                                    \
+  REASON(kAtOnce, "at most 256 bytes from or to one rank, which MPI sends without a look at the receiver")  \
   REASON(kLarge, "more than 2^31 bytes")                                                               \
   REASON(kArguments, "arguments that are the MPI library's to judge")                                  \
   REASON(kNoPlan, "no plan has room for it")                                                           \

@@ -5,7 +5,7 @@ if(NOT BLINK_TESTS)
   list(FILTER mpi_sources EXCLUDE REGEX "preload(4|_fortran)")
   add_library(mpi_objects OBJECT ${mpi_sources})
   target_include_directories(mpi_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../preload
-    ${CMAKE_CURRENT_LIST_DIR}/../bootstrap ${CMAKE_CURRENT_LIST_DIR}/../src)
+    ${CMAKE_CURRENT_LIST_DIR}/../bootstrap)
   target_link_libraries(mpi_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
   add_library(mpi_preload_objects OBJECT ${CMAKE_CURRENT_LIST_DIR}/../preload/planner.cpp
     ${CMAKE_CURRENT_LIST_DIR}/../preload/log.cpp)

@@ -58,12 +58,10 @@ bool SharedSegment::join(const Meeting& meeting, int rank, int size, const blink
   blink_bootstrap_reason reason{};
   if (rank != 0) bootstrap_ = blink_bootstrap_connect(meeting.address, meeting.token, rank, size, &reason);
   if (bootstrap_ == nullptr) return fail(reason.text, why);
-  const std::uint64_t engine = (blink_segment_bytes(&shape) + kPage - 1) / kPage * kPage;
-  const std::uint64_t ways = OneWay::bytes_needed(size);
-  bytes_ = engine + ways + CallsShown::bytes_needed(size);
+  bytes_ = blink_segment_bytes(&shape);
   const int made = rank == 0 ? new_memory(bytes_) : -1;
   if (rank == 0 && made < 0) return fail(std::string("rank 0 gets no shared memory: ") + std::strerror(errno), why);
-  if (rank == 0 && (!map(made) || blink_segment_format(memory_, engine, &shape, meeting.secret, cores) != BLINK_OK)) {
+  if (rank == 0 && (!map(made) || blink_segment_format(memory_, bytes_, &shape, meeting.secret, cores) != BLINK_OK)) {
     close(made);
     return fail(no_room(rank), why);
   }
@@ -72,10 +70,8 @@ bool SharedSegment::join(const Meeting& meeting, int rank, int size, const blink
   if (!exchanged) return false;
   if (rank != 0 && !map(file_)) return fail(no_room(rank), why);
   blink_error error{};
-  comm_ = blink_attach(memory_, engine, rank, meeting.secret, file_, &error);
+  comm_ = blink_attach(memory_, bytes_, rank, meeting.secret, file_, &error);
   if (comm_ == nullptr) return fail(error.text, why);
-  one_way_.open(comm_, static_cast<char*>(memory_) + engine);
-  shown_.open(comm_, static_cast<char*>(memory_) + engine + ways);
   // Until here a rank shows by its connection that it lives, from here on by its lock on the segment.
   if (!exchange(-1, why)) return false;
   blink_bootstrap_leave(bootstrap_);

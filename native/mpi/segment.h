@@ -6,8 +6,6 @@
 
 #include "blink/bootstrap.h"
 #include "blink/host.h"
-#include "calls_shown.h"
-#include "one_way.h"
 
 namespace blink::mpi {
 
@@ -31,8 +29,6 @@ class SharedSegment {
   // All ranks; `cores` is how many they have together. False and `why`, on all of them unless one dies right now.
   bool join(const Meeting& meeting, int rank, int size, const blink_shape& shape, int cores, std::string* why);
   blink_comm* comm() const { return comm_; }
-  OneWay& one_way() { return one_way_; }
-  CallsShown& shown() { return shown_; }
 
  private:
   bool exchange(int descriptor, std::string* why);
@@ -45,8 +41,6 @@ class SharedSegment {
   void* memory_ = nullptr;
   std::uint64_t bytes_ = 0;
   blink_comm* comm_ = nullptr;
-  OneWay one_way_;  // behind the host engine's memory, and behind that
-  CallsShown shown_;
 };
 
 }  // namespace blink::mpi

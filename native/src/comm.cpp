@@ -698,7 +698,6 @@ void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_
 
 void blink_set_idle(blink_comm* comm, const blink_idle* idle) { comm->set_idle(*idle); }
 
-void blink_doze(blink_comm* comm, int64_t us) { comm->doze(us); }
 
 void blink_take_raised(blink_comm* comm, void* raised[3]) { comm->take_raised(raised); }
 

@@ -181,8 +181,6 @@ struct blink_comm {
     timeout_us_ = timeout_us < kForever ? timeout_us : kForever;
     started_us_.store(0, std::memory_order_relaxed);
   }
-  // 0, or the code of what has ended the communicator.
-  int ended() { return ended_elsewhere(); }
   // Inside a wait's condition: that it has lasted so long that one should make do with less.
   bool impatient() const { return impatient_; }
   // From here on nothing waits: what is not ready is BLINK_AGAIN. `impatient`: as above.
@@ -195,10 +193,6 @@ struct blink_comm {
     polling_ = false;
     spins_ = usual_spins_;
     impatient_ = false;
-  }
-  // Until a peer rings, or `us` are over; what is stored just before may be missed.
-  void doze(std::int64_t us) {
-    sleep([](void*) { return false; }, nullptr, -1, us);
   }
 
  private:

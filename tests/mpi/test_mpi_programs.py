@@ -52,6 +52,7 @@ def test_every_result_is_that_of_mpi(mpi, ranks):
         "an inter-communicator",
         "a type or an operation that Blink does not reduce with",
         "nothing to move",
+        "at most 256 bytes from or to one rank, which MPI sends without a look at the receiver",
         LATER,
         "a collective that Blink does not have",
     }
@@ -87,17 +88,13 @@ def test_calls_that_differ_are_an_error_that_names_both(mpi):
     assert "allreduce of 5 × int32, sum" in done.err
 
 
-def test_who_sends_runs_ahead_of_who_receives(mpi):
+def test_many_calls_from_or_to_one_rank(mpi):
     ranks = 4 if mpi.name == "openmpi" else 2
-    done = mpi.run(mpi.launch(ranks, mpi.program("behaviour.c"), "ahead"), {"BLINK_TIMEOUT": "20"})
+    done = mpi.run(mpi.launch(ranks, mpi.program("behaviour.c"), "one_way"), {"BLINK_TIMEOUT": "20"})
     assert done.code == 0, done.err
-    assert done.out == "ahead is done\n"
-    assert {name: done.rows("blink")[name][0]["calls"] for name in ("broadcast", "reduce", "scatter", "gather")} == {
-        "broadcast": 350,
-        "reduce": 300,
-        "scatter": 300,
-        "gather": 300,
-    }
+    assert done.out == "one_way is done\n"
+    for name in ("broadcast", "reduce", "scatter", "gather"):
+        assert [row["calls"] for row in done.rows("blink")[name]] == [300]
 
 
 @DETAILS
@@ -139,7 +136,7 @@ def test_a_rank_whose_own_block_has_two_lengths_hears_of_it(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "own_block"))
     assert "rank 0: MPI_ERR_OTHER" in done.out
     assert "rank 1: MPI_ERR_OTHER" in done.out
-    assert "rank 0: a rank's own block is given and kept in different lengths" in done.err
+    assert "this rank's own block is not as long where it goes to" in done.err
     assert "success" not in done.out
 
 
@@ -149,22 +146,6 @@ def test_blocks_that_no_plan_can_be_made_for_are_an_error_and_not_mpis(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "own_block_of_many"))
     assert done.out == "rank 1: MPI_ERR_OTHER\n"
     assert "blink: allgather on communicator" in done.err
-
-
-@DETAILS
-def test_a_block_shorter_than_asked_for_is_an_error_that_says_how_much(mpi):
-    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "short_block"))
-    assert "rank 0: MPI_ERR_OTHER" in done.out
-    assert "rank 1 has sent 12 bytes, rank 0 waits for 16" in done.err
-
-
-@DETAILS
-@pytest.mark.parametrize(("part", "sent"), [("3", 12), ("0", 0)])
-def test_an_alltoallv_that_sends_less_than_asked_for_is_an_error_too(mpi, part, sent):
-    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "short_exchange"), {"PART": part})
-    assert "rank 0: MPI_ERR_OTHER" in done.out
-    how = "12 bytes, rank 0 waits for 16" if sent else "4 bytes in another call, rank 0 waits for 16"
-    assert f"rank 1 has sent {how}" in done.err
 
 
 @DETAILS
@@ -179,15 +160,8 @@ def test_ranks_that_wait_for_each_other_in_different_calls_hear_of_it(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "crossed"))
     assert "rank 0: MPI_ERR_OTHER" in done.out
     assert "rank 1: MPI_ERR_OTHER" in done.out
-    assert "rank 0 calls reduce, root 0" in done.err
-    assert "rank 1 calls broadcast, root 0" in done.err
-
-
-@DETAILS
-def test_a_rank_that_has_gone_on_without_sending_is_named(mpi):
-    done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "gone_on"))
-    assert "rank 1: MPI_ERR_OTHER" in done.out
-    assert "rank 1 waits for rank 0, which has gone on to a later call" in done.err
+    assert "rank 0 calls reduce of 100 × int32, sum, root 0" in done.err
+    assert "rank 1 calls broadcast of 400 × uint8, root 0" in done.err
 
 
 @DETAILS

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 BUILD_S = 280
 
-CASES = ["progress", "unexpected", "threads", "handles", "kinds", "ahead", "between"]
+CASES = ["progress", "unexpected", "threads", "handles", "kinds", "one_way", "between"]
 
 
 def sanitized(mpi, sanitizers: str, source: str) -> list[str]:

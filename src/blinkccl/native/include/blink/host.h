@@ -167,8 +167,6 @@ typedef struct {
   void* context;
 } blink_idle;
 void blink_set_idle(blink_comm* comm, const blink_idle* idle);
-// Sleeps until a peer has something for this rank, but at most so long: what comes just before may be missed. On any thread.
-void blink_doze(blink_comm* comm, int64_t us);
 // Whether this rank may copy from every other rank's own memory. To be asked when all have attached.
 int blink_can_cross(const blink_comm* comm);
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
