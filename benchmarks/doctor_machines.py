@@ -25,10 +25,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blinkccl.apps.doctor.diagnose import Diagnosis, diagnose
+from blinkccl.apps.doctor.reading import read_files
+from blinkccl.apps.doctor.rules.job import expected_of
 from blinkccl.baselines.nccl_search import search
-from blinkccl.doctor.diagnose import Diagnosis, diagnose
-from blinkccl.doctor.reading import read_files
-from blinkccl.doctor.rules.job import expected_of
 from blinkccl.report.text import plain
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.json_format import to_document, write

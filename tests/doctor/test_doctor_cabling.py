@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.doctor.cabling import Cabling, Change, Plug
-from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.evidence import Case, Location, MachineRead, NcclVersion
-from blinkccl.doctor.reading import read_files
+from blinkccl.apps.doctor.cabling import Cabling, Change, Plug
+from blinkccl.apps.doctor.diagnose import diagnose
+from blinkccl.apps.doctor.evidence import Case, Location, MachineRead, NcclVersion
+from blinkccl.apps.doctor.reading import read_files
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.cables_file import parse
 from blinkccl.topology.loss import without

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.reading import read_files
+from blinkccl.apps.doctor.diagnose import diagnose
+from blinkccl.apps.doctor.reading import read_files
 from blinkccl.report.text import plain
 from blinkccl.topology.spec import parse_gpus
 
@@ -17,7 +17,7 @@ CORPUS = sorted(path.parent for path in Path(__file__).parent.glob("corpus/*/cas
 
 @pytest.mark.parametrize("folder", CORPUS, ids=lambda folder: folder.name)
 def test_what_was_found(folder):
-    from blinkccl.doctor.evidence import MachineRead
+    from blinkccl.apps.doctor.evidence import MachineRead
 
     told = tomllib.loads((folder / "case.toml").read_text("utf-8"))
     assert told["source"].startswith("https://") or told["source"].startswith("public ")

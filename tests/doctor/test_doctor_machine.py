@@ -6,10 +6,10 @@ import getpass
 import json
 import socket
 
-from blinkccl.doctor import gathered
-from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.evidence import Acs, Case, Device, Host, Iommu, NvLinks, PeerAccess
-from blinkccl.doctor.this_machine import gather
+from blinkccl.apps.doctor import gathered
+from blinkccl.apps.doctor.diagnose import diagnose
+from blinkccl.apps.doctor.evidence import Acs, Case, Device, Host, Iommu, NvLinks, PeerAccess
+from blinkccl.apps.doctor.this_machine import gather
 from blinkccl.topology.formats import parse_topology
 from support.fake_nvml import FakeNvml
 

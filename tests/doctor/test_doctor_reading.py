@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.evidence import (
+from blinkccl.apps.doctor.diagnose import diagnose
+from blinkccl.apps.doctor.evidence import (
     ChannelHop,
     Device,
     MachineRead,
@@ -22,7 +22,7 @@ from blinkccl.doctor.evidence import (
     Setting,
     Started,
 )
-from blinkccl.doctor.reading import read_files
+from blinkccl.apps.doctor.reading import read_files
 from blinkccl.errors import UsageError
 from blinkccl.report.text import plain
 from support.examples import ALL_TESTS

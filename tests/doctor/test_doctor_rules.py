@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from blinkccl.doctor.diagnose import diagnose
-from blinkccl.doctor.evidence import (
+from blinkccl.apps.doctor.diagnose import diagnose
+from blinkccl.apps.doctor.evidence import (
     Acs,
     Case,
     ChannelHop,
@@ -30,7 +30,7 @@ from blinkccl.doctor.evidence import (
     SocketBus,
     Started,
 )
-from blinkccl.doctor.rules.job import bound_of
+from blinkccl.apps.doctor.rules.job import bound_of
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.probe import this_host

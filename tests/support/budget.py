@@ -24,6 +24,8 @@ def room_of(file: Path) -> str | None:
     match file.parts:
         case ("tests", *_) | ("native", "tests", *_):
             return "tests"
+        case ("src", "blinkccl", "apps", room, *_):
+            return f"apps/{room}"
         case ("src", "blinkccl", room, _, *_):
             return room
         case ("src", "blinkccl", _):

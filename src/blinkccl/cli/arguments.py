@@ -259,7 +259,7 @@ def has_gpus(topology: Topology) -> bool:
 
 def gathered(nccl_xml: str | None = None) -> dict[str, Any]:
     """What there is to say of this machine, as ``blink topo --gather`` writes it; errors as :func:`this_machine`."""
-    from blinkccl.doctor.this_machine import gather
+    from blinkccl.apps.doctor.this_machine import gather
 
     try:
         return gather(nccl_xml)

@@ -12,7 +12,7 @@ from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
 
 if TYPE_CHECKING:
-    from blinkccl.doctor.evidence import Case, Evidence
+    from blinkccl.apps.doctor.evidence import Case, Evidence
 
 #: Of a report where there is no terminal: it goes into tickets and logs, where nobody scrolls to the right.
 PIPED_WIDTH = 120
@@ -53,7 +53,7 @@ def doctor(
     json: arguments.Json = False,
 ) -> None:
     """Diagnose files, or this machine."""
-    from blinkccl.doctor.diagnose import diagnose
+    from blinkccl.apps.doctor.diagnose import diagnose
 
     case = _files(files, topo) if files or topo else _here(ranks, measure)
     _choose(case, topo, gpus)
@@ -67,8 +67,8 @@ def doctor(
 
 
 def _files(files: list[Path] | None, topo: str | None) -> Case:
-    from blinkccl.doctor.evidence import Location, MachineRead
-    from blinkccl.doctor.reading import read_files
+    from blinkccl.apps.doctor.evidence import Location, MachineRead
+    from blinkccl.apps.doctor.reading import read_files
 
     with console.Progress("reading") as bar:
         case = read_files(files or (), bar)
@@ -80,8 +80,8 @@ def _files(files: list[Path] | None, topo: str | None) -> Case:
 def _here(ranks: int | None, measure: bool) -> Case:
     from msgspec.structs import replace
 
-    from blinkccl.doctor import gathered
-    from blinkccl.doctor.evidence import THIS_MACHINE, Case, Host
+    from blinkccl.apps.doctor import gathered
+    from blinkccl.apps.doctor.evidence import THIS_MACHINE, Case, Host
 
     case = Case()
     case.add(gathered.pieces(arguments.gathered(), THIS_MACHINE))
@@ -98,7 +98,7 @@ def _measured(ranks: int) -> list[Evidence]:
     import subprocess
     import sys
 
-    from blinkccl.doctor.readers.documents import benchmark
+    from blinkccl.apps.doctor.readers.documents import benchmark
 
     typed = ["bench", "allreduce", "-g", str(max(2, ranks)), "-b", "16M", "-e", "16M", "--json"]
     ended = subprocess.run([sys.executable, "-m", "blinkccl", *typed], capture_output=True, text=True, check=False)
@@ -112,7 +112,7 @@ def _choose(case: Case, topo: str | None, gpus: str | None) -> None:
     """Turns ``--gpus`` into vertices of the machine that was read."""
     if gpus is None:
         return
-    from blinkccl.doctor.evidence import MachineRead
+    from blinkccl.apps.doctor.evidence import MachineRead
     from blinkccl.topology.spec import parse_gpus
 
     machines = case.of(MachineRead)

@@ -102,7 +102,7 @@ def _list(json: bool) -> None:
 
 def _gather(path: Path, nccl_xml: str | None) -> None:
     """Writes the machine to ``path``, with NCCL's own dump of it where ``SPEC`` names one."""
-    from blinkccl.doctor.this_machine import summary
+    from blinkccl.apps.doctor.this_machine import summary
     from blinkccl.forest.document import dumps
     from blinkccl.topology import limits
     from blinkccl.topology import nccl_xml as xml

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.doctor.evidence import MachineRead
-from blinkccl.doctor.reading import read_files
+from blinkccl.apps.doctor.evidence import MachineRead
+from blinkccl.apps.doctor.reading import read_files
 from blinkccl.errors import TopologyError
 from blinkccl.topology import mlx_hostfile
 from blinkccl.topology.cables import cables_of

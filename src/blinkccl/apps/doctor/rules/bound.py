@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, ChannelHop
-from blinkccl.doctor.finding import Finding, finding
-from blinkccl.doctor.rules.job import Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
-from blinkccl.doctor.rules.peers import near_each_other, switched_off
+from blinkccl.apps.doctor.evidence import Case, ChannelHop
+from blinkccl.apps.doctor.finding import Finding, finding
+from blinkccl.apps.doctor.rules.job import Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
+from blinkccl.apps.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.report.text import gb_per_s_text, ids
 
 #: NCCL's model counts what links reach in practice, some 80 % of nominal on NVLink; below these parts of the bound

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from blinkccl.apps.doctor.evidence import Evidence, Location, MeasuredCall, Started
+from blinkccl.apps.doctor.readers import Listener
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.doctor.evidence import Evidence, Location, MeasuredCall, Started
-from blinkccl.doctor.readers import Listener
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: nccl-tests' names of what differs from ours.

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from blinkccl.apps.doctor.cabling import Cabling, Change, Plug
+from blinkccl.apps.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NcclVersion
+from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.baselines.nccl_system import check_nvidia
-from blinkccl.doctor.cabling import Cabling, Change, Plug
-from blinkccl.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NcclVersion
-from blinkccl.doctor.finding import Finding, finding
 from blinkccl.errors import UnsupportedError
 from blinkccl.packing.two_trees import binary_tree, second_tree
 from blinkccl.report.text import count, gb_per_s_text

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blinkccl.doctor.evidence import Evidence, Location
+from blinkccl.apps.doctor.evidence import Evidence, Location
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import Case, Device, Host, MachineRead
-from blinkccl.doctor.finding import Finding, finding
-from blinkccl.doctor.rules.job import best_rows
+from blinkccl.apps.doctor.evidence import Case, Device, Host, MachineRead
+from blinkccl.apps.doctor.finding import Finding, finding
+from blinkccl.apps.doctor.rules.job import best_rows
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.units import size_text
 

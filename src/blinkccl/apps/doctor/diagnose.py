@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from blinkccl.doctor.evidence import Case, Host, MachineRead, MeasuredCall, RankReport, printable
-from blinkccl.doctor.finding import SEVERITIES, Finding
-from blinkccl.doctor.rules import bound, cabling, hang, host, links, measured, network, peers, settings
-from blinkccl.doctor.rules.job import best_rows, jobs
+from blinkccl.apps.doctor.evidence import Case, Host, MachineRead, MeasuredCall, RankReport, printable
+from blinkccl.apps.doctor.finding import SEVERITIES, Finding
+from blinkccl.apps.doctor.rules import bound, cabling, hang, host, links, measured, network, peers, settings
+from blinkccl.apps.doctor.rules.job import best_rows, jobs
 from blinkccl.report.text import Paint, count, fit, gb_per_s_text
 from blinkccl.schema import SCHEMA_VERSION
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from blinkccl.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NetworkInUse, Setting
-from blinkccl.doctor.finding import Finding, finding
-from blinkccl.doctor.rules.job import rates
+from blinkccl.apps.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NetworkInUse, Setting
+from blinkccl.apps.doctor.finding import Finding, finding
+from blinkccl.apps.doctor.rules.job import rates
 
 
 def _number(text: str) -> int:

@@ -16,8 +16,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from blinkccl.doctor.gathered import VERSION, without_secrets
-from blinkccl.doctor.readers.tools import iommu_of
+from blinkccl.apps.doctor.gathered import VERSION, without_secrets
+from blinkccl.apps.doctor.readers.tools import iommu_of
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology import probe as probing
 from blinkccl.topology.json_format import to_document

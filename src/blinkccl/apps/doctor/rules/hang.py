@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blinkccl.doctor.evidence import Case, MeasuredCall, RankReport, Started
-from blinkccl.doctor.finding import Finding, finding
+from blinkccl.apps.doctor.evidence import Case, MeasuredCall, RankReport, Started
+from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.errors import ranks_text
 from blinkccl.topology.limits import shortened
 

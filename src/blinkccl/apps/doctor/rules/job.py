@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.in_switch import in_switch_forest
+from blinkccl.apps.doctor.evidence import THIS_MACHINE, Case, MachineRead, MeasuredCall, NcclVersion, RingGraph
 from blinkccl.baselines.nccl_links import VERSION, guess_arch
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.collectives.spec import Collective
-from blinkccl.doctor.evidence import THIS_MACHINE, Case, MachineRead, MeasuredCall, NcclVersion, RingGraph
 from blinkccl.errors import BlinkError
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.report.text import gb_per_s_text, ids

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from blinkccl.doctor.evidence import Evidence, Location
+from blinkccl.apps.doctor.evidence import Evidence, Location
 from blinkccl.report.text import Paint, ids
 
 #: "error": it does not work, or gives wrong results. "warning": slower than it could be, or nobody can tell.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from blinkccl.doctor.evidence import Case, Evidence, MachineRead, MeasuredCall, NcclVersion, RingGraph
-from blinkccl.doctor.finding import Finding, finding
-from blinkccl.doctor.rules.bound import GAP
-from blinkccl.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, jobs, machines_with_gpus, stated
+from blinkccl.apps.doctor.evidence import Case, Evidence, MachineRead, MeasuredCall, NcclVersion, RingGraph
+from blinkccl.apps.doctor.finding import Finding, finding
+from blinkccl.apps.doctor.rules.bound import GAP
+from blinkccl.apps.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, jobs, machines_with_gpus, stated
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.topology.model import Topology
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blinkccl.doctor.evidence import (
+from blinkccl.apps.doctor.evidence import (
     Acs,
     Case,
     ChannelHop,
@@ -15,8 +15,8 @@ from blinkccl.doctor.evidence import (
     Setting,
     Started,
 )
-from blinkccl.doctor.finding import Finding, finding
-from blinkccl.doctor.rules.job import jobs, rates
+from blinkccl.apps.doctor.finding import Finding, finding
+from blinkccl.apps.doctor.rules.job import jobs, rates
 from blinkccl.report.text import count
 
 #: Settings by which somebody wanted no P2P.

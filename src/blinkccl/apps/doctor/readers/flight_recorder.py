@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from blinkccl.doctor.evidence import Evidence, Location, RankReport
+from blinkccl.apps.doctor.evidence import Evidence, Location, RankReport
 from blinkccl.topology.limits import shortened
 
 #: By what torch marks lists of one type: they are lists.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from blinkccl.doctor.evidence import (
+from blinkccl.apps.doctor.evidence import (
     Device,
     Evidence,
     Location,
@@ -22,7 +22,7 @@ from blinkccl.doctor.evidence import (
     RingGraph,
     printable,
 )
-from blinkccl.doctor.readers import Listener
+from blinkccl.apps.doctor.readers import Listener
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_graph, nccl_xml, nvidia_smi
 from blinkccl.topology.formats import parse_topology

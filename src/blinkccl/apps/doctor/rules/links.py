@@ -6,9 +6,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from blinkccl.doctor.evidence import Case, Device, Evidence, MachineRead, NcclVersion, NvLinks, Processor, SocketBus
-from blinkccl.doctor.finding import Finding, finding, named
-from blinkccl.doctor.rules.job import jobs
+from blinkccl.apps.doctor.evidence import (
+    Case,
+    Device,
+    Evidence,
+    MachineRead,
+    NcclVersion,
+    NvLinks,
+    Processor,
+    SocketBus,
+)
+from blinkccl.apps.doctor.finding import Finding, finding, named
+from blinkccl.apps.doctor.rules.job import jobs
 from blinkccl.report.text import gb_per_s_text
 from blinkccl.topology.connectivity import beside
 

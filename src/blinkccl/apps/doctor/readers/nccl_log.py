@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from blinkccl.doctor.evidence import (
+from blinkccl.apps.doctor.evidence import (
     ChannelHop,
     Evidence,
     Failure,
@@ -25,7 +25,7 @@ from blinkccl.doctor.evidence import (
     Setting,
     SocketBus,
 )
-from blinkccl.doctor.readers import Listener
+from blinkccl.apps.doctor.readers import Listener
 
 _TEXT = re.compile(r"NCCL (?:INFO|WARN|version)\b.*")
 _VENDORS = {"1": "GenuineIntel", "2": "AuthenticAMD"}

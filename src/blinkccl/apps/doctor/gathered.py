@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import convert
 
-from blinkccl.doctor.evidence import (
+from blinkccl.apps.doctor.evidence import (
     Acs,
     Device,
     Evidence,
@@ -27,7 +27,7 @@ from blinkccl.doctor.evidence import (
     PeerAccess,
     Setting,
 )
-from blinkccl.doctor.readers import topologies
+from blinkccl.apps.doctor.readers import topologies
 from blinkccl.topology import json_format
 
 VERSION = 1

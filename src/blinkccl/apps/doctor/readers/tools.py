@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blinkccl.doctor.evidence import Acs, Evidence, Iommu, Location, NvLinks
-from blinkccl.doctor.readers import Listener
+from blinkccl.apps.doctor.evidence import Acs, Evidence, Iommu, Location, NvLinks
+from blinkccl.apps.doctor.readers import Listener
 
 _GPU = re.compile(r"^\s*GPU (\d{1,3}): ")
 _LINK = re.compile(r"^\s*Link (\d{1,2}): (?:<?([Ii]nactive)>?|[\d.,]+ GB/s)")

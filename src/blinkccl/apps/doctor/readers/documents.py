@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from blinkccl.apps.doctor import gathered
+from blinkccl.apps.doctor.evidence import Evidence, Location, MachineRead, MeasuredCall, RankReport, printable
+from blinkccl.apps.doctor.readers import flight_recorder
+from blinkccl.apps.doctor.readers.nccl_tests import NAMES
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.doctor import gathered
-from blinkccl.doctor.evidence import Evidence, Location, MachineRead, MeasuredCall, RankReport, printable
-from blinkccl.doctor.readers import flight_recorder
-from blinkccl.doctor.readers.nccl_tests import NAMES
 from blinkccl.topology import json_format
 
 #: Ours by NCCL's: AllReduce, ReduceScatter.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from blinkccl.doctor.evidence import Evidence, Location, RankReport
-from blinkccl.doctor.readers import Listener
+from blinkccl.apps.doctor.evidence import Evidence, Location, RankReport
+from blinkccl.apps.doctor.readers import Listener
 
 _TIMEOUT = re.compile(
     r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"

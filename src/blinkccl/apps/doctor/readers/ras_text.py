@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from blinkccl.doctor.evidence import Evidence, Location, RankReport
-from blinkccl.doctor.readers import Listener
+from blinkccl.apps.doctor.evidence import Evidence, Location, RankReport
+from blinkccl.apps.doctor.readers import Listener
 
 _COMM = re.compile(r"^#\d+-\d+ \((\w+)\) [A-Z,]+")
 _COUNTS = re.compile(r"^\s+Communicator ranks have different (\w+) operation counts")
