@@ -252,7 +252,7 @@ def allocations_text(halves: Halves) -> str:
         for objective in OBJECTIVES:
             ours = gathered if objective == "shallow" else plans(Row("dgx-1v", objective=objective))
             agreed(f"allocations of dgx-1v, {objective}", ours, theirs)
-            said = "" if objective == "shallow" else f" with `--{objective}`"
+            said = "" if objective == "shallow" else f" with `--objective {objective}`"
             for key, what in (("depth", "depth"), ("trees_per_root", "trees"), ("denominator", "denominator")):
                 lines.append(compared(what + said, ours, theirs, key, names))
     return "\n".join(lines)

@@ -310,9 +310,9 @@ machine's links, in GB/s: what the same plan reaches if nothing but links counts
 once, over PCIe where NVLink closes none. Written by `benchmarks/lab_allocations.py`; the tables of
 allocations are those of {size}.
 
-`-o table.json` writes what each algorithm took, in each of the chunks that `--chunk 16K,64K` names, into a table with
-the laboratory's scale; `blink plan --size` and `blink explain` go by it with `--measured table.json`. It says which
-trees are faster on such links, and nothing of kernels: what libblink.so takes stays predicted, or measured on GPUs.
+`-o table.json` writes what each algorithm took into a table with the laboratory's scale; `blink explain` goes by it
+with `--measured table.json`. It says which trees are faster on such links, and nothing of kernels: what libblink.so
+takes stays predicted, or measured on GPUs.
 
 Goals: geometric mean at least 0.90 of the plan, none under 0.80; the ratio within 10 % of the plans'.
 

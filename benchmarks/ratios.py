@@ -268,7 +268,7 @@ def main() -> int:
     parser.add_argument("--sizes", default=",".join(SIZES), help="default 8 bytes to 256M")
     parser.add_argument("--collectives", default=",".join((*ALLREDUCE, *ONE_WAY, *MOVES)), help="default: all")
     parser.add_argument(
-        "-a", "--average", type=int, default=3, choices=ACROSS_RANKS, help="as blink bench has it; default: 3"
+        "-a", "--average", type=int, default=3, choices=ACROSS_RANKS, help="as nccl-tests has it; default: 3"
     )
     parser.add_argument("-o", "--output", help="also write all numbers as JSON")
     options = parser.parse_args()

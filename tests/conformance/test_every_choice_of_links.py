@@ -79,7 +79,7 @@ def test_whole_machines(blink, tmp_path: Path, machine: str) -> None:
 def tried(blink, folder: Path, job: list[str], links: str | None, verbs: tuple[str, ...]) -> None:
     """Plans, times, checks and shows a job: all verbs refuse it, or none."""
     chosen = job + ([] if links is None else ["--links", links])
-    plan, timed = folder / "plan.json", folder / "sim.json"
+    plan = folder / "plan.json"
     planned = answered(blink, "plan", *chosen, "-o", plan)
     codes = {answered(blink, verb, *chosen, "--size", "1M").code for verb in verbs}
     assert codes == {planned.code}, (chosen, planned.err)
@@ -88,8 +88,7 @@ def tried(blink, folder: Path, job: list[str], links: str | None, verbs: tuple[s
             assert answered(blink, "check", plan, *machine).code == 0, chosen
             assert answered(blink, "show", plan, *machine).code == 0, chosen
         if "sim" in verbs:
-            timed.write_text(answered(blink, "sim", "--plan", plan, "--size", "1M", "--json").out)
-            assert answered(blink, "show", timed, *machine).code == 0, chosen
+            assert answered(blink, "sim", plan, "--size", "1M", "--json").code == 0, chosen
 
 
 def answered(blink, *typed: str | Path):

@@ -192,9 +192,8 @@ def test_both_bounds_are_reached(ranks: int) -> None:
     program, network = lowered("optimal", f"chain:{ranks}", "broadcast")
     for seed in range(20):
         random = Random(seed)
-        starts = (random.uniform(0, 1e-4), *(0.0,) * (ranks - 1))
         bound = bind(program, 100_000, 4, 1 << 30)
-        workload = translate(bound, network, costs(random), Settings(start_s=starts)).workload
+        workload = translate(bound, network, costs(random)).workload
         seconds = run(workload, "fifo").seconds
         assert least_s(workload) == pytest.approx(seconds, rel=1e-12)
         assert serial_s(workload) == pytest.approx(seconds, rel=1e-12)

@@ -158,18 +158,17 @@ def random_translation(random: Random, made: Made, latencies: str = "any") -> Wo
     """The workload of a program for a random size, on links of random rates."""
     program, topology = made
     network = replace(topology, links=tuple(replace(link, gb_per_s=random.uniform(2, 50)) for link in topology.links))
-    settings = Settings(
-        "rtt-weighted" if latencies == "weighted" else "fair",
-        random.choice([STREAMS[0], *STREAMS[:1] * 2, STREAMS[1]]),
-        tuple(random.uniform(0, 2e-5) for _ in program.ranks),
-    )
+    settings = Settings("fair", random.choice([STREAMS[0], *STREAMS[:1] * 2, STREAMS[1]]))
+    enters_s = [random.uniform(0, 2e-5) for _ in program.ranks] + [0.0] * len(program.relays)
     calibration = random_calibration(random, latencies != "equal")
     count = random.randint(2_000, 200_000)
     for chunk_bytes in (count // random.randint(1, 8), count, 4 * count):
         given = translate(bind(program, count, 4, max(16, chunk_bytes)), network, calibration, settings).workload
         if given.tasks <= MOST_TASKS:
             break
-    return _apart(random, given, latencies)
+    start_s = given.actors.start_s.copy()
+    start_s[: len(program.roles)] += [enters_s[role.rank] for role in program.roles]
+    return _apart(random, replace(given, actors=replace(given.actors, start_s=start_s)), latencies)
 
 
 def _apart(random: Random, given: Workload, latencies: str) -> Workload:

@@ -50,7 +50,7 @@ def explain_text(found: Explanation, why: bool = False) -> str:
     if found.summary is not None:
         text += summary_text(best.plan.name, found.summary, best.estimate.seconds)
     if found.auto.absent:
-        text += f"\n{not_here_text(found.auto.absent, why)}"
+        text += f"\n{not_here_text(found.auto.absent, why, '--why')}"
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blinkccl.algorithms.in_switch import in_switch_forest, with_every_switch
+from blinkccl.algorithms.in_switch import in_switch_forest
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.document import certificate_document
@@ -16,8 +16,8 @@ from blinkccl.report.text import count, gb_per_s_text
 _NAMED = 3
 
 
-def in_switch(request: Request, plan: Forest, every_switch: bool = False) -> Forest | str | None:
-    """The trees with the switches of the job's links that combine, or with ``every_switch``, beside ``plan``.
+def in_switch(request: Request, plan: Forest) -> Forest | str | None:
+    """The trees with the switches of the job's links that combine, beside ``plan``.
 
     None where there are none, and where there is nothing to gain for another collective than AllReduce: its plan
     reaches a cut, or has no trees. A sentence where nobody knows.
@@ -25,9 +25,8 @@ def in_switch(request: Request, plan: Forest, every_switch: bool = False) -> For
     collective = request.collective
     if collective.name != "allreduce" and (plan.optimal and isinstance(plan.certificate, Cut)):
         return None
-    network = with_every_switch(request.network) if every_switch else request.network
     try:
-        return in_switch_forest(network, collective, request.ranks)
+        return in_switch_forest(request.network, collective, request.ranks)
     except UnsupportedError as error:
         return str(error) if collective.name == "allreduce" else None
 

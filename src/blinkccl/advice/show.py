@@ -138,7 +138,7 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
         ("At a size", timed if isinstance(timed, str) else _timed_words(timed, size_bytes)),
     ]
     size = bytes_text(size_bytes)
-    following = [f"blink check {file}", f"blink sim --plan {file} --size {size}", f"blink export {file} --to cuda"]
+    following = [f"blink check {file}", f"blink sim {file} --size {size}", f"blink export {file} --to cuda"]
 
     def text(width: int | None) -> str:
         lines = [_nccl_line(forest, on.request, size_bytes, timed), "" if ring is None else ring.sentence(forest)]
@@ -230,8 +230,8 @@ def _timed(forest: Forest, request: Request, size_bytes: int) -> Timed | str:
     """The plan at a size, or why nothing is known."""
     steps = sum(len(tree.edges) for share in forest.shares for tree in share.trees())
     if steps > MOST_TIMED_STEPS:
-        return f"Not simulated here, as its trees have {steps:,} steps; blink sim --plan does it."
-    conditions = Conditions(calibration_for(request.topology), Settings(budget=MOST_TRANSFERS, coarser=True))
+        return f"Not simulated here, as its trees have {steps:,} steps; blink sim does it."
+    conditions = Conditions(calibration_for(request.topology), Settings(budget=MOST_TRANSFERS))
     try:
         code = code_of(request)
         found = of_forest(forest, code, conditions).at(size_bytes)

@@ -52,15 +52,21 @@ def plan(request: Request) -> Forest:
     return forest_of(request, view, "blink", DRAFTS[name](request, view.network), certificate)
 
 
+#: The multiplicative weights reach (1−ε) of the optimum; their rounds grow with ε⁻².
+EPSILON = Fraction(1, 20)
+#: What part of the optimal rate may be given up for fewer trees (the paper's 5 %).
+THRESHOLD = Fraction(1, 20)
+
+
 def tree_gen(request: Request, network: FlowNetwork, oracle: Oracle, optimum: Fraction | None) -> Parts:
     """TreeGen: many columns by multiplicative weights, then few by the integer program where it gets there.
 
     ``optimum`` is what these columns can reach at most, where that is known; else the weights' own prices bound it.
     """
-    packing = pack_multiplicative(network.capacity, oracle, request.epsilon)
+    packing = pack_multiplicative(network.capacity, oracle, EPSILON)
     candidates = [column for column, _ in sorted(packing.columns, key=lambda part: -part[1])]
     target = optimum if optimum is not None else Fraction(packing.bound).limit_denominator(10**6)
-    few = minimize_trees(candidates, network.capacity, target, request.threshold)
+    few = minimize_trees(candidates, network.capacity, target, THRESHOLD)
     chosen = few if few is not None else list(packing.columns)
     total = sum((weight for _, weight in chosen), Fraction(0))
     return [(column, weight / total) for column, weight in chosen]

@@ -261,7 +261,7 @@ def near_optimum(network: FlowNetwork) -> tuple[PriceProof, EqualTrees] | None:
     """
     if not network.symmetric or network.terminals <= SEARCHED:
         return None
-    proof = narrow_proof(network)
+    proof = _narrow_proof(network)
     clock.bounded(proof.bound)
     found = equal_trees.up_and_down(network, proof.bound, most_equal(network), proof.prices)
     if found is None or not (found.near(proof.bound) or network.terminals > SOLVED):
@@ -269,8 +269,7 @@ def near_optimum(network: FlowNetwork) -> tuple[PriceProof, EqualTrees] | None:
     return proof, found
 
 
-@lru_cache(maxsize=64)
-def narrow_proof(network: FlowNetwork) -> PriceProof:
+def _narrow_proof(network: FlowNetwork) -> PriceProof:
     """The best bound on AllReduce over symmetric links by equal prices on all links up to some capacity."""
     oracle = undirected_oracle(network)
     proofs = []

@@ -1,9 +1,9 @@
 """What a collective could reach where switches add up and multicast what crosses them: NVLink SHARP, SHARP.
 
 Plans of this package pass through switches and add up at ranks. Here switches that say that they ``combine``
-(NVSwitches of Hopper and later do; ``--sharp`` lets every one) may stand in trees too, and be their roots. It is a plan
-like any other: ``blink check`` proves it, the reference engine runs it, the simulator times it. No other engine does,
-so it is none of the algorithms that are tried for a job.
+(NVSwitches of Hopper and later do, and all of ``"SPEC @ switches=sharp"``) may stand in trees too, and be their roots.
+It is a plan like any other: ``blink check`` proves it, the reference engine runs it, the simulator times it. No other
+engine does, so it is none of the algorithms that are tried for a job.
 
 ForestColl (arXiv 2402.06787) has 450 GB/s for an AllReduce of the eight GPUs of an H100 server, 200 for two DGX A100.
 A broadcast, and an AllGather, gain nothing where switches give out what they take in: trees that branch at ranks reach
@@ -47,8 +47,8 @@ def plan(request: Request) -> Forest:
     found = in_switch_forest(request.network, request.collective, request.ranks)
     if found is None:
         raise UnsupportedError(
-            f"no switch between these ranks of {request.topology.name} says that it combines; blink plan --sharp takes "
-            "every switch for one that does"
+            f"no switch between these ranks of {request.topology.name} says that it combines; to take "
+            'every switch for one that does: --topo "SPEC @ switches=sharp"'
         )
     return found
 
@@ -143,9 +143,3 @@ def _proof(task: TreeTask, view: RankNetwork, cut: Cut) -> Certificate:
 
 def _named(view: RankNetwork, sets: Sets) -> WeighedSets:
     return tuple((weight, tuple(sorted(view.ids[v] for v in some))) for some, weight in sets.items())
-
-
-def with_every_switch(topology: Topology) -> Topology:
-    """``topology`` as if each of its switches combined."""
-    vertices = tuple(replace(v, combines=v.kind == "switch" or v.combines) for v in topology.vertices)
-    return replace(topology, vertices=vertices)

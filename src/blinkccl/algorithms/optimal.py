@@ -41,7 +41,7 @@ from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, least_rate, shorte
 from blinkccl.algorithms.stars import one_hop
 from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.packing import clock, equal_trees
+from blinkccl.packing import equal_trees
 
 #: Served by flows, not trees.
 FLOWS = ("gather", "scatter", "alltoall", "sendrecv")
@@ -101,7 +101,9 @@ def plan(request: Request) -> Forest:
     """
     name = request.collective.name
     if name in FLOWS and request.objective not in ("shallow", "exact"):
-        raise UnsupportedError(f"--{request.objective} is for trees; {name} sends along paths of a maximum flow")
+        raise UnsupportedError(
+            f"--objective {request.objective} is for trees; {name} sends along paths of a maximum flow"
+        )
     if name in FLOWS and request.max_trees is not None:
         raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
     job = Job(request, rank_network_of(request.network, request.ranks))
@@ -195,10 +197,9 @@ def _few_drafts(job: Job, best: Forest, most: int) -> Sequence[Draft]:
 
 
 def _has_long_weights(job: Job, forest: Forest | None) -> bool:
-    """True if chunks cannot have the weights; a deadline that is over has no time for others."""
+    """True if chunks cannot have the weights."""
     assert forest is not None
-    long = job.has_trees and job.objective == "shallow" and forest.longest_weight > LONGEST_WEIGHT
-    return long and clock.left_s() > 0
+    return job.has_trees and job.objective == "shallow" and forest.longest_weight > LONGEST_WEIGHT
 
 
 def _short_weights(job: Job, forest: Forest | None) -> Forest:

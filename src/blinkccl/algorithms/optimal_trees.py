@@ -149,7 +149,7 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
     refuse_unproved(objective, network.terminals)
     laid = across_servers(network, root, groups, rate, MOST_FROM_ONE) if network.terminals > SOLVED else None
     if laid is not None:
-        clock.keep(laid, laid.rate / rate)
+        clock.reached(laid.rate / rate)
         if laid.rate == rate and _equal(laid, side).longest_weight <= 2 * MOST_FROM_ONE:
             return _equal(laid, side)
     whole = _whole(network, {root: rate}, objective) if network.terminals > WHOLE_RATE else ()
@@ -199,8 +199,8 @@ def refuse_unproved(objective: str, trees: int) -> None:
     """Refuse the fewest trees through switches, unless a familiar shape is a single one."""
     if objective == "fewest-trees" and trees > 1:
         raise UnsupportedError(
-            "--fewest-trees is searched where links join ranks directly (for allreduce both ways alike); elsewhere "
-            "say --max-trees N for so many of equal weight, or leave both out for an optimal plan"
+            "--objective fewest-trees needs a topology without switches (for allreduce also symmetric links): use "
+            "--max-trees N for so many of equal weight, or leave both out for an optimal plan"
         )
 
 

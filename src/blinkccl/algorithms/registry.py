@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from importlib import import_module
 
@@ -29,8 +28,7 @@ DETERMINISTIC = ("order",)
 class Request:
     """What to plan, on a whole machine or cluster: rank ``i`` of ``collective`` is vertex ``ranks[i]``.
 
-    ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`. ``threshold`` is what part of
-    the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %), ``epsilon`` the (1−ε) of its weights.
+    ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`.
     ``max_trees`` is the most trees that share one block of the data, whatever rate that costs; None for any number.
     ``deterministic``: "order" for plans that sum every element in one order (:mod:`blinkccl.algorithms.order`).
     """
@@ -42,8 +40,6 @@ class Request:
     relays: bool = False
     objective: str = "shallow"
     max_trees: int | None = None
-    threshold: Fraction = Fraction(1, 20)
-    epsilon: Fraction = Fraction(1, 20)
     deterministic: str | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +52,7 @@ class Request:
         if len(self.ranks) < 2:
             raise UsageError("a collective among fewer than two ranks moves nothing: give at least two GPUs")
         if self.objective not in OBJECTIVES:
-            raise UsageError(f"unknown objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}")
+            raise UsageError(f"--objective {self.objective}: expected one of {', '.join(OBJECTIVES)}")
         if self.deterministic not in (None, *DETERMINISTIC):
             raise UsageError(f"--deterministic {self.deterministic!r}: expected {' or '.join(DETERMINISTIC)}")
 
@@ -79,7 +75,9 @@ class Algorithm:
     def plan(self, request: Request) -> Forest:
         """The forest, or UnsupportedError with the reason why not."""
         if request.objective not in self.objectives:
-            raise UnsupportedError(f"--{request.objective} is for --algo optimal: this algorithm's trees are given")
+            raise UnsupportedError(
+                f"--objective {request.objective} is for --algo optimal: this algorithm's trees are given"
+            )
         if request.max_trees is not None and len(self.objectives) == 1:
             raise UnsupportedError("--max-trees is for --algo optimal: this algorithm's trees are given")
         plan: Callable[[Request], Forest] = getattr(import_module(self.module), self.function)

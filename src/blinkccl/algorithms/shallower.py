@@ -14,7 +14,6 @@ from blinkccl.algorithms.forests import Draft, backward, forest_of
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, shortened
-from blinkccl.errors import TimeUpError
 from blinkccl.forest.model import Forest
 from blinkccl.packing import hop_limited
 from blinkccl.packing.equal_trees import LOSS
@@ -42,10 +41,7 @@ def shallower(request: Request, view: RankNetwork, known: Forest) -> Forest:
     best = known
     while low < high:
         levels = (low + high) // 2
-        try:
-            found = _within(request, view, network, levels, known)
-        except TimeUpError:
-            break  # complete but for this
+        found = _within(request, view, network, levels, known)
         if found is None:
             low = levels + 1
         else:

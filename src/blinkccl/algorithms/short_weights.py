@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from blinkccl.forest.model import Forest, attained_rate, crossings
-from blinkccl.packing import clock
 from blinkccl.packing.equal_trees import LOSS
 
 #: The largest denominator that a weight may have, as a part of a block.
@@ -119,7 +118,7 @@ class _Dealing:
                 if target.group != source.group or target.load.get(fullest, 0) >= source.load[fullest]:
                     continue
                 self._looks += len(source.load) + len(target.load)
-                if self._looks > MOST_LOOKS or clock.left_s() <= 0:
+                if self._looks > MOST_LOOKS:
                     return None
                 changes = _changes(source, target)
                 worst = max(full[arc] + change / self._capacity[arc] for arc, change in changes.items())

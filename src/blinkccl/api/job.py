@@ -26,14 +26,13 @@ def request(
     ends: Ends,
     ways: tuple[str | None, bool] = (None, False),
     dashes: str = "",
-    tell: Callable[[str], None] = lambda text: None,
     warn: Callable[[str], None] = _LOG.warning,
 ) -> Request:
     """What to plan among ``ranks``; ``ways`` are links and relays, the rest as for :func:`collective_of`.
 
     ``warn`` is for :func:`links_for`.
     """
-    collective = collective_of(name, ranks, ends, dashes, tell)
+    collective = collective_of(name, ranks, ends, dashes)
     return Request(topology, collective, ranks, links_for(topology, ranks, ways, warn), ways[1])
 
 
@@ -57,17 +56,16 @@ def collective_of(
     ranks: Sequence[int],
     ends: Ends = (None, None, None),
     dashes: str = "",
-    tell: Callable[[str], None] = lambda text: None,
 ) -> Collective:
     """The collective, with the ends that were named as vertex ids turned into ranks.
 
-    Ends not given are the first rank, for ``dst`` the last; of sendrecv, that is not the other end, and ``tell`` hears
-    which. ``dashes`` are what stands before an end's name in messages.
+    Ends not given are the first rank, for ``dst`` the last; of sendrecv, that is not the other end. ``dashes`` are what
+    stands before an end's name in messages.
     """
     root, src, dst = ends
     wanted = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
     if "src" in wanted:
-        src, dst = _two_ends(ranks, src, dst, dashes, tell)
+        src, dst = _two_ends(ranks, src, dst)
     found: dict[str, int | None] = {}
     for key, vertex in {"root": root, "src": src, "dst": dst}.items():
         if vertex is None:
@@ -82,20 +80,14 @@ def collective_of(
     return Collective(name, len(ranks), **found)
 
 
-def _two_ends(
-    ranks: Sequence[int], src: int | None, dst: int | None, dashes: str, tell: Callable[[str], None]
-) -> tuple[int, int]:
+def _two_ends(ranks: Sequence[int], src: int | None, dst: int | None) -> tuple[int, int]:
     """Both ends of sendrecv."""
     if len(ranks) < 2:
         raise UsageError("sendrecv among fewer than two ranks moves nothing: give at least two GPUs")
     if src is not None and src == dst:
-        raise UsageError(f"{dashes}src {src} {dashes}dst {dst}: sendrecv needs two different ranks")
+        raise UsageError(f"src {src} dst {dst}: sendrecv needs two different ranks")
     sender = next(rank for rank in ranks if rank != dst) if src is None else src
     receiver = next(rank for rank in reversed(ranks) if rank != sender) if dst is None else dst
-    if src is None and dst is not None:
-        tell(f"{dashes}src is not given and defaults to rank {sender}")
-    if dst is None and src is not None:
-        tell(f"{dashes}dst is not given and defaults to rank {receiver}")
     return sender, receiver
 
 

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.api.topo import Spec, topology_of
-from blinkccl.errors import ScheduleError, UsageError, VerificationError
+from blinkccl.errors import ScheduleError, TimeUpError, UsageError, VerificationError
 from blinkccl.forest.model import Forest, Share
-from blinkccl.report.text import Paint, fit, plain, rate_text
+from blinkccl.report.text import Paint, fit, gb_per_s_text, plain, rate_text
 from blinkccl.units import bus_factor
 
 if TYPE_CHECKING:
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.choice.auto import Choice
-    from blinkccl.choice.measured import Cell
     from blinkccl.packing.clock import Clock
     from blinkccl.proof.audit import Audit
     from blinkccl.report.page import Exhibit
@@ -65,8 +64,6 @@ class Plan:
     request: Request | None = None
     choice: Choice | None = field(default=None, compare=False)
     stated: dict[str, Any] | None = field(default=None, compare=False)
-    #: The seconds of a deadline that ended the search for a faster plan; None where it was complete.
-    ended_after_s: float | None = field(default=None, compare=False)
 
     @property
     def rate(self) -> Rate:
@@ -116,7 +113,7 @@ class Plan:
         return audit(stated, None if self.request is None else self.request.topology)
 
     def simulate(self, size: int | str) -> Estimate:
-        """How long it takes for ``size`` bytes (or ``"64M"``), as ``blink sim --plan`` says.
+        """How long it takes for ``size`` bytes (or ``"64M"``), as ``blink sim plan.json`` says.
 
         ``seconds``, ``algbw_gb_per_s``, ``busbw_gb_per_s``; ``detail`` says how. Raises UsageError if that is no size,
         UnsupportedError if nothing that we know the costs of runs it, VerificationError if the plan is invalid.
@@ -167,52 +164,35 @@ class Plan:
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
-    def text(
-        self,
-        paint: Paint = plain,
-        width: int | None = None,
-        every_switch: bool = False,
-        trees: int | None = None,
-        quiet: bool = False,
-        size_bytes: int | None = None,
-    ) -> str:
-        """All of it for people, in ``width`` columns, at most so many ``trees``; ``quiet``: the summary alone.
-
-        ``every_switch``: as if each could combine. ``size_bytes``: at which NCCL stands beside it, 64 MiB where not
-        given.
-        """
+    def text(self, paint: Paint = plain, width: int | None = None, size_bytes: int | None = None) -> str:
+        """All of it for people, in ``width`` columns; ``size_bytes``: at which NCCL stands beside it (64 MiB)."""
         from blinkccl.advice.in_switch import in_switch, in_switch_sentence
         from blinkccl.advice.nccl_today import SIZE_BYTES, nccl_sentence
         from blinkccl.advice.ring_baseline import ring_baseline
         from blinkccl.report.choice_text import choice_text
-        from blinkccl.report.plan_text import SHARES_SHOWN, plan_text
+        from blinkccl.report.plan_text import plan_text
 
         lines = ["" if self.choice is None else choice_text(self.choice)]
-        if self.ended_after_s is not None:
-            lines.append(f"deadline the search ended after {self.ended_after_s:g} s: more time may find a faster plan")
         if self.request is not None:
             size = SIZE_BYTES if size_bytes is None else size_bytes
             lines.append(nccl_sentence(self.forest, self.request, size, lambda s: self.simulate(s).algbw_gb_per_s))
             lines.append(ring_baseline(self.request).sentence(self.forest))
-            combined = None if self.forest.combining else in_switch(self.request, self.forest, every_switch)
+            combined = None if self.forest.combining else in_switch(self.request, self.forest)
             lines.append("" if combined is None else in_switch_sentence(combined, self.forest))
-        text = plan_text(self.forest, paint, width, SHARES_SHOWN if trees is None else trees, quiet)
-        return text + "".join(fit(f"\n{line}\n", width) for line in lines if line)
+        return plan_text(self.forest, paint, width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
 
-    def document(self, seconds: float | None = None, every_switch: bool = False) -> dict[str, Any]:
+    def document(self, seconds: float | None = None) -> dict[str, Any]:
         """The object of ``blink plan --json``; ``seconds`` is how long planning took."""
         from blinkccl.advice.in_switch import in_switch, in_switch_document
         from blinkccl.forest.document import to_document
         from blinkccl.report.choice_text import choice_document
 
         document = to_document(self.forest, seconds)
-        if self.ended_after_s is not None:
-            document["ended_after_s"] = self.ended_after_s
         if self.choice is not None:
             document["choice"] = choice_document(self.choice)
         if self.request is None or self.forest.combining:
             return document
-        combined = in_switch(self.request, self.forest, every_switch)
+        combined = in_switch(self.request, self.forest)
         if combined is not None:
             document["in_switch"] = in_switch_document(combined)
         return document
@@ -269,7 +249,7 @@ def plan(
     links: str | None = None,
     relays: bool = False,
     size: int | str | None = None,
-    deadline: float | None = None,
+    timeout: float | None = None,
     deterministic: str | None = None,
 ) -> Plan:
     """Pack spanning trees into the links of a job until a bottleneck is full, and prove that nothing is faster.
@@ -289,9 +269,8 @@ def plan(
         As the options of ``blink plan``. Where fast links leave the GPUs in parts and no ``links`` are chosen, the plan
         is on PCIe and a warning is logged. With a ``size`` (bytes, or ``"64M"``) ``auto`` is the algorithm that is the
         fastest there by simulation.
-    deadline
-        Seconds after which the best plan that is known by then is returned, with its proved gap; ``ended_after_s`` says
-        that it was so. For ``algo`` auto or optimal, without a ``size``.
+    timeout
+        Seconds that planning may take. None: as long as it needs.
     deterministic
         ``"order"``: every element is summed in one order, ``Plan.order``, which costs ``Plan.price``.
 
@@ -304,7 +283,7 @@ def plan(
     UnsupportedError
         If the algorithm cannot serve the job.
     TimeUpError
-        If there is no plan at all when the deadline comes.
+        If there is no plan after ``timeout`` seconds.
 
     Examples
     --------
@@ -327,29 +306,41 @@ def plan(
     size_bytes = None if size is None else bytes_of(size)
     machine = topology_of(topology)
     wanted = request(machine, gpus_of(gpus, machine), collective, (root, src, dst), (links, relays))
-    return plan_of(replace(wanted, deterministic=deterministic), algo, size_bytes, deadline_s=deadline)
+    return plan_of(replace(wanted, deterministic=deterministic), algo, size_bytes, timeout_s=timeout)
 
 
 def plan_of(
     request: Request,
     algo: str = "auto",
     size_bytes: int | None = None,
-    measured: tuple[Cell, ...] = (),
-    deadline_s: float | None = None,
+    timeout_s: float | None = None,
     listener: Callable[[Clock], None] | None = None,
 ) -> Plan:
-    """The plan of a request by ``algo``, or by the fastest at ``size_bytes``, as ``measured`` or predicted.
+    """The plan of a request by ``algo``, or by the fastest at ``size_bytes``.
 
-    ``deadline_s`` ends the search for the optimum; ``listener`` hears what it knows meanwhile.
+    ``listener`` hears what the search knows meanwhile; TimeUpError after ``timeout_s``.
     """
-    row = algorithm(algo)
-    if deadline_s is not None:
-        return _by_deadline(request, algo, size_bytes, deadline_s, listener)
-    if size_bytes is None:
-        from blinkccl.packing.clock import Clock
+    from blinkccl.packing.clock import Clock
 
-        with Clock(listener=listener).running():
-            return Plan(row.plan(request), request)
+    if timeout_s is not None and not 0 < timeout_s < inf:
+        raise UsageError(f"timeout {timeout_s}: expected seconds, more than 0")
+    clock = Clock(timeout_s, listener)
+    try:
+        with clock.running():
+            return _plan_of(request, algo, size_bytes)
+    except TimeUpError:
+        bound = None if clock.bound is None else float(clock.bound) * request.network.unit_gb_per_s
+        known = "no bound either" if bound is None else f"a bound of {gb_per_s_text(bound)}"
+        raise TimeUpError(
+            f"{request.collective.name} among {len(request.ranks)} ranks of {request.topology.name} has no plan after "
+            f"{timeout_s:g} s, {known}: give it more time"
+        ) from None
+
+
+def _plan_of(request: Request, algo: str, size_bytes: int | None) -> Plan:
+    row = algorithm(algo)
+    if size_bytes is None:
+        return Plan(row.plan(request), request)
     if request.deterministic is not None:
         raise UsageError("a size chooses trees for it, and deterministic wants the same for all sizes: leave one out")
     if algo != "auto":
@@ -357,21 +348,8 @@ def plan_of(
     from blinkccl.choice.auto import prepare
     from blinkccl.choice.candidates import code_of
 
-    chosen = prepare(request, _conditions(request), code_of(request), measured).choose(size_bytes, places=2)
+    chosen = prepare(request, _conditions(request), code_of(request)).choose(size_bytes, places=2)
     return Plan(chosen.best.forest, request, chosen)
-
-
-def _by_deadline(
-    request: Request, algo: str, size_bytes: int | None, seconds: float, listener: Callable[[Clock], None] | None
-) -> Plan:
-    from blinkccl.algorithms.deadline import plan_within
-
-    if algo not in ("auto", "optimal") or size_bytes is not None or request.deterministic is not None:
-        raise UsageError("a deadline is for the optimum: leave the algorithm, the size, or deterministic out")
-    if not 0 < seconds < inf:
-        raise UsageError(f"deadline {seconds}: expected seconds, more than 0")
-    found = plan_within(request, seconds, listener)
-    return Plan(found.forest, request, ended_after_s=None if found.complete else seconds)
 
 
 def load(path: str | PathLike[str]) -> Plan:

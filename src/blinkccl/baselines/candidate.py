@@ -11,7 +11,7 @@ from typing import Protocol
 
 from blinkccl.algorithms.path_table import PathTable
 from blinkccl.algorithms.registry import Request
-from blinkccl.forest.model import Forest, split_shares
+from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -32,16 +32,14 @@ class Conditions:
     """How a job is timed; without ``chunk_bytes`` a plan's chunk for a size is what ``chunk_choice`` says.
 
     ``calibration`` is for the algorithms, and for baselines that bring none of their own, which they find by ``named``.
-    ``channels``: for each tree of an algorithm, each with streams of its own. ``paths``: how ``multi_path`` splits
-    messages; None, or a pair that it does not have: as the simulator finds best, over paths that cross at most
-    ``most_memories`` (None: any number).
+    ``paths``: how ``multi_path`` splits messages; None, or a pair that it does not have: as the simulator finds best,
+    over paths that cross at most ``most_memories`` (None: any number).
     """
 
     calibration: Calibration
     settings: Settings = field(default_factory=Settings)
     chunk_bytes: int | None = None
     chunk_choice: str = "near"
-    channels: int = 1
     named: Callable[[str], Calibration] = calibrations.calibration
     paths: PathTable | None = None
     most_memories: int | None = None
@@ -177,9 +175,9 @@ class Formula:
 
 def planned(name: str, forest: Forest, conditions: Conditions) -> TimedPlan:
     """A forest as a candidate."""
-    program = lower(split_shares(forest, conditions.channels))
+    program = lower(forest)
     verify(program, forest.topology)
-    trees = len(forest.shares) * conditions.channels
+    trees = len(forest.shares)
     detail = f"{trees} share{'' if trees == 1 else 's'}, depth {max((r.offset for r in program.roles), default=0)}"
     return TimedPlan(name, forest, program, conditions, detail)
 

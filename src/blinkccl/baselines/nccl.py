@@ -122,7 +122,7 @@ def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str
         forest = ALGORITHMS[algorithm].plan(request)
     what = ("rings" if rings else "double binary trees") + f" over {_kinds(forest)}"
     settings = replace(conditions.settings, even_chunks=False)
-    base = planned(name, forest, replace(conditions, channels=1, settings=settings))
+    base = planned(name, forest, replace(conditions, settings=settings))
 
     def sliced(calibration: Calibration, slice_bytes: int, protocol: str) -> SlicedPlan:
         own = replace(base.conditions, calibration=calibration)
@@ -177,8 +177,6 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
     fault = nccl_230_fault(request)
     if fault is not None:
         raise UnsupportedError(fault)
-    if conditions.settings.start_s:
-        raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
     nccl = NcclServer.of(request.topology, request.ranks, conditions.calibration)
     channels = nccl.channels
     found = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"

@@ -59,7 +59,6 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     require_collective(request, "mpi-host-staged", ("allreduce",), "take another algorithm")
     if len(by_server(request.topology, request.ranks)) > 1:
         raise UnsupportedError("mpi-host-staged is a model of one server, but the ranks are on several")
-    _refuse_skew("mpi-host-staged", conditions)
     ways = [_way_to_host(request.topology, rank) for rank in request.ranks]
     used: dict[tuple[int, int], int] = {}
     for way in ways:
@@ -76,12 +75,6 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     s_per_byte = 2 * slowest + (shared + combined) / GB
     how = f"copies at {1 / slowest / GB:.3g} GB/s, processors reduce at an assumed {HOST_COMBINE_GB_PER_S.value:g} GB/s"
     return Formula("mpi-host-staged", request, lambda size_bytes: (fixed_s + size_bytes * s_per_byte, how))
-
-
-def _refuse_skew(name: str, conditions: Conditions) -> None:
-    """A formula has no ranks that could come late."""
-    if conditions.settings.start_s:
-        raise UnsupportedError(f"{name} is a formula, which knows no start skew: leave --skew out")
 
 
 def _before_first_byte_s(topology: Topology, calibration: Calibration, ways: Sequence[Path]) -> float:

@@ -25,7 +25,6 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json, to_text
 from blinkccl.schedule.verifier import verify
-from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 
 #: What communicators choose by themselves; of a topology, the registry's alias.
@@ -42,24 +41,22 @@ _QUIET = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An algorithm, its verified Program and the links that it is planned on; None: what communicators choose."""
+    """An algorithm and its verified Program; None: what communicators choose."""
 
     name: str
     program: Program | None
-    network: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What rank processes are to run: ``planned`` algorithms in turns, or (none) what communicators choose.
 
-    ``where`` names the links that were planned on; ``chunk_bytes`` (None: by trial) is the size of messages.
+    ``where`` names the links that were planned on.
     """
 
     collective: Collective
     planned: tuple[Planned, ...] = ()
     where: str = ""
-    chunk_bytes: int | None = None
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +69,7 @@ class Job:
             return [Participant("", "", ranks)]
         team = Team(ranks)
         return [
-            Participant(each.name if place else "", "", AlgorithmRanks(team, each, self.chunk_bytes), ours=True)
+            Participant(each.name if place else "", "", AlgorithmRanks(team, each), ours=True)
             for place, each in enumerate(self.planned)
         ]
 
@@ -105,7 +102,7 @@ def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[
             found.append(Planned(name, None))
             continue
         try:
-            program, network = _program(name, request)
+            program = _program(name, request)
         except (UnsupportedError, TopologyError) as error:
             if not everything:
                 raise
@@ -115,18 +112,18 @@ def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[
         if everything and twin != name:
             note(f"without {name}: here it is the same program as {twin}")
         else:
-            found.append(Planned(name, program, network))
+            found.append(Planned(name, program))
     if not found:
         raise UnsupportedError(f"no algorithm serves {request.collective.name} on {request.topology.name}")
     return found
 
 
-def _program(name: str, request: Request) -> tuple[Program, Topology]:
+def _program(name: str, request: Request) -> Program:
     forest = algorithm(name).plan(request)
     program = lower(forest)
     verify(program, forest.topology)  # where PCIe is staged, not the request's own
     HostPlan(program)  # refused here, it is said once and not by every rank
-    return program, forest.topology
+    return program
 
 
 class SentProgram(NamedTuple):
@@ -160,10 +157,10 @@ class Team:
 
 
 class AlgorithmRanks:
-    """The ranks of ``team`` with one Program; ``chunk_bytes`` (None: by trial) is the size of its messages."""
+    """The ranks of ``team`` with one Program, whose messages have the size that a trial finds."""
 
-    def __init__(self, team: Team, planned: Planned, chunk_bytes: int | None) -> None:
-        self._team, self._planned, self._chunk_bytes = team, planned, chunk_bytes
+    def __init__(self, team: Team, planned: Planned) -> None:
+        self._team, self._planned = team, planned
         self._tried: object = None
         self._way = SentProgram()
 
@@ -183,14 +180,11 @@ class AlgorithmRanks:
         block = command.count * command.itemsize
         longest = max((ceil((part.stop - part.start) * block) for part in program.slices), default=0)
         text = to_json(program)
-        if self._chunk_bytes is not None:
-            yield SentProgram(text, self._chunk_bytes, _label(self._chunk_bytes))
-            return
         if block * program.collective.total_blocks() <= INLINE_BYTES:
             yield SentProgram(to_json(with_protocol(program, INLINE)), CHUNKS[0], INLINE)
         for shorter, chunk in zip((0, *CHUNKS), CHUNKS, strict=False):
             if shorter < max(1, longest):  # beyond that, a slice is one message already
-                yield SentProgram(text, chunk, _label(chunk))
+                yield SentProgram(text, chunk, f"{chunk // KIB}K")
 
     def _fastest(self, ways: list[SentProgram], commands: Sequence[Command]) -> SentProgram:
         if len(ways) == 1:
@@ -219,8 +213,3 @@ class AlgorithmRanks:
 def with_protocol(program: Program, protocol: str) -> Program:
     """The program with this protocol on all channels."""
     return replace(program, channels=tuple(replace(channel, protocol=protocol) for channel in program.channels))
-
-
-def _label(chunk_bytes: int) -> str:
-    whole = chunk_bytes % KIB == 0
-    return f"{chunk_bytes // KIB}K" if whole else f"{chunk_bytes}"

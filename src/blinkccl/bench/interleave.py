@@ -40,9 +40,9 @@ class Runs(Protocol):
 class BenchSettings:
     """How to measure: ``iterations`` timed runs per block after ``warmup`` runs, ``rounds`` blocks per candidate.
 
-    ``across`` is a key of :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``check`` compares the output of one more, untimed
-    run per block; ``shared`` is for our buffers alone. A block may take ``deadline_s`` whole seconds, a peer's timed
-    runs in it ``block_s``: a slow one gets fewer, at least :data:`LEAST_ITERATIONS`.
+    The output of one more, untimed run per block is checked. ``across`` is a key of
+    :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``shared`` is for our buffers alone. A block may take ``deadline_s`` whole
+    seconds, a peer's timed runs in it ``block_s``: a slow one gets fewer, at least :data:`LEAST_ITERATIONS`.
     """
 
     dtype: str = "float32"
@@ -51,8 +51,6 @@ class BenchSettings:
     warmup: int = 1
     rounds: int = 5
     across: int = 3
-    check: bool = True
-    percentiles: bool = False
     shared: bool = False
     deadline_s: int = 60
     block_s: float = 2.0
@@ -62,7 +60,7 @@ class BenchSettings:
         operation(self.op)
         element_type(self.dtype)
         check_range("-n", self.iterations, 1, MAX_ITERATIONS)
-        check_range("-w", self.warmup, 0, MAX_ITERATIONS)
+        check_range("warmup", self.warmup, 0, MAX_ITERATIONS)
         check_range("--rounds", self.rounds, 1, MAX_ITERATIONS)
 
 
@@ -153,11 +151,10 @@ class Interleaved:
             self.note(f"goes on without {participant.title}: {error}")
             return
         values = across_ranks(measured.seconds, self.settings.across)
-        kept = series[at] = series[at] or Series([], 0 if work.check else None)
+        kept = series[at] = series[at] or Series([])
         kept.rounds.append(values)
         kept.variant = measured.variant
-        if kept.wrong is not None:
-            kept.wrong += measured.wrong
+        kept.wrong += measured.wrong
         participant.last = (kept.median_s(), max(1, work.size))
 
     def _affordable(self, participant: Participant, work: TimedCall) -> int:
@@ -183,7 +180,7 @@ class Interleaved:
             settings.op,
             in_place,
             settings.shared,
-            settings.check,
+            True,
             False,
             settings.warmup,
             settings.iterations,
@@ -203,7 +200,7 @@ class Interleaved:
         for series, floors in found:
             own = series[0]
             assert own is not None
-            ours.append(timing(self.collective, size, own, floors, self.settings.percentiles))
+            ours.append(timing(self.collective, size, own, floors))
         peers = []
         for name in dict.fromkeys(participant.name for participant in self.participants[1:]):
             out, into = [*(self._best(name, series, size) for series, _ in found), None][:2]
@@ -222,7 +219,7 @@ class Interleaved:
         if not complete:
             return None
         participant, found = min(complete, key=lambda pair: pair[1].median_s())
-        theirs = timing(self.collective, size, found, None, self.settings.percentiles)
+        theirs = timing(self.collective, size, found)
         return replace(
             theirs, variant=participant.variant or found.variant, ratio=paired(found.medians_s(), own.medians_s())
         )

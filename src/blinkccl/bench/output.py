@@ -1,8 +1,9 @@
 """How a benchmark is printed and kept, and the circumstances that it tells: nccl-tests' table and its JSON.
 
-The table has nccl-tests' header, columns and footer (nccl-tests 2.19, src/util.cu's formats). %bound and percentiles
-stand to the right of its columns, and peers in comment lines below the row that they are compared with: whatever reads
-nccl-tests' output reads ours. The JSON is that of its ``-J`` file, version 3, and ours for ``--json``.
+The table has nccl-tests' header, columns and footer (nccl-tests 2.19, src/util.cu's formats). %bound
+stands to the right of its columns, and peers in comment lines below the row that they are compared with: whatever reads
+nccl-tests' output reads ours. The JSON of ``--json`` is that of its ``-J`` file, version 3, with our schema version
+and what else is known.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from blinkccl.bench.algorithms import CHUNKS, Job
 from blinkccl.bench.bound import MemoryBaseline
 from blinkccl.bench.interleave import BenchSettings
 from blinkccl.bench.measure import PlannedRanks
-from blinkccl.bench.rows import ACROSS_RANKS, PERCENTILES, SizeRow, SizeTiming, average_busbw, failed
+from blinkccl.bench.rows import ACROSS_RANKS, SizeRow, SizeTiming, average_busbw, failed
 from blinkccl.bench.sizes import Sweep
 from blinkccl.collectives.spec import Collective
 from blinkccl.schema import SCHEMA_VERSION
@@ -131,8 +132,8 @@ def of_host(
     ranks = job.collective.world_size
     memory = "shared tensors" if settings.shared else "private buffers"
     notes = [
-        f"Ranks are processes of this host, on {memory}. time: of the {ACROSS_RANKS[settings.across]} (-a "
-        f"{settings.across}), mean over iterations,",
+        f"Ranks are processes of this host, on {memory}. time: of the {ACROSS_RANKS[settings.across]}, mean over "
+        "iterations,",
         f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; a ratio "
         "above 1 is in our favour.",
     ]
@@ -165,16 +166,10 @@ def of_host(
 def _planned_notes(job: Job) -> list[str]:
     if not job.planned:
         return []
-    chunk = (
-        f"of {job.chunk_bytes} bytes"
-        if job.chunk_bytes is not None
-        else "with flags inside, or of "
-        + ", ".join(f"{size // 1024}K" for size in CHUNKS)
-        + ", as was fastest in a short trial at each size"
-    )
+    chunks = ", ".join(f"{size // 1024}K" for size in CHUNKS)
     return [
         f"Planned for {job.where}, run by the host engine through this host's memory, which has none of its links.",
-        f"Messages {chunk}.",
+        f"Messages with flags inside, or of {chunks}, as was fastest in a short trial at each size.",
     ]
 
 
@@ -194,7 +189,7 @@ def preface(about: About, sweep: Sweep) -> str:
         f"# Collective test starting: {about.collective.name}",
         f"# nThread {about.n_threads} nGpus {about.n_gpus} minBytes {sweep.first} maxBytes {sweep.last} "
         f"step: {sweep.step_text()} warmup iters: {settings.warmup} iters: {settings.iterations} agg iters: 1 "
-        f"validation: {int(settings.check)} graph: 0 unalign: 0",
+        "validation: 1 graph: 0 unalign: 0",
         "#",
         "# Using devices",
     ]
@@ -226,9 +221,6 @@ def _more_titles(about: About) -> tuple[str, str]:
     if about.bound:
         names += [f"{'%bound':>6}"] * 2
         places += [f"{'out':>6}", f"{'in':>6}"]
-    if about.settings.percentiles:
-        names += [f"{f'p{q}':>7}" for q in PERCENTILES] * 2
-        places += [f"{place:>7}" for place in ("out", "in") for _ in PERCENTILES]
     return "".join(f"  {name}" for name in names), "".join(f"  {place}" for place in places)
 
 
@@ -238,8 +230,6 @@ def line(about: About, row: SizeRow) -> str:
     text = f"{preamble}  {_cells(row.out_of_place)}  {_cells(row.in_place)}"
     if about.bound:
         text += _bound(row.out_of_place) + _bound(row.in_place)
-    if about.settings.percentiles:
-        text += _percentiles(row.out_of_place) + _percentiles(row.in_place)
     return "\n".join([text, *(_peer_line(about, *peer) for peer in row.peers)]) + "\n"
 
 
@@ -249,12 +239,11 @@ def _peer_line(about: About, name: str, out: SizeTiming | None, into: SizeTiming
     if len(label) > _PREAMBLE_WIDTH:
         label = label[: _PREAMBLE_WIDTH - 1] + "…"
     ratios = [f"{'N/A' if found is None else f'{found.ratio:.2f}x':>6}" for found in (out, into)]
-    text = f"{label:<{_PREAMBLE_WIDTH}}  {_cells(out)}  {_cells(into)}  {'  '.join(ratios)}"
-    return text + (_percentiles(out) + _percentiles(into) if about.settings.percentiles else "")
+    return f"{label:<{_PREAMBLE_WIDTH}}  {_cells(out)}  {_cells(into)}  {'  '.join(ratios)}"
 
 
 def footer(about: About, rows: Sequence[SizeRow]) -> str:
-    """What comes after the last row. Where we differ: results that were not checked (-c 0) are not "OK"."""
+    """What comes after the last row."""
     average = f"# {'Avg bus bandwidth':<20} : {average_busbw(rows):g} ".rstrip()
     ends = ["#", f"# Collective test concluded: {about.collective.name}", "#"]
     return "\n".join([verdict(about, rows), average, *ends]) + "\n"
@@ -263,26 +252,19 @@ def footer(about: About, rows: Sequence[SizeRow]) -> str:
 def verdict(about: About, rows: Sequence[SizeRow]) -> str:
     """Whether all that was ours was right."""
     bad = failed(rows, about.algorithms)
-    found = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if about.settings.check else "N/A"
-    return f"# {'Out of bounds values':<20} : {found}"
+    return f"# {'Out of bounds values':<20} : {bad} {'OK' if bad == 0 else 'FAILED'}"
 
 
 def _cells(timing: SizeTiming | None) -> str:
     if timing is None:
         return f"{'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
-    wrong = "N/A" if timing.wrong is None else f"{timing.wrong:g}"
-    return f"{microseconds(timing.seconds):>7}  {timing.algbw_gb_per_s:6.2f}  {timing.busbw_gb_per_s:6.2f}  {wrong:>6}"
+    rates = f"{timing.algbw_gb_per_s:6.2f}  {timing.busbw_gb_per_s:6.2f}"
+    return f"{microseconds(timing.seconds):>7}  {rates}  {timing.wrong:>6g}"
 
 
 def _bound(timing: SizeTiming | None) -> str:
     percent = None if timing is None else timing.bound_percent
     return f"  {'N/A':>6}" if percent is None else f"  {percent:6.1f}"
-
-
-def _percentiles(timing: SizeTiming | None) -> str:
-    if timing is None or timing.percentiles is None:
-        return f"  {'N/A':>7}" * len(PERCENTILES)
-    return "".join(f"  {microseconds(seconds):>7}" for seconds in timing.percentiles)
 
 
 def microseconds(seconds: float) -> str:
@@ -297,8 +279,8 @@ def record(
     """The object that nccl-tests writes with ``-J``.
 
     Where we differ: ``nccl_version`` is null, as NCCL takes no part; ``blink_version``, ``algorithm`` and
-    ``engine`` are added; ``out_of_bounds`` is null where nothing was checked (-c 0); ``env`` holds this
-    program's own variables only. Results may have ``bound_percent``, ``percentiles`` (µs) and ``peers``.
+    ``engine`` are added; ``env`` holds this program's own variables only. Results may have ``bound_percent`` and
+    ``peers``.
     """
     bad = failed(rows, about.algorithms)
     return {
@@ -312,7 +294,7 @@ def record(
         "engine": about.engine,
         "config": _config_document(about, sweep),
         "results": [_result_document(about, row) for row in rows],
-        "out_of_bounds": {"count": bad, "okay": bad == 0} if about.settings.check else None,
+        "out_of_bounds": {"count": bad, "okay": bad == 0},
         "average_bus_bandwidth": {"bandwidth": average_busbw(rows), "okay": True},
         "errors": [],
         "end_time": ended,
@@ -341,12 +323,12 @@ def _config_document(about: About, sweep: Sweep) -> dict[str, Any]:
         "n_gpus": about.n_gpus,
         "minimum_bytes": sweep.first,
         "maximum_bytes": sweep.last,
-        "step_bytes": sweep.step,
+        "step_bytes": 0,
         "step_factor": sweep.factor,
         "warmup_iters": about.settings.warmup,
         "iters": about.settings.iterations,
         "agg_iters": 1,
-        "validation": int(about.settings.check),
+        "validation": 1,
         "graph": 0,
         "unalign": 0,
         **about.more_config,
@@ -384,10 +366,6 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
     }
     if timing.bound_percent is not None:
         found["bound_percent"] = timing.bound_percent
-    if timing.percentiles is not None:
-        found["percentiles"] = {
-            f"p{q}": seconds * 1e6 for q, seconds in zip(PERCENTILES, timing.percentiles, strict=True)
-        }
     if timing.ratio is not None or timing.variant:
         found["variant"] = timing.variant
     if timing.ratio is not None:

@@ -46,8 +46,6 @@ MAGIC, VERSION = _HEADER.constants["PEER_MAGIC"], _HEADER.constants["PEER_VERSIO
 HELLO, COMMAND, REPLY = (_HEADER.structs[f"peer_{what}"].wire() for what in ("hello", "command", "reply"))
 #: More than any rank of ours has to say; what claims more is not one of them.
 MAX_ITERATIONS = 1_000_000
-#: Seconds of a command; 11 days.
-MAX_DEADLINE_S = 1_000_000
 #: What a rank of ours ends with where this machine or installation cannot run it.
 UNSUPPORTED_CODE = 3
 MAX_TEXT = 65_536

@@ -14,9 +14,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 Seconds = NDArray[np.float64]
-#: What -I shows, in percent of the iterations.
-PERCENTILES = (10, 50, 90, 99)
-#: How -a makes one number of the ranks' times of an iteration; nccl-tests' numbers.
+#: What makes one number of the ranks' times of an iteration, by the number that nccl-tests' -a has for it.
 ACROSS_RANKS: dict[int, str] = {
     0: "rank 0",
     1: "mean of ranks",
@@ -31,20 +29,19 @@ WITH_BARRIER = 4
 
 @dataclass(frozen=True, slots=True)
 class SizeTiming:
-    """Mean time of one run, and elements that were wrong over all ranks and checked runs; None where not checked.
+    """Mean time of one run, and elements that were wrong over all ranks and checked runs.
 
-    ``bound_percent`` is the time that memory alone would take, in percent of ours (:mod:`blinkccl.bench.bound`);
-    ``percentiles`` are seconds, by :data:`PERCENTILES`. Both are None where they were not measured. ``variant`` says
-    how it was run, where there was a choice. Of a peer, ``ratio`` is how many times as long as ours it took in the same
-    run, paired by round. ``median_s`` is the median of the rounds' medians.
+    ``bound_percent`` is the time that memory alone would take, in percent of ours (:mod:`blinkccl.bench.bound`), None
+    where that was not measured. ``variant`` says how it was run, where there was a choice. Of a peer, ``ratio`` is how
+    many times as long as ours it took in the same run, paired by round. ``median_s`` is the median of the rounds'
+    medians.
     """
 
     seconds: float
     algbw_gb_per_s: float
     busbw_gb_per_s: float
-    wrong: int | None
+    wrong: int
     bound_percent: float | None = None
-    percentiles: tuple[float, ...] | None = None
     variant: str = ""
     ratio: float | None = None
     median_s: float = 0.0
@@ -69,7 +66,7 @@ class Series:
     """Times of one candidate at one size: an array per round, one number per iteration."""
 
     rounds: list[Seconds]
-    wrong: int | None = None
+    wrong: int = 0
     variant: str = ""
 
     def mean_s(self) -> float:
@@ -83,11 +80,6 @@ class Series:
     def median_s(self) -> float:
         """The median of the rounds' medians."""
         return float(median(self.medians_s()))
-
-    def percentiles_s(self) -> tuple[float, ...]:
-        """:data:`PERCENTILES` of all iterations of all rounds."""
-        values = np.concatenate(self.rounds)
-        return tuple(float(value) for value in np.percentile(values, PERCENTILES))
 
 
 def across_ranks(seconds: Seconds, how: int) -> Seconds:
@@ -108,7 +100,6 @@ def timing(
     size: int,
     series: Series,
     floors_s: Sequence[float] | None = None,
-    percentiles: bool = False,
 ) -> SizeTiming:
     """The table's numbers for ``series``; ``floors_s`` are the rounds' least times."""
     seconds = series.mean_s()
@@ -120,7 +111,6 @@ def timing(
         algbw * float(bus_factor(collective.name, collective.world_size)),
         series.wrong,
         bound,
-        series.percentiles_s() if percentiles else None,
         series.variant,
         median_s=series.median_s(),
     )
@@ -150,13 +140,3 @@ def by_candidate(row: SizeRow, own: str) -> dict[str, SizeTiming | None]:
     """What all candidates took, ours (called ``own``) first; in place, as in training, where there is such a thing."""
     rows = ((own, row.out_of_place, row.in_place), *row.peers)
     return {name: out if row.in_place is None else into for name, out, into in rows}
-
-
-def lines(rows: Sequence[SizeRow], own: str = "blink") -> dict[str, list[tuple[int, float]]]:
-    """Bytes and µs, both above 0, :func:`by_candidate`."""
-    found: dict[str, list[tuple[int, float]]] = {own: []}
-    for row in rows:
-        for name, timing in by_candidate(row, own).items():
-            if timing is not None and row.size > 0 and timing.seconds > 0:
-                found.setdefault(name, []).append((row.size, timing.seconds * 1e6))
-    return found

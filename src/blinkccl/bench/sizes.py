@@ -1,4 +1,4 @@
-"""Which sizes are measured: nccl-tests' -b, -e, -f and -i; and which numbers are refused."""
+"""Which sizes are measured: nccl-tests' -b, -e and -f; and which numbers are refused."""
 
 from __future__ import annotations
 
@@ -20,46 +20,39 @@ MAX_BYTES = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Sizes from ``first`` to ``last`` bytes, by a ``factor`` or, where it is None, by ``step`` bytes."""
+    """Sizes from ``first`` to ``last`` bytes, by a ``factor``."""
 
     first: int
     last: int
-    factor: int | None
-    step: int
+    factor: int
 
     def sizes(self) -> list[int]:
         """The sizes, ascending."""
         found = [self.first]
         while True:
-            following = found[-1] + self.step if self.factor is None else found[-1] * self.factor
+            following = found[-1] * self.factor
             if following > self.last or following == found[-1]:
                 return found
             if len(found) == MAX_SIZES:
                 raise UsageError(
-                    f"from {self.first} to {self.last} bytes are more than {MAX_SIZES} "
-                    "sizes; take a larger step (-i) or a factor (-f)"
+                    f"from {self.first} to {self.last} bytes are more than {MAX_SIZES} sizes; take a larger factor (-f)"
                 )
             found.append(following)
 
     def step_text(self) -> str:
-        """As nccl-tests prints it: ``2(factor)`` or ``1048576(bytes)``."""
-        return f"{self.step}(bytes)" if self.factor is None else f"{self.factor}(factor)"
+        """As nccl-tests prints it."""
+        return f"{self.factor}(factor)"
 
 
-def sweep(begin: str, end: str | None, factor: int | None, step: str | None) -> Sweep:
-    """What -b, -e, -f and -i mean together: one size without -e; doubled without -f and -i (nccl-tests adds 1 MiB)."""
+def sweep(begin: str, end: str | None, factor: int = 2) -> Sweep:
+    """What -b, -e and -f mean together: one size without -e; doubled without -f (nccl-tests adds 1 MiB)."""
     first = size_in_bytes("-b", begin)
     last = first if end is None else size_in_bytes("-e", end)
     if last < first:
         raise UsageError(f"-e {end} is below -b {begin}; expected sizes from the smaller to the larger")
-    if factor is not None and step is not None:
-        raise UsageError("-f and -i exclude each other: give the factor or the step")
-    if factor is not None and factor < 2:
+    if factor < 2:
         raise UsageError(f"-f {factor}: expected a factor of at least 2")
-    increment = 0 if step is None else size_in_bytes("-i", step)
-    if step is not None and increment == 0:
-        raise UsageError(f"-i {step}: expected a step of at least one byte")
-    return Sweep(first, last, None if step is not None else factor or 2, increment)
+    return Sweep(first, last, factor)
 
 
 def size_in_bytes(option: str, text: str) -> int:

@@ -12,7 +12,7 @@ from textwrap import wrap
 
 from blinkccl.bench import compare, output
 from blinkccl.bench.output import About, footer, line, preface, titles
-from blinkccl.bench.rows import PERCENTILES, SizeRow, SizeTiming
+from blinkccl.bench.rows import SizeRow, SizeTiming
 from blinkccl.bench.sizes import Sweep
 from blinkccl.report.text import LEAST_WIDTH
 
@@ -115,23 +115,14 @@ def _columns(about: About) -> list[_Column]:
         _Column(0, "time", "(us)", 7, lambda _, timing: output.microseconds(timing.seconds)),
         _Column(4, "algbw", "(GB/s)", 6, lambda _, timing: f"{timing.algbw_gb_per_s:.2f}"),
         _Column(2, "busbw", "(GB/s)", 6, lambda _, timing: f"{timing.busbw_gb_per_s:.2f}"),
-        _Column(3, "#wrong", "", 6, lambda _, timing: "N/A" if timing.wrong is None else f"{timing.wrong:g}"),
+        _Column(3, "#wrong", "", 6, lambda _, timing: f"{timing.wrong:g}"),
     ]
     if about.bound:
         found.append(_Column(5, "%bound", "", 6, lambda _, timing: _or_none(timing.bound_percent, ".1f")))
     if about.more.get("peers"):
         found.append(_Column(1, "ratio", "", 8, lambda _, timing: _or_none(timing.ratio, ".2f", "x")))
-    if about.settings.percentiles:
-        found += [_Column(6 + i, f"p{q}", "(us)", 7, _percentile(i)) for i, q in enumerate(PERCENTILES)]
     return found
 
 
 def _or_none(number: float | None, form: str, unit: str = "") -> str:
     return "" if number is None else f"{number:{form}}{unit}"
-
-
-def _percentile(which: int) -> Callable[[SizeRow, SizeTiming], str]:
-    def cell(_: SizeRow, timing: SizeTiming) -> str:
-        return "" if timing.percentiles is None else output.microseconds(timing.percentiles[which])
-
-    return cell

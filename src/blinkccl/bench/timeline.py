@@ -1,14 +1,12 @@
-"""What the ranks of a benchmark did, as a timeline: measured, and beside it what a calibration predicts for the same.
+"""What the ranks of a benchmark did, as a timeline.
 
 After the timed runs of a size and placement the ranks make :data:`CALLS` more, which they record; no time in the table
-is of these. A prediction is a simulation of the Program that the last of them ran, in the same chunks, on the links
-that it was planned on, from when rank 0 began that call. On the axis blocks of calls follow each other: the seconds of
-other runs between them are left out.
+is of these. On the axis blocks of calls follow each other: the seconds of other runs between them are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,16 +17,7 @@ from blinkccl.bench.algorithms import Job
 from blinkccl.bench.interleave import Participant, Runs
 from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.protocol import Command, Kind
-from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines.recording import Recording, add_recording
-from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.schedule.text import from_json
-from blinkccl.simulate.calibration import Calibration
-from blinkccl.simulate.run import simulate
-from blinkccl.simulate.timeline import add_simulation
-from blinkccl.simulate.translate import Settings
-from blinkccl.topology.model import Topology
-from blinkccl.topology.spec import parse_spec
 from blinkccl.trace_events import TraceEvents
 from blinkccl.units import size_text
 
@@ -44,30 +33,21 @@ class _Block:
     """Calls of one participant, size and placement, by rank."""
 
     name: str
-    work: TimedCall
-    network: Topology
     recordings: Sequence[Recording]
 
 
 @dataclass(slots=True)
 class BenchTimeline:
-    """The timeline of ``job``; with a ``calibration``, predictions too. ``note`` is told why there is none.
-
-    ``ranks`` are set before the first :meth:`take`.
-    """
+    """The timeline of ``job``; ``ranks`` are set before the first :meth:`take`."""
 
     job: Job
-    calibration: Calibration | None
-    note: Callable[[str], None]
     ranks: Runs | None = None
     _blocks: list[_Block] = field(default_factory=list)
 
     def take(self, at: int, participant: Participant, work: TimedCall) -> None:
         """Lets participant number ``at`` make its calls, and keeps what its ranks recorded."""
         assert self.ranks is not None
-        planned = self.job.planned[at] if self.job.planned else None
         size = work.collective.world_size
-        network = planned.network if planned and planned.network else parse_spec(f"clique:{size}")
         with TemporaryDirectory(prefix="blink-timeline-") as directory:
             self.ranks.run([_command(EVENTS)] * size)
             participant.runs.run(commands(replace(work, warmup=0, iterations=CALLS, check=False)))
@@ -75,7 +55,7 @@ class BenchTimeline:
             recordings = [_read(Path(directory, str(rank))) for rank in range(size)]
         place = "in place" if work.in_place else "out of place"
         name = f"{self.job.names[at]}, {size_text(work.size)}, {place}"
-        self._blocks.append(_Block(name, work, network, recordings))
+        self._blocks.append(_Block(name, recordings))
 
     def events(self) -> TraceEvents:
         """All of it."""
@@ -91,39 +71,9 @@ class BenchTimeline:
             length = max(int(rows["end_ns"].max()) for rows in times if len(rows)) - began
             for process, recording in zip(processes, block.recordings, strict=True):
                 add_recording(events, recording, process, began - cursor)
-            predicted_end = self._predict(events, block, began - cursor)
-            length = max(length, predicted_end - cursor)
             events.span(blocks, row, block.name, "block", cursor, cursor + length)
             cursor += length + round(_GAP * length) + 1
         return events
-
-    def _predict(self, events: TraceEvents, block: _Block, from_ns: int) -> int:
-        """Adds the prediction; when it ends, 0 where there is none."""
-        if self.calibration is None:
-            return 0
-        last = block.recordings[0].last(_call(block.work))
-        if last is None:
-            return 0
-        operation, began_ns, chunk_bytes = last
-        try:
-            simulation = simulate(
-                from_json(block.recordings[0].programs[operation.program]),
-                block.network,
-                self.calibration,
-                block.work.size,
-                chunk_bytes=max(1, chunk_bytes),
-                settings=Settings(even_chunks=False),
-                traced=True,
-            )
-        except (UnsupportedError, TopologyError, UsageError) as error:
-            self.note(f"no prediction of {block.name}: {error}")
-            return 0
-        add_simulation(events, simulation, f"predicted on {self.calibration.name}", began_ns - from_ns)
-        return began_ns - from_ns + round(simulation.seconds * 1e9)
-
-
-def _call(work: TimedCall) -> CollectiveCall:
-    return CollectiveCall.of(work.collective, work.dtype, work.count, work.op)
 
 
 def _command(events: int, directory: str = "") -> Command:

@@ -145,7 +145,7 @@ def _simulated(collective: Collective, size_bytes: int) -> Iterator[tuple[float,
         longest *= size_bytes / collective.total_blocks()
         for shorter, chunk in zip((0, *CHUNKS), CHUNKS, strict=False):
             if shorter < max(1.0, longest):  # beyond that, a slice is one message already
-                budget = Settings(budget=20_000, coarser=True)
+                budget = Settings(budget=20_000)
                 run = simulate(program, topology, links, size_bytes, chunk_bytes=chunk, settings=budget)
                 yield run.seconds, HostChoice(name, False, chunk)
 

@@ -1,7 +1,7 @@
 """``auto``: for a job and a size, the fastest of all algorithms as our code runs them.
 
 Every algorithm that serves the job is planned once, and ``optimal`` also for what its default lacks of the rate, and
-with fewer trees where these are shallower (:mod:`~blinkccl.choice.trade_off`). For a size they are simulated by rising
+with fewer trees where these are shallower (:func:`beside`). For a size they are simulated by rising
 floor, until what is left cannot win: a plan takes at least as long as its fullest link takes for its bytes, at the
 highest rate that any protocol leaves of that link. So large sizes cost few simulations, small ones one of each plan.
 
@@ -13,25 +13,35 @@ Equal times go to the plan with fewer shares, then to the shallower one, then to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
+from blinkccl.algorithms.bounds import SEARCHED
+from blinkccl.algorithms.optimal import FLOWS, plan
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, TimedPlan
-from blinkccl.choice.candidates import Code, candidates
+from blinkccl.choice.candidates import Code, candidates, of_forest
 from blinkccl.choice.costs import calibration_of, pcie_gb_per_s
 from blinkccl.choice.measured import Cell, cell_at
+from blinkccl.choice.programs import on_stores
 from blinkccl.choice.timed import KernelPlan
-from blinkccl.choice.trade_off import OPTIMAL, beside
 from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, link_use
+from blinkccl.packing.symmetry import symmetry_of
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.simulate.calibration import Calibration, link_cost
 from blinkccl.units import size_text
 
 NAME = "auto"
+#: The algorithm that has other trees for a job beside its default's.
+OPTIMAL = "optimal"
+#: The most trees for each block that are tried for being shallower.
+FEW_TREES = (4, 2, 1)
+#: Trees of all blocks that are looked for at once: more take minutes.
+MOST_IN_ALL = 1024
 #: Times that differ by less, relatively, are equal: a simulation adds floats.
 _EQUAL = 1e-9
 
@@ -179,6 +189,42 @@ def prepare(request: Request, conditions: Conditions, code: Code, measured: tupl
     if default is not None:
         plans += beside(request, conditions, code, default)
     return Auto(tuple(plans), absent, measured=measured)
+
+
+def beside(request: Request, conditions: Conditions, code: Code, default: Forest) -> Iterator[Prepared]:
+    """Candidates beside a default: what it lacks of the rate for large sizes, fewer trees for small ones.
+
+    A hop costs as much as thousands of bytes, a tree nothing: where fewer are not shallower they do not win.
+    """
+    job = request if code.gpu is None else on_stores(request)
+    for option, wanted in (*_whole_rate(job, default), *fewer_trees(job, default)):
+        try:
+            forest = plan(wanted)
+            if forest.rate > default.rate or forest.depth < default.depth:
+                yield of_forest(replace(forest, algorithm=f"{OPTIMAL} {option}"), code, conditions)
+        except UnsupportedError:
+            continue
+
+
+def fewer_trees(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
+    """The options of ``blink plan`` that ask for fewer trees than a default has."""
+    if request.collective.name not in FLOWS:
+        blocks = len({share.block for share in default.shares})
+        for most in FEW_TREES:
+            if most < default.trees_per_block and most * blocks <= MOST_IN_ALL:
+                yield f"--max-trees {most}", replace(request, max_trees=most)
+
+
+def _whole_rate(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
+    """The option that asks for what a default lacks of the rate, where that is a matter of seconds.
+
+    Columns of all trees take seconds, and not hours, for few ranks or for ranks that are alike.
+    """
+    if default.optimal or request.collective.name in FLOWS:
+        return
+    network = rank_network_of(request.network, request.ranks).network
+    if network.terminals <= SEARCHED or len(symmetry_of(network).moves) > 1:
+        yield "--objective exact", replace(request, objective="exact")
 
 
 def as_candidate(code: Code) -> Baseline:

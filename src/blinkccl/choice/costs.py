@@ -77,7 +77,7 @@ MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": (1 << 63) - 1, COPIES:
 _COPY_ENGINES, _THEIR_KERNELS = "v100-copy-engine", "nccl-2.4-v100"
 #: Tasks of a simulation where a communicator waits for it; above, several chunks are timed as one.
 BUDGET = 20_000
-_SETTINGS = Settings(budget=BUDGET, coarser=True)
+_SETTINGS = Settings(budget=BUDGET)
 #: What decides a time, of :class:`PredictedTime`.
 LINKS, BLOCKS, LL_CAP, ISSUING = "links", "the busiest block", "NCCL's cap on LL", "the thread that issues copies"
 _GROUP = 16

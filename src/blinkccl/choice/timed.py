@@ -75,7 +75,7 @@ class KernelPlan:
         """Its protocols, each with the largest messages."""
         parts = self.candidate.parts(self.gpu.blocks)
         sizes, budget = largest(parts), self.settings.budget or _BUDGET
-        settings = replace(self.settings, budget=budget, coarser=True)
+        settings = replace(self.settings, budget=budget)
 
         def time(protocol: str, size_bytes: int) -> PredictedTime:
             capacity, capability = sizes.capacity_bytes(protocol), self.gpu.capability

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +53,8 @@ Gpus = Annotated[
     Option(
         "--gpus",
         metavar="IDS",
-        help="Ranks of the job, in order: 1,4,5,6, GPU1,GPU4 or 0-3; per server: 0,1,2+0,3,4. Default: all.",
+        help="Ranks of the job, in order: 1,4,5,6, GPU1,GPU4 or 0-3; per server: 0,1,2+0,3,4. sendrecv: from the first "
+        "to the last. Default: all.",
     ),
 ]
 Links = Annotated[
@@ -75,12 +74,6 @@ Root = Annotated[
         metavar="ID",
         help="Root of a rooted collective, as the topology numbers it; default: the first rank.",
     ),
-]
-Source = Annotated[
-    int | None, Option("--src", metavar="ID", help="Sender of sendrecv; default: the first rank that is not --dst.")
-]
-Destination = Annotated[
-    int | None, Option("--dst", metavar="ID", help="Receiver of sendrecv; default: the last rank that is not --src.")
 ]
 #: By hand: help is shown before any registry is loaded.
 _NAMES = (
@@ -104,34 +97,9 @@ Algorithms = Annotated[
     ),
 ]
 Relays = Annotated[bool, Option("--relays", help="Let GPUs outside --gpus pass data on.")]
-Without = Annotated[
-    str | None, Option("--without", metavar="LINKS", help="Plan without these links, as if they were cut: 0-3,1-2.")
-]
-WithoutRank = Annotated[
-    str | None, Option("--without-rank", metavar="IDS", help="Plan without these GPUs, as if they had died.")
-]
 Plan = Annotated[Path, Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
-Why = Annotated[bool, Option("--why", help="Say why other algorithms serve no such job.")]
-PathTableFile = Annotated[
-    Path | None,
-    Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write multi_path's table for these two ends, as simulated or measured: which paths at which size, how "
-        "much on each, streams and chunks. What the file has for other ends of this machine stays.",
-    ),
-]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
-MeasuredFile = Annotated[
-    Path | None,
-    Option("--measured", metavar="FILE", help="Times that blink tune or blink lab -o measured on this machine."),
-]
-
-
-#: The rounds of multiplicative weights grow with ε⁻², so a smaller one seems to hang; --threshold matters more.
-MIN_EPSILON = Fraction(1, 100)
 
 
 def one_spec(behind: str | None, spec: str | None) -> str | None:
@@ -168,14 +136,12 @@ def audited(
     path: Path,
     spec: str | None = None,
     links: str | None = None,
-    collective: str | None = None,
     content: bytes | None = None,
 ) -> tuple[str, Audit]:
     """A plan file, checked on the links of ``--topo`` where that is given, and what messages call the file.
 
-    ``content`` is what the file has, where it has been read.
-
-    An NCCL graph file is one too: its rings as a plan of ``collective`` (None: allreduce), which a plan brings itself.
+    ``content`` is what the file has, where it has been read. An NCCL graph file is one too: its rings as the plan of an
+    AllReduce.
     """
     from blinkccl.forest.document import MAX_BYTES, loads
     from blinkccl.proof.audit import audit
@@ -188,9 +154,7 @@ def audited(
     if is_xml(content):
         if links is not None:
             raise UsageError(f"--links {links}: the channels of a graph file say which links they take")
-        return source, audit(_channels(content, source, spec, collective), source=source)
-    if collective is not None:
-        raise UsageError(f"--plan brings its own collective, links and ranks: leave {collective} out")
+        return source, audit(_channels(content, source, spec), source=source)
     document = loads(content, source)
     if "vertices" in document and "collective" not in document:
         raise UsageError(
@@ -221,7 +185,7 @@ def is_xml(content: bytes) -> bool:
     return content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 
-def _channels(content: bytes, source: str, spec: str | None, collective: str | None) -> dict[str, Any]:
+def _channels(content: bytes, source: str, spec: str | None) -> dict[str, Any]:
     """What is to be checked of an NCCL graph file: the plan of its channels on the machine."""
     from blinkccl.algorithms.given_channels import forest_of
     from blinkccl.forest.document import to_document
@@ -237,7 +201,7 @@ def _channels(content: bytes, source: str, spec: str | None, collective: str | N
     if spec is None:
         raise UsageError(f"{source}: a graph file has no links: give --topo SPEC, the machine that it is of")
     try:
-        return to_document(forest_of(graphs, load(spec)[0], collective or "allreduce"))
+        return to_document(forest_of(graphs, load(spec)[0], "allreduce"))
     except UnsupportedError as error:
         raise UnsupportedError(f"{source}: {error}") from None
 
@@ -267,59 +231,46 @@ def gathered(nccl_xml: str | None = None) -> dict[str, Any]:
         raise HardwareError(str(error)) from error
 
 
-def collective(
-    name: str, ranks: Sequence[int], root: int | None = None, src: int | None = None, dst: int | None = None
-) -> Collective:
-    """The collective among ``ranks`` with the ends that were typed; those that were not and matter are said."""
+def collective(name: str, ranks: Sequence[int], root: int | None = None) -> Collective:
+    """The collective among ``ranks`` with the root that was typed."""
     from blinkccl.api.job import collective_of
 
-    return collective_of(name, ranks, (root, src, dst), "--", console.note)
+    return collective_of(name, ranks, (root, None, None), "--")
 
 
 def request(
     name: str,
     spec: str | None,
     gpus: str | None,
-    ends: tuple[int | None, int | None, int | None],
+    root: int | None,
     links: str | None,
     relays: bool,
-    lost: tuple[str | None, str | None] = (None, None),
+    lost: str | None = None,
 ) -> Request:
-    """What to plan; ``ends`` are root, src and dst, ``lost`` the links and the GPUs that have failed."""
+    """What to plan; ``lost`` are the links and the GPUs that have failed."""
     from blinkccl.api.job import request as asked
 
     topology, ranks = load(spec, gpus)
-    if lost != (None, None):
-        topology, ranks = _after_loss(topology, ranks, *lost)
-    return asked(topology, ranks, name, ends, (links, relays), "--", console.note, console.note)
+    if lost is not None:
+        topology, ranks = _after_loss(topology, ranks, lost)
+    return asked(topology, ranks, name, (root, None, None), (links, relays), "--", console.note)
 
 
-def _after_loss(
-    topology: Topology, ranks: tuple[int, ...], links: str | None, gpus: str | None
-) -> tuple[Topology, tuple[int, ...]]:
-    """The topology and the ranks without what ``--without`` and ``--without-rank`` name."""
+def _after_loss(topology: Topology, ranks: tuple[int, ...], lost: str) -> tuple[Topology, tuple[int, ...]]:
+    """The topology and the ranks without the links and the GPUs that ``--without`` names."""
     from blinkccl.topology.loss import parse_pairs, without
     from blinkccl.topology.spec import parse_gpus
 
-    pairs = parse_pairs(links, "--without") if links is not None else ()
-    gone = parse_gpus(gpus, topology, "--without-rank") if gpus is not None else ()
+    links, gpus = ([part for part in lost.split(",") if ("-" in part) is linked] for linked in (True, False))
+    pairs = parse_pairs(",".join(links), "--without") if links else ()
+    gone = parse_gpus(",".join(gpus), topology, "--without") if gpus else ()
     strangers = [gpu for gpu in gone if gpu not in ranks]
     if strangers:
-        raise UsageError(f"--without-rank {gpus}: GPU {strangers[0]} is no rank of the job")
+        raise UsageError(f"--without {lost}: GPU {strangers[0]} is no rank of the job")
     left = tuple(rank for rank in ranks if rank not in gone)
     if not left:
-        raise UsageError(f"--without-rank {gpus}: these are all GPUs of the job, and none is left")
+        raise UsageError(f"--without {lost}: these are all GPUs of the job, and none is left")
     return without(topology, pairs, gone), left
-
-
-def part(option: str, text: str) -> Fraction:
-    """A number below 1, as ``0.05`` or ``1/20``; a threshold may be 0."""
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}", text):
-        raise UsageError(f"{option} {text}: expected a number like 0.05 or 1/20")
-    part, least = Fraction(text), MIN_EPSILON if option == "--epsilon" else Fraction(0)
-    if not least <= part < 1:
-        raise UsageError(f"{option} {text}: expected a number of at least {least} and below 1")
-    return part
 
 
 def path_table(path: Path, topology: Topology) -> PathTable | None:

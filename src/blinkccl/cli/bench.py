@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from typer import Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
+from blinkccl.cli.removed import refuse_removed
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from blinkccl.bench.algorithms import Job
     from blinkccl.bench.interleave import BenchSettings, Interleaved
     from blinkccl.bench.output import About
-    from blinkccl.bench.rows import SizeRow
     from blinkccl.bench.sizes import Sweep
     from blinkccl.bench.timeline import BenchTimeline
     from blinkccl.collectives.spec import Collective
-    from blinkccl.simulate.calibration import Calibration
 
 HELP = """
 Examples:
@@ -35,24 +33,23 @@ Examples:
 \b
   blink bench allreduce -g 4 -b 4K -e 256M                 4 rank processes on this host
   blink bench allreduce -b 4K -e 64M --peer gloo,openmpi   beside other libraries, with ratios
-  blink bench broadcast --shared -b 1M -I 1 --plot b.svg   tensors in shared memory, percentiles
+  blink bench broadcast --shared -b 1M                     tensors in shared memory
   blink bench allreduce -b 64K -e 1M --timeline t.json     what each rank did and waited for: ui.perfetto.dev
   torchrun --nproc-per-node 2 --no-python blink bench allreduce
   blink bench allreduce -g 4 -b 4K -e 64M -f 4 --algo all  which algorithm is the fastest at which size
-  blink bench allreduce --engine host --topo dgx-1v --gpus 0-3 --algo ring,optimal
+  blink bench allreduce -g 4 --topo dgx-1v --gpus 0-3 --algo ring,optimal
   blink bench allreduce --topo dgx-1v --gpus 1,4,5,6 -b 4K -e 16M
 
 Flags, columns and footer are nccl-tests'. Results are checked; wrong elements exit with 1.
 
 Ranks are processes of this host, as many as -g says (2), or those that torchrun, mpirun or srun started.
 --algo ring runs that algorithm's plan between them instead of what communicators choose; several, or all,
-stand beside each other. The plan is for a switch, which this host's memory is like; with --engine host
-and --topo, for that topology. With --topo or --gpus and no --engine host, a plan is run in this process.
-Times are always of this host's memory, never of the topology's links.
+stand beside each other. The plan is for a switch, which this host's memory is like; with --topo, for that
+topology. With --topo and no -g, a plan is run in this process. Times are always of this host's memory, never
+of the topology's links.
 """
-_CHUNK = "256K"
-_SLOWEST = 3
-
+#: Seconds for one run of a plan in this process, and for one size of processes.
+DEADLINE_S = 60
 
 Processes = Annotated[
     int | None,
@@ -60,12 +57,8 @@ Processes = Annotated[
 ]
 Begin = Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")]
 End = Annotated[str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")]
-Factor = Annotated[int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")]
-Step = Annotated[
-    str | None, Option("-i", "--stepbytes", metavar="SIZE", help="Step between sizes, instead of a factor.")
-]
+Factor = Annotated[int, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes.")]
 Iterations = Annotated[int, Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")]
-Warmup = Annotated[int, Option("-w", "--warmup_iters", metavar="N", help="Runs before them.")]
 Rounds = Annotated[int | None, Option("--rounds", metavar="N", help="Rounds of processes; default: 5.")]
 ElementType = Annotated[
     str,
@@ -79,52 +72,18 @@ ElementType = Annotated[
 Operation = Annotated[
     str, Option("-o", "--op", metavar="OP", help="sum, prod, min, max, avg, mulsum, band, bor or bxor.")
 ]
-Average = Annotated[
-    int,
-    Option(
-        "-a",
-        "--average",
-        metavar="0|1|2|3|4",
-        min=0,
-        max=4,
-        help="Time of an iteration: rank 0's, the mean, the least, or the largest of all ranks; 4: the mean, with "
-        "the barrier before it.",
-    ),
-]
-Check = Annotated[int, Option("-c", "--check", metavar="0|1", min=0, max=1, help="Check results.")]
-Percentiles = Annotated[
-    int, Option("-I", "--percentiles", metavar="0|1", min=0, max=1, help="Add percentiles of the iterations.")
-]
 Peers = Annotated[
     str | None,
     Option(
         "--peer",
         metavar="NAMES",
-        help="Run these in turns with ours: gloo, openmpi, mpich, impi, "
-        "oneccl; openmpi=/prefix for one that is not on PATH.",
+        help="Run these in turns with ours: gloo, openmpi, mpich, impi; openmpi=/prefix for one that is not on PATH.",
     ),
 ]
 Shared = Annotated[bool, Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")]
-Chunk = Annotated[
-    str | None,
-    Option("--chunk", metavar="SIZE", help="Size of a plan's messages; default: 256K, on processes by trial."),
-]
-Engine = Annotated[
-    str | None, Option("--engine", metavar="NAME", help="reference (the default) for a plan; host: processes.")
-]
-Timeout = Annotated[float, Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")]
 TimelineFile = Annotated[
     Path | None,
     Option("--timeline", metavar="FILE", help="Also write what ranks did in some more calls, as Chrome's trace."),
-]
-CalibrationName = Annotated[
-    str | None,
-    Option("--calibration", metavar="NAME", help="--timeline: and what this calibration predicts, on one axis."),
-]
-PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw time over size (svg).")]
-RecordFile = Annotated[
-    Path | None,
-    Option("-J", "--json-file", metavar="FILE", help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1."),
 ]
 
 
@@ -134,58 +93,40 @@ def bench(
     gpus: arguments.Gpus = None,
     processes: Processes = None,
     root: arguments.Root = None,
-    src: arguments.Source = None,
-    dst: arguments.Destination = None,
     algo: arguments.Algorithms = None,
-    links: arguments.Links = None,
-    relays: arguments.Relays = False,
     begin: Begin = "32M",
     end: End = None,
-    factor: Factor = None,
-    step: Step = None,
+    factor: Factor = 2,
     iterations: Iterations = 20,
-    warmup: Warmup = 1,
     rounds: Rounds = None,
     dtype: ElementType = "float",
     op: Operation = "sum",
-    average: Average = _SLOWEST,
-    check: Check = 1,
-    percentiles: Percentiles = 0,
     peers: Peers = None,
     shared: Shared = False,
-    chunk: Chunk = None,
-    engine: Engine = None,
-    timeout_s: Timeout = 60.0,
     timeline: TimelineFile = None,
-    calibration: CalibrationName = None,
-    plot: PlotFile = None,
-    record: RecordFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Run, and print the table; exit with 1 if a result was wrong."""
+    from blinkccl.bench import host
     from blinkccl.bench.interleave import BenchSettings
     from blinkccl.bench.sizes import sweep
 
-    output = _Output(sweep(begin, end, factor, step), json, record, plot, timeline, _costs(timeline, calibration))
-    console.check_files(record, timeline, plot=plot)
+    for peer in (peers or "").split(","):
+        refuse_removed(f"bench --peer {peer.partition('=')[0].strip()}")
+    output = _Output(sweep(begin, end, factor), json, timeline)
+    console.check_files(timeline)
     dtype, op = _names(dtype, op)
-    ends, on_topology = (root, src, dst), spec is not None or gpus is not None
-    if engine != "host" if engine is not None else on_topology:
-        _refuse_for_processes(processes, peers, rounds, timeline, shared, percentiles, average)
-        settings = BenchSettings(dtype, op, iterations, warmup, 1, check=bool(check))
-        asked = arguments.request(name, spec, gpus, ends, links, relays)
-        _run_plan(asked, algo or "auto", engine or "reference", chunk or _CHUNK, timeout_s, output, settings)
+    on_topology = spec is not None or gpus is not None
+    request = arguments.request(name, spec, gpus, root, None, False) if on_topology else None
+    if request is not None and processes is None and host.launcher(os.environ) is None:
+        given = {"--peer": peers is not None, "--rounds": rounds is not None, "--timeline": timeline is not None}
+        _refuse("is for processes; here a plan is run in one, as --topo says: add -g N", given | {"--shared": shared})
+        _run_plan(request, algo or "auto", output, BenchSettings(dtype, op, iterations, rounds=1))
         return
-    if not on_topology:
-        _refuse("is for a topology: give --topo SPEC too", {"--relays": relays, "--links": links is not None})
-        _refuse("is for plans: name them with --algo", {"--chunk": chunk is not None and algo is None})
-    request = arguments.request(name, spec, gpus, ends, links, relays) if on_topology else None
-    job = _jobs(request, name, ends, algo, None if chunk is None else _chunk(chunk))
-    rounds, deadline_s = 5 if rounds is None else rounds, _whole_seconds(timeout_s)
     settings = BenchSettings(
-        dtype, op, iterations, warmup, rounds, average, bool(check), bool(percentiles), shared, deadline_s
+        dtype, op, iterations, rounds=5 if rounds is None else rounds, shared=shared, deadline_s=DEADLINE_S
     )
-    _on_processes(processes, job, peers or "", output, settings)
+    _on_processes(processes, _jobs(request, name, root, algo), peers or "", output, settings)
 
 
 def _names(dtype: str, op: str) -> tuple[str, str]:
@@ -196,65 +137,17 @@ def _names(dtype: str, op: str) -> tuple[str, str]:
     return _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
 
 
-def _refuse_for_processes(
-    processes: int | None,
-    peers: str | None,
-    rounds: int | None,
-    timeline: Path | None,
-    shared: bool,
-    percentiles: int,
-    average: int,
-) -> None:
-    """Refuse options that a plan in this process has no use for."""
-    given = {
-        "-g": processes is not None,
-        "--peer": peers is not None,
-        "--rounds": rounds is not None,
-        "--timeline": timeline is not None,
-        "--shared": shared,
-        "-I": bool(percentiles),
-        "-a": average != _SLOWEST,
-    }
-    _refuse("is for processes; here a plan is run in one, as --topo, --gpus or --engine say: add --engine host", given)
-
-
-def _jobs(
-    request: Request | None,
-    name: str,
-    ends: tuple[int | None, int | None, int | None],
-    algo: str | None,
-    chunk_bytes: int | None,
-) -> Callable[[int | None], Job]:
+def _jobs(request: Request | None, name: str, root: int | None, algo: str | None) -> Callable[[int | None], Job]:
     """What so many processes are to run, once their number is known."""
     from blinkccl.bench.host import DEFAULT_RANKS
 
     def job(size: int | None) -> Job:
-        asked = request or arguments.collective(name, range(size or DEFAULT_RANKS), *ends)
-        return _job(asked, size, algo, chunk_bytes)
+        return _job(request or arguments.collective(name, range(size or DEFAULT_RANKS), root), size, algo)
 
     return job
 
 
-def _costs(timeline: Path | None, calibration: str | None) -> Calibration | None:
-    """The calibration to predict by."""
-    from blinkccl.simulate import calibration as calibrations
-
-    if calibration is None:
-        return None
-    if timeline is None:
-        raise UsageError("--calibration is for what --timeline predicts: give --timeline FILE too")
-    return calibrations.calibration(calibration)
-
-
-def _chunk(typed: str) -> int:
-    from blinkccl.bench.sizes import MAX_BYTES, check_range, size_in_bytes
-
-    nbytes = size_in_bytes("--chunk", typed)
-    check_range("--chunk", nbytes, 1, MAX_BYTES)
-    return nbytes
-
-
-def _job(asked: Request | Collective, size: int | None, algo: str | None, chunk_bytes: int | None) -> Job:
+def _job(asked: Request | Collective, size: int | None, algo: str | None) -> Job:
     """What ``size`` (None: as many as there are) rank processes are to run: plans, or what communicators choose."""
     from blinkccl.bench.algorithms import Job, plan_algorithms, this_host
     from blinkccl.collectives.spec import Collective
@@ -264,13 +157,13 @@ def _job(asked: Request | Collective, size: int | None, algo: str | None, chunk_
             return Job(asked)
         request = this_host(asked)
         planned = plan_algorithms(algo, request, here=True, note=console.note)
-        return Job(asked, tuple(planned), f"{request.topology.name} (a switch)", chunk_bytes)
+        return Job(asked, tuple(planned), f"{request.topology.name} (a switch)")
     ranks = len(asked.ranks)
     if size not in (None, ranks):
         raise UsageError(f"{size} processes, but {ranks} GPUs of {asked.topology.name}: choose them with --gpus")
     planned = plan_algorithms(algo or "auto", asked, here=False, note=console.note)
     gpus = ",".join(map(str, asked.ranks))
-    return Job(asked.collective, tuple(planned), f"GPUs {gpus} of {asked.topology.name}", chunk_bytes)
+    return Job(asked.collective, tuple(planned), f"GPUs {gpus} of {asked.topology.name}")
 
 
 def _refuse(why: str, given: dict[str, bool]) -> None:
@@ -287,32 +180,19 @@ def _known(option: str, typed: str, theirs: dict[str, str], ours: Iterable[str])
     return theirs.get(typed, typed)
 
 
-def _whole_seconds(timeout_s: float) -> int:
-    from blinkccl.bench.protocol import MAX_DEADLINE_S
-
-    if not 0 < timeout_s <= MAX_DEADLINE_S:
-        raise UsageError(f"--timeout must be a positive number of seconds up to {MAX_DEADLINE_S:,}, got {timeout_s}")
-    if timeout_s < 1:
-        raise UsageError(f"--timeout must be at least 1 for processes, which count whole seconds, got {timeout_s}")
-    return math.ceil(timeout_s)
-
-
 @dataclass(frozen=True, slots=True)
 class _Output:
     """Which sizes are measured, and where the numbers go."""
 
     sizes: Sweep
     json: bool
-    record: Path | None
-    plot: Path | None
     timeline: Path | None
-    calibration: Calibration | None
 
     def recorder(self, job: Job) -> BenchTimeline | None:
         """What collects the timeline, where one is wanted."""
         from blinkccl.bench.timeline import BenchTimeline
 
-        return None if self.timeline is None else BenchTimeline(job, self.calibration, console.note)
+        return None if self.timeline is None else BenchTimeline(job)
 
     def write_timeline(self, recorder: BenchTimeline | None) -> None:
         """Writes what was collected."""
@@ -351,24 +231,9 @@ class _Output:
         if about.several:
             recorded["crossovers"] = [asdict(each) for each in compare.crossovers(done, about.algorithms[0])]
         console.emit(dumps(printed.document(recorded, about)) if self.json else table.footer(about, done))
-        if self.record is not None:
-            console.keep_earlier(self.record)
-            console.write_file(self.record, dumps(recorded))
-        if self.plot is not None:
-            _draw(self.plot, about, done)
         if wrong := failed(done, about.algorithms):
             console.error(f"{wrong} measurement(s) had wrong elements: see #wrong, or nwrong in --json")
             raise typer.Exit(CHECK_FAILED)
-
-
-def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
-    from blinkccl.bench.rows import lines
-    from blinkccl.report.charts import Curve, chart_file, curves_picture
-
-    title = f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}"
-    found = lines(rows, about.algorithms[0] if about.several else "blink")
-    curves = [Curve(name, points) for name, points in found.items()]
-    console.write_file(path, chart_file(curves_picture(title, "time, µs", curves)))
 
 
 def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> None:
@@ -385,20 +250,16 @@ def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> No
         )
 
 
-def _run_plan(
-    request: Request, algo: str, engine: str, chunk: str, timeout_s: float, output: _Output, settings: BenchSettings
-) -> None:
+def _run_plan(request: Request, algo: str, output: _Output, settings: BenchSettings) -> None:
     """Run a plan in this process."""
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.bench.interleave import Interleaved, Participant
     from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import of_plan
 
-    if not 0 < timeout_s < math.inf:
-        raise UsageError(f"--timeout must be a positive number of seconds, got {timeout_s}")
     if algo == "all" or "," in algo:
-        raise UsageError(f"--algo {algo}: a plan in this process is one; several run between processes: --engine host")
-    planned = PlannedRanks(algorithm(algo).plan(request), engine, _chunk(chunk), timeout_s)
+        raise UsageError(f"--algo {algo}: --algo takes one algorithm here; add -g N to compare several")
+    planned = PlannedRanks(algorithm(algo).plan(request), deadline_s=DEADLINE_S)
     _check_sizes(output.sizes.sizes(), request.collective, settings.dtype)
     output.report(Interleaved(request.collective, settings, [Participant("", "", planned)]), of_plan(planned, settings))
 

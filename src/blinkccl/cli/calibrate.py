@@ -23,7 +23,7 @@ HELP = """
 Examples:
 
 \b
-  blink bench allreduce -g 2 -b 4K -e 64M -J x.json && blink calibrate x.json
+  blink bench allreduce -g 2 -b 4K -e 64M --json >x.json; blink calibrate x.json
   blink calibrate nccl-tests.log -b 1M --nominal 25 --lanes 6 -o mine.toml
   blink sim allreduce --topo dgx-1v --calibration mine.toml
   blink calibrate old.log --collective broadcast --ranks 8 --algo whole --json

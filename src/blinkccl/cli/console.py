@@ -172,18 +172,6 @@ def written(path: Path) -> Iterator[None]:
     note(f"wrote {path}")
 
 
-def keep_earlier(path: Path) -> None:
-    """Give the file ``path``, if there is one, the first name of path.1, path.2, … that is free."""
-    suffix = 1
-    try:
-        while path.with_name(f"{path.name}.{suffix}").exists():
-            suffix += 1
-        if path.is_file():
-            path.rename(path.with_name(f"{path.name}.{suffix}"))
-    except OSError as problem:
-        raise _unwritten(path, problem) from None
-
-
 def read_file(path: Path, limit: int) -> bytes:
     """The first ``limit`` + 1 bytes, which tell that there are too many, of ``path`` or (``-``) of standard input."""
     name = source_name(path)

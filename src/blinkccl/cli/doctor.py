@@ -34,7 +34,7 @@ Say what could be, what is, why, and one line to try.
 \b
 Read, by content: nccl-tests (text, -J), NCCL_DEBUG=INFO lines, NCCL_TOPO_DUMP_FILE and NCCL_GRAPH_DUMP_FILE,
 nvidia-smi topo -m and nvlink -s, lspci -vvv, ncclras (text, JSON), NCCL Inspector, PyTorch's flight recorder
-and watchdog, blink topo --gather and --json, blink bench -J, blink dump --json, a file with a line per cable.
+and watchdog, blink topo --gather and --json, blink bench --json, blink dump --json, a file with a line per cable.
 
 Exit code 1: something is wrong; 0: nothing that was found.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -34,16 +35,17 @@ def explain(
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
-    src: arguments.Source = None,
-    dst: arguments.Destination = None,
     links: arguments.Links = None,
     relays: arguments.Relays = False,
     processes: Annotated[
         int | None,
         Option("-g", "--ranks", metavar="N", min=2, max=250, help="N processes on this host's CPUs."),
     ] = None,
-    measured: arguments.MeasuredFile = None,
-    why: arguments.Why = False,
+    measured: Annotated[
+        Path | None,
+        Option("--measured", metavar="FILE", help="Times that blink tune or blink lab -o measured on this machine."),
+    ] = None,
+    why: Annotated[bool, Option("--why", help="Say why other algorithms serve no such job.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """Explain one call."""
@@ -66,9 +68,9 @@ def explain(
     if processes is not None and used:
         raise UsageError(f"-g is for processes of this host, {used[0]} for GPUs: leave one out")
     if processes is not None or (spec is None and not arguments.has_gpus(arguments.this_machine())):
-        _on_cpus(arguments.collective(name, range(processes or 2), root, src, dst), size_bytes, json)
+        _on_cpus(arguments.collective(name, range(processes or 2), root), size_bytes, json)
         return
-    request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
+    request = arguments.request(name, spec, gpus, root, links, relays)
     table = arguments.measured(measured, request.topology, here=True)
     with console.Progress("planning") as progress:
         progress(0, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED, HardwareError
@@ -25,21 +25,19 @@ Examples:
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6                  all algorithms at 16 MB
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.svg
   blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
-  blink lab allreduce --topo dgx-1v --fail 0-3                      a link is cut: who says so, and what then?
-  blink lab allreduce --topo dgx-1v --algo optimal,ring --chunk 16K,64K -b 1M -e 16M -o table.json
+  blink lab allreduce --topo dgx-1v --fail cut:0-3                  a link is cut: who says so, and what then?
+  blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 16M -o table.json
   blink lab sendrecv --topo mist --gpus 0,1 --algo multi_path,one_hop -b 64K -e 32M
-  blink lab --clean
 
 Build the machine from network namespaces, a shaped pair of devices per link, and run plans on it.
 
 Every vertex is a namespace, with a process where data is stored; switches forward. Links keep their ratios.
 All candidates run in turns on the same links, each result is checked, times are medians. -o writes them
-down, for --measured of blink plan --size and blink explain. Needs root, ip and tc; what it builds has no
-name and ends with this process, however that ends.
+down, for blink explain --measured. Needs root, ip and tc; what it builds has no name and ends with this
+process, however that ends.
 """
 
 
-Collective = Annotated[str | None, Argument(metavar="[COLLECTIVE]", help="broadcast, allreduce, ...")]
 Candidates = Annotated[
     str,
     Option(
@@ -59,44 +57,33 @@ Fault = Annotated[
     ),
 ]
 Begin = Annotated[str, Option("-b", "--minbytes", "--size", metavar="SIZE", help="Smallest size.")]
-End = Annotated[str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")]
-Factor = Annotated[int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")]
+End = Annotated[
+    str | None,
+    Option("-e", "--maxbytes", metavar="SIZE", help="Largest size, each twice the one before; default: the smallest."),
+]
 Lane = Annotated[
     float | None,
     Option("--lane", metavar="MBIT/S", help="Rate of one lane of the machine; default: what the processors hold."),
 ]
 Rounds = Annotated[int, Option("-n", "--rounds", metavar="N", min=1, max=1000, help="Runs of each.")]
-Chunk = Annotated[
-    str | None, Option("--chunk", metavar="SIZES", help="Of a message, as 16K,64K: each; default: by size and depth.")
-]
-Timeout = Annotated[float, Option("--timeout", metavar="SECONDS", help="For one run.")]
-Clean = Annotated[
-    bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
-]
+#: Seconds for one run.
+DEADLINE_S = 60.0
 PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted (svg).")]
 
 
 def lab(
-    name: Collective = None,
+    name: arguments.CollectiveName,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
-    src: arguments.Source = None,
-    dst: arguments.Destination = None,
     algo: Candidates = "all",
     links: arguments.Links = None,
     relays: arguments.Relays = False,
-    without: arguments.Without = None,
-    without_rank: arguments.WithoutRank = None,
     fail: Fault = None,
     begin: Begin = "16M",
     end: End = None,
-    factor: Factor = None,
     lane: Lane = None,
     rounds: Rounds = 5,
-    chunk: Chunk = None,
-    timeout_s: Timeout = 60.0,
-    clean: Clean = False,
     plot: PlotFile = None,
     output: Annotated[
         Path | None,
@@ -111,30 +98,23 @@ def lab(
     json: arguments.Json = False,
 ) -> None:
     """Build, run, print; exit with 1 if a result was wrong."""
-    from blinkccl.bench.sizes import size_in_bytes, sweep
+    from blinkccl.bench.sizes import sweep
 
-    if clean:
-        _clean()
-        return
-    if name is None:
-        raise UsageError("which collective? Give broadcast, allreduce, ..., or --clean")
-    sizes = sweep(begin, end, factor, None).sizes()
-    chunks = [None] if chunk is None else [size_in_bytes("--chunk", one) for one in chunk.split(",")]
-    for option, value in (("--lane", lane), ("--timeout", timeout_s)):
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{option} must be a positive number, got {value}")
+    sizes = sweep(begin, end).sizes()
+    if lane is not None and not 0 < lane < math.inf:
+        raise UsageError(f"--lane must be a positive number, got {lane}")
     if output is not None and fail is not None:
         raise UsageError("-o writes what was measured, and --fail measures nothing: leave one out")
     console.check_files(output, plot=plot)
     _check_machine()
     from blinkccl.lab import experiment
 
-    request = arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank))
+    request = arguments.request(name, spec, gpus, root, links, relays)
     names = experiment.ALL if algo == "all" else algo.split(",")
     if fail is not None:
-        _fail(request, names[0], lane, fail, sizes[0], rounds, timeout_s, json)
+        _fail(request, names[0], lane, fail, sizes[0], rounds, json)
         return
-    field, rows = _compare(experiment.prepare(request, names, lane), sizes, chunks, rounds, timeout_s, plot, json)
+    field, rows = _compare(experiment.prepare(request, names, lane), sizes, rounds, plot, json)
     if output is not None and field.path_row is not None:
         from blinkccl.algorithms.path_table import LABORATORY
 
@@ -147,9 +127,7 @@ def lab(
 def _compare(
     field: Field,
     sizes: Sequence[int],
-    chunks: Sequence[int | None],
     rounds: int,
-    timeout_s: float,
     plot: Path | None,
     json: bool,
 ) -> tuple[Field, list[list[Measured]]]:
@@ -158,8 +136,8 @@ def _compare(
     from blinkccl.report.text import fit
 
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
-        field = field.ready(laboratory, timeout_s)
-        rows = list(experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunks, progress))
+        field = field.ready(laboratory, DEADLINE_S)
+        rows = list(experiment.measure(field, laboratory, sizes, rounds, DEADLINE_S, progress))
         layout = laboratory.layout
     if json:
         console.emit_json(output.document(field, layout, rows))
@@ -201,9 +179,7 @@ def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: 
         write_or_replace(path, measured.to_json(table))
 
 
-def _fail(
-    request: Request, name: str, lane: float | None, text: str, size: int, rounds: int, timeout_s: float, json: bool
-) -> None:
+def _fail(request: Request, name: str, lane: float | None, text: str, size: int, rounds: int, json: bool) -> None:
     """A job before, during and after a fault; exit with 1 if something was wrong afterwards."""
     from blinkccl.lab import experiment, faults, output
     from blinkccl.schema import SCHEMA_VERSION
@@ -215,20 +191,13 @@ def _fail(
     built = experiment.laboratory(candidates, field.slower)
     fault.check(built.layout)
     with built as laboratory:
-        story = faults.tell(field, around, laboratory, fault, size, rounds, timeout_s)
+        story = faults.tell(field, around, laboratory, fault, size, rounds, DEADLINE_S)
     if json:
         console.emit_json({"schema_version": SCHEMA_VERSION} | story.document())
     else:
         console.emit_sentences(output.head_text(field, laboratory.layout) + "\n" + story.text())
     if not isinstance(story.after, str) and story.after.wrong:
         raise typer.Exit(CHECK_FAILED)
-
-
-def _clean() -> None:
-    from blinkccl.lab.laboratory import clean
-
-    ended = clean()
-    console.emit(f"ended {len(ended)} process(es)" if ended else "nothing was left")
 
 
 def _check_machine() -> None:

@@ -177,7 +177,7 @@ def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[st
         settings["BLINK_TOPO"] = str(Path(spec).absolute()) if Path(spec).is_file() else spec
     if paths is not None:
         if not paths.is_file():
-            raise UsageError(f"--paths {paths}: no such file; blink sim sendrecv --memories 1 -o writes one")
+            raise UsageError(f"--paths {paths}: no such file; blink sim sendrecv --algo multi_path -o writes one")
         settings["BLINK_PATHS"] = str(paths.absolute())
     return settings
 

@@ -88,7 +88,7 @@ def _exhibit(what: str, spec: str | None, gpus: str | None, size: str) -> Exhibi
     keys = ", ".join(list(document)[:6]) or "nothing"
     raise ScheduleError(
         f"{source}: no plan or topology: it has {keys[:200]}; expected what blink plan -o or blink topo -o wrote "
-        "(times are drawn by --plot of blink sim, bench and lab)"
+        "(times are drawn by --plot of blink sim and lab)"
     )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
@@ -20,18 +18,17 @@ if TYPE_CHECKING:
     from blinkccl.baselines.registry import JobCandidates
     from blinkccl.choice.candidates import Code
     from blinkccl.forest.model import Forest
-    from blinkccl.paper.training import StepOptions, StepTable
-    from blinkccl.simulate.translate import Settings
+    from blinkccl.paper.training import StepTable
     from blinkccl.topology.model import Topology
 
-#: What a sweep takes where -b, -e and -f do not say.
+#: What a sweep takes where -b and -e do not say, and its factor between sizes.
 _BEGIN, _END, _FACTOR = "4K", "1G", 4
 #: GPUs by the architecture that links tell.
 _GPUS = {"pascal": "p100", "volta": "v100", "ampere": "a100", "hopper": "h100"}
 #: The other way in which transfers may share a link, and from which difference on people are told.
 _OTHER, _DIFFERS = "fair", 0.05
-#: What ZeRO-3 is made of.
-_ZERO3 = ("allgather", "reduce_scatter")
+#: Memories that a path of libblink.so's messages crosses.
+_MOST_MEMORIES = 1
 _NO_TIMELINE = "--timeline: none of these is one plan with a timeline (models, and hybrid's two runs, have none)"
 
 HELP = """
@@ -39,30 +36,30 @@ Examples:
 
 \b
   blink sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M
-  blink sim broadcast --topo dgx-1p --sweep --plot f.svg
+  blink sim broadcast --topo dgx-1p -b 4K -e 1G --plot f.svg
   blink sim broadcast --topo dgx-1p --code copies                   as in the paper
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
-  blink sim allreduce --topo hgx-h100 --model transformer:7B:32:8192 --zero3
-  blink sim --plan plan.json --size 64M --sharing fair
-  blink sim --plan graph.xml --topo dgx-1v                          what NCCL_GRAPH_DUMP_FILE wrote
-  blink sim sendrecv --topo mist --algo multi_path,one_hop --sweep -o paths.json
-  blink sim sendrecv --topo dgx-1v --src 0 --dst 1 --algo multi_path --memories 1 -o paths.json
+  blink sim plan.json --size 64M                                    what blink plan -o wrote
+  blink sim graph.xml --topo dgx-1v                                 what NCCL_GRAPH_DUMP_FILE wrote
+  blink sim sendrecv --topo mist --algo multi_path,one_hop -b 4K -e 1G
+  blink sim sendrecv --topo dgx-1v --gpus 0,1 --relays --algo multi_path -o paths.json
 
 Time plans as our code runs them, event by event: kernels, each size by the fastest protocol, beside NCCL as a model, at
 the same costs of a hop. Copy engines run messages, machines without NVIDIA's GPUs, jobs on several servers, and all
 with --code copies, on the machine's calibration.
 
 Prints each algorithm's time, algbw and busbw (GB/s), what part of the proved bound that is, the fullest links and what
-decided the time of the fastest plan. --sweep, or any of -b, -e and -f, prints who wins from which size. A timeline
-opens in ui.perfetto.dev and chrome://tracing: a process per rank, an arrow per message, the load of each link.
+decided the time of the fastest plan. With -b or -e it prints who wins from which size. A timeline opens in
+ui.perfetto.dev and chrome://tracing: a process per rank, an arrow per message, the load of each link.
 """
 
 
-Collective = Annotated[
-    str | None,
+Job = Annotated[
+    str,
     Argument(
-        metavar="[COLLECTIVE]", help="As for blink plan, or x.json, x.xml for --plan of that; left out with --plan."
+        metavar="COLLECTIVE|PLAN",
+        help="As for blink plan; or a plan: x.json, the rings of an NCCL graph file x.xml (with --topo), - for stdin.",
     ),
 ]
 Algorithms = Annotated[
@@ -74,26 +71,14 @@ Algorithms = Annotated[
         "that serve the job.",
     ),
 ]
-PlanFile = Annotated[
-    Path | None,
+Size = Annotated[str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")]
+Begin = Annotated[
+    str | None,
     Option(
-        "--plan",
-        metavar="FILE",
-        help="Time this plan, or the rings of an NCCL graph file (with --topo); - reads stdin.",
+        "-b", "--minbytes", metavar="SIZE", help=f"Smallest of several sizes, each 4 times the last; default: {_BEGIN}."
     ),
 ]
-Size = Annotated[str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")]
-Sweep = Annotated[bool, Option("--sweep", help="All sizes from -b to -e.")]
-Begin = Annotated[
-    str | None, Option("-b", "--minbytes", metavar="SIZE", help=f"--sweep's smallest size; default: {_BEGIN}.")
-]
-End = Annotated[
-    str | None, Option("-e", "--maxbytes", metavar="SIZE", help=f"--sweep's largest size; default: {_END}.")
-]
-Factor = Annotated[
-    int | None,
-    Option("-f", "--stepfactor", metavar="F", min=2, help=f"--sweep's factor between sizes; default: {_FACTOR}."),
-]
+End = Annotated[str | None, Option("-e", "--maxbytes", metavar="SIZE", help=f"Largest of them; default: {_END}.")]
 CodeName = Annotated[
     str | None,
     Option(
@@ -110,12 +95,6 @@ CalibrationName = Annotated[
         help="copies: one of ours, or a TOML file; default: the machine's, else nominal.",
     ),
 ]
-Sharing = Annotated[
-    str, Option("--sharing", metavar="HOW", help="How transfers share a link: fifo, fair, rtt-weighted or unfair.")
-]
-Streams = Annotated[
-    str | None, Option("--streams", metavar="HOW", help="copies: per-tree, or reused by trees at the same depth.")
-]
 Chunk = Annotated[
     str | None,
     Option(
@@ -125,34 +104,6 @@ Chunk = Annotated[
         "model's own, the fastest of some 15 simulations, or what Blink's search ends with.",
     ),
 ]
-Channels = Annotated[
-    int | None,
-    Option(
-        "--channels",
-        metavar="N",
-        help="copies: channels per tree, each with streams of its own: 2 hide what a copy costs before it moves.",
-    ),
-]
-EqualChunks = Annotated[
-    bool,
-    Option(
-        "--equal-chunks",
-        help="copies: chunks of one size for all trees; default: as many for each, so that trees share links by their "
-        "weights.",
-    ),
-]
-Skew = Annotated[str | None, Option("--skew", metavar="SECONDS", help="When each rank starts, separated by commas.")]
-Budget = Annotated[
-    int | None,
-    Option(
-        "--budget",
-        metavar="N",
-        min=1,
-        max=2**31 - 1,
-        help="The most transfers and reductions of one run; default: twenty million.",
-    ),
-]
-Coarser = Annotated[bool, Option("--coarser", help="Beyond the budget, time several chunks as one.")]
 Model = Annotated[
     str | None,
     Option(
@@ -161,20 +112,6 @@ Model = Annotated[
         help="Also a training step with each AllReduce: of alexnet, resnet18, resnet50, resnet152, densenet201 or "
         "vgg16 on P100s or V100s, or of transformer:PARAMETERS:BLOCKS:TOKENS (per GPU), as transformer:7B:32:4096.",
     ),
-]
-Bucket = Annotated[
-    str | None, Option("--bucket", metavar="SIZE", help="--model: gradients that go together; default: 25M, as DDP's.")
-]
-Zero3 = Annotated[
-    bool,
-    Option("--zero3", help="--model: ZeRO-3, by AllGather and ReduceScatter of a transformer's blocks."),
-]
-PartOfPeak = Annotated[
-    float | None,
-    Option("--mfu", metavar="PART", min=0.01, max=1.0, help="A transformer's part of the GPUs' peak; default: 0.45."),
-]
-Overlap = Annotated[
-    bool, Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward pass goes on.")
 ]
 TimelineFile = Annotated[
     Path | None, Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace.")
@@ -189,112 +126,76 @@ PathsFile = Annotated[
         "machine or cannot be read is ignored, with a line.",
     ),
 ]
-Memories = Annotated[
-    int | None,
+PathTableFile = Annotated[
+    Path | None,
     Option(
-        "--memories",
-        metavar="N",
-        min=0,
-        help="multi_path's table has paths that cross at most so many memories (of hosts and other GPUs). Those of "
-        "libblink.so's messages cross at most 1. Default: any number.",
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write multi_path's table for these two ends, for blink run --paths: which paths at which size, how much "
+        "on each, streams and chunks. They cross one memory at most, as libblink.so's messages do. What the file has "
+        "for other ends of this machine stays.",
     ),
 ]
-Sharp = Annotated[bool, Option("--sharp", help="in_switch: as if every switch combined.")]
 
 
 def sim(
-    name: Collective = None,
+    job: Job,
     behind: arguments.SpecBehind = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
-    src: arguments.Source = None,
-    dst: arguments.Destination = None,
     algo: Algorithms = None,
     links: arguments.Links = None,
     relays: arguments.Relays = False,
-    plan: PlanFile = None,
     size: Size = None,
-    sweep: Sweep = False,
     begin: Begin = None,
     end: End = None,
-    factor: Factor = None,
     code: CodeName = None,
     calibration: CalibrationName = None,
-    sharing: Sharing = "fifo",
-    streams: Streams = None,
     chunk: Chunk = None,
-    channels: Channels = None,
-    equal_chunks: EqualChunks = False,
-    skew: Skew = None,
-    budget: Budget = None,
-    coarser: Coarser = False,
     model: Model = None,
-    overlap: Overlap = True,
-    bucket: Bucket = None,
-    zero3: Zero3 = False,
-    part_of_peak: PartOfPeak = None,
     timeline: TimelineFile = None,
     plot: PlotFile = None,
     paths: PathsFile = None,
-    output: arguments.PathTableFile = None,
-    memories: Memories = None,
-    sharp: Sharp = False,
-    why: arguments.Why = False,
+    output: PathTableFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
     spec = arguments.one_spec(behind, spec)
-    if plan is None and name is not None and name.endswith((".json", ".xml")):
-        plan, name = Path(name), None
     console.check_files(timeline, output, plot=plot)
-    exchange = _step_options(model, overlap, bucket, zero3, part_of_peak)
-    swept = sweep or any(given is not None for given in (plot, begin, end, factor))
-    sizes = _sizes(size, swept, begin, end, factor)
+    swept = any(given is not None for given in (plot, begin, end))
+    sizes = _sizes(size, swept, begin, end)
     from blinkccl.algorithms import in_switch
     from blinkccl.baselines.registry import time_all
     from blinkccl.paper.training import training_steps
-    from blinkccl.simulate.translate import Settings
 
-    options = {"--calibration": calibration, "--streams": streams, "--chunk": chunk, "--channels": channels}
-    options["--equal-chunks"] = equal_chunks or None
+    options = {"--calibration": calibration, "--chunk": chunk}
     of_copies = [option for option, given in options.items() if given is not None]
     of_copies += [in_switch.NAME] if algo is not None and in_switch.NAME in algo.split(",") else []
-    settings = Settings(
-        sharing, "per-tree" if streams is None else streams, _skew(skew), not equal_chunks, budget, coarser
-    )
     with console.Progress("simulating") as progress:
-        if plan is not None:
-            ends = {"--root": root, "--src": src, "--dst": dst}
-            ways = {"--algo": algo, "--links": links, "--relays": relays or None}
-            ways["--sharp"] = sharp or None
-            own = {} if arguments.may_be_graph_file(plan) else {"COLLECTIVE": name, "--topo": spec}
-            _refuse_beside_plan({**own, "--gpus": gpus, **ends, **ways})
-            request, forest = _job_of_plan(plan, spec, name)
-        elif name is None:
-            raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
+        if _is_plan(job):
+            given: dict[str, object] = {
+                "--root": root,
+                "--algo": algo,
+                "--links": links,
+                "--relays": relays or None,
+                "--gpus": gpus,
+            }
+            own = {} if arguments.may_be_graph_file(Path(job)) else {"--topo": spec}
+            _refuse_beside_plan(given | own)
+            request, forest = _job_of_plan(Path(job), spec)
         else:
-            request, forest = arguments.request(name, spec, gpus, (root, src, dst), links, relays), None
-            if sharp:
-                request = replace(request, topology=in_switch.with_every_switch(request.topology))
+            request, forest = arguments.request(job, spec, gpus, root, links, relays), None
         of_copies += [in_switch.NAME] if forest is not None and forest.combining else []
         gpu = None if model is None else _gpu(request.topology)
         runs = _code(request, code, of_copies)
-        conditions = _conditions(
-            request.topology, settings, calibration, "near" if chunk is None else chunk, channels, paths
-        )
-        conditions = replace(conditions, most_memories=memories)
+        conditions = _conditions(request.topology, calibration, "near" if chunk is None else chunk, paths, output)
         field = _field(request, forest, runs, conditions, algo, progress)
         _check_files_serve(field, timeline, output)
         field, rows = time_all(field, sizes, progress)
-        steps = None
-        if model is not None and gpu is not None:
-            fields = [field]
-            if exchange.zero3 and request.collective.name == "allreduce":
-                others = [replace(request, collective=replace(request.collective, name=name)) for name in _ZERO3]
-                fields = [_field(other, None, runs, conditions, algo, progress) for other in others]
-            steps = training_steps(fields, model, gpu, exchange)
-    _report(field, runs, conditions, rows, swept, json, steps, why)
+        steps = None if model is None or gpu is None else training_steps(field, model, gpu)
+    _report(field, runs, conditions, rows, swept, json, steps)
     if output is not None and field.path_row is not None:
         from blinkccl.algorithms.path_table import SIMULATED
 
@@ -306,20 +207,26 @@ def sim(
         _draw(plot, field, runs, rows)
 
 
+def _is_plan(job: str) -> bool:
+    """Whether a file was typed, and no collective: one that is not there is complained of by its name."""
+    return job == "-" or job.endswith((".json", ".xml")) or Path(job).is_file()
+
+
 def _conditions(
-    topology: Topology,
-    settings: Settings,
-    calibration: str | None,
-    chunk: str,
-    channels: int | None,
-    paths: Path | None,
+    topology: Topology, calibration: str | None, chunk: str, paths: Path | None, output: Path | None
 ) -> Conditions:
     from blinkccl.baselines.candidate import Conditions
     from blinkccl.simulate import calibration as calibrations
 
     own = calibrations.calibration_for(topology) if calibration is None else calibrations.calibration(calibration)
-    table = None if paths is None else arguments.path_table(paths, topology)
-    return Conditions(own, settings, *_chunk(chunk), 1 if channels is None else channels, paths=table)
+    chunk_bytes, choice = _chunk(chunk)
+    return Conditions(
+        own,
+        chunk_bytes=chunk_bytes,
+        chunk_choice=choice,
+        paths=None if paths is None else arguments.path_table(paths, topology),
+        most_memories=None if output is None else _MOST_MEMORIES,
+    )
 
 
 def _code(request: Request, wanted: str | None, of_copies: Sequence[str]) -> Code:
@@ -360,20 +267,20 @@ def _check_files_serve(field: JobCandidates, timeline: Path | None, output: Path
         raise UsageError("-o writes the table of multi_path, which is none of these: blink sim sendrecv")
 
 
-def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, factor: int | None) -> list[int]:
+def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None) -> list[int]:
     from blinkccl.simulate.run import parse_size
 
     if not swept:
         return [parse_size("--size", "64M" if size is None else size)]
     if size is not None:
-        raise UsageError("--size is one size, --sweep, --plot, -b, -e and -f take several: give one of them")
+        raise UsageError("--size is one size, --plot, -b and -e take several: give one of them")
     begin, end = _BEGIN if begin is None else begin, _END if end is None else end
     first, last = parse_size("-b", begin), parse_size("-e", end)
     if not 0 < first <= last:
         raise UsageError(f"-b {begin} -e {end}: expected a positive size and one that is not below it")
-    sizes, step = [first], factor or _FACTOR
-    while sizes[-1] * step <= last:
-        sizes.append(sizes[-1] * step)
+    sizes = [first]
+    while sizes[-1] * _FACTOR <= last:
+        sizes.append(sizes[-1] * _FACTOR)
     return sizes
 
 
@@ -390,29 +297,20 @@ def _chunk(text: str) -> tuple[int | None, str]:
     return chunk, "model"
 
 
-def _skew(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return ()
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--skew {text}: expected seconds separated by commas, one number per rank") from None
-
-
 def _refuse_beside_plan(given: dict[str, object]) -> None:
     used = [option for option, value in given.items() if value is not None]
     if used:
-        raise UsageError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
+        raise UsageError(f"a plan brings its own collective, links and ranks: leave {', '.join(used)} out")
 
 
-def _job_of_plan(path: Path, spec: str | None, name: str | None) -> tuple[Request, Forest]:
-    """What a plan file is for, and its forest; ends with code 1 where it states what is not so.
+def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:
+    """What a plan file is for, and its forest; ends with code 1 where its content states what is not so.
 
-    ``spec`` and ``name`` are what an NCCL graph file lacks; a plan is checked on the links of ``spec``.
+    ``spec`` is what an NCCL graph file lacks; a plan is checked on the links of ``spec``.
     """
     from blinkccl.algorithms.registry import Request
 
-    source, found = arguments.audited(path, spec, collective=name)
+    source, found = arguments.audited(path, spec)
     arguments.refuse_false(source, found.all_faults)
     return Request(found.forest.topology, found.forest.collective, found.forest.ranks), found.forest
 
@@ -427,25 +325,6 @@ def _gpu(topology: Topology) -> str:
     return _GPUS[arch]
 
 
-def _step_options(
-    model: str | None, overlap: bool, bucket: str | None, zero3: bool, part_of_peak: float | None
-) -> StepOptions:
-    from blinkccl.paper.training import StepOptions
-    from blinkccl.simulate.run import parse_size
-
-    given = {"--no-overlap": not overlap, "--bucket": bucket is not None, "--zero3": zero3}
-    given["--mfu"] = part_of_peak is not None
-    used = [option for option, is_given in given.items() if is_given]
-    if model is None and used:
-        raise UsageError(f"{used[0]} says what --model's step does: give --model, or leave it out")
-    if zero3 and len(used) > 1 and used != ["--zero3", "--mfu"]:
-        raise UsageError(f"{used[0]} is for gradients that are reduced in buckets, which --zero3 has none of")
-    options = StepOptions(overlap, zero3=zero3)
-    if bucket is not None:
-        options = replace(options, bucket_bytes=max(1, parse_size("--bucket", bucket)))
-    return options if part_of_peak is None else replace(options, part_of_peak=part_of_peak)
-
-
 def _report(
     field: JobCandidates,
     code: Code,
@@ -454,7 +333,6 @@ def _report(
     swept: bool,
     json: bool,
     steps: StepTable | None,
-    why: bool,
 ) -> None:
     from blinkccl.simulate.timeline import summarise
 
@@ -483,7 +361,7 @@ def _report(
         text += steps.text(paint, width)
     if field.named and field.path_row is not None:
         text += sim_text.path_text(field.path_row, width)
-    console.emit(text + fit(sim_text.absent_text(field, why), width))
+    console.emit(text + fit(sim_text.absent_text(field), width))
 
 
 def _other_sharing(field: JobCandidates, best: Estimate, conditions: Conditions) -> Estimate | None:

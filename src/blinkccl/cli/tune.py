@@ -87,10 +87,10 @@ def tune(
     if openmpi is not None:
         if on_gpus or again or show:
             raise UsageError("--openmpi is for ranks on this host's CPUs, anew each time: leave the other options out")
-        _openmpi(openmpi, wanted, ranks or 2, sweep(begin, end, factor, None).sizes(), budget_s, json)
+        _openmpi(openmpi, wanted, ranks or 2, sweep(begin, end, factor).sizes(), budget_s, json)
         return
     if on_gpus or (ranks is None and arguments.has_gpus(arguments.this_machine())):
-        at = ranges(sweep(begin, end, factor, None).sizes())
+        at = ranges(sweep(begin, end, factor).sizes())
         _on_gpus(spec, gpus, [(name, one) for name in wanted for one in at], budget_s, again, show, json)
         return
     ranks = ranks or 2
@@ -103,7 +103,7 @@ def tune(
         raise UsageError("a table needs a directory: set BLINK_CACHE to one, or HOME")
     file = _there(path, ranks)
     if not show:
-        cells = [(name, at) for name in wanted for at in ranges(sweep(begin, end, factor, None).sizes())]
+        cells = [(name, at) for name in wanted for at in ranges(sweep(begin, end, factor).sizes())]
         if not again:
             done = {(cell.collective, cell.size_bytes, cell.least, cell.below) for cell in file.cells}
             cells = [(name, at) for name, at in cells if (name, *at) not in done]

@@ -162,7 +162,7 @@ def _refuse(program: Program) -> None:
         if finest >= MAX_DENOMINATOR:
             raise UnsupportedError(
                 f"slice {index} goes from {part.start} to {part.stop}: generated code serves denominators below "
-                f"2^28, got {finest}; plan with --fewest-trees, or another algorithm"
+                f"2^28, got {finest}; plan with --objective fewest-trees, or another algorithm"
             )
     for index, role in enumerate(program.roles):
         ends = len(role.receives) + len(role.sends)

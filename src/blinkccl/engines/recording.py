@@ -57,17 +57,6 @@ class Recording(msgspec.Struct, frozen=True):
         """What the operation ran."""
         return _plan(self.programs[operation.program])
 
-    def last(self, of: CollectiveCall) -> tuple[RecordedOperation, int, int] | None:
-        """Of the last whole call of this kind: what it ran, when it began (ns), and the bytes of its largest chunk."""
-        rows = self.rows()
-        calls = rows[(rows["kind"] == native.CALL) & (rows["detail"] == native.OK)]
-        for row in calls[::-1]:
-            operation = self.operations.get(int(row["signature"]))
-            if operation is not None and operation.call == of:
-                parts = rows[(rows["sequence"] == row["sequence"]) & (rows["kind"] == native.EXECUTION)]
-                return operation, int(row["begin_ns"]), int(parts["amount"].max(initial=0))
-        return None
-
 
 def recording_of(endpoint: Endpoint, events: int) -> Recording:
     """What the endpoint's rank has recorded, at most so many events."""

@@ -145,7 +145,7 @@ class _Machine:
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"rank {self.bodies[index][0].role.rank} is not done at the deadline: one thread runs all ranks "
-                    "here; allow more time (--timeout), or run fewer bytes"
+                    "here; allow more time, or run fewer bytes"
                 )
             try:
                 wait = next(executors[index])

@@ -121,7 +121,7 @@ def _what_fits(program: Program, forest: Forest, choices: Choices) -> str:
     others = [(f"--algo {name}", partial(ALGORITHMS[name].plan, request)) for name in _BASELINES]
     if len(forest.ranks) <= _MOST_SEARCHED:
         fewest = replace(request, objective="fewest-trees")
-        others.insert(0, ("--fewest-trees", partial(ALGORITHMS["optimal"].plan, fewest)))
+        others.insert(0, ("--objective fewest-trees", partial(ALGORITHMS["optimal"].plan, fewest)))
     planned = [one for typed, plan in others for one in _fitting(typed, plan, choices)]
     found += sorted(planned, key=lambda one: -one[0])[:1]
     unit = forest.topology.unit_gb_per_s

@@ -30,14 +30,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
 from math import lcm
 
 from blinkccl.collectives.spec import Block, Collective, Item
-from blinkccl.errors import InternalError, UsageError
+from blinkccl.errors import InternalError
 from blinkccl.topology.model import Topology
 
 #: Sets of vertex ids, and what each weighs.
@@ -288,29 +288,6 @@ def attained_rate(topology: Topology, shares: Iterable[Share]) -> Fraction:
         if arc not in capacity:
             raise InternalError(f"a tree crosses {arc[0]} → {arc[1]}, which is no link of {topology.name}")
     return min(Fraction(capacity[arc] * scale, count) for arc, count in units.items())
-
-
-# Every share as several: the same trees in parallel channels.
-#: More copies of a tree than this hide nothing that fewer do not.
-MOST_PARTS = 64
-
-
-def split_shares(forest: Forest, parts: int) -> Forest:
-    """The forest with each slice cut into ``parts`` equal ones (else UsageError), which go the same way.
-
-    Loads, rate and proof stay. Messages of one channel then move while the other's are issued: with two channels per
-    tree the simulator gives a broadcast of 16 MB on a DGX-1V a third more.
-    """
-    if not 1 <= parts <= MOST_PARTS:
-        raise UsageError(f"{parts} channels per tree; expected 1 to {MOST_PARTS}")
-    if parts == 1:
-        return forest
-    shares = tuple(
-        replace(share, weight=share.weight / parts, slice=share.slice * parts + part)
-        for share in forest.shares
-        for part in range(parts)
-    )
-    return replace(forest, shares=shares)
 
 
 def digest(lines: list[str]) -> str:

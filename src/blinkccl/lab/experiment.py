@@ -232,7 +232,7 @@ def _first_calls(candidates: Sequence[Candidate], lab: Laboratory, slower: float
     numbers = [one.open(lab) for one in candidates]
     found = []
     for size in FIRST_SIZES:
-        row = [planned(one, size, None, slower) for one in candidates]
+        row = [planned(one, size, slower) for one in candidates]
         for turn in range(_FIRST_CALLS):
             for number, calls in zip(numbers, row, strict=True):
                 run = lab.run(number, calls.pattern, calls.chunk_bytes, deadline_s)
@@ -443,18 +443,14 @@ def measure(
     sizes: Sequence[int],
     rounds: int,
     deadline_s: float,
-    chunks: Sequence[int | None] = (None,),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[Measured]]:
-    """Per size, all candidates of a field that is ready, ``rounds`` times in turns, every result checked.
-
-    Each runs in all of the ``chunks``, bytes of a message, None by size and depth.
-    """
+    """Per size, all candidates of a field that is ready, ``rounds`` times in turns, every result checked."""
     ready = field.candidates
     numbers: dict[Candidate, int] = {}
-    total, done = len(sizes) * rounds * len(ready) * len(chunks), 0
+    total, done = len(sizes) * rounds * len(ready), 0
     for size in sizes:
-        row = [planned(one.at(size), size, chunk, field.slower) for one in ready for chunk in chunks]
+        row = [planned(one.at(size), size, field.slower) for one in ready]
         for measured in row:
             if measured.candidate not in numbers:
                 numbers[measured.candidate] = measured.candidate.open(lab)
@@ -469,11 +465,11 @@ def measure(
         lab.close(number)
 
 
-def planned(candidate: Candidate, size: int, chunk_bytes: int | None, slower: float) -> Measured:
+def planned(candidate: Candidate, size: int, slower: float) -> Measured:
     """A candidate with a size, to be run; UsageError where nothing of it moves."""
     collective = candidate.forest.collective
     count = block_count(collective, size, _ITEMSIZE)
     if count == 0:
         raise UsageError(f"{collective.name} of {size} bytes moves nothing, as blocks are rounded down: take more (-b)")
     pattern = Pattern(collective, count, in_place=collective.name != "alltoall")
-    return Measured(candidate, pattern, chunk_bytes or candidate.chunk_bytes(size), slower)
+    return Measured(candidate, pattern, candidate.chunk_bytes(size), slower)

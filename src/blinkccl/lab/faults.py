@@ -187,7 +187,7 @@ def _measured(
 ) -> tuple[Measured, int]:
     """A program that stays open, and its runs."""
     number = lab.open(one.program, BUFFER_BYTES)
-    measured = experiment.planned(one, size, None, field.slower)
+    measured = experiment.planned(one, size, field.slower)
     for _ in range(rounds):
         measured.runs.append(lab.run(number, measured.pattern, measured.chunk_bytes, timeout_s))
     return measured, number

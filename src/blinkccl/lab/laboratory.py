@@ -307,20 +307,3 @@ def _processor_seconds() -> float:
     """What all processors have done so far, by the first line of /proc/stat: everything but idle and waiting."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-
-
-def clean() -> list[int]:
-    """Ends processes of laboratories that are gone, and returns their ids.
-
-    There are none unless the kernel could not kill one, as each asks to be killed when its laboratory ends; namespaces
-    go with the last process in them.
-    """
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):
-            program = (folder / "cmdline").read_text().split("\0")[2]
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if program.startswith(_WORK) and parent == 1:
-                os.kill(int(folder.name), signal.SIGKILL)
-                found.append(int(folder.name))
-    return found

@@ -55,17 +55,11 @@ def table_text(rows: Sequence[Sequence[Measured]], paint: Paint, width: int | No
     return "\n".join(text) + "\n"
 
 
-def _label(one: Measured, row: Sequence[Measured]) -> str:
-    """An algorithm, and where it runs in several chunks, in which."""
-    alone = sum(other.candidate.name == one.candidate.name for other in row) == 1
-    return one.candidate.name if alone else f"{one.candidate.name} in {bytes_text(one.chunk_bytes)}"
-
-
 def ratio_text(rows: Sequence[Sequence[Measured]]) -> str:
     """How many times as fast as the others the first candidate is: measured, and by the plans."""
     first, *others = rows[-1]
     lines = [
-        f"{_label(first, rows[-1])} over {_label(one, rows[-1])}: {first.gb_per_s / one.gb_per_s:.3g} times measured, "
+        f"{first.candidate.name} over {one.candidate.name}: {first.gb_per_s / one.gb_per_s:.3g} times measured, "
         f"{first.candidate.forest.algbw_gb_per_s / one.candidate.forest.algbw_gb_per_s:.3g} by the plans\n"
         for one in others
     ]
@@ -78,14 +72,12 @@ def measured_cell(row: Sequence[Measured], ranks: Sequence[int], at: tuple[int, 
     size, least, below = at
     collective = row[0].candidate.forest.collective
     root = -1 if collective.root is None else collective.root
-    times = {
-        (one.candidate.name, one.chunk_bytes): Time(
-            one.candidate.name, ENGINE, one.seconds / one.slower, len(one.runs), one.chunk_bytes
-        )
+    times = [
+        Time(one.candidate.name, ENGINE, one.seconds / one.slower, len(one.runs), one.chunk_bytes)
         for one in row
         if one.candidate.name in ALGORITHMS
-    }
-    ranked = tuple(sorted(times.values(), key=lambda one: one.seconds))
+    ]
+    ranked = tuple(sorted(times, key=lambda one: one.seconds))
     day = datetime.date.today().isoformat()
     return Cell(collective.name, root, tuple(ranks), size, least, below, day, ranked)
 
@@ -135,10 +127,10 @@ def picture(field: Field, rows: Sequence[Sequence[Measured]]) -> Picture:
         f"of {request.topology.name}, in the laboratory"
     )
     if len(rows) == 1:
-        return bars_picture(title, [bar for one in rows[0] for bar in _bars(one, _label(one, rows[0]))])
+        return bars_picture(title, [bar for one in rows[0] for bar in _bars(one, one.candidate.name)])
     curves = []
     for column in zip(*rows, strict=True):
-        name = _label(column[0], rows[0])
+        name = column[0].candidate.name
         curves.append(Curve(name, [(one.pattern.size, one.gb_per_s) for one in column]))
         curves.append(
             Curve(f"{name}, simulated", [(one.pattern.size, _simulated_gb_per_s(one)) for one in column], dashed=True)

@@ -1,6 +1,6 @@
 """Which paths messages between two ranks take (ncclSend, ncclRecv): the rows of a path table, as libblink.so runs them.
 
-The table is the one that ``BLINK_PATHS`` names, filled by ``blink sim sendrecv --memories 1 -o``; one that is for
+The table is the one that ``BLINK_PATHS`` names, filled by ``blink sim sendrecv --algo multi_path -o``; one that is for
 another machine, damaged, or measured in a laboratory is ignored with a line. Copy engines carry a message in parts,
 each over a path of its own; the sender copies into slots, and the receiver from there to where it is wanted. They lie
 on the receiver's GPU where the path has no memory, or in the memory that it has: a processor's, or that of a GPU of the

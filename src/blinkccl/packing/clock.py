@@ -1,8 +1,8 @@
 """The clock of a search: whatever may take long looks at it, and ends where its time is up.
 
-A clock is set around a search (:meth:`Clock.running`) and found by what runs inside, in this thread alone. It keeps the
-best trees so far, as there is nothing else where the time is up, and a listener hears now and then what is known. Where
-there is no clock there is no limit. Results are never remembered half done: the end is an exception.
+A clock is set around a search (:meth:`Clock.running`) and found by what runs inside, in this thread alone. A listener
+hears now and then what is known. Where there is no clock there is no limit. Results are never remembered half done: the
+end is an exception.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from fractions import Fraction
 from math import inf
 from time import monotonic
-from typing import Any
 
 from blinkccl.errors import TimeUpError
 
@@ -33,11 +32,9 @@ class Clock:
         self._now, self._listener = now, listener
         self._end = inf if seconds is None else now() + seconds
         self._next_word = now()
-        #: S per unit of time that nothing passes, and what part of a proved rate the best trees have; None: not yet.
+        #: S per unit of time that nothing passes, and what part of a proved rate trees have; None: not yet.
         self.bound: Fraction | None = None
         self.part: Fraction | None = None
-        #: The best trees so far, as who found them has them.
-        self.best: Any = None
 
     @property
     def left_s(self) -> float:
@@ -86,8 +83,8 @@ def bounded(rate: Fraction) -> None:
         clock.bound = rate
 
 
-def keep(trees: Any, part: Fraction) -> None:
-    """These trees reach so much of a proved rate: the best of such are kept."""
+def reached(part: Fraction) -> None:
+    """Some trees reach so much of a proved rate."""
     clock = _CLOCK.get()
     if clock is not None and (clock.part is None or part > clock.part):
-        clock.best, clock.part = trees, part
+        clock.part = part

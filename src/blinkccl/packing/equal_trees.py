@@ -113,7 +113,7 @@ def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees | No
     for found in tried:
         if found is None:
             return None
-        clock.keep(found, found.rate / rate)
+        clock.reached(found.rate / rate)
         clock.look()
         if best is None or found.rate > best.rate:
             best = found

@@ -175,7 +175,7 @@ def _spanning_tree(network: FlowNetwork, prices: Prices) -> Hops:
     return tuple(hops)
 
 
-def shortest_paths_to(network: FlowNetwork, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
+def _shortest_paths_to(network: FlowNetwork, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
     """The cheapest path from every other terminal to ``root``; terminals on the way pass it on."""
     turned = network if network.symmetric else network.reversed()
     _, parent = cheapest_ways(turned, {(v, u): y for (u, v), y in prices.items()}, root)
@@ -186,7 +186,7 @@ def paths_oracle(network: FlowNetwork, root: int) -> Oracle:
     """One group; a column is one path from every other terminal to ``root`` (a gather). The payload: the paths."""
 
     def oracle(prices: Prices) -> list[Column]:
-        paths = shortest_paths_to(network, root, prices)
+        paths = _shortest_paths_to(network, root, prices)
         return [column_of(0, loads_of(tuple(paths.values())), paths)]
 
     return oracle
@@ -199,7 +199,7 @@ def relay_oracle(network: FlowNetwork, root: int) -> Oracle:
     """
 
     def oracle(prices: Prices) -> list[Column]:
-        paths = shortest_paths_to(network, root, prices)
+        paths = _shortest_paths_to(network, root, prices)
         tree = cheapest_tree_from(network, prices, root)
         loads = loads_of(tuple(paths.values()))
         loads.update({arc: network.terminals * times for arc, times in loads_of(tree).items()})

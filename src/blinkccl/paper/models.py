@@ -280,12 +280,12 @@ def compute_time(name: str, gpu: str) -> Compute:
     return Compute(forward_s, total_s - forward_s)
 
 
-def work_of(text: str, gpu: str, part_of_peak: float = PART_OF_PEAK) -> tuple[NeuralNetwork, Compute]:
+def work_of(text: str, gpu: str) -> tuple[NeuralNetwork, Compute]:
     """What somebody typed as a network, and what a step of it computes on one ``gpu``.
 
     ``resnet50`` and the like, in fp32 by published throughputs; ``resnet152`` and ``densenet201`` by ResNet-50's FLOPs
-    per second; or ``transformer:7B:32:4096``, parameters, blocks and tokens per GPU and step, at ``part_of_peak`` of
-    the GPU's dense arithmetic. UsageError where it is none of these, UnsupportedError where nothing is known of the
+    per second; or ``transformer:7B:32:4096``, parameters, blocks and tokens per GPU and step, at :data:`PART_OF_PEAK`
+    of the GPU's dense arithmetic. UsageError where it is none of these, UnsupportedError where nothing is known of the
     GPU.
     """
     tables = _tables()
@@ -294,7 +294,7 @@ def work_of(text: str, gpu: str, part_of_peak: float = PART_OF_PEAK) -> tuple[Ne
         if gpu not in tables["peak"]:
             raise UnsupportedError(f"no peak of {gpu} GPUs is known, only of {', '.join(tables['peak'])}")
         model = transformer(parameters, layers)
-        return model, compute_at(model, tokens, part_of_peak * peak_flops_per_s(gpu))
+        return model, compute_at(model, tokens, PART_OF_PEAK * peak_flops_per_s(gpu))
     if text not in (*NETWORKS, *tables["scaled"]):
         known = ", ".join((*NETWORKS, *tables["scaled"]))
         raise UsageError(f"no network {text[:40]!r} is known; expected {known} or transformer:PARAMETERS:BLOCKS:TOKENS")

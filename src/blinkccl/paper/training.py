@@ -14,7 +14,7 @@ their FLOPs, which gives too little to layers that wait for memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -23,8 +23,8 @@ from typing import Any
 
 from blinkccl.baselines.candidate import Prepared
 from blinkccl.baselines.registry import JobCandidates
-from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.paper.models import PART_OF_PEAK, Compute, NeuralNetwork, Tensor, work_of
+from blinkccl.errors import UnsupportedError
+from blinkccl.paper.models import Compute, NeuralNetwork, Tensor, work_of
 from blinkccl.report.text import Paint, columns, fit, seconds_text
 from blinkccl.units import size_text
 
@@ -120,37 +120,6 @@ def step_time(
     return TrainingStep(compute.total_s, math.fsum(busy), total_s - compute.total_s, total_s, tuple(buckets))
 
 
-def zero3_step(
-    model: NeuralNetwork, compute: Compute, allgather_seconds: Seconds, reduce_scatter_seconds: Seconds
-) -> TrainingStep:
-    """A step with parameters, gradients and optimizer states in shards (ZeRO-3: Rajbhandari et al. 2020, §5.3, §7.2.2).
-
-    Every layer's parameters are gathered before its forward pass and again before its backward pass, and its gradient
-    is reduced and scattered after that: half as many bytes again as an AllReduce of all gradients moves. One collective
-    runs at a time, in the order in which it is asked for; a layer's parameters are asked for as soon as the layer
-    before it begins to compute, so that two layers' are there at once.
-    """
-    gathered, scattered = cache(allgather_seconds), cache(reduce_scatter_seconds)
-    sizes = [sum(tensor.elements for tensor in layer.tensors) * model.element_bytes for layer in model.layers]
-    forward = [compute.forward_s * layer.forward_flops / model.forward_flops for layer in model.layers]
-    backward = [compute.backward_s * layer.backward_flops / model.backward_flops for layer in model.layers]
-    order = range(len(sizes))
-    passes = [*((i, forward[i], False) for i in order), *((i, backward[i], True) for i in reversed(order))]
-    busy = [gathered(sizes[layer]) for layer, _, _ in passes]
-    free_s = there_s = busy[0]
-    done_s = 0.0
-    for number, (layer, takes_s, reduces) in enumerate(passes):
-        begins_s = max(done_s, there_s)
-        if number + 1 < len(passes):
-            free_s = there_s = max(free_s, begins_s) + busy[number + 1]
-        done_s = begins_s + takes_s
-        if reduces:
-            busy.append(scattered(sizes[layer]))
-            free_s = max(free_s, done_s) + busy[-1]
-    total_s = max(done_s, free_s)
-    return TrainingStep(compute.total_s, math.fsum(busy), total_s - compute.total_s, total_s, ())
-
-
 def _gradients(model: NeuralNetwork, compute: Compute) -> Iterator[tuple[Tensor, float]]:
     """Every tensor, last first, with the time at which its gradient is there."""
     layers = model.layers[::-1]
@@ -173,30 +142,12 @@ def _cut(sizes: list[int], first_bytes: int, then_bytes: int) -> Iterator[tuple[
         yield begin, len(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """How a step exchanges what it computes: DDP in buckets of so many bytes after the first, or ZeRO-3."""
-
-    overlap: bool = True
-    bucket_bytes: int = DDP_BUCKET_BYTES[1]
-    zero3: bool = False
-    part_of_peak: float = PART_OF_PEAK
-
-    def words(self) -> str:
-        """For people."""
-        if self.zero3:
-            return "parameters gathered for each pass and gradients scattered, layer by layer (ZeRO-3)"
-        how = "while the backward pass goes on" if self.overlap else "after the backward pass"
-        return f"gradients reduced in buckets of {size_text(self.bucket_bytes)} {how}"
-
-
 @dataclass(frozen=True)
 class StepTable:
     """A training step of ``model`` on ``gpu`` with each candidate's AllReduce."""
 
     model: str
     gpu: str
-    options: StepOptions
     by_name: Mapping[str, TrainingStep]
 
     def document(self) -> list[dict[str, Any]]:
@@ -224,39 +175,22 @@ class StepTable:
             ]
             for name, step in ordered
         ]
-        sent = "collectives" if self.options.zero3 else "allreduce"
-        header = ("algorithm", "step", "exposed", sent, "overhead %")
+        header = ("algorithm", "step", "exposed", "allreduce", "overhead %")
         lines = columns(header, table, (0,), width, look=lambda n, line: paint(line, "bold") if n == 1 else line)
         compute = seconds_text(ordered[0][1].compute_s)
-        head = f"a step of {self.model} on {self.gpu.upper()}s: {compute} of compute, {self.options.words()}"
+        buckets = f"buckets of {size_text(DDP_BUCKET_BYTES[1])} while the backward pass goes on"
+        head = f"a step of {self.model} on {self.gpu.upper()}s: {compute} of compute, gradients reduced in {buckets}"
         return fit(f"\n{head}\n\n", width) + "\n".join(lines) + "\n"
 
 
-def training_steps(
-    fields: Sequence[JobCandidates], model: str, gpu: str, options: StepOptions = StepOptions()
-) -> StepTable:
-    """A data-parallel training step of ``model`` on GPUs called ``gpu``, with each candidate's collectives.
-
-    ``fields`` are those of AllReduce, or for ZeRO-3 of AllGather and ReduceScatter: who serves both is asked.
-    """
-    wanted = ["allgather", "reduce_scatter"] if options.zero3 else ["allreduce"]
-    names = [field.request.collective.name for field in fields]
-    if names != wanted:
-        raise UnsupportedError(f"a data-parallel step reduces gradients by {' and '.join(wanted)}, not by {names[0]}")
-    chosen, compute = work_of(model, gpu, options.part_of_peak)
-    if options.zero3 and ":" not in model:
-        raise UsageError(
-            f"--zero3 gathers a transformer's blocks, got {model}: give transformer:PARAMETERS:BLOCKS:TOKENS"
-        )
+def training_steps(field: JobCandidates, model: str, gpu: str) -> StepTable:
+    """A data-parallel training step of ``model`` on GPUs called ``gpu``, with each candidate's AllReduce."""
+    name = field.request.collective.name
+    if name != "allreduce":
+        raise UnsupportedError(f"a data-parallel step reduces gradients by allreduce, not by {name}")
+    chosen, compute = work_of(model, gpu)
 
     def seconds(one: Prepared) -> Seconds:
         return lambda size_bytes: one.at(size_bytes).seconds
 
-    by_name = [{one.name: seconds(one) for one in field.prepared} for field in fields]
-    shared = [name for name in by_name[0] if all(name in times for times in by_name)]
-    if options.zero3:
-        steps = {name: zero3_step(chosen, compute, *(times[name] for times in by_name)) for name in shared}
-    else:
-        buckets = DDP_BUCKET_BYTES[0], options.bucket_bytes
-        steps = {name: step_time(chosen, compute, by_name[0][name], options.overlap, buckets) for name in shared}
-    return StepTable(model, gpu, options, steps)
+    return StepTable(model, gpu, {one.name: step_time(chosen, compute, seconds(one)) for one in field.prepared})

@@ -29,17 +29,10 @@ _BAR = 20
 _BARS_FROM = 80
 
 
-def plan_text(
-    forest: Forest, paint: Paint = plain, width: int | None = None, trees: int = SHARES_SHOWN, quiet: bool = False
-) -> str:
-    """All of a plan for people, in ``width`` columns or as many as it takes; narrow texts have no bars.
-
-    At most ``trees`` shares are drawn; ``quiet`` leaves the summary alone.
-    """
+def plan_text(forest: Forest, paint: Paint = plain, width: int | None = None) -> str:
+    """All of a plan for people, in ``width`` columns or as many as it takes; narrow texts have no bars."""
     bars = width is None or width >= _BARS_FROM
-    parts = [_summary(forest, paint)]
-    if not quiet:
-        parts += [_shares(forest, paint, trees), certificate_lines(forest), _loads(forest, paint, bars)]
+    parts = [_summary(forest, paint), _shares(forest, paint), certificate_lines(forest), _loads(forest, paint, bars)]
     return "\n\n".join("\n".join(fit(line, width) for line in part) for part in parts) + "\n"
 
 
@@ -99,7 +92,7 @@ def order_lines(forest: Forest) -> list[str]:
     ]
 
 
-def _shares(forest: Forest, paint: Paint, most: int) -> list[str]:
+def _shares(forest: Forest, paint: Paint) -> list[str]:
     """The shares as drawings; of several stars that differ in their roots the first, and a line for the others."""
     moving = [share for share in forest.shares if any(tree.edges for tree in share.trees())]
     still = len(forest.shares) - len(moving)
@@ -113,15 +106,15 @@ def _shares(forest: Forest, paint: Paint, most: int) -> list[str]:
     for i, share in enumerate(moving):
         alike.setdefault(_star(share) or i, []).append(share)
     groups = [group for some in alike.values() for group in ([some] if len(some) > _ALIKE else [[one] for one in some])]
-    for first, *others in groups[:most]:
+    for first, *others in groups[:SHARES_SHOWN]:
         down = "broadcast" if len(forest.item(first).destinations) > 1 else "path"
         lines += ["", paint(_share_title(first), "cyan"), *share_drawing(first, down)]
         if others:
             roots = ids(share.root for share in others)
             lines.append(f"  and {len(others)} more stars with the same weight, with the roots {roots}")
-    left = sum(len(group) for group in groups[most:])
+    left = sum(len(group) for group in groups[SHARES_SHOWN:])
     if left:
-        lines += ["", f"… and {left} more (all of them: --trees {len(moving)}, or --json)"]
+        lines += ["", f"… and {left} more (all of them: --json)"]
     return lines
 
 

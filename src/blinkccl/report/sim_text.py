@@ -139,15 +139,15 @@ def path_text(row: PairSplits, width: int | None = None) -> str:
     return head + "\n".join(columns(("size", "GB/s", "direct", "paths"), table, (0, 3), width)) + "\n"
 
 
-def absent_text(field: JobCandidates, why: bool) -> str:
-    """Who is not in the table, and ``why``, also where they were asked for by name."""
-    return f"\n{not_here_text(field.absent, why or bool(field.named))}" if field.absent else ""
+def absent_text(field: JobCandidates) -> str:
+    """Who is not in the table, and why, where they were asked for by name."""
+    return f"\n{not_here_text(field.absent, bool(field.named), '--algo NAME')}" if field.absent else ""
 
 
-def not_here_text(absent: Mapping[str, str], why: bool) -> str:
-    """Who could not be asked, and ``why``."""
+def not_here_text(absent: Mapping[str, str], why: bool, option: str) -> str:
+    """Who could not be asked, and ``why``; else the ``option`` that says it."""
     if not why:
-        return f"not here: {', '.join(absent)} (--why says why)\n"
+        return f"not here: {', '.join(absent)} ({option} says why)\n"
     return "not here:\n" + "".join(f"  {name}: {reason}\n" for name, reason in absent.items())
 
 

@@ -65,7 +65,7 @@ def read_measurements(
     if not found:
         raise TopologyError(
             f"{source}: no measurement in it; expected a log of nccl-tests with its lines '# size count …', or the "
-            "JSON that blink bench -J or nccl-tests -J writes"
+            "JSON that blink bench --json or nccl-tests -J writes"
         )
     return found
 
@@ -247,7 +247,9 @@ def _from_json(text: str, given: _Given) -> Iterator[Measurement]:
     except (ValueError, RecursionError):
         raise TopologyError(f"{source}: not JSON that a benchmark wrote: too deep, or with too long numbers") from None
     if not isinstance(read, dict) or not isinstance(read.get("results"), list):
-        raise TopologyError(f"{source}: no list 'results' in it; expected what blink bench -J or nccl-tests -J writes")
+        raise TopologyError(
+            f"{source}: no list 'results' in it; expected what blink bench --json or nccl-tests -J writes"
+        )
     collective, ranks = _json_collective(read, given), _json_ranks(read, given)
     for number, row in enumerate(read["results"]):
         where = f"results[{number}]"

@@ -76,9 +76,9 @@ def simulate(
     """Times ``program`` for S = ``size_bytes``, as nccl-tests counts it; 0 to 2^63 − 1.
 
     Without ``chunk_bytes`` a chunk is that of :func:`best_chunk_bytes`. ``traced`` keeps what was done when. Tasks are
-    counted against the budget of ``settings`` before anything is made of them. Where that does not suffice and
-    ``coarser`` is set, the answer is an estimate: bandwidth terms and the cost of every chunk stay, but a pipeline
-    fills more slowly, by at most the depth times the larger chunk.
+    counted against the budget of ``settings`` before anything is made of them. Where that does not suffice, the answer
+    is an estimate: bandwidth terms and the cost of every chunk stay, but a pipeline fills more slowly, by at most the
+    depth times the larger chunk.
     """
     return simulate_frame(frame(program, network, calibration, settings), size_bytes, chunk_bytes, traced)
 
@@ -93,14 +93,7 @@ def simulate_frame(of: Frame, size_bytes: int, chunk_bytes: int | None = None, t
         chunk_bytes = best_chunk_bytes(program, of.network, of.calibration, size_bytes)
     bound = bind_bytes(program, size_bytes, chunk_bytes, settings.even_chunks)
     together = 1
-    tasks = count_tasks(bound)
-    if tasks > budget:
-        if not settings.coarser:
-            raise UsageError(
-                f"{size_bytes:,} bytes in chunks of {chunk_bytes:,} are {tasks:,} transfers and reductions, more than "
-                f"the budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
-                "several chunks as one"
-            )
+    if count_tasks(bound) > budget:
         together, bound = _coarser(bound, size_bytes, settings.even_chunks, budget)
     translation = of.at(bound)
     if together > 1:
@@ -118,8 +111,8 @@ def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tu
         tasks = count_tasks(bound)
         if tasks > budget and all(extent.chunks <= 1 for extent in bound.extents):
             raise UsageError(
-                f"one chunk per share is {tasks:,} transfers and reductions already, more than the budget of "
-                f"{budget:,}; take a larger --budget"
+                f"one chunk per share is {tasks:,} transfers and reductions already, more than the {budget:,} "
+                "that are timed; time another algorithm"
             )
     return max(1, round(_largest_chunk(bound) / _largest_chunk(fine))), bound
 

@@ -40,8 +40,8 @@ class LinkUse:
 class Decider:
     """A piece of the critical path: from ``begin_s`` to ``end_s`` everything waited for this.
 
-    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (until a rank began: its
-    start skew, and the launch of a kernel).
+    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (until a rank began:
+    the launch of a kernel).
     """
 
     begin_s: float

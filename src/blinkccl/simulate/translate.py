@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError, UsageError
+from blinkccl.errors import ScheduleError, TopologyError, UsageError
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.wiring import Arc, connect
@@ -37,8 +37,8 @@ from blinkccl.topology.model import Topology
 
 #: How streams and shares of links are dealt out.
 STREAMS = ("per-tree", "reused")
-#: fifo, fair: see the workload. rtt-weighted: in proportion to 1/latency, as TCP flows. unfair: the first tree first.
-SHARINGS = ("fifo", "fair", "rtt-weighted", "unfair")
+#: fifo, fair: see the workload. unfair: the first tree first.
+SHARINGS = ("fifo", "fair", "unfair")
 #: Kernels number tasks in 32 bits.
 MAX_BUDGET = 2**31 - 1
 #: How much more of a link the stream that came first gets than the next, where sharing is unfair.
@@ -52,19 +52,16 @@ class Settings:
     - ``sharing``: one of :data:`SHARINGS`;
     - ``streams``: one of :data:`STREAMS`, a stream per link and tree, or one for trees that use a link at the same
       depth (Blink §4.2.2);
-    - ``start_s``: when each rank enters the collective; empty for all at once;
     - ``even_chunks``: as of :func:`~blinkccl.schedule.chunking.bind`: trees share links by their weights;
     - ``budget``: the most tasks (transfers and reductions) that a run may have, 1 to :data:`MAX_BUDGET`; None for what
-      the kernel does in half a minute and two gigabytes (:data:`~blinkccl.simulate.run.EVENT_BUDGET`);
-    - ``coarser``: where the budget does not suffice, time several chunks as one that costs as much as all of them.
+      the kernel does in half a minute and two gigabytes (:data:`~blinkccl.simulate.run.EVENT_BUDGET`). Where it does
+      not suffice, several chunks are timed as one that costs as much as all of them.
     """
 
     sharing: str = "fifo"
     streams: str = "per-tree"
-    start_s: tuple[float, ...] = ()
     even_chunks: bool = True
     budget: int | None = None
-    coarser: bool = False
 
     def __post_init__(self) -> None:
         if self.budget is not None and not 1 <= self.budget <= MAX_BUDGET:
@@ -74,9 +71,6 @@ class Settings:
         for name, value, known in (("sharing", self.sharing, SHARINGS), ("streams", self.streams, STREAMS)):
             if value not in known:
                 raise UsageError(f"unknown {name} {value!r}; expected one of {', '.join(known)}")
-        for rank, start_s in enumerate(self.start_s):
-            if not 0 <= start_s < 1e6:
-                raise UsageError(f"rank {rank} starts at {start_s} s; expected a time from 0 to 1,000,000 s")
 
     @property
     def kernel_sharing(self) -> str:
@@ -171,8 +165,6 @@ def frame(
     ``gb_per_s``: what some of the links carry, whatever the calibration says of their rates.
     """
     settings = settings or Settings()
-    if settings.start_s and len(settings.start_s) != len(program.ranks):
-        raise UsageError(f"{len(settings.start_s)} start times for {len(program.ranks)} ranks; give one per rank")
     wiring = connect(program)
     if wiring.faults:
         raise ScheduleError(f"the program cannot be timed: {wiring.faults[0]}")
@@ -359,12 +351,10 @@ def _actors(
     # A kernel reads every operand once and writes once: the rate is that of two operands.
     combined = [(operands(role) + 1) / 3 if adds_up(program, role) else 0.0 for role in program.roles]
     pace = 1e-9 / engine.reduce_gb_per_s.value if engine.reduce_gb_per_s.value else 0.0
-    start_s = settings.start_s or (0.0,) * len(program.ranks)
-    start_s += (0.0,) * len(program.relays)  # which no job starts
     stream = np.asarray([*streams.of_actor, *[-1] * len(staged)], np.int32)
     if pace == 0.0 and engine.reduce_us.value == 0.0:
         stream = np.full_like(stream, -1)  # what costs nothing needs no turn
-    begin_s = [start_s[role.rank] + engine.launch_us.value * 1e-6 for role in program.roles]
+    begin_s = [engine.launch_us.value * 1e-6] * len(program.roles)
     count = len(program.roles) + len(staged)
     return Actors(
         np.zeros(count, np.int32),
@@ -402,20 +392,13 @@ def _hops(
         np.asarray(latency_s, np.float64),
         # Who reads knows by itself that it has, and a switch takes packets as they come.
         np.asarray([0.0 if hop.frees >= 0 or hop.path[-1] in switches else signal_s for hop in hops]),
-        np.asarray(_weights(settings.sharing, paths, latency_s, calibration.name), np.float64),
+        np.asarray(_weights(settings.sharing, paths), np.float64),
         *_compressed(paths),
     )
 
 
-def _weights(sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[float], calibration: str) -> list[float]:
+def _weights(sharing: str, paths: Sequence[Sequence[int]]) -> list[float]:
     """Each hop's part of the links that it shares."""
-    if sharing == "rtt-weighted":
-        if any(seconds <= 0.0 for seconds in latency_s):
-            raise UnsupportedError(
-                f"--sharing rtt-weighted divides by latencies, but on calibration {calibration} some paths have none"
-            )
-        longest = max(latency_s, default=1.0)
-        return [longest / seconds for seconds in latency_s]
     if sharing == "unfair":
         # The later a queue comes on its most crowded link, the longer it waits there.
         seen: dict[int, int] = {}

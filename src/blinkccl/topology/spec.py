@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from blinkccl.errors import TopologyError, did_you_mean
@@ -25,8 +26,9 @@ def parse_spec(text: str) -> Topology:
     read, a synthetic spec (``torus:4x4``), or several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that
     of each NIC), on one switch, on several (``16x dgx-a100 @ fabric=tree:4:2``; :mod:`blinkccl.topology.fabric`), or on
     cables in place of one (``4x dgx-spark @ cables=ring``; :mod:`blinkccl.topology.cables`). Behind the ``@`` may stand
-    what a file does not say (``node7.txt @ nvlink=50GB/s, nic=400Gbps``; :mod:`blinkccl.topology.stated`). A
-    TopologyError if it names nothing, the file cannot be read, or says itself what is stated.
+    what a file does not say (``node7.txt @ nvlink=50GB/s, nic=400Gbps``; :mod:`blinkccl.topology.stated`), and that all
+    switches add up and multicast what crosses them (``2x dgx-a100 @ switches=sharp``). A TopologyError if it names
+    nothing, the file cannot be read, or says itself what is stated.
     """
     text = text.strip()
     single = _single(text)
@@ -35,7 +37,12 @@ def parse_spec(text: str) -> Topology:
     parsed = _COMPOSED.fullmatch(text)
     if parsed is None or (parsed["count"] is None and parsed["stated"] is None):
         raise TopologyError(_unknown(text))
-    rule, said = _split("cables", parsed["stated"] or "", repr(text))
+    switches, said = _split("switches", parsed["stated"] or "", repr(text))
+    if switches is not None:
+        if switches != "sharp":
+            raise TopologyError(f"{text!r}: switches={switches}: expected sharp, for switches that add up")
+        return with_every_switch(parse_spec(f"{text.partition('@')[0]}@ {said}" if said else text.partition("@")[0]))
+    rule, said = _split("cables", said, repr(text))
     fabric, said = _split("fabric", said, repr(text))
     stated = parse_stated(said, repr(text)) if said else NOTHING
     server = _single(parsed["machine"], stated)
@@ -60,6 +67,12 @@ def parse_spec(text: str) -> Topology:
 
         return by_rule(rule, server, int(parsed["count"]), stated.nic, repr(text))
     return compose(server, int(parsed["count"]), stated.nic, fabric, repr(text))
+
+
+def with_every_switch(topology: Topology) -> Topology:
+    """``topology`` as if each of its switches combined."""
+    vertices = tuple(replace(v, combines=v.kind == "switch" or v.combines) for v in topology.vertices)
+    return replace(topology, vertices=vertices)
 
 
 def machine_named(name: str) -> Topology | None:

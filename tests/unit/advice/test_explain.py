@@ -144,15 +144,12 @@ def test_the_verb_goes_by_what_was_measured_here(blink, tmp_path, monkeypatch):
     measured.write(path, table)
     job = ("--topo", "dgx-1v", "--gpus", "1,4,5,6", "--size", "1M", "--json")
     assert json.loads(blink("explain", "allreduce", *job).out)["measured_by"] == "somebody"
-    planned = ("plan", "allreduce", *job)
-    assert not json.loads(blink(*planned).out)["choice"]["measured"], "only on request"
-    assert json.loads(blink(*planned, "--measured", path).out)["choice"]["measured"]
     monkeypatch.setenv("BLINK_TUNED", "0")
     assert json.loads(blink("explain", "allreduce", *job).out)["measured_by"] is None
-    other = blink("plan", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "-s", "1M", "--json", "--measured", path)
+    assert json.loads(blink("explain", "allreduce", *job, "--measured", path).out)["choice"]["measured"]
+    other = blink("explain", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "-s", "1M", "--json", "--measured", path)
     assert "it was measured on machine" in other.err
     assert not json.loads(other.out)["choice"]["measured"]
-    blink("plan", "allreduce", "--topo", "dgx-1v", "--measured", path).assert_refused("--measured is for --size")
 
 
 def test_the_verb(blink):

@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from reference import IN_LANES
 
+from blinkccl.algorithms import blink
 from blinkccl.algorithms.blink import DRAFTS, one_root_optimum
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request
@@ -53,13 +54,12 @@ def test_the_papers_six_trees_of_one_lane() -> None:
 
 
 @pytest.mark.parametrize("threshold", [Fraction(1, 20), Fraction(3, 10), Fraction(1, 2)], ids=str)
-def test_the_threshold_is_what_may_be_given_up(threshold: Fraction) -> None:
+def test_the_threshold_is_what_may_be_given_up(threshold: Fraction, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = len(blink.plan(asked("dgx-1v", "allreduce")).shares)
+    monkeypatch.setattr(blink, "THRESHOLD", threshold)
     for name, optimum in (("broadcast", Fraction(6)), ("allreduce", Fraction(24, 7))):
-        forest = planned("blink", asked("dgx-1v", name, threshold=threshold))
-        assert forest.rate >= (1 - threshold) * optimum
-    assert len(planned("blink", asked("dgx-1v", "allreduce", threshold=Fraction(1, 2))).shares) <= len(
-        planned("blink", asked("dgx-1v", "allreduce")).shares
-    )
+        assert blink.plan(asked("dgx-1v", name)).rate >= (1 - threshold) * optimum
+    assert len(blink.plan(asked("dgx-1v", "allreduce")).shares) <= trees
 
 
 def test_one_root_costs_allgather_what_theory_says() -> None:
@@ -92,6 +92,7 @@ def test_switches_are_served(spec: str, name: str) -> None:
     planned("blink", asked(spec, name, gpus, root=1))
 
 
-def test_a_coarser_epsilon_keeps_its_guarantee() -> None:
-    coarse = planned("blink", asked("dgx-1v", "broadcast", epsilon=Fraction(1, 2), threshold=Fraction(0)))
-    assert coarse.rate >= 3
+def test_a_coarser_epsilon_keeps_its_guarantee(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blink, "EPSILON", Fraction(1, 2))
+    monkeypatch.setattr(blink, "THRESHOLD", Fraction(0))
+    assert blink.plan(asked("dgx-1v", "broadcast")).rate >= 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from blinkccl.algorithms.bounds import certificate_for
-from blinkccl.algorithms.in_switch import in_switch_forest, plan, with_every_switch
+from blinkccl.algorithms.in_switch import in_switch_forest, plan
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import ALGORITHMS, algorithm
 from blinkccl.collectives.spec import Collective
@@ -31,7 +31,7 @@ from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.json_format import parse, write
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
-from blinkccl.topology.spec import parse_spec
+from blinkccl.topology.spec import parse_spec, with_every_switch
 from support.execution import difference
 from support.planned import asked, with_ends
 

@@ -9,7 +9,6 @@ from blinkccl.algorithms.optimal import PLANS
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
-from blinkccl.errors import TimeUpError
 from blinkccl.forest.model import Forest
 from blinkccl.packing.equal_trees import LOSS
 from support.native_code import needs_native_code
@@ -87,15 +86,3 @@ def test_many_unlike_links_are_not_searched(objective: str, monkeypatch: pytest.
 def test_one_way_links_are_left_as_they_are() -> None:
     request = asked("oneway:5", "allreduce", objective="least-depth")
     assert planned("optimal", request).rate == planned("optimal", asked("oneway:5", "allreduce")).rate
-
-
-def test_a_deadline_in_the_search_leaves_the_plan_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = asked("mi250", "allreduce")
-    view = rank_network_of(request.network, request.ranks)
-    known = PLANS["allreduce"](request, view)
-
-    def late(*_: object) -> None:
-        raise TimeUpError("the time of a search is up")
-
-    monkeypatch.setattr(shallower, "_trees", late)
-    assert shallower.shallower(request, view, known) is known

@@ -62,7 +62,7 @@ def test_what_is_saved_is_what_the_command_line_writes_and_reads(
     assert again.forest == plan.forest
     assert f"{again.check()}\n" == blink("check", str(ours)).out
     assert again.export("cuda") == plan.export("cuda") == blink("export", str(ours), "--to", "cuda").out
-    simulated = json.loads(blink("sim", "--plan", str(ours), "--size", "64M", "--json").out)
+    simulated = json.loads(blink("sim", str(ours), "--size", "64M", "--json").out)
     found = again.simulate(64 << 20)
     assert found.seconds == plan.simulate("64M").seconds == simulated["sizes"][0]["algorithms"][0]["seconds"]
     with pytest.raises(UsageError, match="plan anew"):

@@ -14,7 +14,6 @@ from blinkccl.baselines.nccl import NCCL_SLICE_BYTES
 from blinkccl.baselines.registry import BASELINES, candidates, enter, time_all, wins
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.translate import Settings
 from support.planned import asked
 from support.timed import calibration_of, candidate, link_class
 
@@ -201,13 +200,6 @@ def test_where_nobody_can_be_timed_the_first_reason_is_the_error() -> None:
     nothing = Conditions(calibration_of(link_class("net", 25.0, 25.0)))
     with pytest.raises(TopologyError, match="no link class for nvlink"):
         time_all(enter(asked("dgx-1v", "gather"), nothing), [MIB])
-
-
-def test_models_know_no_start_skew() -> None:
-    late = Conditions(calibration("v100-copy-engine"), Settings(start_s=(0.0, 0.0, 0.1)))
-    field = enter(asked("dgx-1v", gpus="0,1,2"), late)
-    assert {"nccl-2.30", "mpi-host-staged"} <= set(field.absent)
-    assert "optimal" in [one.name for one in field.prepared]
 
 
 def test_nccl_runs_on_nvidia_gpus_only() -> None:

@@ -99,9 +99,9 @@ class Ranks:
         return RankTimes(np.full((len(given), command.iterations), seconds), 0)
 
 
-def _participants(names, ranks, chunk_bytes=None):
+def _participants(names, ranks):
     planned, _ = _planned(names)
-    return Job(ALLREDUCE, tuple(planned), "star:4", chunk_bytes).participants(ranks)
+    return Job(ALLREDUCE, tuple(planned), "star:4").participants(ranks)
 
 
 def _commands(count, **choices):
@@ -152,21 +152,14 @@ def test_where_ranks_refuse_every_way_that_is_the_answer():
         one_hop.runs.run(_commands(4 * KIB))
 
 
-def test_a_chunk_that_was_asked_for_is_not_tried():
-    ranks = Ranks()
-    [ring] = _participants("ring", ranks, chunk_bytes=5000)
-    assert ring.runs.run(_commands(16 * MIB)).variant == "5000"
-    assert len(ranks.diary) == 2
-
-
 def test_algorithms_take_turns_on_the_same_ranks_and_each_runs_its_own_program():
     times = {None: 4e-6}
     planned, _ = _planned("auto,ring,one_shot")
     for each, seconds in zip(planned[1:], (3e-6, 2e-6), strict=True):
         times[each.program] = seconds
     ranks = Ranks(lambda program, chunk: times[program])
-    job = Job(ALLREDUCE, tuple(planned), "star:4", 64 * KIB)
-    settings = BenchSettings(iterations=3, rounds=2, check=False, shared=True)
+    job = Job(ALLREDUCE, tuple(planned), "star:4")
+    settings = BenchSettings(iterations=3, rounds=2, shared=True)
     [row] = Interleaved(ALLREDUCE, settings, job.participants(ranks)).rows([MIB])
     assert [name for name, *_ in row.peers] == ["ring", "one_shot"]
     assert row.in_place.median_s == 4e-6
@@ -263,7 +256,7 @@ def _about(names):
 def test_a_column_per_algorithm_and_stars_beside_the_best():
     names = ["auto", "optimal", "blink", "one_hop", "ring", "double_binary_tree", "one_shot", "internal_broadcast"]
     about = _about(names)
-    text = compare.header(about, sweep("4K", "64M", None, None))
+    text = compare.header(about, sweep("4K", "64M"))
     *_, titles = text.splitlines()
     assert titles[9:].split() == [
         "auto",

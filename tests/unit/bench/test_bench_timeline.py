@@ -1,4 +1,4 @@
-"""``blink bench --timeline``: recorded calls beside the table's, and predictions of the same on one axis."""
+"""``blink bench --timeline``: recorded calls beside the table's."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from blinkccl.engines.registry import ENGINES
 from support.trace_reader import read_trace
 
 NEEDED = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
-SHORT = ["-n", "2", "--rounds", "1", "-w", "0"]
+SHORT = ["-n", "2", "--rounds", "1"]
 
 
 @NEEDED
 @pytest.mark.parametrize("algo", [None, "ring,one_hop"])
-def test_measured_and_predicted_calls_stand_on_one_axis(blink, tmp_path: Path, algo: str | None) -> None:
+def test_measured_calls_stand_on_one_axis(blink, tmp_path: Path, algo: str | None) -> None:
     path = tmp_path / "t.json"
-    asked = ["-b", "64K", "-e", "256K", "-f", "4", *SHORT, "--timeline", str(path), "--calibration", "nominal"]
+    asked = ["-b", "64K", "-e", "256K", "-f", "4", *SHORT, "--timeline", str(path)]
     ended = blink("bench", "allreduce", *asked, *([] if algo is None else ["--algo", algo]))
     assert ended.code == 0, ended.err
     assert "shows calls after those of the table" in ended.err
     trace = read_trace(path.read_text())
     measured = [number for number, name in trace.processes.items() if name.startswith("measured: rank ")]
-    predicted = [number for number, name in trace.processes.items() if name.startswith("predicted on nominal: rank ")]
-    assert len(measured) == len(predicted) == 2
+    assert len(measured) == 2
     names = ["auto"] if algo is None else algo.split(",")
     blocks = [span["name"] for span in trace.of("block")]
     assert blocks == [
@@ -37,28 +36,15 @@ def test_measured_and_predicted_calls_stand_on_one_axis(blink, tmp_path: Path, a
     # A barrier before each.
     assert len(trace.of("call")) == 2 * 2 * CALLS * len(blocks)
     ends = [(begin, end) for spans in trace.spans.values() for begin, end, span in spans if span["cat"] == "block"]
-    for process in predicted:
+    for process in measured:
         begins = [begin for (pid, _), spans in trace.spans.items() if pid == process for begin, _, _ in spans]
         assert all(any(first <= begin <= last for begin in begins) for first, last in ends)
-    between = {(sent["pid"] in measured, taken["pid"] in measured) for sent, taken in trace.arrows}
-    assert between == {(True, True), (False, False)}
-
-
-@NEEDED
-def test_a_calibration_that_lacks_the_links_leaves_a_note_and_the_measured_half(blink, tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    asked = ["-b", "4K", *SHORT, "--timeline", str(path), "--calibration", "mi250"]
-    ended = blink("bench", "allreduce", *asked)
-    assert ended.code == 0, ended.err
-    assert "no prediction of auto, 4 KiB, out of place: calibration mi250 has no link class for nvlink" in ended.err
-    assert not any(name.startswith("predicted") for name in read_trace(path.read_text()).processes.values())
+    assert all(sent["pid"] in measured and taken["pid"] in measured for sent, taken in trace.arrows)
 
 
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--calibration", "nominal"], "--calibration is for what --timeline predicts: give --timeline FILE too"),
-        (["--timeline", "t.json", "--calibration", "nosuch"], "no calibration 'nosuch'"),
         (["--timeline", "t.json", "--topo", "dgx-1v"], "--timeline is for processes"),
         (["--timeline", "/nosuch/t.json"], "/nosuch"),
     ],

@@ -59,7 +59,7 @@ def plan(spec: str, algo: str, collective: str = "allreduce", gpus: str | None =
 def test_the_fastest_protocol_is_that_of_all(spec, algo):
     one = plan(spec, algo)
     gpu, parts = one.gpu, one.gpu.blocks // one.candidate.channels
-    settings = Settings(budget=200_000, coarser=True)
+    settings = Settings(budget=200_000)
     for size in SIZES[::3]:
         each = [
             timing(one.candidate, p, size, gpu.capability, parts, largest(parts).capacity_bytes(p), settings).seconds

@@ -23,9 +23,6 @@ FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
         (["--topo", "dgx-1v", "--gpus", "5"], "fewer than two ranks"),
         (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, staged, all"),
         (["--topo", "dgx-1v", "--root", "0"], "allreduce has no root"),
-        (["--topo", "dgx-1v", "--src", "0"], "allreduce has no src"),
-        (["--topo", "dgx-1v", "--epsilon", "0"], "--epsilon 0: expected a number of at least 1/100"),
-        (["--topo", "dgx-1v", "--epsilon", "1/101"], "at least 1/100 and below 1"),
         (["--topo", "dgx-1v", "--gpus", ""], "--gpus is empty; leave it out for all GPUs"),
         (["--topo", "dgx-1v", "--gpus", "0-99"], "the range 0-99 goes beyond the last GPU, 7"),
         (["--topo", "ring:4", "--links", "pcie"], "this topology has no PCIe links; --links fast or --links all would"),
@@ -35,18 +32,18 @@ FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
             "no/such/folder/x.json cannot be written: there is no folder no/such/folder",
         ),
         (["--topo", "dgx-1v", "-o", "."], ". cannot be written"),
-        (["--topo", "dgx-1v", "--threshold", "1e999999999"], "--threshold 1e999999999: expected a number like"),
         (["--topo", "ring:zero"], "ring"),
         (["--topo", "2x dgx-1v"], "40Gbps"),
         (["--topo", "2x dgx-1v @ fast"], "not a rate: 'fast'"),
         (["--topo", "missing.xml"], "missing.xml: there is no such file"),
         (["--topo", ""], "no topology given"),
-        (["--topo", "dgx-1v", "--fewest-trees", "--least-depth"], "exclude each other"),
+        (["--topo", "dgx-1v", "--objective", "best"], "--objective best: expected one of shallow"),
         (["--topo", "dgx-1v", "--without", "0-5"], "dgx-1v has no link 0-5; 0 has links to 1-4"),
-        (["--topo", "dgx-1v", "--without", "0"], "--without 0: '0' is no link; expected two vertices like 0-3"),
-        (["--topo", "dgx-1v", "--gpus", "0-3", "--without-rank", "5"], "--without-rank 5: GPU 5 is no rank of the job"),
-        (["--topo", "dgx-1v", "--without-rank", "8"], "8 is not a GPU of dgx-1v but its switch"),
-        (["--topo", "dgx-1v", "--gpus", "0,1", "--without-rank", "1"], "fewer than two ranks"),
+        (["--topo", "dgx-1v", "--without", "0-x"], "--without 0-x: '0-x' is no link; expected two vertices like 0-3"),
+        (["--topo", "dgx-1v", "--gpus", "0-3", "--without", "5"], "--without 5: GPU 5 is no rank of the job"),
+        (["--topo", "dgx-1v", "--without", "8"], "8 is not a GPU of dgx-1v but its switch"),
+        (["--topo", "dgx-1v", "--gpus", "0,1", "--without", "1"], "fewer than two ranks"),
+        (["--topo", "dgx-1v", "--gpus", "0,1", "--without", "0,1"], "these are all GPUs of the job, and none is left"),
         (["--topo", "clique:2", "--without", "0-1"], "--links fast leaves the GPUs 0,1 in 2 parts"),
         (["--topo", "dgx-1v", "-o", "p.svg"], "a plan is written as JSON; expected a name that ends in .json"),
     ],
@@ -58,10 +55,8 @@ def test_plan(blink, arguments, message):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ([], "which collective? Give broadcast, allreduce, ..., or --clean"),
         (["broadcast", "--lane", "0"], "--lane must be a positive number, got 0"),
         (["broadcast", "--lane", "0.001"], "would be shaped to 0.001 Mbit/s; give a --lane for which every link is"),
-        (["broadcast", "--timeout", "inf"], "--timeout must be a positive number, got inf"),
         (["broadcast", "--algo", "optimal,best"], "unknown algorithm 'best'; expected one of"),
         (["broadcast", "--algo", "double_binary_tree"], "there is nothing to run: "),
         (["broadcast", "--fail", "melt:0-3"], "--fail melt:0-3: expected cut:0-3, slow:0-3 or lossy:0-3"),
@@ -71,7 +66,6 @@ def test_plan(blink, arguments, message):
             ["broadcast", "-o", "t.json", "--fail", "cut:0-3"],
             "-o writes what was measured, and --fail measures nothing",
         ),
-        (["broadcast", "--chunk", "16K,many"], "--chunk: not a size in bytes: 'many'"),
         (["sendrecv", "--algo", "path:0-x"], "path:0-x: expected a path of vertices, as in path:0-4-1"),
     ],
 )
@@ -85,7 +79,6 @@ def test_lab(blink, monkeypatch, typed, message):
     [
         ("broadcast", ["--root", "0"], "--root 0 is not among the GPUs of the job: expected one of 1, 4, 5, 6"),
         ("broadcast", ["--root", "-1"], "--root -1 is not among the GPUs"),
-        ("sendrecv", ["--src", "5", "--dst", "5"], "--src 5 --dst 5: sendrecv needs two different ranks"),
         ("sendrecv", ["--gpus", "5"], "fewer than two ranks"),
     ],
 )
@@ -93,20 +86,10 @@ def test_ends_that_cannot_be(blink, collective, typed, message):
     blink("plan", collective, "--topo", "dgx-1v", "--gpus", "1,4,5,6", *typed).assert_refused(message)
 
 
-@pytest.mark.parametrize(
-    ("typed", "ends", "said"),
-    [
-        (["--dst", "1"], (4, 1), "--src is not given and defaults to rank 4"),
-        (["--dst", "5"], (1, 5), "--src is not given and defaults to rank 1"),
-        (["--src", "6"], (6, 5), "--dst is not given and defaults to rank 5"),
-        ([], (1, 6), ""),
-    ],
-)
-def test_the_other_end_of_sendrecv_is_another_rank(blink, typed, ends, said):
-    ended = blink("plan", "sendrecv", "--topo", "dgx-1v", "--gpus", "1,4,5,6", *typed, "--json")
-    plan = json.loads(ended.out)
+@pytest.mark.parametrize(("gpus", "ends"), [("1,4,5,6", (1, 6)), ("6,1", (6, 1))])
+def test_sendrecv_goes_from_the_first_gpu_to_the_last(blink, gpus, ends):
+    plan = json.loads(blink("plan", "sendrecv", "--topo", "dgx-1v", "--gpus", gpus, "--json").out)
     assert (plan["src"], plan["dst"]) == ends
-    assert said in ended.err
 
 
 @pytest.mark.parametrize(
@@ -272,24 +255,15 @@ def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-J", "no/such/folder/run.json"], "no/such/folder/run.json cannot be written"),
         (["-b", "1Q"], "-b: not a size"),
         (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
         (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
-        (["-b", "4K", "-e", "8K", "-f", "2", "-i", "4K"], "exclude each other"),
-        (["-b", "4K", "-e", "8K", "-i", "0"], "-i 0"),
-        (["-b", "0", "-e", "1G", "-i", "1"], "more than 10000 sizes"),
         (["-b", "999T"], "at most 1 TiB"),
         (["-b", "900G"], "of memory for 4 ranks"),
         (["-n", "0"], "-n must be at least 1"),
-        (["-w", "-1"], "-w must be at least 0"),
         (["-d", "complex64"], "-d complex64: expected one of int8, uint8"),
         (["-d", "float99"], "half, bfloat16, float, double, f8e4m3"),
         (["-o", "xor"], "--op xor: expected one of sum, prod, min, max, avg, mulsum, band"),
-        (["--engine", "warp"], "engine 'warp'"),
-        (["--chunk", "0"], "--chunk must be at least 1"),
-        (["--timeout", "nan"], "--timeout must be a positive number"),
-        (["-c", "2"], "--check"),
     ],
 )
 def test_bench(blink, arguments, message):

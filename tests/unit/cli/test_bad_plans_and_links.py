@@ -37,14 +37,14 @@ def test_primes_of_ten_digits_are_capacities_like_others(blink, tmp_path: Path, 
     ends = ((0, 1), (1, 2), (2, 3), (3, 0), (0, 2))
     machine = topology(tmp_path, both_ways([(u, v, c) for (u, v), c in zip(ends, PRIMES, strict=True)]), 4)
     plan = tmp_path / "plan.json"
-    assert blink("plan", collective, "--topo", machine, "--exact", "-o", plan).code == 0
+    assert blink("plan", collective, "--topo", machine, "--objective", "exact", "-o", plan).code == 0
     assert blink("check", plan).code == 0
 
 
 def test_what_does_not_fit_is_refused_with_what_does(blink, tmp_path: Path) -> None:
     machine = topology(tmp_path, both_ways([(0, 1, PRIMES[0]), (1, 2, PRIMES[1]), (2, 0, PRIMES[2])]), 3)
     plan, out = tmp_path / "plan.json", tmp_path / "out"
-    assert blink("plan", "broadcast", "--topo", machine, "--exact", "-o", plan).code == 0
+    assert blink("plan", "broadcast", "--topo", machine, "--objective", "exact", "-o", plan).code == 0
     refused = blink("export", plan, "--to", "mscclpp")
     refused.assert_refused("the weights have the common denominator")
     assert "what fits: --chunks 64 (" in refused.err

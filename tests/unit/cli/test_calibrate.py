@@ -96,7 +96,8 @@ def test_several_files_and_collectives(blink, log, tmp_path):
 
 def test_what_blink_bench_wrote(blink, tmp_path):
     path = tmp_path / "x.json"
-    measured = blink("bench", "allreduce", "--topo", "ring:2", "-b", "1K", "-e", "64K", "-f", "4", "-J", path)
+    measured = blink("bench", "allreduce", "--topo", "ring:2", "-b", "1K", "-e", "64K", "-f", "4", "--json")
+    path.write_text(measured.out)
     assert measured.code == 0, measured.err
     found = json.loads(blink("calibrate", path, "--json").out)
     assert (found["fits"][0]["ranks"], found["fits"][0]["sizes"], found["fits"][0]["points"]) == ([2], 4, 8)

@@ -1,4 +1,4 @@
-"""``blink check`` and ``blink sim --plan`` on NCCL graph files."""
+"""``blink check`` and ``blink sim`` on NCCL graph files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SAMPLE = Path(blinkccl.topology.__file__).parent / "fixtures" / "rings.nccl-grap
 def test_a_graph_file_is_checked_and_timed_like_a_plan(blink) -> None:
     checked = json.loads(blink("check", SAMPLE, "--topo", "dgx-1v", "--json").out)
     assert (checked["ok"], checked["algorithm"], checked["ranks"]) == (True, "nccl-graph", [0, 1, 2, 3])
-    timed = blink("sim", "allgather", "--plan", SAMPLE, "--topo", "dgx-1v", "--json")
+    timed = blink("sim", SAMPLE, "--topo", "dgx-1v", "--json")
     assert timed.code == 0, timed.err
-    assert json.loads(timed.out)["collective"] == "allgather"
+    assert json.loads(timed.out)["collective"] == "allreduce"
 
 
 def test_what_a_graph_file_lacks_is_asked_for(blink, tmp_path) -> None:
     blink("check", SAMPLE).assert_refused("a graph file has no links: give --topo SPEC")
     blink("check", SAMPLE, "--topo", "dgx-1v", "--links", "pcie").assert_refused("--links pcie")
-    blink("sim", "alltoall", "--plan", SAMPLE, "--topo", "dgx-1v").assert_refused("does not serve alltoall")
+    blink("sim", SAMPLE).assert_refused("a graph file has no links: give --topo SPEC")
     cut = tmp_path / "cut.xml"
     cut.write_bytes(SAMPLE.read_bytes()[:90])
     blink("check", cut, "--topo", "dgx-1v").assert_refused("not well-formed XML")
@@ -35,7 +35,7 @@ def test_rings_through_a_gpu_are_checked_and_timed_by_copies(blink, tmp_path) ->
     assert 'typeintra="NVB"' in file.read_text()
     checked = json.loads(blink("check", file, "--topo", "dgx-1v", "--json").out)
     assert (checked["ok"], checked["ranks"]) == (True, [0, 1, 2, 3, 4, 5])
-    timed = json.loads(blink("sim", "--plan", file, "--topo", "dgx-1v", "--json").out)
+    timed = json.loads(blink("sim", file, "--topo", "dgx-1v", "--json").out)
     assert timed["code"] == "copies"
-    refused = blink("sim", "--plan", file, "--topo", "dgx-1v", "--code", "kernels")
+    refused = blink("sim", file, "--topo", "dgx-1v", "--code", "kernels")
     refused.assert_refused("NCCL goes through a GPU of the job (NVB), and no kernel of ours does")

@@ -38,7 +38,7 @@ def test_the_nearest_class_of_an_error_decides(error, code):
 
 def test_1_for_wrong_results(blink, monkeypatch):
     monkeypatch.setattr("blinkccl.bench.measure.wrong_elements", lambda *_: 7)
-    ended = blink("bench", "allreduce", "--topo", "ring:3", "-b", "1K", "-n", "1", "-w", "0")
+    ended = blink("bench", "allreduce", "--topo", "ring:3", "-b", "1K", "-n", "1")
     assert ended.code == 1
     assert "FAILED" in ended.out
     assert "2 measurement(s) had wrong elements" in ended.err
@@ -73,7 +73,7 @@ def test_3_where_namespaces_are_not_allowed(blink, monkeypatch):
 )
 @pytest.mark.parametrize(
     "arguments",
-    [["topo"], ["plan", "allreduce"], ["bench", "allreduce", "--engine", "reference"], ["pick", "-k", "2"], ["doctor"]],
+    [["topo"], ["plan", "allreduce"], ["bench", "allreduce", "--gpus", "0,1"], ["pick", "-k", "2"], ["doctor"]],
 )
 def test_3_for_a_driver_that_fails(blink, monkeypatch, failure, arguments):
     def probe():
@@ -85,7 +85,8 @@ def test_3_for_a_driver_that_fails(blink, monkeypatch, failure, arguments):
     assert str(failure) in ended.err
 
 
-def test_4_for_a_run_past_its_deadline(blink):
-    ended = blink("bench", "reduce", "--topo", "ring:3", "-b", "1K", "--timeout", "1e-9")
+def test_4_for_a_run_past_its_deadline(blink, monkeypatch):
+    monkeypatch.setattr("blinkccl.cli.bench.DEADLINE_S", 1e-9)
+    ended = blink("bench", "reduce", "--topo", "ring:3", "-b", "1K")
     assert ended.code == 4
     assert "is not done at the deadline" in ended.err

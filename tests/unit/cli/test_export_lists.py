@@ -18,7 +18,7 @@ def test_what_is_exported_is_checked(blink, tmp_path) -> None:
     assert (document["ok"], len(document["plans"])) == (True, 1)
     assert document["plans"][0]["in_place"] is True
     blink("check", out, "--topo", "dgx-1v").assert_refused("names no links: leave --topo and --links out")
-    for verb in (("sim", "--plan", out), ("export", out, "--to", "cuda")):
+    for verb in (("sim", out), ("export", out, "--to", "cuda")):
         blink(*verb).assert_refused("a plan of MSCCL++ has no links or trees; blink check says whether it is right")
 
 

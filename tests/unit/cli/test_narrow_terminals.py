@@ -16,7 +16,7 @@ from blinkccl.report.job_text import job_text
 from blinkccl.runtime.dump import GroupState, RankState
 
 #: What is typed, and files that it reads: {plan} of ``blink plan``, {false} one whose rate is wrong,
-#: {bench} of ``blink bench -J``.
+#: {bench} of ``blink bench --json``.
 SAME = {
     "topo": "topo dgx-1v",
     "topo-16": "topo '2x dgx-1v @ 40Gbps'",
@@ -25,13 +25,12 @@ SAME = {
     "check": "check {plan}",
     "check-false": "check {false}",
     "show-machine": "show dgx-2",
-    "sim": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 --why",
-    "sim-sweep": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 --sweep",
+    "sim": "sim allreduce --topo dgx-1v --gpus 1,4,5,6",
+    "sim-sweep": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 -b 4K",
     "sim-model": "sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet --algo optimal,ring",
     "sim-paths": "sim sendrecv --topo mist --algo multi_path -s 1M",
     "explain": "explain allreduce --size 64M --topo dgx-1v --gpus 1,4,5,6",
     "explain-host": "explain allreduce --size 1M -g 4",
-    "plan-trade-off": "plan allreduce --topo dgx-1v --trade-off",
     "pick": "pick -k 3 --topo dgx-1v --free 0,1,4,6,7",
     "paper": "paper R1 R8 P1",
     "doctor": "doctor {bench} --topo dgx-1v",
@@ -42,9 +41,9 @@ SAME = {
 OTHER = {
     "plan": "plan allreduce --topo dgx-1v --gpus 1,4,5,6",
     "plan-size": "plan allreduce --topo dgx-1p --gpus 0-3 --size 64M",
-    "plan-72": "plan allgather --topo gb200-nvl72 --quiet",
+    "plan-72": "plan allgather --topo gb200-nvl72",
     "show-plan": "show {plan}",
-    "bench": "bench allreduce -g 2 -b 4K -e 8K -n 2 --rounds 1 -I 1",
+    "bench": "bench allreduce -g 2 -b 4K -e 8K -n 2 --rounds 1",
     "bench-plan": "bench alltoall --topo dgx-1v --gpus 1,4,5,6 -b 4K -n 2",
     "bench-all": "bench allreduce -g 2 -b 4K -n 2 --rounds 1 --algo all",
     "version": "--version",
@@ -73,7 +72,7 @@ def typed(blink, files, monkeypatch, tmp_path):
     if not files["plan"].exists():
         run("plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o {plan}", None)
         files["false"].write_text(files["plan"].read_text().replace('"rate": "2"', '"rate": "3"', 1))
-        run("bench allreduce -g 2 -b 4K -e 64K -n 2 --rounds 1 -J {bench}", None)
+        files["bench"].write_text(run("bench allreduce -g 2 -b 4K -e 64K -n 2 --rounds 1 --json", None))
     return run
 
 
@@ -104,7 +103,7 @@ def test_a_diagnosis_is_folded_where_there_is_no_terminal(typed):
 
 
 def test_tables_in_a_pipe_have_a_line_per_row(typed):
-    text = typed("sim allreduce --topo dgx-1v --sweep", None)
+    text = typed("sim allreduce --topo dgx-1v -b 4K", None)
     assert re.search(r"^size( +\S+){8}\n +4K( +[\d.]+ µs\*?){8}$", text, re.MULTILINE), text
 
 
@@ -112,7 +111,7 @@ def test_a_bench_says_which_columns_have_no_room(typed):
     text = typed(OTHER["bench"], 40)
     told = " ".join(re.search(r"^# float, sum.*?\n#\n", text, re.MULTILINE | re.DOTALL)[0].replace("#", "").split())
     assert told.startswith("float, sum, root -1; out of place, in place. Without count, algbw,")
-    assert "p10, p50, p90, p99: a wider terminal, a pipe and --json have them" in told
+    assert "%bound: a wider terminal, a pipe and --json have them" in told
     assert re.search(r"^ +4096  out +[\d.]+ +[\d.]+ +0\n +in +[\d.]+ +[\d.]+ +0$", text, re.MULTILINE), text
     assert "Without" not in typed("bench allreduce -g 2 -b 4K -n 2 --rounds 1", 120)
 

@@ -15,9 +15,9 @@ def test_what_switches_could_add_up_is_said_beside_an_allreduce(blink):
     stated = json.loads(blink("plan", "allreduce", "--topo", "hgx-h100", "--json").out)["in_switch"]
     assert (stated["gb_per_s"], stated["certificate"]["kind"], stated["trees"]) == (450, "cut", 1)
     assert "switch  " not in blink("plan", "allreduce", "--topo", "dgx-a100").out
-    assert "300 GB/s algbw where NVSwitch" in blink("plan", "allreduce", "--topo", "dgx-a100", "--sharp").out
+    assert "300 GB/s algbw where NVSwitch" in blink("plan", "allreduce", "--topo", "dgx-a100 @ switches=sharp").out
     assert "in_switch" not in json.loads(blink("plan", "broadcast", "--topo", "hgx-h100", "--json").out)
-    several = blink("plan", "allreduce", "--topo", "4x hgx-h100", "-q").out
+    several = blink("plan", "allreduce", "--topo", "4x hgx-h100").out
     assert (
         "switch  266.7 GB/s algbw where 0/NVSwitch, 1/NVSwitch, 2/NVSwitch and 1 more add up and multicast" in several
     )
@@ -26,7 +26,7 @@ def test_what_switches_could_add_up_is_said_beside_an_allreduce(blink):
 
 def test_the_trees_of_switches_are_a_plan(blink, tmp_path):
     file = str(tmp_path / "plan.json")
-    said = blink("plan", "allreduce", "--topo", "2x dgx-a100", "--sharp", "--algo", "in_switch", "-o", file).out
+    said = blink("plan", "allreduce", "--topo", "2x dgx-a100 @ switches=sharp", "--algo", "in_switch", "-o", file).out
     assert "bound   8 units = 200 GB/s: optimal\n" in said
     assert "in them 16 = 0/NVSwitch, 31 = 1/NVSwitch" in said
     assert "proof   no schedule of trees is faster, even if these switches combine and multicast:" in said
@@ -36,8 +36,17 @@ def test_the_trees_of_switches_are_a_plan(blink, tmp_path):
     refused = blink("check", file, "--topo", "2x dgx-a100")
     assert refused.code == 1
     assert "vertex 16 combines in the plan, not in the topology given beside it" in refused.out
-    timed = json.loads(blink("sim", "--plan", file, "--size", "64M", "--json").out)["sizes"][0]["algorithms"]
-    both = ("sim", "allreduce", "--topo", "2x dgx-a100", "--sharp", "--algo", "in_switch,optimal", "--size", "64M")
+    timed = json.loads(blink("sim", file, "--size", "64M", "--json").out)["sizes"][0]["algorithms"]
+    both = (
+        "sim",
+        "allreduce",
+        "--topo",
+        "2x dgx-a100 @ switches=sharp",
+        "--algo",
+        "in_switch,optimal",
+        "--size",
+        "64M",
+    )
     beside = json.loads(blink(*both, "--json").out)["sizes"][0]["algorithms"]
     assert [one["algorithm"] for one in beside] == ["in_switch", "optimal"]
     assert timed[0]["seconds"] == beside[0]["seconds"] < beside[1]["seconds"]

@@ -12,15 +12,16 @@ from blinkccl.cli.removed import REMOVED
 
 @pytest.mark.parametrize("typed", REMOVED)
 def test_a_removed_word_answers_with_one_line(blink: Any, typed: str) -> None:
-    ended = blink(*typed.split())
+    ended = blink(*typed.split(), "allreduce")
     ended.assert_refused(f"error: blink {typed} was removed: {REMOVED[typed]}")
     assert ended.err.count("\n") == 1
     assert REMOVED[typed].startswith("blink ")
 
 
-@pytest.mark.parametrize("typed", REMOVED)
-def test_a_value_behind_a_removed_word_changes_nothing(blink: Any, typed: str) -> None:
-    blink(*typed.split(), "allreduce").assert_refused(f"blink {typed} was removed")
+@pytest.mark.parametrize(("verb", "most"), [("plan", 14), ("sim", 18), ("bench", 16), ("lab", 14)])
+def test_a_verb_has_the_options_of_its_tasks(verb: str, most: int) -> None:
+    """Those of docs/design.md, "The command line"."""
+    assert sum(each.param_type_name == "option" for each in command.commands[verb].params) <= most
 
 
 @pytest.mark.parametrize("typed", REMOVED)

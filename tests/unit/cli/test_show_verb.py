@@ -91,7 +91,7 @@ def test_options_that_make_no_sense(blink, planned, arguments, message):
         ('{"a": 1}', "no plan or topology: it has a; expected what blink plan -o"),
         ("{}", "it has nothing"),
         ('{"shares": []}', "plan"),
-        ('{"sizes": [], "bound_gb_per_s": 1}', "times are drawn by --plot of blink sim, bench and lab"),
+        ('{"sizes": [], "bound_gb_per_s": 1}', "times are drawn by --plot of blink sim and lab"),
         ('{"a": ', "not JSON"),
         ("\x00\x01", "no topology"),
     ],

@@ -12,7 +12,7 @@ from support.trace_reader import read_trace
 
 
 def test_json_is_one_object_with_all_numbers(blink) -> None:
-    ended = blink("sim", "broadcast", "--topo", "dgx-1p", "--sweep", "-e", "1M", "--algo", "optimal,ring", "--json")
+    ended = blink("sim", "broadcast", "--topo", "dgx-1p", "-e", "1M", "--algo", "optimal,ring", "--json")
     found = json.loads(ended.out)
     assert found["schema_version"] == 2
     assert [row["size_bytes"] for row in found["sizes"]] == [4096 * 4**k for k in range(5)]
@@ -28,7 +28,7 @@ def test_json_is_one_object_with_all_numbers(blink) -> None:
 def test_a_plan_file_is_timed_as_its_algorithm(blink, tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
     assert blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "blink", "-o", plan).code == 0
-    from_file = json.loads(blink("sim", "--plan", plan, "--json").out)
+    from_file = json.loads(blink("sim", plan, "--json").out)
     planned = json.loads(blink("sim", "allreduce", "--topo", "dgx-1v", "--algo", "blink", "--json").out)
     assert from_file["sizes"] == planned["sizes"]
 
@@ -42,7 +42,7 @@ def test_a_plan_that_is_false_is_a_failed_check(blink, tmp_path: Path, change) -
     document = json.loads(plan.read_text())
     change(document)
     plan.write_text(json.dumps(document))
-    ended = blink("sim", "--plan", str(plan))
+    ended = blink("sim", str(plan))
     assert ended.code == 1
     assert "is not what it says it is" in ended.err
 
@@ -50,7 +50,7 @@ def test_a_plan_that_is_false_is_a_failed_check(blink, tmp_path: Path, change) -
 def test_a_plan_file_needs_no_option(blink, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-4", "-o", plan).code == 0
-    assert blink("sim", plan, "-s", "1M").out == blink("sim", "--plan", plan, "-s", "1M").out
+    assert "allreduce among GPUs 0-4 of dgx-1v" in blink("sim", plan, "-s", "1M").out
     blink("sim", tmp_path / "none.xml").assert_refused("none.xml cannot be read: No such file or directory")
 
 
@@ -58,10 +58,10 @@ def test_a_plan_over_relays_has_the_bound_of_its_links(blink, tmp_path: Path) ->
     plan = str(tmp_path / "plan.json")
     for asked in (["--gpus", "1,4,6", "--relays"], ["--gpus", "0,1,2", "--links", "all"]):
         assert blink("plan", "broadcast", "--topo", "dgx-1v", *asked, "-o", plan).code == 0
-        ended = blink("sim", "--plan", plan, "--size", "1G", "--calibration", "nominal")
+        ended = blink("sim", plan, "--size", "1G", "--calibration", "nominal")
         assert ended.code == 0, ended.err
         assert "no schedule of trees on the plan's links is faster" in ended.out
-        found = json.loads(blink("sim", "--plan", plan, "--size", "1G", "--calibration", "nominal", "--json").out)
+        found = json.loads(blink("sim", plan, "--size", "1G", "--calibration", "nominal", "--json").out)
         assert found["sizes"][0]["algorithms"][0]["percent_bound"] <= 100
 
 
@@ -80,35 +80,18 @@ def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
         (["--size", ""], "--size: not a size in bytes: ''"),
         (["--size", "9E"], "--size: not a size in bytes"),
         (["--size", "9999999999T"], "at most 2^63 - 1 bytes"),
-        (["--size", "1M", "--sweep"], "--size is one size"),
-        (["--sweep", "-b", "1M", "-e", "4K"], "expected a positive size and one that is not below it"),
+        (["-b", "1M", "-e", "4K"], "expected a positive size and one that is not below it"),
         (["--chunk", "0"], "at least one byte"),
-        (["--size", "1G", "--chunk", "4", "--budget", "1000"], "more than the budget of 1,000"),
-        (
-            ["--gpus", "0-3", "--size", "8M", "--chunk", "4", "--algo", "optimal"],
-            "more than the budget of 20,000,000; take",
-        ),
-        (["--sharing", "equal"], "unknown sharing 'equal'; expected one of fifo, fair, rtt-weighted, unfair"),
-        (["--streams", "one"], "unknown streams 'one'"),
-        (["--skew", "0,1"], "2 start times for 8 ranks"),
-        (["--skew", "soon"], "expected seconds separated by commas"),
         (["--calibration", "v200"], "no calibration 'v200': expected one of"),
         (["--algo", "rings"], "unknown algorithm 'rings'"),
         # An empty word is none of those that there are, as a script's empty variable makes it.
         (["--algo", ""], "unknown algorithm ''"),
         (["--calibration", ""], "no calibration ''"),
         (["--chunk", ""], "--chunk: not a size in bytes: ''"),
-        (["--channels", "0"], "0 channels per tree; expected 1 to 64"),
-        (["--streams", ""], "unknown streams ''"),
         (["--code", ""], "unknown code ''; expected one of"),
         (["--links", ""], "unknown links ''; expected one of fast, pcie, staged, all"),
         (["--plot", "f.doc"], "expected a name that ends in"),
-        (["--plan", "p.json"], "leave COLLECTIVE, --topo out"),
-        (["--plan", "p.json", "--links", "all"], "leave COLLECTIVE, --topo, --links out"),
-        (["--plan", "p.json", "--relays"], "leave COLLECTIVE, --topo, --relays out"),
         (["--size", "1M", "-b", "4K"], "--size is one size"),
-        (["--budget", str(2**31)], "--budget"),
-        (["--no-overlap"], "give --model, or leave it out"),
         (["--algo", "nccl-2.30", "--timeline", "t.json"], "none of these is one plan with a timeline (models, and"),
         (["--algo", "optimal", "--model", "lenet"], "lenet"),
         (["--algo", "optimal", "--topo", "hgx-h100", "--model", "vgg16"], "no published throughputs for h100 GPUs"),
@@ -136,7 +119,7 @@ def test_a_calibration_without_the_links_class_says_so(blink, tmp_path: Path) ->
     [
         (["allreduce", "--topo", "dgx-1p"], "kernels", "our kernels on pascal GPUs, 14 blocks each"),
         (["allreduce", "--topo", "dgx-1p", "--code", "copies"], "copies", "calibration p100-copy-engine"),
-        (["allreduce", "--topo", "dgx-1p", "--channels", "2"], "copies", "copy engines (--channels)"),
+        (["allreduce", "--topo", "dgx-1p", "--chunk", "1M"], "copies", "copy engines (--chunk)"),
         (["sendrecv", "--topo", "dgx-1p"], "copies", "messages go by copy engines"),
         (["allreduce", "--topo", "mi250"], "copies", "no NVIDIA GPUs"),
         (["allreduce", "--topo", "2x dgx-1p @ 100Gbps"], "copies", "no kernel of ours stores between servers"),
@@ -151,14 +134,12 @@ def test_what_runs_our_plans_is_said(blink, asked: list[str], code: str, why: st
     assert (row["protocol"] is None) == (found["calibration"] is not None) == (code == "copies")
 
 
-def test_coarser_keeps_a_run_within_its_budget(blink) -> None:
-    asked = ["sim", "allreduce", "--topo", "dgx-1v", "--algo", "optimal", "--size", "256M", "--chunk", "64K", "--json"]
-    exact = json.loads(blink(*asked).out)["sizes"][0]["algorithms"][0]
-    coarse = json.loads(blink(*asked, "--budget", "20000", "--coarser").out)["sizes"][0]["algorithms"][0]
-    assert exact["aggregated"] == 1
+def test_a_run_of_too_many_chunks_is_timed_in_coarser_ones(blink, monkeypatch) -> None:
+    monkeypatch.setattr("blinkccl.simulate.run.EVENT_BUDGET", 1000)
+    asked = ["sim", "broadcast", "--topo", "ring:2", "--algo", "optimal", "--size", "1G", "--chunk", "64K", "--json"]
+    (coarse,) = json.loads(blink(*asked).out)["sizes"][0]["algorithms"]
     assert coarse["aggregated"] > 1
-    assert coarse["transfers"] < 20_000 < exact["transfers"]
-    assert coarse["seconds"] == pytest.approx(exact["seconds"], rel=0.1)
+    assert coarse["transfers"] <= 1000
 
 
 def test_a_bound_of_sizes_is_a_sweep(blink) -> None:
@@ -166,7 +147,6 @@ def test_a_bound_of_sizes_is_a_sweep(blink) -> None:
     for few, sizes in (
         (["-b", "256M"], [2**28, 2**30]),
         (["-e", "16K"], [2**12, 2**14]),
-        (["-f", "512"], [2**12, 2**21, 2**30]),
     ):
         assert [row["size_bytes"] for row in json.loads(blink(*asked, *few, "--json").out)["sizes"]] == sizes
     ended = blink(*asked, "-e", "16K")
@@ -198,26 +178,24 @@ def test_what_moves_nothing_is_not_drawn(blink, tmp_path: Path) -> None:
     assert all(f">{words}<" in drawn for words in ("optimal", "proved bound", "algbw, GB/s", "64"))
 
 
-def test_beyond_gigabytes_there_are_units_too(blink) -> None:
+def test_beyond_gigabytes_there_are_units_too(blink, monkeypatch) -> None:
+    monkeypatch.setattr("blinkccl.simulate.run.EVENT_BUDGET", 1000)
     for size, shown in (("2T", "2T (2,199,023,255,552 bytes)"), ("4096T", "4P ("), ("1048576T", "1E (")):
-        asked = ["sim", "broadcast", "--topo", "ring:2", "--algo", "optimal", "--budget", "1000", "--coarser"]
-        ended = blink(*asked, "--size", size)
+        ended = blink("sim", "broadcast", "--topo", "ring:2", "--algo", "optimal", "--size", size)
         assert shown in ended.out, ended.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "give a COLLECTIVE, or a plan with --plan"),
+        (["p.json"], "a plan brings its own collective, links and ranks: leave --topo out"),
+        (["p.json", "--links", "all"], "leave --links, --topo out"),
+        (["p.json", "--relays"], "leave --relays, --topo out"),
         (["allreduce", "--algo", "hybrid"], "nobody has measured with kernels"),
         (["allreduce", "--code", "threads"], "unknown code 'threads'; expected one of kernels, copies"),
         (["allreduce", "--code", "kernels", "--chunk", "1M"], "--code kernels: --chunk is for copies; leave one out"),
         (["sendrecv", "--code", "kernels"], "kernels serve no sendrecv: messages go by copy engines"),
         (["broadcast", "--algo", "optimal", "--model", "vgg16"], "reduces gradients by allreduce, not by broadcast"),
-        (["broadcast", "--model", "vgg16", "--zero3"], "by allgather and reduce_scatter, not by broadcast"),
-        (["allreduce", "--algo", "optimal", "--model", "vgg16", "--zero3"], "--zero3 gathers a transformer's blocks"),
-        (["allreduce", "--zero3"], "--zero3 says what --model's step does: give --model, or leave it out"),
-        (["allreduce", "--model", "vgg16", "--zero3", "--bucket", "1M"], "--bucket is for gradients"),
         (["allreduce", "--model", "transformer:7B:0:1"], "expected transformer:PARAMETERS:BLOCKS:TOKENS, like"),
         (
             ["allreduce", "--algo", "hybrid", "--code", "copies", "--size", "1G", "--timeline", "t.json"],
@@ -252,8 +230,6 @@ def test_a_training_step_with_each_allreduce(blink) -> None:
         assert one["step_s"] == pytest.approx(one["compute_s"] + one["exposed_s"])
         assert 0 <= one["exposed_s"] <= one["communication_s"]
     assert steps["optimal"]["step_s"] < steps["nccl-2.4"]["step_s"]
-    serial = {one["algorithm"]: one for one in json.loads(blink(*asked, "--no-overlap", "--json").out)["steps"]}
-    assert serial["optimal"]["step_s"] > steps["optimal"]["step_s"]
     assert "a step of alexnet on V100s" in blink(*asked).out
 
 
@@ -268,7 +244,7 @@ def test_the_table_of_paths_is_written_shown_and_read(blink, tmp_path: Path) -> 
     found = json.loads(blink(*asked, "--json", "--paths", str(file)).out)
     assert [found["paths"]] == json.loads(written)["pairs"]
     # Another pair is added, in the place of none; the same one changes nothing.
-    assert blink(*asked, "--src", "1", "--dst", "0", "-o", str(file)).code == 0
+    assert blink(*asked[:5], "1,0", *asked[6:], "-o", str(file)).code == 0
     found = json.loads(file.read_text())
     assert [(row["src"], row["dst"]) for row in found["pairs"]] == [(0, 1), (1, 0)]
     # Beside what was measured in a laboratory nothing is put.
@@ -317,29 +293,21 @@ def test_a_size_is_for_auto_alone(blink) -> None:
     assert "--size is for --algo auto" in ended.err
 
 
-def test_a_transformers_step_in_buckets_and_in_shards(blink) -> None:
+def test_a_transformers_step(blink) -> None:
     asked = ["sim", "allreduce", "--topo", "hgx-h100", "--algo", "optimal,ring", "--model", "transformer:1.3B:24:2048"]
     plain = {one["algorithm"]: one for one in json.loads(blink(*asked, "--json").out)["steps"]}
-    whole = {one["algorithm"]: one for one in json.loads(blink(*asked, "--bucket", "1G", "--json").out)["steps"]}
-    shards = {one["algorithm"]: one for one in json.loads(blink(*asked, "--zero3", "--json").out)["steps"]}
-    slow = {one["algorithm"]: one for one in json.loads(blink(*asked, "--mfu", "0.09", "--json").out)["steps"]}
     for name in ("optimal", "ring"):
         assert plain[name]["compute_s"] == pytest.approx(6 * 1.3e9 * 2048 / (0.45 * 989e12))
-        assert slow[name]["compute_s"] == pytest.approx(5 * plain[name]["compute_s"])
-        assert whole[name]["exposed_s"] > plain[name]["exposed_s"]
-        # Parameters twice, gradients once: each half of what an AllReduce moves.
-        assert shards[name]["communication_s"] == pytest.approx(1.5 * whole[name]["communication_s"], rel=0.25)
-    assert "layer by layer (ZeRO-3)" in blink(*asked, "--zero3").out
-    assert "in buckets of 1 GiB while the backward pass goes on" in blink(*asked, "--bucket", "1G").out
+        assert plain[name]["exposed_s"] > 0
+    assert "in buckets of 25 MiB while the backward pass goes on" in blink(*asked).out
 
 
 def test_both_ways_of_sharing_are_told_where_they_differ(blink) -> None:
     asked = ["sim", "allreduce", "--topo", "torus:4x4", "--algo", "optimal", "--size", "64M"]
-    fifo, fair = (json.loads(blink(*asked, *more, "--json").out) for more in ([], ["--sharing", "fair"]))
-    seconds = [found["sizes"][0]["algorithms"][0]["seconds"] for found in (fifo, fair)]
-    assert seconds[1] / seconds[0] > 1.05
-    assert fifo["other_sharing"] == {"algorithm": "optimal", "sharing": "fair", "seconds": seconds[1]}
-    assert "other_sharing" not in fair
+    fifo = json.loads(blink(*asked, "--json").out)
+    other = fifo["other_sharing"]
+    assert (other["algorithm"], other["sharing"]) == ("optimal", "fair")
+    assert other["seconds"] / fifo["sizes"][0]["algorithms"][0]["seconds"] > 1.05
     assert re.search(r"^sharing +optimal takes .* where links are fifo, .* \(\+1\d%\) where", blink(*asked).out, re.M)
     alike = json.loads(blink("sim", "allreduce", "--topo", "ring:4", "--algo", "ring", "--size", "64M", "--json").out)
     assert "other_sharing" not in alike

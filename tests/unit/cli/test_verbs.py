@@ -45,9 +45,9 @@ def test_plans_on_stdout_and_with_a_byte_order_mark(blink, tmp_path, monkeypatch
 def test_plan_gives_the_numbers_of_the_paper(blink):
     plan = json.loads(blink("plan", "allreduce", "--topo", "dgx-1v", "--json").out)
     assert (plan["rate"], plan["bound"], plan["certificate"]["kind"]) == ("24/7", "24/7", "partition")
-    few = json.loads(blink("plan", "broadcast", "--topo", "dgx-1v", "--fewest-trees", "--json").out)
+    few = json.loads(blink("plan", "broadcast", "--topo", "dgx-1v", "--objective", "fewest-trees", "--json").out)
     assert (few["rate"], len(few["shares"])) == ("6", 4)
-    shallow = json.loads(blink("plan", "broadcast", "--topo", "dgx-1v", "--least-depth", "--json").out)
+    shallow = json.loads(blink("plan", "broadcast", "--topo", "dgx-1v", "--objective", "least-depth", "--json").out)
     assert (shallow["rate"], shallow["depth"]) == ("6", 4)
 
 
@@ -206,14 +206,12 @@ def test_written_topologies_read_back(blink, tmp_path, suffix):
     assert blink("topo", path).out.splitlines()[2:11] == blink("topo", "dgx-1v").out.splitlines()[2:11]
 
 
-def test_plan_says_as_much_as_is_asked_for(blink):
-    ended = blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--quiet")
+def test_plan_begins_with_a_summary_and_ends_with_nccl(blink):
+    ended = blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6")
     labels = [line.split()[0] for line in ended.out.splitlines() if line]
-    assert labels == ["allreduce", "links", "rate", "bound", "nccl", "paper"]
+    assert labels[:4] == ["allreduce", "links", "rate", "bound"]
+    assert labels[-2:] == ["nccl", "paper"]
     assert "this plan 50 GB/s: 7.5 times as fast, nominal rates" in ended.out
-    text = blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--trees", "1").out
-    assert "… and 1 more (all of them: --trees 2, or --json)" in text
-    assert blink("plan", "allreduce", "--topo", "ring:3", "--trees", "-1").code == 2
 
 
 def test_topo_svg(blink, tmp_path):

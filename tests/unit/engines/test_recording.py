@@ -98,19 +98,6 @@ def test_what_was_dropped_is_said_and_leaves_no_arrow_with_one_end() -> None:
     assert events.left_out == "; ".join(f"the first {one.dropped:,} events of rank {one.rank}" for one in recordings)
 
 
-def test_the_last_call_of_a_kind_tells_what_it_ran() -> None:
-    program = lower(ALGORITHMS["one_hop"].plan(asked("clique:2", "allreduce")))
-    [first, _] = recorded(program)
-    last = first.last(CollectiveCall("allreduce", "float32", COUNT))
-    assert last is not None
-    operation, began_ns, chunk_bytes = last
-    rows = first.rows()
-    assert began_ns == rows[rows["kind"] == native.CALL]["begin_ns"].max()
-    assert chunk_bytes == CHUNK_BYTES
-    assert first.plan(operation).program == program
-    assert first.last(CollectiveCall("allreduce", "float32", COUNT + 1)) is None
-
-
 def test_a_recorder_that_cannot_be_is_refused() -> None:
     program = lower(ALGORITHMS["one_hop"].plan(asked("clique:2", "allreduce")))
     with local_endpoints(2, HostPlan(program).area) as [endpoint, _]:

@@ -78,7 +78,7 @@ def test_that_there_is_no_plan_around_is_told() -> None:
 
 def test_a_story_is_told_and_written_down() -> None:
     field = experiment.prepare(asked("ring:4", "broadcast"), ("optimal",), 100)
-    done = experiment.planned(field.candidates[0], 1 << 20, None, field.slower)
+    done = experiment.planned(field.candidates[0], 1 << 20, field.slower)
     done.runs.append(Run(1.0, 0, 0.5))
     story = Story(Fault.parse("0-1"), done, 0.5, ("link 0 → 1", 2.0), "no plan: there is no other")
     assert "link 0-1 is cut after 0.50 s" in story.text()

@@ -61,8 +61,8 @@ def test_with_nccl_only_more_than_the_direct_path_is_ours():
 def test_a_table_filled_for_copy_engines_is_run_whole(tmp_path):
     """On a DGX-1V, where most paths of a maximum flow cross several GPUs."""
     file = tmp_path / "paths.json"
-    words = ["sim", "sendrecv", "--topo", "dgx-1v", "--src", "0", "--dst", "5", "--algo", "multi_path"]
-    ended = CliRunner().invoke(app, [*words, "--memories", "1", "-o", str(file)])
+    words = ["sim", "sendrecv", "--topo", "dgx-1v", "--gpus", "0,5", "--relays", "--algo", "multi_path"]
+    ended = CliRunner().invoke(app, [*words, "-o", str(file)])
     assert ended.exit_code == 0, ended.output
     where = JobPlacement(parse_spec("dgx-1v"), tuple(range(8)))
     filled = path_table.read(file, path_table.machine_key(where.topology))

@@ -242,5 +242,5 @@ def test_chunks_near_the_closed_form_keep_to_their_limits() -> None:
     of = frame(program, network, COSTS)
     assert near_best(of, 64 * MB).chunk_bytes > MIB
     assert near_best(of, 64 * MB, most_bytes=MIB).chunk_bytes <= MIB
-    slow = frame(program, network, COSTS, Settings(budget=40, coarser=True))
+    slow = frame(program, network, COSTS, Settings(budget=40))
     assert near_best(slow, 64 * MB).aggregated >= 1

@@ -105,12 +105,6 @@ def test_what_is_too_much_is_left_out_and_counted() -> None:
     assert all(name.startswith("predicted: ") for name in trace.processes.values())
 
 
-def test_start_skew_is_on_the_critical_path() -> None:
-    late = simulated(JOBS[0], "fifo", start_s=(0.0, 0.0, 0.0, 0.25))
-    assert late.seconds > 0.25
-    assert summarise(late).parts["start"] == pytest.approx(0.25)
-
-
 def test_busy_shares_are_bytes_over_rate_and_time() -> None:
     simulation = simulated(JOBS[0], "fifo")
     uses = link_use(simulation)

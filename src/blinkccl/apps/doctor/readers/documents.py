@@ -1,7 +1,7 @@
 """JSON documents: which kinds there are, how each is known, and what each says.
 
-Ours (topologies, ``blink topo --gather``, ``blink dump --json``, ``blink bench -J``), nccl-tests' ``-J``, NCCL's RAS
-and Inspector, and PyTorch's flight recorder.
+Ours (topologies, ``blink topo --gather``, ``blink dump --json``, ``blink bench --json``), nccl-tests' ``-J``, NCCL's
+RAS and Inspector, and PyTorch's flight recorder.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _bound(job: MeasuredJob, most: ProvedBound) -> Finding:
         bound   {job.bound_text}
         got     {_got(job)}
         cause   {why}
-        try     blink sim {job.collective}{job.spec} --sweep shows the time of every algorithm
+        try     blink sim {job.collective}{job.spec} -b 4K shows the time of every algorithm
         """).at(job.machine, job.measured)
 
 
