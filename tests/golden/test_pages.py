@@ -54,7 +54,6 @@ NOT_RUN: dict[str, list[str]] = {
     "README.md": ["needs the processes that torchrun starts"],
     "benchmarks/cables.md": ["needs root and network namespaces"],
     "docs/howto/cables.md": ["needs root and network namespaces"],
-    "docs/howto/export.md": ["needs Open MPI"],
     "docs/howto/laboratory.md": ["needs root and network namespaces"],
     "docs/howto/mpi.md": ["needs an MPI library"],
     "docs/howto/nccl.md": ["needs two GPUs", "needs NCCL's and CUDA's doubles; tests/unit/cli runs it on them"],

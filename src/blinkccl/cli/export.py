@@ -26,7 +26,6 @@ Examples:
   blink export plan.json --to cuda                 the code that GPUs would run, to read
   blink export plan.json --to cuda -o plan.cu
   blink export rings.json --to nccl-graph -o x.xml
-  blink export rings.json --to nccl-tuner -o t.c   and what NCCL takes at which size on them
   blink export plan.json --to mscclpp -o ag.json   an execution plan for MSCCL++; --in-place for such calls
   blink export plan.json --to mscclpp --chunks 16  the same in at most 16 chunks per block
   blink export plan.json --to goal -s 64M          a schedule for LogGOPSim and ATLAHS
@@ -42,7 +41,6 @@ Formats:
   cuda    CUDA C++ for nvcc, NVRTC, or any C++17 compiler: per rank and lane one loop, per protocol one kernel
   nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings (--algo ring), or the best ones, with its own kernels. One
               server, GPUs 0 to 9
-  nccl-tuner  NCCL_TUNER_PLUGIN, in C: on those rings NCCL takes at each size what its cost model finds the fastest
   mscclpp     MSCCL++ JSON, an execution plan; without a plan AllReduce in a switch that combines (Hopper and later).
               Chunks as many as the weights need, or --chunks; read back and proved before it is written
   goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and what waits for what
@@ -61,9 +59,7 @@ PlanOrNot = Annotated[
 
 def export(
     path: PlanOrNot = None,
-    to: Annotated[
-        str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, nccl-tuner, mscclpp, goal or chakra.")
-    ] = "",
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda, nccl-graph, mscclpp, goal or chakra.")] = "",
     spec: Annotated[
         str | None,
         Option(

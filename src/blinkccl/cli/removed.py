@@ -64,6 +64,7 @@ REMOVED = {
     "bench -c": "blink bench checks every result",
     "bench --percentiles": "blink bench --timeline FILE shows each call",
     "bench -I": "blink bench --timeline FILE shows each call",
+    "bench --peer oneccl": "blink bench --peer impi is Intel's other library",
     "bench --chunk": "blink bench finds the size of a plan's messages by trial",
     "bench --engine": "blink bench COLLECTIVE -g N --topo SPEC runs the plan for SPEC between processes",
     "bench --timeout": "blink bench gives each size 60 s",
@@ -71,6 +72,7 @@ REMOVED = {
     "bench --plot": "blink bench --json >FILE has the numbers to draw",
     "bench --json-file": "blink bench --json >FILE",
     "bench -J": "blink bench --json >FILE",
+    "tune --openmpi": "blink run --mpi -- mpirun CMD runs Blink's own algorithms under MPI programs",
     "lab --src": f"blink lab sendrecv --gpus 0,7 {_GPUS}",
     "lab --dst": f"blink lab sendrecv --gpus 0,7 {_GPUS}",
     "lab --without": "blink lab --fail cut:0-3 goes on with the plan for the rest",
@@ -80,6 +82,7 @@ REMOVED = {
     "lab --chunk": "blink lab takes chunks by size and depth",
     "lab --timeout": "blink lab gives each run 60 s",
     "lab --clean": "blink lab leaves nothing behind: the kernel ends its processes with it",
+    "export --to nccl-tuner": "blink export --to nccl-graph writes the rings; NCCL chooses by itself on them",
 }
 
 

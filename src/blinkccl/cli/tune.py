@@ -12,10 +12,9 @@ from blinkccl.cli.exits import HardwareError
 from blinkccl.errors import CommunicationError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from blinkccl.bench.gpu_tune import Way
-    from blinkccl.bench.openmpi_rules import TunedSize
     from blinkccl.choice.measured import Cell as MeasuredCell
     from blinkccl.choice.measured import MeasuredTable
     from blinkccl.runtime.tuned import Cell, TunedFile
@@ -30,7 +29,6 @@ Examples:
   blink tune allreduce -b 64K -e 16M      only these sizes; what was measured of others stays
   blink tune --again                      from the beginning
   blink tune --show                       what was measured, without measuring
-  blink tune allreduce -g 4 --openmpi r.conf   which algorithms of Open MPI's own are the fastest, as rules for it
 
 Measure which algorithm is the fastest at each size, and write a table that later jobs of this user read.
 The file is written after every size; a run that was ended goes on where it was. BLINK_TUNED=0 makes a job
@@ -42,9 +40,6 @@ budget.
 
 Between processes (-g) it is in which messages, too; for communicators, torch.distributed, and MPI programs
 under blink run --mpi. What is not faster by 3 % stays as it is built in.
-
---openmpi measures Open MPI instead, each of its algorithms beside what it takes by itself, and writes a file for
-  mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE
 """
 
 #: What data-parallel training calls.
@@ -68,10 +63,6 @@ def tune(
     ] = 120.0,
     again: Annotated[bool, Option("--again", help="Measure also what was measured before.")] = False,
     show: Annotated[bool, Option("--show", help="Print the table there is, and measure nothing.")] = False,
-    openmpi: Annotated[
-        Path | None,
-        Option("--openmpi", metavar="FILE", help="Measure Open MPI's algorithms, and write the fastest as its rules."),
-    ] = None,
     json: Annotated[bool, Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Measure, write after each cell, print."""
@@ -84,11 +75,6 @@ def tune(
     if ranks is not None and on_gpus:
         raise UsageError("-g is for ranks on this host's CPUs, --topo and --gpus for GPUs: leave one out")
     wanted = list(dict.fromkeys(names or _NAMES))
-    if openmpi is not None:
-        if on_gpus or again or show:
-            raise UsageError("--openmpi is for ranks on this host's CPUs, anew each time: leave the other options out")
-        _openmpi(openmpi, wanted, ranks or 2, sweep(begin, end, factor).sizes(), budget_s, json)
-        return
     if on_gpus or (ranks is None and arguments.has_gpus(arguments.this_machine())):
         at = ranges(sweep(begin, end, factor).sizes())
         _on_gpus(spec, gpus, [(name, one) for name in wanted for one in at], budget_s, again, show, json)
@@ -181,58 +167,6 @@ def _choice(cell: Cell) -> str:
 
     found = " or ".join(label(row) for row in cell.rows) or "built in"
     return found if cell.confirmed else f"{found}, not confirmed yet"
-
-
-def _openmpi(path: Path, names: list[str], ranks: int, sizes: Sequence[int], budget_s: float, json: bool) -> None:
-    """Measure Open MPI's algorithms, write its rules, and print what they are worth beside it without them."""
-    import os
-    from dataclasses import asdict
-
-    from blinkccl.bench import openmpi_rules
-    from blinkccl.bench.candidate import ended_by_signals
-    from blinkccl.bench.tune import collective_of, ranges
-    from blinkccl.export.ompi_rules import NUMBERS
-    from blinkccl.schema import SCHEMA_VERSION
-
-    for name in names:
-        if name not in NUMBERS:
-            raise UsageError(f"{name[:40]}: of Open MPI, expected some of {', '.join(NUMBERS)}")
-    console.check_writable(path)
-    cores, least = len(os.sched_getaffinity(0)), {size: first for size, first, _ in ranges(sizes)}
-    part_s = budget_s / len(names) / 2
-    found = []
-    with console.Progress("tuning Open MPI") as progress, ended_by_signals():
-        for number, name in enumerate(names):
-            progress(number, len(names))
-            collective = collective_of(name, ranks)
-            tuned = openmpi_rules.tuned(collective, sizes, cores, part_s, console.note)
-            found += openmpi_rules.confirmed(collective, tuned, least, cores, part_s, console.note)
-    console.write_file(path, openmpi_rules.text_of(ranks, found, least))
-    if json:
-        rows = [asdict(one) for one in found]
-        console.emit_json({"schema_version": SCHEMA_VERSION, "path": str(path), "ranks": ranks, "sizes": rows})
-    else:
-        console.emit(_openmpi_text(found, ranks, console.width()))
-
-
-def _openmpi_text(found: Sequence[TunedSize], ranks: int, width: int | None) -> str:
-    from blinkccl.report.text import bytes_text, columns, fit, seconds_text
-
-    rows = [
-        [
-            one.collective,
-            bytes_text(one.size_bytes),
-            seconds_text(one.own_s),
-            seconds_text(one.seconds),
-            f"{one.ratio:.2f}",
-            one.rule.remark or "its own",
-        ]
-        for one in found
-    ]
-    table = "\n".join(columns(("collective", "size", "its own", "now", "times", "choice"), rows, (0, 5), width, 2))
-    faster = sum(bool(one.rule.algorithm) for one in found)
-    told = f"{faster} of {len(found)} are faster than what Open MPI takes by itself, with {ranks} ranks\n"
-    return f"{table}\n\n" + fit(told, width)
 
 
 def _document(file: TunedFile, path: Path) -> dict[str, Any]:

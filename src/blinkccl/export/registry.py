@@ -128,7 +128,6 @@ class Format:
 FORMATS: dict[str, Format] = {
     "cuda": Format("blinkccl.export.cuda", "CUDA C++: one kernel per protocol, for nvcc, NVRTC or any C++17 compiler"),
     "nccl-graph": Format("blinkccl.export.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run", True),
-    "nccl-tuner": Format("blinkccl.export.nccl_tuner", "NCCL_TUNER_PLUGIN: what NCCL takes at which size", True),
     "mscclpp": Format("blinkccl.export.mscclpp", "MSCCL++ JSON: an execution plan", True, True),
     "goal": Format("blinkccl.export.goal", "GOAL: a schedule for LogGOPSim and ATLAHS", sized=True),
     "chakra": Format("blinkccl.export.chakra", "Chakra: execution traces for ASTRA-sim", sized=True, per_rank=True),

@@ -33,7 +33,7 @@ def launch(pids: Mapping[int, int]) -> CandidateLaunch:
     UnsupportedError without Open MPI or its compiler.
     """
     found = installation("openmpi", None)
-    program = build(found.source, found.compiler, found.options)
+    program = build("mpi_peer.c", found.compiler, found.options)
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         agent = room / "agent"

@@ -37,7 +37,7 @@ def goal(factor, against="best", collective="allreduce", ranks=2, size="64M", bu
         (5.0, "impi", "impi 2021 (shm)", 4.0, False),
         (5.0, "gloo", "gloo", 20.0, True),
         (0.85, "floor", "memory", 0.9, True),
-        (5.0, "oneccl", None, None, None),
+        (5.0, "openmpi", None, None, None),
     ],
 )
 def test_verdict(result, factor, against, peer, ratio, reached):

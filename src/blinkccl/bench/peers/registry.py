@@ -14,10 +14,6 @@ impi      I_MPI_FABRICS=shm                          Intel's developer reference
 impi      I_MPI_THREAD_YIELD=2                       Intel's developer reference; with more ranks than cores 4 KiB take
                                                      milliseconds without it (measured here)
 impi      I_MPI_THREAD_YIELD=3                       the same page; better than 2 where others use the cores as well
-oneccl    CCL_ATL_TRANSPORT=mpi, I_MPI_FABRICS=shm   oneCCL's guide: transport over MPI's shared memory
-oneccl    CCL_WORKER_OFFLOAD=0                       oneCCL's guide: no progress thread beside the caller's, which
-                                                     two ranks on two cores have no core for (12 ms for 4 bytes here)
-oneccl    CCL_YIELD=sched_yield                      oneCCL's guide: for more threads than cores
 mpich     none                                       4 and 5 have no setting that helped here
 ========  =========================================  =================================================================
 """
@@ -41,23 +37,18 @@ from blinkccl.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Options of a launcher and its environment; ``crowded``: only with more ranks than cores (None: always).
-
-    ``rules``: what Open MPI is to decide by, as :mod:`blinkccl.export.ompi_rules` writes it.
-    """
+    """Options of a launcher and its environment; ``crowded``: only with more ranks than cores (None: always)."""
 
     name: str
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     crowded: bool | None = None
-    rules: str = ""
 
 
 _NO_SINGLE_COPY = ("--mca", "btl_vader_single_copy_mechanism", "none", "--mca", "smsc", "^cma,knem,xpmem")
 #: Where Open MPI 4 and 5 put what ranks share; else it stays in /dev/shm when mpirun is killed.
 _BACKING = ("btl_vader_backing_directory", "btl_sm_backing_directory")
 _YIELD = ("--mca", "mpi_yield_when_idle", "1")
-_CCL = {"CCL_ATL_TRANSPORT": "mpi", "I_MPI_FABRICS": "shm", "CCL_WORKER_OFFLOAD": "0"}
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "openmpi": (
@@ -67,14 +58,6 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("yield, no single copy", (*_YIELD, *_NO_SINGLE_COPY), crowded=True),
     ),
     "mpich": (Variant("default"),),
-    "oneccl": (
-        Variant("no worker", environment=_CCL, crowded=False),
-        Variant(
-            "no worker, yield",
-            environment={**_CCL, "CCL_YIELD": "sched_yield", "I_MPI_THREAD_YIELD": "2"},
-            crowded=True,
-        ),
-    ),
     "impi": (
         Variant("shm", environment={"I_MPI_FABRICS": "shm"}, crowded=False),
         Variant("shm, yield", environment={"I_MPI_FABRICS": "shm", "I_MPI_THREAD_YIELD": "2"}, crowded=True),
@@ -90,24 +73,13 @@ def variants(peer: str, world_size: int, cores: int) -> tuple[Variant, ...]:
 
 
 #: What each library calls itself (MPI_Get_library_version), and how Debian and its own package name its programs.
-LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel(R) MPI", "oneccl": "oneCCL"}
+LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel(R) MPI"}
 _PROGRAMS = {
     "openmpi": (("mpirun.openmpi", "mpicc.openmpi"), ("mpirun", "mpicc")),
     "mpich": (("mpirun.mpich", "mpicc.mpich"), ("mpirun", "mpicc")),
     "impi": (("mpirun", "mpigcc"), ("mpirun", "mpicc")),
 }
 _OPTIONS = ("-std=gnu11", "-O2")
-#: What the static CPU library refers to: Intel's compiler run-time and hwloc.
-_CCL_LIBRARIES = (
-    "-lmpi",
-    "-l:libintlc.so.5",
-    "-l:libimf.so",
-    "-l:libsvml.so",
-    "-l:libirng.so",
-    "-l:libhwloc.so.15",
-    "-ldl",
-    "-lpthread",
-)
 PEERS = ("gloo", *LIBRARIES)
 
 
@@ -127,18 +99,9 @@ def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list
     if name == "gloo":
         return [gloo(world_size)]
     found = installation(name, prefix)
-    program = build(found.source, found.compiler, found.options)
+    program = build("mpi_peer.c", found.compiler, found.options)
     rows = variants(name, world_size, cores)
-    named = len(rows) > 1 or name == "oneccl"
-    return [_launch(name, found, program, world_size, row, row.name if named else "") for row in rows]
-
-
-def open_mpi(world_size: int, variant: Variant) -> CandidateLaunch:
-    """Open MPI, as it is on PATH, in a variant of somebody's own."""
-    found = installation("openmpi", None)
-    return _launch(
-        "openmpi", found, build(found.source, found.compiler, found.options), world_size, variant, variant.name
-    )
+    return [_launch(name, found, program, world_size, row, row.name if len(rows) > 1 else "") for row in rows]
 
 
 def _launch(
@@ -150,11 +113,6 @@ def _launch(
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         shared = [text for name in _BACKING for text in ("--mca", name, str(room))] if peer == "openmpi" else []
-        if row.rules:
-            file = room / "rules.conf"
-            file.write_text(row.rules, encoding="utf-8")
-            for name, value in (("use_dynamic_rules", "1"), ("dynamic_rules_filename", str(file))):
-                shared += ["--mca", f"coll_tuned_{name}", value]
         line = [found.launcher, *options, *shared, *row.options, "-n", str(world_size), str(program), str(path)]
         # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
         return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
@@ -210,19 +168,16 @@ def _free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A library: its launcher with the environment that it needs, and how its peer's ``source`` is compiled."""
+    """A library: its launcher with the environment that it needs, and how its peer is compiled."""
 
     launcher: str
     compiler: tuple[str, ...]
     options: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    source: str = "mpi_peer.c"
 
 
 def installation(peer: str, prefix: str | None) -> Installation:
     """The library ``peer`` on PATH, or under ``prefix`` by the plain compiler: pip's wrappers name others' paths."""
-    if peer == "oneccl":
-        return _oneccl(prefix or os.environ.get("CCL_ROOT"))
     return _on_path(peer) if prefix is None else _under(peer, Path(prefix).expanduser())
 
 
@@ -266,18 +221,3 @@ def _speaks(launcher: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return "nothing that runs"
     return "openmpi" if "Open MPI" in text else "impi" if "Intel" in text else None
-
-
-def _oneccl(prefix: str | None) -> Installation:
-    """oneCCL where pip put ``oneccl``, ``oneccl-devel``, ``impi-rt``, ``intel-cmplr-lib-rt`` and ``tcmlib`` (hwloc)."""
-    if prefix is None:
-        raise UnsupportedError("oneccl is not on PATH: name its prefix with --peer oneccl=/path")
-    root = Path(prefix).expanduser()
-    archive, library = root / "lib" / "ccl" / "cpu" / "lib" / "libccl.a", root / "lib"
-    launcher, include = root / "bin" / "mpirun", root / "include"
-    for path in (archive, launcher, include / "oneapi" / "ccl.hpp"):
-        if not path.exists():
-            raise UnsupportedError(f"oneccl={root}: expected {path.relative_to(root)} there")
-    paths = (f"-I{include}", str(archive), f"-L{library}", f"-Wl,-rpath,{library}")
-    options = ("-std=gnu++17", "-O2", *paths, *_CCL_LIBRARIES)
-    return Installation(str(launcher), ("c++",), options, _finding(launcher), "oneccl_peer.cpp")
