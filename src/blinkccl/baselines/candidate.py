@@ -118,13 +118,14 @@ class TimedPlan:
     def at(self, size_bytes: int) -> Estimate:
         """What the plan takes for S bytes; raises as :meth:`simulate`."""
         simulation = self.simulate(size_bytes)
+        together = f", {simulation.aggregated} chunks timed as one" if simulation.aggregated > 1 else ""
         return Estimate(
             self.name,
             size_bytes,
             simulation.seconds,
             simulation.algbw_gb_per_s,
             simulation.busbw_gb_per_s,
-            self.detail,
+            self.detail + together,
             simulation.chunk_bytes,
             simulation,
         )

@@ -80,13 +80,13 @@ def _by_kernels(name: str, gpu: Gpu) -> Callable[[Request, Conditions], Prepared
     return prepare
 
 
-def shared_otherwise(plan: Prepared, sharing: str) -> Prepared | None:
-    """The same plan, its links shared in another way; None for what is no plan of one run."""
+def shared_fairly(plan: Prepared) -> Prepared | None:
+    """The same plan, its links shared fairly; None for what is no plan of one run."""
     if isinstance(plan, KernelPlan):
-        return replace(plan, settings=replace(plan.settings, sharing=sharing))
+        return replace(plan, settings=replace(plan.settings, sharing="fair"))
     if type(plan) is TimedPlan:
         conditions = plan.conditions
-        return replace(plan, conditions=replace(conditions, settings=replace(conditions.settings, sharing=sharing)))
+        return replace(plan, conditions=replace(conditions, settings=replace(conditions.settings, sharing="fair")))
     return None
 
 

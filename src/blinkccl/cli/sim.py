@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _BEGIN, _END, _FACTOR = "4K", "1G", 4
 #: GPUs by the architecture that links tell.
 _GPUS = {"pascal": "p100", "volta": "v100", "ampere": "a100", "hopper": "h100"}
-#: The other way in which transfers may share a link, and from which difference on people are told.
-_OTHER, _DIFFERS = "fair", 0.05
+#: From which difference between links that are fifo and fair on people are told.
+_DIFFERS = 0.05
 #: Memories that a path of libblink.so's messages crosses.
 _MOST_MEMORIES = 1
 _NO_TIMELINE = "--timeline: none of these is one plan with a timeline (models, and hybrid's two runs, have none)"
@@ -342,12 +342,12 @@ def _report(
     summary = None if wanted is None else summarise(wanted.traced())
     from blinkccl.report import sim_text
 
-    other = None if best is None or swept else _other_sharing(field, best, conditions)
+    fair = None if best is None or swept else _shared_fairly(field, best)
     if json:
         document = steps.document() if steps else []
         found = sim_text.sim_document(field, code, conditions, rows, best, summary, document)
-        if other is not None:
-            found["other_sharing"] = {"algorithm": other.name, "sharing": _OTHER, "seconds": other.seconds}
+        if fair is not None:
+            found["other_sharing"] = {"algorithm": fair.name, "sharing": "fair", "seconds": fair.seconds}
         console.emit_json(found)
         return
     paint, width = console.paint(), console.width()
@@ -355,8 +355,8 @@ def _report(
     text += sim_text.sweep_table(rows, paint, width) if swept else sim_text.size_table(field, rows[0], paint, width)
     if best is not None and summary is not None:
         text += fit(sim_text.summary_text(best.name, summary, best.seconds), width)
-    if best is not None and other is not None:
-        text += fit(sim_text.sharing_text(best, other, conditions.settings.sharing, _OTHER), width)
+    if best is not None and fair is not None:
+        text += fit(sim_text.sharing_text(best, fair), width)
     if steps is not None:
         text += steps.text(paint, width)
     if field.named and field.path_row is not None:
@@ -364,18 +364,17 @@ def _report(
     console.emit(text + fit(sim_text.absent_text(field), width))
 
 
-def _other_sharing(field: JobCandidates, best: Estimate, conditions: Conditions) -> Estimate | None:
-    """What the fastest plan takes where transfers share links fairly, if that differs; None if fifo was not asked for.
+def _shared_fairly(field: JobCandidates, best: Estimate) -> Estimate | None:
+    """What the fastest plan takes where transfers share links fairly, if that differs.
 
-    Hardware does something between the two, and nobody publishes what.
+    Hardware does something between fifo and fair, and nobody publishes what.
     """
-    from blinkccl.choice.candidates import shared_otherwise
+    from blinkccl.choice.candidates import shared_fairly
 
-    if conditions.settings.sharing != "fifo" or not best.seconds:
+    if not best.seconds:
         return None
-    plan = next(one for one in field.prepared if one.name == best.name)
-    otherwise = shared_otherwise(plan, _OTHER)
-    found = None if otherwise is None else otherwise.at(best.size_bytes)
+    plan = shared_fairly(next(one for one in field.prepared if one.name == best.name))
+    found = None if plan is None else plan.at(best.size_bytes)
     return found if found is not None and abs(found.seconds / best.seconds - 1) > _DIFFERS else None
 
 

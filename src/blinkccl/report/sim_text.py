@@ -27,16 +27,12 @@ _LISTED = 16
 
 def head_text(field: JobCandidates, code: Code, conditions: Conditions) -> str:
     """What is asked, and under which assumptions."""
-    request, settings = field.request, conditions.settings
+    request = field.request
     links = "the plan's links" if field.of_plan else f"--links {request.links}"
-    streams = ""
-    if code.gpu is None:
-        streams = (
-            ", a stream per link and tree" if settings.streams == "per-tree" else ", streams shared at equal depth"
-        )
+    streams = ", a stream per link and tree" if code.gpu is None else ""
     lines = [
         f"{request.collective.name} among GPUs {ids(request.ranks)} of {request.topology.name}",
-        f"{code.about(conditions)}; links {settings.sharing}{streams}",
+        f"{code.about(conditions)}; links fifo{streams}",
         f"no schedule of trees on {links} is faster than {gb_per_s_text(field.bound_gb_per_s)} (nominal rates)",
     ]
     return "\n".join(lines) + "\n"
@@ -119,12 +115,12 @@ def summary_text(name: str, summary: Summary, seconds: float) -> str:
     return f"\n{name}: fullest links  {full}\ncritical path   {parts}\ndecided by      {hops}\n"
 
 
-def sharing_text(best: Estimate, other: Estimate, sharing: str, otherwise: str) -> str:
-    """What the fastest plan takes if links are shared in another way."""
-    change = other.seconds / best.seconds - 1
+def sharing_text(best: Estimate, fair: Estimate) -> str:
+    """What the fastest plan takes if links are shared fairly."""
+    change = fair.seconds / best.seconds - 1
     return (
-        f"sharing         {best.name} takes {seconds_text(best.seconds)} where links are {sharing}, "
-        f"{seconds_text(other.seconds)} ({change:+.0%}) where they are {otherwise}\n"
+        f"sharing         {best.name} takes {seconds_text(best.seconds)} where links are fifo, "
+        f"{seconds_text(fair.seconds)} ({change:+.0%}) where they are fair\n"
     )
 
 
@@ -169,8 +165,8 @@ def sim_document(
         "ranks": list(request.ranks),
         "code": code.name,
         "calibration": conditions.calibration.name if code.gpu is None else None,
-        "sharing": conditions.settings.sharing,
-        "streams": conditions.settings.streams if code.gpu is None else None,
+        "sharing": "fifo",
+        "streams": "per-tree" if code.gpu is None else None,
         "bound_gb_per_s": bound,
         "sizes": [
             {"size_bytes": row[0].size_bytes, "algorithms": [_row_document(estimate, bound) for estimate in row]}

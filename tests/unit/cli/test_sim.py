@@ -140,6 +140,7 @@ def test_a_run_of_too_many_chunks_is_timed_in_coarser_ones(blink, monkeypatch) -
     (coarse,) = json.loads(blink(*asked).out)["sizes"][0]["algorithms"]
     assert coarse["aggregated"] > 1
     assert coarse["transfers"] <= 1000
+    assert coarse["how"].endswith(f", {coarse['aggregated']} chunks timed as one")
 
 
 def test_a_bound_of_sizes_is_a_sweep(blink) -> None:
