@@ -21,7 +21,7 @@ COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v cl
 export PYTHONDONTWRITEBYTECODE :=
 SAY_ZIG := $(if $(COMPILER),,echo "No C++ compiler on PATH: PyPI's ziglang (90 MB) compiles the native libraries, in some minutes.")
 
-.PHONY: run test test-more test-all lint types layers collect unit native native-test bench docs debian gpu gpu-bundle clean
+.PHONY: run test test-more test-all lint types layers collect unit native native-test bench claims docs debian gpu gpu-bundle clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -70,6 +70,10 @@ native-test: $(VENV)/.dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/planning.py
+
+# The papers' claims beside our numbers: docs/claims.md anew.
+claims: $(VENV)/.installed
+	$(BIN)/python -m reproduction --markdown docs/claims.md
 
 # The documentation site; every warning is an error. Anew each time (-E): Sphinx does not know which code pages are made of.
 docs: $(VENV)/.installed $(VENV)/.docs

@@ -5,7 +5,7 @@
 
 Each machine is built once, with all links of all plans; for each allocation a lane is as fast as the processors hold,
 and optimal trees, Blink's and all of NCCL's rings at once run in turns. ``--seconds`` ends it after so long, and the
-next call goes on from there. The file of this package is src/blinkccl/paper/laboratory.json; ``--other`` takes those of
+next call goes on from there. The file of this package is reproduction/laboratory.json; ``--other`` takes those of
 other sizes, of which the summary is written. ``--hybrid`` takes what ``blink lab broadcast --topo dgx-1v --gpus 0-2
 --algo optimal@fast,hybrid@all,optimal@all -b 64K -e 64M -f 4 --json`` printed, for 0-2 to 0-7, and adds a table of it;
 ``--libraries`` likewise what ``--algo optimal,blink,ring,one_ring,gloo_links,gloo_ranks,openmpi`` printed, and
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,10 +27,13 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.lab import experiment
 from blinkccl.lab.experiment import Field, Measured
-from blinkccl.paper.laboratory import Allocation, read
 from blinkccl.report.text import bytes_text
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from reproduction.laboratory import Allocation, read
 
 MACHINES, COLLECTIVES = ("dgx-1v", "dgx-1p"), ("broadcast", "allreduce")
 ALGORITHMS = ("optimal", "blink", "ring")

@@ -101,14 +101,28 @@ Blink = Callable[..., Ended]
 def blink(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Blink:
     """Runs ``blink`` with these arguments, through the same ``main`` as the console script."""
 
-    def run(*arguments: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["blink", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        code = ended.value.code
-        return Ended(code if isinstance(code, int) else 0 if code is None else 1, out, err)
+    return lambda *arguments: _typed(main, arguments, monkeypatch, capsys)
 
-    return run
+
+@pytest.fixture
+def reproduction(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Blink:
+    """Runs ``python -m reproduction`` with these arguments."""
+    from reproduction.__main__ import main as claims
+
+    return lambda *arguments: _typed(claims, arguments, monkeypatch, capsys)
+
+
+def _typed(
+    main: Callable[[], None],
+    arguments: tuple[str | Path, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Ended:
+    monkeypatch.setattr(sys, "argv", ["blink", *map(str, arguments)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    code = ended.value.code
+    return Ended(code if isinstance(code, int) else 0 if code is None else 1, out, err)

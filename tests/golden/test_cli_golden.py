@@ -25,8 +25,6 @@ CASES = {
     "sim-1456": "sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M",
     "sim-sweep": "sim broadcast --topo dgx-1p --gpus 0,1,4 -b 4K --algo optimal,nccl-2.4",
     "sim-json": "sim allreduce --topo ring:3 --size 1M --algo optimal --json",
-    "paper-ring-code": "paper R1 R8",
-    "error-no-claim": "paper B99",
     "error-no-spec": "plan allreduce --topo dgx-1w",
     "error-no-collective": "plan allreduced --topo dgx-1v",
     "error-no-algorithm": "plan allreduce --topo dgx-1v --algo rings",

@@ -24,7 +24,7 @@ def room_of(file: Path) -> str | None:
     match file.parts:
         case ("tests", *_) | ("native", "tests", *_):
             return "tests"
-        case ("src", "blinkccl", "apps", room, *_):
+        case ("src", "blinkccl", "apps", room, _, *_):
             return f"apps/{room}"
         case ("src", "blinkccl", room, _, *_):
             return room

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable
 
 from blinkccl.errors import BlinkError
 
@@ -19,14 +20,20 @@ _OUTPUT_TROUBLE = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EFBIG, errno.EDQU
 def main() -> None:
     """Run the command line, and exit with a code of :mod:`blinkccl.cli.exits`."""
     try:
-        from blinkccl.cli import console
         from blinkccl.cli.app import command
-        from blinkccl.cli.exits import exit_code
     except KeyboardInterrupt:  # Later ones are typer's.
         sys.exit(INTERRUPTED)
+    run_command(lambda: command(prog_name="blink"))
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Run a command line of typer's; what goes wrong is one line on stderr, and an exit code."""
+    from blinkccl.cli import console
+    from blinkccl.cli.exits import exit_code
+
     console.make_printable()
     try:
-        command(prog_name="blink")
+        command()
     except BlinkError as error:
         console.error(str(error))
         sys.exit(exit_code(error))

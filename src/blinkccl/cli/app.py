@@ -19,7 +19,6 @@ from blinkccl.cli import (
     explain,
     export,
     lab,
-    paper,
     pick,
     plan,
     removed,
@@ -47,7 +46,6 @@ Examples:
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on links that are shaped like the machine's
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
   blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
-  blink paper --html paper.html                        the papers' claims: published, ours, verdict
   blink doctor run.log node7.xml                       what is slow or wrong, why, and what to try
   blink dump 4711                                      what does a live job wait for?
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
@@ -140,7 +138,6 @@ for _name, _verb, _help, _short in (
     ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
     ("doctor", doctor.doctor, doctor.HELP, "What is wrong, with this machine or in these logs?"),
     ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
-    ("paper", paper.paper, paper.HELP, "What did the papers claim, and what do we find?"),
     ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
 ):
     app.command(

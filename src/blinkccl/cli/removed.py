@@ -9,8 +9,7 @@ _GPUS = "gives sendrecv its ends: from the first GPU to the last"
 REMOVED = {
     "diff": "blink show A.json -o a.html draws a plan, blink sim A.json times it: compare what they say of both",
     "export --to msccl": "blink export --to mscclpp writes an execution plan for MSCCL++",
-    "paper --html": "blink paper --markdown writes the tables; figures are no longer drawn",
-    "paper --plot": "blink paper --markdown writes the tables; figures are no longer drawn",
+    "paper": "python -m reproduction, or make claims, in a checkout of the source",
     "plan --src": f"blink plan sendrecv --gpus 0,7 {_GPUS}",
     "plan --dst": f"blink plan sendrecv --gpus 0,7 {_GPUS}",
     "plan --without-rank": "blink plan --without 0-3,5 takes links and GPUs",

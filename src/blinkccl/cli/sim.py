@@ -13,12 +13,12 @@ from blinkccl.errors import UsageError
 from blinkccl.report.text import fit
 
 if TYPE_CHECKING:
+    from blinkccl.advice.training import StepTable
     from blinkccl.algorithms.registry import Request
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.baselines.registry import JobCandidates
     from blinkccl.choice.candidates import Code
     from blinkccl.forest.model import Forest
-    from blinkccl.paper.training import StepTable
     from blinkccl.topology.model import Topology
 
 #: What a sweep takes where -b and -e do not say, and its factor between sizes.
@@ -166,9 +166,9 @@ def sim(
     console.check_files(timeline, output, plot=plot)
     swept = any(given is not None for given in (plot, begin, end))
     sizes = _sizes(size, swept, begin, end)
+    from blinkccl.advice.training import training_steps
     from blinkccl.algorithms import in_switch
     from blinkccl.baselines.registry import time_all
-    from blinkccl.paper.training import training_steps
 
     options = {"--calibration": calibration, "--chunk": chunk}
     of_copies = [option for option, given in options.items() if given is not None]

@@ -25,8 +25,8 @@ from blinkccl.algorithms.multi_path import (
 from blinkccl.algorithms.path_table import Part, Split
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.paper.jobs import wrong_elements
 from blinkccl.topology.catalog import CATALOG, machine
+from reproduction.jobs import wrong_elements
 from support.examples import examples
 from support.planned import asked, assert_sound, planned
 

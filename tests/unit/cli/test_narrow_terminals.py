@@ -32,7 +32,6 @@ SAME = {
     "explain": "explain allreduce --size 64M --topo dgx-1v --gpus 1,4,5,6",
     "explain-host": "explain allreduce --size 1M -g 4",
     "pick": "pick -k 3 --topo dgx-1v --free 0,1,4,6,7",
-    "paper": "paper R1 R8 P1",
     "doctor": "doctor {bench} --topo dgx-1v",
     "tune": "tune -g 2 --show",
     "calibrate": "calibrate {bench}",

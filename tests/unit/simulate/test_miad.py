@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.paper.traffic import pattern
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.chunk_search import KIB, MIB, Miad, best_chunk, near_best, search
 from blinkccl.simulate.run import best_chunk_bytes, simulate
 from blinkccl.simulate.translate import Settings, frame
+from reproduction.traffic import pattern
 from support.examples import examples
 from support.timed import lowered
 

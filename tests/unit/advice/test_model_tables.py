@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.errors import UnsupportedError
-from blinkccl.paper.models import (
+from blinkccl.advice.models import (
     NETWORKS,
     Compute,
     Layer,
@@ -22,6 +21,7 @@ from blinkccl.paper.models import (
     peak_flops_per_s,
     transformer,
 )
+from blinkccl.errors import UnsupportedError
 
 GPUS = ("p100", "v100")
 
@@ -86,7 +86,7 @@ def test_unknown_network() -> None:
         network("lenet")
 
 
-TABLES = tomllib.loads((files("blinkccl.paper") / "models.toml").read_text("utf-8"))
+TABLES = tomllib.loads((files("blinkccl.advice") / "models.toml").read_text("utf-8"))
 
 
 def test_every_network_has_numbers_with_a_source() -> None:

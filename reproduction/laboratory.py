@@ -14,7 +14,7 @@ from importlib.resources import files
 from statistics import geometric_mean, median
 from typing import Any
 
-from blinkccl.paper.claim import Value
+from reproduction.claim import Value
 
 BASIS = "optimal plans and NCCL 2.4's rings, run in the laboratory on 16 MiB (docs/lab.md)"
 
@@ -67,7 +67,7 @@ def read(document: Mapping[str, Any], machine: str, collective: str) -> tuple[Al
 @lru_cache(maxsize=8)
 def measured(machine: str, collective: str) -> Sequence[Allocation]:
     """What is recorded in this package."""
-    text = files("blinkccl.paper").joinpath("laboratory.json").read_text(encoding="utf-8")
+    text = files("reproduction").joinpath("laboratory.json").read_text(encoding="utf-8")
     return read(json.loads(text), machine, collective)
 
 

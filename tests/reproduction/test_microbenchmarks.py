@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from blinkccl.paper.traffic import CALIBRATION, PATTERNS, Built, measure, pattern
 from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.run import simulate
+from reproduction.traffic import CALIBRATION, PATTERNS, Built, measure, pattern
 
 MB = 10**6
 EVERY = [(name, breadth) for name, (_, breadths) in PATTERNS.items() for breadth in breadths]

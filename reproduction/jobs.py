@@ -22,13 +22,13 @@ from blinkccl.collectives.oracle import make_inputs, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
 from blinkccl.forest.model import Forest
-from blinkccl.paper.claim import Context
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.chunk_search import best_chunk
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from reproduction.claim import Context
 
 __all__ = ["connected_allocations"]
 

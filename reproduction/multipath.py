@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from blinkccl.advice.models import gradient_bytes, network
 from blinkccl.algorithms import optimal
 from blinkccl.algorithms.multi_path import inside_sockets, portions, ways
 from blinkccl.algorithms.path_table import Part, Split
@@ -14,9 +15,8 @@ from blinkccl.baselines.multi_path import path_rate, timed_split
 from blinkccl.baselines.nccl import prepare_nccl_24
 from blinkccl.baselines.staged import prepare_host_staged
 from blinkccl.forest.model import Forest
-from blinkccl.paper.claim import Context, Page, Value
-from blinkccl.paper.jobs import MIB, conditions, request
-from blinkccl.paper.models import gradient_bytes, network
+from reproduction.claim import Context, Page, Value
+from reproduction.jobs import MIB, conditions, request
 
 PAGE = Page("C")
 

@@ -21,10 +21,10 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
+from blinkccl.advice.models import Compute, NeuralNetwork, Tensor, work_of
 from blinkccl.baselines.candidate import Prepared
 from blinkccl.baselines.registry import JobCandidates
 from blinkccl.errors import UnsupportedError
-from blinkccl.paper.models import Compute, NeuralNetwork, Tensor, work_of
 from blinkccl.report.text import Paint, columns, fit, seconds_text
 from blinkccl.units import size_text
 

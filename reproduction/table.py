@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from math import isinf
 from typing import Any
 
-from blinkccl.paper.claim import DOCUMENTS, VERDICTS, JudgedClaim, Value
 from blinkccl.report.text import Paint
 from blinkccl.schema import SCHEMA_VERSION
+from reproduction.claim import DOCUMENTS, VERDICTS, JudgedClaim, Value
 
 _STYLES = dict(zip(VERDICTS, ("green", "cyan", "blue", "blue", "yellow", "magenta", "dim"), strict=True))
 _RELATIONS = {"=": "", "<=": "≤ ", ">=": "≥ "}
@@ -53,7 +53,7 @@ def markdown(rows: Sequence[JudgedClaim]) -> str:
     lines = [
         "# The documents' claims",
         "",
-        "Written by `blink paper --markdown docs/claims.md`; a test computes every number anew and compares.",
+        "Written by `make claims`; a test computes every number anew and compares.",
         "",
         f"{counts_text(rows)}.",
         "",

@@ -86,7 +86,7 @@ class Compute:
 
 @cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads((files("blinkccl.paper") / "models.toml").read_text("utf-8"))
+    return tomllib.loads((files("blinkccl.advice") / "models.toml").read_text("utf-8"))
 
 
 def _convolution(

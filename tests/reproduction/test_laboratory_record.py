@@ -7,8 +7,8 @@ from statistics import geometric_mean
 import pytest
 
 from blinkccl.algorithms.registry import algorithm
-from blinkccl.paper.laboratory import Allocation, hybrid_values, measured, read, speedup_values, two_servers_value
 from blinkccl.topology.catalog import connected_allocations
+from reproduction.laboratory import Allocation, hybrid_values, measured, read, speedup_values, two_servers_value
 from support.planned import asked
 
 MACHINES, COLLECTIVES = ("dgx-1v", "dgx-1p"), ("broadcast", "allreduce")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.baselines.registry import candidates
-from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, rings
-from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
-from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, t_dpa_s
-from blinkccl.paper.claim import Context, Page, Value
-from blinkccl.paper.jobs import (
+from blinkccl.units import algbw_gb_per_s
+from reproduction.blink_graph import allreduce_optimum, broadcast_optimum, network, rings
+from reproduction.blink_microbenchmarks import lane_gb_per_s
+from reproduction.blink_protocols import PCIE_GB_PER_S, t_dpa_s
+from reproduction.claim import Context, Page, Value
+from reproduction.jobs import (
     COPY_ENGINES,
     EIGHT,
     SIZE_BYTES,
@@ -26,8 +27,7 @@ from blinkccl.paper.jobs import (
     request,
     timed,
 )
-from blinkccl.paper.laboratory import hybrid_values, speedup_values
-from blinkccl.units import algbw_gb_per_s
+from reproduction.laboratory import hybrid_values, speedup_values
 
 PAGE = Page("A")
 

@@ -1,27 +1,31 @@
-"""``blink paper``: what the papers claimed, and what we find."""
+"""``python -m reproduction``: every claim of the papers, published, ours, verdict."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
-from blinkccl.cli import arguments, console
+from blinkccl.cli import arguments, console, run_command
+from reproduction import table
+from reproduction.claim import Context, judge
+from reproduction.registry import chosen
 
 HELP = """
 Examples:
 
 \b
-  blink paper                     every claim: published, ours, verdict
-  blink paper A B6 R5             those of a document, or single ones
-  blink paper --markdown c.md     the same as tables of Markdown
+  python -m reproduction                     every claim: published, ours, verdict
+  python -m reproduction A B6 R5             those of a document, or single ones
+  python -m reproduction --markdown c.md     the same as tables of Markdown
 
 Every number of ours is computed now, from plans, calibrations and the simulator; each says which.
 """
 
 
-def paper(
+def claims(
     names: Annotated[
         list[str] | None,
         Argument(metavar="[CLAIM]...", help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: all."),
@@ -31,10 +35,6 @@ def paper(
 ) -> None:
     """Compute, compare, print."""
     console.check_files(markdown)
-    from blinkccl.paper import table
-    from blinkccl.paper.claim import Context, judge
-    from blinkccl.paper.registry import chosen
-
     wanted, rows = chosen(names or []), []
     context = Context()
     with console.Progress("claims") as progress:
@@ -47,3 +47,14 @@ def paper(
         console.emit_json(table.document(rows))
     else:
         console.emit_sentences(table.text(rows, console.paint()))
+
+
+def main() -> None:
+    """Run the command line, and exit with a code of :mod:`blinkccl.cli.exits`."""
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    app.command(help=HELP)(claims)
+    run_command(lambda: app(prog_name="python -m reproduction"))
+
+
+if __name__ == "__main__":
+    main()

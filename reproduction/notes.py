@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from blinkccl.advice.models import peak_flops_per_s
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.nccl_model import choose, cost_lines, crossover
 from blinkccl.forest.model import Forest, link_use
-from blinkccl.paper.claim import Context, Page, Value
-from blinkccl.paper.jobs import GIB, KIB, MIB, channels, plan, request, seconds
-from blinkccl.paper.models import peak_flops_per_s
-from blinkccl.paper.ring_vs_tree import agreeing, traced
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import GB, algbw_gb_per_s, bus_factor
+from reproduction.claim import Context, Page, Value
+from reproduction.jobs import GIB, KIB, MIB, channels, plan, request, seconds
+from reproduction.ring_vs_tree import agreeing, traced
 
 PAGE = Page("E")
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.paper.models import (
+from blinkccl.advice.models import (
     NETWORKS,
     Compute,
     Layer,
@@ -24,8 +23,9 @@ from blinkccl.paper.models import (
     transformer,
     work_of,
 )
-from blinkccl.paper.notes import roofline_seconds
-from blinkccl.paper.training import DDP_BUCKET_BYTES, Comparison, TrainingStep, step_time
+from blinkccl.advice.training import DDP_BUCKET_BYTES, Comparison, TrainingStep, step_time
+from blinkccl.errors import UnsupportedError, UsageError
+from reproduction.notes import roofline_seconds
 from support.examples import examples
 from support.extras import needs
 

@@ -22,9 +22,9 @@ from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
 from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.oracles import out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
-from blinkccl.paper.claim import Context, Page, Value
-from blinkccl.paper.jobs import EIGHT, Gpus, connected_allocations, geometric_mean, plan, request
-from blinkccl.paper.laboratory import speedup_values
+from reproduction.claim import Context, Page, Value
+from reproduction.jobs import EIGHT, Gpus, connected_allocations, geometric_mean, plan, request
+from reproduction.laboratory import speedup_values
 
 PAGE = Page("A")
 

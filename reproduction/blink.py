@@ -15,12 +15,12 @@ from blinkccl.engines.registry import ENGINES
 from blinkccl.packing.arborescence import minimum_arborescence
 from blinkccl.packing.network import FlowNetwork
 from blinkccl.packing.undirected import most_central
-from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings
-from blinkccl.paper.blink_microbenchmarks import COSTS, throughput
-from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, SPLIT_BASIS, eq_8_as_printed, nvlink_gb_per_s, t_dpa_s
-from blinkccl.paper.claim import BY_CONSTRUCTION, Context, Page, Value
-from blinkccl.paper.jobs import EIGHT, MB, connected_allocations, plan, topology_of
 from blinkccl.units import GB
+from reproduction.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings
+from reproduction.blink_microbenchmarks import COSTS, throughput
+from reproduction.blink_protocols import PCIE_GB_PER_S, SPLIT_BASIS, eq_8_as_printed, nvlink_gb_per_s, t_dpa_s
+from reproduction.claim import BY_CONSTRUCTION, Context, Page, Value
+from reproduction.jobs import EIGHT, MB, connected_allocations, plan, topology_of
 
 PAGE = Page("A")
 

@@ -6,7 +6,7 @@ To add a claim, write the function that computes it in its document's file, with
 from __future__ import annotations
 
 from blinkccl.errors import UsageError
-from blinkccl.paper import (
+from reproduction import (
     blink,
     blink_graph,
     blink_microbenchmarks,
@@ -18,7 +18,7 @@ from blinkccl.paper import (
     poster,
     ring_vs_tree,
 )
-from blinkccl.paper.claim import Claim
+from reproduction.claim import Claim
 
 _PAGES = (
     blink.PAGE,

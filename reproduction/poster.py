@@ -7,10 +7,10 @@ from itertools import permutations
 from blinkccl.algorithms.cycles import max_disjoint_cycles
 from blinkccl.algorithms.ring import ring_count
 from blinkccl.baselines.nccl import prepare_nccl_24
-from blinkccl.paper.claim import Context, Page, Value
-from blinkccl.paper.jobs import GIB, Gpus, conditions, connected_allocations, plan, request, seconds, wrong_elements
 from blinkccl.topology.spec import parse_spec
 from blinkccl.units import bus_factor
+from reproduction.claim import Context, Page, Value
+from reproduction.jobs import GIB, Gpus, conditions, connected_allocations, plan, request, seconds, wrong_elements
 
 PAGE = Page("B")
 

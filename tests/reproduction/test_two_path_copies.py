@@ -7,10 +7,10 @@ from fractions import Fraction
 import pytest
 
 from blinkccl.baselines.candidate import ChunkedPlan
-from blinkccl.paper.claim import Context
-from blinkccl.paper.multipath import copy_of
 from blinkccl.schedule.lower import lower
 from blinkccl.simulate.calibration import Calibration
+from reproduction.claim import Context
+from reproduction.multipath import copy_of
 from support.timed import calibration_of, link_class
 
 MIB = 2**20

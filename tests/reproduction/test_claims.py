@@ -17,13 +17,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from blinkccl.advice.models import NETWORKS
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.baselines.staged import HOST_COMBINE_GB_PER_S
-from blinkccl.paper import ring_vs_tree
-from blinkccl.paper.blink_graph import FIG_14, MACHINES, PCIE_LANES, fig_14_speedup, fig_14_speedups, rings
-from blinkccl.paper.blink_protocols import NETWORKS_GBIT, PCIE_GB_PER_S, crossings, dgx_2_curves, eq_8_as_printed
-from blinkccl.paper.blink_training import chosen_allocations, nccl_overheads, trained
-from blinkccl.paper.claim import (
+from blinkccl.private_files import write_at_once
+from blinkccl.simulate.calibration import Calibration, Number, calibration
+from reproduction import ring_vs_tree
+from reproduction.blink_graph import FIG_14, MACHINES, PCIE_LANES, fig_14_speedup, fig_14_speedups, rings
+from reproduction.blink_protocols import NETWORKS_GBIT, PCIE_GB_PER_S, crossings, dgx_2_curves, eq_8_as_printed
+from reproduction.blink_training import chosen_allocations, nccl_overheads, trained
+from reproduction.claim import (
     BY_CONSTRUCTION,
     CLOSE,
     CONTRADICTED,
@@ -37,12 +40,9 @@ from blinkccl.paper.claim import (
     Value,
     judge,
 )
-from blinkccl.paper.jobs import COPY_ENGINES, SIZE_BYTES, connected_allocations
-from blinkccl.paper.models import NETWORKS
-from blinkccl.paper.registry import CLAIMS
-from blinkccl.paper.table import markdown_row
-from blinkccl.private_files import write_at_once
-from blinkccl.simulate.calibration import Calibration, Number, calibration
+from reproduction.jobs import COPY_ENGINES, SIZE_BYTES, connected_allocations
+from reproduction.registry import CLAIMS
+from reproduction.table import markdown_row
 from support.examples import ALL_TESTS
 from support.extras import needs
 from support.timed import with_links
@@ -295,6 +295,6 @@ def test_a_false_trace_does_not_agree() -> None:
 
 
 def test_the_page_of_claims_is_what_is_computed() -> None:
-    """``blink paper --markdown docs/claims.md`` writes it anew: every number, to four digits, and its verdict."""
-    page = (Path(__file__).parents[3] / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
+    """``make claims`` writes it anew: every number, to four digits, and its verdict."""
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
     assert [claim for claim in BY_ID if markdown_row(row(claim)) not in page] == []

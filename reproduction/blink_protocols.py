@@ -8,10 +8,12 @@ from fractions import Fraction
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.baselines.candidate import planned
 from blinkccl.baselines.nccl import AS_WRITTEN_BYTES
-from blinkccl.paper.blink_graph import broadcast_optimum, network, ring_allreduce
-from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
-from blinkccl.paper.claim import BY_CONSTRUCTION, Context, Page, Value
-from blinkccl.paper.jobs import (
+from blinkccl.topology.spec import parse_gpus
+from blinkccl.units import GB
+from reproduction.blink_graph import broadcast_optimum, network, ring_allreduce
+from reproduction.blink_microbenchmarks import lane_gb_per_s
+from reproduction.claim import BY_CONSTRUCTION, Context, Page, Value
+from reproduction.jobs import (
     COPY_ENGINES,
     MB,
     SIZE_BYTES,
@@ -23,10 +25,8 @@ from blinkccl.paper.jobs import (
     request,
     topology_of,
 )
-from blinkccl.paper.laboratory import two_servers_value
-from blinkccl.paper.traffic import CALIBRATION
-from blinkccl.topology.spec import parse_gpus
-from blinkccl.units import GB
+from reproduction.laboratory import two_servers_value
+from reproduction.traffic import CALIBRATION
 
 PAGE = Page("A")
 
