@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.export import chakra
 from blinkccl.export.registry import Choices, format_of

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.auto import prepare
 from blinkccl.choice.candidates import code_of

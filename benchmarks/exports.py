@@ -20,7 +20,8 @@ from pathlib import Path
 import astra_sim
 
 from blinkccl.algorithms.given_channels import forest_of
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective

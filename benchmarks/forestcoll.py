@@ -28,7 +28,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from blinkccl.algorithms.registry import OBJECTIVES
+from blinkccl.algorithms.request import OBJECTIVES
 from blinkccl.errors import TopologyError
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology

@@ -21,7 +21,7 @@ import numpy  # noqa: E402, F401
 
 from blinkccl.algorithms import optimal  # noqa: E402
 from blinkccl.algorithms.bounds import certificate_for  # noqa: E402
-from blinkccl.algorithms.registry import Request  # noqa: E402
+from blinkccl.algorithms.request import Request  # noqa: E402
 from blinkccl.collectives.spec import Collective  # noqa: E402
 from blinkccl.forest.model import Forest  # noqa: E402
 from blinkccl.packing import native_flows  # noqa: E402

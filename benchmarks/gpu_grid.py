@@ -20,7 +20,8 @@ from cuda_driver import Cuda
 from gpu_kernels import FRAME, THREADS, as_long_as_a_call
 from numpy.typing import NDArray
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.codegen.layout import Geometry, ProgramGroup
 from blinkccl.codegen.text import WIRES, Kernel, cuda_text
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, operation

@@ -28,7 +28,8 @@ from gpu_fold import measure
 from gpu_kernels import THREADS
 from gpu_litmus import litmus
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.choice.block_costs import block_gb_per_s, work_of
 from blinkccl.cli.exits import HARDWARE as NO_GPU
 from blinkccl.codegen.text import WIRES, Kernel, cuda_text

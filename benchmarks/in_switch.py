@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import process_time
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Conditions, planned
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.lab import experiment
 from blinkccl.lab.experiment import Field, Measured

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Conditions, Prepared
 from blinkccl.baselines.registry import candidates
 from blinkccl.collectives.spec import COLLECTIVES, Collective

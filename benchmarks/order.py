@@ -24,7 +24,8 @@ import numpy as np
 
 from blinkccl.algorithms.bounds import SOLVED
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
 from blinkccl.forest.model import Forest

@@ -24,7 +24,8 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.torch_p2p import TorchP2P

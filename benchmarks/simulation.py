@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program

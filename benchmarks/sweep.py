@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.document import to_document
 from blinkccl.proof.check import check_plan

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, log
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Conditions, Estimate, Prepared, TimedPlan, planned
 from blinkccl.baselines.nccl_search import Channels, search
 from blinkccl.baselines.registry import BASELINES

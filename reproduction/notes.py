@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from blinkccl.advice.models import peak_flops_per_s
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.nccl_model import choose, cost_lines, crossover
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.topology.assembly import exact_unit

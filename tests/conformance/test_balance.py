@@ -15,7 +15,8 @@ from math import ceil
 import numpy as np
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.choice.programs import SLOTS
 from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, channel_loops
 from blinkccl.codegen.stores import require_direct_stores

@@ -9,7 +9,8 @@ from sweep import every_collective
 
 from blinkccl.algorithms.blink import one_root_optimum
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
 from blinkccl.forest.document import to_document

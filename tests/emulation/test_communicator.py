@@ -15,7 +15,8 @@ import pytest
 from job import Ran, wait_for
 
 import blinkccl
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.ops import DTYPES, OPS, element_type
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective

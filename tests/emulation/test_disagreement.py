@@ -12,7 +12,8 @@ from job import PATIENT_S, Start, member
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, CommunicationError, PeerLostError, UnsupportedError, UsageError

@@ -14,7 +14,8 @@ import pytest
 from job import PATIENT_S, Ran, Start
 from test_tuned_groups import written
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.choice.host_table import HostChoice
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective

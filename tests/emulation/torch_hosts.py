@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch_calls import background, coalescing, in_order, moved, objects, unequal_blocks
 from torch_common import TIMEOUT, block, place, raises, same, start, wait_for
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle

@@ -13,7 +13,7 @@ from preloaded import HERE, Outcome, Preloaded
 
 from blinkccl.algorithms.multi_path import plan, ways
 from blinkccl.algorithms.path_table import PairSplits, Part, PathTable, Split, machine_key, write
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.topology.spec import parse_spec
 from support.examples import ALL_TESTS

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.three_phase import LocalTree, cut_trees, overlaid
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError

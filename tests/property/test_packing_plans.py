@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from blinkccl.algorithms.optimal import FLOWS
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Forest
 from blinkccl.packing.equal_trees import LOSS

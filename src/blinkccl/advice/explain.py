@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blinkccl.advice.nccl_today import nccl_today
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.auto import Auto, Choice, prepare
 from blinkccl.choice.candidates import Code, code_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from blinkccl.algorithms.in_switch import in_switch_forest
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.document import certificate_document
 from blinkccl.forest.model import Cut, Forest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.nccl import nccl_230_fault
 from blinkccl.baselines.nccl_links import VERSION
 from blinkccl.choice.programs import gpu_of

@@ -10,7 +10,8 @@ from math import comb
 from typing import Any
 
 from blinkccl.advice.ring_baseline import RingBaseline, ring_baseline
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.forest.model import Forest

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from blinkccl.algorithms import ring
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.report.text import count, gb_per_s_text, times_of_nccl

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from blinkccl.advice.nccl_today import nccl_sentence
 from blinkccl.advice.ring_baseline import RingBaseline, ring_baseline
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.choice.candidates import code_of, of_forest
 from blinkccl.errors import BlinkError, TopologyError

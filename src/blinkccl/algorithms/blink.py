@@ -19,7 +19,7 @@ from blinkccl.algorithms.bounds import certificate_for, reverse_of, tree_packing
 from blinkccl.algorithms.forests import Draft, backward, forest_of
 from blinkccl.algorithms.optimal_flows import hops_of
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.packing.bottleneck import gather_rate

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.algorithms.rank_network import RankNetwork
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import InternalError
 from blinkccl.forest.model import Certificate, Forest, Share, Tree, attained_rate, to_ids

@@ -17,7 +17,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.ring import SERVED, Ring, on_rings
 from blinkccl.algorithms.shapes import Paths, chain_down, chain_up, cyclic, forest_on, require_collective, transit_paths
 from blinkccl.collectives.spec import COLLECTIVES, Collective

@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from blinkccl.algorithms.bounds import certificate_for, cut_certificate
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Share, Tree, WeighedSets

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import (
     Paths,
     cyclic,

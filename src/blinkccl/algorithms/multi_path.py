@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, permutations
 
-from blinkccl.algorithms import optimal
+from blinkccl.algorithms import optimal, stars, three_stage
 from blinkccl.algorithms.path_table import Part, Split
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import require_collective, transit_paths
 from blinkccl.algorithms.three_stage import sockets
 from blinkccl.collectives.spec import Collective
@@ -170,6 +170,10 @@ def _rounded(exact: Sequence[Fraction]) -> tuple[Fraction, ...]:
     return tuple(Fraction(unit, FINEST) for unit in units)
 
 
+#: The AllReduces of the article, in which a share may go two ways.
+_INSIDE = {"three_stage": three_stage.plan, "flat": stars.flat}
+
+
 def inside_sockets(request: Request, algorithm: str, host_part: Fraction | None = None) -> Forest:
     """Multi-path copies in an AllReduce, inside sockets and not between them, as the article has it for ``three_stage``
     and ``flat``: each share in two, one that goes as planned, one that goes by the host wherever it joins two GPUs.
@@ -178,7 +182,7 @@ def inside_sockets(request: Request, algorithm: str, host_part: Fraction | None 
     the pair for which that is least. UnsupportedError where no host joins two GPUs of a socket that a link joins.
     """
     request = replace(request, links="all")
-    forest = ALGORITHMS[algorithm].plan(request)
+    forest = _INSIDE[algorithm](request)
     staged: dict[tuple[int, int], Path] = {}
     parts: list[Fraction] = []
     for src, dst in (pair for group in sockets(request.topology, request.ranks) for pair in permutations(group, 2)):

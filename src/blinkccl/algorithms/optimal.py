@@ -35,7 +35,7 @@ from blinkccl.algorithms.bounds import certificate_for, phases
 from blinkccl.algorithms.forests import Draft, forest_of
 from blinkccl.algorithms.optimal_allreduce import both_ways, up_and_down
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shallower import is_deep, shallower
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, least_rate, shortened
 from blinkccl.algorithms.stars import one_hop

@@ -44,7 +44,7 @@ from blinkccl.algorithms.optimal_trees import (
     servers_of,
 )
 from blinkccl.algorithms.rank_network import RankNetwork
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.forest.model import Forest
 from blinkccl.packing import clock, equal_trees

@@ -8,7 +8,7 @@ from fractions import Fraction
 from blinkccl.algorithms.bounds import all_pairs_flow, certificate_for, reverse_of
 from blinkccl.algorithms.forests import Draft, forest_of
 from blinkccl.algorithms.rank_network import RankNetwork
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.forest.model import Forest
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.maxflow import max_flow

@@ -27,7 +27,7 @@ from blinkccl.algorithms.bounds import (
 )
 from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of
 from blinkccl.algorithms.rank_network import RankNetwork
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import by_server
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.errors import UnsupportedError

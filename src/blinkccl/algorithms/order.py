@@ -24,7 +24,7 @@ from blinkccl.algorithms import optimal
 from blinkccl.algorithms.bounds import SEARCHED, SOLVED, certificate_for
 from blinkccl.algorithms.forests import Draft, forest_of
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import Paths, by_server, forest_on, transit_paths
 from blinkccl.algorithms.short_weights import shortened
 from blinkccl.collectives.spec import Collective

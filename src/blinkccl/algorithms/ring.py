@@ -28,7 +28,7 @@ from itertools import pairwise
 from math import gcd
 
 from blinkccl.algorithms.cycles import max_disjoint_cycles
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import (
     Paths,
     by_server,

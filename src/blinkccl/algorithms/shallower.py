@@ -12,7 +12,7 @@ from fractions import Fraction
 from blinkccl.algorithms.bounds import reverse_of
 from blinkccl.algorithms.forests import Draft, backward, forest_of
 from blinkccl.algorithms.rank_network import RankNetwork
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT, shortened
 from blinkccl.forest.model import Forest
 from blinkccl.packing import hop_limited

@@ -16,7 +16,7 @@ from typing import TypeVar
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.cycles import hamiltonian_path
 from blinkccl.algorithms.rank_network import ByIdentity
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
 from blinkccl.topology.model import Topology

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import (
     Paths,
     forest_on,

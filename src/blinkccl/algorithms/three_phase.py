@@ -17,7 +17,7 @@ from fractions import Fraction
 from itertools import accumulate, chain, pairwise, permutations
 
 from blinkccl.algorithms import optimal
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import Paths, by_server, require_collective, transit_paths
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError

@@ -19,7 +19,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, product
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import (
     Paths,
     by_server,

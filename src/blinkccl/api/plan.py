@@ -10,7 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.api.topo import Spec, topology_of
 from blinkccl.errors import ScheduleError, TimeUpError, UsageError, VerificationError
 from blinkccl.forest.model import Forest, Share

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Protocol
 
 from blinkccl.algorithms.path_table import PathTable
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.schedule.lower import lower

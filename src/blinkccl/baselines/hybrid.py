@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.hybrid import LinkClassSplit, class_plan, hybrid_split
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Conditions, Estimate, TimedPlan, modelled, planned
 from blinkccl.forest.model import Forest
 

@@ -33,7 +33,7 @@ from blinkccl.algorithms.multi_path import (
     ways,
 )
 from blinkccl.algorithms.path_table import BEYOND_BYTES, MOST_STREAMS, PairSplits, Part, Split, fill
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import ChunkedPlan, Conditions, Estimate, planned
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Path

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.ring import in_channels
 from blinkccl.algorithms.shapes import by_server
 from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned

@@ -12,7 +12,8 @@ from functools import cached_property
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.path_table import PairSplits
-from blinkccl.algorithms.registry import ALGORITHMS, NOT_RUN, Algorithm, Request, algorithm
+from blinkccl.algorithms.registry import ALGORITHMS, NOT_RUN, Algorithm, algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines import hybrid, multi_path
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, planned
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_24_as_written, prepare_nccl_230

@@ -18,7 +18,7 @@ from math import fsum
 
 import msgspec
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import (
     by_server,
     chain_down,

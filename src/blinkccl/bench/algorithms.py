@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request, algorithm
+from blinkccl.algorithms.registry import ALGORITHMS, algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.interleave import Participant, Runs
 from blinkccl.bench.protocol import Command, Flag, Kind

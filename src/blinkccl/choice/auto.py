@@ -21,7 +21,8 @@ from types import MappingProxyType
 from blinkccl.algorithms.bounds import SEARCHED
 from blinkccl.algorithms.optimal import FLOWS, plan
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, TimedPlan
 from blinkccl.choice.candidates import Code, candidates, of_forest
 from blinkccl.choice.costs import calibration_of, pcie_gb_per_s

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines import registry
 from blinkccl.baselines.candidate import Baseline, Conditions, Prepared, TimedPlan, planned
 from blinkccl.choice.programs import Gpu, compiled, gpu_of, kernels_fault, on_stores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.nccl_links import CountedLinks, guess_arch
 from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.choice.block_costs import BlockWork, work_of

@@ -15,7 +15,7 @@ from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.path_table import PairSplits, PathTable
-    from blinkccl.algorithms.registry import Request
+    from blinkccl.algorithms.request import Request
     from blinkccl.choice.measured import MeasuredTable
     from blinkccl.collectives.spec import Collective
     from blinkccl.proof.audit import Audit

@@ -19,7 +19,7 @@ from blinkccl.cli.removed import refuse_removed
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.registry import Request
+    from blinkccl.algorithms.request import Request
     from blinkccl.bench.algorithms import Job
     from blinkccl.bench.interleave import BenchSettings, Interleaved
     from blinkccl.bench.output import About

@@ -15,7 +15,7 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.registry import Request
+    from blinkccl.algorithms.request import Request
     from blinkccl.lab.experiment import Field, Measured
 
 HELP = """

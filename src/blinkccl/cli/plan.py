@@ -15,7 +15,7 @@ from blinkccl.cli import arguments, console
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.registry import Request
+    from blinkccl.algorithms.request import Request
     from blinkccl.packing.clock import Clock
 
 HELP = """

@@ -14,7 +14,7 @@ from blinkccl.report.text import fit
 
 if TYPE_CHECKING:
     from blinkccl.advice.training import StepTable
-    from blinkccl.algorithms.registry import Request
+    from blinkccl.algorithms.request import Request
     from blinkccl.baselines.candidate import Conditions, Estimate
     from blinkccl.baselines.registry import JobCandidates
     from blinkccl.choice.candidates import Code
@@ -308,7 +308,7 @@ def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:
 
     ``spec`` is what an NCCL graph file lacks; a plan is checked on the links of ``spec``.
     """
-    from blinkccl.algorithms.registry import Request
+    from blinkccl.algorithms.request import Request
 
     source, found = arguments.audited(path, spec)
     arguments.refuse_false(source, found.all_faults)

@@ -25,7 +25,8 @@ from functools import partial
 from math import lcm
 from typing import Any, TypeVar
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.errors import InternalError, LimitError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.export.chunked import Chunked, Place
 from blinkccl.export.mscclpp_switch import allreduce_gpus, combining_switch

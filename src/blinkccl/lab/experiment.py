@@ -22,7 +22,8 @@ from blinkccl.algorithms import hybrid, multi_path, ring
 from blinkccl.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
 from blinkccl.algorithms.multi_path import PathCost, direct_path, forest_of, on_one_path, water_filling, ways
 from blinkccl.algorithms.path_table import PairSplits, Part, Split, fill
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation

@@ -9,7 +9,7 @@ from fractions import Fraction
 from threading import Timer
 from typing import Any
 
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, CommunicationError, UsageError
 from blinkccl.lab import experiment

@@ -23,7 +23,7 @@ from typing import Any
 
 from blinkccl.algorithms import multi_path
 from blinkccl.algorithms.path_table import PairSplits, PathTable, Split
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.choice.programs import MOST_COPY_BYTES, SLOTS
 from blinkccl.codegen.layout import LINE_BYTES, SegmentLayout
 from blinkccl.collectives.spec import Collective

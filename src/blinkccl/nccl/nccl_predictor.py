@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.nccl_links import NVL
 from blinkccl.baselines.nccl_model import SERVED
 from blinkccl.baselines.nccl_search import Channels

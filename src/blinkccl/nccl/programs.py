@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.baselines.nccl_links import CountedLinks
 from blinkccl.choice.programs import (
     MOST_LINE_BYTES,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from blinkccl.algorithms.registry import DETERMINISTIC
+from blinkccl.algorithms.request import DETERMINISTIC
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import INLINE, Area, HostPlan
 from blinkccl.runtime.plan_cache import PlanCache, PlanKey

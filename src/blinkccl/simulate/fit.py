@@ -14,7 +14,8 @@ from math import exp, inf, log, sqrt
 
 import numpy as np
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower

@@ -9,7 +9,7 @@ import pytest
 from blinkccl.advice import nccl_today as today
 from blinkccl.advice.explain import explain
 from blinkccl.advice.nccl_today import NAME, SIZE_BYTES, nccl_sentence, nccl_today
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.api.plan import plan_of
 from blinkccl.baselines.candidate import Conditions
 from blinkccl.baselines.registry import BASELINES

@@ -10,7 +10,8 @@ import pytest
 
 from blinkccl.advice.pick import rank_sets, ranking_text
 from blinkccl.advice.ring_baseline import ring_baseline
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology.assembly import exact_unit

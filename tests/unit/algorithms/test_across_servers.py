@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blinkccl.algorithms.across_servers import Groups, across_servers
 from blinkccl.algorithms.optimal_trees import worth_its_hops
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.packing.equal_trees import EqualTrees
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import FlowNetwork, hops_deep

@@ -10,7 +10,7 @@ from reference import IN_LANES
 from blinkccl.algorithms import blink
 from blinkccl.algorithms.blink import DRAFTS, one_root_optimum
 from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
 from blinkccl.packing.bottleneck import allgather_rate

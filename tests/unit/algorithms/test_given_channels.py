@@ -8,7 +8,8 @@ from fractions import Fraction
 import pytest
 
 from blinkccl.algorithms.given_channels import _between, forest_of
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.ring import SERVED, rings_for
 from blinkccl.baselines.nccl_links import NVB
 from blinkccl.baselines.nccl_server import NcclServer

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from reference import IN_GB_PER_S, IN_LANES
 
-from blinkccl.algorithms.registry import OBJECTIVES
+from blinkccl.algorithms.request import OBJECTIVES
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Dual, Partition, Tree, tree_depth

@@ -7,7 +7,7 @@ import pytest
 from blinkccl.algorithms import optimal_trees, shallower
 from blinkccl.algorithms.optimal import PLANS
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
-from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.forest.model import Forest
 from blinkccl.packing.equal_trees import LOSS

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from blinkccl.algorithms.given_channels import forest_of
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.ring import SERVED
 from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.collectives.spec import COLLECTIVES, Collective

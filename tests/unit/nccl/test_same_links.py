@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.api.plan import load, plan_of
 from blinkccl.baselines.nccl_links import ARCHS, INTEL_SHARE, PHB, CountedLinks
 from blinkccl.choice.costs import PROLOGUE_US, timing

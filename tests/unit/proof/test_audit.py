@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, TopologyError, UsageError
 from blinkccl.forest.document import to_document

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.private_files import cache_directory
 from blinkccl.runtime.plan_cache import PlanCache, PlanKey
