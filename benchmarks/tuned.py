@@ -25,7 +25,7 @@ TURN_S, LEAST_CALLS, MOST_CALLS = 0.01, 3, 400
 SLOWER, BEHIND, OFTEN = 1.03, 1.05, 0.9
 
 
-def measured(runs: RunningCandidate, cell: tuned.Cell, ranks: int, rounds: int) -> tuple[float, float, str, float]:
+def measured(runs: RunningCandidate, cell: tuned.TunedCell, ranks: int, rounds: int) -> tuple[float, float, str, float]:
     """Of one cell: the table against what is built in, against the best fixed choice, who that is, and the time."""
     collective = collective_of(cell.collective, ranks)
     timed = TimedRows(runs, collective, cell.size_bytes)

@@ -79,7 +79,7 @@ def channels(spec: str) -> Channels:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class BothSides:
     """Algbw of both sides for one allocation, GB/s."""
 
     gpus: Gpus
@@ -118,14 +118,14 @@ def nccl(context: Context, asked: Request, calibration: str, baseline: str = "nc
     return BASELINES[baseline].prepare(asked, conditions(context, calibration))
 
 
-def timed(context: Context, name: str, collective: str, gpus: Gpus, how: str = "blink") -> Timed:
+def timed(context: Context, name: str, collective: str, gpus: Gpus, how: str = "blink") -> BothSides:
     """Both sides at 500 MB."""
     ours = at_best_chunk(blink(context, name, collective, gpus, how), SIZE_BYTES)
     theirs = nccl(context, request(name, collective, gpus), COPY_ENGINES[name]).at(SIZE_BYTES).algbw_gb_per_s
-    return Timed(gpus, ours, theirs)
+    return BothSides(gpus, ours, theirs)
 
 
-def all_timed(context: Context, name: str, collective: str, how: str = "blink") -> tuple[Timed, ...]:
+def all_timed(context: Context, name: str, collective: str, how: str = "blink") -> tuple[BothSides, ...]:
     """Every allocation of a machine: the bars of Figs 15, 16 and 17."""
     return tuple(timed(context, name, collective, gpus, how) for gpus in connected_allocations(name))
 

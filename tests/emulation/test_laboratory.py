@@ -21,7 +21,7 @@ from blinkccl.bench.peers.registry import installation
 from blinkccl.choice.measured import LABORATORY, Cell, MeasuredTable, Time, from_json, to_json
 from blinkccl.errors import DeadlineError, PeerLostError, StalledError, UnsupportedError, UsageError
 from blinkccl.lab import experiment, faults
-from blinkccl.lab.experiment import Candidate, Field, Measured
+from blinkccl.lab.experiment import Field, LabCandidate, Measured
 from blinkccl.lab.laboratory import Laboratory, Run
 from blinkccl.lab.namespaces import lacking
 from blinkccl.topology.spec import parse_spec
@@ -169,7 +169,7 @@ def test_a_link_that_breaks_is_named_at_the_deadline(three: tuple[Field, Laborat
 def test_a_job_goes_on_around_what_fails(fault: str) -> None:
     field, broken = field_of("dgx-1v", "broadcast", "0,1,2"), faults.Fault.parse(fault)
     around = faults.plan_around(field, broken, "optimal")
-    assert isinstance(around, Candidate)
+    assert isinstance(around, LabCandidate)
     with experiment.laboratory([*field.candidates, around], 4 * field.slower) as lab:
         story = faults.tell(field, around, lab, broken, 2 * MIB, 1, 30.0)
     assert isinstance(story.after, Measured)

@@ -12,7 +12,7 @@ from job import Ran
 from blinkccl.choice.host_table import NO_LIMIT, HostChoice
 from blinkccl.runtime import tuned
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.tuned import Cell, TunedFile
+from blinkccl.runtime.tuned import TunedCell, TunedFile
 
 COUNT = 40_001
 
@@ -21,7 +21,7 @@ def written(directory: Path, ranks: int, row: HostChoice, name: str = "allreduce
     """A table in a cache of its own, whose only row serves every size of one collective."""
     path = tuned.path_of(ranks, {"BLINK_CACHE": str(directory)})
     assert path is not None
-    cell = Cell(name, 1 << 20, 0, NO_LIMIT, "2026-01-01", 1.0, 2.0, 2, (row,))
+    cell = TunedCell(name, 1 << 20, 0, NO_LIMIT, "2026-01-01", 1.0, 2.0, 2, (row,))
     tuned.write(path, TunedFile(tuned.machine(), ranks, (cell,)))
     return str(directory)
 

@@ -15,7 +15,7 @@ import pytest
 from preloaded import Preloaded
 
 from blinkccl.algorithms.path_table import machine_key
-from blinkccl.bench.gpu_tune import Way, Ways, job_table
+from blinkccl.bench.gpu_tune import MeasuredWay, Ways, job_table
 from blinkccl.choice import measured
 from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
 from blinkccl.topology.spec import parse_spec
@@ -74,7 +74,7 @@ def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> Non
     """libblink.so's programs, or NCCL alone, on the same GPUs."""
     _runs_python(preloaded)
 
-    def environment(way: Way, report: Path) -> dict[str, str]:
+    def environment(way: MeasuredWay, report: Path) -> dict[str, str]:
         return preloaded.environment(BLINK_TOPO="clique:2", BLINK_DEBUG=None, BLINK_REPORT=report, **way.settings)
 
     with Ways([1, 0], ["reduce"], environment, tmp_path) as ways:
@@ -83,12 +83,12 @@ def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> Non
         table, where = job_table(job)
         assert (table.machine, where.ranks) == (machine_key(parse_spec("clique:2")), (1, 0))
         assert table.by.startswith("Test Double GPU, driver of CUDA 13.0, NCCL 2.32, Blink ")
-        for way in (Way(NCCL), Way("optimal", "ll"), Way("optimal", "ll")):
+        for way in (MeasuredWay(NCCL), MeasuredWay("optimal", "ll"), MeasuredWay("optimal", "ll")):
             seconds = ways.seconds(way, "reduce", 4096, 2)
             assert seconds is not None
             assert seconds > 0
         assert ways.lost == []
-        assert ways.seconds(Way("one_shot", "ll"), "reduce", 4096, 2) is None
+        assert ways.seconds(MeasuredWay("one_shot", "ll"), "reduce", 4096, 2) is None
         (why,) = ways.lost
         assert why.startswith("one_shot ll: libblink.so did not take reduce: ")
         assert "one_shot does not serve reduce" in why

@@ -15,7 +15,7 @@ from blinkccl.collectives.ops import fold, operation
 from blinkccl.collectives.oracle import Array, Buffers, check_inputs
 from blinkccl.errors import ScheduleError
 from blinkccl.foreign import mscclpp
-from blinkccl.foreign.execute import Execution
+from blinkccl.foreign.execute import PlanExecution
 from blinkccl.foreign.instructions import InstructionList
 from blinkccl.foreign.verify import ForeignAudit, audit
 
@@ -295,7 +295,7 @@ def run(plan: InstructionList, inputs: Sequence[Array | None], op: str = "sum", 
     def combine(one: Array, other: Array, _where: str) -> Array:
         return fold(dtype, chosen, [one, other], [], 1)
 
-    done = Execution(plan, load, combine, unset, seed)
+    done = PlanExecution(plan, load, combine, unset, seed)
     if done.faults:
         raise ScheduleError(done.faults[0])
     outputs: Buffers = []

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from blinkccl.report.shapes import STYLES, Group, Line, Rect, Shape, Text
+from blinkccl.report.shapes import STYLES, Line, Rect, Shape, ShapeGroup, Text
 
 _TEXT = "{http://www.w3.org/2000/svg}text"
 _BEFORE = {"start": 0.0, "middle": 0.5, "end": 1.0}
@@ -17,7 +17,7 @@ _BEFORE = {"start": 0.0, "middle": 0.5, "end": 1.0}
 def flat(shapes: Iterable[Shape]) -> Iterable[Rect | Line | Text]:
     """All shapes, without groups."""
     for shape in shapes:
-        if isinstance(shape, Group):
+        if isinstance(shape, ShapeGroup):
             yield from flat(shape.items)
         else:
             yield shape

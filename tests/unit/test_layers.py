@@ -1,9 +1,13 @@
-"""No two modules need each other, also not through imports inside functions or for types alone.
+"""No two modules need each other, also not through imports inside functions or for types alone; no class has two homes.
 
 import-linter keeps rooms in their rows (docs/design.md); this keeps the files of a room in an order, too.
 """
 
 from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
 
 import grimp
 import networkx as nx
@@ -18,3 +22,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     edges += [("blinkccl.algorithms.registry", row.module) for row in (*ALGORITHMS.values(), *NOT_RUN.values())]
     circles = nx.strongly_connected_components(nx.DiGraph(edges))
     assert [sorted(circle) for circle in circles if len(circle) > 1] == []
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    root = Path(__file__).parents[2]
+    files = [*(root / "src").rglob("*.py"), *(root / "reproduction").rglob("*.py")]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -25,7 +25,7 @@ class HostExplanation:
     size_bytes: int
     source: str
     rows: Sequence[HostChoice]
-    cell: tuned.Cell | None
+    cell: tuned.TunedCell | None
 
     def text(self) -> str:
         """For people."""

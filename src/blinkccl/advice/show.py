@@ -23,7 +23,7 @@ from blinkccl.proof.links import same_links
 from blinkccl.report import words
 from blinkccl.report.charts import Bar, Span, bars_picture, timeline_picture
 from blinkccl.report.layout import UNFOLDED, sockets_of
-from blinkccl.report.page import Exhibit, Figure, Pair, Part, Prose, Stage, Table
+from blinkccl.report.page import Exhibit, Figure, Pair, Part, PlayerStage, Prose, Table
 from blinkccl.report.picture import Subject, line_numbers, machine_picture, name_of, subject_of
 from blinkccl.report.plan_text import children, plan_text
 from blinkccl.report.text import bytes_text, count, fit, gb_per_s_text, seconds_text
@@ -65,7 +65,7 @@ def of_topology(topology: Topology) -> Exhibit:
         topology.name,
         said,
         [
-            Stage(
+            PlayerStage(
                 Figure(
                     picture, f"{_RATES} Each direction of a link is a line of its own.", "machine", _is_large(topology)
                 )
@@ -177,7 +177,7 @@ def _moving(forest: Forest) -> list[Share]:
     return [share for share in forest.shares if any(tree.edges for tree in share.trees())]
 
 
-def _stage(forest: Forest, on: Drawn, timed: Timed | str) -> tuple[Stage, dict[str, object]]:
+def _stage(forest: Forest, on: Drawn, timed: TimedShow | str) -> tuple[PlayerStage, dict[str, object]]:
     """The machine with all that is clicked through, and what the page's script knows of it."""
     number = line_numbers(on.topology)
     shares = _moving(forest)
@@ -192,7 +192,7 @@ def _stage(forest: Forest, on: Drawn, timed: Timed | str) -> tuple[Stage, dict[s
     caption = f"{_RATES} Each direction of a link is a line of its own; its colour is how full it is."
     more = f"{len(drawn)} of {len(shares)} shares are drawn; the file has all." if len(drawn) < len(shares) else ""
     pictures = [share_picture(forest, share, i) for i, share in enumerate(drawn)]
-    return Stage(Figure(picture, caption, "machine", on.large), pictures, more, timeline), data
+    return PlayerStage(Figure(picture, caption, "machine", on.large), pictures, more, timeline), data
 
 
 def _how_many(shares: Sequence[Share]) -> int:
@@ -217,7 +217,7 @@ def _steps(share: Share, number: Mapping[tuple[int, int], int]) -> dict[str, obj
 
 # What moves when.
 @dataclass(frozen=True)
-class Timed:
+class TimedShow:
     """A plan's predicted time, and the run that tells what moved when."""
 
     seconds: float
@@ -226,7 +226,7 @@ class Timed:
     run: Simulation
 
 
-def _timed(forest: Forest, request: Request, size_bytes: int) -> Timed | str:
+def _timed(forest: Forest, request: Request, size_bytes: int) -> TimedShow | str:
     """The plan at a size, or why nothing is known."""
     steps = sum(len(tree.edges) for share in forest.shares for tree in share.trees())
     if steps > MOST_TIMED_STEPS:
@@ -240,10 +240,10 @@ def _timed(forest: Forest, request: Request, size_bytes: int) -> Timed | str:
     if found.simulation is None or not found.simulation.seconds:
         return "Nothing moves at this size."
     by = "copy engines" if code.gpu is None else f"kernels, {found.detail.partition(',')[0]}"
-    return Timed(found.seconds, found.algbw_gb_per_s, by, found.simulation.traced())
+    return TimedShow(found.seconds, found.algbw_gb_per_s, by, found.simulation.traced())
 
 
-def _timed_words(timed: Timed, size_bytes: int) -> str:
+def _timed_words(timed: TimedShow, size_bytes: int) -> str:
     several = f"; {timed.run.aggregated} chunks are timed as one" if timed.run.aggregated > 1 else ""
     return (
         f"{bytes_text(size_bytes)} take {seconds_text(timed.seconds)}, {gb_per_s_text(timed.algbw_gb_per_s)}, as the "
@@ -252,7 +252,7 @@ def _timed_words(timed: Timed, size_bytes: int) -> str:
 
 
 def _timeline(
-    timed: Timed, forest: Forest, drawn: Sequence[Share], number: Mapping[tuple[int, int], int]
+    timed: TimedShow, forest: Forest, drawn: Sequence[Share], number: Mapping[tuple[int, int], int]
 ) -> tuple[Figure, dict[str, object]]:
     """The picture, and what a script moves: per transfer the share, its begin and end (of 10,000) and its links."""
     run = timed.run
@@ -300,7 +300,7 @@ def _nccl_words(line: str) -> list[tuple[str, str]]:
     return [("Today's NCCL", said)] if said else []
 
 
-def _nccl_line(forest: Forest, request: Request, size_bytes: int, timed: Timed | str) -> str:
+def _nccl_line(forest: Forest, request: Request, size_bytes: int, timed: TimedShow | str) -> str:
     """The line of today's NCCL at the size."""
     if isinstance(timed, str):
         return ""

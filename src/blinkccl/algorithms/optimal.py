@@ -61,7 +61,7 @@ PLANS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PlanningJob:
     """A request and its links as the packing sees them."""
 
     request: Request
@@ -81,14 +81,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PlanningStage:
     """A step of planning. Where it ``accepts`` a job and the forest so far, ``apply`` makes the next forest of these.
 
     None is the forest of a job that no stage has planned yet; a stage that finds nothing better returns what it got.
     """
 
-    accepts: Callable[[Job, Forest | None], bool]
-    apply: Callable[[Job, Forest | None], Forest | None]
+    accepts: Callable[[PlanningJob, Forest | None], bool]
+    apply: Callable[[PlanningJob, Forest | None], Forest | None]
 
 
 def plan(request: Request) -> Forest:
@@ -106,7 +106,7 @@ def plan(request: Request) -> Forest:
         )
     if name in FLOWS and request.max_trees is not None:
         raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
-    job = Job(request, rank_network_of(request.network, request.ranks))
+    job = PlanningJob(request, rank_network_of(request.network, request.ranks))
     forest: Forest | None = None
     for stage in STAGES:
         if stage.accepts(job, forest):
@@ -116,12 +116,12 @@ def plan(request: Request) -> Forest:
     return forest
 
 
-def _may_be_stars(job: Job, forest: Forest | None) -> bool:
+def _may_be_stars(job: PlanningJob, forest: Forest | None) -> bool:
     servers = {job.request.topology.vertex[rank].server for rank in job.request.ranks}
     return job.collective in STARS and job.objective != "fewest-trees" and len(servers) == 1
 
 
-def _stars(job: Job, forest: Forest | None) -> Forest | None:
+def _stars(job: PlanningJob, forest: Forest | None) -> Forest | None:
     """A star at every rank, where that reaches the bound: nothing is shallower or better balanced.
 
     So it is among two ranks, and in a group whose pairs are joined alike, directly or through a switch.
@@ -135,32 +135,32 @@ def _stars(job: Job, forest: Forest | None) -> Forest | None:
     return replace(stars, algorithm="optimal", certificate=proof) if stars.rate == proof.bound else None
 
 
-def _is_unplanned(job: Job, forest: Forest | None) -> bool:
+def _is_unplanned(job: PlanningJob, forest: Forest | None) -> bool:
     return forest is None
 
 
-def _best_rate(job: Job, forest: Forest | None) -> Forest:
+def _best_rate(job: PlanningJob, forest: Forest | None) -> Forest:
     """The trees or flows of the collective; a search for the least depth begins with the default's through switches."""
     deep = job.objective == "least-depth" and not job.view.network.switchless
     return PLANS[job.collective](replace(job.request, objective="shallow") if deep else job.request, job.view)
 
 
-def _is_deep(job: Job, forest: Forest | None) -> bool:
+def _is_deep(job: PlanningJob, forest: Forest | None) -> bool:
     assert forest is not None
     return job.has_trees and job.objective in ("shallow", "least-depth") and is_deep(job.request, job.view, forest)
 
 
-def _fewer_hops(job: Job, forest: Forest | None) -> Forest:
+def _fewer_hops(job: PlanningJob, forest: Forest | None) -> Forest:
     assert forest is not None
     return shallower(job.request, job.view, forest)
 
 
-def _has_too_many_trees(job: Job, forest: Forest | None) -> bool:
+def _has_too_many_trees(job: PlanningJob, forest: Forest | None) -> bool:
     assert forest is not None
     return job.request.max_trees is not None and forest.trees_per_block > job.request.max_trees
 
 
-def _few_trees(job: Job, forest: Forest | None) -> Forest:
+def _few_trees(job: PlanningJob, forest: Forest | None) -> Forest:
     """The plan of fewest trees where that has few enough, else equal trees."""
     assert forest is not None
     request, network, most = job.request, job.view.network, job.request.max_trees
@@ -173,7 +173,7 @@ def _few_trees(job: Job, forest: Forest | None) -> Forest:
     return forest_of(request, job.view, "optimal", _few_drafts(job, forest, most), forest.certificate)
 
 
-def _few_drafts(job: Job, best: Forest, most: int) -> Sequence[Draft]:
+def _few_drafts(job: PlanningJob, best: Forest, most: int) -> Sequence[Draft]:
     """At most ``most`` trees of equal weight for each block, as near to the rate of ``best`` as they come."""
     network = job.view.network
     if job.collective != "allreduce":
@@ -196,13 +196,13 @@ def _few_drafts(job: Job, best: Forest, most: int) -> Sequence[Draft]:
     return drafts
 
 
-def _has_long_weights(job: Job, forest: Forest | None) -> bool:
+def _has_long_weights(job: PlanningJob, forest: Forest | None) -> bool:
     """True if chunks cannot have the weights."""
     assert forest is not None
     return job.has_trees and job.objective == "shallow" and forest.longest_weight > LONGEST_WEIGHT
 
 
-def _short_weights(job: Job, forest: Forest | None) -> Forest:
+def _short_weights(job: PlanningJob, forest: Forest | None) -> Forest:
     """The same trees with shorter weights, or as many equal trees, as far as that costs a hundredth; else as it was."""
     assert forest is not None
     short = shortened(forest)
@@ -218,9 +218,9 @@ def _short_weights(job: Job, forest: Forest | None) -> Forest:
 
 #: All of planning, in its order.
 STAGES = (
-    Stage(_may_be_stars, _stars),
-    Stage(_is_unplanned, _best_rate),
-    Stage(_is_deep, _fewer_hops),
-    Stage(_has_too_many_trees, _few_trees),
-    Stage(_has_long_weights, _short_weights),
+    PlanningStage(_may_be_stars, _stars),
+    PlanningStage(_is_unplanned, _best_rate),
+    PlanningStage(_is_deep, _fewer_hops),
+    PlanningStage(_has_too_many_trees, _few_trees),
+    PlanningStage(_has_long_weights, _short_weights),
 )

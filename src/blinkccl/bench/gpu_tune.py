@@ -55,7 +55,7 @@ _PROBE_BYTES = 4096
 _MOST_LINE = 1 << 16
 
 
-class Way(NamedTuple):
+class MeasuredWay(NamedTuple):
     """What runs calls."""
 
     algorithm: str
@@ -72,10 +72,10 @@ class Way(NamedTuple):
 
 
 #: The environment of a way's process, which writes its report into the file.
-Environment = Callable[[Way, Path], dict[str, str]]
+Environment = Callable[[MeasuredWay, Path], dict[str, str]]
 
 
-class Process:
+class TuningProcess:
     """A way's process. CommunicationError, with the reason, once it cannot go on."""
 
     def __init__(self, ordinals: Sequence[int], environment: dict[str, str]) -> None:
@@ -136,9 +136,9 @@ class Ways:
         self._ordinals, self._names = tuple(ordinals), tuple(names)
         self._environment, self._directory = environment, directory
         self.lost: list[str] = []
-        self._processes: dict[Way, Process] = {}
-        self._serves: dict[Way, frozenset[str]] = {}
-        self._loaded: dict[Way, tuple[str, int]] = {}
+        self._processes: dict[MeasuredWay, TuningProcess] = {}
+        self._serves: dict[MeasuredWay, frozenset[str]] = {}
+        self._loaded: dict[MeasuredWay, tuple[str, int]] = {}
 
     def __enter__(self) -> Ways:
         return self
@@ -149,9 +149,9 @@ class Ways:
 
     def job(self) -> GpuJob:
         """What runs here, by the word of a process with NCCL alone, which goes on; CommunicationError if none can."""
-        way = Way(NCCL)
+        way = MeasuredWay(NCCL)
         environment = self._environment(way, self._directory / "report")
-        self._processes[way] = Process(self._ordinals, environment)
+        self._processes[way] = TuningProcess(self._ordinals, environment)
         said = self._processes[way].ask(OPEN_DEADLINE_S, do="open")
         self._serves[way] = frozenset(self._names)
         given = {"topo": environment.get("BLINK_TOPO", ""), "nccl_topo_file": environment.get("NCCL_TOPO_FILE", "")}
@@ -164,7 +164,7 @@ class Ways:
             )
         )
 
-    def seconds(self, way: Way, name: str, size_bytes: int, calls: int) -> float | None:
+    def seconds(self, way: MeasuredWay, name: str, size_bytes: int, calls: int) -> float | None:
         """What a call takes, over so many; None where this way does not run it, and right."""
         try:
             if way not in self._serves:
@@ -185,10 +185,10 @@ class Ways:
             self._processes.pop(way).close()
             return None
 
-    def _start(self, way: Way) -> frozenset[str]:
+    def _start(self, way: MeasuredWay) -> frozenset[str]:
         """Its communicators, and which collectives libblink.so takes on them as it was told."""
         report = self._directory / f"report-{way.algorithm}-{way.protocol}"
-        process = self._processes[way] = Process(self._ordinals, self._environment(way, report))
+        process = self._processes[way] = TuningProcess(self._ordinals, self._environment(way, report))
         process.ask(OPEN_DEADLINE_S, do="open")
         for name in self._names:
             process.ask(do="load", name=name, size_bytes=_PROBE_BYTES)
@@ -221,7 +221,7 @@ class Seeds:
         planned = candidates(where, DEFAULT, blocks, {})
         return cls(planned, job.capability, max(1, blocks // max((one.channels for one in planned.every), default=1)))
 
-    def ways(self, collective: Collective, size_bytes: int) -> list[Way]:
+    def ways(self, collective: Collective, size_bytes: int) -> list[MeasuredWay]:
         """Those that may be the fastest, the most promising first."""
         sizes, found = largest(self.parts), []
         for one in self.planned.found.get(key_of(collective), []):
@@ -229,7 +229,7 @@ class Seeds:
                 if size_bytes <= MOST_BYTES[protocol]:
                     capacity = sizes.capacity_bytes(protocol)
                     taken = timing(one, protocol, size_bytes, self.capability, self.parts, capacity)
-                    found.append((taken.seconds, Way(one.algorithm, protocol)))
+                    found.append((taken.seconds, MeasuredWay(one.algorithm, protocol)))
         found.sort()
         return [way for seconds, way in found if seconds <= CHANCE * found[0][0]][:SEEDS]
 
@@ -258,24 +258,24 @@ def gpu_cell(
 
 
 #: Seconds of a call over so many calls; None: it does not run.
-Timer = Callable[[Way, int], float | None]
+Timer = Callable[[MeasuredWay, int], float | None]
 
 
-def fastest(ours: Sequence[Way], timer: Timer, budget_s: float) -> tuple[Time, ...]:
+def fastest(ours: Sequence[MeasuredWay], timer: Timer, budget_s: float) -> tuple[Time, ...]:
     """What each way takes, and NCCL, the fastest first.
 
     It takes ``budget_s`` seconds, as far as that can be foreseen, and what it takes to start and to load.
     """
-    found: dict[Way, Time] = {}
+    found: dict[MeasuredWay, Time] = {}
 
-    def run(way: Way, calls: int) -> None:
+    def run(way: MeasuredWay, calls: int) -> None:
         seconds = timer(way, calls)
         if seconds is None or seconds <= 0:
             found.pop(way, None)
         else:
             found[way] = Time(*way, seconds, calls)
 
-    nccl = Way(NCCL)
+    nccl = MeasuredWay(NCCL)
     for way in (*ours, nccl):
         run(way, LEAST_CALLS)
     left = [way for way in ours if way in found]
@@ -288,7 +288,7 @@ def fastest(ours: Sequence[Way], timer: Timer, budget_s: float) -> tuple[Time, .
         ranked = sorted((way for way in left if way in found), key=lambda way: found[way].seconds)
         left, calls = ranked[: (len(ranked) + 1) // 2], min(2 * calls, MOST_CALLS)
     last = [*left, nccl]
-    pairs: dict[Way, list[float]] = {way: [] for way in last}
+    pairs: dict[MeasuredWay, list[float]] = {way: [] for way in last}
     for number in range(PAIRS):
         for way in last if number % 2 else last[::-1]:
             run(way, first)

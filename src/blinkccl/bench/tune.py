@@ -34,7 +34,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.host_plan import Area
 from blinkccl.errors import InternalError, TopologyError, UnsupportedError
 from blinkccl.runtime.plans import host_plan
-from blinkccl.runtime.tuned import Cell
+from blinkccl.runtime.tuned import TunedCell
 from blinkccl.schedule.text import to_text
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.run import simulate
@@ -246,7 +246,7 @@ def _paired(timed: TimedRows, one: Candidate, base: Candidate, calls: int) -> tu
     return ours, theirs
 
 
-def tuned_cell(runs: Runs, collective: Collective, at: tuple[int, int, int], budget_s: float) -> Cell:
+def tuned_cell(runs: Runs, collective: Collective, at: tuple[int, int, int], budget_s: float) -> TunedCell:
     """What a cell of the file says of ``at``, a row of :func:`ranges`."""
     size, least, below = at
     base = untuned(collective, size)
@@ -254,10 +254,10 @@ def tuned_cell(runs: Runs, collective: Collective, at: tuple[int, int, int], bud
     winner, seconds, base_s, tried = fastest(timed, base, others, budget_s)
     rows = () if winner is base else winner.rows
     day = datetime.date.today().isoformat()
-    return Cell(collective.name, size, least, below, day, seconds, base_s, tried, rows, confirmed=not rows)
+    return TunedCell(collective.name, size, least, below, day, seconds, base_s, tried, rows, confirmed=not rows)
 
 
-def confirmed(runs: Runs, collective: Collective, cell: Cell) -> Cell:
+def confirmed(runs: Runs, collective: Collective, cell: TunedCell) -> TunedCell:
     """A cell after it has met what is built in once more; without its rows if it was no longer the faster one."""
     timed, base = TimedRows(runs, collective, cell.size_bytes), untuned(collective, cell.size_bytes)
     pilot_s = timed.seconds(base, LEAST_CALLS)

@@ -14,10 +14,9 @@ from blinkccl.errors import CommunicationError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blinkccl.bench.gpu_tune import Way
-    from blinkccl.choice.measured import Cell as MeasuredCell
-    from blinkccl.choice.measured import MeasuredTable
-    from blinkccl.runtime.tuned import Cell, TunedFile
+    from blinkccl.bench.gpu_tune import MeasuredWay
+    from blinkccl.choice.measured import Cell, MeasuredTable
+    from blinkccl.runtime.tuned import TunedCell, TunedFile
 
 HELP = """
 Examples:
@@ -162,7 +161,7 @@ def _text(file: TunedFile, path: Path, width: int | None) -> str:
     return f"{head}\n{table}\n\n" + fit(f"{faster} of {len(rows)} are faster than what is built in\n", width)
 
 
-def _choice(cell: Cell) -> str:
+def _choice(cell: TunedCell) -> str:
     from blinkccl.choice.host_table import label
 
     found = " or ".join(label(row) for row in cell.rows) or "built in"
@@ -276,7 +275,7 @@ def _measured_on_gpus(
     return table
 
 
-def _environments(spec: str | None) -> Callable[[Way, Path], dict[str, str]]:
+def _environments(spec: str | None) -> Callable[[MeasuredWay, Path], dict[str, str]]:
     """Of processes that time a way on the GPUs of ``spec``."""
     import os
 
@@ -297,7 +296,7 @@ def _environments(spec: str | None) -> Callable[[Way, Path], dict[str, str]]:
 def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path, width: int | None) -> str:
     from blinkccl.report.text import bytes_text, columns, fit, ids, seconds_text
 
-    def taken(cell: MeasuredCell) -> str:
+    def taken(cell: Cell) -> str:
         ways = ((f"{one.algorithm} {one.protocol}".strip(), seconds_text(one.seconds)) for one in cell.times)
         return ", ".join(f"{way} {seconds}" for way, seconds in ways)
 

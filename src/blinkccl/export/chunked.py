@@ -22,7 +22,7 @@ from blinkccl.schedule.program import Program, Role
 
 
 @dataclass(frozen=True)
-class Place:
+class ChunkPlace:
     """Chunks of one of a rank's buffers, from ``start`` on."""
 
     buffer: str
@@ -83,23 +83,23 @@ class Chunked:
                 f"queue {late[0]} takes more than one tick: only what was lowered from a plan is written"
             )
 
-    def own(self, role: Role) -> Place:
+    def own(self, role: Role) -> ChunkPlace:
         """The rank's contribution to the role's slice."""
         block = self._places[self.program.slices[role.slice].block].sources[role.rank]
         return self._place(role, "i", block)
 
-    def result(self, role: Role) -> Place:
+    def result(self, role: Role) -> ChunkPlace:
         """Where the role keeps."""
         block = self._places[self.program.slices[role.slice].block].targets[role.rank]
         return self._place(role, "o", block)
 
-    def _place(self, role: Role, buffer: str, block: int) -> Place:
+    def _place(self, role: Role, buffer: str, block: int) -> ChunkPlace:
         name, start = self.program.collective.name, self.starts[role.slice]
         if self.in_place:
             if (name, buffer) in (("allgather", "i"), ("reduce_scatter", "o")):
                 block = role.rank
             buffer = "i" if name == "reduce_scatter" else "o"
-        return Place(buffer, block * self.chunks + start)
+        return ChunkPlace(buffer, block * self.chunks + start)
 
     def keeps_at_once(self, role: Role) -> bool:
         """Whether what arrives for the role may lie where it is kept: no other share still reads the input there."""

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.algorithms.request import Request
 from blinkccl.errors import InternalError, LimitError, ScheduleError, TopologyError, UnsupportedError, UsageError
-from blinkccl.export.chunked import Chunked, Place
+from blinkccl.export.chunked import Chunked, ChunkPlace
 from blinkccl.export.mscclpp_switch import allreduce_gpus, combining_switch
 from blinkccl.export.registry import ANY, Choices, File
 from blinkccl.foreign import mscclpp
@@ -180,8 +180,8 @@ class _Lowering:
         self.ranks = self.program.collective.world_size
         self.groups = min(len(self.program.slices), MOST_BLOCKS)
         self.scratch = [0] * self.ranks
-        self.landing: dict[int, Place] = {}
-        self.holds: dict[int, Place] = {}
+        self.landing: dict[int, ChunkPlace] = {}
+        self.holds: dict[int, ChunkPlace] = {}
         for role in chunked.roles:
             self._lay(role)
         self.units = self._units(split)
@@ -250,7 +250,7 @@ class _Lowering:
             if at_once and not self.reduces(role):
                 self.landing[queue] = self.of.result(role)
             else:
-                self.landing[queue] = Place("s", self.scratch[role.rank])
+                self.landing[queue] = ChunkPlace("s", self.scratch[role.rank])
                 self.scratch[role.rank] += self.of.sizes[role.slice]
         if not role.receives:
             self.holds[id(role)] = self.of.own(role)
@@ -382,7 +382,7 @@ class _ThreadBlock:
         self.ops.append(self._reduction(operands, hold, size, near))
         return [q for q in role.sends if q not in near]
 
-    def _reduction(self, operands: Sequence[Place], hold: Place, size: int, sends: Sequence[int]) -> Json:
+    def _reduction(self, operands: Sequence[ChunkPlace], hold: ChunkPlace, size: int, sends: Sequence[int]) -> Json:
         remote = [self._remote(queue, size) for queue in sends]
         return {
             "name": "res" if sends else "re",
@@ -392,11 +392,11 @@ class _ThreadBlock:
             "reduce_op": "sum",
         }
 
-    def _copy(self, role: Role, source: Place, target: Place) -> Json:
+    def _copy(self, role: Role, source: ChunkPlace, target: ChunkPlace) -> Json:
         size = self.plan.of.sizes[role.slice]
         return {"name": "copy", "src_buff": [_local(source, size)], "dst_buff": [_local(target, size)]}
 
-    def _put(self, kind: str, source: Place, size: int, sends: Sequence[int]) -> Json:
+    def _put(self, kind: str, source: ChunkPlace, size: int, sends: Sequence[int]) -> Json:
         ends = [self.plan.unit_of[id(self.plan.of.receiver[queue])] for queue in sends]
         return {
             "name": "put",
@@ -462,7 +462,7 @@ class _ThreadBlock:
         return {"id": number, "ops": self.ops, "channels": listed, "remote_buffer_refs": refs}
 
 
-def _local(place: Place, size: int) -> Json:
+def _local(place: ChunkPlace, size: int) -> Json:
     return {"type": place.buffer, "index": place.start, "size": size}
 
 

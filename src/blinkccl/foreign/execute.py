@@ -73,7 +73,7 @@ class _Thread:
         return clock
 
 
-class Execution(Generic[V]):
+class PlanExecution(Generic[V]):
     """One execution.
 
     Parameters

@@ -20,7 +20,7 @@ from blinkccl.collectives.spec import Collective
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChunkSpan:
     """Chunks of a buffer of ``rank`` from ``start`` on, as many as the move says.
 
     ``packet``: they carry flags (LL), so that a reader waits for each until it has been written.
@@ -79,8 +79,8 @@ class Move:
 
     where: str
     size: int
-    operands: tuple[Span, ...]
-    stores: tuple[Span, ...]
+    operands: tuple[ChunkSpan, ...]
+    stores: tuple[ChunkSpan, ...]
     agent: str | None = None
     switch: bool = False
 

@@ -32,13 +32,13 @@ from blinkccl.errors import ScheduleError
 from blinkccl.foreign.instructions import (
     Await,
     Block,
+    ChunkSpan,
     Fence,
     Flush,
     Instruction,
     InstructionList,
     Move,
     Post,
-    Span,
 )
 from blinkccl.foreign.verify import buffer_chunks, collective_of
 from blinkccl.topology.json_format import place_of
@@ -131,7 +131,7 @@ class _BufferRefs(msgspec.Struct):
     remote_buffer_ids: list[int]
 
 
-class _ThreadBlock(msgspec.Struct):
+class _PlanThreadBlock(msgspec.Struct):
     id: int
     ops: list[_Op]
     channels: list[_BlockChannels]
@@ -159,23 +159,23 @@ class _Semaphore(msgspec.Struct):
     init_value: int
 
 
-class _Gpu(msgspec.Struct):
+class _PlanGpu(msgspec.Struct):
     id: int
     input_chunks: int
     output_chunks: int
     scratch_chunks: int
-    threadblocks: list[_ThreadBlock]
+    threadblocks: list[_PlanThreadBlock]
     channels: list[_Channel]
     remote_buffers: list[_RemoteBuffer]
     semaphores: list[_Semaphore] = []
 
 
-class _Plan(msgspec.Struct):
+class _PlanFile(msgspec.Struct):
     name: str
     collective: str
     protocol: str
     inplace: bool
-    gpus: list[_Gpu]
+    gpus: list[_PlanGpu]
 
 
 class _Marks(msgspec.Struct):
@@ -201,7 +201,7 @@ def read(content: bytes, source: str) -> InstructionList:
         raise ScheduleError(f"{source}: expected at most {MAX_FILE_BYTES >> 20} MiB, got {len(content) >> 20}")
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
-        plan = msgspec.json.decode(content, type=_Plan)
+        plan = msgspec.json.decode(content, type=_PlanFile)
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{source}: not JSON: {error.reason} (UTF-8 is expected)") from None
     except msgspec.DecodeError as error:
@@ -214,7 +214,7 @@ def read(content: bytes, source: str) -> InstructionList:
 class _Reader:
     """One plan for blocks of so many bytes (0: one round of all pipelines), and which channel meets which."""
 
-    def __init__(self, plan: _Plan, source: str, block_bytes: int = 0) -> None:
+    def __init__(self, plan: _PlanFile, source: str, block_bytes: int = 0) -> None:
         self.data, self.source = plan, source
         self.ranks = len(plan.gpus)
         if plan.protocol not in ("Simple", "LL"):
@@ -319,7 +319,7 @@ class _Reader:
                 raise self.at(f"GPU {rank}: scratch_chunks is {gpu.scratch_chunks}, expected 0 … {MOST_CHUNKS * 64}")
         return chunks
 
-    def _ends(self, gpu: _Gpu) -> dict[str, list[tuple[int, int]]]:
+    def _ends(self, gpu: _PlanGpu) -> dict[str, list[tuple[int, int]]]:
         """Of each type the GPU's channels in order: the peer, and the how many-th to it."""
         found: dict[str, list[tuple[int, int]]] = {"memory": [], "port": []}
         seen: Counter[tuple[str, int]] = Counter()
@@ -337,7 +337,7 @@ class _Reader:
                 seen[channel.channel_type, peer] += 1
         return found
 
-    def _groups(self, gpu: _Gpu) -> list[tuple[str, tuple[int, ...]]]:
+    def _groups(self, gpu: _PlanGpu) -> list[tuple[str, tuple[int, ...]]]:
         """The GPU's switch channels in order: a buffer, and whose."""
         found = []
         for channel in gpu.channels:
@@ -398,14 +398,14 @@ class _Reader:
         )
 
 
-def _sized(data: _Plan, source: str, block_bytes: int) -> InstructionList:
+def _sized(data: _PlanFile, source: str, block_bytes: int) -> InstructionList:
     return replace(_Reader(data, source, block_bytes).plan(), sized=None)
 
 
 class _BlockReader:
     """One thread block."""
 
-    def __init__(self, plan: _Reader, gpu: _Gpu, tb: _ThreadBlock, barriers: dict[str, int]) -> None:
+    def __init__(self, plan: _Reader, gpu: _PlanGpu, tb: _PlanThreadBlock, barriers: dict[str, int]) -> None:
         self.plan, self.gpu, self.tb, self.barriers = plan, gpu, tb, barriers
         self.name = f"GPU {gpu.id}, thread block {tb.id}"
         self.given: dict[int, int] = {}
@@ -590,7 +590,7 @@ class _BlockReader:
             raise self.plan.at(f"{where}: {len(signals)} channels for {len(stores)} destinations")
         if op.name in ("pws", "pwsf") and not port:
             raise self.plan.at(f"{where}: {op.name} over a memory channel sends no signal; use put, nop, signal")
-        pairs: list[tuple[tuple[tuple[Span, int], ...], tuple[tuple[Span, int], ...]]]
+        pairs: list[tuple[tuple[tuple[ChunkSpan, int], ...], tuple[tuple[ChunkSpan, int], ...]]]
         if op.name in ("get", "put", "pws", "pwsf", "ppkt", "rppkt"):  # several at once, each for itself
             if len(reads) != len(stores):
                 raise self.plan.at(f"{where}: {len(reads)} sources for {len(stores)} destinations")
@@ -619,7 +619,7 @@ class _BlockReader:
                 assert agent is not None
                 yield Flush(where, agent)
 
-    def _spans(self, op: _Op, buffs: list[_Buff], kind: str, where: str) -> tuple[tuple[Span, int], ...]:
+    def _spans(self, op: _Op, buffs: list[_Buff], kind: str, where: str) -> tuple[tuple[ChunkSpan, int], ...]:
         """Where each operand or result lies, and how many chunks it has; ``kind`` is of :data:`_MOVES`."""
         if not buffs:
             raise self.plan.at(f"{where}: {op.name} has no {'source' if buffs is op.src_buff else 'destination'}")
@@ -652,7 +652,7 @@ class _BlockReader:
 
     def _span(
         self, buff: _Buff, rank: int, buffer: str | None, packet: bool, shared: _Group | None, where: str
-    ) -> tuple[Span, int]:
+    ) -> tuple[ChunkSpan, int]:
         gpu = self._pick(where, "GPUs", self.plan.data.gpus, rank)
         sizes = {"i": gpu.input_chunks, "o": gpu.output_chunks, "s": gpu.scratch_chunks}
         if buffer not in sizes:
@@ -668,10 +668,10 @@ class _BlockReader:
                     f"{where}: wrong count: {buff.size} chunk(s) in a pipeline whose num_chunks is {self.least}: its "
                     f"rounds go on beyond the end; expected {self.least}"
                 )
-            return Span(rank, buffer, buff.index * self.plan.parts + self.window.start, packet), len(self.window)
+            return ChunkSpan(rank, buffer, buff.index * self.plan.parts + self.window.start, packet), len(self.window)
         group = shared or _Group(0, 1)
         size = buff.size * self.plan.parts // group.tbg_size
-        return Span(rank, buffer, buff.index * self.plan.parts + group.tb_id * size, packet), size
+        return ChunkSpan(rank, buffer, buff.index * self.plan.parts + group.tb_id * size, packet), size
 
 
 def _signals(kind: str, nth: int, src: int, dst: int) -> str:

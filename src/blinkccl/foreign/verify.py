@@ -1,7 +1,7 @@
 """What an instruction list computes: who holds which contributions at the end, for every size at once.
 
 A value here is *contributions*: which chunk of the inputs, and of which ranks. The execution of a list on these says of
-each chunk of each output what it holds, and :class:`~blinkccl.foreign.execute.Execution` whether that is so in any
+each chunk of each output what it holds, and :class:`~blinkccl.foreign.execute.PlanExecution` whether that is so in any
 order in which thread blocks may run. Nothing is known here of who wrote the list.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import ScheduleError, ranks_text
-from blinkccl.foreign.execute import MOST_FAULTS, REMEDIES, Execution
+from blinkccl.foreign.execute import MOST_FAULTS, REMEDIES, PlanExecution
 from blinkccl.foreign.instructions import Fence, InstructionList
 
 #: What is judged, by our names; MSCCL++ writes reducescatter.
@@ -113,7 +113,7 @@ def _judged(plan: InstructionList) -> ForeignAudit:
     def load(rank: int, index: int) -> Contributions:
         return index, 1 << rank
 
-    done: Execution[Contributions] = Execution(plan, load, _combine, _UNSET)
+    done: PlanExecution[Contributions] = PlanExecution(plan, load, _combine, _UNSET)
     roots = range(plan.collective.world_size) if plan.collective.root is not None else [None]
     found: tuple[list[str], Collective] | None = None
     for root in roots:
@@ -124,7 +124,7 @@ def _judged(plan: InstructionList) -> ForeignAudit:
     assert found is not None
     named = replace(plan, collective=found[1])
     if done.unpromised:
-        trusting: Execution[Contributions] = Execution(plan, load, _combine, _UNSET, trusting=True)
+        trusting: PlanExecution[Contributions] = PlanExecution(plan, load, _combine, _UNSET, trusting=True)
         if done.faults or found[0] or trusting.faults:
             return ForeignAudit(named, (*done.faults, *found[0], *done.unpromised))
         return ForeignAudit(named, (), _TRUSTS)
@@ -141,7 +141,7 @@ def _combine(one: Contributions, other: Contributions, where: str) -> Contributi
     return one[0], one[1] | other[1]
 
 
-def _wrong_outputs(plan: InstructionList, collective: Collective, done: Execution[Contributions]) -> list[str]:
+def _wrong_outputs(plan: InstructionList, collective: Collective, done: PlanExecution[Contributions]) -> list[str]:
     """A sentence for each chunk of an output that holds something else than ``collective`` wants."""
     found: list[str] = []
     for item in collective.items():

@@ -71,7 +71,7 @@ _CHUNK_BYTES = (32 * 1024, BUFFER_BYTES)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class LabCandidate:
     """A plan that is run; with ``order`` (vertices) by the library of its name, of which it is what can be expected."""
 
     name: str
@@ -79,11 +79,11 @@ class Candidate:
     program: Program
     order: tuple[int, ...] = ()
 
-    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> Candidate:
+    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> LabCandidate:
         """What is run, once all that has to be measured first has been."""
         return self
 
-    def at(self, size_bytes: int) -> Candidate:
+    def at(self, size_bytes: int) -> LabCandidate:
         """What is run for a size."""
         return self
 
@@ -126,16 +126,16 @@ _FirstCalls = tuple[tuple[_Timed, _Timed], ...]
 
 
 @dataclass(frozen=True)
-class BySize(Candidate):
+class BySize(LabCandidate):
     """A candidate whose plan follows the size: ``forest`` uses all of ``classes``, each of which can go alone.
 
     ``first``: what the first small and large calls of each class took, and those of all together.
     """
 
-    classes: tuple[Candidate, ...] = field(kw_only=True)
+    classes: tuple[LabCandidate, ...] = field(kw_only=True)
     first: _FirstCalls = field(kw_only=True, default=())
 
-    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> Candidate:
+    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> LabCandidate:
         return replace(self, first=_first_calls((*self.classes, self), lab, slower, deadline_s))
 
 
@@ -147,7 +147,7 @@ class MeasuredMultiPath(BySize):
     slower they are side by side, as every split is then taken to be. By that a row of a path table is filled.
     """
 
-    def at(self, size_bytes: int) -> Candidate:
+    def at(self, size_bytes: int) -> LabCandidate:
         return _lowered(self.name, forest_of(self.forest, self.row.at(size_bytes)))
 
     @cached_property
@@ -203,7 +203,7 @@ class Hybrid(BySize):
 
     request: Request = field(kw_only=True)
 
-    def at(self, size_bytes: int) -> Candidate:
+    def at(self, size_bytes: int) -> LabCandidate:
         nvlink, pcie, both = self.first
         if _seconds(both, size_bytes) > (1 - _LEAST_GAIN) * _seconds(nvlink, size_bytes):
             return replace(self.classes[0], name=self.name)
@@ -228,7 +228,7 @@ def _seconds(calls: tuple[_Timed, _Timed], size_bytes: int) -> float:
     return soon + (size_bytes - few) * (late - soon) / (many - few)
 
 
-def _first_calls(candidates: Sequence[Candidate], lab: Laboratory, slower: float, deadline_s: float) -> _FirstCalls:
+def _first_calls(candidates: Sequence[LabCandidate], lab: Laboratory, slower: float, deadline_s: float) -> _FirstCalls:
     """Of each, bytes and median seconds of small and of large calls; in turns, the first of which warm up."""
     numbers = [one.open(lab) for one in candidates]
     found = []
@@ -248,7 +248,7 @@ def _first_calls(candidates: Sequence[Candidate], lab: Laboratory, slower: float
 class Measured:
     """A candidate's runs of one size. Rates are those of the machine, as the laboratory's are ``slower`` times less."""
 
-    candidate: Candidate
+    candidate: LabCandidate
     pattern: Pattern
     chunk_bytes: int
     slower: float
@@ -291,7 +291,7 @@ class Field:
     """
 
     request: Request
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[LabCandidate, ...]
     absent: tuple[tuple[str, str], ...]
     slower: float
 
@@ -325,7 +325,7 @@ def lane_gb_per_s(request: Request) -> float:
         return request.network.unit_gb_per_s
 
 
-def laboratory(candidates: Sequence[Candidate], slower: float) -> Laboratory:
+def laboratory(candidates: Sequence[LabCandidate], slower: float) -> Laboratory:
     """A laboratory for these plans, on the links of all of them, ``slower`` times slower than they are."""
     sites = [Sites(one.program) for one in candidates]
     networks: list[Topology] = [one.forest.topology for one in candidates]
@@ -365,10 +365,10 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
     return Field(request, tuple(found), tuple(absent), lane_gb_per_s(request) * 8e3 / lane)
 
 
-def _lowered(name: str, forest: Forest, slots: int = 2) -> Candidate:
+def _lowered(name: str, forest: Forest, slots: int = 2) -> LabCandidate:
     program = lower(forest, slots)
     verify(program, forest.topology)
-    return Candidate(name, forest, program)
+    return LabCandidate(name, forest, program)
 
 
 def foreign_ring(request: Request, name: str) -> Forest:
@@ -419,7 +419,7 @@ def _one_path(name: str, request: Request) -> Forest:
     return forest_of(multi_path.plan(request), on_one_path(path))
 
 
-def held_mbit_per_s(request: Request, candidates: Sequence[Candidate]) -> float:
+def held_mbit_per_s(request: Request, candidates: Sequence[LabCandidate]) -> float:
     """The rate of a lane at which this machine's processors hold what all links carry together."""
     fastest = max(link.gb_per_s for one in candidates for link in one.forest.topology.links)
     held = _BYTES_PER_S * len(os.sched_getaffinity(0)) / max(one.gb_per_s for one in candidates)
@@ -448,7 +448,7 @@ def measure(
 ) -> Iterator[list[Measured]]:
     """Per size, all candidates of a field that is ready, ``rounds`` times in turns, every result checked."""
     ready = field.candidates
-    numbers: dict[Candidate, int] = {}
+    numbers: dict[LabCandidate, int] = {}
     total, done = len(sizes) * rounds * len(ready), 0
     for size in sizes:
         row = [planned(one.at(size), size, field.slower) for one in ready]
@@ -466,7 +466,7 @@ def measure(
         lab.close(number)
 
 
-def planned(candidate: Candidate, size: int, slower: float) -> Measured:
+def planned(candidate: LabCandidate, size: int, slower: float) -> Measured:
     """A candidate with a size, to be run; UsageError where nothing of it moves."""
     collective = candidate.forest.collective
     count = block_count(collective, size, _ITEMSIZE)

@@ -13,7 +13,7 @@ from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, CommunicationError, UsageError
 from blinkccl.lab import experiment
-from blinkccl.lab.experiment import BUFFER_BYTES, Candidate, Field, Measured
+from blinkccl.lab.experiment import BUFFER_BYTES, Field, LabCandidate, Measured
 from blinkccl.lab.laboratory import Laboratory, Run
 from blinkccl.lab.layout import Layout
 from blinkccl.topology.loss import Pair, parse_pairs, slowed, without
@@ -150,7 +150,7 @@ def _rate(one: Measured) -> str:
     )
 
 
-def plan_around(field: Field, fault: Fault, name: str) -> Candidate | str:
+def plan_around(field: Field, fault: Fault, name: str) -> LabCandidate | str:
     """The plan for what is left, or why there is none."""
     try:
         around = experiment.prepare(fault.request(field.request), (name,), 1.0)
@@ -162,7 +162,7 @@ def plan_around(field: Field, fault: Fault, name: str) -> Candidate | str:
 
 
 def tell(
-    field: Field, around: Candidate | str, lab: Laboratory, fault: Fault, size: int, rounds: int, timeout_s: float
+    field: Field, around: LabCandidate | str, lab: Laboratory, fault: Fault, size: int, rounds: int, timeout_s: float
 ) -> Story:
     """Runs the first candidate whole, lets the fault happen in its middle, and goes on with the plan for the rest."""
     first = field.candidates[0]
@@ -183,7 +183,7 @@ def tell(
 
 
 def _measured(
-    one: Candidate, field: Field, lab: Laboratory, size: int, rounds: int, timeout_s: float
+    one: LabCandidate, field: Field, lab: Laboratory, size: int, rounds: int, timeout_s: float
 ) -> tuple[Measured, int]:
     """A program that stays open, and its runs."""
     number = lab.open(one.program, BUFFER_BYTES)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 
-from blinkccl.report.shapes import SERIES, Group, Line, Picture, Rect, Shape, Text, stacked, svg_file
+from blinkccl.report.shapes import SERIES, Line, Picture, Rect, Shape, ShapeGroup, Text, stacked, svg_file
 from blinkccl.report.text import bytes_text, seconds_text
 
 #: Bytes, and what is drawn over them.
@@ -59,7 +59,7 @@ def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[
         items.append(Line((at[-1], (right + 10, end)), "axis", 1.0))
         items.append(Line(((right + 12, end), (right + 27, end)), look, 3.0))
         items.append(Text(right + 31, end + 4, curve.name, "text", 12.0, "start"))
-        shapes.append(Group(items, title=f"{curve.name}: {_told(curve)}"))
+        shapes.append(ShapeGroup(items, title=f"{curve.name}: {_told(curve)}"))
     shapes.append(Text((_LEFT + right) / 2, _HEIGHT - 8, "size of the data", "soft", 12.0))
     about = "; ".join(f"{curve.name}: {_told(curve)}" for curve in drawn)
     return Picture(shapes, _WIDTH, max(_HEIGHT, max(ends, default=0.0) + 12), title, about)
@@ -153,7 +153,7 @@ def bars_picture(title: str, bars: Sequence[Bar], level: tuple[str, float] | Non
             Rect(words.x - 3, y + 3, words.width + 6, 18.0, "blank", 2.0, 0.0),
             words,
         ]
-        shapes.append(Group(items, title=f"{bar.name}: {bar.words}"))
+        shapes.append(ShapeGroup(items, title=f"{bar.name}: {bar.words}"))
     return Picture(shapes, width, height, title, "; ".join(f"{bar.name}: {bar.words}" for bar in bars))
 
 
@@ -202,7 +202,7 @@ def timeline_picture(
         "data-top": f"{top:.0f}",
         "data-bottom": f"{bottom:.1f}",
     }
-    return Picture([Group(shapes, "time", data=data)], max(right + 12, x), bottom + 26, title)
+    return Picture([ShapeGroup(shapes, "time", data=data)], max(right + 12, x), bottom + 26, title)
 
 
 def _joined(spans: Sequence[Span], gap_s: float) -> list[Span]:

@@ -37,7 +37,7 @@ _TORUS = re.compile(r"torus:\d+(x\d+)+")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DrawnPlace:
     """A box: its centre, width and height."""
 
     x: float
@@ -45,14 +45,14 @@ class Place:
     w: float = NODE_W
     h: float = NODE_H
 
-    def moved(self, dx: float, dy: float) -> Place:
+    def moved(self, dx: float, dy: float) -> DrawnPlace:
         return replace(self, x=self.x + dx, y=self.y + dy)
 
     def holds(self, point: Point, margin: float = 0.0) -> bool:
         """Whether ``point`` is inside, or within ``margin`` of it."""
         return abs(point[0] - self.x) < self.w / 2 + margin and abs(point[1] - self.y) < self.h / 2 + margin
 
-    def meets(self, other: Place) -> bool:
+    def meets(self, other: DrawnPlace) -> bool:
         """Whether the two overlap."""
         return 2 * abs(self.x - other.x) < self.w + other.w and 2 * abs(self.y - other.y) < self.h + other.h
 
@@ -68,20 +68,20 @@ class Server:
     """A server's border, and the vertices inside."""
 
     number: int
-    place: Place
+    place: DrawnPlace
     members: tuple[int, ...]
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class PictureLayout:
     """``places`` by vertex; a network's vertex has a rail above each row of servers, and its place is the first one.
 
     ``routes``: the two ends of each directed link, or these and the control point of a parabola between them.
     """
 
-    places: Mapping[int, Place]
-    rails: Mapping[int, tuple[Place, ...]]
+    places: Mapping[int, DrawnPlace]
+    rails: Mapping[int, tuple[DrawnPlace, ...]]
     servers: tuple[Server, ...]
     routes: Mapping[tuple[int, int], tuple[Point, ...]]
     width: float
@@ -89,7 +89,7 @@ class Layout:
     folded: bool
 
 
-def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> Layout:
+def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> PictureLayout:
     """Places and routes of all vertices and links; ``sockets`` name the processor of a rank, by the whole machine.
 
     Cost: O(links × vertices of a server), of all servers for cables between few.
@@ -101,12 +101,12 @@ def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> Layo
     columns = len(blocks) if len(blocks) <= 4 else _columns(len(blocks), cell_w, cell_h + RAIL_GAP + RAIL_H)
     step_x, step_y = cell_w + 2 * GAP, cell_h + 2 * GAP + (RAIL_GAP + RAIL_H if lone else 0.0)
     top = RAIL_H + RAIL_GAP + GAP if lone else GAP
-    places: dict[int, Place] = {}
+    places: dict[int, DrawnPlace] = {}
     servers = []
     for i, (home, block) in enumerate(zip(homes, blocks, strict=True)):
         left, upper = GAP + i % columns * step_x + (cell_w - block.w) / 2, top + i // columns * step_y
         places |= {vertex: place.moved(left, upper) for vertex, place in block.places.items()}
-        border = Place(left + block.w / 2, upper + block.h / 2, block.w, block.h)
+        border = DrawnPlace(left + block.w / 2, upper + block.h / 2, block.w, block.h)
         ranks = tuple(v for v in block.places if not topology.is_transit(v))
         servers.append(Server(home, border, tuple(block.places), ranks))
     width = GAP + columns * step_x - GAP
@@ -115,7 +115,7 @@ def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> Layo
     places |= {vertex: rail[0] for vertex, rail in rails.items()}
     routes = _routes(topology, places, rails, servers)
     height = top + (rows - 1) * step_y + cell_h + GAP
-    return Layout(places, rails, tuple(servers), routes, width, height, len(servers) > UNFOLDED)
+    return PictureLayout(places, rails, tuple(servers), routes, width, height, len(servers) > UNFOLDED)
 
 
 def _columns(count: int, w: float, h: float) -> int:
@@ -123,11 +123,11 @@ def _columns(count: int, w: float, h: float) -> int:
     return max(1, min(count, round(sqrt(count * h / w * 1.6))))
 
 
-def _rails(lone: Sequence[int], width: float, heights: Sequence[float]) -> dict[int, tuple[Place, ...]]:
+def _rails(lone: Sequence[int], width: float, heights: Sequence[float]) -> dict[int, tuple[DrawnPlace, ...]]:
     """A rail per row of servers for each vertex between them; several share the width."""
     part = (width - 2 * GAP - (len(lone) - 1) * GAP) / max(1, len(lone))
     return {
-        vertex: tuple(Place(GAP + part / 2 + i * (part + GAP), y, part, RAIL_H) for y in heights)
+        vertex: tuple(DrawnPlace(GAP + part / 2 + i * (part + GAP), y, part, RAIL_H) for y in heights)
         for i, vertex in enumerate(lone)
     }
 
@@ -152,13 +152,13 @@ def sockets_of(topology: Topology) -> dict[int, int]:
 
 # One server.
 @dataclass(frozen=True)
-class _Block:
-    places: dict[int, Place]
+class _DrawnBlock:
+    places: dict[int, DrawnPlace]
     w: float
     h: float
 
 
-def _server(topology: Topology, home: int, sockets: Mapping[int, int]) -> _Block:
+def _server(topology: Topology, home: int, sockets: Mapping[int, int]) -> _DrawnBlock:
     members = [vertex for vertex in topology.vertices if vertex.server == home]
     inside = {vertex.id for vertex in members}
     ranks = sorted(vertex.id for vertex in members if not topology.is_transit(vertex.id))
@@ -182,10 +182,10 @@ def _server(topology: Topology, home: int, sockets: Mapping[int, int]) -> _Block
     upper = min(place.y - place.h / 2 for place in places.values()) - MARGIN - HEAD
     right = max(place.x + place.w / 2 for place in places.values()) + MARGIN
     lower = max(place.y + place.h / 2 for place in places.values()) + MARGIN
-    return _Block({v: place.moved(-left, -upper) for v, place in places.items()}, right - left, lower - upper)
+    return _DrawnBlock({v: place.moved(-left, -upper) for v, place in places.items()}, right - left, lower - upper)
 
 
-def _rows(ranks: Sequence[int], bars: Sequence[int]) -> dict[int, Place]:
+def _rows(ranks: Sequence[int], bars: Sequence[int]) -> dict[int, DrawnPlace]:
     """Ranks in rows above and below the switch that joins them; each second row is set off, so that links pass."""
     step = NODE_W + GAP
     per_row = len(ranks) if len(ranks) <= IN_ROW else ceil(len(ranks) / (2 * ceil(len(ranks) / 36)))
@@ -195,16 +195,16 @@ def _rows(ranks: Sequence[int], bars: Sequence[int]) -> dict[int, Place]:
     if not bars:
         heights = [ROW * i for i in range(len(rows))]
     places = {
-        rank: Place(i * step + (n % 2 if len(rows) > 2 else 0) * step / 2, heights[n])
+        rank: DrawnPlace(i * step + (n % 2 if len(rows) > 2 else 0) * step / 2, heights[n])
         for n, row in enumerate(rows)
         for i, rank in enumerate(row)
     }
     width = max(place.x for place in places.values()) + NODE_W
     part = (width - (len(bars) - 1) * GAP) / max(1, len(bars))
-    return places | {bar: Place(i * (part + GAP) + (part - NODE_W) / 2, 0.0, part) for i, bar in enumerate(bars)}
+    return places | {bar: DrawnPlace(i * (part + GAP) + (part - NODE_W) / 2, 0.0, part) for i, bar in enumerate(bars)}
 
 
-def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, Place]:
+def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, DrawnPlace]:
     """Ranks on a circle per socket, each second one mirrored: what two sockets join stands face to face."""
     groups: dict[int, list[int]] = {}
     for rank in ranks:
@@ -212,7 +212,7 @@ def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, Plac
     sizes = {len(group) for group in groups.values()}
     if len(groups) < 2 or len(sizes) > 1 or not 3 <= min(sizes) <= 8:
         groups = {0: list(ranks)}
-    places: dict[int, Place] = {}
+    places: dict[int, DrawnPlace] = {}
     left = 0.0
     for number, group in enumerate(groups.values()):
         n, named = len(group), len(ranks) <= NAMED_ON_CIRCLE
@@ -221,29 +221,29 @@ def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, Plac
         for i, rank in enumerate(group):
             angle = -pi / 2 - pi / n + 2 * pi * i / n
             x = cos(angle) * radius * (1.15 if n > 4 else 1.0) * (-1 if number % 2 else 1)
-            places[rank] = Place(left + x, sin(angle) * radius, *size)
+            places[rank] = DrawnPlace(left + x, sin(angle) * radius, *size)
         left += 2 * radius + 1.6 * NODE_W
     return places
 
 
-def _torus(name: str, ranks: Sequence[int]) -> dict[int, Place] | None:
+def _torus(name: str, ranks: Sequence[int]) -> dict[int, DrawnPlace] | None:
     """A grid for the family whose name says that it is one; of more than two sides one grid below another."""
     sides = [int(side) for side in name.removeprefix("torus:").split("x")] if _TORUS.fullmatch(name) else []
     if not sides or prod(sides) != len(ranks):
         return None
     columns, step = sides[-1], NODE_W + 2.5 * GAP
     grid = columns * sides[-2]
-    return {rank: Place(i % columns * step, (i // columns + i // grid) * ROW) for i, rank in enumerate(ranks)}
+    return {rank: DrawnPlace(i % columns * step, (i // columns + i // grid) * ROW) for i, rank in enumerate(ranks)}
 
 
-def _bar_row(bars: Sequence[int], places: Mapping[int, Place]) -> dict[int, Place]:
+def _bar_row(bars: Sequence[int], places: Mapping[int, DrawnPlace]) -> dict[int, DrawnPlace]:
     low = max(place.y for place in places.values()) + ROW
     centre = (min(p.x for p in places.values()) + max(p.x for p in places.values())) / 2
     step = 2 * NODE_W
-    return {bar: Place(centre + (i - (len(bars) - 1) / 2) * step, low, 1.6 * NODE_W) for i, bar in enumerate(bars)}
+    return {bar: DrawnPlace(centre + (i - (len(bars) - 1) / 2) * step, low, 1.6 * NODE_W) for i, bar in enumerate(bars)}
 
 
-def _add_levels(places: dict[int, Place], rest: Sequence[Vertex], near: Mapping[int, Sequence[int]]) -> None:
+def _add_levels(places: dict[int, DrawnPlace], rest: Sequence[Vertex], near: Mapping[int, Sequence[int]]) -> None:
     """Above the ranks PCIe switches by their distance from ranks, processors, and NICs on top.
 
     Where a switch stands right above a rank, as it has no other, what goes up from there would meet it: there NICs are
@@ -266,7 +266,7 @@ def _add_levels(places: dict[int, Place], rest: Sequence[Vertex], near: Mapping[
         for one in row:
             below = [places[other].x for other in near[one] if other in places]
             wanted[one] = (sum(below) / len(below) if below else middle) + (0.0 if kind else beside)
-        places.update((one, Place(x, height)) for one, x in _spread(wanted).items())
+        places.update((one, DrawnPlace(x, height)) for one, x in _spread(wanted).items())
 
 
 def _distances(starts: Sequence[int], near: Mapping[int, Sequence[int]]) -> dict[int, int]:
@@ -296,11 +296,11 @@ def _spread(wanted: Mapping[int, float]) -> dict[int, float]:
 # Links.
 def _routes(
     topology: Topology,
-    places: Mapping[int, Place],
-    rails: Mapping[int, tuple[Place, ...]],
+    places: Mapping[int, DrawnPlace],
+    rails: Mapping[int, tuple[DrawnPlace, ...]],
     servers: Iterable[Server],
 ) -> dict[tuple[int, int], tuple[Point, ...]]:
-    inside: dict[int, list[Place]] = {}
+    inside: dict[int, list[DrawnPlace]] = {}
     for server in servers:
         if len(server.members) <= NAMED_ON_CIRCLE:
             inside[server.number] = [p for p in (places[v] for v in server.members) if p.w <= NODE_W]
@@ -320,7 +320,9 @@ def _routes(
     return {ends: _to_the_right(route, 1.9) if ends[::-1] in found else route for ends, route in found.items()}
 
 
-def _nearest(vertex: int, other: int, places: Mapping[int, Place], rails: Mapping[int, tuple[Place, ...]]) -> Place:
+def _nearest(
+    vertex: int, other: int, places: Mapping[int, DrawnPlace], rails: Mapping[int, tuple[DrawnPlace, ...]]
+) -> DrawnPlace:
     """The box of ``vertex``, or the piece of its rail or bar that is right above or below ``other``."""
     place, end = places[vertex], places[other]
     if vertex in rails:
@@ -329,10 +331,10 @@ def _nearest(vertex: int, other: int, places: Mapping[int, Place], rails: Mappin
     if place.w <= 1.6 * NODE_W or end.w > place.w:
         return place
     half = place.w / 2 - 6
-    return Place(min(max(end.x, place.x - half), place.x + half), place.y, 10.0, place.h)
+    return DrawnPlace(min(max(end.x, place.x - half), place.x + half), place.y, 10.0, place.h)
 
 
-def _way(a: Place, b: Place, others: Sequence[Place]) -> tuple[Point, ...]:
+def _way(a: DrawnPlace, b: DrawnPlace, others: Sequence[DrawnPlace]) -> tuple[Point, ...]:
     """From border to border, with the least bend that keeps clear of ``others``."""
     middle = ((a.x + b.x) / 2, (a.y + b.y) / 2)
     length = hypot(b.x - a.x, b.y - a.y) or 1.0

@@ -54,7 +54,7 @@ class Prose:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlayerStage:
     """The machine, the trees of its shares, and when what moved: what a reader clicks through.
 
     ``shares`` are one picture each, in the order of ``data["shares"]`` of the exhibit; ``more`` are not drawn.
@@ -76,7 +76,7 @@ class Pair:
     about: str = ""
 
 
-Part = Figure | Table | Prose | Stage | Pair
+Part = Figure | Table | Prose | PlayerStage | Pair
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def exhibit_picture(shown: Exhibit) -> Picture:
     for part in shown.parts:
         if isinstance(part, Figure):
             found.append(folded(part.picture))
-        elif isinstance(part, Stage):
+        elif isinstance(part, PlayerStage):
             found.append(folded(part.machine.picture))
             if part.machine.large:
                 break
@@ -228,7 +228,7 @@ def _part(part: Part, number: int) -> str:
         case Prose():
             words = "".join(f"<p>{escape(line)}</p>" for line in part.paragraphs)
             return _section(part.title, f'<div class="prose">{words}</div>', f"prose{number}")
-        case Stage():
+        case PlayerStage():
             return _stage(part)
         case Pair():
             about = f"<p>{escape(part.about)}</p>" if part.about else ""
@@ -258,7 +258,7 @@ def _scroll(label: str, inner: str) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{inner}</div>'
 
 
-def _stage(stage: Stage) -> str:
+def _stage(stage: PlayerStage) -> str:
     machine = _tools(bool(stage.shares), stage.machine.large) + _figure(stage.machine)
     if stage.timeline is not None:
         machine += _player() + _figure(stage.timeline)

@@ -8,8 +8,20 @@ from fractions import Fraction
 from math import hypot
 
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition
-from blinkccl.report.layout import GAP, HEAD, MARGIN, NODE_W, RAIL_H, Layout, Place, Point, Server, curve, layout
-from blinkccl.report.shapes import KIND_STYLES, Group, Line, Picture, Rect, Shape, Text
+from blinkccl.report.layout import (
+    GAP,
+    HEAD,
+    MARGIN,
+    NODE_W,
+    RAIL_H,
+    DrawnPlace,
+    PictureLayout,
+    Point,
+    Server,
+    curve,
+    layout,
+)
+from blinkccl.report.shapes import KIND_STYLES, Line, Picture, Rect, Shape, ShapeGroup, Text
 from blinkccl.report.text import count, gb_per_s_text, ids
 from blinkccl.topology.model import RANK_KINDS, Link, Topology, Vertex
 
@@ -85,7 +97,9 @@ def machine_picture(
     painter = _Painter(topology, subject, placed, scale, prefix)
     shapes: list[Shape] = [*painter.rails()]
     if placed.folded:
-        shapes.append(Group([bundle for server in placed.servers for bundle in painter.bundles(server)], style="links"))
+        shapes.append(
+            ShapeGroup([bundle for server in placed.servers for bundle in painter.bundles(server)], style="links")
+        )
         shapes += [painter.folded_server(server) for server in placed.servers]
     else:
         shapes += [painter.server(server) for server in placed.servers]
@@ -116,7 +130,7 @@ def folded(picture: Picture) -> Picture:
 
 
 def _folded(shape: Shape) -> Shape:
-    if not isinstance(shape, Group):
+    if not isinstance(shape, ShapeGroup):
         return shape
     return replace(shape, items=[_folded(item) for item in shape.items if getattr(item, "style", "") != "inside"])
 
@@ -195,7 +209,7 @@ def _set(vertices: Sequence[int]) -> str:
 class _Painter:
     """One picture in the making."""
 
-    def __init__(self, topology: Topology, subject: Subject, placed: Layout, scale: float, prefix: str) -> None:
+    def __init__(self, topology: Topology, subject: Subject, placed: PictureLayout, scale: float, prefix: str) -> None:
         self.topology, self.subject, self.placed = topology, subject, placed
         self.scale, self.prefix = scale, prefix
         self.rail_scale = min(scale, 2.2)  # There is no more room.
@@ -216,7 +230,7 @@ class _Painter:
             for i, rail in enumerate(rails):
                 box = Rect(rail.x - rail.w / 2, rail.y - height / 2, rail.w, height, what.kind, 5.0, self.scale)
                 label = [self._words(rail, name_of(what))] if i == 0 or self.placed.folded else []
-                found.append(Group([box, *label], style="rail", title=f"{what.label} ({what.kind})"))
+                found.append(ShapeGroup([box, *label], style="rail", title=f"{what.label} ({what.kind})"))
         return found
 
     def server(self, server: Server) -> Shape:
@@ -225,7 +239,7 @@ class _Painter:
         name = f"server {server.number}" if len(self.placed.servers) > 1 else self.topology.name
         words = Text(p.x - p.w / 2 + MARGIN - 4, p.y - p.h / 2 + HEAD - 6, name, "soft", 12.0, "start")
         words = replace(words, x=self._beside_links(words, server))
-        return Group([box, words], f"{self.prefix}server{server.number}")
+        return ShapeGroup([box, words], f"{self.prefix}server{server.number}")
 
     def _beside_links(self, words: Text, server: Server) -> float:
         """The first place from the left where no link to the network goes through a server's name."""
@@ -257,11 +271,11 @@ class _Painter:
         groups: list[Shape] = [box, *words, *dots]
         numbers = self.of_server.get(server.number, [])
         vertices = [self.topology.vertex[v] for v in server.members]
-        groups.append(Group([self.links(numbers), *self.vertices(vertices)], style="inside"))
+        groups.append(ShapeGroup([self.links(numbers), *self.vertices(vertices)], style="inside"))
         title = f"server {server.number}: {count(len(server.ranks), 'GPU')} ({ranks})"
-        return Group(groups, f"{self.prefix}server{server.number}", "unit", title)
+        return ShapeGroup(groups, f"{self.prefix}server{server.number}", "unit", title)
 
-    def _dots(self, place: Place, ranks: int, size: float) -> list[Shape]:
+    def _dots(self, place: DrawnPlace, ranks: int, size: float) -> list[Shape]:
         """A small box for each rank, below the words; none where they are many or there is no room."""
         step = min(size, place.w / (ranks + 2))
         left, top = place.x - ranks * step / 2, place.y + size * 1.65
@@ -279,9 +293,9 @@ class _Painter:
         box = Rect(p.x - p.w / 2, p.y - p.h / 2, p.w, p.h, style, min(7.0, p.h / 2))
         words = [] if p.w < NODE_W else [self._words(p, _short_name(vertex), "soft" if away else "text")]
         title = f"{name_of(vertex)} ({vertex.label}, {vertex.kind}{', not in this job' if away else ''})"
-        return Group([box, *words], f"{self.prefix}v{vertex.id}", "node", title)
+        return ShapeGroup([box, *words], f"{self.prefix}v{vertex.id}", "node", title)
 
-    def _words(self, place: Place, words: str, style: str = "text") -> Text:
+    def _words(self, place: DrawnPlace, words: str, style: str = "text") -> Text:
         rail = place.h == RAIL_H and self.placed.folded
         size = min(12.0 * self.scale, 0.7 * RAIL_H * self.rail_scale) if rail else 12.0
         most = max(_LABEL, int(place.w / 8))
@@ -292,7 +306,7 @@ class _Painter:
     def links(self, numbers: Sequence[int]) -> Shape:
         """One group, so that all are made faint at once."""
         links = [(i, self.topology.links[i]) for i in numbers]
-        return Group([self._link(i, x) for i, x in links if self.number[x.src, x.dst] == i], style="links")
+        return ShapeGroup([self._link(i, x) for i, x in links if self.number[x.src, x.dst] == i], style="links")
 
     def _link(self, number: int, link: Link) -> Shape:
         arc = (link.src, link.dst)
@@ -301,7 +315,7 @@ class _Painter:
         style = self._style(link)
         alone = (link.dst, link.src) not in self.number
         line = Line(route, f"link {style}", width, len(route) > 2, f"tip {style}" if alone else "")
-        return Group([line], f"{self.prefix}l{number}", "way", "" if self.paired else self._title(link))
+        return ShapeGroup([line], f"{self.prefix}l{number}", "way", "" if self.paired else self._title(link))
 
     def _style(self, link: Link) -> str:
         arc, subject = (link.src, link.dst), self.subject
@@ -341,7 +355,9 @@ class _Painter:
         title = f"server {server.number} {way} the network: {_links(len(links))}, {total}"
         data = {"data-links": " ".join(str(self.number[x.src, x.dst]) for x in links)}
         line = Line((low, high) if leaving else (high, low), f"link {style}", width)
-        return [Group([line], f"{self.prefix}b{server.number}{'o' if leaving else 'i'}", "way bundle", title, data)]
+        return [
+            ShapeGroup([line], f"{self.prefix}b{server.number}{'o' if leaving else 'i'}", "way bundle", title, data)
+        ]
 
     # The proof.
     def proof(self) -> list[Shape]:
@@ -358,7 +374,7 @@ class _Painter:
                 marks += [self._price(u, v, price) for u, v, price in certificate.prices]
         else:
             marks += self._outlines(_blocks(certificate, network))
-        return [Group(marks, f"{self.prefix}cut", "proof", f"the bottleneck: {cut_words(certificate, network)}")]
+        return [ShapeGroup(marks, f"{self.prefix}cut", "proof", f"the bottleneck: {cut_words(certificate, network)}")]
 
     def _mark(self, arc: Arc) -> Shape:
         """A stroke across the middle of a link."""
@@ -457,12 +473,12 @@ def _blocks(certificate: Cut | Partition, topology: Topology) -> Sequence[Sequen
     return certificate.side, [vertex.id for vertex in topology.vertices if vertex.id not in side]
 
 
-def _frame(place: Place, margin: float, width: float) -> Shape:
+def _frame(place: DrawnPlace, margin: float, width: float) -> Shape:
     w, h = place.w + 2 * margin, place.h + 2 * margin
     return Rect(place.x - w / 2, place.y - h / 2, w, h, "cut", 12.0, width)
 
 
-def _corners(place: Place, margin: float) -> list[Point]:
+def _corners(place: DrawnPlace, margin: float) -> list[Point]:
     w, h = place.w / 2 + margin, place.h / 2 + margin
     return [(place.x + i * w, place.y + j * h) for i in (-1, 1) for j in (-1, 1)]
 

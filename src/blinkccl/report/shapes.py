@@ -157,7 +157,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Group:
+class ShapeGroup:
     """Shapes that belong together, with what scripts and readers find them by."""
 
     items: Sequence[Shape]
@@ -167,7 +167,7 @@ class Group:
     data: Mapping[str, str] | None = None
 
 
-Shape = Rect | Line | Text | Group
+Shape = Rect | Line | Text | ShapeGroup
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def stacked(pictures: Sequence[Picture], columns: int, gap: float = 24.0) -> Pic
         row, left = pictures[first : first + columns], gap
         for picture in row:
             title = Text(left, top + 14, picture.title, "text strong", 14.0, "start")
-            shapes += [title, Group([moved(shape, left, top + _HEADING) for shape in picture.shapes])]
+            shapes += [title, ShapeGroup([moved(shape, left, top + _HEADING) for shape in picture.shapes])]
             left += max(picture.width, title.width) + gap
         top += max(picture.height for picture in row) + _HEADING + gap
         width = max(width, left)
@@ -208,9 +208,9 @@ def moved(shape: Shape, dx: float, dy: float) -> Shape:
             return Line(points, shape.style, shape.width, shape.bent, shape.head, shape.closed)
         case Text():
             return Text(shape.x + dx, shape.y + dy, shape.words, shape.style, shape.size, shape.anchor)
-        case Group():
+        case ShapeGroup():
             items = [moved(item, dx, dy) for item in shape.items]
-            return Group(items, shape.name, shape.style, shape.title, shape.data)
+            return ShapeGroup(items, shape.name, shape.style, shape.title, shape.data)
 
 
 # SVG.
@@ -276,7 +276,7 @@ def _element(shape: Shape) -> str:
                 f'<text class="{shape.style}" x="{_n(shape.x)}" y="{_n(shape.y)}" font-size="{_n(shape.size)}" '
                 f'text-anchor="{shape.anchor}">{escape(shape.words)}</text>'
             )
-        case Group():
+        case ShapeGroup():
             marks = {"id": shape.name, "class": shape.style, **(shape.data or {})}
             attributes = "".join(f' {key}="{escape(value)}"' for key, value in marks.items() if value)
             title = f"<title>{escape(shape.title)}</title>" if shape.title else ""

@@ -9,7 +9,7 @@ from math import hypot
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.report.layout import Point
 from blinkccl.report.plan_text import children
-from blinkccl.report.shapes import Group, Line, Picture, Rect, Shape, Text, moved
+from blinkccl.report.shapes import Line, Picture, Rect, Shape, ShapeGroup, Text, moved
 from blinkccl.report.text import ids
 
 #: Nodes of a tree beyond which it is told by its levels and not drawn, and how many of these are.
@@ -79,7 +79,7 @@ def _tree_shapes(forest: Forest, tree: Tree, upward: bool, heads: tuple[str, str
     for parent, nodes in below.items():
         for child in nodes:
             ends = " ".join(map(str, (parent, *merged.get(child, (child,)))))
-            shapes.append(Group(_arrows(at[parent], at[child], heads), "", "arc", "", {"data-ends": ends}))
+            shapes.append(ShapeGroup(_arrows(at[parent], at[child], heads), "", "arc", "", {"data-ends": ends}))
     for node, (cx, cy) in at.items():
         width = 2.0 if node == tree.root else 1.0
         if node in merged:

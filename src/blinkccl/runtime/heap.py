@@ -110,7 +110,7 @@ class Heap:
             self._free.insert(at, (offset, length))
 
 
-class _Block:
+class _HeapBlock:
     """What arrays on a block hold on to; the last one gives it back."""
 
     def __init__(self, heap: Heap, nbytes: int) -> None:
@@ -169,10 +169,10 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
     if type(dtype).__module__ == "torch":
         import torch
 
-        elements: NDArray[Any] = np.asarray(_Block(process_heap(), math.prod(dimensions) * dtype.itemsize))
+        elements: NDArray[Any] = np.asarray(_HeapBlock(process_heap(), math.prod(dimensions) * dtype.itemsize))
         return torch.from_numpy(elements).view(dtype).view(dimensions)
     storage = element_type(dtype if isinstance(dtype, str) else np.dtype(dtype)).storage
-    block = np.asarray(_Block(process_heap(), math.prod(dimensions) * storage.itemsize))
+    block = np.asarray(_HeapBlock(process_heap(), math.prod(dimensions) * storage.itemsize))
     return block.view(storage).reshape(dimensions)
 
 

@@ -281,7 +281,7 @@ class NetworkCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class HierarchyPlan:
     """One call on one rank: chunks of ``chunk`` elements of a block and, by a chunk's elements, its rounds."""
 
     chunk: int
@@ -293,7 +293,9 @@ class Plan:
     by_first: bool = False
 
 
-def plan(hosts: Hosts, collective: Collective, rank: int, count: int, itemsize: int, cost: NetworkCost) -> Plan:
+def plan(
+    hosts: Hosts, collective: Collective, rank: int, count: int, itemsize: int, cost: NetworkCost
+) -> HierarchyPlan:
     """The predicted fastest of what there is; the same rounds for all chunks."""
     by_first = collective.name == "allreduce" and count <= FIRST_CHUNKS * ((SHARED_FROM - 1) // itemsize)
     if by_first:
@@ -308,4 +310,4 @@ def plan(hosts: Hosts, collective: Collective, rank: int, count: int, itemsize: 
         for size in sizes
     }
     into, out = copies(hosts, collective, rank)
-    return Plan(chunk, into, out, by_size, by_first)
+    return HierarchyPlan(chunk, into, out, by_size, by_first)

@@ -25,7 +25,7 @@ REACH_S = 5.0
 _SHOWN = 4
 
 
-class Place(msgspec.Struct, frozen=True):
+class RankPlace(msgspec.Struct, frozen=True):
     """Where a rank listens; ``problem`` is why it cannot."""
 
     host: str
@@ -41,7 +41,7 @@ def check_paths(hosts: Hosts, rank: int, own: str, timeout_s: float, exchange: C
     """
     firsts = [members[0] for members in hosts.members]
     with ExitStack() as undo:
-        place = Place(platform.node(), own)
+        place = RankPlace(platform.node(), own)
         if rank in firsts:
             try:
                 family, *_ = socket.getaddrinfo(own, 0, type=socket.SOCK_STREAM)[0]
@@ -68,11 +68,11 @@ def check_paths(hosts: Hosts, rank: int, own: str, timeout_s: float, exchange: C
     )
 
 
-def _who(rank: int, place: Place) -> str:
+def _who(rank: int, place: RankPlace) -> str:
     return f"rank {rank} ({place.address} on {place.host})"
 
 
-def _unreached(places: Mapping[int, Place], timeout_s: float) -> dict[int, str]:
+def _unreached(places: Mapping[int, RankPlace], timeout_s: float) -> dict[int, str]:
     """Which of these cannot be connected to, and why."""
     failed: dict[int, str] = {}
     end = time.monotonic() + timeout_s
@@ -103,4 +103,4 @@ def _reason(code: int | None) -> str:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_PLACES, _PROBLEMS = msgspec.msgpack.Decoder(Place), msgspec.msgpack.Decoder(dict[int, str])
+_PLACES, _PROBLEMS = msgspec.msgpack.Decoder(RankPlace), msgspec.msgpack.Decoder(dict[int, str])

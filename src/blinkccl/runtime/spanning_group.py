@@ -44,7 +44,7 @@ from blinkccl.runtime.monitor import VERDICT_S, Monitor
 from blinkccl.runtime.network import Network, Pending, interface_bytes_per_s, is_rate_given, opener
 from blinkccl.runtime.peer_info import same_host
 from blinkccl.runtime.store import Store
-from blinkccl.runtime.three_phases import Execution, PhasedCall, Phases, shared_window
+from blinkccl.runtime.three_phases import Execution, PhasedCall, ThreePhases, shared_window
 from blinkccl.runtime.timeouts import default_timeout_s
 
 #: For the calibration: round trips, and what is sent to measure the rate.
@@ -104,7 +104,7 @@ class SpanningGroup(Group):
             opened = opener(self.store, self.rank, self.hosts, self.timeout_s, exchange)
             for name, all_pairs in (("collectives", False), ("messages", True)):
                 self._networks.append(opened(f"{self.prefix}/spanning/{name}", all_pairs))
-            self._phases = Phases(self.hosts, self.rank, self._local, window, self._networks[0])
+            self._phases = ThreePhases(self.hosts, self.rank, self._local, window, self._networks[0])
             self.cost = self._calibrated(exchange, deadline)
 
         self._guarded(connect, deadline)

@@ -26,7 +26,7 @@ from blinkccl.errors import PeerLostError, UnsupportedError
 from blinkccl.runtime import hierarchy
 from blinkccl.runtime.bootstrap import join
 from blinkccl.runtime.heap import memory_file
-from blinkccl.runtime.hierarchy import WINDOW_BYTES, Hosts, NetworkCost, Plan
+from blinkccl.runtime.hierarchy import WINDOW_BYTES, HierarchyPlan, Hosts, NetworkCost
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.network import Network, Pending
 from blinkccl.runtime.store import Store
@@ -44,7 +44,7 @@ class PhasedCall:
 
     call: CollectiveCall
     row: DType
-    plan: Plan
+    plan: HierarchyPlan
     reduces: bool
     blocks: int
     said: str
@@ -81,7 +81,7 @@ class PhasedCall:
         return cls(call, row, plan, collective.reduces, blocks, said, tag, OPS[chosen.base], divisor, op, by_first)
 
 
-class Phases:
+class ThreePhases:
     """Where they happen, for one rank of a group: among the ranks of its host, in their window, over the network."""
 
     def __init__(self, hosts: Hosts, rank: int, local: HostGroup, window: Array, network: Network) -> None:
@@ -133,7 +133,7 @@ class Execution:
 
     def __init__(
         self,
-        phases: Phases,
+        phases: ThreePhases,
         prepared: PhasedCall,
         send: int | None,
         recv: int | None,

@@ -41,7 +41,7 @@ MOST_ROWS, MOST_CHUNK_BYTES, MOST_PARTS = 8, 1 << 30, 64
 _log = logging.getLogger(__name__)
 
 
-class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TunedCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One collective at one size, measured for S in [least, below): ``rows`` beat what is built in, or are none.
 
     ``seconds`` are of the rows, or of what is built in where they are none; ``tried`` counts what was measured. Rows
@@ -65,7 +65,7 @@ class TunedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     machine: str
     ranks: int
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[TunedCell, ...] = ()
     format: int = FORMAT
 
     def table(self, source: str) -> HostTable:
@@ -74,7 +74,7 @@ class TunedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = [MeasuredRange(cell.collective, cell.least, cell.below, cell.rows) for cell in serve]
         return with_measured(built_in(self.ranks), found, source)
 
-    def with_cell(self, cell: Cell) -> TunedFile:
+    def with_cell(self, cell: TunedCell) -> TunedFile:
         """With a cell in the place of those of its collective that it overlaps."""
         kept = [
             other
@@ -137,7 +137,7 @@ def _fault(found: TunedFile, ranks: int) -> str:
     return ""
 
 
-def _fault_of_cell(cell: Cell) -> str:
+def _fault_of_cell(cell: TunedCell) -> str:
     if cell.collective not in COLLECTIVES:
         return "there is no such collective"
     if not 0 <= cell.least < cell.below <= NO_LIMIT:

@@ -8,7 +8,7 @@ import pytest
 
 from blinkccl.advice.show import MOST_TRANSFERS, drawn_on, of_plan, of_topology, shape_fault
 from blinkccl.forest.model import Tree
-from blinkccl.report.page import Pair, Stage, exhibit_page
+from blinkccl.report.page import Pair, PlayerStage, exhibit_page
 from blinkccl.topology.spec import machine_named, parse_spec
 from support.planned import plan
 
@@ -50,7 +50,7 @@ def test_what_moves_is_bounded_and_told_by_share():
     moves = shown.data["moves"]
     assert 0 < len(moves) <= MOST_TRANSFERS
     assert {move[0] for move in moves} == set(range(len(shown.data["shares"])))
-    (stage,) = (part for part in shown.parts if isinstance(part, Stage))
+    (stage,) = (part for part in shown.parts if isinstance(part, PlayerStage))
     assert stage.timeline is not None
     for share, _, _, *links in moves:
         known = shown.data["shares"][share]
@@ -60,7 +60,7 @@ def test_what_moves_is_bounded_and_told_by_share():
 def test_a_large_plan_is_shown_in_part_and_says_so():
     forest = plan("optimal", "16x dgx-a100 @ 200Gbps", None, "allgather")
     shown = of_plan(forest, None)
-    (stage,) = (part for part in shown.parts if isinstance(part, Stage))
+    (stage,) = (part for part in shown.parts if isinstance(part, PlayerStage))
     assert len(stage.shares) == len(shown.data["shares"]) < len(forest.shares)
     assert stage.more == f"{len(stage.shares)} of {len(forest.shares)} shares are drawn; the file has all."
     assert stage.timeline is None

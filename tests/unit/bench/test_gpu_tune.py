@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from blinkccl.bench import gpu_tune
-from blinkccl.bench.gpu_tune import LEAST_CALLS, MOST_CALLS, PAIRS, Process, Seeds, Way, Ways, fastest
+from blinkccl.bench.gpu_tune import LEAST_CALLS, MOST_CALLS, PAIRS, MeasuredWay, Seeds, TuningProcess, Ways, fastest
 from blinkccl.bench.tune import collective_of
 from blinkccl.choice.measured import NCCL
 from blinkccl.choice.programs import default_blocks
@@ -17,8 +17,13 @@ from blinkccl.nccl.programs import DEFAULT, candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.spec import parse_spec
 
-OURS = [Way("optimal", "simple"), Way("optimal", "ll"), Way("one_hop", "ll"), Way("one_shot", "ll128")]
-TAKES = dict(zip(OURS, (4e-5, 3e-5, 2e-5, 1e-5), strict=True)) | {Way(NCCL): 9e-5}
+OURS = [
+    MeasuredWay("optimal", "simple"),
+    MeasuredWay("optimal", "ll"),
+    MeasuredWay("one_hop", "ll"),
+    MeasuredWay("one_shot", "ll128"),
+]
+TAKES = dict(zip(OURS, (4e-5, 3e-5, 2e-5, 1e-5), strict=True)) | {MeasuredWay(NCCL): 9e-5}
 
 
 class Timer:
@@ -38,7 +43,7 @@ def test_the_faster_half_goes_on_and_nccl_always():
     found = fastest(OURS, timer, 10.0)
     assert [(one.algorithm, one.protocol) for one in found] == sorted(TAKES, key=TAKES.get)
     assert [timer.measured[way] for way in OURS] == [2, 2, 3, 3 + PAIRS]
-    assert timer.measured[Way(NCCL)] == 3 + PAIRS
+    assert timer.measured[MeasuredWay(NCCL)] == 3 + PAIRS
     assert {one.seconds for one in found} == set(TAKES.values())
     assert max(one.calls for one in found) == MOST_CALLS * PAIRS
 
@@ -100,7 +105,7 @@ def child(tmp_path, monkeypatch):
 def test_a_process_that_cannot_go_on_says_why(child, monkeypatch, text, why):
     child(text)
     monkeypatch.setattr(gpu_tune, "CLOSE_S", 0.1)
-    process = Process([0, 1], {})
+    process = TuningProcess([0, 1], {})
     with pytest.raises(CommunicationError, match=why):
         process.ask(0.5 if "sleep" in text else 30.0, do="open")
     process.close()
@@ -129,6 +134,6 @@ def test_only_what_libblink_took_and_did_right_is_timed(child, tmp_path, wrong, 
         "    print(json.dumps({'wrong': wrong, 'seconds': 1e-3 * asked.get('calls', 0)}), flush=True)"
     )
     with Ways([0, 1], ["allreduce"], lambda way, report: {"REPORT": str(report), **way.settings}, tmp_path) as ways:
-        found = [ways.seconds(Way("optimal", "ll"), "allreduce", 1 << 16, 3) for _ in range(2)]
+        found = [ways.seconds(MeasuredWay("optimal", "ll"), "allreduce", 1 << 16, 3) for _ in range(2)]
     assert found == ([None, None] if lost else [3e-3, 3e-3])
     assert ways.lost == lost

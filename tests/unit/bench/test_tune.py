@@ -78,7 +78,7 @@ def test_what_cannot_run_here_takes_no_part():
 
 
 def test_a_winner_is_asked_once_more():
-    cell = tuned.Cell("allreduce", 1 << 16, 1 << 15, 1 << 17, "", 1e-5, 1e-4, 3, of(10).rows, confirmed=False)
+    cell = tuned.TunedCell("allreduce", 1 << 16, 1 << 15, 1 << 17, "", 1e-5, 1e-4, 3, of(10).rows, confirmed=False)
     kept = tune.confirmed(Timed(lambda chunk: 1e-5 if chunk == 10 else 2e-5), ALLREDUCE, cell)
     assert (kept.rows, kept.seconds, kept.built_in_seconds, kept.confirmed) == (cell.rows, 1e-5, 2e-5, True)
     dropped = tune.confirmed(Timed(lambda chunk: 1e-5), ALLREDUCE, cell)
@@ -91,7 +91,7 @@ def test_what_is_built_in_stays_a_variant_of_its_kind():
     found = tune.with_variants(Candidate("it", (HostChoice(kind, False, 64 << 10),)), base)
     assert [row.variant for row in found.rows] == [False, *[True] * len(base.rows)]
     assert {row.chunk_bytes for row in base.rows} | {64 << 10} == {row.chunk_bytes for row in found.rows}
-    cell = tuned.Cell("allreduce", 4 << 20, 1 << 21, 1 << 23, "", 1.0, 1.0, 1, found.rows)
+    cell = tuned.TunedCell("allreduce", 4 << 20, 1 << 21, 1 << 23, "", 1.0, 1.0, 1, found.rows)
     assert tuned._fault_of_cell(cell) == ""
     other = Candidate("it", (HostChoice("ring", False, 64 << 10),))
     assert tune.with_variants(other, base) is other
@@ -132,7 +132,7 @@ def test_candidates_are_rows_that_a_table_may_have(name, size):
     found = candidates(collective, size)
     assert len({one.rows for one in found}) == len(found) == len({one.name for one in found})
     for one in found:
-        cell = tuned.Cell(name, size, size // 2, size * 2, "", 1.0, 1.0, 1, one.rows)
+        cell = tuned.TunedCell(name, size, size // 2, size * 2, "", 1.0, 1.0, 1, one.rows)
         assert tuned._fault_of_cell(cell) == ""
     assert any(row.inline for one in found for row in one.rows) == (size <= tune.INLINE_BYTES)
     assert any(row.cross_memory for one in found for row in one.rows) == (size >= tune.CROSSED_FROM)

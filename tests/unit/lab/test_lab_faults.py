@@ -6,7 +6,7 @@ import pytest
 
 from blinkccl.errors import UsageError
 from blinkccl.lab import experiment, faults
-from blinkccl.lab.experiment import Candidate, Measured
+from blinkccl.lab.experiment import LabCandidate, Measured
 from blinkccl.lab.faults import Fault, Story
 from blinkccl.lab.laboratory import Run
 from support.planned import asked
@@ -68,7 +68,7 @@ def test_a_link_that_no_plan_takes_cannot_fail() -> None:
 def test_that_there_is_no_plan_around_is_told() -> None:
     field = experiment.prepare(asked("dgx-1v", "broadcast", "0,1", links="fast"), ("optimal",), 100)
     around = faults.plan_around(field, Fault.parse("0-1"), "optimal")
-    assert isinstance(around, Candidate)  # over PCIe
+    assert isinstance(around, LabCandidate)  # over PCIe
     assert {link.kind for link in around.forest.topology.links} <= {"pcie", "smp"}
     alone = experiment.prepare(asked("clique:2", "broadcast"), ("optimal",), 100)
     reason = faults.plan_around(alone, Fault.parse("0-1"), "optimal")

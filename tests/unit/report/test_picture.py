@@ -13,7 +13,7 @@ import pytest
 from blinkccl.forest.model import Dual
 from blinkccl.report import picture as pictures
 from blinkccl.report.charts import Bar, Curve, Span, bars_picture, curves_picture, timeline_picture
-from blinkccl.report.layout import Place, curve, layout
+from blinkccl.report.layout import DrawnPlace, curve, layout
 from blinkccl.report.picture import (
     Subject,
     crossing,
@@ -28,9 +28,9 @@ from blinkccl.report.picture import (
 from blinkccl.report.shapes import (
     LOADS,
     PALETTE,
-    Group,
     Line,
     Rect,
+    ShapeGroup,
     Text,
     svg,
     svg_file,
@@ -69,7 +69,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def groups(shapes, found=None):
     found = [] if found is None else found
     for shape in shapes:
-        if isinstance(shape, Group):
+        if isinstance(shape, ShapeGroup):
             found.append(shape)
             groups(shape.items, found)
     return found
@@ -128,7 +128,7 @@ def test_no_box_lies_on_another_and_names_fit_into_theirs(spec):
             assert all(word.width <= box.w + 8 for word in words), node
 
 
-def inside(outer: Place, inner: Place) -> bool:
+def inside(outer: DrawnPlace, inner: DrawnPlace) -> bool:
     return (
         outer.x - outer.w / 2 <= inner.x - inner.w / 2
         and inner.x + inner.w / 2 <= outer.x + outer.w / 2
@@ -197,7 +197,7 @@ def test_the_arcs_of_a_drawn_tree_are_those_of_the_forest(spec, gpus, name):
         assert heads["head-up"] == {(path[-1], path[0]) for path in (up.edges if up else ())}
         assert heads["head-down"] == {(path[0], path[-1]) for path in (down.edges if down else ())}
         texts = [shape for shape in flat(picture.shapes) if isinstance(shape, Text)]
-        boxes = [Place(t.x, t.y, t.width, t.size) for t in texts]
+        boxes = [DrawnPlace(t.x, t.y, t.width, t.size) for t in texts]
         assert not any(a.meets(b) for a, b in combinations(boxes, 2))
 
 

@@ -14,14 +14,14 @@ import pytest
 from blinkccl.errors import CommunicationError
 from blinkccl.runtime.bootstrap import own_address_towards
 from blinkccl.runtime.hierarchy import Hosts
-from blinkccl.runtime.paths import Place, check_paths
+from blinkccl.runtime.paths import RankPlace, check_paths
 
 ADDRESS = "127.0.0.1"
 #: Two ranks, one, and one.
 HOSTS = Hosts.of("aabc")
 
 
-def checked(addresses: list[str], changed: Callable[[int, Place], Place] = lambda _, place: place) -> list[str]:
+def checked(addresses: list[str], changed: Callable[[int, RankPlace], RankPlace] = lambda _, place: place) -> list[str]:
     """What each rank, a thread, says, if others see the places as ``changed`` has them."""
     given: list[bytes] = [b""] * HOSTS.size
     met = threading.Barrier(HOSTS.size, timeout=10)
@@ -30,7 +30,7 @@ def checked(addresses: list[str], changed: Callable[[int, Place], Place] = lambd
         def exchange(mine: bytes) -> list[bytes]:
             place = msgspec.msgpack.decode(mine)
             if "port" in place:
-                mine = msgspec.msgpack.encode(changed(rank, msgspec.convert(place, Place)))
+                mine = msgspec.msgpack.encode(changed(rank, msgspec.convert(place, RankPlace)))
             given[rank] = mine
             met.wait()
             words = list(given)

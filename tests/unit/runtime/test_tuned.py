@@ -12,14 +12,14 @@ import pytest
 from blinkccl.choice.host_table import HostChoice, built_in
 from blinkccl.errors import LaunchError, UsageError
 from blinkccl.runtime import tuned
-from blinkccl.runtime.tuned import Cell, TunedFile
+from blinkccl.runtime.tuned import TunedCell, TunedFile
 
 RING = HostChoice("ring", False, 128 << 10)
 COPIED = HostChoice("ring", False, 8 << 20, variant=True, cross_memory=True)
 
 
 def cell(name="allreduce", least=1 << 10, below=1 << 20, rows=(RING,)):
-    return Cell(name, 64 << 10, least, below, "2026-01-01", 1e-5, 2e-5, 9, rows)
+    return TunedCell(name, 64 << 10, least, below, "2026-01-01", 1e-5, 2e-5, 9, rows)
 
 
 def file(*cells, **changed):
