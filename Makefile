@@ -49,6 +49,7 @@ test-all: test
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/support/budget.py
 
 types: $(VENV)/.dev
 	$(BIN)/mypy --strict

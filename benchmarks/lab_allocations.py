@@ -24,9 +24,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from blinkccl.algorithms.request import Request
+from blinkccl.apps.lab import experiment
+from blinkccl.apps.lab.experiment import Field, Measured
 from blinkccl.collectives.spec import Collective
-from blinkccl.lab import experiment
-from blinkccl.lab.experiment import Field, Measured
 from blinkccl.report.text import bytes_text
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec

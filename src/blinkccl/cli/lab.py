@@ -16,7 +16,7 @@ from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.request import Request
-    from blinkccl.lab.experiment import Field, Measured
+    from blinkccl.apps.lab.experiment import Field, Measured
 
 HELP = """
 Examples:
@@ -107,7 +107,7 @@ def lab(
         raise UsageError("-o writes what was measured, and --fail measures nothing: leave one out")
     console.check_files(output, plot=plot)
     _check_machine()
-    from blinkccl.lab import experiment
+    from blinkccl.apps.lab import experiment
 
     request = arguments.request(name, spec, gpus, root, links, relays)
     names = experiment.ALL if algo == "all" else algo.split(",")
@@ -132,7 +132,7 @@ def _compare(
     json: bool,
 ) -> tuple[Field, list[list[Measured]]]:
     """Measure all candidates, and report; exit with 1 if a result was wrong. The field as it was measured, and how."""
-    from blinkccl.lab import experiment, output
+    from blinkccl.apps.lab import experiment, output
     from blinkccl.report.text import fit
 
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
@@ -160,9 +160,9 @@ def _compare(
 def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: Sequence[int]) -> None:
     """Puts what was measured into the table in ``path``: beside what the same laboratory measured before."""
     from blinkccl.algorithms.path_table import machine_key
+    from blinkccl.apps.lab.output import measured_cell
     from blinkccl.bench.tune import ranges
     from blinkccl.choice import measured
-    from blinkccl.lab.output import measured_cell
     from blinkccl.private_files import write_or_replace
 
     topology, slower = field.request.topology, round(field.slower, 3)
@@ -181,7 +181,7 @@ def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: 
 
 def _fail(request: Request, name: str, lane: float | None, text: str, size: int, rounds: int, json: bool) -> None:
     """A job before, during and after a fault; exit with 1 if something was wrong afterwards."""
-    from blinkccl.lab import experiment, faults, output
+    from blinkccl.apps.lab import experiment, faults, output
     from blinkccl.schema import SCHEMA_VERSION
 
     fault = faults.Fault.parse(text)
@@ -202,7 +202,7 @@ def _fail(request: Request, name: str, lane: float | None, text: str, size: int,
 
 def _check_machine() -> None:
     """Refuse before any work where no laboratory can be built."""
-    from blinkccl.lab.namespaces import lacking
+    from blinkccl.apps.lab.namespaces import lacking
 
     reason = lacking()
     if reason is not None:

@@ -185,8 +185,8 @@ def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[st
 def _for_mpi(command: Sequence[str], mpicc: str | None) -> tuple[list[Path], dict[str, str]]:
     """The libraries that come before the program's MPI, and what they are told."""
     library = library_file(MPI_LIBRARY, MPI_OVERRIDE)
-    from blinkccl.mpi.binding import compiled_binding
-    from blinkccl.mpi.plans import known_bundles
+    from blinkccl.apps.mpi.binding import compiled_binding
+    from blinkccl.apps.mpi.plans import known_bundles
 
     try:
         binding = compiled_binding(command, mpicc)

@@ -3,7 +3,7 @@
 A program has sites, and legs between them (:mod:`blinkccl.engines.sites`). A site executes the roles of each channel in
 the order of their ticks, and passes on, in their order, the messages of queues that are staged there. Where sites run
 does not matter here: :func:`run` has all of them in this process and connections on the loopback device, the laboratory
-(:mod:`blinkccl.lab`) has a process per site.
+(:mod:`blinkccl.apps.lab`) has a process per site.
 
 **How deep a queue is.** A sender holds up to ``slots`` messages that the system has not taken yet, so a queue holds at
 least its slots, which is all that liveness needs. What lies in the two buffers of the connection comes on top, and

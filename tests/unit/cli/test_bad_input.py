@@ -70,7 +70,7 @@ def test_plan(blink, arguments, message):
     ],
 )
 def test_lab(blink, monkeypatch, typed, message):
-    monkeypatch.setattr("blinkccl.lab.namespaces.lacking", lambda: None)
+    monkeypatch.setattr("blinkccl.apps.lab.namespaces.lacking", lambda: None)
     blink("lab", *typed, "--topo", "dgx-1v").assert_refused(message)
 
 

@@ -50,7 +50,9 @@ def test_2_for_usage(blink, arguments):
 
 
 def test_3_where_no_laboratory_can_be_built(blink, monkeypatch):
-    monkeypatch.setattr("blinkccl.lab.namespaces.shutil.which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
+    monkeypatch.setattr(
+        "blinkccl.apps.lab.namespaces.shutil.which", lambda tool: None if tool == "tc" else f"/sbin/{tool}"
+    )
     ended = blink("lab", "broadcast", "--topo", "ring:3")
     assert ended.code == 3
     assert "there can be no laboratory here: it needs the command tc, which is not there; install iproute2" in ended.err
@@ -60,8 +62,8 @@ def test_3_where_namespaces_are_not_allowed(blink, monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("blinkccl.lab.namespaces.shutil.which", lambda tool: f"/sbin/{tool}")
-    monkeypatch.setattr("blinkccl.lab.namespaces._call", refuse)
+    monkeypatch.setattr("blinkccl.apps.lab.namespaces.shutil.which", lambda tool: f"/sbin/{tool}")
+    monkeypatch.setattr("blinkccl.apps.lab.namespaces._call", refuse)
     ended = blink("lab", "broadcast", "--topo", "ring:3")
     assert ended.code == 3
     assert "this process may not (Operation not permitted); run it as root" in ended.err

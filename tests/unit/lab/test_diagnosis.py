@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blinkccl.algorithms.registry import algorithm
+from blinkccl.apps.lab.diagnosis import sentence, stalled, stalled_links
 from blinkccl.engines.sites import Sites
 from blinkccl.engines.sockets import Stall
-from blinkccl.lab.diagnosis import sentence, stalled, stalled_links
 from blinkccl.schedule.lower import lower
 from support.planned import asked
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from blinkccl.apps.lab import experiment, output
+from blinkccl.apps.lab.experiment import ALL, Measured
+from blinkccl.apps.lab.laboratory import Run
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.lab import experiment, output
-from blinkccl.lab.experiment import ALL, Measured
-from blinkccl.lab.laboratory import Run
 from support.extras import needs
 from support.planned import asked
 

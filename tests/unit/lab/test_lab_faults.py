@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from blinkccl.apps.lab import experiment, faults
+from blinkccl.apps.lab.experiment import LabCandidate, Measured
+from blinkccl.apps.lab.faults import Fault, Story
+from blinkccl.apps.lab.laboratory import Run
 from blinkccl.errors import UsageError
-from blinkccl.lab import experiment, faults
-from blinkccl.lab.experiment import LabCandidate, Measured
-from blinkccl.lab.faults import Fault, Story
-from blinkccl.lab.laboratory import Run
 from support.planned import asked
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.algorithms.shapes import transit_paths
+from blinkccl.apps.lab.layout import Layout, Path, lay_out
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import UsageError
-from blinkccl.lab.layout import Layout, Path, lay_out
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import Topology

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from blinkccl.apps.lab import openmpi
 from blinkccl.bench.peers.registry import Installation
-from blinkccl.lab import openmpi
 
 
 def test_the_agent_enters_the_namespace_of_the_host_that_it_is_given(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from threading import Timer
 from typing import Any
 
 from blinkccl.algorithms.request import Request
+from blinkccl.apps.lab import experiment
+from blinkccl.apps.lab.experiment import BUFFER_BYTES, Field, LabCandidate, Measured
+from blinkccl.apps.lab.laboratory import Laboratory, Run
+from blinkccl.apps.lab.layout import Layout
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, CommunicationError, UsageError
-from blinkccl.lab import experiment
-from blinkccl.lab.experiment import BUFFER_BYTES, Field, LabCandidate, Measured
-from blinkccl.lab.laboratory import Laboratory, Run
-from blinkccl.lab.layout import Layout
 from blinkccl.topology.loss import Pair, parse_pairs, slowed, without
 
 #: What becomes of a link (of its rate, and its queue), and of a host.
@@ -123,7 +123,7 @@ class Story:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        from blinkccl.lab.output import entry
+        from blinkccl.apps.lab.output import entry
 
         said = self.during
         during = (

@@ -25,14 +25,14 @@ from blinkccl.algorithms.path_table import PairSplits, Part, Split, fill
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.algorithms.request import Request
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
+from blinkccl.apps.lab.laboratory import Laboratory, Run
+from blinkccl.apps.lab.layout import lay_out
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, Path, Share, attained_rate, link_use
-from blinkccl.lab.laboratory import Laboratory, Run
-from blinkccl.lab.layout import lay_out
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify

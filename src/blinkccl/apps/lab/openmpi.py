@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
+from blinkccl.apps.lab.layout import HOST_DEVICE
 from blinkccl.bench.candidate import CandidateLaunch, Process
 from blinkccl.bench.peers.build import build
 from blinkccl.bench.peers.registry import LIBRARIES, installation
-from blinkccl.lab.layout import HOST_DEVICE
 
 #: TCP between the hosts' addresses, and nothing that processors share; ranks that wait let others go on.
 _OPTIONS = (

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from blinkccl.apps.lab.layout import HOST_DEVICE, Layout, Port, Route
 from blinkccl.errors import UnsupportedError
-from blinkccl.lab.layout import HOST_DEVICE, Layout, Port, Route
 
 _CLONE_NEWNET = 0x40000000
 _TOOLS = ("ip", "tc")

@@ -20,20 +20,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from blinkccl.apps.lab.diagnosis import sentence
+from blinkccl.apps.lab.layout import Layout
+from blinkccl.apps.lab.namespaces import Namespaces, shape
+from blinkccl.apps.lab.openmpi import launch
+from blinkccl.apps.lab.worker import Done, GlooOpening, Opening, ProgramCall
 from blinkccl.bench.candidate import RunningCandidate
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.pattern import commands
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, StalledError, UsageError
-from blinkccl.lab.diagnosis import sentence
-from blinkccl.lab.layout import Layout
-from blinkccl.lab.namespaces import Namespaces, shape
-from blinkccl.lab.openmpi import launch
-from blinkccl.lab.worker import Done, GlooOpening, Opening, ProgramCall
 from blinkccl.schedule.program import Program
 
 #: What a process of a laboratory runs, which also tells it from others.
-_WORK = "from blinkccl.lab import worker; worker.main"
+_WORK = "from blinkccl.apps.lab import worker; worker.main"
 #: For a process to start, to connect, and to answer beyond a deadline.
 _START_S = 60.0
 _CONNECT_S = 30.0

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from blinkccl.apps.lab.layout import HOST_DEVICE
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.pattern import commands, fill, wrong_elements
 from blinkccl.collectives.call import CollectiveCall
@@ -30,7 +31,6 @@ from blinkccl.engines.buffers import RankBuffers, allocate
 from blinkccl.engines.connections import Connections, connect, listen
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import BlinkError, CommunicationError
-from blinkccl.lab.layout import HOST_DEVICE
 from blinkccl.schedule.program import Program
 
 #: Where every worker listens, in a namespace of its own.

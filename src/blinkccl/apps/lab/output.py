@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.apps.lab.experiment import Field, Measured
+from blinkccl.apps.lab.layout import Layout
 from blinkccl.choice.measured import Cell, Time
-from blinkccl.lab.experiment import Field, Measured
-from blinkccl.lab.layout import Layout
 from blinkccl.report.charts import Bar, Curve, bars_picture, curves_picture
 from blinkccl.report.shapes import Picture
 from blinkccl.report.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
