@@ -123,7 +123,9 @@ def test_a_limit_is_named_with_what_fits(limit: str, least: int, said: str, monk
     with pytest.raises(UnsupportedError) as refused:
         exported(planned("one_hop", asked("clique:4", "allreduce")))
     assert said in refused.value.reason
-    assert re.search(r"; (what fits: --(algo \w+|objective [\w-]+) \(|nothing that was tried fits: )", refused.value.reason)
+    assert re.search(
+        r"; (what fits: --(algo \w+|objective [\w-]+) \(|nothing that was tried fits: )", refused.value.reason
+    )
 
 
 def test_what_cannot_be_proved_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

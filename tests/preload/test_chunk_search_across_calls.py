@@ -12,15 +12,18 @@ SAID = re.compile(r"TRACE row (\d+) of the plan will use chunks of (\d+) B from 
 CALLS = 80
 
 
-@pytest.mark.parametrize("protocol", ["simple", pytest.param("copies", marks=pytest.mark.slow)])
-def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "count", "staging_mib"),
+    [("simple", 1_050_000, 24), pytest.param("copies", 4_200_000, 96, marks=pytest.mark.slow)],
+)
+def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str, count: int, staging_mib: int) -> None:
     settings = {
         "BLINK_DEBUG": "TRACE",
         "BLINK_CHUNKS": "search",
         "BLINK_PROTOCOL": protocol,
-        "BLINK_STAGING_BYTES": 24 << 20,
+        "BLINK_STAGING_BYTES": staging_mib << 20,
     }
-    outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=1_050_000, **settings).right()
+    outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=count, **settings).right()
     used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
     # What rank 0 has said comes into force at that call, on every rank.
     said = [tuple(map(int, found.groups())) for found in map(SAID.match, outcome.ended[0].blink) if found]

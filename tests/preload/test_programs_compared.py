@@ -55,8 +55,9 @@ def test_the_chunk_of_the_one_that_is_kept_is_searched_for(preloaded: Preloaded,
 @pytest.mark.slow
 def test_copy_engines_run_the_split_too(preloaded: Preloaded) -> None:
     """NVLink and PCIe by way of the hosts at once: copies from GPU to GPU, and up and down again."""
-    small = {"BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "8M"}  # many chunks
-    outcome = preloaded.scene("many_calls", 4, calls=CALLS, **small, **CALL).right()
+    # 16 MB on a DGX-1P: there the split pays by copies, and has many chunks.
+    large = {**CALL, "count": 4_000_000, "BLINK_TOPO": "dgx-1p", "BLINK_STAGING_BYTES": "8M"}
+    outcome = preloaded.scene("many_calls", 4, calls=CALLS, BLINK_PROTOCOL="copies", **large).right()
     used, alone, split = compared(outcome)
     assert [program for program, _ in used[:2]] == [alone, split]
     assert {line.protocol for line in outcome.usage if line.state == "blink"} == {"copies"}
