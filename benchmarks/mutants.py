@@ -122,7 +122,7 @@ def first_failure(tests: list[str]) -> str | None:
 
 
 def own_test(name: str) -> list[str]:
-    """Where the test is today that noticed a mutant: [] if none has its name."""
+    """The place today of the test that noticed a mutant: [] if none has its name."""
     file, _, function = name.partition("::")
     holders = [
         f for f in sorted(TESTS.rglob("test_*.py")) if re.search(rf"^\s*def {function or file}\(", f.read_text())

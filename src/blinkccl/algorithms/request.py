@@ -1,4 +1,4 @@
-"""What to plan: a collective among ranks of a machine, on which links, and what to prefer among plans."""
+"""A request for a plan: a collective among ranks of a machine, its links, and the preference among plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DETERMINISTIC = ("order",)
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan, on a whole machine or cluster: rank ``i`` of ``collective`` is vertex ``ranks[i]``.
+    """A collective to plan, on a whole machine or cluster: rank ``i`` of ``collective`` is vertex ``ranks[i]``.
 
     ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`.
     ``max_trees`` is the most trees that share one block of the data, whatever rate that costs; None for any number.

@@ -13,7 +13,7 @@ from blinkccl.topology.select import LINK_CHOICES, check_ranks, network_for
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """What was typed for a plan, and the links that it gives."""
+    """The options that were typed for a plan, and the links that they give."""
 
     links: str
     relays: bool
@@ -70,7 +70,7 @@ def _choices(machine: Topology, ranks: Sequence[int], links: str | None) -> Iter
 
 
 def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int, int], tuple[int, str]]]:
-    """What makes two networks the same to a planner; names and origins do not."""
+    """Two networks with the same identity are the same to a planner; names and origins are no part of it."""
     return (
         network.unit_gb_per_s,
         {v.id: v.kind for v in network.vertices},
@@ -79,7 +79,7 @@ def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int,
 
 
 def _carries(network: Topology, document: dict[str, Any]) -> bool:
-    """Whether the unit is the stated one, and every link with a load has the stated capacity."""
+    """True if the unit is the stated one, and every link with a load has the stated capacity."""
     if document.get("unit_gb_per_s") != network.unit_gb_per_s:
         return False
     rows = document.get("link_load")

@@ -1,4 +1,4 @@
-"""What was removed answers with one line that names its replacement."""
+"""A removed verb or option answers with one line that names its replacement."""
 
 from __future__ import annotations
 
