@@ -183,7 +183,7 @@ def test_the_papers_beside_the_package_are_of_this_version() -> None:
 
 
 def test_the_sdist_has_the_repository(source: Path) -> None:
-    folders = ("src", "native", "tests", "docs", "benchmarks", "examples")
+    folders = ("src", "native", "tests", "docs", "benchmarks", "examples", "reproduction")
     ours = {f"{folder}/{name}" for folder in folders for name in files(ROOT / folder)}
     theirs = files(source)
     assert {name for name in theirs if "/" in name} == ours
