@@ -1,4 +1,4 @@
-"""Do the tests still notice? 200 small faults, each with the test that noticed it, frozen in mutants.json.
+"""Small faults, each with the test that noticed it: do the tests still notice them? mutants.json has the frozen ones.
 
     python benchmarks/mutants.py                     play all of them; exit code 1 if one is not noticed any more
     python benchmarks/mutants.py --only packing      those whose file's path has this text
@@ -192,6 +192,8 @@ def main() -> int:
     if options.freeze:
         freeze(options.freeze, options.seed)
         return 0
+    if not FILE.exists():
+        parser.error(f"{FILE.name} is not there: --freeze COUNT on the commit to compare with writes it")
     return compare(options.only)
 
 
