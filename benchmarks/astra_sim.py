@@ -16,16 +16,16 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
-from blinkccl.export import chakra
-from blinkccl.export.registry import Choices, format_of
-from blinkccl.forest.model import Forest
+from blinkccl.cost.simulate.calibration import calibration_for
+from blinkccl.cost.simulate.run import Simulation, simulate
+from blinkccl.formats import chakra
+from blinkccl.formats.registry import Choices, format_of
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.calibration import calibration_for
-from blinkccl.simulate.run import Simulation, simulate
 from blinkccl.topology.spec import parse_gpus, parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest
 
 #: Job, GPUs, and what ASTRA-sim calls it. The GPUs of the last one are charged for sums.
 JOBS = (

@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from blinkccl.algorithms.request import Request
-from blinkccl.baselines.candidate import Conditions
-from blinkccl.choice.auto import prepare
-from blinkccl.choice.candidates import code_of
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.report.text import bytes_text, columns, ids
-from blinkccl.simulate.calibration import calibration_for
+from blinkccl.cost.baselines.candidate import Conditions
+from blinkccl.cost.choice.auto import prepare
+from blinkccl.cost.choice.candidates import code_of
+from blinkccl.cost.simulate.calibration import calibration_for
+from blinkccl.show.text import bytes_text, columns, ids
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.request import Request
 
 SIZES = tuple(1 << k for k in range(10, 32, 3))
 ALLOCATED = ("dgx-1v", "dgx-1p")

@@ -28,8 +28,8 @@ from pathlib import Path
 from blinkccl.apps.doctor.diagnose import Diagnosis, diagnose
 from blinkccl.apps.doctor.reading import read_files
 from blinkccl.apps.doctor.rules.job import expected_of
-from blinkccl.baselines.nccl_search import search
-from blinkccl.report.text import plain
+from blinkccl.cost.baselines.nccl_search import search
+from blinkccl.show.text import plain
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.json_format import to_document, write
 from blinkccl.topology.model import Topology

@@ -19,25 +19,25 @@ from pathlib import Path
 
 import astra_sim
 
-from blinkccl.algorithms.given_channels import forest_of
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.reference import run as run_program
 from blinkccl.errors import BlinkError
-from blinkccl.export.mscclpp import MOST_BLOCKS
-from blinkccl.export.registry import Choices, format_of
-from blinkccl.foreign import mscclpp
-from blinkccl.foreign.verify import SERVED, audit
-from blinkccl.forest.document import to_document
-from blinkccl.forest.model import Forest
+from blinkccl.formats.foreign import mscclpp
+from blinkccl.formats.foreign.verify import SERVED, audit
+from blinkccl.formats.mscclpp import MOST_BLOCKS
+from blinkccl.formats.registry import Choices, format_of
 from blinkccl.proof.audit import audit as audit_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.nccl_graph import parse as parse_graphs
 from blinkccl.topology.spec import parse_gpus, parse_spec
+from blinkccl.trees.algorithms.given_channels import forest_of
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.document import to_document
+from blinkccl.trees.forest.model import Forest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -28,12 +28,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from blinkccl.algorithms.request import OBJECTIVES
 from blinkccl.errors import TopologyError
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_gpus, parse_spec
+from blinkccl.trees.algorithms.request import OBJECTIVES
 
 HERE = Path(__file__).parent
 Job = Mapping[str, Any]

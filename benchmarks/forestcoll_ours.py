@@ -19,14 +19,14 @@ BEGAN = time.process_time()
 import highspy  # noqa: E402, F401
 import numpy  # noqa: E402, F401
 
-from blinkccl.algorithms import optimal  # noqa: E402
-from blinkccl.algorithms.bounds import certificate_for  # noqa: E402
-from blinkccl.algorithms.request import Request  # noqa: E402
 from blinkccl.collectives.spec import Collective  # noqa: E402
-from blinkccl.forest.model import Forest  # noqa: E402
-from blinkccl.packing import native_flows  # noqa: E402
 from blinkccl.topology.json_format import from_fields  # noqa: E402
 from blinkccl.topology.model import Topology  # noqa: E402
+from blinkccl.trees.algorithms import optimal  # noqa: E402
+from blinkccl.trees.algorithms.bounds import certificate_for  # noqa: E402
+from blinkccl.trees.algorithms.request import Request  # noqa: E402
+from blinkccl.trees.forest.model import Forest  # noqa: E402
+from blinkccl.trees.packing import native_flows  # noqa: E402
 
 native_flows.load()
 IMPORTED = time.process_time() - BEGAN

@@ -20,8 +20,6 @@ from cuda_driver import Cuda
 from gpu_kernels import FRAME, THREADS, as_long_as_a_call
 from numpy.typing import NDArray
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
 from blinkccl.codegen.layout import Geometry, ProgramGroup
 from blinkccl.codegen.text import WIRES, Kernel, cuda_text
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, operation
@@ -32,6 +30,8 @@ from blinkccl.schedule.dealing import dealt
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_gpus, parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
 
 #: A block that waits longer gives up.
 TIMEOUT_S = 10

@@ -28,16 +28,16 @@ from gpu_fold import measure
 from gpu_kernels import THREADS
 from gpu_litmus import litmus
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
-from blinkccl.choice.block_costs import block_gb_per_s, work_of
 from blinkccl.cli.exits import HARDWARE as NO_GPU
 from blinkccl.codegen.text import WIRES, Kernel, cuda_text
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.choice.block_costs import block_gb_per_s, work_of
 from blinkccl.errors import BlinkError
 from blinkccl.nccl.images import compiler_for
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_gpus, parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
 
 __all__ = ["NO_GPU", "STEPS"]
 
@@ -259,7 +259,7 @@ STEPS = {
         "One-hop AllReduce of 8 ranks in one grid, a round after the other by the GPU's clock.", 6, 12, latency
     ),
     "empty": Row("The same of no elements: what every call takes before it moves anything.", 6, 10, empty),
-    "wires": Row("GB/s of one block, read and stored, beside choice/block_costs.py.", 7, 15, wires),
+    "wires": Row("GB/s of one block, read and stored, beside cost/choice/block_costs.py.", 7, 15, wires),
     "fold": Row("Sources combined into destinations, against the device's own copy, bytes of both sides.", 8, 30, fold),
     "occupancy": Row(f"Kernels of a plan for 8 GPUs; blocks of {THREADS} threads that fit.", 0, 25, occupancy),
     "two": Row("Two ranks on one GPU, a kernel each, against the oracle.", 12, 30, lambda quick: ranks(2, quick)),

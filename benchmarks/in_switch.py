@@ -14,17 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from time import process_time
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
-from blinkccl.baselines.candidate import Conditions, planned
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.candidate import Conditions, planned
+from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.document import dumps, to_document
-from blinkccl.forest.model import Forest
 from blinkccl.proof.check import check_plan
-from blinkccl.simulate.calibration import calibration_for
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.document import dumps, to_document
+from blinkccl.trees.forest.model import Forest
 
 MACHINES = (
     *("dgx-a100", "hgx-h100", "dgx-2"),

@@ -23,13 +23,13 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from blinkccl.algorithms.request import Request
 from blinkccl.apps.lab import experiment
 from blinkccl.apps.lab.experiment import Field, Measured
 from blinkccl.collectives.spec import Collective
-from blinkccl.report.text import bytes_text
+from blinkccl.show.text import bytes_text
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.request import Request
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -17,12 +17,12 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
-from blinkccl.algorithms.request import Request
-from blinkccl.baselines.candidate import Conditions, Prepared
-from blinkccl.baselines.registry import candidates
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.simulate.calibration import calibration, calibration_for
+from blinkccl.cost.baselines.candidate import Conditions, Prepared
+from blinkccl.cost.baselines.registry import candidates
+from blinkccl.cost.simulate.calibration import calibration, calibration_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.request import Request
 
 PAGE = Path(__file__).with_suffix(".md")
 MIB, GIB = 1 << 20, 1 << 30

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from nccl_wheel import WHEELS, Graph, Wheel, fetched
 
-from blinkccl.baselines.nccl_links import ARCHS, BROADWELLS, OLDER_AMD, VERSION, guess_arch
-from blinkccl.baselines.nccl_search import Chains, Channels, search
-from blinkccl.baselines.nccl_system import NcclMachine, see
+from blinkccl.cost.baselines.nccl_links import ARCHS, BROADWELLS, OLDER_AMD, VERSION, guess_arch
+from blinkccl.cost.baselines.nccl_search import Chains, Channels, search
+from blinkccl.cost.baselines.nccl_system import NcclMachine, see
 from blinkccl.private_files import cache_directory
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.fabric import compose

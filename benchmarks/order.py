@@ -22,21 +22,21 @@ from time import process_time
 
 import numpy as np
 
-from blinkccl.algorithms.bounds import SOLVED
-from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
-from blinkccl.forest.model import Forest
-from blinkccl.packing.nested_groups import NestedGroup, neighbours, pack_group
-from blinkccl.packing.oracles import cheapest_hops
-from blinkccl.packing.order_bound import order_bound
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import FileStore
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.bounds import SOLVED
+from blinkccl.trees.algorithms.rank_network import rank_network_of
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest
+from blinkccl.trees.packing.nested_groups import NestedGroup, neighbours, pack_group
+from blinkccl.trees.packing.oracles import cheapest_hops
+from blinkccl.trees.packing.order_bound import order_bound
 
 MACHINES = (
     "dgx-1v",

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blinkccl.algorithms.bounds import certificate_for
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.bounds import certificate_for
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 
 @dataclass(frozen=True, slots=True)

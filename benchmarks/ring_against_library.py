@@ -24,8 +24,6 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.torch_p2p import TorchP2P
@@ -33,6 +31,8 @@ from blinkccl.errors import CommunicationError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 
 #: What is sent: a name, the algorithm, and what it is planned on.

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import blinkccl
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.document import dumps, to_document
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.text import to_json
 from blinkccl.topology.catalog import connected_allocations
+from blinkccl.trees.forest.document import dumps, to_document
 
 FILE = Path(__file__).with_suffix(".json")
 COLLECTIVES = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter")

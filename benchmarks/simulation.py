@@ -15,19 +15,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.simulate import kernel
+from blinkccl.cost.simulate.calibration import calibration_for
+from blinkccl.cost.simulate.run import bind_bytes, simulate
+from blinkccl.cost.simulate.translate import Settings, translate
+from blinkccl.cost.simulate.workload import Outcome, Workload
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate import kernel
-from blinkccl.simulate.calibration import calibration_for
-from blinkccl.simulate.run import bind_bytes, simulate
-from blinkccl.simulate.translate import Settings, translate
-from blinkccl.simulate.workload import Outcome, Workload
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 MIB = 1 << 20
 SIZES = tuple(1 << power for power in range(16, 31, 2))  # 64 KiB to 1 GiB

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.forest.document import to_document
 from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.catalog import connected_allocations, machine
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.document import to_document
 
 
 def every_collective(world_size: int) -> Iterator[Collective]:

@@ -17,8 +17,8 @@ from statistics import median
 from blinkccl.bench.candidate import RunningCandidate, ended_by_signals
 from blinkccl.bench.peers.registry import own
 from blinkccl.bench.tune import Candidate, TimedRows, candidates, collective_of, untuned
-from blinkccl.report.text import bytes_text, columns, seconds_text
 from blinkccl.runtime import tuned
+from blinkccl.show.text import bytes_text, columns, seconds_text
 
 #: Seconds of one turn, and calls of it at least and at most.
 TURN_S, LEAST_CALLS, MOST_CALLS = 0.01, 3, 400

@@ -13,15 +13,15 @@ from math import ceil, floor, log
 
 import numpy as np
 
-from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.ring import ring_count
 from blinkccl.errors import TopologyError
-from blinkccl.forest.model import link_use
-from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
-from blinkccl.packing.network import FlowNetwork
-from blinkccl.packing.oracles import out_tree_oracle
-from blinkccl.packing.undirected import strength, undirected_widths
+from blinkccl.trees.algorithms.rank_network import rank_network_of
+from blinkccl.trees.algorithms.ring import ring_count
+from blinkccl.trees.forest.model import link_use
+from blinkccl.trees.packing.maxflow import broadcast_rate
+from blinkccl.trees.packing.mwu import ApproximatePacking, pack_multiplicative
+from blinkccl.trees.packing.network import FlowNetwork
+from blinkccl.trees.packing.oracles import out_tree_oracle
+from blinkccl.trees.packing.undirected import strength, undirected_widths
 from reproduction.claim import Context, Page, Value
 from reproduction.jobs import EIGHT, Gpus, connected_allocations, geometric_mean, plan, request
 from reproduction.laboratory import speedup_values

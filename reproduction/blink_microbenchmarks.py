@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import replace
 from statistics import median
 
-from blinkccl.forest.model import Forest, link_use
+from blinkccl.cost.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
+from blinkccl.cost.simulate.chunk_search import Trial, search
+from blinkccl.cost.simulate.run import simulate
+from blinkccl.cost.simulate.translate import Settings
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
-from blinkccl.simulate.chunk_search import Trial, search
-from blinkccl.simulate.run import simulate
-from blinkccl.simulate.translate import Settings
+from blinkccl.trees.forest.model import Forest, link_use
 from reproduction.claim import BY_CONSTRUCTION, FITTED, Context, Page, Value
 from reproduction.jobs import COPY_ENGINES, MB, SIZE_BYTES, Gpus, blink, connected_allocations, plan, topology_of
 from reproduction.traffic import CALIBRATION, measure, pattern

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.baselines.candidate import planned
-from blinkccl.baselines.nccl import AS_WRITTEN_BYTES
+from blinkccl.cost.baselines.candidate import planned
+from blinkccl.cost.baselines.nccl import AS_WRITTEN_BYTES
 from blinkccl.topology.spec import parse_gpus
+from blinkccl.trees.algorithms.hybrid import hybrid_split
 from blinkccl.units import GB
 from reproduction.blink_graph import broadcast_optimum, network, ring_allreduce
 from reproduction.blink_microbenchmarks import lane_gb_per_s

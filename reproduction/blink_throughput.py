@@ -5,8 +5,8 @@ Bars of single allocations are pictures without numbers and are not compared; th
 
 from __future__ import annotations
 
-from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.baselines.registry import candidates
+from blinkccl.cost.baselines.registry import candidates
+from blinkccl.trees.algorithms.hybrid import hybrid_split
 from blinkccl.units import algbw_gb_per_s
 from reproduction.blink_graph import allreduce_optimum, broadcast_optimum, network, rings
 from reproduction.blink_microbenchmarks import lane_gb_per_s

@@ -1,6 +1,6 @@
 """What Blink saves of a training step (§2.1, §5.4): four CNNs with the simulator's collectives.
 
-The model of a step (:mod:`blinkccl.advice.training`) sends gradients in buckets of 25 MiB, as PyTorch does, while the
+The model of a step (:mod:`blinkccl.show.training`) sends gradients in buckets of 25 MiB, as PyTorch does, while the
 backward pass goes on: overlap is modelled. Where a row says "no overlap", all is sent after the backward pass. Times of
 arithmetic are published throughputs of one GPU; reading images costs nothing.
 """
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blinkccl.advice.models import NETWORKS, compute_time, network
-from blinkccl.advice.training import Comparison, Seconds, TrainingStep, step_time
-from blinkccl.baselines.candidate import Prepared, planned
+from blinkccl.cost.baselines.candidate import Prepared, planned
+from blinkccl.show.models import NETWORKS, compute_time, network
+from blinkccl.show.training import Comparison, Seconds, TrainingStep, step_time
 from blinkccl.topology.spec import parse_gpus
 from reproduction.blink_graph import fig_14_speedup
 from reproduction.blink_protocols import FRAGMENTED

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from blinkccl.simulate.calibration import Calibration
-from blinkccl.simulate.calibration import calibration as named_calibration
+from blinkccl.cost.simulate.calibration import Calibration
+from blinkccl.cost.simulate.calibration import calibration as named_calibration
 
 #: The documents, by the letter that claims carry.
 DOCUMENTS = {

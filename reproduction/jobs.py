@@ -13,22 +13,22 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, log
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
-from blinkccl.baselines.candidate import Conditions, Estimate, Prepared, TimedPlan, planned
-from blinkccl.baselines.nccl_search import Channels, search
-from blinkccl.baselines.registry import BASELINES
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.baselines.candidate import Conditions, Estimate, Prepared, TimedPlan, planned
+from blinkccl.cost.baselines.nccl_search import Channels, search
+from blinkccl.cost.baselines.registry import BASELINES
+from blinkccl.cost.simulate.chunk_search import best_chunk
 from blinkccl.engines import reference
-from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
-from blinkccl.simulate.chunk_search import best_chunk
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest
 from reproduction.claim import Context
 
 __all__ = ["connected_allocations"]

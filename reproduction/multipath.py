@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from blinkccl.advice.models import gradient_bytes, network
-from blinkccl.algorithms import optimal
-from blinkccl.algorithms.multi_path import inside_sockets, portions, ways
-from blinkccl.algorithms.path_table import Part, Split
-from blinkccl.baselines.candidate import ChunkedPlan, Prepared, planned
-from blinkccl.baselines.multi_path import path_rate, timed_split
-from blinkccl.baselines.nccl import prepare_nccl_24
-from blinkccl.baselines.staged import prepare_host_staged
-from blinkccl.forest.model import Forest
+from blinkccl.cost.baselines.candidate import ChunkedPlan, Prepared, planned
+from blinkccl.cost.baselines.multi_path import path_rate, timed_split
+from blinkccl.cost.baselines.nccl import prepare_nccl_24
+from blinkccl.cost.baselines.staged import prepare_host_staged
+from blinkccl.show.models import gradient_bytes, network
+from blinkccl.trees.algorithms import optimal
+from blinkccl.trees.algorithms.multi_path import inside_sockets, portions, ways
+from blinkccl.trees.algorithms.path_table import Part, Split
+from blinkccl.trees.forest.model import Forest
 from reproduction.claim import Context, Page, Value
 from reproduction.jobs import MIB, conditions, request
 

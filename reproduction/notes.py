@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from blinkccl.advice.models import peak_flops_per_s
-from blinkccl.algorithms.request import Request
-from blinkccl.baselines.nccl_model import choose, cost_lines, crossover
-from blinkccl.forest.model import Forest, link_use
+from blinkccl.cost.baselines.nccl_model import choose, cost_lines, crossover
+from blinkccl.show.models import peak_flops_per_s
 from blinkccl.topology.assembly import exact_unit
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest, link_use
 from blinkccl.units import GB, algbw_gb_per_s, bus_factor
 from reproduction.claim import Context, Page, Value
 from reproduction.jobs import GIB, KIB, MIB, channels, plan, request, seconds

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from blinkccl.algorithms.cycles import max_disjoint_cycles
-from blinkccl.algorithms.ring import ring_count
-from blinkccl.baselines.nccl import prepare_nccl_24
+from blinkccl.cost.baselines.nccl import prepare_nccl_24
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.cycles import max_disjoint_cycles
+from blinkccl.trees.algorithms.ring import ring_count
 from blinkccl.units import bus_factor
 from reproduction.claim import Context, Page, Value
 from reproduction.jobs import GIB, Gpus, conditions, connected_allocations, plan, request, seconds, wrong_elements

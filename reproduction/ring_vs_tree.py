@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from blinkccl.baselines.nccl_model import choose, crossover
-from blinkccl.baselines.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
-from blinkccl.forest.model import Forest, link_use, tree_depth
+from blinkccl.cost.baselines.nccl_model import choose, crossover
+from blinkccl.cost.baselines.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
+from blinkccl.trees.forest.model import Forest, link_use, tree_depth
 from blinkccl.units import GB, bus_factor
 from reproduction.claim import Context, Page, Value
 from reproduction.jobs import GIB, KIB, MIB, channels, conditions, plan, request, wrong_elements

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from math import isinf
 from typing import Any
 
-from blinkccl.report.text import Paint
 from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.show.text import Paint
 from reproduction.claim import DOCUMENTS, VERDICTS, JudgedClaim, Value
 
 _STYLES = dict(zip(VERDICTS, ("green", "cyan", "blue", "blue", "yellow", "magenta", "dim"), strict=True))

@@ -6,7 +6,7 @@ p3.16xlarge, are claims B6 to B9. Its appendix has "around 18 GB/s" for chain re
 The text leaves open, and we chose: MIMO's and MCA's sizes (five GPUs; MCA has chains of two GPUs and the sum stays at
 the center, which adds its own data); what a throughput is where several streams meet (the bytes over the busiest link
 by the time, so a chain's size by its time, and all that a fan-in's successor receives); and how chunks were chosen
-(here the fastest one, :func:`~blinkccl.simulate.chunk_search.best_chunk`). Each link has one stream.
+(here the fastest one, :func:`~blinkccl.cost.simulate.chunk_search.best_chunk`). Each link has one stream.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from functools import cache
 from itertools import pairwise
 
 from blinkccl.collectives.spec import Block, Collective
-from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
+from blinkccl.cost.simulate.calibration import Calibration
+from blinkccl.cost.simulate.chunk_search import Trial, best_chunk
+from blinkccl.cost.simulate.run import simulate
+from blinkccl.cost.simulate.translate import Settings
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration
-from blinkccl.simulate.chunk_search import Trial, best_chunk
-from blinkccl.simulate.run import simulate
-from blinkccl.simulate.translate import Settings
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
 from blinkccl.topology.synthetic import LANE_GB_PER_S
+from blinkccl.trees.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
 from blinkccl.units import algbw_gb_per_s
 
 #: What the patterns ran on.

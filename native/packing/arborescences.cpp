@@ -1,4 +1,4 @@
-// Integral packing of arborescences: blinkccl/packing/integral.py step by step, with the same trees. What is decided
+// Integral packing of arborescences: blinkccl/trees/packing/integral.py step by step, with the same trees. What is decided
 // where is explained there; this file says only what differs.
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-// Trees of equal weight by rerouting: blinkccl/packing/equal_trees.py says what is looked for.
+// Trees of equal weight by rerouting: blinkccl/trees/packing/equal_trees.py says what is looked for.
 //
 // A tree is grown like Prim's: the cheapest hop from a terminal that it has to one that it lacks, where a hop may cross
 // transit. All terminals of a tree are sources of one search, each of distance 0 from when it has joined, and a transit

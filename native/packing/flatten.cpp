@@ -1,4 +1,4 @@
-// Packed trees made shallower: blinkccl/packing/flatten.py move by move, with the same trees. Why a move is made is
+// Packed trees made shallower: blinkccl/trees/packing/flatten.py move by move, with the same trees. Why a move is made is
 // explained there; this file says only what differs.
 #include <algorithm>
 #include <cstddef>

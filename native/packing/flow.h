@@ -1,4 +1,4 @@
-// Maximum flow with integer capacities (Dinic 1970): blinkccl/packing/maxflow.py. Edge 2i is arc i, 2i+1 its reverse.
+// Maximum flow with integer capacities (Dinic 1970): blinkccl/trees/packing/maxflow.py. Edge 2i is arc i, 2i+1 its reverse.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Single flows, those that test a rate, and those that a pair of arcs can be split off by: blinkccl/packing/maxflow.py,
+// Single flows, those that test a rate, and those that a pair of arcs can be split off by: blinkccl/trees/packing/maxflow.py,
 // bottleneck.py and splitting.py.
 #include <algorithm>
 #include <cstdint>

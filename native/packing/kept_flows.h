@@ -1,4 +1,4 @@
-// How many trees of a group may take an arc (μ in blinkccl/packing/integral.py), by flows that are kept: one to each
+// How many trees of a group may take an arc (μ in blinkccl/trees/packing/integral.py), by flows that are kept: one to each
 // vertex, of what all groups without it bring there. Arcs that are given away and groups that grow spoil a few units of a
 // flow; the next question about that vertex takes these out and finds them another way, instead of all from nothing.
 #pragma once

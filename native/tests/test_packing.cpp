@@ -1,6 +1,6 @@
 // Sanitizers: address.
 // Flows and packings of small networks, whose values are known, with all memory checked. That they are those of the
-// definition in Python: tests/unit/packing/test_native_flows.py.
+// definition in Python: tests/unit/trees/packing/test_native_flows.py.
 #include <cassert>
 #include <cstdint>
 #include <limits>

@@ -2,7 +2,7 @@
 
 Version 1 called gigabytes per second ``gbps``, which everybody else reads as gigabits; since version 2 they are
 ``gb_per_s``. Nothing else differs. Version 3 is that of plans which state their shares by orbits
-(:mod:`blinkccl.forest.turns`); what is not so big is written as version 2, which earlier programs read too.
+(:mod:`blinkccl.trees.forest.turns`); what is not so big is written as version 2, which earlier programs read too.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.advice.show import of_plan, of_topology
-from blinkccl.report.page import exhibit_page
+from blinkccl.show.page import exhibit_page
+from blinkccl.show.show import of_plan, of_topology
 from blinkccl.topology.spec import parse_spec
 from support.browser import Browser, browser_path
 from support.extras import needs

@@ -15,13 +15,11 @@ from math import ceil
 import numpy as np
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
-from blinkccl.choice.programs import SLOTS
 from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, channel_loops
 from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES
+from blinkccl.cost.choice.programs import SLOTS
 from blinkccl.engines import generated
 from blinkccl.engines.generated import GeneratedOptions, LaunchCall
 from blinkccl.engines.reference import run as run_reference
@@ -37,6 +35,8 @@ from blinkccl.schedule.program import Program
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.select import joining_links
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
 from support.device_cuts import pieces
 from support.examples import ALL_TESTS
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES
@@ -22,10 +21,11 @@ from blinkccl.engines import generated, host
 from blinkccl.engines.host_plan import INLINE
 from blinkccl.engines.registry import ENGINES, Array, RunProgram
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.forest.model import Forest
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts
 from support.extras import more_with

@@ -7,19 +7,19 @@ from fractions import Fraction
 import pytest
 from sweep import every_collective
 
-from blinkccl.algorithms.blink import one_root_optimum
-from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
-from blinkccl.forest.document import to_document
-from blinkccl.forest.model import Forest
-from blinkccl.packing.undirected import most_central
 from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.catalog import connected_allocations, machine
+from blinkccl.trees.algorithms.blink import one_root_optimum
+from blinkccl.trees.algorithms.rank_network import rank_network_of
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.document import to_document
+from blinkccl.trees.forest.model import Forest
+from blinkccl.trees.packing.undirected import most_central
 from support.examples import ALL_TESTS
 from support.execution import difference
 from support.planned import with_ends

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import LimitError, UsageError
-from blinkccl.export import goal, messages
-from blinkccl.export.registry import Choices, format_of
-from blinkccl.forest.model import Forest
+from blinkccl.formats import goal, messages
+from blinkccl.formats.registry import Choices, format_of
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.lower import lower
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.forest.model import Forest
 from support import goal_file
 from support.examples import examples
 from support.forests import random_collective, random_forest

@@ -1,6 +1,6 @@
 """Every algorithm × collective for MSCCL++: what is exported is read back, proved, and equals the oracle.
 
-The reader knows nothing of exports (:mod:`blinkccl.foreign`), and of the plan only what the file says.
+The reader knows nothing of exports (:mod:`blinkccl.formats.foreign`), and of the plan only what the file says.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.export.registry import ANY, Choices, format_of
-from blinkccl.foreign import execute, mscclpp
-from blinkccl.foreign.verify import SERVED, ForeignAudit
-from blinkccl.forest.model import Forest, Share, Tree
+from blinkccl.formats.foreign import execute, mscclpp
+from blinkccl.formats.foreign.verify import SERVED, ForeignAudit
+from blinkccl.formats.registry import ANY, Choices, format_of
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_gpus, parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.forest.model import Forest, Share, Tree
 from support.examples import ALL_TESTS, examples
 from support.foreign_files import audited, run
 from support.forests import random_collective, random_forest

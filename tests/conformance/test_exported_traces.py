@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
-from blinkccl.export import chakra
-from blinkccl.export.registry import Choices, format_of
-from blinkccl.forest.model import Forest
+from blinkccl.formats import chakra
+from blinkccl.formats.registry import Choices, format_of
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.lower import lower
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.forest.model import Forest
 from support.examples import examples
 from support.forests import random_collective, random_forest
 from support.message_schedules import CHUNK, JOBS, SIZE, Operation, bound_of, faults, pace_of

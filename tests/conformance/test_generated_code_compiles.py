@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.codegen.command import compiled
 from blinkccl.codegen.device_files import INCLUDE_OVERRIDE, include_directory, searched
 from blinkccl.codegen.gpu_compiler import find_nvcc, nvcc_architectures, nvrtc, nvrtc_facts, nvrtc_libraries
@@ -16,8 +15,9 @@ from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.forest.model import Forest
 from support.examples import ALL_TESTS
 from support.planned import asked
 

@@ -13,12 +13,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.engines.registry import ENGINES
-from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.forest.model import Forest
 from support.orders import evaluated, rough, same_bits
 from support.planned import asked
 

@@ -15,7 +15,6 @@ import pytest
 # The same jobs as on the engines.
 from test_every_algorithm_on_every_engine import FEW, RUNS, SERVED, plan_or_reason, runs
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.codegen.text import WIRES
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
@@ -23,6 +22,7 @@ from blinkccl.engines import generated, reference
 from blinkccl.engines.registry import Array, RunProgram
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.emulation import Machine, emulated, needs_compiler
 from support.orders import same_bits
 

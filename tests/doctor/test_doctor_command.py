@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.apps.doctor.rules.job import expected_of
-from blinkccl.baselines.nccl_links import VERSION
+from blinkccl.cost.baselines.nccl_links import VERSION
 from blinkccl.topology.spec import parse_spec
 
 CORPUS = Path(__file__).parent / "corpus"

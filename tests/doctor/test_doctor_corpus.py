@@ -9,7 +9,7 @@ import pytest
 
 from blinkccl.apps.doctor.diagnose import diagnose
 from blinkccl.apps.doctor.reading import read_files
-from blinkccl.report.text import plain
+from blinkccl.show.text import plain
 from blinkccl.topology.spec import parse_gpus
 
 CORPUS = sorted(path.parent for path in Path(__file__).parent.glob("corpus/*/case.toml"))

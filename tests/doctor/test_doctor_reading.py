@@ -24,7 +24,7 @@ from blinkccl.apps.doctor.evidence import (
 )
 from blinkccl.apps.doctor.reading import read_files
 from blinkccl.errors import UsageError
-from blinkccl.report.text import plain
+from blinkccl.show.text import plain
 from support.examples import ALL_TESTS
 
 CORPUS = Path(__file__).parent / "corpus"

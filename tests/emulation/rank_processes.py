@@ -14,7 +14,7 @@ from typing import Any
 #: every rank imports, so a rank starts in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["pytest", "blinkccl.runtime.communicator", "blinkccl.algorithms.registry", "blinkccl.schedule.lower"]
+    ["pytest", "blinkccl.runtime.communicator", "blinkccl.trees.algorithms.registry", "blinkccl.schedule.lower"]
 )
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -15,8 +15,6 @@ import pytest
 from job import Ran, wait_for
 
 import blinkccl
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.ops import DTYPES, OPS, element_type
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -25,6 +23,8 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 #: Elements per block: none, one, odd, one cache line, one block of a small message and its neighbours, many chunks.
 COUNTS = (0, 1, 3, 16, 1037, 1038, 1039, 5000, 70_001, 300_007)

@@ -13,7 +13,7 @@ import pytest
 from job import Ran, Start, tell
 
 import blinkccl
-from blinkccl.choice.host_table import Crossing
+from blinkccl.cost.choice.host_table import Crossing
 from blinkccl.errors import DeadlineError, LaunchError, PeerLostError
 from blinkccl.runtime import cross_memory
 from blinkccl.runtime.communicator import Communicator

@@ -12,8 +12,6 @@ from job import PATIENT_S, Start, member
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, CommunicationError, PeerLostError, UnsupportedError, UsageError
@@ -21,6 +19,8 @@ from blinkccl.runtime import host_group
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 #: A call in few words: collective, elements per block, element type, operation, root.
 Words = tuple[str, int, str, str, int]

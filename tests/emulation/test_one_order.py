@@ -14,15 +14,15 @@ import pytest
 from job import PATIENT_S, Ran, Start
 from test_tuned_groups import written
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
-from blinkccl.choice.host_table import HostChoice
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.errors import LaunchError, PlanMismatchError, UnsupportedError
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 from support.orders import evaluated, rough, same_bits
 
 #: Elements of every rank, which buffers of any length repeat.

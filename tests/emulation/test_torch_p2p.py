@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines import torch_p2p
 from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import CommunicationError, DeadlineError, UsageError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.extras import needs
 from support.planned import asked
 

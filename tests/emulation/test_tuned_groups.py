@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from job import Ran
 
-from blinkccl.choice.host_table import NO_LIMIT, HostChoice
+from blinkccl.cost.choice.host_table import NO_LIMIT, HostChoice
 from blinkccl.runtime import tuned
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.tuned import TunedCell, TunedFile

@@ -13,8 +13,6 @@ import torch.distributed as dist
 from torch_calls import background, coalescing, in_order, moved, objects, unequal_blocks
 from torch_common import TIMEOUT, block, place, raises, same, start, wait_for
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
@@ -37,6 +35,8 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
 from blinkccl.torch_backend import stats
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
 from support.orders import evaluated, rough, same_bits
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import planning
 import pytest
 
-from blinkccl.algorithms.ring import rings
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.ring import rings
 
 #: Benchmark line → at most this many maximum flows, solver runs, and Python calls in all. About half is used.
 LIMITS = {

@@ -12,11 +12,11 @@ import pytest
 import simulation
 from test_planning_work import calls
 
-from blinkccl.simulate import kernel
-from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.run import bind_bytes, count_tasks, simulate
-from blinkccl.simulate.translate import Settings, translate
-from blinkccl.simulate.workload import Workload
+from blinkccl.cost.simulate import kernel
+from blinkccl.cost.simulate.calibration import calibration
+from blinkccl.cost.simulate.run import bind_bytes, count_tasks, simulate
+from blinkccl.cost.simulate.translate import Settings, translate
+from blinkccl.cost.simulate.workload import Workload
 from support import reference_kernel
 from support.timed import lowered
 

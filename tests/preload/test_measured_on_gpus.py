@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from preloaded import Preloaded
 
-from blinkccl.algorithms.path_table import machine_key
 from blinkccl.bench.gpu_tune import MeasuredWay, Ways, job_table
-from blinkccl.choice import measured
-from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
+from blinkccl.cost.choice import measured
+from blinkccl.cost.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.path_table import machine_key
 from support.processes import until
 
 RANKS = 3

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from preloaded import HERE, Outcome, Preloaded
 
-from blinkccl.algorithms.multi_path import plan, ways
-from blinkccl.algorithms.path_table import PairSplits, Part, PathTable, Split, machine_key, write
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.multi_path import plan, ways
+from blinkccl.trees.algorithms.path_table import PairSplits, Part, PathTable, Split, machine_key, write
+from blinkccl.trees.algorithms.request import Request
 from support.examples import ALL_TESTS
 
 #: So little memory that long messages have more chunks than a path has slots.

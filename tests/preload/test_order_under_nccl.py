@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from preloaded import Outcome, Preloaded
 
-from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.trees.algorithms.registry import algorithm
 from support.orders import evaluated, rough, same_bits
 from support.planned import asked
 

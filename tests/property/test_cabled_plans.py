@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.advice.ring_baseline import ring_baseline
-from blinkccl.algorithms import ring
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import reference
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import verify
+from blinkccl.show.ring_baseline import ring_baseline
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.cables import cables_of
 from blinkccl.topology.cables_file import parse
 from blinkccl.topology.model import Topology
+from blinkccl.trees.algorithms import ring
 from support.examples import examples
 from support.execution import difference
 from support.planned import asked, planned

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import InternalError, ScheduleError
-from blinkccl.forest.document import dumps, from_document, loads, to_document
-from blinkccl.forest.model import Forest, Share, Tree, attained_rate
 from blinkccl.proof.check import Verdict, check_plan
+from blinkccl.trees.forest.document import dumps, from_document, loads, to_document
+from blinkccl.trees.forest.model import Forest, Share, Tree, attained_rate
 from support.examples import examples
 
 Json = dict[str, Any]
-FOLDER = Path(__file__).parents[1] / "unit/forest/plans"
+FOLDER = Path(__file__).parents[1] / "unit/trees/forest/plans"
 PLANS = [path.read_bytes() for path in sorted(FOLDER.glob("*.json"))]
 FAST = examples(400)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.report.text import LEAST_WIDTH, columns, fit
+from blinkccl.show.text import LEAST_WIDTH, columns, fit
 
 WORD = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=9)
 WORDS = st.lists(WORD, max_size=12).map(" ".join)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.errors import ScheduleError
-from blinkccl.export.registry import Choices, format_of
+from blinkccl.formats.registry import Choices, format_of
 from blinkccl.schedule.lower import lower
 from support import foreign_files as files
 from support.examples import examples

@@ -25,11 +25,11 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import generated, reference
 from blinkccl.engines.generated import ConnectionEnd, LaunchCall
 from blinkccl.engines.registry import ENGINES, Array
-from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.forest.model import Share, Tree
 from support.examples import examples
 from support.forests import random_collective
 from support.planned import by_hand, with_homes

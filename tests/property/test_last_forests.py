@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
-from blinkccl.algorithms.three_phase import LocalTree, cut_trees, overlaid
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError
-from blinkccl.forest.model import Forest, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import load
+from blinkccl.trees.algorithms.hybrid import hybrid_split
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.three_phase import LocalTree, cut_trees, overlaid
+from blinkccl.trees.forest.model import Forest, Tree
 from support.examples import examples
 from support.planned import asked, assert_sound, plan_or_reason
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.optimal import FLOWS
-from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.forest.model import Forest
-from blinkccl.packing.equal_trees import LOSS
 from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.trees.algorithms.optimal import FLOWS
+from blinkccl.trees.algorithms.rank_network import rank_network_of
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest
+from blinkccl.trees.packing.equal_trees import LOSS
 from support.examples import examples
 from support.planned import asked, assert_sound, plan_or_reason, renumbered
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import PackingError
-from blinkccl.packing.bottleneck import allgather_rate, gather_rate
-from blinkccl.packing.columns import pack_columns
-from blinkccl.packing.flatten import flatten
-from blinkccl.packing.integral import merged, pack_arborescences
-from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import FlowNetwork
-from blinkccl.packing.oracles import out_tree_oracle, paths_oracle
-from blinkccl.packing.undirected import crossing, pack_trees, strength, undirected_widths
+from blinkccl.trees.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.trees.packing.columns import pack_columns
+from blinkccl.trees.packing.flatten import flatten
+from blinkccl.trees.packing.integral import merged, pack_arborescences
+from blinkccl.trees.packing.maxflow import broadcast_rate
+from blinkccl.trees.packing.network import FlowNetwork
+from blinkccl.trees.packing.oracles import out_tree_oracle, paths_oracle
+from blinkccl.trees.packing.undirected import crossing, pack_trees, strength, undirected_widths
 from support.examples import examples
 from support.small_networks import (
     assert_exact,

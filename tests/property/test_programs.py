@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
@@ -28,6 +27,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.schedule.wiring import connect
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.examples import examples
 from support.execution import difference, ragged_counts
 from support.extras import more_with

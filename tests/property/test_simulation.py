@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.forest.model import Forest, Path, Share, Tree
+from blinkccl.cost.simulate.calibration import Calibration, Number
+from blinkccl.cost.simulate.run import bind_bytes, run, simulate
+from blinkccl.cost.simulate.translate import SHARINGS, STREAMS, Settings, translate
+from blinkccl.cost.simulate.workload import Workload
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, Number
-from blinkccl.simulate.run import bind_bytes, run, simulate
-from blinkccl.simulate.translate import SHARINGS, STREAMS, Settings, translate
-from blinkccl.simulate.workload import Workload
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.forest.model import Forest, Path, Share, Tree
 from support.examples import examples
 from support.forests import random_forest
 from support.planned import asked, plan_or_reason, renumbered
@@ -272,8 +272,8 @@ sys.path[:0] = sys.argv[1:]
 from random import Random
 from support.timed import bits
 from test_simulation import any_workload
-from blinkccl.simulate.run import run
-from blinkccl.simulate.translate import Settings
+from blinkccl.cost.simulate.run import run
+from blinkccl.cost.simulate.translate import Settings
 told = hashlib.sha256()
 for sharing in ("fifo", "fair", "unfair"):
     for seed in range(12):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.document import dumps, from_document
-from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.proof.check import Verdict, check_plan
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.forest.document import dumps, from_document
+from blinkccl.trees.forest.model import Forest, Share, Tree
 from support.examples import examples
 from support.planned import by_hand, plan
 from support.turned import flat, turned

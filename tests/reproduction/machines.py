@@ -8,10 +8,10 @@ from itertools import combinations
 
 import networkx as nx
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.ring import ring_count
-from blinkccl.forest.model import Forest
 from blinkccl.topology.spec import load
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.ring import ring_count
+from blinkccl.trees.forest.model import Forest
 from support.planned import asked
 
 Gpus = tuple[int, ...]

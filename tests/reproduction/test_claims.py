@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blinkccl.advice.models import NETWORKS
-from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.baselines.staged import HOST_COMBINE_GB_PER_S
+from blinkccl.cost.baselines.staged import HOST_COMBINE_GB_PER_S
+from blinkccl.cost.simulate.calibration import Calibration, Number, calibration
 from blinkccl.private_files import write_at_once
-from blinkccl.simulate.calibration import Calibration, Number, calibration
+from blinkccl.show.models import NETWORKS
+from blinkccl.trees.algorithms.hybrid import hybrid_split
 from reproduction import ring_vs_tree
 from reproduction.blink_graph import FIG_14, MACHINES, PCIE_LANES, fig_14_speedup, fig_14_speedups, rings
 from reproduction.blink_protocols import NETWORKS_GBIT, PCIE_GB_PER_S, crossings, dgx_2_curves, eq_8_as_printed

@@ -15,11 +15,11 @@ import networkx as nx
 import pytest
 from machines import nvlinks, plan, rings, settings
 
-from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.forest.model import Forest, tree_depth
-from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import FlowNetwork
-from blinkccl.packing.undirected import strength, undirected_widths
+from blinkccl.trees.algorithms.rank_network import rank_network_of
+from blinkccl.trees.forest.model import Forest, tree_depth
+from blinkccl.trees.packing.maxflow import broadcast_rate
+from blinkccl.trees.packing.network import FlowNetwork
+from blinkccl.trees.packing.undirected import strength, undirected_widths
 from support.planned import asked
 
 MACHINES = {"dgx-1v": (46, 53), "dgx-1p": (14, 17)}

@@ -6,8 +6,8 @@ from statistics import geometric_mean
 
 import pytest
 
-from blinkccl.algorithms.registry import algorithm
 from blinkccl.topology.catalog import connected_allocations
+from blinkccl.trees.algorithms.registry import algorithm
 from reproduction.laboratory import Allocation, hybrid_values, measured, read, speedup_values, two_servers_value
 from support.planned import asked
 

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
+from blinkccl.cost.simulate.calibration import calibration
+from blinkccl.cost.simulate.run import simulate
 from blinkccl.schedule.verifier import violations
-from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.run import simulate
 from reproduction.traffic import CALIBRATION, PATTERNS, Built, measure, pattern
 
 MB = 10**6

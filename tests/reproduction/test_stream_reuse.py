@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from blinkccl.cost.simulate.calibration import calibration
+from blinkccl.cost.simulate.chunk_search import best_chunk
+from blinkccl.cost.simulate.run import Simulation, simulate
+from blinkccl.cost.simulate.translate import Settings
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.chunk_search import best_chunk
-from blinkccl.simulate.run import Simulation, simulate
-from blinkccl.simulate.translate import Settings
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology

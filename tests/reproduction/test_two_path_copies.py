@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.baselines.candidate import ChunkedPlan
+from blinkccl.cost.baselines.candidate import ChunkedPlan
+from blinkccl.cost.simulate.calibration import Calibration
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.calibration import Calibration
 from reproduction.claim import Context
 from reproduction.multipath import copy_of
 from support.timed import calibration_of, link_class

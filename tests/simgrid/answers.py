@@ -3,10 +3,10 @@
     python3 answers.py < workloads.json > answers.json
 
 Any Python that has SimGrid's bindings runs this (written for 3.32); it knows nothing of our package. The meaning of a
-workload (blinkccl/simulate/workload.py) is spelled out in SimGrid's own terms: each actor and each stream is a SimGrid
-actor, slots, arrivals, queues and copy engines are semaphores, executions are sleeps, and a transfer is a communication
-between two hosts of its own, routed over the links of its path. Only transfers take time on links: SimGrid's max-min
-solver shares them.
+workload (blinkccl/cost/simulate/workload.py) is spelled out in SimGrid's own terms: each actor and each stream is a
+SimGrid actor, slots, arrivals, queues and copy engines are semaphores, executions are sleeps, and a transfer is a
+communication between two hosts of its own, routed over the links of its path. Only transfers take time on links:
+SimGrid's max-min solver shares them.
 
 Input: ``{"programs": [{"latency": "network" | "slept", "workload": {...}}, ...]}``. Latency is that of a link of the
 hop's own (then SimGrid's CM02 shares links in proportion to 1/latency), or is slept before the bytes move (then in

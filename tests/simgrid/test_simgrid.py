@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from simgrid_answers import RECORDED, RECORDED_KINDS, ask, digest, interpreter, record
 
-from blinkccl.simulate.run import run
-from blinkccl.simulate.workload import Workload
+from blinkccl.cost.simulate.run import run
+from blinkccl.cost.simulate.workload import Workload
 from support.extras import needs
 from support.random_workloads import KINDS, make
 

@@ -14,10 +14,10 @@ import numpy as np
 from blinkccl.collectives.ops import fold, operation
 from blinkccl.collectives.oracle import Array, Buffers, check_inputs
 from blinkccl.errors import ScheduleError
-from blinkccl.foreign import mscclpp
-from blinkccl.foreign.execute import PlanExecution
-from blinkccl.foreign.instructions import InstructionList
-from blinkccl.foreign.verify import ForeignAudit, audit
+from blinkccl.formats.foreign import mscclpp
+from blinkccl.formats.foreign.execute import PlanExecution
+from blinkccl.formats.foreign.instructions import InstructionList
+from blinkccl.formats.foreign.verify import ForeignAudit, audit
 
 Json = dict[str, Any]
 

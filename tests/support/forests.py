@@ -10,8 +10,8 @@ from fractions import Fraction
 from random import Random
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective, Item
-from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate, to_ids
 from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.trees.forest.model import Cut, Forest, Path, Share, Tree, attained_rate, to_ids
 
 
 def random_collective(random: Random, world_size: int, name: str | None = None) -> Collective:

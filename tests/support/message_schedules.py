@@ -14,12 +14,12 @@ from itertools import pairwise
 
 import networkx as nx
 
-from blinkccl.forest.model import Forest
+from blinkccl.cost.simulate.calibration import calibration_for
+from blinkccl.cost.simulate.run import bind_bytes
 from blinkccl.schedule.chunking import Bound, placements
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Role
-from blinkccl.simulate.calibration import calibration_for
-from blinkccl.simulate.run import bind_bytes
+from blinkccl.trees.forest.model import Forest
 
 #: Slices begin and end on whole groups of so many bytes.
 GROUP = 16

@@ -3,6 +3,6 @@
 import pytest
 
 from blinkccl.native import absent
-from blinkccl.packing import native_flows
+from blinkccl.trees.packing import native_flows
 
 needs_native_code = pytest.mark.skipif(native_flows.load() is None, reason=absent(native_flows.LIBRARY))

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from blinkccl.report.shapes import STYLES, Line, Rect, Shape, ShapeGroup, Text
+from blinkccl.show.shapes import STYLES, Line, Rect, Shape, ShapeGroup, Text
 
 _TEXT = "{http://www.w3.org/2000/svg}text"
 _BEFORE = {"start": 0.0, "middle": 0.5, "end": 1.0}

@@ -7,16 +7,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.document import to_document
-from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
 from blinkccl.proof.check import check_plan
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import parse_gpus, parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.document import to_document
+from blinkccl.trees.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
 
 
 def with_ends(name: str, world_size: int, root: int = 0) -> Collective:

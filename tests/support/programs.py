@@ -18,10 +18,10 @@ from fractions import Fraction
 from random import Random
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.forest.model import Path, Share, Tree
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 from blinkccl.topology.model import Topology
+from blinkccl.trees.forest.model import Path, Share, Tree
 from support.forests import random_forest
 
 

@@ -12,15 +12,15 @@ from random import Random
 
 import numpy as np
 
-from blinkccl.algorithms.registry import algorithm
+from blinkccl.cost.simulate.calibration import Calibration
+from blinkccl.cost.simulate.translate import STREAMS, Settings, translate
+from blinkccl.cost.simulate.workload import Workload
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration
-from blinkccl.simulate.translate import STREAMS, Settings, translate
-from blinkccl.simulate.workload import Workload
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.trees.algorithms.registry import algorithm
 from support.examples import ALL_TESTS
 from support.forests import random_forest
 from support.planned import asked

@@ -1,7 +1,7 @@
-"""The kernel: discrete events over a :class:`~blinkccl.simulate.workload.Workload`, in plain Python.
+"""The kernel: discrete events over a :class:`~blinkccl.cost.simulate.workload.Workload`, in plain Python.
 
-Tests hold :mod:`blinkccl.simulate.kernel` against this definition: the same steps in the same order, and the same bits,
-about 20 times slower.
+Tests hold :mod:`blinkccl.cost.simulate.kernel` against this definition: the same steps in the same order, and the same
+bits, about 20 times slower.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from blinkccl.cost.simulate.workload import SHARINGS, Outcome, Trace, Workload, dtype_of, not_live
 from blinkccl.errors import InternalError
-from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload, dtype_of, not_live
 from support.reference_links import LANDED, MOVE, FairLinks, FifoLinks, Links, rows
 
 #: Kinds of events beside those of the links.

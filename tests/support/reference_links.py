@@ -3,7 +3,7 @@
 The kernel asks for a transfer and is told by an event when it has landed. It calls ``ask`` when a transfer wants to
 move from a time on, ``begin`` at its event MOVE and ``end`` at its event LANDED, unless that was ``overtaken`` by a
 change of shares. While links are ``stale`` they must ``share`` before time goes on. What both kinds of links mean is
-defined in :mod:`~blinkccl.simulate.workload`.
+defined in :mod:`~blinkccl.cost.simulate.workload`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Protocol
 
+from blinkccl.cost.simulate.workload import Floats, Ints, Workload
 from blinkccl.errors import InternalError
-from blinkccl.simulate.workload import Floats, Ints, Workload
 
 #: Events that links schedule: a transfer begins to move (on fifo links: on one that has another after it), and its last
 #: byte is over.

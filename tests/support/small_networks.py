@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from random import Random
 
-from blinkccl.packing.columns import ExactPacking, check_loads
-from blinkccl.packing.integral import Arborescence
-from blinkccl.packing.network import Arc, FlowNetwork
-from blinkccl.packing.undirected import TreePacking, undirected_widths
+from blinkccl.trees.packing.columns import ExactPacking, check_loads
+from blinkccl.trees.packing.integral import Arborescence
+from blinkccl.trees.packing.network import Arc, FlowNetwork
+from blinkccl.trees.packing.undirected import TreePacking, undirected_widths
 
 #: Undirected widths of a DGX-1V; a DGX-1P has the same pairs, all of width 1.
 DGX_1V = {

@@ -7,15 +7,15 @@ from dataclasses import fields
 
 import msgspec
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.baselines.candidate import Conditions, TimedPlan
-from blinkccl.baselines.registry import candidates
+from blinkccl.cost.baselines.candidate import Conditions, TimedPlan
+from blinkccl.cost.baselines.registry import candidates
+from blinkccl.cost.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
+from blinkccl.cost.simulate.translate import Settings
+from blinkccl.cost.simulate.workload import Outcome, Trace
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
-from blinkccl.simulate.translate import Settings
-from blinkccl.simulate.workload import Outcome, Trace
 from blinkccl.topology.model import Topology
+from blinkccl.trees.algorithms.registry import algorithm
 from support.planned import asked
 
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 from unittest import mock
 
-from blinkccl.forest import orbits
-from blinkccl.forest.document import dumps, to_document
-from blinkccl.forest.model import Forest
+from blinkccl.trees.forest import orbits
+from blinkccl.trees.forest.document import dumps, to_document
+from blinkccl.trees.forest.model import Forest
 
 
 def turned(forest: Forest) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blinkccl.simulate.workload import Actors, Hops, Workload, dtype_of
+from blinkccl.cost.simulate.workload import Actors, Hops, Workload, dtype_of
 
 LISTS = ("receives_of", "receives", "sends_of", "sends", "path_of", "path")
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import grimp
 import networkx as nx
 
-from blinkccl.algorithms.registry import ALGORITHMS, NOT_RUN
+from blinkccl.trees.algorithms.registry import ALGORITHMS, NOT_RUN
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = grimp.build_graph("blinkccl", include_external_packages=False, cache_dir=None)
     edges = [(name, other) for name in graph.modules for other in graph.find_modules_directly_imported_by(name)]
     # The registry imports algorithms by name.
-    edges += [("blinkccl.algorithms.registry", row.module) for row in (*ALGORITHMS.values(), *NOT_RUN.values())]
+    edges += [("blinkccl.trees.algorithms.registry", row.module) for row in (*ALGORITHMS.values(), *NOT_RUN.values())]
     circles = nx.strongly_connected_components(nx.DiGraph(edges))
     assert [sorted(circle) for circle in circles if len(circle) > 1] == []
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from operator import index
 
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, check_ranks, joining_links
 from blinkccl.topology.spec import parse_gpus
+from blinkccl.trees.algorithms.request import Request
 
 _LOG = logging.getLogger(__name__)
 #: root, src and dst, as the topology numbers them.

@@ -10,20 +10,20 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.api.topo import Spec, topology_of
 from blinkccl.errors import ScheduleError, TimeUpError, UsageError, VerificationError
-from blinkccl.forest.model import Forest, Share
-from blinkccl.report.text import Paint, fit, gb_per_s_text, plain, rate_text
+from blinkccl.show.text import Paint, fit, gb_per_s_text, plain, rate_text
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest, Share
 from blinkccl.units import bus_factor
 
 if TYPE_CHECKING:
-    from blinkccl.baselines.candidate import Conditions, Estimate
-    from blinkccl.choice.auto import Choice
-    from blinkccl.packing.clock import Clock
+    from blinkccl.cost.baselines.candidate import Conditions, Estimate
+    from blinkccl.cost.choice.auto import Choice
     from blinkccl.proof.audit import Audit
-    from blinkccl.report.page import Exhibit
+    from blinkccl.show.page import Exhibit
+    from blinkccl.trees.packing.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Plan:
     @property
     def proof(self) -> str:
         """Why nothing is faster than the bound, in words."""
-        from blinkccl.report.plan_text import certificate_lines
+        from blinkccl.show.plan_text import certificate_lines
 
         return "\n".join(certificate_lines(self.forest))
 
@@ -119,7 +119,7 @@ class Plan:
         ``seconds``, ``algbw_gb_per_s``, ``busbw_gb_per_s``; ``detail`` says how. Raises UsageError if that is no size,
         UnsupportedError if nothing that we know the costs of runs it, VerificationError if the plan is invalid.
         """
-        from blinkccl.choice.candidates import code_of, of_forest
+        from blinkccl.cost.choice.candidates import code_of, of_forest
 
         size_bytes, request = bytes_of(size), self._job()
         return of_forest(self.forest, code_of(request), _conditions(request)).at(size_bytes)
@@ -129,8 +129,8 @@ class Plan:
 
         UsageError for a plan from a file, which does not have the whole machine.
         """
-        from blinkccl.advice.explain import explain
-        from blinkccl.advice.explain_text import explain_text
+        from blinkccl.show.explain import explain
+        from blinkccl.show.explain_text import explain_text
 
         size_bytes = bytes_of(size)
         if self.request is None:
@@ -145,7 +145,7 @@ class Plan:
         UsageError if there is no such format or it is no text, UnsupportedError if it cannot say what the plan does,
         VerificationError if the plan is false.
         """
-        from blinkccl.export.registry import Choices, format_of
+        from blinkccl.formats.registry import Choices, format_of
 
         if format_of(to).per_rank:
             raise UsageError(f"{to} is a file of bytes per rank, which blink export --to {to} writes")
@@ -158,7 +158,7 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON of ``blink plan -o``, which :func:`load` and ``blink check`` read."""
-        from blinkccl.forest.document import dumps, to_document
+        from blinkccl.trees.forest.document import dumps, to_document
 
         try:
             Path(path).write_text(dumps(to_document(self.forest)), encoding="utf-8", newline="\n")
@@ -167,11 +167,11 @@ class Plan:
 
     def text(self, paint: Paint = plain, width: int | None = None, size_bytes: int | None = None) -> str:
         """All of it for people, in ``width`` columns; ``size_bytes``: at which NCCL stands beside it (64 MiB)."""
-        from blinkccl.advice.in_switch import in_switch, in_switch_sentence
-        from blinkccl.advice.nccl_today import SIZE_BYTES, nccl_sentence
-        from blinkccl.advice.ring_baseline import ring_baseline
-        from blinkccl.report.choice_text import choice_text
-        from blinkccl.report.plan_text import plan_text
+        from blinkccl.show.choice_text import choice_text
+        from blinkccl.show.in_switch import in_switch, in_switch_sentence
+        from blinkccl.show.nccl_today import SIZE_BYTES, nccl_sentence
+        from blinkccl.show.plan_text import plan_text
+        from blinkccl.show.ring_baseline import ring_baseline
 
         lines = ["" if self.choice is None else choice_text(self.choice)]
         if self.request is not None:
@@ -184,9 +184,9 @@ class Plan:
 
     def document(self, seconds: float | None = None) -> dict[str, Any]:
         """The object of ``blink plan --json``; ``seconds`` is how long planning took."""
-        from blinkccl.advice.in_switch import in_switch, in_switch_document
-        from blinkccl.forest.document import to_document
-        from blinkccl.report.choice_text import choice_document
+        from blinkccl.show.choice_text import choice_document
+        from blinkccl.show.in_switch import in_switch, in_switch_document
+        from blinkccl.trees.forest.document import to_document
 
         document = to_document(self.forest, seconds)
         if self.choice is not None:
@@ -202,7 +202,7 @@ class Plan:
         return self.text().rstrip("\n")
 
     def __repr__(self) -> str:
-        from blinkccl.report.plan_text import headline
+        from blinkccl.show.plan_text import headline
 
         return f"<Plan {headline(self.forest)}: {rate_text(self.forest.rate, self.forest.topology)}>"
 
@@ -211,19 +211,19 @@ class Plan:
 
         What moves when is simulated for ``size`` bytes. UsageError for another end.
         """
-        from blinkccl.report.page import check_form, exhibit_file
+        from blinkccl.show.page import check_form, exhibit_file
 
         check_form(Path(path))
         shown = exhibit_file(self._exhibit(bytes_of(size)), Path(path))
         Path(path).write_text(shown, encoding="utf-8", newline="\n")
 
     def _repr_html_(self) -> str:
-        from blinkccl.report.page import exhibit_cell
+        from blinkccl.show.page import exhibit_cell
 
         return exhibit_cell(self._exhibit(bytes_of("64M")))
 
     def _exhibit(self, size_bytes: int) -> Exhibit:
-        from blinkccl.advice.show import of_plan
+        from blinkccl.show.show import of_plan
 
         machine = None if self.request is None else self.request.topology
         return of_plan(self.forest, machine, size_bytes=size_bytes)
@@ -321,7 +321,7 @@ def plan_of(
 
     ``listener`` hears what the search knows meanwhile; TimeUpError after ``timeout_s``.
     """
-    from blinkccl.packing.clock import Clock
+    from blinkccl.trees.packing.clock import Clock
 
     if timeout_s is not None and not 0 < timeout_s < inf:
         raise UsageError(f"timeout {timeout_s}: expected seconds, more than 0")
@@ -346,8 +346,8 @@ def _plan_of(request: Request, algo: str, size_bytes: int | None) -> Plan:
         raise UsageError("a size chooses trees for it, and deterministic wants the same for all sizes: leave one out")
     if algo != "auto":
         raise UsageError(f"a size is for algo auto, which chooses by it, got {algo}: leave one out")
-    from blinkccl.choice.auto import prepare
-    from blinkccl.choice.candidates import code_of
+    from blinkccl.cost.choice.auto import prepare
+    from blinkccl.cost.choice.candidates import code_of
 
     chosen = prepare(request, _conditions(request), code_of(request)).choose(size_bytes, places=2)
     return Plan(chosen.best.forest, request, chosen)
@@ -373,7 +373,7 @@ def load(path: str | PathLike[str]) -> Plan:
       ok  program: 8 roles, 6 queues, 2 channels; complete, live with finite buffers, no link overloaded
     proved
     """
-    from blinkccl.forest.document import MAX_BYTES, from_document, loads
+    from blinkccl.trees.forest.document import MAX_BYTES, from_document, loads
 
     try:
         with Path(path).open("rb") as file:
@@ -389,14 +389,14 @@ def load(path: str | PathLike[str]) -> Plan:
 
 def bytes_of(size: int | str, name: str = "size") -> int:
     """A size as people say it; UsageError, which calls it ``name``, if it is none."""
-    from blinkccl.simulate.run import parse_size
+    from blinkccl.cost.simulate.run import parse_size
 
     return parse_size(name, str(size))
 
 
 def _conditions(request: Request) -> Conditions:
     """The costs of the machine's calibration."""
-    from blinkccl.baselines.candidate import Conditions
-    from blinkccl.simulate.calibration import calibration_for
+    from blinkccl.cost.baselines.candidate import Conditions
+    from blinkccl.cost.simulate.calibration import calibration_for
 
     return Conditions(calibration_for(request.topology))

@@ -87,7 +87,7 @@ class Topo:
         return graph
 
     def __str__(self) -> str:
-        from blinkccl.report.topology_text import topology_text
+        from blinkccl.show.topology_text import topology_text
 
         return topology_text(self.topology).rstrip("\n")
 
@@ -96,15 +96,15 @@ class Topo:
 
     def show(self, path: str | PathLike[str]) -> None:
         """Write its picture to a file, as ``blink show`` does: .html, .svg or .txt, by the end of the name."""
-        from blinkccl.advice.show import of_topology
-        from blinkccl.report.page import exhibit_file
+        from blinkccl.show.page import exhibit_file
+        from blinkccl.show.show import of_topology
 
         shown = exhibit_file(of_topology(self.topology), Path(path))
         Path(path).write_text(shown, encoding="utf-8", newline="\n")
 
     def _repr_svg_(self) -> str:
-        from blinkccl.advice.show import of_topology
-        from blinkccl.report.page import exhibit_svg
+        from blinkccl.show.page import exhibit_svg
+        from blinkccl.show.show import of_topology
 
         return exhibit_svg(of_topology(self.topology))
 

@@ -1,7 +1,7 @@
 """Algorithms of the registry as candidates: one group of rank processes runs the Program that it was told last.
 
 All of them run in the same processes on the same buffers, in native code, so what differs is the Program. How long its
-messages are is chosen for each at every size, in a short trial among what :mod:`blinkccl.choice.host_table` has.
+messages are is chosen for each at every size, in a short trial among what :mod:`blinkccl.cost.choice.host_table` has.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blinkccl.algorithms.registry import ALGORITHMS, algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.interleave import Participant, Runs
 from blinkccl.bench.protocol import Command, Flag, Kind
-from blinkccl.choice.host_table import KIB, MIB
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.choice.host_table import KIB, MIB
 from blinkccl.engines.host_plan import INLINE, HostPlan
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.schedule.lower import lower
@@ -27,6 +25,8 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json, to_text
 from blinkccl.schedule.verifier import verify
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS, algorithm
+from blinkccl.trees.algorithms.request import Request
 
 #: What communicators choose by themselves; of a topology, the registry's alias.
 AUTO = "auto"

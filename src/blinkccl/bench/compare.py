@@ -9,7 +9,7 @@ from textwrap import wrap
 from blinkccl.bench.output import About, preface, verdict
 from blinkccl.bench.rows import SizeRow, by_candidate
 from blinkccl.bench.sizes import Sweep
-from blinkccl.report.text import bytes_text
+from blinkccl.show.text import bytes_text
 
 #: Who is faster by less than this part is not another winner: it would be the other one in the next run.
 TIE = 0.05

@@ -31,18 +31,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from blinkccl.algorithms.path_table import machine_key
 from blinkccl.bench.tune import collective_of
-from blinkccl.choice.costs import MOST_BYTES, protocols_of, timing
-from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
-from blinkccl.choice.programs import default_blocks, largest
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.choice.costs import MOST_BYTES, protocols_of, timing
+from blinkccl.cost.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
+from blinkccl.cost.choice.programs import default_blocks, largest
 from blinkccl.errors import CommunicationError
 from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
 from blinkccl.nccl.peer_info import GpuJob, GpuPeerInfo
 from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, key_of
 from blinkccl.nccl.topology_of_job import JobPlacement, place
 from blinkccl.runtime.peer_info import package_version
+from blinkccl.trees.algorithms.path_table import machine_key
 
 #: Ways that predictions let go on: at most so many, which take at most so many times as long as the fastest.
 SEEDS, CHANCE = 6, 3.0

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from blinkccl.bench.perform import Bytes, private_memory, typed
 from blinkccl.bench.protocol import Command, Flag
-from blinkccl.choice.host_table import HostChoice
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
+from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.engines.recording import recording_of

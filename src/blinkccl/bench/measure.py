@@ -16,10 +16,10 @@ from blinkccl.bench.protocol import Command, Flag
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.engines.registry import Array, engine
-from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import verify
+from blinkccl.trees.forest.model import Forest
 
 
 class PlannedRanks:

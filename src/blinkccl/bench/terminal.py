@@ -14,7 +14,7 @@ from blinkccl.bench import compare, output
 from blinkccl.bench.output import About, footer, line, preface, titles
 from blinkccl.bench.rows import SizeRow, SizeTiming
 from blinkccl.bench.sizes import Sweep
-from blinkccl.report.text import LEAST_WIDTH
+from blinkccl.show.text import LEAST_WIDTH
 
 #: Columns of text of a size or a peer's name, and with the place beside it.
 _FIRST, _PLACED = 10, 15

@@ -24,22 +24,22 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.bench.interleave import Runs
 from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.protocol import Command, Kind
 from blinkccl.bench.sizes import block_count
-from blinkccl.choice.host_table import KIB, MIB, NO_LIMIT, Crossing, HostChoice, built_in, label
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.choice.host_table import KIB, MIB, NO_LIMIT, Crossing, HostChoice, built_in, label
+from blinkccl.cost.simulate.calibration import calibration
+from blinkccl.cost.simulate.run import simulate
+from blinkccl.cost.simulate.translate import Settings
 from blinkccl.engines.host_plan import Area
 from blinkccl.errors import InternalError, TopologyError, UnsupportedError
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.tuned import TunedCell
 from blinkccl.schedule.text import to_text
-from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.run import simulate
-from blinkccl.simulate.translate import Settings
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 
 #: By so much a candidate must be faster than what is built in.
 CLEARLY = 1.03

@@ -14,12 +14,12 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.path_table import PairSplits, PathTable
-    from blinkccl.algorithms.request import Request
-    from blinkccl.choice.measured import MeasuredTable
     from blinkccl.collectives.spec import Collective
+    from blinkccl.cost.choice.measured import MeasuredTable
     from blinkccl.proof.audit import Audit
     from blinkccl.topology.model import Topology
+    from blinkccl.trees.algorithms.path_table import PairSplits, PathTable
+    from blinkccl.trees.algorithms.request import Request
 
 
 def _collectives(incomplete: str) -> list[str]:
@@ -143,8 +143,8 @@ def audited(
     ``content`` is what the file has, where it has been read. An NCCL graph file is one too: its rings as the plan of an
     AllReduce.
     """
-    from blinkccl.forest.document import MAX_BYTES, loads
     from blinkccl.proof.audit import audit
+    from blinkccl.trees.forest.document import MAX_BYTES, loads
 
     if str(path) == "-" and spec == "-":
         raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
@@ -187,10 +187,10 @@ def is_xml(content: bytes) -> bool:
 
 def _channels(content: bytes, source: str, spec: str | None) -> dict[str, Any]:
     """What is to be checked of an NCCL graph file: the plan of its channels on the machine."""
-    from blinkccl.algorithms.given_channels import forest_of
-    from blinkccl.forest.document import to_document
     from blinkccl.topology import nccl_graph
     from blinkccl.topology.limits import MAX_FILE_BYTES
+    from blinkccl.trees.algorithms.given_channels import forest_of
+    from blinkccl.trees.forest.document import to_document
 
     if len(content) > MAX_FILE_BYTES:
         raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; no graph file is")
@@ -275,7 +275,7 @@ def _after_loss(topology: Topology, ranks: tuple[int, ...], lost: str) -> tuple[
 
 def path_table(path: Path, topology: Topology) -> PathTable | None:
     """The table of paths in a file; None, and a line that says why, where it is none for this machine."""
-    from blinkccl.algorithms import path_table as tables
+    from blinkccl.trees.algorithms import path_table as tables
 
     content = console.read_file(path, tables.MAX_FILE_BYTES)
     try:
@@ -290,8 +290,8 @@ def measured(path: Path | None, topology: Topology, here: bool = False) -> Measu
 
     ``here``: without a file, what ``blink tune`` measured on GPUs of such a machine.
     """
-    from blinkccl.algorithms.path_table import machine_key
-    from blinkccl.choice import measured as tables
+    from blinkccl.cost.choice import measured as tables
+    from blinkccl.trees.algorithms.path_table import machine_key
 
     if path is None:
         return tables.read_or_ignore(machine_key(topology)) if here else None
@@ -305,7 +305,7 @@ def measured(path: Path | None, topology: Topology, here: bool = False) -> Measu
 
 def write_path_row(path: Path, topology: Topology, row: PairSplits, source: str, kind: str) -> None:
     """Puts a row into the table in ``path``: into that of this machine and kind, or in the place of another."""
-    from blinkccl.algorithms import path_table as tables
+    from blinkccl.trees.algorithms import path_table as tables
 
     there = path_table(path, topology) if path.is_file() and path.stat().st_size else None
     table = tables.PathTable(tables.machine_key(topology), topology.name, source, kind=kind)

@@ -19,13 +19,13 @@ from blinkccl.cli.removed import refuse_removed
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.request import Request
     from blinkccl.bench.algorithms import Job
     from blinkccl.bench.interleave import BenchSettings, Interleaved
     from blinkccl.bench.output import About
     from blinkccl.bench.sizes import Sweep
     from blinkccl.bench.timeline import BenchTimeline
     from blinkccl.collectives.spec import Collective
+    from blinkccl.trees.algorithms.request import Request
 
 HELP = """
 Examples:
@@ -211,7 +211,7 @@ class _Output:
         from blinkccl.bench import output as printed
         from blinkccl.bench.rows import failed
         from blinkccl.bench.terminal import TerminalTable
-        from blinkccl.forest.document import dumps
+        from blinkccl.trees.forest.document import dumps
 
         sizes = self.sizes.sizes()
         began, done, width = printed.now(), [], console.width()
@@ -252,10 +252,10 @@ def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> No
 
 def _run_plan(request: Request, algo: str, output: _Output, settings: BenchSettings) -> None:
     """Run a plan in this process."""
-    from blinkccl.algorithms.registry import algorithm
     from blinkccl.bench.interleave import Interleaved, Participant
     from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import of_plan
+    from blinkccl.trees.algorithms.registry import algorithm
 
     if algo == "all" or "," in algo:
         raise UsageError(f"--algo {algo}: --algo takes one algorithm here; add -g N to compare several")

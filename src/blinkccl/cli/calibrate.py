@@ -13,8 +13,8 @@ from blinkccl.cli import arguments, console
 from blinkccl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from blinkccl.simulate.fit import Fit
-    from blinkccl.simulate.measurements import Measurement
+    from blinkccl.cost.simulate.fit import Fit
+    from blinkccl.cost.simulate.measurements import Measurement
 
 #: Which links β is for where --kind does not say.
 _KIND = "nvlink"
@@ -68,7 +68,7 @@ def calibrate(
     json: arguments.Json = False,
 ) -> None:
     """Read, fit, print, and write the calibration where that is wanted."""
-    from blinkccl.simulate.fit import as_simulated, fits
+    from blinkccl.cost.simulate.fit import as_simulated, fits
 
     _check(output, name, kind, nominal, lanes)
     measured = _within(_read(files, collective, ranks), begin, end)
@@ -114,7 +114,7 @@ def _check(output: Path | None, name: str | None, kind: str | None, nominal: flo
 def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> list[Measurement]:
     """The measurements of all files, of ``collective`` only where it is given."""
     from blinkccl.collectives.spec import COLLECTIVES
-    from blinkccl.simulate.measurements import read_measurements
+    from blinkccl.cost.simulate.measurements import read_measurements
     from blinkccl.topology.limits import MAX_FILE_BYTES
 
     if collective is not None and collective not in COLLECTIVES:
@@ -136,7 +136,7 @@ def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> l
 
 
 def _within(measured: Sequence[Measurement], begin: str, end: str | None) -> list[Measurement]:
-    from blinkccl.simulate.run import parse_size
+    from blinkccl.cost.simulate.run import parse_size
 
     first, last = parse_size("-b", begin), None if end is None else parse_size("-e", end)
     kept = [one for one in measured if first <= one.size_bytes and (last is None or one.size_bytes <= last)]
@@ -188,8 +188,8 @@ def _text(collective: str, fit: Fit, algo: str, ranks: Sequence[int]) -> str:
 def _write(
     output: Path, found: dict[str, Fit], files: Sequence[Path], name: str | None, kind: str, nominal: float, lanes: int
 ) -> None:
-    from blinkccl.simulate.calibration import parse_calibration
-    from blinkccl.simulate.fit import calibration_text, fitted_calibration
+    from blinkccl.cost.simulate.calibration import parse_calibration
+    from blinkccl.cost.simulate.fit import calibration_text, fitted_calibration
 
     if len(found) > 1:
         raise typer.BadParameter(f"-o writes one fit, but the files have {', '.join(found)}; choose with --collective")

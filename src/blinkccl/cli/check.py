@@ -13,7 +13,7 @@ from blinkccl.errors import UsageError
 from blinkccl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from blinkccl.foreign.verify import ForeignAudit
+    from blinkccl.formats.foreign.verify import ForeignAudit
 
 HELP = """
 Examples:
@@ -57,9 +57,9 @@ def check(
     json: arguments.Json = False,
 ) -> None:
     """Check, print what was proved or broken, and exit with 0 or 1."""
-    from blinkccl.foreign import mscclpp
-    from blinkccl.foreign.verify import audit
-    from blinkccl.forest.document import MAX_BYTES
+    from blinkccl.formats.foreign import mscclpp
+    from blinkccl.formats.foreign.verify import audit
+    from blinkccl.trees.forest.document import MAX_BYTES
 
     content = console.read_file(path, MAX_BYTES)
     if mscclpp.looks_like(content):

@@ -16,7 +16,7 @@ import typer
 
 from blinkccl.cli.exits import USAGE
 from blinkccl.errors import UsageError
-from blinkccl.report.text import Paint, fit, painter
+from blinkccl.show.text import Paint, fit, painter
 
 #: Nobody needs a bar for less than this.
 PROGRESS_AFTER_S = 2.0
@@ -46,7 +46,7 @@ def emit(text: str) -> None:
 
 def emit_json(document: dict[str, Any]) -> None:
     """Print one JSON object."""
-    from blinkccl.forest.document import dumps
+    from blinkccl.trees.forest.document import dumps
 
     emit(dumps(document))
 

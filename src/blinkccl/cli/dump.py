@@ -36,6 +36,6 @@ def dump(
         documents = [group.document() for group in groups]
         console.emit_json({"schema_version": SCHEMA_VERSION, "pid": pid, "groups": documents})
         return
-    from blinkccl.report.job_text import job_text
+    from blinkccl.show.job_text import job_text
 
     console.emit(job_text(pid, groups, console.paint(), console.width()))

@@ -49,11 +49,11 @@ def explain(
     json: arguments.Json = False,
 ) -> None:
     """Explain one call."""
-    from blinkccl.advice import explain as advice
-    from blinkccl.advice.explain_text import explain_document, explain_text
-    from blinkccl.baselines.candidate import Conditions
-    from blinkccl.simulate.calibration import calibration_for
-    from blinkccl.simulate.run import parse_size
+    from blinkccl.cost.baselines.candidate import Conditions
+    from blinkccl.cost.simulate.calibration import calibration_for
+    from blinkccl.cost.simulate.run import parse_size
+    from blinkccl.show import explain as advice
+    from blinkccl.show.explain_text import explain_document, explain_text
 
     size_bytes = parse_size("--size", size)
     spec = arguments.one_spec(behind, spec)
@@ -83,7 +83,7 @@ def explain(
 
 
 def _on_cpus(collective: Collective, size_bytes: int, json: bool) -> None:
-    from blinkccl.advice.explain_host import explain
+    from blinkccl.show.explain_host import explain
 
     found = explain(collective, size_bytes)
     if json:

@@ -16,7 +16,7 @@ from blinkccl.errors import UsageError
 from blinkccl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from blinkccl.export.registry import File
+    from blinkccl.formats.registry import File
 
 HELP = """
 Examples:
@@ -94,7 +94,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the plan as ``--to``, to standard output or to a file."""
-    from blinkccl.export.registry import FORMATS, Choices, format_of
+    from blinkccl.formats.registry import FORMATS, Choices, format_of
     from blinkccl.schedule.text import program_hash
 
     if not to:
@@ -131,7 +131,7 @@ def export(
 
 
 def _bytes(option: str, text: str | None) -> int | None:
-    from blinkccl.simulate.run import parse_size
+    from blinkccl.cost.simulate.run import parse_size
 
     found = None if text is None else parse_size(option, text)
     if found == 0:

@@ -15,8 +15,8 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.request import Request
     from blinkccl.apps.lab.experiment import Field, Measured
+    from blinkccl.trees.algorithms.request import Request
 
 HELP = """
 Examples:
@@ -116,7 +116,7 @@ def lab(
         return
     field, rows = _compare(experiment.prepare(request, names, lane), sizes, rounds, plot, json)
     if output is not None and field.path_row is not None:
-        from blinkccl.algorithms.path_table import LABORATORY
+        from blinkccl.trees.algorithms.path_table import LABORATORY
 
         source = f"measured in a laboratory, {field.slower:.0f} times slower"
         arguments.write_path_row(output, request.topology, field.path_row, source, LABORATORY)
@@ -133,7 +133,7 @@ def _compare(
 ) -> tuple[Field, list[list[Measured]]]:
     """Measure all candidates, and report; exit with 1 if a result was wrong. The field as it was measured, and how."""
     from blinkccl.apps.lab import experiment, output
-    from blinkccl.report.text import fit
+    from blinkccl.show.text import fit
 
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
         field = field.ready(laboratory, DEADLINE_S)
@@ -147,7 +147,7 @@ def _compare(
         table = output.table_text(rows, console.paint(), width)
         console.emit(fit(output.head_text(field, layout), width) + f"\n{table}\n" + fit(told, width))
     if plot is not None:
-        from blinkccl.report.charts import chart_file
+        from blinkccl.show.charts import chart_file
 
         console.write_file(plot, chart_file(output.picture(field, rows)))
     wrong = sum(one.wrong for row in rows for one in row)
@@ -159,11 +159,11 @@ def _compare(
 
 def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: Sequence[int]) -> None:
     """Puts what was measured into the table in ``path``: beside what the same laboratory measured before."""
-    from blinkccl.algorithms.path_table import machine_key
     from blinkccl.apps.lab.output import measured_cell
     from blinkccl.bench.tune import ranges
-    from blinkccl.choice import measured
+    from blinkccl.cost.choice import measured
     from blinkccl.private_files import write_or_replace
+    from blinkccl.trees.algorithms.path_table import machine_key
 
     topology, slower = field.request.topology, round(field.slower, 3)
     by = f"a laboratory, links {slower:g} times slower"

@@ -31,7 +31,7 @@ def pick(
     json: arguments.Json = False,
 ) -> None:
     """Rank the sets and print the best and the worst."""
-    from blinkccl.advice.pick import rank_sets, ranking_text
+    from blinkccl.show.pick import rank_sets, ranking_text
 
     topology, ranks = arguments.load(spec, free, "--free")
     with console.Progress("sets") as progress:

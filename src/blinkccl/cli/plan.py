@@ -15,8 +15,8 @@ from blinkccl.cli import arguments, console
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.request import Request
-    from blinkccl.packing.clock import Clock
+    from blinkccl.trees.algorithms.request import Request
+    from blinkccl.trees.packing.clock import Clock
 
 HELP = """
 Examples:
@@ -93,10 +93,10 @@ def plan(
     spec = arguments.one_spec(behind, spec)
     if output is not None:
         _check_output(output)
-    from blinkccl.algorithms.registry import algorithm
     from blinkccl.api.plan import bytes_of, plan_of
-    from blinkccl.forest.document import dumps, to_document
-    from blinkccl.packing.solver import loading_seconds
+    from blinkccl.trees.algorithms.registry import algorithm
+    from blinkccl.trees.forest.document import dumps, to_document
+    from blinkccl.trees.packing.solver import loading_seconds
 
     wanted = replace(
         arguments.request(name, spec, gpus, root, links, relays, without),
@@ -123,7 +123,7 @@ def plan(
 
 def _known(clock: Clock, request: Request) -> str:
     """What a search knows: ``planning: bound 213.3 GB/s, best so far 99.1 %``."""
-    from blinkccl.report.text import gb_per_s_text
+    from blinkccl.show.text import gb_per_s_text
 
     known = []
     if clock.bound is not None:

@@ -17,7 +17,7 @@ from typer import Argument, Option
 from blinkccl.cli import console
 from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import LaunchError, UnsupportedError, UsageError
-from blinkccl.report.text import count
+from blinkccl.show.text import count
 from blinkccl.units import size_text
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def run(
     if started:
         _tell(usage, "MPI" if mpi else "NCCL", _UNUSED_MPI if mpi else _no_nccl(preload[0]))
     if report is not None:
-        from blinkccl.forest.document import dumps
+        from blinkccl.trees.forest.document import dumps
 
         console.write_file(report, dumps(usage.document(command, code, "mpi" if mpi else "nccl")))
     if require and code == 0 and not usage.groups:
@@ -166,7 +166,7 @@ def _settings(algo: str | None, spec: str | None, paths: Path | None) -> dict[st
     settings = {}
     if algo is not None:
         if algo != "nccl":
-            from blinkccl.algorithms.registry import algorithm
+            from blinkccl.trees.algorithms.registry import algorithm
 
             algorithm(algo)
         settings["BLINK_ALGO"] = algo

@@ -12,7 +12,7 @@ from blinkccl.cli import arguments, console
 from blinkccl.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from blinkccl.report.page import Exhibit
+    from blinkccl.show.page import Exhibit
     from blinkccl.topology.model import Topology
 
 HELP = """
@@ -50,7 +50,7 @@ def show(
     if output is not None:
         _check_output(output)
     exhibit = _exhibit(what, spec, gpus, size)
-    from blinkccl.report import page
+    from blinkccl.show import page
 
     if json:
         console.emit_json(page.exhibit_document(exhibit))
@@ -63,15 +63,15 @@ def show(
 
 def _check_output(path: Path) -> None:
     """Refuse what could not be written, before any work."""
-    from blinkccl.report.page import check_form
+    from blinkccl.show.page import check_form
 
     check_form(path)
     console.check_writable(path)
 
 
 def _exhibit(what: str, spec: str | None, gpus: str | None, size: str) -> Exhibit:
-    from blinkccl.advice import show as shown
-    from blinkccl.forest.document import MAX_BYTES
+    from blinkccl.show import show as shown
+    from blinkccl.trees.forest.document import MAX_BYTES
 
     path = Path(what)
     is_file = what == "-" or path.is_file()
@@ -99,7 +99,7 @@ def _refuse(option: str, given: str | None, why: str) -> None:
 
 def _document(content: bytes, source: str) -> dict[str, Any] | None:
     """The JSON object in a file; None where it is something else."""
-    from blinkccl.forest.document import loads
+    from blinkccl.trees.forest.document import loads
 
     if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] != b"{":
         return None
@@ -122,10 +122,10 @@ def _topology(what: str, content: bytes | None, gpus: str | None) -> Topology:
 
 def _of_plan(document: dict[str, Any], machine: Topology | None, source: str, size: str) -> Exhibit:
     """The exhibit of a plan; ends with code 1 where it states what is not so."""
-    from blinkccl.advice.show import of_plan, shape_fault
-    from blinkccl.forest.document import from_document, stated_hops
+    from blinkccl.cost.simulate.run import parse_size
     from blinkccl.proof.audit import audit
-    from blinkccl.simulate.run import parse_size
+    from blinkccl.show.show import of_plan, shape_fault
+    from blinkccl.trees.forest.document import from_document, stated_hops
 
     size_bytes = parse_size("--size", size)
     if stated_hops(document) > MOST_CHECKED_HOPS:

@@ -10,16 +10,16 @@ from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.errors import UsageError
-from blinkccl.report.text import fit
+from blinkccl.show.text import fit
 
 if TYPE_CHECKING:
-    from blinkccl.advice.training import StepTable
-    from blinkccl.algorithms.request import Request
-    from blinkccl.baselines.candidate import Conditions, Estimate
-    from blinkccl.baselines.registry import JobCandidates
-    from blinkccl.choice.candidates import Code
-    from blinkccl.forest.model import Forest
+    from blinkccl.cost.baselines.candidate import Conditions, Estimate
+    from blinkccl.cost.baselines.registry import JobCandidates
+    from blinkccl.cost.choice.candidates import Code
+    from blinkccl.show.training import StepTable
     from blinkccl.topology.model import Topology
+    from blinkccl.trees.algorithms.request import Request
+    from blinkccl.trees.forest.model import Forest
 
 #: What a sweep takes where -b and -e do not say, and its factor between sizes.
 _BEGIN, _END, _FACTOR = "4K", "1G", 4
@@ -166,9 +166,9 @@ def sim(
     console.check_files(timeline, output, plot=plot)
     swept = any(given is not None for given in (plot, begin, end))
     sizes = _sizes(size, swept, begin, end)
-    from blinkccl.advice.training import training_steps
-    from blinkccl.algorithms import in_switch
-    from blinkccl.baselines.registry import time_all
+    from blinkccl.cost.baselines.registry import time_all
+    from blinkccl.show.training import training_steps
+    from blinkccl.trees.algorithms import in_switch
 
     options = {"--calibration": calibration, "--chunk": chunk}
     of_copies = [option for option, given in options.items() if given is not None]
@@ -197,7 +197,7 @@ def sim(
         steps = None if model is None or gpu is None else training_steps(field, model, gpu)
     _report(field, runs, conditions, rows, swept, json, steps)
     if output is not None and field.path_row is not None:
-        from blinkccl.algorithms.path_table import SIMULATED
+        from blinkccl.trees.algorithms.path_table import SIMULATED
 
         source = f"simulated on calibration {conditions.calibration.name}"
         arguments.write_path_row(output, request.topology, field.path_row, source, SIMULATED)
@@ -215,8 +215,8 @@ def _is_plan(job: str) -> bool:
 def _conditions(
     topology: Topology, calibration: str | None, chunk: str, paths: Path | None, output: Path | None
 ) -> Conditions:
-    from blinkccl.baselines.candidate import Conditions
-    from blinkccl.simulate import calibration as calibrations
+    from blinkccl.cost.baselines.candidate import Conditions
+    from blinkccl.cost.simulate import calibration as calibrations
 
     own = calibrations.calibration_for(topology) if calibration is None else calibrations.calibration(calibration)
     chunk_bytes, choice = _chunk(chunk)
@@ -231,7 +231,7 @@ def _conditions(
 
 def _code(request: Request, wanted: str | None, of_copies: Sequence[str]) -> Code:
     """What runs plans; options that are for copies ask for these."""
-    from blinkccl.choice.candidates import COPY_ENGINES, KERNELS, code_of
+    from blinkccl.cost.choice.candidates import COPY_ENGINES, KERNELS, code_of
 
     if wanted == KERNELS and of_copies:
         raise UsageError(f"--code {KERNELS}: {', '.join(of_copies)} is for copies; leave one out")
@@ -247,9 +247,9 @@ def _field(
     progress: console.Progress,
 ) -> JobCandidates:
     """All that is timed: the plan that was given, or who serves the request."""
-    from blinkccl.baselines.registry import JobCandidates, candidates_not_run, enter
-    from blinkccl.choice import auto
-    from blinkccl.choice.candidates import candidates, of_forest
+    from blinkccl.cost.baselines.registry import JobCandidates, candidates_not_run, enter
+    from blinkccl.cost.choice import auto
+    from blinkccl.cost.choice.candidates import candidates, of_forest
 
     if forest is None:
         names = [] if algo is None else [part.strip() for part in algo.split(",")]
@@ -268,7 +268,7 @@ def _check_files_serve(field: JobCandidates, timeline: Path | None, output: Path
 
 
 def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None) -> list[int]:
-    from blinkccl.simulate.run import parse_size
+    from blinkccl.cost.simulate.run import parse_size
 
     if not swept:
         return [parse_size("--size", "64M" if size is None else size)]
@@ -286,8 +286,8 @@ def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None) ->
 
 def _chunk(text: str) -> tuple[int | None, str]:
     """Its size, or None and how it is chosen."""
-    from blinkccl.baselines.candidate import CHUNK_CHOICES
-    from blinkccl.simulate.run import parse_size
+    from blinkccl.cost.baselines.candidate import CHUNK_CHOICES
+    from blinkccl.cost.simulate.run import parse_size
 
     if text in CHUNK_CHOICES:
         return None, text
@@ -308,7 +308,7 @@ def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:
 
     ``spec`` is what an NCCL graph file lacks; a plan is checked on the links of ``spec``.
     """
-    from blinkccl.algorithms.request import Request
+    from blinkccl.trees.algorithms.request import Request
 
     source, found = arguments.audited(path, spec)
     arguments.refuse_false(source, found.all_faults)
@@ -317,7 +317,7 @@ def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:
 
 def _gpu(topology: Topology) -> str:
     """Whose arithmetic --model takes."""
-    from blinkccl.baselines.nccl_links import guess_arch
+    from blinkccl.cost.baselines.nccl_links import guess_arch
 
     arch = guess_arch(topology)
     if arch not in _GPUS:
@@ -334,13 +334,13 @@ def _report(
     json: bool,
     steps: StepTable | None,
 ) -> None:
-    from blinkccl.simulate.timeline import summarise
+    from blinkccl.cost.simulate.timeline import summarise
 
     best = _fastest_plan(rows[-1])
     # A table over sizes does not show it, and it takes one more run.
     wanted = best.simulation if best is not None and (json or not swept) else None
     summary = None if wanted is None else summarise(wanted.traced())
-    from blinkccl.report import sim_text
+    from blinkccl.show import sim_text
 
     fair = None if best is None or swept else _shared_fairly(field, best)
     if json:
@@ -369,7 +369,7 @@ def _shared_fairly(field: JobCandidates, best: Estimate) -> Estimate | None:
 
     Hardware does something between fifo and fair, and nobody publishes what.
     """
-    from blinkccl.choice.candidates import shared_fairly
+    from blinkccl.cost.choice.candidates import shared_fairly
 
     if not best.seconds:
         return None
@@ -386,7 +386,7 @@ def _fastest_plan(row: Sequence[Estimate]) -> Estimate | None:
 def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     import json
 
-    from blinkccl.simulate.timeline import chrome_trace
+    from blinkccl.cost.simulate.timeline import chrome_trace
 
     best = _fastest_plan(row)
     if best is None or best.simulation is None:
@@ -399,8 +399,8 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
 
 
 def _draw(path: Path, field: JobCandidates, code: Code, rows: Sequence[Sequence[Estimate]]) -> None:
-    from blinkccl.report.charts import chart_file
-    from blinkccl.report.sim_text import sim_picture
+    from blinkccl.show.charts import chart_file
+    from blinkccl.show.sim_text import sim_picture
 
     if not any(estimate.algbw_gb_per_s > 0 for row in rows for estimate in row):
         raise UsageError("no size moves any data; take larger ones (-b)")

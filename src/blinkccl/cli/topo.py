@@ -72,7 +72,7 @@ def topo(
 
         console.emit(write(_as_planned(topology, ranks, links)))
     elif output is None:
-        from blinkccl.report.topology_text import topology_text
+        from blinkccl.show.topology_text import topology_text
 
         console.emit(topology_text(whole, console.paint(), console.width()))
 
@@ -103,9 +103,9 @@ def _list(json: bool) -> None:
 def _gather(path: Path, nccl_xml: str | None) -> None:
     """Writes the machine to ``path``, with NCCL's own dump of it where ``SPEC`` names one."""
     from blinkccl.apps.doctor.this_machine import summary
-    from blinkccl.forest.document import dumps
     from blinkccl.topology import limits
     from blinkccl.topology import nccl_xml as xml
+    from blinkccl.trees.forest.document import dumps
 
     text = None
     if nccl_xml is not None:
@@ -144,8 +144,8 @@ def _check_output(path: Path) -> None:
 
 
 def _formats() -> dict[str, Callable[[Topology], str]]:
-    from blinkccl.report.picture import folded, machine_picture
-    from blinkccl.report.shapes import svg_file
+    from blinkccl.show.picture import folded, machine_picture
+    from blinkccl.show.shapes import svg_file
     from blinkccl.topology.formats import WRITERS
 
     return {**WRITERS, ".svg": lambda topology: svg_file(folded(machine_picture(topology)))}

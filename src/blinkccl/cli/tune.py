@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blinkccl.bench.gpu_tune import MeasuredWay
-    from blinkccl.choice.measured import Cell, MeasuredTable
+    from blinkccl.cost.choice.measured import Cell, MeasuredTable
     from blinkccl.runtime.tuned import TunedCell, TunedFile
 
 HELP = """
@@ -139,7 +139,7 @@ def _measured(file: TunedFile, path: Path, cells: list[tuple[str, tuple[int, int
 
 
 def _text(file: TunedFile, path: Path, width: int | None) -> str:
-    from blinkccl.report.text import bytes_text, columns, fit, seconds_text
+    from blinkccl.show.text import bytes_text, columns, fit, seconds_text
 
     rows = [
         [
@@ -162,7 +162,7 @@ def _text(file: TunedFile, path: Path, width: int | None) -> str:
 
 
 def _choice(cell: TunedCell) -> str:
-    from blinkccl.choice.host_table import label
+    from blinkccl.cost.choice.host_table import label
 
     found = " or ".join(label(row) for row in cell.rows) or "built in"
     return found if cell.confirmed else f"{found}, not confirmed yet"
@@ -188,11 +188,11 @@ def _on_gpus(
     """The same on GPUs."""
     import msgspec
 
-    from blinkccl.algorithms.path_table import machine_key
     from blinkccl.bench.gpu_client import SERVED
-    from blinkccl.choice import measured
+    from blinkccl.cost.choice import measured
     from blinkccl.private_files import private_directory
     from blinkccl.schema import SCHEMA_VERSION
+    from blinkccl.trees.algorithms.path_table import machine_key
 
     strangers = [name for name, _ in cells if name not in SERVED]
     if strangers:
@@ -235,7 +235,7 @@ def _measured_on_gpus(
 
     from blinkccl.bench import gpu_tune
     from blinkccl.bench.candidate import ended_by_signals
-    from blinkccl.choice import measured
+    from blinkccl.cost.choice import measured
 
     names = dict.fromkeys(name for name, _ in cells)
     with (
@@ -294,7 +294,7 @@ def _environments(spec: str | None) -> Callable[[MeasuredWay, Path], dict[str, s
 
 
 def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path, width: int | None) -> str:
-    from blinkccl.report.text import bytes_text, columns, fit, ids, seconds_text
+    from blinkccl.show.text import bytes_text, columns, fit, ids, seconds_text
 
     def taken(cell: Cell) -> str:
         ways = ((f"{one.algorithm} {one.protocol}".strip(), seconds_text(one.seconds)) for one in cell.times)

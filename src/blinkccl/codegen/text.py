@@ -25,10 +25,10 @@ from blinkccl.codegen.channels import ChannelLoop, LocalSlice, RoleExecution, ch
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import UsageError
-from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.text import program_hash
+from blinkccl.trees.forest.model import Forest
 
 #: Protocol → the type of its wire in ``context.h``.
 WIRES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}

@@ -26,12 +26,12 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
 from blinkccl.engines.buffers import check_roles, filled
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
-from blinkccl.forest.model import digest
 from blinkccl.native import open_library
 from blinkccl.native.headers import Functions, header
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import program_hash
+from blinkccl.trees.forest.model import digest
 
 Array = NDArray[Any]
 #: Blocks give up by themselves at the deadline; this much later they are told to, which says less.

@@ -22,8 +22,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from blinkccl.choice.programs import SLOTS, CandidateProgram
 from blinkccl.codegen.layout import SegmentLayout
+from blinkccl.cost.choice.programs import SLOTS, CandidateProgram
 from blinkccl.errors import LaunchError
 from blinkccl.native.headers import abi, header
 from blinkccl.nccl.choices import PROTOCOLS, ChoiceRow, ChoiceTable

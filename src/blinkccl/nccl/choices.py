@@ -2,13 +2,13 @@
 
 S, as nccl-tests counts it, is looked at in classes of a power of two from 1 KiB to 4 GiB; smaller and larger sizes go
 with the first and the last class. In each class the program and the protocol that are predicted fastest
-(:mod:`~blinkccl.choice.costs`) are taken if NCCL is predicted (:mod:`~blinkccl.nccl.nccl_predictor`) to take
+(:mod:`~blinkccl.cost.choice.costs`) are taken if NCCL is predicted (:mod:`~blinkccl.nccl.nccl_predictor`) to take
 :data:`PREDICTED_MARGIN` times as long at least, both at the class's smallest size; else the call is NCCL's.
 BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run with this protocol.
 
-What ``blink tune`` measured here (:mod:`~blinkccl.choice.measured`) takes the place of predictions: in a class that it
-has times of, those are compared, ours among themselves and with NCCL's, at the size that was measured. Where both were
-measured :data:`MARGIN` is enough.
+What ``blink tune`` measured here (:mod:`~blinkccl.cost.choice.measured`) takes the place of predictions: in a class
+that it has times of, those are compared, ours among themselves and with NCCL's, at the size that was measured. Where
+both were measured :data:`MARGIN` is enough.
 
 With BLINK_ALGO=hybrid a prediction decides only which classes are worth a try: where the split over NVLink and PCIe is
 predicted faster than NVLink alone, the class has both programs. Its first calls run and time one after the other
@@ -24,9 +24,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
 
-from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
-from blinkccl.choice.auto import floor_of_links
-from blinkccl.choice.costs import (
+from blinkccl.codegen.layout import Geometry
+from blinkccl.codegen.text import COPIES
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.choice.auto import floor_of_links
+from blinkccl.cost.choice.costs import (
     PredictedTime,
     architecture,
     calibration_of,
@@ -35,16 +37,14 @@ from blinkccl.choice.costs import (
     protocols_of,
     timing,
 )
-from blinkccl.choice.measured import NCCL, Cell, cell_at
-from blinkccl.choice.programs import CandidateProgram, largest
-from blinkccl.choice.timed import FastestProtocol
-from blinkccl.codegen.layout import Geometry
-from blinkccl.codegen.text import COPIES
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.choice.measured import NCCL, Cell, cell_at
+from blinkccl.cost.choice.programs import CandidateProgram, largest
+from blinkccl.cost.choice.timed import FastestProtocol
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.nccl.copies import fault_of_program
 from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
 from blinkccl.nccl.programs import CandidatePrograms, collectives, key_of
+from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.units import size_text
 
 #: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
@@ -279,7 +279,7 @@ class _TimedCandidate:
         self._candidate, self._terms = candidate, terms
         own = (terms.protocol,) if terms.protocol else protocols_of(candidate, terms.capability)
         self._own, self._protocols = own, FastestProtocol(own, self._timing)
-        # Simple leaves most of a link (:mod:`blinkccl.choice.costs`).
+        # Simple leaves most of a link (:mod:`blinkccl.cost.choice.costs`).
         simple = calibration_of("simple", fast=True, arch=architecture(terms.capability))
         pcie = pcie_gb_per_s(candidate, "simple", terms.capability)
         self._links_s, self._before_s = floor_of_links(candidate.forest, simple, pcie), 0.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from blinkccl.choice.programs import SLOTS
 from blinkccl.codegen.channels import ChannelLoop, channel_loops
 from blinkccl.codegen.host_compiler import copies_compiler
+from blinkccl.cost.choice.programs import SLOTS
 from blinkccl.errors import UnsupportedError
 from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob

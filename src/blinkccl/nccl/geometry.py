@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from blinkccl.choice.programs import (
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, ProgramGroup
+from blinkccl.cost.choice.programs import (
     MOST_COPY_BYTES,
     MOST_LINE_BYTES,
     MOST_SLOT_BYTES,
     SLOTS,
     default_blocks,
 )
-from blinkccl.codegen.layout import LINE_BYTES, Geometry, ProgramGroup
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob

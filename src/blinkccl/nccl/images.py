@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from blinkccl.choice.programs import SERVED, SLOTS, CandidateProgram
 from blinkccl.codegen.build import Compiler, build
 from blinkccl.codegen.gpu_compiler import NVCC, gpu_compiler, nvcc
 from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import COPIES, FOLD_ENTRY, WIRES, Kernel, copy_entry, cuda_text, entry_name, kernel_entry
+from blinkccl.cost.choice.programs import SERVED, SLOTS, CandidateProgram
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.peer_info import GpuJob
 

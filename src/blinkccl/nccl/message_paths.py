@@ -21,18 +21,18 @@ from fractions import Fraction
 from itertools import pairwise, permutations
 from typing import Any
 
-from blinkccl.algorithms import multi_path
-from blinkccl.algorithms.path_table import PairSplits, PathTable, Split
-from blinkccl.algorithms.request import Request
-from blinkccl.choice.programs import MOST_COPY_BYTES, SLOTS
 from blinkccl.codegen.layout import LINE_BYTES, SegmentLayout
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.choice.programs import MOST_COPY_BYTES, SLOTS
 from blinkccl.errors import BlinkError, UnsupportedError
-from blinkccl.forest.model import Forest, Path
 from blinkccl.nccl.geometry import LEAST_COPY_BYTES, Budget
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.memories import memories_on, store_fault
 from blinkccl.topology.model import Topology
+from blinkccl.trees.algorithms import multi_path
+from blinkccl.trees.algorithms.path_table import PairSplits, PathTable, Split
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest, Path
 
 #: Ends of parts are multiples of 1/this: ``kWhole`` in ``bundle.h``.
 WHOLE = 1 << 20

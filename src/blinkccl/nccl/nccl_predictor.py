@@ -1,6 +1,7 @@
 """What NCCL would take for the same call: the time that a plan must beat.
 
-- *Rings, trees and NVLS*: :mod:`blinkccl.baselines.nccl_server`, for the five collectives that it has algorithms for.
+- *Rings, trees and NVLS*: :mod:`blinkccl.cost.baselines.nccl_server`, for the five collectives that it has algorithms
+for.
 - *Sends and receives*: AllToAll, Gather and Scatter. All messages go at once on NCCL's paths, and the busiest link
   says how long that takes: less than it would be, as NCCL's channels per peer are not counted.
 - *A ring of ours*, at the costs that our plans are given but for the prologue of our kernels, where NCCL's model has no
@@ -13,20 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
-from blinkccl.baselines.nccl_links import NVL
-from blinkccl.baselines.nccl_model import SERVED
-from blinkccl.baselines.nccl_search import Channels
-from blinkccl.baselines.nccl_server import NcclServer, latency_us
-from blinkccl.baselines.nccl_system import NcclMachine
-from blinkccl.choice.costs import PROLOGUE_US, RATE, architecture, protocols_of, timing
-from blinkccl.choice.programs import SLOTS, CandidateProgram
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.nccl_links import NVL
+from blinkccl.cost.baselines.nccl_model import SERVED
+from blinkccl.cost.baselines.nccl_search import Channels
+from blinkccl.cost.baselines.nccl_server import NcclServer, latency_us
+from blinkccl.cost.baselines.nccl_system import NcclMachine
+from blinkccl.cost.choice.costs import PROLOGUE_US, RATE, architecture, protocols_of, timing
+from blinkccl.cost.choice.programs import SLOTS, CandidateProgram
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.select import joining_links
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 #: NCCL sends messages of up to so many bytes by LL (its parameter P2P_LL_THRESHOLD).
 P2P_LL_BYTES = 16384

@@ -26,17 +26,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blinkccl.algorithms import path_table
-from blinkccl.algorithms.path_table import PathTable
-from blinkccl.choice import measured
-from blinkccl.choice.measured import Cell
-from blinkccl.choice.programs import CandidateProgram
 from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
 from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
 from blinkccl.codegen.text import COPIES
+from blinkccl.cost.choice import measured
+from blinkccl.cost.choice.measured import Cell
+from blinkccl.cost.choice.programs import CandidateProgram
 from blinkccl.errors import BlinkError, UnsupportedError
-from blinkccl.forest.model import topology_hash
 from blinkccl.native.headers import abi
 from blinkccl.nccl import choices, message_paths
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
@@ -54,6 +51,9 @@ from blinkccl.private_files import cache_directory
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.topology.model import Topology
+from blinkccl.trees.algorithms import path_table
+from blinkccl.trees.algorithms.path_table import PathTable
+from blinkccl.trees.forest.model import topology_hash
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
 FORMAT = 8

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
-from blinkccl.baselines.nccl_links import CountedLinks
-from blinkccl.choice.programs import (
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.baselines.nccl_links import CountedLinks
+from blinkccl.cost.choice.programs import (
     MOST_LINE_BYTES,
     MOST_SLOT_BYTES,
     SERVED,
@@ -19,7 +17,6 @@ from blinkccl.choice.programs import (
     CandidateProgram,
     compiled,
 )
-from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.nccl.geometry import STAGING_BYTES
 from blinkccl.nccl.topology_of_job import JobPlacement
@@ -27,6 +24,9 @@ from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
 from blinkccl.topology.memories import without_memory_links
 from blinkccl.topology.select import joining_links
+from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 #: What is planned where nobody says: the fastest for large sizes, and those of few steps; and, where they fit beside
 #: these, those that are faster for sizes in between on some machines. ``blink`` is not: its search takes longest.

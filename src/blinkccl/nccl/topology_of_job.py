@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from blinkccl.baselines.nccl_links import VERSION, CountedLinks
+from blinkccl.cost.baselines.nccl_links import VERSION, CountedLinks
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.topology import nccl_xml

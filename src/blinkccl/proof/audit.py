@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from blinkccl.errors import ScheduleError, TopologyError, UsageError
-from blinkccl.forest.document import from_document, without_collection
-from blinkccl.forest.model import Forest
-from blinkccl.forest.order import shortened
 from blinkccl.proof.check import Verdict, check_plan
-from blinkccl.proof.links import links_of, same_links
-from blinkccl.report.plan_text import ORDER_SHOWN, headline
-from blinkccl.report.text import Paint, count, plain, rate_text
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.schema import SCHEMA_VERSION, upgraded
+from blinkccl.show.plan_text import ORDER_SHOWN, headline
+from blinkccl.show.text import Paint, count, plain, rate_text
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
+from blinkccl.topology.plan_links import links_of, same_links
+from blinkccl.trees.forest.document import from_document, without_collection
+from blinkccl.trees.forest.model import Forest
+from blinkccl.trees.forest.order import shortened
 
 #: Of violations, the most that are printed.
 SHOWN = 20

@@ -1,7 +1,7 @@
 """Whether every share of a plan sums in the order that the plan states, for the independent checker.
 
-An order is what :mod:`blinkccl.forest.order` says, worked out here a second time, from the trees alone: a vertex folds
-its own contribution and what its senders fold, each placed by the first of ``ranks`` in it, and writes that in
+An order is what :mod:`blinkccl.trees.forest.order` says, worked out here a second time, from the trees alone: a vertex
+folds its own contribution and what its senders fold, each placed by the first of ``ranks`` in it, and writes that in
 parentheses unless it is a lone operand.
 """
 

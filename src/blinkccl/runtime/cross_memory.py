@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from blinkccl.choice.host_table import Crossing
 from blinkccl.collectives.call import CollectiveCall
+from blinkccl.cost.choice.host_table import Crossing
 from blinkccl.errors import LaunchError
 
 _VARIABLE = "BLINK_CROSS_MEMORY"

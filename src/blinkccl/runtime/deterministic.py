@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from blinkccl.algorithms.request import DETERMINISTIC
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
+from blinkccl.trees.algorithms.request import DETERMINISTIC
 
 VARIABLE = "BLINK_DETERMINISTIC"
 

@@ -1,9 +1,10 @@
 """``python -m blinkccl.runtime.host_bundle RANKS``: all plans of a host in one file, for programs without Python.
 
 The file has, for every collective and root, the plans that the host's table can name among so many ranks
-(:mod:`blinkccl.choice.host_table`), and the table's rows: native code (``native/src/host_bundle.cpp``) binds and runs
-what Python would. It lies in the directory of the plan cache, under a name of all that it depends on; it is written at
-once, and made anew where it is damaged. Of processes that come at the same time one plans, and the others wait for it.
+(:mod:`blinkccl.cost.choice.host_table`), and the table's rows: native code (``native/src/host_bundle.cpp``) binds and
+runs what Python would. It lies in the directory of the plan cache, under a name of all that it depends on; it is
+written at once, and made anew where it is damaged. Of processes that come at the same time one plans, and the others
+wait for it.
 
 On standard output comes one line: the path, or ``refused`` and why.
 """
@@ -23,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from blinkccl.choice.host_table import HostChoice
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.engines import native_library as native
 from blinkccl.engines.host import shape_of
 from blinkccl.engines.host_plan import Area, checksum

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.choice.host_table import Crossing, HostChoice, HostTable, built_in
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, fold, operation
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.choice.host_table import Crossing, HostChoice, HostTable, built_in
 from blinkccl.engines.host import (
     STREAM_BYTES,
     Endpoint,

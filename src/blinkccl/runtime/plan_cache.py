@@ -21,7 +21,6 @@ from pathlib import Path
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, LaunchError, ScheduleError
-from blinkccl.forest.model import topology_hash
 from blinkccl.private_files import cache_directory, open_trusted, private_directory, throw_out, write_at_once
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.schedule.program import Program
@@ -29,6 +28,7 @@ from blinkccl.schedule.text import from_json, to_json
 from blinkccl.schedule.verifier import violations
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
+from blinkccl.trees.forest.model import topology_hash
 
 MAX_BYTES = 64 << 20
 #: A longer file is none of ours, and is not read.

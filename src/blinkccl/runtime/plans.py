@@ -1,7 +1,7 @@
 """The Programs of one host: planned, verified, laid out, once per process.
 
 To Blink one host is a switch: every rank reaches every other in one hop at the same rate (Blink, MLSys 2020, §3.5).
-Which Program serves which size is :mod:`blinkccl.choice.host_table`'s.
+Which Program serves which size is :mod:`blinkccl.cost.choice.host_table`'s.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import INLINE, Area, HostPlan
 from blinkccl.runtime.plan_cache import PlanCache, PlanKey
@@ -19,6 +17,8 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 
 @cache

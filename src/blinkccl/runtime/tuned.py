@@ -25,13 +25,13 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.choice.host_table import NO_LIMIT, HostChoice, HostTable, MeasuredRange, built_in, with_measured
-from blinkccl.choice.measured import is_wanted
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.cost.choice.host_table import NO_LIMIT, HostChoice, HostTable, MeasuredRange, built_in, with_measured
+from blinkccl.cost.choice.measured import is_wanted
 from blinkccl.errors import LaunchError, UsageError
 from blinkccl.private_files import cache_directory, open_trusted, private_directory, write_at_once
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 
 FORMAT = 1
 MAX_FILE_BYTES = 1 << 20

@@ -34,11 +34,11 @@ from itertools import pairwise, zip_longest
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import ScheduleError, UsageError
-from blinkccl.forest.model import Forest, Path, Share, Tree, forest_hash, topology_hash
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 from blinkccl.topology.memories import memories_on
 from blinkccl.topology.model import Topology
+from blinkccl.trees.forest.model import Forest, Path, Share, Tree, forest_hash, topology_hash
 
 
 def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Program:

@@ -1,10 +1,10 @@
 """The order in which a Program sums each element, proved: one pass over roles, as symbols instead of numbers.
 
-What an order is says :mod:`blinkccl.forest.order`. A program is *order-invariant* if the complete value of every slice,
-wherever it is kept, has one and the same order. Sizes, chunks, slots and engines are not looked at, because they cannot
-change it: :func:`~blinkccl.schedule.chunking.bind` cuts slices and never an element, each execution of a role folds
-the same operands, and every engine computes what :func:`~blinkccl.collectives.ops.fold` says. Which slice an element
-falls into depends on the size, and so all slices need the one order.
+What an order is says :mod:`blinkccl.trees.forest.order`. A program is *order-invariant* if the complete value of every
+slice, wherever it is kept, has one and the same order. Sizes, chunks, slots and engines are not looked at, because they
+cannot change it: :func:`~blinkccl.schedule.chunking.bind` cuts slices and never an element, each execution of a role
+folds the same operands, and every engine computes what :func:`~blinkccl.collectives.ops.fold` says. Which slice an
+element falls into depends on the size, and so all slices need the one order.
 
 An average divides where the reduction is completed, before that role rounds. A role that completes what another one
 has already rounded is a rounding more: a list of one operand, in parentheses of its own.
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blinkccl.forest.order import Orders, shortened
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.wiring import connect, name_role
+from blinkccl.trees.forest.order import Orders, shortened
 
 
 def kept_orders(program: Program) -> dict[tuple[int, int], str]:

@@ -15,9 +15,9 @@ import msgspec
 
 from blinkccl.collectives.spec import Block, Collective
 from blinkccl.errors import ScheduleError, UsageError
-from blinkccl.forest.model import digest
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 from blinkccl.schema import READABLE, SCHEMA_VERSION
+from blinkccl.trees.forest.model import digest
 
 _ROLE = attrgetter(*(field.name for field in fields(Role)))
 

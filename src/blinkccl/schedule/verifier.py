@@ -15,13 +15,13 @@ from math import lcm
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import VerificationError
-from blinkccl.forest.model import Path
 from blinkccl.schedule.chunking import Placement, placements
 from blinkccl.schedule.liveness import liveness_fault
 from blinkccl.schedule.program import Program, Queue, Role
 from blinkccl.schedule.wiring import Wiring, connect, name_role
 from blinkccl.topology.memories import memory_inside
 from blinkccl.topology.model import Topology
+from blinkccl.trees.forest.model import Path
 
 
 def verify(program: Program, topology: Topology) -> None:

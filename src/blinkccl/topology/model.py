@@ -35,7 +35,7 @@ class Vertex:
 
     ``part_of``: the vertex of the machine of which this is one way through; None where it is the whole.
     ``combines``: a switch that can also add up and multicast what crosses it (NVLink SHARP, SHARP). Plans take it for
-    one that passes data on, but for those of :mod:`blinkccl.algorithms.in_switch`.
+    one that passes data on, but for those of :mod:`blinkccl.trees.algorithms.in_switch`.
     """
 
     id: int

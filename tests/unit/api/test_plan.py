@@ -20,10 +20,10 @@ from blinkccl.errors import (
     UsageError,
     VerificationError,
 )
-from blinkccl.forest.document import dumps
 from blinkccl.nccl.programs import candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.catalog import machine
+from blinkccl.trees.forest.document import dumps
 
 JOB = ("--topo", "dgx-1v", "--gpus", "1,4,5,6")
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.bench import compare
 from blinkccl.bench.algorithms import CHUNKS, Job, Planned, plan_algorithms, this_host
 from blinkccl.bench.candidate import RankTimes
@@ -26,6 +25,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.schedule.text import from_json, to_json
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.planned import asked
 
 ALLREDUCE = Collective("allreduce", 4)

@@ -10,8 +10,8 @@ import pytest
 from blinkccl.bench import gpu_tune
 from blinkccl.bench.gpu_tune import LEAST_CALLS, MOST_CALLS, PAIRS, MeasuredWay, Seeds, TuningProcess, Ways, fastest
 from blinkccl.bench.tune import collective_of
-from blinkccl.choice.measured import NCCL
-from blinkccl.choice.programs import default_blocks
+from blinkccl.cost.choice.measured import NCCL
+from blinkccl.cost.choice.programs import default_blocks
 from blinkccl.errors import CommunicationError
 from blinkccl.nccl.programs import DEFAULT, candidates
 from blinkccl.nccl.topology_of_job import JobPlacement

@@ -13,8 +13,8 @@ from blinkccl.bench import tune
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.protocol import Flag, Kind
 from blinkccl.bench.tune import CLEARLY, MOST_CALLS, PAIRS, Candidate, TimedRows, candidates, fastest, ranges, untuned
-from blinkccl.choice.host_table import HostChoice
 from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.runtime import tuned

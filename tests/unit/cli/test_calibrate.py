@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from blinkccl.simulate.calibration import parse_calibration
+from blinkccl.cost.simulate.calibration import parse_calibration
 
 LOG = """\
 # Collective test starting: all_reduce_perf

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.examples import ALL_TESTS
 
 #: Topology → algorithms to ask; those that refuse must refuse in the same words.

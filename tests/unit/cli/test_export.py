@@ -11,7 +11,7 @@ import pytest
 import blinkccl
 from blinkccl.cli.export import HELP
 from blinkccl.errors import UsageError
-from blinkccl.export.registry import FORMATS
+from blinkccl.formats.registry import FORMATS
 
 
 @pytest.fixture

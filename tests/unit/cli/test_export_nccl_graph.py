@@ -7,18 +7,18 @@ from itertools import pairwise
 
 import pytest
 
-from blinkccl.algorithms.given_channels import forest_of
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
-from blinkccl.algorithms.ring import SERVED
-from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import UnsupportedError
-from blinkccl.export.nccl_graph import channels_of, rings_of, write
-from blinkccl.forest.model import Forest
+from blinkccl.formats.nccl_graph import channels_of, rings_of, write
 from blinkccl.schedule.lower import lower
 from blinkccl.topology import nccl_graph
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.given_channels import forest_of
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.ring import SERVED
+from blinkccl.trees.forest.model import Forest
 
 
 def plan(spec: str, ranks: tuple[int, ...], name: str = "allreduce", algorithm: str = "ring") -> Forest:

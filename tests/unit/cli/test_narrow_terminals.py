@@ -12,8 +12,8 @@ import pytest
 from blinkccl.cli import console, run
 from blinkccl.cli.doctor import PIPED_WIDTH
 from blinkccl.nccl.call_report import ReportedCalls, ReportedCommunicator
-from blinkccl.report.job_text import job_text
 from blinkccl.runtime.dump import GroupState, RankState
+from blinkccl.show.job_text import job_text
 
 #: What is typed, and files that it reads: {plan} of ``blink plan``, {false} one whose rate is wrong,
 #: {bench} of ``blink bench --json``.

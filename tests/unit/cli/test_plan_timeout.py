@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from blinkccl import plan
-from blinkccl.algorithms import bounds, optimal_trees
 from blinkccl.api.plan import plan_of
 from blinkccl.cli.plan import _known
 from blinkccl.errors import TimeUpError
-from blinkccl.packing import clock
-from blinkccl.packing.clock import Clock
+from blinkccl.trees.algorithms import bounds, optimal_trees
+from blinkccl.trees.packing import clock
+from blinkccl.trees.packing.clock import Clock
 from support.planned import asked
 
 JOB = ("plan", "allgather", "--topo", "mi250")

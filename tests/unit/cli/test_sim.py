@@ -135,7 +135,7 @@ def test_what_runs_our_plans_is_said(blink, asked: list[str], code: str, why: st
 
 
 def test_a_run_of_too_many_chunks_is_timed_in_coarser_ones(blink, monkeypatch) -> None:
-    monkeypatch.setattr("blinkccl.simulate.run.EVENT_BUDGET", 1000)
+    monkeypatch.setattr("blinkccl.cost.simulate.run.EVENT_BUDGET", 1000)
     asked = ["sim", "broadcast", "--topo", "ring:2", "--algo", "optimal", "--size", "1G", "--chunk", "64K", "--json"]
     (coarse,) = json.loads(blink(*asked).out)["sizes"][0]["algorithms"]
     assert coarse["aggregated"] > 1
@@ -180,7 +180,7 @@ def test_what_moves_nothing_is_not_drawn(blink, tmp_path: Path) -> None:
 
 
 def test_beyond_gigabytes_there_are_units_too(blink, monkeypatch) -> None:
-    monkeypatch.setattr("blinkccl.simulate.run.EVENT_BUDGET", 1000)
+    monkeypatch.setattr("blinkccl.cost.simulate.run.EVENT_BUDGET", 1000)
     for size, shown in (("2T", "2T (2,199,023,255,552 bytes)"), ("4096T", "4P ("), ("1048576T", "1E (")):
         ended = blink("sim", "broadcast", "--topo", "ring:2", "--algo", "optimal", "--size", size)
         assert shown in ended.out, ended.err

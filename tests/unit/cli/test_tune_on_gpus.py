@@ -8,11 +8,11 @@ import json
 import msgspec
 import pytest
 
-from blinkccl.algorithms.path_table import machine_key
-from blinkccl.choice import measured
-from blinkccl.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
+from blinkccl.cost.choice import measured
+from blinkccl.cost.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
 from blinkccl.topology.json_format import write
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.path_table import machine_key
 
 MACHINE = machine_key(parse_spec("clique:3"))
 TIMES = (Time("one_shot", "ll", 2e-5, 9), Time(NCCL, "", 3e-5, 9))

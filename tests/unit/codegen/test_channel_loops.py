@@ -12,10 +12,10 @@ import pytest
 from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, MAX_DENOMINATOR, MAX_ENDS, ChannelLoop, channel_loops, merged
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role, Slice
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.forest.model import Forest, Share, Tree
 from support.planned import by_hand
 from support.programs import random_program
 

@@ -9,11 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, algorithm
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.errors import BlinkError, UnsupportedError
-from blinkccl.export.cuda import write
-from blinkccl.forest.model import Forest
+from blinkccl.formats.cuda import write
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.assembly import Assembly
@@ -22,6 +20,8 @@ from blinkccl.topology.memories import memory_inside, store_fault, without_memor
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS, algorithm
+from blinkccl.trees.forest.model import Forest
 from support.planned import asked
 
 #: Machine, GPUs, links, relays: where paths may lead through memories, and where they do not.

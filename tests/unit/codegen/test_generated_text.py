@@ -14,10 +14,10 @@ from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import TREES_SHOWN, WIRES, Kernel, cuda_text, header
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UsageError
-from blinkccl.forest.model import Cut, Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.forest.model import Cut, Forest, Share, Tree
 from support.planned import asked, by_hand, planned
 from support.processes import said_with_any_hash_seed
 from support.programs import random_program

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 from programs_by_hand import one_message_held_back
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import host, native_library
@@ -42,6 +41,7 @@ from blinkccl.errors import (
 from blinkccl.native import absent
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.execution import difference
 from support.faults import FAULTS
 from support.forests import random_forest

@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from programs_by_hand import one_message_held_back
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host_plan import BLOCK_BYTES, INLINE, NOWHERE, PAYLOAD_BYTES, Area, HostPlan
 from blinkccl.engines.registry import ENGINES
@@ -22,6 +21,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program, Slice
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support import host_rows
 from support.host_rows import BoundRank
 from support.planned import asked

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import algorithm
 from blinkccl.engines import host, reference
 from blinkccl.engines.host_plan import STAGES, HostPlan
 from blinkccl.engines.native_library import load
@@ -18,6 +17,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Queue, Role
 from blinkccl.schedule.verifier import violations
+from blinkccl.trees.algorithms.registry import algorithm
 from support.examples import examples
 from support.execution import difference
 from support.planned import asked

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines import native_library as native
 from blinkccl.engines.host import NativeOp, local_endpoints
@@ -21,6 +20,7 @@ from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.trace_events import TraceEvents
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.planned import asked
 from support.trace_reader import TraceRead, read_trace
 

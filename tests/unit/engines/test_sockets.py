@@ -15,7 +15,6 @@ from math import inf
 
 import pytest
 
-from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.oracle import make_inputs
@@ -28,6 +27,7 @@ from blinkccl.engines.sockets import Site
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, StalledError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.trees.algorithms.registry import algorithm
 from support.execution import difference
 from support.planned import asked
 from support.processes import open_files

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from blinkccl.algorithms.registry import algorithm
+from blinkccl.cost.simulate.run import simulate
 from blinkccl.engines import reference
 from blinkccl.engines.buffers import check_roles
 from blinkccl.engines.host_plan import HostPlan
@@ -15,8 +15,8 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import from_json, to_json
 from blinkccl.schedule.verifier import violations
-from blinkccl.simulate.run import simulate
 from blinkccl.topology.model import Topology
+from blinkccl.trees.algorithms.registry import algorithm
 from support.execution import difference, ragged_counts
 from support.planned import asked
 from support.timed import calibration_of, link_class

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blinkccl.algorithms.registry import algorithm
 from blinkccl.apps.lab.diagnosis import sentence, stalled, stalled_links
 from blinkccl.engines.sites import Sites
 from blinkccl.engines.sockets import Stall
 from blinkccl.schedule.lower import lower
+from blinkccl.trees.algorithms.registry import algorithm
 from support.planned import asked
 
 

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.shapes import transit_paths
 from blinkccl.apps.lab.layout import Layout, Path, lay_out
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import UsageError
@@ -20,6 +18,8 @@ from blinkccl.topology.cables import cables_of
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.shapes import transit_paths
 from support.examples import examples
 from support.forests import random_forest
 from support.planned import asked

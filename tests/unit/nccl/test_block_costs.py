@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.baselines.nccl_model import TREE_GB_PER_S
-from blinkccl.baselines.nccl_server import NcclServer
-from blinkccl.choice.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s, work_of
-from blinkccl.choice.costs import architecture, timing
-from blinkccl.choice.programs import SLOTS, CandidateProgram, largest
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.nccl_model import TREE_GB_PER_S
+from blinkccl.cost.baselines.nccl_server import NcclServer
+from blinkccl.cost.choice.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s, work_of
+from blinkccl.cost.choice.costs import architecture, timing
+from blinkccl.cost.choice.programs import SLOTS, CandidateProgram, largest
+from blinkccl.cost.simulate.run import bind_bytes
 from blinkccl.engines.generated import LaunchCall
 from blinkccl.engines.registry import ENGINES
 from blinkccl.nccl import choices
@@ -19,7 +20,6 @@ from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.run import bind_bytes
 from blinkccl.topology.spec import parse_spec
 from support.device_cuts import pieces
 

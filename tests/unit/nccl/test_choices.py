@@ -10,12 +10,12 @@ from operator import attrgetter
 import pytest
 from jobs_by_hand import job, on, settings
 
-from blinkccl.choice.costs import PredictedTime, architecture, protocols_of, timing
-from blinkccl.choice.measured import NCCL, Cell, Time
-from blinkccl.choice.programs import SERVED, largest
 from blinkccl.codegen.channels import ChannelLoop, RoleExecution
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.choice.costs import PredictedTime, architecture, protocols_of, timing
+from blinkccl.cost.choice.measured import NCCL, Cell, Time
+from blinkccl.cost.choice.programs import SERVED, largest
 from blinkccl.errors import LaunchError, TopologyError, UnsupportedError, UsageError
 from blinkccl.nccl import choices
 from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from jobs_by_hand import job
 
-from blinkccl.algorithms.path_table import machine_key
-from blinkccl.choice import measured
-from blinkccl.choice.measured import GPUS, LABORATORY, Cell, MeasuredTable, Time
+from blinkccl.cost.choice import measured
+from blinkccl.cost.choice.measured import GPUS, LABORATORY, Cell, MeasuredTable, Time
 from blinkccl.nccl.geometry import budget
 from blinkccl.nccl.planner import _Question, measured_cells
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.path_table import machine_key
 
 MACHINE = parse_spec("clique:4")
 CELLS = tuple(

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from blinkccl.algorithms import path_table
-from blinkccl.algorithms.path_table import PairSplits, Part, PathTable, Split
 from blinkccl.cli.app import app
 from blinkccl.codegen.layout import Geometry, SegmentLayout
 from blinkccl.errors import UnsupportedError
@@ -22,6 +20,8 @@ from blinkccl.nccl.geometry import Budget
 from blinkccl.nccl.message_paths import WHOLE, limits_beside, place, plan
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms import path_table
+from blinkccl.trees.algorithms.path_table import PairSplits, Part, PathTable, Split
 from support.examples import examples
 
 DIRECT = Split((Part((0, 1), Fraction(1)),), 1 << 20, 1, 45.0, 45.0)

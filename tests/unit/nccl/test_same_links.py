@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.api.plan import load, plan_of
-from blinkccl.baselines.nccl_links import ARCHS, INTEL_SHARE, PHB, CountedLinks
-from blinkccl.choice.costs import PROLOGUE_US, timing
-from blinkccl.choice.counted import counted_gb_per_s
-from blinkccl.choice.programs import compiled, gpu_of, largest
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.nccl_links import ARCHS, INTEL_SHARE, PHB, CountedLinks
+from blinkccl.cost.choice.costs import PROLOGUE_US, timing
+from blinkccl.cost.choice.counted import counted_gb_per_s
+from blinkccl.cost.choice.programs import compiled, gpu_of, largest
 from blinkccl.errors import TopologyError
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import candidates
@@ -23,6 +21,8 @@ from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.select import PCIE_KINDS, network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
 
 SIZE_BYTES = 4 << 30
 #: By their place among a machine's GPUs: of one switch, of several, of both sockets, all.

@@ -15,10 +15,10 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from blinkccl.baselines.nccl_search import search
-from blinkccl.choice.costs import timing
-from blinkccl.choice.programs import CandidateProgram, largest
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.nccl_search import search
+from blinkccl.cost.choice.costs import timing
+from blinkccl.cost.choice.programs import CandidateProgram, largest
 from blinkccl.nccl.choices import FIRST_CLASS, LAST_CLASS, MARGIN, PREDICTED_MARGIN, ChoiceRow, Terms, table
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, collectives

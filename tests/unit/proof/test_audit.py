@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, TopologyError, UsageError
-from blinkccl.forest.document import to_document
 from blinkccl.proof.audit import audit
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.document import to_document
 
 
 @pytest.fixture

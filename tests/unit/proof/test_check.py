@@ -14,15 +14,15 @@ import grimp
 import pytest
 
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.document import to_document
 from blinkccl.proof.check import check_plan
 from blinkccl.topology.json_format import to_document as topology_document
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.forest.document import to_document
 from support.damage import put
 from support.planned import asked, planned
 
 Json = dict[str, Any]
-PLANS = Path(__file__).parents[1] / "forest/plans"
+PLANS = Path(__file__).parents[1] / "trees/forest/plans"
 NAMES = sorted(path.stem for path in PLANS.glob("*.json"))
 
 

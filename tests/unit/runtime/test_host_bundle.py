@@ -18,11 +18,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from blinkccl.choice.host_table import Crossing, HostTable, built_in
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.cost.choice.host_table import Crossing, HostTable, built_in
 from blinkccl.engines import native_library as native
 from blinkccl.engines.buffers import filled
 from blinkccl.engines.host import Endpoint, local_endpoints, shape_of

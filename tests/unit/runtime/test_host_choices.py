@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.choice.host_table import Crossing, HostChoice, built_in
 from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.cost.choice.host_table import Crossing, HostChoice, built_in
 from blinkccl.engines.host_plan import Area
 from blinkccl.engines.registry import ENGINES
 from blinkccl.runtime.plans import host_plan

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS
-from blinkccl.algorithms.request import Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.private_files import cache_directory
 from blinkccl.runtime.plan_cache import PlanCache, PlanKey
@@ -21,6 +19,8 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
 
 TOPOLOGY = parse_spec("clique:3")
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from blinkccl.choice.host_table import HostChoice, built_in
+from blinkccl.cost.choice.host_table import HostChoice, built_in
 from blinkccl.errors import LaunchError, UsageError
 from blinkccl.runtime import tuned
 from blinkccl.runtime.tuned import TunedCell, TunedFile

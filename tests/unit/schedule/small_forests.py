@@ -6,9 +6,9 @@ import itertools
 from fractions import Fraction
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.forest.model import Forest, Share, Tree
 from support.planned import by_hand
 
 

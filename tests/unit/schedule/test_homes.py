@@ -11,21 +11,21 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
+from blinkccl.cost.simulate.calibration import calibration
+from blinkccl.cost.simulate.run import simulate
 from blinkccl.engines import generated, reference, sockets
 from blinkccl.engines.registry import ENGINES, engine
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Queue
 from blinkccl.schedule.text import from_json, to_json, to_text
 from blinkccl.schedule.verifier import violations
-from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.run import simulate
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.forest.model import Forest
 from support.planned import asked
 
 

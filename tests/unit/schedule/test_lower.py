@@ -17,10 +17,10 @@ from small_forests import (
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, UsageError
-from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.verifier import violations
+from blinkccl.trees.forest.model import Forest, Share, Tree
 from support.forests import random_forest
 from support.planned import by_hand
 

@@ -18,13 +18,13 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
-from blinkccl.forest import order as forest_order
-from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.chunking import bind, placements
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.order import kept_orders, order_faults, order_of
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
+from blinkccl.trees.forest import order as forest_order
+from blinkccl.trees.forest.model import Forest, Share, Tree
 from support.examples import examples
 from support.forests import random_collective, random_forest
 from support.orders import evaluated, rough, same_bits

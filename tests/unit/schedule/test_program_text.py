@@ -15,9 +15,9 @@ import pytest
 from small_forests import chain_allreduce, one_shot_allreduce, two_slices_broadcast
 
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.model import forest_hash, topology_hash
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.text import from_json, program_hash, to_json, to_text
+from blinkccl.trees.forest.model import forest_hash, topology_hash
 from support.programs import random_program
 
 CHAIN = lower(chain_allreduce())

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from blinkccl.forest.document import to_document as plan_document
 from blinkccl.proof.check import check_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
@@ -15,6 +14,7 @@ from blinkccl.topology.memories import by_operation, staged
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.forest.document import to_document as plan_document
 from support.planned import plan
 
 

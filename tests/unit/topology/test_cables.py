@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.errors import TopologyError
-from blinkccl.simulate.calibration import calibration_for
 from blinkccl.topology import json_format
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.cables import Cable, CabledServer, cabled, cables_of

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.bounds import certificate_for
 from support.planned import plan
 
 

@@ -12,7 +12,6 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import combinations
 
-from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
@@ -20,6 +19,7 @@ from blinkccl.topology.cables import cables_of
 from blinkccl.topology.connectivity import parts
 from blinkccl.topology.model import Link, Topology
 from blinkccl.topology.select import network_for
+from blinkccl.trees.algorithms.bounds import certificate_for
 
 #: With more ranks, or more changes to try, a bound each takes too long for a diagnosis: they are left out.
 MOST_RANKS, MOST_CHANGES = 16, 150

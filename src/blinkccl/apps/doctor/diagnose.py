@@ -14,8 +14,8 @@ from blinkccl.apps.doctor.evidence import Case, Host, MachineRead, MeasuredCall,
 from blinkccl.apps.doctor.finding import SEVERITIES, Finding
 from blinkccl.apps.doctor.rules import bound, cabling, hang, host, links, measured, network, peers, settings
 from blinkccl.apps.doctor.rules.job import best_rows, jobs
-from blinkccl.report.text import Paint, count, fit, gb_per_s_text
 from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.show.text import Paint, count, fit, gb_per_s_text
 
 FAMILIES = (hang, peers, links, cabling, network, settings, host, measured, bound)
 #: What another finding explains is not told as a cause of its own.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from blinkccl.apps.doctor.evidence import Evidence, Location
-from blinkccl.report.text import Paint, ids
+from blinkccl.show.text import Paint, ids
 
 #: "error": it does not work, or gives wrong results. "warning": slower than it could be, or nobody can tell.
 #: "note": no fault, but what explains a number. The first two are what exit code 1 means.

@@ -18,29 +18,29 @@ from functools import cached_property
 from importlib.util import find_spec
 from statistics import median
 
-from blinkccl.algorithms import hybrid, multi_path, ring
-from blinkccl.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
-from blinkccl.algorithms.multi_path import PathCost, direct_path, forest_of, on_one_path, water_filling, ways
-from blinkccl.algorithms.path_table import PairSplits, Part, Split, fill
-from blinkccl.algorithms.registry import algorithm
-from blinkccl.algorithms.request import Request
-from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.apps.lab.laboratory import Laboratory, Run
 from blinkccl.apps.lab.layout import lay_out
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
+from blinkccl.cost.simulate.calibration import calibration
+from blinkccl.cost.simulate.run import simulate
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Forest, Path, Share, attained_rate, link_use
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
-from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.run import simulate
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
+from blinkccl.trees.algorithms import hybrid, multi_path, ring
+from blinkccl.trees.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
+from blinkccl.trees.algorithms.multi_path import PathCost, direct_path, forest_of, on_one_path, water_filling, ways
+from blinkccl.trees.algorithms.path_table import PairSplits, Part, Split, fill
+from blinkccl.trees.algorithms.registry import algorithm
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
+from blinkccl.trees.forest.model import Forest, Path, Share, attained_rate, link_use
 
 #: Of the first calls of ``hybrid``, and how many there are of each; and the finest part of the data that PCIe gets.
 FIRST_SIZES, _FIRST_CALLS, _FINEST = (64 << 10, 4 << 20), 10, 256

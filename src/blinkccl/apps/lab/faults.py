@@ -9,7 +9,6 @@ from fractions import Fraction
 from threading import Timer
 from typing import Any
 
-from blinkccl.algorithms.request import Request
 from blinkccl.apps.lab import experiment
 from blinkccl.apps.lab.experiment import BUFFER_BYTES, Field, LabCandidate, Measured
 from blinkccl.apps.lab.laboratory import Laboratory, Run
@@ -17,6 +16,7 @@ from blinkccl.apps.lab.layout import Layout
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, CommunicationError, UsageError
 from blinkccl.topology.loss import Pair, parse_pairs, slowed, without
+from blinkccl.trees.algorithms.request import Request
 
 #: What becomes of a link (of its rate, and its queue), and of a host.
 KINDS = ("cut", "slow", "lossy", "kill")

@@ -6,15 +6,15 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.apps.lab.experiment import Field, Measured
 from blinkccl.apps.lab.layout import Layout
-from blinkccl.choice.measured import Cell, Time
-from blinkccl.report.charts import Bar, Curve, bars_picture, curves_picture
-from blinkccl.report.shapes import Picture
-from blinkccl.report.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
-from blinkccl.report.words import collective_name
+from blinkccl.cost.choice.measured import Cell, Time
 from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.show.charts import Bar, Curve, bars_picture, curves_picture
+from blinkccl.show.shapes import Picture
+from blinkccl.show.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
+from blinkccl.show.words import collective_name
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 
 #: What runs plans in a laboratory.
 ENGINE = "sockets"

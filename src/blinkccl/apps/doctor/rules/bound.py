@@ -8,7 +8,7 @@ from blinkccl.apps.doctor.evidence import Case, ChannelHop
 from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
 from blinkccl.apps.doctor.rules.peers import near_each_other, switched_off
-from blinkccl.report.text import gb_per_s_text, ids
+from blinkccl.show.text import gb_per_s_text, ids
 
 #: NCCL's model counts what links reach in practice, some 80 % of nominal on NVLink; below these parts of the bound
 #: its channels, and not that, are what is slow.

@@ -10,12 +10,12 @@ from itertools import pairwise
 from blinkccl.apps.doctor.cabling import Cabling, Change, Plug
 from blinkccl.apps.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NcclVersion
 from blinkccl.apps.doctor.finding import Finding, finding
-from blinkccl.baselines.nccl_system import check_nvidia
+from blinkccl.cost.baselines.nccl_system import check_nvidia
 from blinkccl.errors import UnsupportedError
-from blinkccl.packing.two_trees import binary_tree, second_tree
-from blinkccl.report.text import count, gb_per_s_text
+from blinkccl.show.text import count, gb_per_s_text
 from blinkccl.topology.cables import cables_of, gbit_text
 from blinkccl.topology.model import Topology
+from blinkccl.trees.packing.two_trees import binary_tree, second_tree
 
 #: Ports, cables and pairs that are listed.
 _SHOWN = 4

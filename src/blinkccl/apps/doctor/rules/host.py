@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from blinkccl.apps.doctor.evidence import Case, Device, Host, MachineRead
 from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import best_rows
-from blinkccl.report.text import gb_per_s_text
+from blinkccl.show.text import gb_per_s_text
 from blinkccl.units import size_text
 
 #: Less than this part of the physical limit is no noise.

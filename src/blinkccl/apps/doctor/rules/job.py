@@ -9,21 +9,21 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blinkccl.algorithms.bounds import certificate_for
-from blinkccl.algorithms.in_switch import in_switch_forest
 from blinkccl.apps.doctor.evidence import THIS_MACHINE, Case, MachineRead, MeasuredCall, NcclVersion, RingGraph
-from blinkccl.baselines.nccl_links import VERSION, guess_arch
-from blinkccl.baselines.nccl_model import SERVED
-from blinkccl.baselines.nccl_server import NcclServer
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.nccl_links import VERSION, guess_arch
+from blinkccl.cost.baselines.nccl_model import SERVED
+from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import BlinkError
-from blinkccl.forest.model import Certificate, Cut, Dual, Partition
-from blinkccl.report.text import gb_per_s_text, ids
+from blinkccl.show.text import gb_per_s_text, ids
 from blinkccl.topology import nvidia_smi
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.connectivity import parts
 from blinkccl.topology.model import FAST_KINDS, Topology
 from blinkccl.topology.select import ids_text, network_for
+from blinkccl.trees.algorithms.bounds import certificate_for
+from blinkccl.trees.algorithms.in_switch import in_switch_forest
+from blinkccl.trees.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.units import bus_factor
 
 #: Where no size was measured.

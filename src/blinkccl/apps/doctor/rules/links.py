@@ -18,7 +18,7 @@ from blinkccl.apps.doctor.evidence import (
 )
 from blinkccl.apps.doctor.finding import Finding, finding, named
 from blinkccl.apps.doctor.rules.job import jobs
-from blinkccl.report.text import gb_per_s_text
+from blinkccl.show.text import gb_per_s_text
 from blinkccl.topology.connectivity import beside
 
 _KINDS = {"gpu": "GPU", "nic": "network card"}

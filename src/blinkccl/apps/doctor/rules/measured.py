@@ -9,7 +9,7 @@ from blinkccl.apps.doctor.evidence import Case, Evidence, MachineRead, MeasuredC
 from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.bound import GAP
 from blinkccl.apps.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, jobs, machines_with_gpus, stated
-from blinkccl.report.text import gb_per_s_text
+from blinkccl.show.text import gb_per_s_text
 from blinkccl.topology.model import Topology
 
 #: Less than this part of what NCCL itself expects is no noise.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from blinkccl.apps.doctor.evidence import Case, ChannelHop, Device, MachineRead, MeasuredCall, NetworkInUse, NicPath
 from blinkccl.apps.doctor.finding import Finding, finding, named
-from blinkccl.report.text import count
+from blinkccl.show.text import count
 from blinkccl.topology.connectivity import reachable
 from blinkccl.topology.model import Topology
 

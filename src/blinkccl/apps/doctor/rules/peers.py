@@ -17,7 +17,7 @@ from blinkccl.apps.doctor.evidence import (
 )
 from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import jobs, rates
-from blinkccl.report.text import count
+from blinkccl.show.text import count
 
 #: Settings by which somebody wanted no P2P.
 _OFF = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}

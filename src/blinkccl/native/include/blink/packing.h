@@ -1,4 +1,4 @@
-// Flows and packed trees as a plain C interface: blinkccl/packing/maxflow.py, bottleneck.py, integral.py and flatten.py
+// Flows and packed trees as a plain C interface: blinkccl/trees/packing/maxflow.py, bottleneck.py, integral.py and flatten.py
 // say what they are and how they are found.
 //
 // All arrays belong to the caller and must be valid: nothing is checked here. Sums of capacities stay below 2^59.

@@ -1,4 +1,4 @@
-// The simulator's kernel as a plain C interface: blinkccl/simulate/workload.py says what everything here means.
+// The simulator's kernel as a plain C interface: blinkccl/cost/simulate/workload.py says what everything here means.
 //
 // All arrays belong to the caller and must be valid: nothing is checked here. The Python side makes them from a valid
 // program.
@@ -45,7 +45,7 @@ typedef struct {
 } blink_outcome;
 
 // The search for a chunk size across iterations: multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1).
-// blinkccl/simulate/chunk_search.py says what it does where the paper is silent; libblink.so asks it in live jobs.
+// blinkccl/cost/simulate/chunk_search.py says what it does where the paper is silent; libblink.so asks it in live jobs.
 enum blink_miad_phase { BLINK_MIAD_INCREASE = 0, BLINK_MIAD_DECREASE = 1, BLINK_MIAD_STEADY = 2 };
 
 typedef struct {

@@ -1,0 +1,173 @@
+"""``multi_path`` timed: for each size the split that a table says, or else the fastest that is found here.
+
+The table of a pair is filled by the simulator. Each path costs what the calibration says of its links, beside the other
+paths on them: a copy is issued and then waits for the links' latency once per leg, and n chunks that are stored L − 1
+times on their way take (n + L − 1) / n as long as the links need. That gives a split by water filling for each number
+of streams and chunks; the simulator then says which of them is the fastest, and whether any is faster than one copy on
+one path.
+
+Copies of different streams are issued at the same time here, as calibrations say what one costs and not who issues it:
+where one thread issues all, many streams pay later than a table filled here says, and one filled by measurements knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise, product
+from math import fsum, inf, prod
+
+import msgspec
+
+from blinkccl.cost.baselines.candidate import ChunkedPlan, Conditions, Estimate, planned
+from blinkccl.cost.simulate.calibration import Calibration, link_cost
+from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.topology.memories import HOST_KINDS, memories_on
+from blinkccl.trees.algorithms.multi_path import (
+    ALGORITHM,
+    PathCost,
+    WeightedPath,
+    direct_path,
+    forest_of,
+    on_one_path,
+    plan,
+    portions,
+    water_filling,
+    ways,
+)
+from blinkccl.trees.algorithms.path_table import BEYOND_BYTES, MOST_STREAMS, PairSplits, Part, Split, fill
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Forest, Path
+from blinkccl.units import GB
+
+#: What is tried: streams of a path that is stored on its way, and chunks of a stream.
+STREAMS = (1, 2, 4, MOST_STREAMS)
+CHUNKS = (1, 2, 4)
+
+
+def timed_split(flow: Forest, conditions: Conditions, split: Split, window: int = 1) -> ChunkedPlan:
+    """A split of the message that ``flow`` plans, ready to be timed; raises as
+    :func:`~blinkccl.trees.algorithms.multi_path.forest_of`.
+    """
+    found = planned(ALGORITHM, forest_of(flow, split), conditions)
+    return ChunkedPlan(found.name, found.forest, found.program, conditions, split.text(), split.chunks, window)
+
+
+@dataclass(frozen=True)
+class MultiPath:
+    """A message between two GPUs over all paths; ``row`` is what its table says, filled where there was none."""
+
+    flow: Forest
+    conditions: Conditions
+    row: PairSplits
+    name: str = ALGORITHM
+
+    @property
+    def forest(self) -> Forest:
+        """The plan of large messages."""
+        return self.flow
+
+    def at(self, size_bytes: int) -> Estimate:
+        split = self.row.at(size_bytes)
+        if any(part.streams > 1 for part in split.parts):  # beyond all classes chunks grow no more
+            chunks = split.chunks * max(1, -(-size_bytes // BEYOND_BYTES))
+            split = msgspec.structs.replace(split, chunks=chunks)
+        return timed_split(self.flow, self.conditions, split).at(size_bytes)
+
+
+def prepare(request: Request, conditions: Conditions) -> MultiPath:
+    """The message of a request, with the row of the conditions' table for its two ends, or one that is filled here.
+
+    UnsupportedError where the table's paths are not there.
+    """
+    flow = plan(request)
+    first = ways(flow)[0].path
+    row = conditions.paths and conditions.paths.pair(first[0], first[-1])
+    for split in row.splits if row else ():
+        forest_of(flow, split)
+    return MultiPath(flow, conditions, row or simulated_row(flow, conditions))
+
+
+def simulated_row(flow: Forest, conditions: Conditions) -> PairSplits:
+    """The row of a table for a message, filled by the simulator.
+
+    Never slower than one copy on any one of its paths, at any size. Cost: some 20 simulations per class of sizes, half
+    a second for two paths and a few for eight.
+    """
+    timed: dict[tuple[tuple[Part, ...], int], ChunkedPlan] = {}
+
+    def timer(split: Split, size_bytes: int) -> float:
+        key = split.parts, split.chunks
+        if key not in timed:
+            timed[key] = timed_split(flow, conditions, split)
+        return timed[key].at(size_bytes).seconds
+
+    try:
+        direct = direct_path(flow)
+        return fill(direct[0], direct[-1], on_one_path(direct), _options(flow, conditions), timer)
+    except TopologyError as error:  # a calibration that does not know a link only rules this candidate out
+        raise UnsupportedError(str(error)) from None
+
+
+def _options(flow: Forest, conditions: Conditions) -> Callable[[int], Iterator[Split]]:
+    """Splits to try for a size."""
+    calibration, most_memories = conditions.calibration, conditions.most_memories
+    found = [way for way in ways(flow) if most_memories is None or way.legs <= most_memories + 1]
+    part = portions(flow)
+    rates = [path_rate(flow, calibration, way, part) for way in found]
+    starts = [_start_s(flow, calibration, way) for way in found]
+
+    def options(size_bytes: int) -> Iterator[Split]:
+        yield from (on_one_path(way.path) for way in found)
+        # Those that are moved most often are the first to do without.
+        most_legs = [sum(way.legs <= legs for way in found) for legs in sorted({way.legs for way in found})]
+        tried = [
+            filled(found[:most], size_bytes, starts, rates, streams, chunks)
+            for streams, chunks in sorted(product(STREAMS, CHUNKS), key=prod)
+            for most in dict.fromkeys((min(1, len(found)), *most_legs))
+            if most
+        ]
+        yield from dict.fromkeys(tried)
+
+    return options
+
+
+def filled(
+    found: Sequence[WeightedPath],
+    size_bytes: int,
+    starts: Sequence[float],
+    rates: Sequence[float],
+    streams: int,
+    chunks: int,
+) -> Split:
+    """The split of a size by water filling; what is stored on its way goes in so many streams, the rest in one."""
+    costs = []
+    for way, start_s, rate in zip(found, starts, rates, strict=False):
+        pieces = chunks * streams  # of what is stored on its way
+        costs.append(PathCost(start_s, rate * pieces / (pieces + way.legs - 1)))
+    weights = water_filling(size_bytes, costs)
+    parts = [
+        Part(way.path, weight, streams if way.legs > 1 else 1)
+        for way, weight in zip(found, weights, strict=True)
+        if weight
+    ]
+    return Split(parts=tuple(parts), chunks=chunks)
+
+
+def path_rate(
+    flow: Forest, calibration: Calibration, way: WeightedPath, part: dict[tuple[Path, tuple[int, int]], Fraction]
+) -> float:
+    """Bytes per second of a path beside the others; a host's memory is written and read."""
+    pairs = list(pairwise(way.path))
+    memory = calibration.engine.memory_gb_per_s.value
+    hosts = any(flow.topology.vertex[at].kind in HOST_KINDS for at in memories_on(flow.topology, way.path))
+    most = memory / 2 * GB if memory and hosts else inf
+    return min(most, *(link_cost(calibration, flow.topology.link[x]).rate * float(part[way.path, x]) for x in pairs))
+
+
+def _start_s(flow: Forest, calibration: Calibration, way: WeightedPath) -> float:
+    """What a chunk that is there at once would take."""
+    latency_s = fsum(link_cost(calibration, flow.topology.link[pair]).latency_s for pair in pairwise(way.path))
+    engine = calibration.engine
+    return way.legs * (engine.issue_us.value + engine.signal_us.value) * 1e-6 + latency_s

@@ -1,0 +1,191 @@
+"""NCCL as a baseline: version 2.4, whose rings and trees are timed as plans, and 2.30 as it sees itself.
+
+``nccl-2.4`` is the paper's: its rings, with the fall-back to PCIe, timed by the kernel as a plan on the links they use;
+between servers the faster of rings and double binary trees. (Its own threshold takes trees on two servers whatever the
+size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
+of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server (v2.4.2, src/init.cu).
+``nccl-2.30`` is today's NCCL: its channel search and its cost model with NVLS, no plan and no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from blinkccl.cost.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
+from blinkccl.cost.baselines.nccl_links import arch_named, guess_arch
+from blinkccl.cost.baselines.nccl_model import SERVED
+from blinkccl.cost.baselines.nccl_server import NcclServer
+from blinkccl.cost.baselines.nccl_system import check_nvidia
+from blinkccl.cost.simulate.calibration import Calibration, machine_name
+from blinkccl.cost.simulate.run import Simulation, simulate_frame
+from blinkccl.errors import UnsupportedError
+from blinkccl.schedule.chunking import ALIGNMENT_BYTES
+from blinkccl.topology.select import PCIE_CHOICES, joining_links
+from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.ring import in_channels
+from blinkccl.trees.algorithms.shapes import by_server
+from blinkccl.trees.forest.model import Forest
+
+#: NCCL 2.4 hands data on in slices: a buffer of 4 MiB has 8 steps. Rings of AllReduce, AllGather and ReduceScatter take
+#: two steps at once, and cut each rank's part in at least two (v2.4.2, src/include/collectives.h, primitives.h).
+NCCL_SLICE_BYTES = 512 * 1024
+STEPS_PER_SLICE = {"allreduce": 2, "allgather": 2, "reduce_scatter": 2}
+#: A slice of LL: 8 bytes of data for each of 256 threads, 8 times (core.h).
+LL_SLICE_BYTES = 16 * 1024
+#: Threads of a channel by LL (core.h).
+LL_THREADS = 256
+#: Channels on each lane of a ring, and in all (p2p.cu, "Duplicate the rings for direct NVLink"; core.h).
+CHANNELS_PER_LANE, MOST_CHANNELS = 2, 16
+#: Below this NCCL 2.4 takes double binary trees on a DGX-2, as Blink has it.
+AS_WRITTEN_BYTES = 16 * 1024
+#: NCCL 2.4's protocols by machine, with the calibration of each; elsewhere it is timed on the job's own.
+NCCL_24_PROTOCOLS = {
+    "dgx-1v": {"Simple": "nccl-2.4-v100", "LL": "nccl-2.4-v100-ll"},
+    "dgx-1p": {"Simple": "nccl-2.4-p100", "LL": "nccl-2.4-p100-ll"},
+    "dgx-2": {"Simple": "nccl-2.4-v100", "LL": "nccl-2.4-v100-ll"},
+}
+
+
+@dataclass(frozen=True)
+class SlicedPlan(TimedPlan):
+    """A plan of NCCL 2.4, whose chunks are its slices of at most ``slice_bytes``.
+
+    Each share of AllReduce, AllGather and ReduceScatter is at least two slices.
+    """
+
+    slice_bytes: int = NCCL_SLICE_BYTES
+
+    def _run(self, size_bytes: int) -> Simulation:
+        parts = STEPS_PER_SLICE.get(self.forest.collective.name, 1)
+        longest = max(float(part.stop - part.start) for part in self.program.slices)
+        chunk_bytes = max(ALIGNMENT_BYTES, min(self.slice_bytes, ceil(longest * size_bytes / parts)))
+        return simulate_frame(self.frame, size_bytes, chunk_bytes)
+
+
+@dataclass(frozen=True)
+class ByProtocol:
+    """An algorithm of NCCL 2.4: by ``ll`` up to ``ll_bytes``, by ``simple`` above."""
+
+    simple: TimedPlan
+    ll: TimedPlan | None = None
+    ll_bytes: int = 0
+
+    def at(self, size_bytes: int) -> Estimate:
+        plan = self.simple if self.ll is None or size_bytes > self.ll_bytes else self.ll
+        return plan.at(size_bytes)
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Algorithms of one library by name; for each size it takes what ``choose`` names, or the fastest."""
+
+    name: str
+    algorithms: Mapping[str, ByProtocol]
+    choose: Callable[[int], str] | None = None
+
+    @property
+    def forest(self) -> Forest:
+        return self.algorithms["ring"].simple.forest
+
+    def at(self, size_bytes: int) -> Estimate:
+        """The estimate of the plan for this size; its ``detail`` says which it is."""
+        names = list(self.algorithms) if self.choose is None else [self.choose(size_bytes)]
+        return min((self.algorithms[name].at(size_bytes) for name in names), key=lambda estimate: estimate.seconds)
+
+
+def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
+    """NCCL 2.4: rings inside a server, rings or double binary trees between servers."""
+    alone = len(by_server(request.topology, request.ranks)) == 1 or request.collective.name != "allreduce"
+    algorithms = ("ring",) if alone else ("ring", "double_binary_tree")
+    return Alternatives("nccl-2.4", {how: _nccl_24(how, request, conditions, "nccl-2.4") for how in algorithms})
+
+
+def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prepared:
+    """NCCL 2.4 as Blink describes it on a DGX-2: double binary trees below 16 KB, rings above."""
+    name = "nccl-2.4-as-written"
+    if request.collective.name != "allreduce":
+        raise UnsupportedError(f"{name} differs from nccl-2.4 for allreduce only")
+    plans = {how: _nccl_24(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
+    return Alternatives(name, plans, lambda size: "double_binary_tree" if size < AS_WRITTEN_BYTES else "ring")
+
+
+def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> ByProtocol:
+    """One algorithm in each protocol, with NCCL's calibrations and slices in place of the job's."""
+    check_nvidia(request.topology, request.ranks)
+    rings = algorithm == "ring"
+    if rings:
+        lane_gb_per_s = arch_named(guess_arch(request.topology)).nominal_gb_per_s
+        forest = in_channels(request, lane_gb_per_s, CHANNELS_PER_LANE, MOST_CHANNELS)
+    else:
+        forest = ALGORITHMS[algorithm].plan(request)
+    what = ("rings" if rings else "double binary trees") + f" over {_kinds(forest)}"
+    settings = replace(conditions.settings, even_chunks=False)
+    base = planned(name, forest, replace(conditions, settings=settings))
+
+    def sliced(calibration: Calibration, slice_bytes: int, protocol: str) -> SlicedPlan:
+        own = replace(base.conditions, calibration=calibration)
+        return SlicedPlan(name, forest, base.program, own, f"{what}, {protocol}", slice_bytes)
+
+    slice_bytes = NCCL_SLICE_BYTES * (STEPS_PER_SLICE.get(request.collective.name, 1) if rings else 1)
+    named = NCCL_24_PROTOCOLS.get(machine_name(request.topology))
+    if named is None:
+        return ByProtocol(sliced(conditions.calibration, slice_bytes, conditions.calibration.name))
+    return ByProtocol(
+        sliced(conditions.named(named["Simple"]), slice_bytes, "Simple"),
+        sliced(conditions.named(named["LL"]), LL_SLICE_BYTES, "LL"),
+        _ll_bytes(request, forest, rings),
+    )
+
+
+def _ll_bytes(request: Request, forest: Forest, rings: bool) -> int:
+    """Up to which size NCCL 2.4 takes LL, by the bytes of each thread (v2.4.2, src/enqueue.cu, getKernelInfo).
+
+    Where we differ: from there down it takes LL at every size, and always with all channels and threads.
+    """
+    name, ranks = request.collective.name, len(request.ranks)
+    chunks = ranks if rings and name not in ("broadcast", "reduce") else 1
+    roots = ranks if chunks > 1 else 1
+    volta = machine_name(request.topology) != "dgx-1p"
+    servers = len(by_server(request.topology, request.ranks))
+    per_thread = (64 if volta else 32) * (2 if servers > 1 else 1) * (1 if rings else 4)
+    return max(1, len(forest.shares) // roots) * LL_THREADS * chunks * per_thread
+
+
+def _kinds(forest: Forest) -> str:
+    kinds: Sequence[str] = sorted({link.kind for link in forest.topology.links})
+    return ", ".join(kinds)
+
+
+def nccl_230_fault(request: Request) -> str | None:
+    """Why NCCL 2.30's model has no number for the job, but for what its search finds; a sentence without full stop."""
+    try:
+        check_nvidia(request.topology, request.ranks)
+    except UnsupportedError as error:
+        return str(error)
+    name = request.collective.name
+    if name not in SERVED:
+        return f"NCCL does {name} by sends and receives, whose channels per peer its model does not count"
+    if request.links in PCIE_CHOICES and request.links != joining_links(request.topology, request.ranks)[0]:
+        return f"NCCL chooses its links itself, whatever --links {request.links} says"
+    return None
+
+
+def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
+    """NCCL 2.30's channel search, and its cost model for each size."""
+    fault = nccl_230_fault(request)
+    if fault is not None:
+        raise UnsupportedError(fault)
+    nccl = NcclServer.of(request.topology, request.ranks, conditions.calibration)
+    channels = nccl.channels
+    found = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"
+
+    def seconds(size_bytes: int) -> tuple[float, str]:
+        chosen = nccl.at(request.collective.name, size_bytes)
+        if chosen.algorithm == "NVLS":
+            return chosen.seconds, "NVLS: the switch combines and multicasts"
+        return chosen.seconds, f"{chosen.algorithm}, {chosen.protocol}; {found}"
+
+    return Formula("nccl-2.30", request, seconds)

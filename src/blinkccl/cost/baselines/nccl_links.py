@@ -1,0 +1,168 @@
+"""A machine's links in NCCL's constants: what they carry, and what a path over them takes of each.
+
+NCCL 2.30 (src/graph/topo.cc, topo.h, paths.cc, search.cc) counts what a link reaches in practice instead of its nominal
+rate. What it sends from GPU to GPU over PCIe through an Intel processor takes a fifth more of that PCIe, as the
+processor splits packets. NCCL's model and the one of our own kernels (:mod:`blinkccl.cost.choice.costs`) take both from
+here, so that the same links cost the same, whoever sends over them.
+
+Paths have kinds, near to far, :data:`KINDS`: NVL over NVLink or an NVSwitch, NVB over NVLink through another GPU of the
+job, C2C over a Grace processor, PIX and PXB over one and over several PCIe switches, PHB through a processor, SYS
+between processors, PXN to a network card over NVLink through the GPU beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.model import Topology
+from blinkccl.topology.nccl_constants import PROCESSORS
+from blinkccl.topology.spec import machine_named
+
+#: Kinds of path in NCCL's order. P2C, which only Grace servers with network cards know, is not modelled.
+KINDS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+LOC, NVL, NVB, C2C, PIX, PXB, _P2C, PXN, PHB, SYS = range(len(KINDS))
+
+#: GB/s that NCCL counts between Broadwell processors. The catalogue gives all Xeons the 10 of the later ones.
+BROADWELL_GB_PER_S = 6
+#: Machines of the catalogue whose processors are Broadwells (NVIDIA DGX-1 User Guide).
+BROADWELLS = ("dgx-1p", "dgx-1v")
+#: GB/s between AMD's processors: up to NCCL 2.30 for all of them. From 2.32 on that is for the older ones alone, and
+#: those of families 25 (Zen 3 and 4) and 26 (Zen 5) have the others. Its source was not public when this was written:
+#: it is what the wheel of 2.32.3 prints for each family. A topology does not say which it has: family 25 is taken.
+AMD_GB_PER_S, AMD_BY_FAMILY, BY_FAMILY_FROM = 16, {25: 24, 26: 32}, (2, 32)
+#: Machines of the catalogue whose processors are AMD's of family 23 (NVIDIA DGX A100 User Guide).
+OLDER_AMD = ("dgx-a100",)
+#: The version of NCCL where nobody says.
+VERSION = (2, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A GPU architecture: compute capability, GB/s of an NVLink as NCCL counts it, and nominal (topo.h)."""
+
+    sm: int
+    lane_gb_per_s: Fraction
+    nominal_gb_per_s: Fraction
+
+
+#: By the names that :mod:`blinkccl.cost.baselines.nccl_model` takes too.
+ARCHS = {
+    "pascal": Arch(60, Fraction(18), Fraction(20)),
+    "volta": Arch(70, Fraction(20), Fraction(25)),
+    "ampere": Arch(80, Fraction(20), Fraction(25)),
+    "hopper": Arch(90, Fraction("20.6"), Fraction(25)),
+    "blackwell": Arch(100, Fraction("40.1"), Fraction(50)),
+}
+
+
+def arch_named(name: str) -> Arch:
+    """The row of :data:`ARCHS`."""
+    if name not in ARCHS:
+        raise UnsupportedError(f"unknown GPU architecture {name!r}; expected one of {', '.join(ARCHS)}")
+    return ARCHS[name]
+
+
+def guess_arch(topology: Topology) -> str:
+    """The architecture that a GPU's links tell, over the whole machine.
+
+    By the NVLinks of one GPU together: 6, 12 and 18 of 25 GB/s are a V100, an A100 and an H100, up to 4 of 20 GB/s a
+    P100, more a B200. Without NVLink, as in a plan over PCIe, by that of the machine so named; else by PCIe: generation
+    3 is taken for volta, 4 for ampere, 5 for hopper.
+    """
+    unit = exact_unit(topology)
+    lanes = [unit * x.capacity for x in topology.links if x.kind == "nvlink"]
+    if not lanes:
+        whole = machine_named(topology.name)
+        if whole is not None and any(x.kind == "nvlink" for x in whole.links):
+            return guess_arch(whole)
+        pcie = max((unit * x.capacity for x in topology.links if x.kind == "pcie"), default=Fraction(0))
+        return "volta" if pcie < 24 else "ampere" if pcie < 48 else "hopper"
+    most = max(
+        sum((unit * x.capacity for x in topology.links if x.src == gpu and x.kind == "nvlink"), Fraction(0))
+        for gpu in topology.ranks
+    )
+    if most <= 80 and all(rate % 20 == 0 for rate in lanes) and any(rate % 25 for rate in lanes):
+        return "pascal"
+    upto = (("volta", 150), ("ampere", 300), ("hopper", 450))
+    return next((name for name, gb_per_s in upto if most <= gb_per_s), "blackwell")
+
+
+#: What a GB/s from GPU to GPU takes of PCIe through an Intel processor.
+INTEL_SHARE = Fraction(6, 5)
+
+
+@dataclass(frozen=True)
+class CountedLinks:
+    """A whole machine, as NCCL of a version counts its links."""
+
+    machine: Topology
+    version: tuple[int, int] = VERSION
+
+    def gb_per_s(self, kind: str, nominal: Fraction, arch: Arch) -> Fraction:
+        """The GB/s that NCCL counts for a link of ``nominal`` GB/s between GPUs of ``arch``."""
+        if kind == "nvlink":
+            return nominal / arch.nominal_gb_per_s * arch.lane_gb_per_s
+        if kind == "smp" and self._names(BROADWELLS):
+            return Fraction(BROADWELL_GB_PER_S)
+        if kind == "smp" and nominal == AMD_GB_PER_S:
+            older = self.version < BY_FAMILY_FROM or self._names(OLDER_AMD)
+            return Fraction(AMD_GB_PER_S if older else AMD_BY_FAMILY[25])
+        return nominal
+
+    def share(self, kind: int, vertex: int) -> Fraction:
+        """The load of one GB/s on the PCIe links of a path of this kind, in the server of ``vertex``."""
+        intel = kind == PHB and self._knows_processors(vertex) and self.vendor(vertex) == "GenuineIntel"
+        return INTEL_SHARE if intel else Fraction(1)
+
+    def vendor(self, vertex: int) -> str:
+        """``AuthenticAMD`` or ``IBM``, by the bus between the processors of its server; else ``GenuineIntel``."""
+        server = self.machine.vertex[vertex].server
+        return PROCESSORS.get(int(self._smp.get(server, 10)), PROCESSORS[10])[1]
+
+    def _knows_processors(self, vertex: int) -> bool:
+        """True if the bus or the machine's name tells the maker of a server's processors."""
+        return self.machine.vertex[vertex].server in self._smp or self._named is not None
+
+    @cached_property
+    def _named(self) -> Topology | None:
+        """The whole machine of that name: the topology of a plan has no more than the plan's links."""
+        return machine_named(self.machine.name)
+
+    @cached_property
+    def _smp(self) -> dict[int, Fraction]:
+        """The slowest bus between processors by server, that of the topology before that of the machine so named."""
+        named = {} if self._named is None else _buses(self._named)
+        return named | _buses(self.machine)
+
+    def _names(self, machines: Sequence[str]) -> bool:
+        return any(word in machines for word in self.machine.name.split())
+
+
+def _buses(machine: Topology) -> dict[int, Fraction]:
+    """GB/s of the slowest bus between processors as a machine says it, by server: that tells who made them."""
+    unit, slowest = exact_unit(machine), dict[int, Fraction]()
+    for x in machine.links:
+        if x.kind == "smp":
+            server = machine.vertex[x.src].server
+            slowest[server] = min(slowest.get(server, x.capacity * unit), x.capacity * unit)
+    return slowest
+
+
+def step_kind(topology: Topology, src: int, dst: int) -> int:
+    """The kind of a path that is this link alone."""
+    kind = topology.link[src, dst].kind
+    if kind != "pcie":
+        return {"nvlink": NVL, "c2c": C2C}.get(kind, SYS)
+    ends = {topology.vertex[src].kind, topology.vertex[dst].kind}
+    return PHB if "host" in ends else PXB if ends == {"switch"} else PIX
+
+
+def kind_of(topology: Topology, path: Sequence[int]) -> int:
+    """The kind of a path from GPU to GPU."""
+    return max(step_kind(topology, src, dst) for src, dst in pairwise(path))

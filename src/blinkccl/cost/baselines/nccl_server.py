@@ -1,0 +1,158 @@
+"""NCCL 2.30 on a job's GPUs: its model, and what public runs reach beyond it on one server.
+
+- *Rings and trees*: :mod:`blinkccl.cost.baselines.nccl_model`. NCCL rounds the speed of channels down to a step of its
+  ladder (360 GB/s for the 370.8 that it counts of an H100), but moves data as fast as links do. So by Simple rings get
+  what links have left, and nowhere more than rings were measured to reach: 20 GB/s over PCIe, where it counts 24.
+- *NVLS*: what the NVSwitch of Hopper and later combines and multicasts, for 3 GPUs or more. For AllReduce the rate is
+  that of published nccl-tests runs on 4 to 8 H100s, which is more than NCCL's own model says, and the latency that of
+  two hops, which is less. AllGather and ReduceScatter are NCCL's model (0.85 of the channels' rate on Hopper, 0.74 on
+  Blackwell, 25 us), without what it takes off for its last channel: never slower than that.
+
+Both ``blink sim`` and what ``libblink.so`` must beat take NCCL's times from here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+
+from blinkccl.cost.baselines.nccl_links import VERSION, guess_arch
+from blinkccl.cost.baselines.nccl_model import BASE_US, PROTOCOLS, STEP_US, CostLine, NcclEstimate, choose
+from blinkccl.cost.baselines.nccl_search import Channels, search
+from blinkccl.cost.baselines.nccl_system import NcclHop, NcclMachine, see
+from blinkccl.cost.simulate.calibration import Calibration, calibration_for, link_cost
+from blinkccl.errors import UnsupportedError
+from blinkccl.topology.model import Topology
+from blinkccl.units import algbw_gb_per_s, bus_factor
+
+#: busbw of an AllReduce in the switch by GPUs, as a part of what a GPU's NVLinks have together; of 8 for more.
+#: Public nccl-tests logs of H100 servers, whose GPUs have 450 GB/s; nobody published 3, which are taken to be as 4.
+NVLS_RATE = {
+    ranks: Fraction(gb_per_s, 450) for ranks, gb_per_s in ((3, 370), (4, 370), (5, 420), (6, 440), (7, 460), (8, 480))
+}
+#: What NCCL counts of its channels for AllGather and ReduceScatter in the switch, and the latency.
+NVLS_EFFICIENCY, NVLS_US = {"hopper": Fraction("0.85"), "blackwell": Fraction("0.74")}, Fraction(25)
+#: GPUs that reduce in the switch at least.
+_LEAST_NVLS = 3
+
+
+@dataclass(frozen=True)
+class NcclServer:
+    """NCCL of a version on these GPUs; ``arch`` is that of the oldest, ``calibration`` by default the machine's."""
+
+    topology: Topology
+    ranks: tuple[int, ...]
+    arch: str
+    version: tuple[int, int] = VERSION
+    calibration: Calibration | None = None
+
+    @classmethod
+    def of(cls, topology: Topology, ranks: Sequence[int], calibration: Calibration | None = None) -> NcclServer:
+        """Today's, on GPUs whose architecture follows from their links."""
+        return cls(topology, tuple(ranks), guess_arch(topology), calibration=calibration)
+
+    @cached_property
+    def channels(self) -> Channels:
+        """What its search finds; raises as :func:`~blinkccl.cost.baselines.nccl_search.search`."""
+        return search(self.topology, self.ranks, self.arch, self.version)
+
+    @cached_property
+    def server(self) -> NcclMachine:
+        """The one server that NCCL sees; UnsupportedError where there are several."""
+        servers = see(self.topology, self.ranks, self.arch, self.version)
+        if len(servers) != 1:
+            raise UnsupportedError("the ranks are of several NVLink domains")
+        return servers[0]
+
+    def at(self, collective: str, size_bytes: int) -> NcclEstimate:
+        """The fastest that it has for S bytes; of equal ones its own model's choice."""
+        best = choose(self.channels, collective, size_bytes)
+        if best.protocol == "Simple":
+            reach = self._ring_reach if best.algorithm == "ring" else self._tree_reach
+            best = replace(
+                best,
+                seconds=best.seconds / reach,
+                algbw_gb_per_s=best.algbw_gb_per_s * reach,
+                busbw_gb_per_s=best.busbw_gb_per_s * reach,
+            )
+        line = self.in_switch(collective)
+        if line is None or best.seconds <= (seconds := float(line.time_us(size_bytes) / 1_000_000)):
+            return best
+        algbw = algbw_gb_per_s(size_bytes, seconds)
+        return NcclEstimate(line.algorithm, line.protocol, seconds, algbw, algbw * self._factor(collective))
+
+    @cached_property
+    def spare(self) -> float:
+        """By how much all rings could be faster before the first link is full; 1 where there are several servers."""
+        if self.channels.servers > 1:
+            return 1.0
+        used: dict[tuple[int, int], Fraction] = {}
+        for hop in self._ring_hops():
+            for arc, share in hop.load:
+                used[arc] = used.get(arc, Fraction(0)) + share
+        each = Fraction(self.channels.gb_per_s_per_channel)
+        return max(1.0, float(min(self.server.capacity[arc] / (load * each) for arc, load in used.items())))
+
+    @cached_property
+    def _ring_reach(self) -> float:
+        """By how much all rings are faster than NCCL's channels, with links as measured; 1 over several servers."""
+        if self.channels.servers > 1:
+            return 1.0
+        crossings = Counter(arc for hop in self._ring_hops() for arc in pairwise(hop.path))
+        each = float(self.channels.gb_per_s_per_channel)
+        return min(self.spare, *(self._reached(arc) / (times * each) for arc, times in crossings.items()))
+
+    def _ring_hops(self) -> Iterator[NcclHop]:
+        for ring in self.channels.rings:
+            for pair in pairwise((*ring, ring[0])):
+                yield self.server.hops[pair]
+
+    @cached_property
+    def _tree_reach(self) -> float:
+        """What part of NCCL's estimate a tree reaches; 1 over several servers."""
+        tree = self.channels.tree
+        if tree is None or self.channels.servers > 1:
+            return 1.0
+        loads = [
+            arc for order in tree.orders for chain in order for pair in pairwise(chain) for arc in self._load(pair)
+        ]
+        return min(1.0, *(self._reached(arc) * float(share / self.server.capacity[arc]) for arc, share in loads))
+
+    def _load(self, pair: tuple[int, int]) -> Iterator[tuple[tuple[int, int], Fraction]]:
+        """What both directions between two GPUs take of links."""
+        yield from self.server.hops[pair].load
+        yield from self.server.hops[pair[::-1]].load
+
+    def _reached(self, arc: tuple[int, int]) -> float:
+        """GB/s that kernels were measured to reach on a link; infinite where nobody did."""
+        costs, link = self.calibration or calibration_for(self.topology), self.topology.link[arc]
+        return link_cost(costs, link).rate / 1e9 if costs.link_class(link).kernels else inf
+
+    def in_switch(self, collective: str) -> CostLine | None:
+        """The time in the switch, by size; None where it combines nothing."""
+        ranks, channels = len(self.ranks), self.channels
+        if self.arch not in NVLS_EFFICIENCY or ranks < _LEAST_NVLS or channels.servers > 1 or not self.server.switched:
+            return None
+        if collective == "allreduce":
+            known = self.server.arch
+            port = min(self.server.nvlink_gb_per_s.values()) / known.lane_gb_per_s * known.nominal_gb_per_s
+            algbw = NVLS_RATE[min(ranks, max(NVLS_RATE))] * port / Fraction(bus_factor(collective, ranks))
+            return CostLine("NVLS", "Simple", latency_us("Simple", True, 2), algbw)
+        if collective in ("allgather", "reduce_scatter"):
+            all_channels = channels.count * Fraction(channels.gb_per_s_per_channel)
+            return CostLine("NVLS", "Simple", NVLS_US, all_channels * NVLS_EFFICIENCY[self.arch] * (ranks - 1) / ranks)
+        return None
+
+    def _factor(self, collective: str) -> float:
+        return float(bus_factor(collective, len(self.ranks)))
+
+
+def latency_us(protocol: str, nvlink: bool, hops: int) -> Fraction:
+    """Of a call with so many hops, by NCCL's table."""
+    column = PROTOCOLS.index(protocol)
+    return BASE_US["ring"][column] + hops * STEP_US["nvlink" if nvlink else "pcie", "tree"][column]

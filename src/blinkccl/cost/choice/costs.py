@@ -1,0 +1,302 @@
+"""Predicted times of a program on GPUs, in the kernels that are generated from it.
+
+The simulator times it, on a calibration that gives our kernels the costs that NCCL's own model gives NCCL's trees
+(NCCL 2.30, src/graph/tuning.cc; the tables are those of :mod:`blinkccl.cost.baselines.nccl_model`):
+
+=============================  ======  ======  ======  ================================================================
+µs                             LL      LL128   Simple
+=============================  ======  ======  ======  ================================================================
+a call                         6.8     14      8.4     ``BASE_US["tree"]``
+a hop over NVLink              0.6     1.25    4.0     ``STEP_US["nvlink", "tree"]``
+a hop over anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]``
+what is left of a link's rate  1/2     0.86    1       4 of 8 bytes; 120 of 128, of which NCCL counts 0.92
+=============================  ======  ======  ======  ================================================================
+
+A call of ours takes 2.5 us more (:data:`PROLOGUE_US`): a kernel of ours goes by rows that it must first load and turn
+into numbers, and NCCL's has them when it begins.
+
+The simulator knows links and hops; the blocks that must move all that have a rate of their own, and a call takes as
+long as its busiest block at least (:mod:`~blinkccl.cost.choice.block_costs`).
+
+An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So is PCIe (:mod:`~blinkccl.cost.choice.counted`), of
+which messages through an Intel processor take a fifth more. So a plan is found faster than NCCL where its trees are
+better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
+
+Copy engines are timed on the calibration that Blink's own figures fit (``v100-copy-engine``): 10 µs per chunk, in which
+the host issues three commands at least (Blink, MLSys 2020, §4.2.1), and what reducing leaves of a link. To compare like
+with like their links have the same part of what NCCL counts as they have there of what NCCL reached, 22.0 of 22.75
+GB/s. One thread issues all commands of a rank, which takes 10 µs for each message too. So kernels are mostly found
+faster, as they were in practice.
+
+Where the slices of a program differ, generated code cuts each into as many chunks as the largest, so that trees share
+links by their weights; it is timed like that (``even_chunks`` of :func:`~blinkccl.schedule.chunking.bind`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import inf
+
+from msgspec.structs import replace
+
+from blinkccl.codegen.text import COPIES
+from blinkccl.cost.baselines.nccl_links import arch_named
+from blinkccl.cost.baselines.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
+from blinkccl.cost.choice.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s
+from blinkccl.cost.choice.counted import counted_gb_per_s
+from blinkccl.cost.choice.programs import CandidateProgram
+from blinkccl.cost.simulate.calibration import (
+    Calibration,
+    EngineCosts,
+    LinkClass,
+    Number,
+    calibration,
+    calibration_for,
+    link_cost,
+)
+from blinkccl.cost.simulate.chunk_search import near_best
+from blinkccl.cost.simulate.run import Simulation, bind_bytes, simulate_frame
+from blinkccl.cost.simulate.translate import Frame, Settings, frame
+from blinkccl.schedule.program import Program
+from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.units import bus_factor
+
+#: An estimate, the middle of 2 to 3: 17 64-bit divisions one after the other by one thread, and four loads of global
+#: memory that each wait for the one before (``native/device/blink/rows.h``). No GPU has timed an empty call yet.
+PROLOGUE_US = 2.5
+#: Ours → NCCL's.
+NCCL_NAMES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
+#: What is left of a link's rate.
+RATE = {"simple": 1.0, "ll": 4 / 8, "ll128": 0.92 * 120 / 128}
+#: LL is for small sizes, LL128 for those in between: beyond, they have never been faster.
+MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": (1 << 63) - 1, COPIES: (1 << 63) - 1}
+#: The calibrations of a DGX-1V's copy engines, and of NCCL's kernels there.
+_COPY_ENGINES, _THEIR_KERNELS = "v100-copy-engine", "nccl-2.4-v100"
+#: Tasks of a simulation where a communicator waits for it; above, several chunks are timed as one.
+BUDGET = 20_000
+_SETTINGS = Settings(budget=BUDGET)
+#: What decides a time, of :class:`PredictedTime`.
+LINKS, BLOCKS, LL_CAP, ISSUING = "links", "the busiest block", "NCCL's cap on LL", "the thread that issues copies"
+_GROUP = 16
+_IN_SIGNAL = Number(0.0, "contained in signal_us")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedTime:
+    """``chunk_bytes`` is that of one part's message; ``limit`` is what decides: links, blocks, or something in words.
+
+    ``simulation`` is what links and hops take.
+    """
+
+    seconds: float
+    chunk_bytes: int
+    limit: str = LINKS
+    simulation: Simulation | None = None
+
+
+def architecture(capability: int) -> str:
+    """The name that NCCL's model has for GPUs of this compute capability (90 for 9.0)."""
+    return "pascal" if capability < 70 else ("volta", "ampere", "hopper", "blackwell")[_row(capability)]
+
+
+def protocols_of(candidate: CandidateProgram, capability: int) -> tuple[str, ...]:
+    """The kernels' protocols that are safe for the program.
+
+    LL128 needs stores of 128 bytes that arrive in one piece: from compute capability 7.0 on, and where every link of
+    the plan is NVLink, with or without switches (as NCCL decides, src/graph/tuning.cc).
+    """
+    return ("ll", "simple") if ll128_fault(candidate, capability) else ("ll", "ll128", "simple")
+
+
+def ll128_fault(candidate: CandidateProgram, capability: int) -> str | None:
+    """Why LL128 is not safe for the program; a sentence without full stop. None: it is."""
+    if capability < 70:
+        return (
+            "LL128 needs stores of 128 bytes that arrive whole, as GPUs of compute capability 7.0 make them, got "
+            f"{capability // 10}.{capability % 10}"
+        )
+    if any(queue.home != queue.path[-1] for queue in candidate.program.queues):
+        return "LL128 needs stores of 128 bytes that arrive whole, which only those into a GPU's memory promise"
+    other = sorted(_kinds(candidate.program, candidate.network) - {"nvlink"})
+    if other:
+        return f"LL128 needs links that keep stores of 128 bytes whole, as NVLink does; there is {', '.join(other)} too"
+    return None
+
+
+def timing(
+    candidate: CandidateProgram,
+    protocol: str,
+    size_bytes: int,
+    capability: int,
+    parts: int,
+    capacity_bytes: int,
+    settings: Settings = _SETTINGS,
+) -> PredictedTime:
+    """The predicted time of one call of S bytes.
+
+    ``parts`` are the blocks of a channel, ``capacity_bytes`` the most data that the message of one of them carries.
+    Of ``settings`` slices are cut as the program's code cuts them. Cost: three to four simulations of half a
+    millisecond or two each with the default; several times that for copies, whose chunk must leave time to issue.
+    """
+    of = _frame(candidate, protocol, capability, settings)
+    program, costs, most = of.program, of.calibration, parts * capacity_bytes
+    run = near_best(of, size_bytes, most)
+    if protocol == COPIES:
+        run, times = _by_copies(candidate, of, run, most)
+    else:
+        bound, step_us = bind_bytes(program, size_bytes, size_bytes + 1), costs.engine.signal_us.value
+        rate = block_gb_per_s(protocol, _row(capability))
+        busy_s = busiest_block_s(candidate.work, bound, parts, rate, step_us)
+        times = {LINKS: run.seconds, BLOCKS: costs.engine.launch_us.value * 1e-6 + busy_s}
+    if protocol == "ll":
+        collective = program.collective
+        busbw = float(LL_GB_PER_S[_row(capability)][0]) * 1e9
+        times[LL_CAP] = size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw
+    limit = max(times, key=lambda what: times[what])
+    part_chunk = _of_part(candidate, size_bytes, run.chunk_bytes, parts, capacity_bytes)
+    return PredictedTime(times[limit], part_chunk, limit, run)
+
+
+@lru_cache(maxsize=512)
+def _frame(candidate: CandidateProgram, protocol: str, capability: int, settings: Settings) -> Frame:
+    """The program on what its protocol costs; its slices are cut as its code cuts them."""
+    program, network = candidate.program, candidate.network
+    fast = _kinds(program, network) <= {"nvlink"}
+    costs = calibration_of(protocol, fast, architecture(capability), calibration_for(network))
+    settings = dataclasses.replace(settings, even_chunks=candidate.evenly)
+    return frame(program, network, costs, settings, pcie_gb_per_s(candidate, protocol, capability))
+
+
+def pcie_gb_per_s(candidate: CandidateProgram, protocol: str, capability: int) -> dict[tuple[int, int], float]:
+    """The rate of each PCIe link and bus for a program: as NCCL counts them, or as its rings were measured."""
+    left = _copies_reach() if protocol == COPIES else RATE[protocol]
+    measured, links, rates = calibration_for(candidate.network), candidate.network.link, {}
+    for arc, counted in counted_gb_per_s(candidate, arch_named(architecture(capability))).items():
+        reached = link_cost(measured, links[arc]).rate / 1e9 if measured.link_class(links[arc]).kernels else inf
+        rates[arc] = left * min(counted, reached)
+    return rates
+
+
+def _by_copies(
+    candidate: CandidateProgram, of: Frame, run: Simulation, most_bytes: int
+) -> tuple[Simulation, dict[str, float]]:
+    """The run whose chunk lets a rank's thread issue all commands in time; larger chunks than what links want.
+
+    Given is the run with the chunk that is best for the links.
+    """
+
+    def times(run: Simulation) -> dict[str, float]:
+        return {LINKS: run.seconds, ISSUING: _issuing_s(candidate, run.size_bytes, run.chunk_bytes, of.calibration)}
+
+    best = run
+    while times(run)[ISSUING] > run.seconds and run.chunk_bytes < most_bytes:
+        run = simulate_frame(of, run.size_bytes, min(2 * run.chunk_bytes, most_bytes))
+        best = min(best, run, key=lambda one: max(times(one).values()))
+    return best, times(best)
+
+
+def _issuing_s(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:
+    """How long the busiest rank's thread takes to issue all commands."""
+    program = candidate.program
+    extents = bind_bytes(program, size_bytes, chunk_bytes, candidate.evenly).extents
+    messages = dict.fromkeys(range(len(program.ranks)), 0)
+    for role in program.roles:
+        messages[role.rank] += extents[role.slice].chunks * max(1, len(role.sends))
+    return max(messages.values()) * costs.engine.issue_us.value * 1e-6
+
+
+def _of_part(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, parts: int, capacity_bytes: int) -> int:
+    """The chunk of one part; where everything is one chunk, the largest there is."""
+    bound = bind_bytes(candidate.program, size_bytes, chunk_bytes, candidate.evenly)
+    if all(extent.chunks <= 1 for extent in bound.extents):
+        chunk_bytes = parts * capacity_bytes
+    largest = max((extent.length * bound.itemsize for extent in bound.extents), default=0)
+    pieces = max(1, min(parts, -(-largest // PIECE_BYTES)))
+    part = -(-chunk_bytes // (pieces * _GROUP)) * _GROUP
+    return max(_GROUP, min(part, capacity_bytes // _GROUP * _GROUP))
+
+
+def _kinds(program: Program, network: Topology) -> set[str]:
+    """The kinds of the links that its messages cross."""
+    return {network.link[pair].kind for queue in program.queues for pair in pairwise(queue.path)}
+
+
+def _row(capability: int) -> int:
+    """Of NCCL's tables."""
+    return sum(capability >= least for least in ROWS[1:])
+
+
+@lru_cache(maxsize=64)
+def calibration_of(protocol: str, fast: bool, arch: str, measured: Calibration | None = None) -> Calibration:
+    """What our code costs; ``fast``: its links are NVLink alone.
+
+    Links reach what NCCL counts of them, or what its rings were ``measured`` to reach where that is less.
+    """
+    if protocol == COPIES:
+        return _copies_calibration(arch)
+    column = PROTOCOLS.index(NCCL_NAMES[protocol])
+    hop_us = STEP_US["nvlink" if fast else "pcie", "tree"][column]
+    counted = arch_named(arch)
+    lane = float(counted.lane_gb_per_s / counted.nominal_gb_per_s)
+
+    def rate(kind: str) -> Number:
+        left = RATE[protocol] * (lane if kind == "nvlink" else 1.0)
+        return Number(left, "NCCL 2.30: what it counts of a link, and what the protocol leaves")
+
+    slower = []
+    for row in (row for row in measured.link if row.kernels) if measured else ():
+        nominal = row.nominal_gb_per_s or 1.0
+        part = row.gb_per_s.value / nominal * RATE[protocol]
+        if part < rate(row.kind).value:
+            slower.append(
+                LinkClass(row.kind, row.nominal_gb_per_s, Number(part * nominal, row.gb_per_s.source), _IN_SIGNAL)
+            )
+    return Calibration(
+        1,
+        f"kernels-{protocol}",
+        "generated kernels, at the costs of NCCL's own",
+        EngineCosts(
+            launch_us=Number(
+                float(BASE_US["tree"][column]) + PROLOGUE_US, "NCCL 2.30: a call of a tree; estimated: our prologue"
+            ),
+            signal_us=Number(float(hop_us), "NCCL 2.30: a step of a tree"),
+        ),
+        (*slower, *(LinkClass(kind, 0.0, rate(kind), _IN_SIGNAL) for kind in LINK_KINDS)),
+    )
+
+
+def _copies_reach() -> float:
+    """What copies leave of what kernels reach on a link."""
+    ours, kernels = (_nvlink(name) for name in (_COPY_ENGINES, _THEIR_KERNELS))
+    return ours.gb_per_s.value / kernels.gb_per_s.value
+
+
+def _nvlink(name: str) -> LinkClass:
+    return next(row for row in calibration(name).link if row.kind == "nvlink")
+
+
+def _copies_calibration(arch: str) -> Calibration:
+    fitted, reached = calibration(_COPY_ENGINES), _copies_reach()
+    counted = arch_named(arch)
+    lane = float(counted.lane_gb_per_s / counted.nominal_gb_per_s)
+    call_us = float(BASE_US["tree"][PROTOCOLS.index("Simple")])
+    where = f"{_COPY_ENGINES}, and what NCCL counts of a link"
+    return Calibration(
+        1,
+        "by-copies",
+        "copy engines, at the costs that Blink's figures imply",
+        replace(fitted.engine, launch_us=Number(call_us, "as a kernel's call")),
+        tuple(
+            LinkClass(
+                kind,
+                0.0,
+                Number(reached * (lane if kind == "nvlink" else 1.0), where),
+                Number(0.0, "contained in issue_us"),
+                _nvlink(_COPY_ENGINES).duplex,
+            )
+            for kind in LINK_KINDS
+        ),
+    )

@@ -1,1 +1,0 @@
-"""Who else can run a plan? Writes Programs in the formats of other tools."""

@@ -1,0 +1,1 @@
+"""Programs in the formats of other tools, and plans of MSCCL++ as a reader and a judge see them (``foreign``)."""

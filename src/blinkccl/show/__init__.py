@@ -1,0 +1,1 @@
+"""Text and pictures of topologies, plans and answers, and the answers that only people need."""

@@ -1,0 +1,217 @@
+"""Charts as pictures: curves over size, bars, and what moved when; made of :mod:`~blinkccl.show.shapes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log2, log10
+
+from blinkccl.show.shapes import SERIES, Line, Picture, Rect, Shape, ShapeGroup, Text, stacked, svg_file
+from blinkccl.show.text import bytes_text, seconds_text
+
+#: Bytes, and what is drawn over them.
+Points = Sequence[tuple[int, float]]
+#: Narrow, so that words are read on a phone; all is drawn larger where there is room.
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560.0, 340.0, 62.0, 30.0, 46.0
+
+
+def chart_file(picture: Picture) -> str:
+    """A chart below its title, as an SVG: what ``--plot`` writes."""
+    return svg_file(stacked([picture], 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a chart over sizes; a ``dashed`` one has the colour of the one before it, which it is told beside."""
+
+    name: str
+    points: Points
+    dashed: bool = False
+
+
+def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[str, float] | None = None) -> Picture:
+    """Both axes logarithmic, a name at the end of each line; ``level`` is a line across, such as a proved bound."""
+    drawn = [curve for curve in curves if any(value > 0 for _, value in curve.points)]
+    sizes = [size for curve in drawn for size, value in curve.points if value > 0] or [1, 2]
+    values = [value for curve in drawn for _, value in curve.points if value > 0] or [1.0]
+    values += [level[1]] if level else []
+    low, high = floor(log10(min(values)) * 3) / 3, ceil(log10(max(values)) * 3) / 3
+    first, last = log2(min(sizes)), max(log2(max(sizes)), log2(min(sizes)) + 1)
+    right = _WIDTH - max([Text(0, 0, curve.name).width for curve in drawn] or [0]) - 38
+
+    def x(size: float) -> float:
+        return _LEFT + (log2(size) - first) / (last - first) * (right - _LEFT)
+
+    def y(value: float) -> float:
+        return _HEIGHT - _BOTTOM - (log10(value) - low) / max(high - low, 1 / 3) * (_HEIGHT - _BOTTOM - _TOP)
+
+    shapes: list[Shape] = [Text(_LEFT - 44, 16, what, "soft", 12.0, "start"), *_value_axis(low, high, y, right)]
+    shapes += _size_axis(first, last, x)
+    ends = _spread_ends([y(_last(curve)) for curve in drawn])
+    if level is not None:
+        shapes.append(Line(((_LEFT, y(level[1])), (right, y(level[1]))), "level", 1.2))
+        words = Text(_LEFT + 6, y(level[1]) - 5, level[0], "text", 12.0, "start")
+        shapes += [Rect(words.x - 2, words.y - 10, words.width, 13.0, "blank", 0.0, 0.0), words]
+    for curve, end, look in zip(drawn, ends, _looks(drawn), strict=True):
+        at = tuple((x(size), y(value)) for size, value in curve.points if value > 0)
+        items: list[Shape] = [Line(at, look, 2.2)] if len(at) > 1 else []
+        items += [Rect(px - 2.6, py - 2.6, 5.2, 5.2, look.split()[0], 2.6) for px, py in at]
+        items.append(Line((at[-1], (right + 10, end)), "axis", 1.0))
+        items.append(Line(((right + 12, end), (right + 27, end)), look, 3.0))
+        items.append(Text(right + 31, end + 4, curve.name, "text", 12.0, "start"))
+        shapes.append(ShapeGroup(items, title=f"{curve.name}: {_told(curve)}"))
+    shapes.append(Text((_LEFT + right) / 2, _HEIGHT - 8, "size of the data", "soft", 12.0))
+    about = "; ".join(f"{curve.name}: {_told(curve)}" for curve in drawn)
+    return Picture(shapes, _WIDTH, max(_HEIGHT, max(ends, default=0.0) + 12), title, about)
+
+
+def _looks(curves: Sequence[Curve]) -> list[str]:
+    """A colour each, dashed once all have been taken."""
+    found: list[str] = []
+    number = -1
+    for curve in curves:
+        number += not curve.dashed
+        dashed = curve.dashed or number >= SERIES
+        found.append(f"s{max(number, 0) % SERIES} curve{' dashed' if dashed else ''}")
+    return found
+
+
+def _last(curve: Curve) -> float:
+    return next(value for _, value in reversed(curve.points) if value > 0)
+
+
+def _told(curve: Curve) -> str:
+    moving = [(size, value) for size, value in curve.points if value > 0]
+    return f"{moving[0][1]:.4g} at {bytes_text(moving[0][0])} to {moving[-1][1]:.4g} at {bytes_text(moving[-1][0])}"
+
+
+def _spread_ends(wanted: Sequence[float], step: float = 14.0) -> list[float]:
+    """Heights of names near the wanted ones, none on another."""
+    placed: dict[int, float] = {}
+    below = -1e9
+    for i in sorted(range(len(wanted)), key=lambda i: (wanted[i], i)):
+        below = placed[i] = max(wanted[i], below + step)
+    shift = max(0.0, below - (_HEIGHT - _BOTTOM)) if placed else 0.0
+    top = min(placed.values(), default=0.0)
+    shift = min(shift, max(0.0, top - _TOP))
+    return [placed[i] - shift for i in range(len(wanted))]
+
+
+def _value_axis(low: float, high: float, y: Callable[[float], float], right: float) -> list[Shape]:
+    found: list[Shape] = []
+    digits = (1, 2, 5) if high - low > 1 else range(1, 10)
+    for value in (digit * 10.0**power for power in range(floor(low), ceil(high) + 1) for digit in digits):
+        if low - 1e-9 <= log10(value) <= high + 1e-9:
+            found.append(Line(((_LEFT, y(value)), (right, y(value))), "axis", 0.8))
+            found.append(Text(_LEFT - 6, y(value) + 4, f"{value:g}", "soft", 12.0, "end"))
+    return found
+
+
+#: The width of a size below its axis.
+_PER_SIZE = 40.0
+
+
+def _size_axis(first: float, last: float, x: Callable[[float], float]) -> list[Shape]:
+    step = max(1, ceil((last - first) * _PER_SIZE / (x(2**last) - x(2**first))))
+    found: list[Shape] = []
+    for power in range(ceil(first), floor(last + 1e-9) + 1, step):
+        found.append(Line(((x(2**power), _HEIGHT - _BOTTOM), (x(2**power), _HEIGHT - _BOTTOM + 4)), "axis", 1.0))
+        found.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, bytes_text(2**power), "soft", 12.0))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """``words`` stand behind its end; ``series`` chooses its colour."""
+
+    name: str
+    value: float
+    words: str
+    series: int = 0
+
+
+def bars_picture(title: str, bars: Sequence[Bar], level: tuple[str, float] | None = None) -> Picture:
+    """Bars that lie, one below another, from the first; ``level`` is a line across them all."""
+    left = max([Text(0, 0, bar.name).width for bar in bars] or [0]) + 14
+    room = max([Text(0, 0, bar.words).width for bar in bars] or [0]) + 12
+    most = max([bar.value for bar in bars] + ([level[1]] if level else [])) or 1.0
+    width = max(_WIDTH, left + room + 200.0)
+    scale = (width - left - room) / most
+    top = 24.0 if level else 6.0
+    height = top + 28.0 * len(bars) + 6.0
+    shapes: list[Shape] = []
+    if level is not None:
+        at = left + level[1] * scale
+        shapes.append(Line(((at, 18.0), (at, height - 4)), "level", 1.4))
+        shapes.append(Text(at, 13.0, level[0], "soft", 12.0, "end" if at > width / 2 else "start"))
+    for i, bar in enumerate(bars):
+        y = top + 28.0 * i
+        words = Text(left + bar.value * scale + 7, y + 16, bar.words, "text", 12.0, "start")
+        items: list[Shape] = [
+            Text(left - 8, y + 16, bar.name, "text", 12.0, "end"),
+            Rect(left, y + 3, max(1.0, bar.value * scale), 18.0, f"s{bar.series % SERIES} swatch", 3.0, 0.0),
+            Rect(words.x - 3, y + 3, words.width + 6, 18.0, "blank", 2.0, 0.0),
+            words,
+        ]
+        shapes.append(ShapeGroup(items, title=f"{bar.name}: {bar.words}"))
+    return Picture(shapes, width, height, title, "; ".join(f"{bar.name}: {bar.words}" for bar in bars))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """In row ``row`` something of series ``series`` went on from ``begin_s`` to ``end_s``."""
+
+    row: int
+    begin_s: float
+    end_s: float
+    series: int
+
+
+def timeline_picture(
+    title: str, rows: Sequence[str], spans: Sequence[Span], seconds: float, series: Mapping[int, str]
+) -> Picture:
+    """A row per link, coloured by what moved over it when. The group ``time`` says where its axis lies."""
+    left = max([Text(0, 0, row, size=11).width for row in rows] or [0]) + 12
+    right, top, step = 600.0, 26.0, 15.0 if len(rows) > 16 else 20.0
+    scale = (right - left) / seconds
+    bottom = top + step * len(rows)
+    shapes: list[Shape] = []
+    for i, row in enumerate(rows):
+        y = top + step * i
+        shapes.append(Text(left - 8, y + step * 0.72, row, "text", 11.0, "end"))
+        shapes.append(Line(((left, y + step), (right, y + step)), "axis", 0.6))
+    for span in _joined(spans, seconds / 600):
+        x, w = left + span.begin_s * scale, (span.end_s - span.begin_s) * scale
+        shapes.append(
+            Rect(x, top + step * span.row + 2, max(w - 0.4, 0.6), step - 4, f"s{span.series % SERIES} swatch", 1.0, 0.0)
+        )
+    for part in range(5):
+        at = left + (right - left) * part / 4
+        anchor = "end" if part == 4 else "middle"
+        shapes.append(Text(at, bottom + 17, seconds_text(seconds * part / 4) if part else "0", "soft", 11.0, anchor))
+    x = left
+    for number, name in series.items():
+        shapes += [
+            Rect(x, 6, 11, 11, f"s{number % SERIES} swatch", 2.0, 0.0),
+            Text(x + 16, 16, name, "text", 11.0, "start"),
+        ]
+        x += 16 + Text(0, 0, name, size=11).width + 16
+    data = {
+        "data-left": f"{left:.1f}",
+        "data-right": f"{right:.1f}",
+        "data-top": f"{top:.0f}",
+        "data-bottom": f"{bottom:.1f}",
+    }
+    return Picture([ShapeGroup(shapes, "time", data=data)], max(right + 12, x), bottom + 26, title)
+
+
+def _joined(spans: Sequence[Span], gap_s: float) -> list[Span]:
+    """Spans of one row and series with no more than ``gap_s`` between them as one."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda s: (s.row, s.series, s.begin_s, s.end_s)):
+        before = found[-1] if found else None
+        if before and (before.row, before.series) == (span.row, span.series) and span.begin_s - before.end_s <= gap_s:
+            found[-1] = Span(span.row, before.begin_s, max(before.end_s, span.end_s), span.series)
+        else:
+            found.append(span)
+    return found

@@ -1,0 +1,78 @@
+"""A live job as text: every rank, what it waits for, and for whom everybody waits in the end."""
+
+from __future__ import annotations
+
+from blinkccl.runtime.dump import GroupState, RankState
+from blinkccl.show.text import Paint, columns, count, fit, ids, plain
+
+_HEADER = ("rank", "process", "state", "since", "peer", "channel", "chunk", "call")
+_LEFT = (2, 7)
+
+
+def job_text(pid: int, groups: list[GroupState], paint: Paint = plain, width: int | None = None) -> str:
+    """The groups of process ``pid``, a table and some sentences each."""
+    return "\n\n".join(_group_text(pid, group, paint, width) for group in groups) + "\n"
+
+
+def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) -> str:
+    head = f"Group of {count(group.size, 'rank')} that process {pid} is in (segment {group.segment})"
+    lines = [fit(head, width), ""]
+
+    def look(row: int, line: str) -> str:
+        style = _style(group.ranks[row - 1]) if row else ""
+        return paint(line, style) if style else line
+
+    lines += [*columns(_HEADER, [_row(rank) for rank in group.ranks], _LEFT, width, look=look), ""]
+    sentences = [f"rank {rank.rank} waits {rank.awaits}" for rank in group.ranks if rank.awaits]
+    sentences += [f"rank {rank.rank} is at {rank.line}" for rank in group.ranks if rank.line]
+    sentences += _conclusions(group)
+    return "\n".join(lines + [fit(sentence, width) for sentence in sentences])
+
+
+def _row(rank: RankState) -> list[str]:
+    since = "" if rank.waiting_s is None else f"{rank.waiting_s:.1f} s"
+    call = f"{rank.calls}: {rank.call}" if rank.call else ""
+    return [
+        str(rank.rank),
+        str(rank.pid or ""),
+        rank.state,
+        since,
+        *("" if value is None else str(value) for value in (rank.peer, rank.channel, rank.chunk)),
+        call,
+    ]
+
+
+def _style(rank: RankState) -> str:
+    return {"gone": "bold red", "stopped": "bold yellow", "absent": "yellow", "waiting": "dim"}.get(rank.state, "")
+
+
+def _conclusions(group: GroupState) -> list[str]:
+    """Who is to be looked at."""
+    if group.failure is not None:
+        return [f"This group has ended: {group.failure}"]
+    found = []
+    for rank, by in group.awaited().items():
+        end = group.ranks[rank]
+        waiters = f"{'rank' if len(by) == 1 else 'ranks'} {ids(by)} {'waits' if len(by) == 1 else 'wait'}"
+        if end.peer is not None:
+            found.append(f"In the end {waiters} in a circle, which rank {rank} is in")
+        else:
+            found.append(f"In the end {waiters} for rank {rank} (process {end.pid}): {_doing(end)}")
+    return found or ["Nobody waits"]
+
+
+def _doing(rank: RankState) -> str:
+    calls = f"after call {rank.calls}" if rank.calls else "before its first call"
+    match rank.state:
+        case "stopped":
+            return "a signal or a debugger stopped it; kill -CONT lets it go on"
+        case "gone":
+            return "its process has ended"
+        case "left":
+            return "it has closed the group"
+        case "absent":
+            return "it has not come yet"
+        case "between calls":
+            return f"it is in the program's own code, {calls}"
+        case _:
+            return f"it is at work in call {rank.calls}"

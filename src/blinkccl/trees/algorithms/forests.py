@@ -1,0 +1,57 @@
+"""From packed trees and paths to a Forest: shares numbered, directions set, rate and proof attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from blinkccl.collectives.spec import Block
+from blinkccl.errors import InternalError
+from blinkccl.trees.algorithms.rank_network import RankNetwork
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.forest.model import Certificate, Forest, Share, Tree, attained_rate, to_ids
+from blinkccl.trees.packing.integral import Arborescence
+from blinkccl.trees.packing.network import Hops
+
+#: Root, its part of the data, and hops breadth first, so that parents come before children.
+OutTree = tuple[int, Fraction, Hops]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A share before slices are numbered: ``block`` in positions, hops in network vertices, data-flow direction."""
+
+    block: Block
+    weight: Fraction
+    root: int
+    up: Hops | None
+    down: Hops | None
+
+
+def forest_of(
+    request: Request, view: RankNetwork, algorithm: str, drafts: Iterable[Draft], certificate: Certificate
+) -> Forest:
+    """The forest of these shares, one slice each, on the links of ``view``; the rate is what the loads allow."""
+    shares = tuple(_share(view, request.ranks, number, draft) for number, draft in enumerate(drafts))
+    rate = attained_rate(view.topology, shares)
+    if rate > certificate.bound:
+        raise InternalError(f"{algorithm} reaches {rate}, more than the proved bound {certificate.bound}")
+    return Forest(request.collective, request.ranks, algorithm, view.topology, shares, rate, certificate)
+
+
+def _share(view: RankNetwork, ranks: tuple[int, ...], number: int, draft: Draft) -> Share:
+    root = ranks[draft.root]
+    up = None if draft.up is None else Tree(root, tuple(view.path(hop) for hop in draft.up))
+    down = None if draft.down is None else Tree(root, tuple(view.path(hop) for hop in draft.down))
+    return Share(draft.weight, number, to_ids(draft.block, ranks), root, up, down)
+
+
+def backward(hops: Hops) -> Hops:
+    """Every hop turned round: a down-tree becomes the up-tree on the same vertices."""
+    return tuple(hop[::-1] for hop in hops)
+
+
+def normalised(trees: Iterable[Arborescence], total: int) -> list[OutTree]:
+    """Arborescences as (root, multiplicity / total, hops)."""
+    return [(tree.root, Fraction(tree.multiplicity, total), tree.arcs) for tree in trees]

@@ -1,0 +1,252 @@
+"""AllReduce at the optimum: trees that data goes up and down.
+
+The two phases share the links. Symmetric links without transit: undirected spanning trees, each rooted at its centre,
+as many as a partition allows. With transit the AllGather's trees, used up and down, often reach the bound at once; else
+an orientation has it, and trees in whole numbers. Anything else: pairs of an in-tree and an out-tree with one root,
+priced together, which is exact for one-way links, for few ranks with transit, and where several roots beat one (a
+one-way ring of six: 3/5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+from blinkccl.trees.algorithms.across_servers import Groups
+from blinkccl.trees.algorithms.bounds import (
+    SEARCHED,
+    SOLVED,
+    WHOLE_RATE,
+    allgather_bottleneck,
+    half_of_allgather,
+    halves_proof,
+    most_equal,
+    near_optimum,
+    orientation,
+    pairs_of_trees,
+    partition_certificate,
+    phases,
+    price_certificate,
+    reduce_broadcast_packing,
+    singles_are_tight,
+    tight_partition,
+)
+from blinkccl.trees.algorithms.forests import Draft, backward, forest_of, normalised
+from blinkccl.trees.algorithms.optimal_trees import (
+    FEW_COLUMNS,
+    FEW_NODES,
+    depth_of,
+    every_root,
+    link_classes,
+    moved_trees,
+    refuse_unproved,
+    servers_of,
+)
+from blinkccl.trees.algorithms.rank_network import RankNetwork
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.short_weights import LONGEST_WEIGHT
+from blinkccl.trees.forest.model import Forest
+from blinkccl.trees.packing import clock, equal_trees
+from blinkccl.trees.packing.columns import Column
+from blinkccl.trees.packing.equal_trees import LOSS
+from blinkccl.trees.packing.flatten import flatten
+from blinkccl.trees.packing.integral import Arborescence
+from blinkccl.trees.packing.multiplicities import MULTIPLES, rounded, whole_weights
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
+from blinkccl.trees.packing.oracles import column_of, loads_of
+from blinkccl.trees.packing.orientation import Orientation, pack_through_switches
+from blinkccl.trees.packing.phases import Pair, Phases
+from blinkccl.trees.packing.shallow import MOST_COLUMNS, choose, tree_columns
+from blinkccl.trees.packing.symmetry import symmetry_of
+from blinkccl.trees.packing.templates import layered_templates
+from blinkccl.trees.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
+
+
+def allreduce(request: Request, view: RankNetwork) -> Forest:
+    """Shares that go up a tree to its root and down a tree from it."""
+    network = view.network
+    if network.switchless and network.symmetric:
+        turned = _turned_trees(network, request.objective)
+        if turned is not None:
+            return forest_of(request, view, "optimal", turned, partition_certificate(view, tight_partition(network)))
+        packing = undirected_packing(network, request.objective)
+        total = sum(tree.multiplicity for tree in packing.trees)
+        drafts = [
+            Draft(None, weight, root, backward(hops), hops) for root, weight, hops in normalised(packing.trees, total)
+        ]
+        return forest_of(request, view, "optimal", drafts, partition_certificate(view, packing.blocks))
+    drafts, prices, bound = _through_transit(network, request.objective, servers_of(view))
+    refuse_unproved(request.objective, network.terminals)
+    return forest_of(request, view, "optimal", drafts, price_certificate(view, prices, bound))
+
+
+def _turned_trees(network: FlowNetwork, objective: str) -> list[Draft] | None:
+    """Templates used up and down, where they fill the partition into single ranks; None elsewhere.
+
+    So it is in rings, tori, hypercubes and cliques. Few ranks are left to the search for undirected trees, of which
+    fewer are enough.
+    """
+    if network.n <= SEARCHED or objective == "fewest-trees" or not singles_are_tight(network):
+        return None
+    rate = allgather_bottleneck(network)[0]
+    templates = layered_templates(network, symmetry_of(network), rate)
+    if templates is None:
+        return None
+    trees = moved_trees(templates, symmetry_of(network), rate)
+    return [Draft(None, part / network.n, root, backward(hops), hops) for root, part, hops in trees]
+
+
+def _through_transit(
+    network: FlowNetwork, objective: str, groups: Groups
+) -> tuple[list[Draft], Mapping[Arc, Fraction | int], Fraction]:
+    """Drafts, prices, and the bound that these prove."""
+    proof = halves_proof(network)
+    if proof is not None:
+        clock.bounded(proof.bound)
+        return _two_halves(network, groups), proof.prices, proof.bound
+    oriented = orientation(network) if network.terminals <= SOLVED or objective == "exact" else None
+    if oriented is not None:
+        clock.bounded(oriented.rate)
+        drafts = _oriented(network, objective, oriented)
+        if drafts is not None:
+            return drafts, oriented.prices, oriented.rate
+    near = near_optimum(network) if objective == "shallow" else None
+    if near is not None:
+        narrow, equal = near
+        return [both_ways(*tree) for tree in equal.trees], narrow.prices, narrow.bound
+    split = phases(network)
+    if split is not None:
+        clock.bounded(split.bound)
+        drafts = _in_two_phases(network, split, objective)
+        if drafts is not None:
+            return drafts, split.prices, split.bound
+    pairs = pairs_of_trees(network)
+    if network.symmetric and pairs.bound == half_of_allgather(network):
+        return _two_halves(network, groups), pairs.prices, pairs.bound
+    drafts = _equal_trees(network, pairs.rate, pairs.prices) if objective == "shallow" else None
+    if drafts is not None:
+        return drafts, pairs.prices, pairs.bound
+    if network.symmetric and network.terminals > SEARCHED:
+        twice = rounded(pairs, network.capacity, [Fraction(1)])
+        return [both_ways(0, w / pairs.rate, column.payload) for column, w in twice], pairs.prices, pairs.bound
+    drafts = []
+    weights = whole_weights(_class_pairs(network), network.capacity, [Fraction(1)], pairs.rate)
+    for column, weight in weights or rounded(pairs, network.capacity, [Fraction(1)]):
+        root, up, down = column.payload
+        up_tree = backward(breadth_first(root, backward(up)))
+        drafts.append(Draft(None, weight / pairs.rate, root, up_tree, breadth_first(root, down)))
+    return drafts, pairs.prices, pairs.bound
+
+
+#: Trees of an AllReduce over one-way links, at most, unless the optimum needs more.
+MOST_ONE_WAY = 256
+
+
+def _in_two_phases(network: FlowNetwork, found: Phases, objective: str) -> list[Draft] | None:
+    """Whole trees up and down over one-way links: at the optimum, in the default near it where that takes fewer."""
+    bound = found.bound
+    asked = [(bound.numerator * k, [c * bound.denominator * k for _, _, c in network.arcs]) for k in MULTIPLES]
+    if objective == "shallow":
+        near = bound * (1 - LOSS)
+        counts = equal_trees.divisible(network, bound, MOST_ONE_WAY, found.prices)
+        few = [(trees, [int(trees * c / near) for _, _, c in network.arcs]) for trees in counts]
+        short = [each for each in asked if each[0] <= LONGEST_WEIGHT]
+        asked = [*short, *few, *asked[len(short) :]]
+    for trees, limits in asked:
+        pairs = found.pairs(trees, limits)
+        if pairs is not None:
+            return up_and_down(pairs, trees)
+    return None
+
+
+def up_and_down(pairs: Sequence[Pair], trees: int) -> list[Draft]:
+    """Each of so many equal trees up, turned round as they are, and down again."""
+    return [
+        Draft(None, Fraction(units, trees), root, backward(breadth_first(root, up)), breadth_first(root, down))
+        for root, units, up, down in pairs
+    ]
+
+
+def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[Draft] | None:
+    """Exact trees, or equal ones near the optimum: these at once among many ranks, else where they are shallower.
+
+    None where neither are found.
+    """
+    equal = _equal_trees(network, found.rate, found.prices) if objective == "shallow" else None
+    if equal is not None and network.terminals > SEARCHED:
+        return equal
+    trees = pack_through_switches(found)
+    exact = None if trees is None else [both_ways(0, part, hops) for part, hops in trees]
+    return min((each for each in (exact, equal) if each is not None), key=_radius, default=None)
+
+
+def _radius(drafts: list[Draft]) -> int:
+    return max(hops_deep(draft.root, draft.down or ()) for draft in drafts)
+
+
+def _equal_trees(network: FlowNetwork, rate: Fraction, prices: Mapping[Arc, Fraction]) -> list[Draft] | None:
+    """At most :func:`~bounds.most_equal` trees with the same weight, up and down, within a hundredth of ``rate``."""
+    if not network.symmetric or network.terminals <= WHOLE_RATE:
+        return None
+    found = equal_trees.up_and_down(network, rate, most_equal(network), prices)
+    if found is None or not (found.near(rate) or network.terminals > SOLVED):
+        return None
+    return [both_ways(root, part, hops) for root, part, hops in found.trees]
+
+
+def both_ways(root: int, part: Fraction, hops: Hops) -> Draft:
+    """The tree up and down, from its centre."""
+    ways = {(hop[0], hop[-1]): hop for hop in hops}
+    ways |= {(v, u): hop[::-1] for (u, v), hop in ways.items()}
+    tree = recentred(Arborescence(root, 1, tuple((hop[0], hop[-1]) for hop in hops)))
+    down = breadth_first(tree.root, [ways[arc] for arc in tree.arcs])
+    return Draft(None, part, tree.root, backward(down), down)
+
+
+def _class_pairs(network: FlowNetwork) -> list[Column]:
+    """Pairs of an in- and an out-tree of each link class at its own optimum; none where there are no two."""
+    classes = link_classes(network)
+    if classes is None or not classes[0].symmetric:
+        return []
+    inner, outer = classes
+    direct = [(tree.root, backward(tree.arcs), tree.arcs) for tree in undirected_packing(inner, "shallow").trees]
+    around = rounded(reduce_broadcast_packing(outer), outer.capacity, [Fraction(1)])
+    return [
+        *(column_of(0, loads_of(up + down), (root, up, down)) for root, up, down in direct),
+        *(c for c, _ in around),
+    ]
+
+
+def _two_halves(network: FlowNetwork, groups: Groups) -> list[Draft]:
+    """The AllGather's trees, each used up and down: half of the AllGather's rate on symmetric links."""
+    packed = every_root(network, "shallow", groups)
+    return [Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees]
+
+
+@lru_cache(maxsize=64)
+def undirected_packing(network: FlowNetwork, objective: str) -> TreePacking:
+    """A maximum packing of undirected trees: shallow, shallowest or fewest; among many ranks within a hundredth."""
+    if objective == "fewest-trees":
+        return pack_trees(network, few=True)
+    packing = pack_trees(network, loss=LOSS if objective == "shallow" and network.n > SOLVED else Fraction(0))
+    capacity = {edge: width * packing.scale for edge, width in undirected_widths(network).items()}
+    trees = merge_equal(map(recentred, flatten(capacity, packing.trees, undirected=True)))
+    trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")
+    return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(trees))
+
+
+def _shallower(
+    network: FlowNetwork, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
+) -> list[Arborescence]:
+    radius = min(map(network.eccentricity, range(network.n)))
+    demand = {0: sum(tree.multiplicity for tree in trees)}
+    for levels in range(radius, max(depth_of(tree) for tree in trees)):
+        most = MOST_COLUMNS if thorough else FEW_COLUMNS
+        columns = tree_columns(network, range(network.n), levels, undirected=True, most=most)
+        if columns is None:
+            break
+        found = choose(columns, capacity, demand, undirected=True, node_limit=2000 if thorough else FEW_NODES)
+        if found is not None:
+            return merge_equal(found)
+    return trees

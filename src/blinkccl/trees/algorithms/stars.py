@@ -1,0 +1,131 @@
+"""Stars: one-hop trees (Blink, MLSys 2020, §3.5, for DGX-2), and the AllReduces "one-shot" and "flat" made of them.
+
+Where every pair of ranks is one hop apart, through a switch or directly, no relay is needed: each rank is the
+root of 1/N of the data and its tree is a star over the rest. The paper gives AllReduce. Its two halves are
+ReduceScatter and AllGather. Gather, Scatter, AllToAll and point-to-point are the same hops without fan-out.
+Broadcast and Reduce have one root, hence one star; more stars would need a second hop.
+
+=================  ======================  ===========================================
+collective         steps                   bytes out of the busiest rank, per S
+=================  ======================  ===========================================
+allreduce          2                       2 (N−1)/N
+reduce_scatter     1                       (N−1)/N
+allgather          1                       (N−1)/N
+broadcast          1                       N−1, at the root (latency, not bandwidth)
+reduce             1                       1, but N−1 into the root
+gather, scatter    1                       1/N, but (N−1)/N into (out of) the root
+alltoall           1                       (N−1)/N
+=================  ======================  ===========================================
+
+Flat AllReduce (multi-path UCX, for Cedar) is load for load the AllReduce of one-hop trees: each GPU sends a distinct
+N-th of its data to every other to be reduced; then each sends its reduced N-th to all. It differs in what it asks
+for: it is an *intra-node* algorithm, so a hop may cross a switch or a host, but never a network. One-shot AllReduce
+sends all data to every rank, which reduces it itself: the fewest steps, for small messages (as in MSCCL++).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from blinkccl.collectives.spec import Item
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.shapes import (
+    Paths,
+    forest_on,
+    require_adjacent,
+    require_collective,
+    require_one_server,
+    star_down,
+    star_up,
+    transit_paths,
+)
+from blinkccl.trees.forest.model import Forest, Share, Tree, to_ids
+
+
+def one_hop(request: Request) -> Forest:
+    """The N stars of §3.5, or the one-hop form of any other collective.
+
+    For AllReduce, ReduceScatter, AllGather, Gather, Scatter and AllToAll among equal ports of one switch the rate is
+    the optimum.
+
+    Raises
+    ------
+    UnsupportedError
+        If any two ranks are not one hop apart; the pair is named.
+
+    Notes
+    -----
+    Where we differ: the paper counts a hop through NVSwitch only; a direct link counts here as well, so a
+    fully connected group (4 GPUs of a DGX-1, Cedar) has one-hop trees too.
+    """
+    return _stars(request, "one_hop")
+
+
+def flat(request: Request) -> Forest:
+    """N shares of 1/N: a star up to each rank and the same star down.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, the ranks are on several servers, or two of them are not one hop
+        apart.
+
+    Notes
+    -----
+    Cost: 2 steps, 2(N−1)/N·S per rank; rate N/2 on direct links of capacity 1 (on 4 GPUs 2, the optimum). Where we
+    differ: the article also sends part of each intra-socket hop through host memory. Here a hop is one path.
+    """
+    require_collective(request, "flat", ("allreduce",), "use --algo one_hop, whose stars serve the rest")
+    require_one_server(request, "flat")
+    return _stars(request, "flat")
+
+
+def one_shot(request: Request) -> Forest:
+    """N up-stars over one slice: N shares of weight 1 with the same ``slice``, so the weight counts once.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, or two ranks are not one hop apart.
+
+    Notes
+    -----
+    Cost: 1 step; each rank sends and receives (N−1)·S. Among N ranks on direct links of capacity 1 the rate
+    is 1, against N/2 of :func:`one_hop`; through a switch port of capacity c it is c/(N−1), against
+    c·N/(2(N−1)). Every rank reduces in rank order, as lowering has it, so all get the same bits.
+    """
+    require_collective(request, "one_shot", ("allreduce",), "use --algo one_hop, whose stars serve the rest")
+    network, ranks = request.network, request.ranks
+    paths = transit_paths(network, ranks)
+    require_adjacent(paths, network, ranks, "one_shot")
+    shares = [Share(Fraction(1), 0, None, root, star_up(paths, root, ranks), None) for root in ranks]
+    return forest_on(request, "one_shot", network, shares)
+
+
+def _stars(request: Request, algorithm: str) -> Forest:
+    network, ranks = request.network, request.ranks
+    paths = transit_paths(network, ranks)
+    require_adjacent(paths, network, ranks, algorithm)
+    shares = [share for item in request.collective.items() for share in _shares(request, item, paths)]
+    return forest_on(request, algorithm, network, [replace(share, slice=i) for i, share in enumerate(shares)])
+
+
+def _shares(request: Request, item: Item, paths: Paths) -> Iterator[Share]:
+    ranks = request.ranks
+    block = to_ids(item.block, ranks)
+    sources = [ranks[position] for position, _ in item.contributions]
+    targets = [ranks[position] for position, _ in item.destinations]
+    if len(sources) > 1 and len(targets) > 1:
+        for root in ranks:
+            up, down = star_up(paths, root, ranks), star_down(paths, root, ranks)
+            yield Share(item.weight / len(ranks), 0, block, root, up, down)
+    elif len(sources) > 1:
+        yield Share(item.weight, 0, block, targets[0], star_up(paths, targets[0], ranks), None)
+    elif len(targets) > 1:
+        yield Share(item.weight, 0, block, sources[0], None, star_down(paths, sources[0], ranks))
+    else:
+        # One block from one rank to one rank; a block that stays where it is has no edges.
+        hop = None if sources == targets else Tree(sources[0], (paths[sources[0], targets[0]],))
+        yield Share(item.weight, 0, block, sources[0], None, hop)

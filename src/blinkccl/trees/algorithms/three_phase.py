@@ -1,0 +1,267 @@
+"""Three-phase AllReduce over several servers (Blink, MLSys 2020, §3.5, Fig 10).
+
+1. Each server reduces each partition of the data to a local root, over its own spanning trees.
+2. The n local roots of a partition, one per server, reduce and broadcast it over n one-hop trees.
+3. Each local root broadcasts the result inside its server.
+
+In tree form a partition is n shares of equal weight, one rooted at each of its local roots: up the local trees and one
+hop to the root, then the same way down. Each server cuts the data as its own trees want it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import accumulate, chain, pairwise, permutations
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.topology.connectivity import parts
+from blinkccl.topology.model import Topology
+from blinkccl.topology.select import LINK_CHOICES
+from blinkccl.trees.algorithms import optimal
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.shapes import Paths, by_server, require_collective, transit_paths
+from blinkccl.trees.forest.model import Forest, Path, Share, Tree, attained_rate, tree_depth
+
+ALGORITHM = "three_phase"
+
+#: How wide the way out of its server is for each rank that has one, in units of the network.
+Gateways = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTree:
+    """A weighted pair of trees inside one server with one root, the local root of this part of the data."""
+
+    weight: Fraction
+    up: Tree
+    down: Tree
+
+    @property
+    def root(self) -> int:
+        """The local root."""
+        return self.down.root
+
+    @property
+    def movable(self) -> bool:
+        """Whether both stages use the same hops, so that another root changes no load."""
+        return sorted(self.up.edges) == sorted(path[::-1] for path in self.down.edges)
+
+    def rooted(self, root: int) -> LocalTree:
+        """The same hops with the data going to ``root`` and from it; only where :attr:`movable`."""
+        if root == self.root:
+            return self
+        near: dict[int, list[Path]] = {}
+        for path in self.down.edges:
+            near.setdefault(path[0], []).append(path)
+            near.setdefault(path[-1], []).append(path[::-1])
+        edges: list[Path] = []
+        seen, queue = {root}, [root]
+        for u in queue:
+            for path in near.get(u, ()):
+                if path[-1] not in seen:
+                    seen.add(path[-1])
+                    queue.append(path[-1])
+                    edges.append(path)
+        down = Tree(root, tuple(edges))
+        return LocalTree(self.weight, down.reversed(), down)
+
+
+def plan(request: Request) -> Forest:
+    """The three phases as one forest, with the bound of ``optimal`` on the whole network as one graph.
+
+    A server's local trees are those of ``optimal`` for an AllReduce inside it: a maximum packing of undirected
+    trees where links join its GPUs, stars behind an NVSwitch. What matters across servers is where they are
+    rooted, as only roots send through a NIC. Two ways are compared: each tree has one root; or trees are cut so that
+    each GPU is the root of a part in proportion to its way out, which pays where NICs belong to GPUs. The faster
+    one is taken, then the one of fewer shares.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, the ranks are on one server, the links leave the ranks of a server
+        in parts, or some local roots are not one hop from each other.
+
+    Notes
+    -----
+    Cost: each of n servers sends 2(n−1)/n · S; at most n (T − n + 1) shares for T local trees (or pieces of them) in
+    all; one hop more than the deepest local tree, up and down again. Where we differ: the paper cuts the data by the
+    number of trees; here trees have weights, a server's trees need not be as many as another's, and a tree may have
+    several roots in turn. The paper has AllReduce only, and so have we.
+    """
+    require_collective(request, ALGORITHM, ("allreduce",), "use --algo optimal")
+    network = request.network
+    servers = by_server(network, request.ranks)
+    if len(servers) < 2:
+        raise UnsupportedError(
+            f"{ALGORITHM} is for ranks on several servers, but all ranks of this job are on one server of "
+            f"{network.name}; use --algo blink or --algo optimal"
+        )
+    paths = transit_paths(network, request.ranks)
+    ways = [_gateways(network, paths, servers, i) for i in range(len(servers))]
+    packed = [local_trees(request, members) for members in servers]
+    choices = [
+        _shares(paths, [placed(trees, gateways) for trees, gateways in zip(packed, ways, strict=True)])
+        for placed in (whole_trees, cut_trees)
+    ]
+    found = [(attained_rate(network, shares), -len(shares), shares) for shares in choices if shares]
+    if not found:
+        raise UnsupportedError(
+            f"{ALGORITHM}: on {network.name} the local roots of different servers are not all one hop from each "
+            "other; use --algo optimal"
+        )
+    rate, _, best = max(found, key=lambda one: one[:2])
+    certificate = optimal.plan(request).certificate
+    return Forest(request.collective, request.ranks, ALGORITHM, network, best, rate, certificate)
+
+
+def local_trees(request: Request, members: Sequence[int]) -> list[LocalTree]:
+    """The trees that pack one server's own links best, heaviest first; one without edges for a single rank.
+
+    Where only the network joins a server's ranks, the UnsupportedError names the parts and what would join them.
+    """
+    if len(members) == 1:
+        alone = Tree(members[0], ())
+        return [LocalTree(Fraction(1), alone, alone)]
+    apart = _parts(request.network, members)
+    if len(apart) > 1:
+        raise UnsupportedError(_why_apart(request, members, apart))
+    inside = _inside(request.network, members)
+    local = Request(inside, Collective("allreduce", len(members)), tuple(members), "all", relays=True)
+    trees = []
+    for share in optimal.plan(local).shares:
+        assert share.reduce is not None
+        assert share.broadcast is not None
+        trees.append(LocalTree(share.weight, share.reduce, share.broadcast))
+    return sorted(trees, key=lambda tree: -tree.weight)
+
+
+def whole_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
+    """Each tree with one root, so that no way out carries much more than another for its width.
+
+    The heaviest tree chooses first: the rank that carries least, among equals that which makes the tree shallowest.
+    """
+    carried = dict.fromkeys(gateways, Fraction(0))
+    placed = []
+    for tree in trees:
+        if tree.movable:
+            best = min(gateways, key=lambda v: ((carried[v] + tree.weight) / gateways[v], _depth_from(tree, v)))
+            tree = tree.rooted(best)
+        carried[tree.root] = carried.get(tree.root, Fraction(0)) + tree.weight
+        placed.append(tree)
+    return placed
+
+
+def cut_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
+    """Fewer pieces of trees than trees and ranks, so that each rank is a root in proportion to its way out."""
+    movable = sum((tree.weight for tree in trees if tree.movable), Fraction(0))
+    total = sum(gateways.values())
+    room = {v: movable * width / total for v, width in gateways.items()}
+    placed = []
+    for tree in trees:
+        left = tree.weight if tree.movable else Fraction(0)
+        if not left:
+            placed.append(tree)
+        while left:
+            root = min((v for v in room if room[v]), key=lambda v: (_depth_from(tree, v), -room[v]))
+            part = min(left, room[root])
+            placed.append(replace(tree.rooted(root), weight=part))
+            room[root] -= part
+            left -= part
+    return sorted(placed, key=lambda tree: -tree.weight)
+
+
+def overlaid(servers: Sequence[Sequence[LocalTree]]) -> Iterator[tuple[Fraction, tuple[LocalTree, ...]]]:
+    """One tree of every server for each part of the data, the parts as large as they can be.
+
+    All servers cut the same unit of data at the prefix sums of their weights; equal weights are cut no further.
+    """
+    ends = [list(accumulate(tree.weight for tree in trees)) for trees in servers]
+    for low, high in pairwise(sorted({Fraction(0), *chain(*ends)})):
+        yield high - low, tuple(trees[bisect_right(cuts, low)] for trees, cuts in zip(servers, ends, strict=True))
+
+
+def _depth_from(tree: LocalTree, root: int) -> int:
+    return tree_depth(Tree(root, tree.down.edges))
+
+
+def _shares(paths: Paths, servers: Sequence[Sequence[LocalTree]]) -> tuple[Share, ...]:
+    """The n one-hop trees of every part, with the local trees behind them; none at all where a hop is missing."""
+    shares: list[Share] = []
+    for weight, trees in overlaid(servers):
+        if any((a.root, b.root) not in paths for a, b in permutations(trees, 2)):
+            return ()
+        inward = tuple(path for tree in trees for path in tree.up.edges)
+        for i, own in enumerate(trees):
+            # The network is slower than a server's own links: what crosses it is sent first.
+            others = (*trees[i + 1 :], *trees[:i])
+            outward = tuple(path for each in (own, *others) for path in each.down.edges)
+            up = Tree(own.root, (*inward, *(paths[each.root, own.root] for each in others)))
+            down = Tree(own.root, (*(paths[own.root, each.root] for each in others), *outward))
+            shares.append(Share(weight / len(trees), len(shares), None, own.root, up, down))
+    return tuple(shares)
+
+
+def _gateways(network: Topology, paths: Paths, servers: Sequence[Sequence[int]], home: int) -> dict[int, int]:
+    """The ranks of one server that are one hop from every other server, and how wide their widest way there is."""
+    gateways: dict[int, int] = {}
+    others = [members for i, members in enumerate(servers) if i != home]
+    for v in servers[home]:
+        widths = [
+            max((min(_width(network, paths, v, w), _width(network, paths, w, v)) for w in members), default=0)
+            for members in others
+        ]
+        if min(widths) > 0:
+            gateways[v] = min(widths)
+    if not gateways:
+        raise UnsupportedError(
+            f"{ALGORITHM}: on {network.name} none of the ranks {_listed(servers[home])} is one hop from a rank of "
+            "every other server; use --algo optimal"
+        )
+    return gateways
+
+
+def _width(network: Topology, paths: Paths, u: int, v: int) -> int:
+    """The narrowest link of the hop from u to v; 0 where there is none."""
+    if (u, v) not in paths:
+        return 0
+    return min(network.link[arc].capacity for arc in pairwise(paths[u, v]))
+
+
+def _inside(network: Topology, members: Sequence[int]) -> Topology:
+    """One server's own part of ``network``: without NICs and network links."""
+    server = network.vertex[members[0]].server
+    vertices = tuple(v for v in network.vertices if v.server == server and v.kind != "nic")
+    kept = {v.id for v in vertices}
+    links = tuple(x for x in network.links if x.src in kept and x.dst in kept and x.kind != "net")
+    return Topology(network.name, network.unit_gb_per_s, vertices, links)
+
+
+def _parts(network: Topology, members: Sequence[int]) -> list[tuple[int, ...]]:
+    return parts(members, _inside(network, members).link)
+
+
+def _why_apart(request: Request, members: Sequence[int], apart: Sequence[Sequence[int]]) -> str:
+    named = " and ".join("{" + _listed(part) + "}" for part in apart)
+    others = [links for links in LINK_CHOICES if links != "staged"]
+    remedies = [f"--links {links}" for links in others if _joins(replace(request, links=links), members)]
+    if _joins(replace(request, relays=True), members):
+        remedies.append("--relays")
+    return (
+        f"{ALGORITHM} reduces inside each server first, but --links {request.links} joins the ranks {named} of one "
+        f"server of {request.topology.name} only over the network; use {' or '.join([*remedies, '--algo optimal'])}"
+    )
+
+
+def _joins(request: Request, members: Sequence[int]) -> bool:
+    try:
+        return len(_parts(request.network, members)) == 1
+    except TopologyError:  # these links leave the job in parts
+        return False
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks))

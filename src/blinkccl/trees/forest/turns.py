@@ -1,0 +1,158 @@
+"""Shares by orbits: of a symmetric forest a plan states one share per orbit, and the turns that lead to the others.
+
+A *turn* is a permutation of the topology's vertices that maps ranks onto ranks. It is stated by its cycles: each vertex
+of a cycle goes to the next, the last to the first, and a vertex in no cycle stays. The turn's *order* is the length of
+its longest cycle, which the lengths of the others divide. Turning a share turns its root, its block and every vertex
+of its trees; weight and order of edges stay.
+
+A share in the plan stands for all its images: turned e₁ times by the first turn, then e₂ times by the second, and so
+on, for all 0 ≤ eₖ < order of turn k. The shares of the forest are the images of all shares in the plan, sorted by the
+place of the root among the ranks, then of the block (of its source, then of its destination), then by the share in the
+plan, then by (…, e₂, e₁). Their ``slice`` is their place in this order, from 0; a share in the plan states its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from blinkccl.collectives.spec import Block
+from blinkccl.errors import ScheduleError
+from blinkccl.trees.forest.model import Path, Share, Tree
+
+#: A permutation of vertices, as in a plan.
+Cycles = Sequence[Sequence[int]]
+
+
+class Turn:
+    """A permutation of vertices by its ``cycles``, at least one. ``path`` keeps the images that it has worked out."""
+
+    def __init__(self, cycles: Iterable[Iterable[int]]) -> None:
+        self.cycles = tuple(map(tuple, cycles))
+        self.order = max(map(len, self.cycles))
+        self.vertex = _Image((v, w) for cycle in self.cycles for v, w in zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        self.path = _Paths(self.vertex)
+
+
+class _Image(dict[int, int]):
+    """Where each vertex goes; one that is not in it stays."""
+
+    def __missing__(self, vertex: int) -> int:
+        return vertex
+
+
+class _Paths(dict[Path, Path]):
+    """Where each path goes, as one tuple however many trees have it: that takes a quarter of the memory."""
+
+    def __init__(self, image: _Image) -> None:
+        super().__init__()
+        self._to = image.__getitem__
+
+    def __missing__(self, path: Path) -> Path:
+        found = self[path] = tuple(map(self._to, path))
+        return found
+
+
+def expanded(shares: Sequence[Share], turns: Sequence[Turn], ranks: Sequence[int]) -> tuple[Share, ...]:
+    """All shares of the forest of which ``shares`` and ``turns`` are stated; roots and blocks must be ranks."""
+    return _numbered(_in_order(shares, turns, ranks))
+
+
+def _in_order(shares: Sequence[Share], turns: Sequence[Turn], ranks: Sequence[int]) -> list[Share]:
+    """The images, among them ``shares`` themselves, with the slices of what they are images of."""
+    place = {rank: i for i, rank in enumerate(ranks)}
+    images = [image for share in shares for image in _images(share, turns)]
+    images.sort(key=lambda image: [place[rank] for rank in _named(image)])
+    return images
+
+
+def _numbered(images: Iterable[Share]) -> tuple[Share, ...]:
+    return tuple(replace(image, slice=number) for number, image in enumerate(images))
+
+
+def _named(share: Share) -> tuple[int, ...]:
+    """The root, and the ranks that the block names."""
+    block = share.block
+    return (share.root, *(block if isinstance(block, tuple) else () if block is None else (block,)))
+
+
+def _images(share: Share, turns: Sequence[Turn]) -> list[Share]:
+    images = [share]
+    for turn in turns:
+        layer = images
+        for _ in range(turn.order - 1):
+            layer = [_turned(image, turn) for image in layer]
+            images = images + layer
+    return images
+
+
+def _turned(share: Share, turn: Turn) -> Share:
+    block: Block = share.block
+    if isinstance(block, tuple):
+        block = (turn.vertex[block[0]], turn.vertex[block[1]])
+    elif block is not None:
+        block = turn.vertex[block]
+    up, down = (None if tree is None else _turned_tree(tree, turn) for tree in (share.reduce, share.broadcast))
+    return Share(share.weight, share.slice, block, turn.vertex[share.root], up, down)
+
+
+def _turned_tree(tree: Tree, turn: Turn) -> Tree:
+    return Tree(turn.vertex[tree.root], tuple(map(turn.path.__getitem__, tree.edges)))
+
+
+def read_turns(stated: Sequence[Cycles], ranks: Sequence[int], vertices: Collection[int]) -> list[Turn]:
+    """The turns of a plan; ScheduleError, with the place, where one is none or they make more moves than ranks."""
+    turns: list[Turn] = []
+    named, moves = frozenset(ranks), 1
+    for i, cycles in enumerate(stated):
+        _read_cycles(cycles, f"turns[{i}]", vertices)
+        turn = Turn(cycles)
+        for j, cycle in enumerate(turn.cycles):
+            if turn.order % len(cycle):
+                raise ScheduleError(
+                    f"turns[{i}].cycles[{j}]: its length {len(cycle)} does not divide {turn.order}, the longest one's"
+                )
+        outside = next((rank for rank in ranks if turn.vertex[rank] not in named), None)
+        if outside is not None:
+            raise ScheduleError(f"turns[{i}]: rank {outside} goes to {turn.vertex[outside]}, which is no rank")
+        moves *= turn.order
+        if moves > len(ranks):
+            raise ScheduleError(f"turns[{i}]: with it a share has more than {len(ranks)} images, one a rank")
+        turns.append(turn)
+    return turns
+
+
+def _read_cycles(cycles: Cycles, where: str, vertices: Collection[int]) -> None:
+    seen: set[int] = set()
+    for j, cycle in enumerate(cycles):
+        for vertex in cycle:
+            if vertex not in vertices or vertex in seen:
+                wrong = "is no vertex of the topology" if vertex not in vertices else "is named before in this turn"
+                raise ScheduleError(f"{where}.cycles[{j}]: {vertex} {wrong}")
+            seen.add(vertex)
+
+
+def read_expanded(
+    shares: Sequence[Share], turns: Sequence[Turn], ranks: Sequence[int], most_shares: int, most_vertices: int
+) -> tuple[Share, ...]:
+    """All shares of a plan; ScheduleError, with the place, where it has none, or they would take too much memory."""
+    moves = math.prod(turn.order for turn in turns)
+    crossed = sum(len(path) for share in shares for tree in share.trees() for path in tree.edges)
+    if moves * len(shares) > most_shares or moves * crossed > most_vertices:
+        raise ScheduleError(
+            f"turns: {moves} images of each share; expected at most {most_shares} shares and {most_vertices} vertices "
+            "in their hops"
+        )
+    known = frozenset(ranks)
+    for i, share in enumerate(shares):
+        for rank in _named(share):
+            if rank not in known:
+                raise ScheduleError(f"shares[{i}]: {rank} is no rank, and its root and its block are to be turned")
+    images = _in_order(shares, turns, ranks)
+    stated = {id(share): i for i, share in enumerate(shares)}
+    for number, image in enumerate(images):
+        if image.slice != number and id(image) in stated:
+            where = f"shares[{stated[id(image)]}].slice"
+            raise ScheduleError(f"{where}: expected {number}, its place among all shares, got {image.slice}")
+    return _numbered(images)

@@ -1,0 +1,311 @@
+"""All-to-all: the greatest equal flow between every ordered pair of terminals at once.
+
+A linear program over flows aggregated by source (N·|arcs| variables instead of N²·|arcs|). Where moves turn the
+network onto itself it has the sources of one terminal per orbit alone, and one capacity per orbit of arcs: of a ring,
+a torus, a hypercube or equal servers that is one source, however many ranks there are. The flow of any source follows
+by its move (:mod:`~blinkccl.trees.packing.symmetry`).
+
+Several commodities have no integrality theorem, so the numbers are the LP's. Its prices are rounded, and what they
+prove is worked out exactly. Its flows are rounded up to units of a pair's flow; in these a maximum flow from each
+source is whole. The rate is then what the fullest arc allows: the optimum itself where the program's own numbers are
+fractions of small denominators, else within a hundredth of it wherever some number of units gives that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import ceil, lcm
+from typing import NamedTuple
+
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.trees.packing import clock
+from blinkccl.trees.packing.growing_prices import NearFlows, near_flows
+from blinkccl.trees.packing.maxflow import FlowGraph
+from blinkccl.trees.packing.network import Arc, FlowNetwork, followed
+from blinkccl.trees.packing.oracles import cheapest_ways
+from blinkccl.trees.packing.solver import Entries, Model, solve, solve_with_duals
+from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits, symmetry_of
+
+#: A linear program of more columns is not waited for: of so many it takes up to twenty seconds.
+MOST_COLUMNS = 40_000
+#: A pair's flow is cut into at most so many units where that has the optimum itself.
+LARGEST_DENOMINATOR = 5000
+#: Units of a pair's flow that are tried where it has not, and the part of the bound that is enough.
+UNITS = (64, 128, 256, 512, 1024, 2048, 4096)
+NEAR = Fraction(99, 100)
+#: What a whole number of units in the solver's solution may be too much.
+ROUNDING = 1e-4
+#: What a way into transit costs, where one to a terminal, which stores and forwards, costs 1.
+TRANSIT = 1 / 16
+#: Prices with a greater common denominator are too long to write down.
+LARGEST_COMMON = 10**60
+
+
+@dataclass(frozen=True)
+class Multiflow:
+    """``rate`` per ordered pair of terminals, and prices that prove that ``bound`` is not passed.
+
+    ``templates`` are the paths from the terminals of ``symmetry.roots``; each pair's carry ``units`` in total.
+    """
+
+    rate: Fraction
+    bound: Fraction
+    prices: dict[Arc, Fraction]
+    units: int
+    templates: Mapping[Arc, list[UnitPath]]
+    symmetry: Symmetry
+
+    def paths(self, source: int, sink: int) -> list[UnitPath]:
+        """The paths from one terminal to another, with the units that take them."""
+        root, move = self.symmetry.home[source]
+        ways = self.templates[root, self._back[move][sink]]
+        return [(tuple(move[v] for v in way), units) for way, units in ways]
+
+    @cached_property
+    def _back(self) -> dict[Sequence[int], dict[int, int]]:
+        return {move: {image: v for v, image in enumerate(move)} for move in self.symmetry.moves}
+
+
+def all_to_all(network: FlowNetwork) -> Multiflow:
+    """The maximum concurrent flow of equal demands between all terminals; PackingError if they are not connected.
+
+    Cost: the program, and a maximum flow from each root for each number of units that is tried.
+    """
+    for within in (network, network.reversed()):
+        if any(t not in cheapest_ways(within, {}, 0)[0] for t in range(network.terminals)):
+            raise PackingError("some terminal cannot reach another")
+    folded = _Folded(network)
+    solvable = folded.columns <= MOST_COLUMNS
+    flows = folded.fullest() if solvable else near_flows(network, folded.symmetry.roots, folded.orbit, folded.times)
+    bound, prices = folded.proof([flows.prices] if solvable else [flows.prices, *folded.narrowest()], 1 / flows.busy)
+    clock.bounded(bound * network.terminals)
+    shortest = folded.shortest(bound) if solvable else None
+    whole = folded.in_units(shortest or flows.by_root, bound, flows.busy)
+    templates: dict[Arc, list[UnitPath]] = {}
+    for root, flow in zip(folded.symmetry.roots, whole.by_root, strict=True):
+        supply = {t: whole.units for t in range(network.terminals) if t != root}
+        for sink, ways in decompose({(v, u): f for (u, v), f in flow.items()}, supply, root).items():
+            templates[root, sink] = [(way[::-1], width) for way, width in ways]
+    return Multiflow(whole.rate, bound, prices, whole.units, templates, folded.symmetry)
+
+
+def price_bound(network: FlowNetwork, prices: Mapping[Arc, Fraction]) -> Fraction:
+    """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster."""
+    return _bound(network, prices, range(network.terminals), 1)
+
+
+def _bound(network: FlowNetwork, prices: Mapping[Arc, Fraction], roots: Sequence[int], moves: int) -> Fraction:
+    """The same under prices that moves keep, so many of each root. Whole prices: sums of fractions are slow."""
+    scale = lcm(*(price.denominator for price in prices.values()))
+    whole = {arc: int(price * scale) for arc, price in prices.items()}
+    cost = 0
+    for root in roots:
+        distance, _ = cheapest_ways(network, whole, root)
+        cost += moves * sum(distance[t][0] for t in range(network.terminals))
+    if cost <= 0:
+        raise InternalError("prices that cost nothing prove nothing")
+    return Fraction(sum(network.capacity[arc] * price for arc, price in whole.items()), cost)
+
+
+class WholeFlows(NamedTuple):
+    """Flows of whole ``units`` from each root to every other terminal, and the ``rate`` per pair at which they fit."""
+
+    rate: Fraction
+    units: int
+    by_root: list[dict[Arc, int]]
+
+
+class _Folded:
+    """The program of one source per orbit of terminals, with one capacity per orbit of arcs.
+
+    ``times[o]``: a unit on an arc of orbit o is so many units on each of its arcs, once all moves are made.
+    """
+
+    def __init__(self, network: FlowNetwork) -> None:
+        self.network, self.symmetry = network, symmetry_of(network)
+        self.arcs = [(u, v) for u, v, _ in network.arcs]
+        self.orbit = arc_orbits(network, self.symmetry.moves)
+        self.row = {name: i for i, name in enumerate(sorted(set(self.orbit.values())))}
+        size = Counter(self.orbit.values())
+        self.times = {name: len(self.symmetry.moves) // size[name] for name in self.row}
+
+    def fullest(self) -> NearFlows:
+        """The flows that keep the fullest arc busy for the least time, and the prices that prove it.
+
+        The program counts in what the widest arc takes for a unit, as tolerances of solvers are absolute.
+        """
+        widest = max(self.network.capacity.values())
+        busy = {row: -self.network.capacity[name] / widest for name, row in self.row.items()}
+        model = self._model([busy], [0.0] * len(self.row), [0.0] * self.columns + [1.0])
+        values, duals = solve_with_duals(model)
+        price = {name: max(0.0, -duals[row]) * self.times[name] for name, row in self.row.items()}
+        prices = {arc: price[self.orbit[arc]] for arc in self.arcs}
+        return NearFlows(values[-1] / widest, self._by_root(values), prices)
+
+    def shortest(self, bound: Fraction) -> list[dict[Arc, float]] | None:
+        """Of the flows at this rate those of the fewest hops, then arcs; None where there are none."""
+        room = [float(self.network.capacity[name] / bound) for name in self.row]
+        hops = [1.0 if v < self.network.terminals else TRANSIT for _, v in self.arcs]
+        values = solve(self._model([], room, hops * len(self.symmetry.roots)))
+        return None if values is None else self._by_root(values)
+
+    def _by_root(self, values: Sequence[float]) -> list[dict[Arc, float]]:
+        """The flow of each root by arc, in units of a pair's."""
+        count = len(self.arcs)
+        return [dict(zip(self.arcs, values[i * count :], strict=False)) for i in range(len(self.symmetry.roots))]
+
+    @property
+    def columns(self) -> int:
+        """Flows of roots on arcs."""
+        return len(self.symmetry.roots) * len(self.arcs)
+
+    def _model(self, more: list[Entries], room: list[float], cost: list[float]) -> Model:
+        """Rows: orbits of arcs, at most ``room``, then what arrives of each root's flow at each vertex."""
+        network, first = self.network, len(self.row)
+        columns: list[Entries] = []
+        lower: list[float | None] = [None] * first
+        for i, root in enumerate(self.symmetry.roots):
+            for u, v in self.arcs:
+                name = self.orbit[u, v]
+                column: dict[int, float] = {self.row[name]: self.times[name]}
+                if u != root:
+                    column[first + i * network.n + u] = -1
+                if v != root:
+                    column[first + i * network.n + v] = 1
+                columns.append(column)
+            # What a root sends is whatever the others take: its own row stays empty.
+            lower += [int(v < network.terminals and v != root) for v in range(network.n)]
+        return Model([*columns, *more], lower, [*room, *lower[first:]], cost)
+
+    def narrowest(self) -> Iterator[dict[Arc, float]]:
+        """Prices of what leaves the terminal that can send least, and of what enters the one that can take least."""
+        for end in (0, 1):
+            width = dict.fromkeys(self.symmetry.roots, 0)
+            for u, v, c in self.network.arcs:
+                if (u, v)[end] in width:
+                    width[(u, v)[end]] += c
+            narrow = min(width, key=width.__getitem__)
+            alike = {move[narrow] for move in self.symmetry.moves}
+            yield {arc: float(arc[end] in alike) for arc in self.arcs}
+
+    def proof(self, offered: Sequence[Mapping[Arc, float]], rate: float) -> tuple[Fraction, dict[Arc, Fraction]]:
+        """Of roundings of prices that which proves the least bound, and this bound."""
+        best: tuple[Fraction, dict[Arc, Fraction]] | None = None
+        for rounded in itertools.chain.from_iterable(map(_roundings, offered)):
+            prices = {arc: y for arc, y in rounded.items() if y > 0}
+            try:
+                bound = _bound(self.network, prices, self.symmetry.roots, len(self.symmetry.moves))
+            except InternalError:
+                continue  # every price that mattered was rounded away
+            if best is None or bound < best[0]:
+                best = bound, prices
+            if float(bound) - rate <= 1e-9 * rate:
+                break
+        assert best is not None
+        return best
+
+    def in_units(self, flows: list[dict[Arc, float]], bound: Fraction, busy: float) -> WholeFlows:
+        """Whole flows that follow ``flows``: at the bound in their own units, else near it in few, or the fastest."""
+        for units in (*_least_whole(flows, Fraction(1)), *_least_whole(flows, bound)):
+            exact = self._whole(flows, units)
+            if exact.rate == bound:
+                return exact
+        tried: list[WholeFlows] = []
+        for units in UNITS:
+            tried.append(self._whole(flows, units))
+            if tried[-1].rate >= float(NEAR) * min(float(bound), 1 / busy):
+                break
+        return max(tried, key=lambda whole: whole.rate)
+
+    def _whole(self, flows: list[dict[Arc, float]], units: int) -> WholeFlows:
+        by_root = [_rounded(self.network, root, x, units) for root, x in zip(self.symmetry.roots, flows, strict=True)]
+        load = dict.fromkeys(self.row, 0)
+        for flow in by_root:
+            for arc, used in flow.items():
+                load[self.orbit[arc]] += used * self.times[self.orbit[arc]]
+        capacity = self.network.capacity
+        return WholeFlows(
+            min(Fraction(capacity[name] * units, used) for name, used in load.items() if used), units, by_root
+        )
+
+
+def _roundings(prices: Mapping[Arc, float]) -> Iterator[dict[Arc, Fraction]]:
+    """Prices, as parts of the largest, in short fractions, each with its own denominator; then all with the same."""
+    top = max(prices.values())
+    prices = {arc: y / top for arc, y in prices.items()}
+    for denominator in (1, 2, 3, 4, 6, 12, 60, 120, 840):
+        short = {arc: Fraction(y).limit_denominator(denominator) for arc, y in prices.items()}
+        if lcm(*(y.denominator for y in short.values())) <= LARGEST_COMMON:
+            yield short
+    for denominator in (5040, 10**6):
+        yield {arc: Fraction(round(y * denominator), denominator) for arc, y in prices.items()}
+
+
+def _least_whole(flows: list[dict[Arc, float]], whole: Fraction) -> Iterator[int]:
+    """The least number of units in which these flows are whole, if few make ``whole`` pairs' flows."""
+    scale = whole.denominator
+    for x in dict.fromkeys(x for flow in flows for x in flow.values()):
+        scale = lcm(scale, Fraction(x * float(whole)).limit_denominator(LARGEST_DENOMINATOR).denominator)
+        if scale > LARGEST_DENOMINATOR:
+            return
+    yield int(whole * scale)
+
+
+def _rounded(network: FlowNetwork, root: int, flow: Mapping[Arc, float], units: int) -> dict[Arc, int]:
+    """A flow of whole units to every terminal, on each arc no more than ``flow`` rounded up."""
+    graph, total = FlowGraph(network.n + 1), units * (network.terminals - 1)
+    edges = {(u, v): graph.add(u, v, ceil(x * units - ROUNDING)) for (u, v), x in flow.items() if x * units > ROUNDING}
+    for t in range(network.terminals):
+        if t != root:
+            graph.add(t, network.n, units)
+    if graph.max_flow(root, network.n) < total:
+        raise InternalError(f"the flow from {root} is not conserved")
+    return {arc: graph.flow(edge) for arc, edge in edges.items() if graph.flow(edge)}
+
+
+# Taking a flow apart into paths.
+#: Vertices from the first to the last, and how many units take this way.
+UnitPath = tuple[tuple[int, ...], int]
+
+
+def decompose(flow: Mapping[Arc, int], supply: Mapping[int, int], sink: int) -> dict[int, list[UnitPath]]:
+    """Paths of ``supply[v]`` units from each ``v`` to ``sink`` within ``flow``; shortest ones, so without cycles."""
+    left = {arc: units for arc, units in flow.items() if units > 0}
+    successors: dict[int, list[int]] = {}
+    for u, v in sorted(left):
+        successors.setdefault(u, []).append(v)
+    return {source: _paths_from(source, units, sink, left, successors) for source, units in sorted(supply.items())}
+
+
+def _paths_from(
+    source: int, units: int, sink: int, left: dict[Arc, int], successors: dict[int, list[int]]
+) -> list[UnitPath]:
+    paths: list[UnitPath] = []
+    while units > 0:
+        path = _shortest(source, sink, left, successors)
+        width = min([units, *(left[arc] for arc in itertools.pairwise(path))])
+        for arc in itertools.pairwise(path):
+            left[arc] -= width
+        units -= width
+        paths.append((path, width))
+    return paths
+
+
+def _shortest(source: int, sink: int, left: Mapping[Arc, int], successors: Mapping[int, list[int]]) -> tuple[int, ...]:
+    parent: dict[int, int] = {source: source}
+    queue = [source]
+    for u in queue:
+        if u == sink:
+            break
+        for v in successors.get(u, ()):
+            if v not in parent and left[u, v] > 0:
+                parent[v] = u
+                queue.append(v)
+    if sink not in parent:
+        raise InternalError(f"the flow from {source} to {sink} is not conserved")
+    return tuple(reversed(followed(parent, sink, source)))

@@ -1,0 +1,208 @@
+"""Oracles: the cheapest tree, pair of trees or bundle of paths under given prices.
+
+Terminals may relay and copy; a hop between two terminals may cross any number of transit vertices but no
+terminal, so a tree costs what its unicast hops cost. With Fractions as prices the answer is exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from blinkccl.errors import PackingError
+from blinkccl.trees.packing import clock
+from blinkccl.trees.packing.arborescence import minimum_arborescence, shallow_minimum_tree
+from blinkccl.trees.packing.columns import Column, Oracle, Prices
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed
+
+
+def cheapest_hops(network: FlowNetwork, prices: Prices) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
+    """Cost of the cheapest hop between every two terminals, and a function that gives the hop itself.
+
+    Ties go to fewer links. Cost: one Dijkstra per terminal over the transit part.
+    """
+    size = network.terminals
+    cost: list[list[Any]] = [[None] * size for _ in range(size)]
+    before: list[dict[int, int]] = []
+    for source in range(size):
+        distance, parent = cheapest_ways(network, prices, source, past_terminals=False)
+        before.append(parent)
+        for v in range(size):
+            if v != source and v in distance:
+                cost[source][v] = distance[v][0]
+
+    return cost, lambda u, v: tuple(reversed(followed(before[u], v, u)))
+
+
+def cheapest_ways(
+    network: FlowNetwork, prices: Prices, source: int, *, past_terminals: bool = True
+) -> tuple[dict[int, tuple[Any, int]], dict[int, int]]:
+    """Price and links of the cheapest way from ``source`` to every vertex, and the vertex before each on it.
+
+    Dijkstra's algorithm; ties go to fewer links. Unless ``past_terminals``, a way ends at its first terminal.
+    """
+    distance: dict[int, tuple[Any, int]] = {source: (0, 0)}
+    parent: dict[int, int] = {}
+    heap: list[tuple[Any, int, int]] = [(0, 0, source)]
+    clock.look()
+    while heap:
+        d, links, u = heappop(heap)
+        if (d, links) > distance[u] or (u < network.terminals and u != source and not past_terminals):
+            continue
+        for v in network.successors[u]:
+            candidate = (d + prices.get((u, v), 0), links + 1)
+            if v not in distance or candidate < distance[v]:
+                distance[v], parent[v] = candidate, u
+                heappush(heap, (*candidate, v))
+    return distance, parent
+
+
+def loads_of(hops: Hops) -> Counter[Arc]:
+    """How many times each arc is crossed."""
+    return Counter(arc for hop in hops for arc in itertools.pairwise(hop))
+
+
+def column_of(group: int, loads: Mapping[Arc, int], payload: Any) -> Column:
+    """A column with these loads."""
+    return Column(group, tuple(sorted(loads.items())), payload)
+
+
+def cheapest_tree_from(network: FlowNetwork, prices: Prices, root: int) -> Hops:
+    """The cheapest out-tree over all terminals from ``root``, shallow where prices leave a choice."""
+    return cheapest_tree(network, *cheapest_hops(network, prices), root)
+
+
+def cheapest_tree(network: FlowNetwork, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
+    """:func:`cheapest_tree_from`, given the cost of every hop and its way."""
+    size = network.terminals
+    clock.look()
+    if all(cost[u][v] == cost[v][u] for u in range(size) for v in range(u)):
+        parent = shallow_minimum_tree(size, root, cost)
+    else:
+        parent = minimum_arborescence(size, root, cost)
+    if parent is None:
+        raise PackingError(f"some terminal cannot be reached from {root}")
+    return tuple(hop(u, v) for v, u in enumerate(parent) if u >= 0)
+
+
+def out_tree_oracle(network: FlowNetwork, roots: Sequence[int]) -> Oracle:
+    """One group per root; its columns are out-trees over all terminals. The payload is the hops."""
+
+    def oracle(prices: Prices) -> list[Column]:
+        hops = cheapest_hops(network, prices)
+        trees = [cheapest_tree(network, *hops, root) for root in roots]
+        return [column_of(group, loads_of(tree), tree) for group, tree in enumerate(trees)]
+
+    return oracle
+
+
+def in_and_out_oracle(network: FlowNetwork, roots: Sequence[int] | None = None) -> Oracle:
+    """One group; a column of AllReduce for each of ``roots`` (default: all terminals).
+
+    Its payload is (root, hops of the in-tree, of the out-tree).
+    """
+    backward = network.reversed()
+
+    def oracle(prices: Prices) -> list[Column]:
+        ahead = cheapest_hops(network, prices)
+        back = cheapest_hops(backward, {(v, u): y for (u, v), y in prices.items()})
+        columns = []
+        for root in range(network.terminals) if roots is None else roots:
+            down = cheapest_tree(network, *ahead, root)
+            up = tuple(hop[::-1] for hop in cheapest_tree(backward, *back, root))
+            columns.append(column_of(0, loads_of(up + down), (root, up, down)))
+        return columns
+
+    return oracle
+
+
+def up_and_down_oracle(network: FlowNetwork, root: int) -> Oracle:
+    """One group; a column is one tree used both up to ``root`` and down from it (Blink's AllReduce, §3.3).
+
+    The payload is the hops of the down-tree; the up-tree is its reverse, so links must be symmetric.
+    """
+
+    def oracle(prices: Prices) -> list[Column]:
+        both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
+        down = cheapest_tree(network, *cheapest_hops(network, both), root)
+        return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
+
+    return oracle
+
+
+def undirected_oracle(network: FlowNetwork) -> Oracle:
+    """One group; columns of :func:`up_and_down_oracle` from terminal 0, where links are symmetric: roots are alike.
+
+    Prim's algorithm with transit: whoever has joined is a source of one search, so a tree costs a look at each link.
+    """
+
+    def oracle(prices: Prices) -> list[Column]:
+        both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
+        down = _spanning_tree(network, both)
+        return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
+
+    return oracle
+
+
+def _spanning_tree(network: FlowNetwork, prices: Prices) -> Hops:
+    cost: dict[int, Any] = {0: 0}
+    parent: dict[int, int] = {}
+    joined: set[int] = set()
+    hops: list[Hop] = []
+    heap: list[tuple[Any, int]] = [(0, 0)]
+    while heap and len(joined) < network.terminals:
+        d, u = heappop(heap)
+        if d > cost[u] or u in joined:
+            continue
+        if u < network.terminals:
+            joined.add(u)
+            if u:
+                hop = [u]
+                while len(hop) == 1 or hop[-1] >= network.terminals:
+                    hop.append(parent[hop[-1]])
+                hops.append(tuple(reversed(hop)))
+            d = 0
+        for v in network.successors[u]:
+            offer = d + prices[u, v]
+            if v not in joined and (v not in cost or offer < cost[v]):
+                cost[v], parent[v] = offer, u
+                heappush(heap, (offer, v))
+    if len(joined) < network.terminals:
+        raise PackingError("some terminal cannot be reached from 0")
+    return tuple(hops)
+
+
+def _shortest_paths_to(network: FlowNetwork, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
+    """The cheapest path from every other terminal to ``root``; terminals on the way pass it on."""
+    turned = network if network.symmetric else network.reversed()
+    _, parent = cheapest_ways(turned, {(v, u): y for (u, v), y in prices.items()}, root)
+    return {v: tuple(followed(parent, v, root)) for v in range(network.terminals) if v != root}
+
+
+def paths_oracle(network: FlowNetwork, root: int) -> Oracle:
+    """One group; a column is one path from every other terminal to ``root`` (a gather). The payload: the paths."""
+
+    def oracle(prices: Prices) -> list[Column]:
+        paths = _shortest_paths_to(network, root, prices)
+        return [column_of(0, loads_of(tuple(paths.values())), paths)]
+
+    return oracle
+
+
+def relay_oracle(network: FlowNetwork, root: int) -> Oracle:
+    """One group; a column gathers one unit from every terminal at ``root`` and sends all N of them down a tree.
+
+    An AllGather through one root, as the paper does it. The payload is (paths, hops of the tree).
+    """
+
+    def oracle(prices: Prices) -> list[Column]:
+        paths = _shortest_paths_to(network, root, prices)
+        tree = cheapest_tree_from(network, prices, root)
+        loads = loads_of(tuple(paths.values()))
+        loads.update({arc: network.terminals * times for arc, times in loads_of(tree).items()})
+        return [column_of(0, loads, (paths, tree))]
+
+    return oracle

@@ -1,0 +1,223 @@
+"""AllReduce over one-way links without switches: the optimum, and whole trees near it.
+
+As many trees lead up to a root r as lead down from it, x(r) of them, and a link's capacity c is shared out between
+the two phases: d for the way down and c − d for the way up. Each phase then is a packing of its own (Frank 1978), so
+that the optimum R is that of a linear program over the links and roots alone:
+
+    max R = Σ x  with  0 ≤ d ≤ c,  d(links into X) ≥ R − x(X),  (c − d)(links out of X) ≥ R − x(X)
+
+for every set X of ranks. Sets are added as maximum flows find them violated: a few rounds, as it is mostly single ranks
+that limit. The duals of the sets that a link enters, or of those that it leaves, sum up to a price that proves R: a
+tree down enters every set without its root, and a tree up leaves it. For k trees, each of 1/k of the data, the same is
+asked in whole numbers, links holding as many trees as they may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from math import lcm
+
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.trees.packing import clock
+from blinkccl.trees.packing.bottleneck import short_cuts
+from blinkccl.trees.packing.equal_trees import MOST_TRIED, divisible
+from blinkccl.trees.packing.flatten import flatten
+from blinkccl.trees.packing.integral import Arborescence, pack_arborescences
+from blinkccl.trees.packing.network import Arc, FlowNetwork
+from blinkccl.trees.packing.solver import Model, UndecidedError, decide, solve_with_duals, whole
+
+#: What sets weigh has denominators up to this.
+LARGEST_DENOMINATOR = 10_000
+#: Rounds of a program; ten are many.
+MOST_ROUNDS = 100
+#: Smaller parts of R are rounding.
+TOLERANCE = 1e-6
+#: Flows are asked in whole numbers, parts of the largest capacity.
+GRAIN = 1 << 30
+#: Branchings in the search for whole numbers.
+NODE_LIMIT = 50
+
+#: A root, a number of equal trees, and the arcs of the tree up to the root, turned round, and of that down from it.
+Pair = tuple[int, int, tuple[Arc, ...], tuple[Arc, ...]]
+
+
+class Phases:
+    """The optimum of AllReduce on a network without transit; PackingError where a rank does not reach another.
+
+    ``prices`` of links prove that nothing is faster than ``bound``; ``tight`` tells whether that is the optimum itself,
+    but for rounding.
+    """
+
+    def __init__(self, network: FlowNetwork) -> None:
+        self._network = network
+        #: Sets of ranks, ascending: with True the arcs by which the way up leaves them, with False by which one enters.
+        self._sets: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+        self._out: list[list[int]] = [[] for _ in range(network.n)]
+        self._into: list[list[int]] = [[] for _ in range(network.n)]
+        for i, (u, v, _) in enumerate(network.arcs):
+            self._out[u].append(i)
+            self._into[v].append(i)
+        for v in range(network.n):
+            self._add({v}, up=False)
+            self._add({v}, up=True)
+        capacities = [c for _, _, c in network.arcs]
+        grain = GRAIN / max(capacities)
+        settled = False
+        for _ in range(MOST_ROUNDS):
+            clock.look()
+            values, duals = solve_with_duals(self._model(capacities, None), interior=True)
+            settled = not self._cut([c * grain for c in capacities], [x * grain for x in values], 1 - TOLERANCE)
+            if settled:
+                break
+        self.prices, self.bound = self._proof([abs(dual) for dual in duals[1:]])
+        self.tight = settled and self.bound <= values[-1] * (1 + TOLERANCE)
+
+    def pairs(self, trees: int, limits: Sequence[int]) -> list[Pair] | None:
+        """So many trees up and down, at most ``limits`` over each arc of the network; None where none are found."""
+        network = self._network
+        for _ in range(MOST_ROUNDS):
+            clock.look()
+            try:
+                found = decide(self._model(limits, trees), NODE_LIMIT)
+            except UndecidedError:
+                return None
+            units = None if found is None else whole(found)
+            if units is None:
+                return None
+            if not self._cut(limits, units, 1):
+                break
+        else:
+            return None
+        demand = {r: k for r, k in enumerate(units[len(limits) : -1]) if k}
+        down = [(u, v, d) for (u, v, _), d in zip(network.arcs, units, strict=False)]
+        up = [(v, u, most - d) for (u, v, d), most in zip(down, limits, strict=True)]
+        return paired(*(_packed(network.n, arcs, demand) for arcs in (up, down)))
+
+    def fastest(self, most: int) -> tuple[Fraction, int, list[Pair]]:
+        """The rate of the fastest that are found of at most ``most`` equal trees in all, their number, and the trees.
+
+        So many trees load a link by whole ones: of the rates at which some link would be full, the best at which they
+        fit, by halving. InternalError if not even one is found.
+        """
+        widths = [c for _, _, c in self._network.arcs]
+        best: tuple[Fraction, int, list[Pair]] | None = None
+        for trees in sorted(
+            {*range(1, min(most, MOST_TRIED) + 1), *divisible(self._network, self.bound, most, self.prices)}
+        ):
+            full = {Fraction(trees * c, load) for c in widths for load in range(1, 2 * trees + 1)}
+            rates = sorted(rate for rate in full if (best[0] if best else 0) < rate <= self.bound)
+            low, high = 0, len(rates)  # the first of which nothing is known, and the first that is known to be too fast
+            while low < high:
+                middle = (low + high) // 2 if best and best[1] == trees else low
+                pairs = self.pairs(trees, [int(trees * c / rates[middle]) for c in widths])
+                if pairs is None:
+                    high = middle
+                else:
+                    best, low = (rates[middle], trees, pairs), middle + 1
+        if best is None:
+            raise InternalError(
+                "a tree up and a tree down fit together at half of the narrowest link, but were not found"
+            )
+        return best
+
+    def _add(self, inside: Iterable[int], *, up: bool) -> bool:
+        arcs, ranks = self._network.arcs, tuple(sorted(inside))
+        if (ranks, up) in self._sets:
+            return False
+        within = frozenset(ranks)
+        crossing = self._out if up else self._into
+        if 2 * len(ranks) < self._network.n:
+            found = [i for v in ranks for i in crossing[v] if arcs[i][up] not in within]
+        else:
+            turned = self._into if up else self._out
+            beyond = (v for v in range(self._network.n) if v not in within)
+            found = [i for v in beyond for i in turned[v] if arcs[i][not up] in within]
+        self._sets[ranks, up] = found
+        return True
+
+    def _model(self, capacities: Sequence[int], trees: int | None) -> Model:
+        """Columns are d of every arc, x of every rank, and R, which is to be largest, or is ``trees``."""
+        network = self._network
+        arcs, total = len(network.arcs), len(network.arcs) + network.n
+        columns: list[dict[int, int]] = [{} for _ in range(total + 1)]
+        lower: list[int | None] = [0]
+        for x in range(arcs, total):
+            columns[x][0] = 1
+        columns[total][0] = -1
+        for row, ((inside, up), crossing) in enumerate(self._sets.items(), start=1):
+            for i in crossing:
+                columns[i][row] = -1 if up else 1
+            for r in inside:
+                columns[arcs + r][row] = 1
+            columns[total][row] = -1
+            lower.append(-sum(capacities[i] for i in crossing) if up else 0)
+        upper: list[int | None] = [0, *(None for _ in self._sets)]
+        most = sum(capacities)
+        bound = [*capacities, *(most for _ in range(network.n + 1))]
+        if trees is None:
+            return Model(columns, lower, upper, [0.0] * total + [-1.0], bound)
+        columns[total][len(lower)] = 1
+        return Model(columns, [*lower, trees], [*upper, trees], None, bound, integer=True)
+
+    def _cut(self, capacities: Sequence[float], values: Sequence[float], part: float) -> bool:
+        """Add the sets that these values violate, with roots that have but ``part``; whether there are new ones."""
+        network = self._network
+        units = [round(x * part) for x in values[len(network.arcs) : -1]]
+        fresh = False
+        for up in (False, True):
+            shares = (most - down if up else down for most, down in zip(capacities, values, strict=False))
+            wide = [((v, u) if up else (u, v), round(x)) for (u, v, _), x in zip(network.arcs, shares, strict=False)]
+            phase = FlowNetwork(network.n, network.n, tuple((*arc, c) for arc, c in wide if c > 0))
+            for side in short_cuts(phase, units):
+                fresh |= self._add(set(range(network.n)).difference(side), up=up)
+        return fresh
+
+    def _proof(self, duals: Sequence[float]) -> tuple[dict[Arc, Fraction], Fraction]:
+        """Prices of links, and the bound that they prove, from what every set weighs."""
+        weights = [Fraction(dual).limit_denominator(LARGEST_DENOMINATOR) for dual in duals]
+        scale = lcm(*(weight.denominator for weight in weights))
+        network = self._network
+        sums = [[0] * len(network.arcs), [0] * len(network.arcs)]
+        without = [int(sum(weights) * scale)] * network.n  # of the sets without a rank: its trees cost so much
+        for ((inside, up), crossing), weight in zip(self._sets.items(), weights, strict=True):
+            units = int(weight * scale)
+            for r in inside if units else ():
+                without[r] -= units
+            for i in crossing if units else ():
+                sums[up][i] += units
+        each = [max(pair) for pair in zip(*sums, strict=True)]
+        prices = {(u, v): Fraction(units, scale) for (u, v, _), units in zip(network.arcs, each, strict=True) if units}
+        worth = Fraction(sum(c * units for (_, _, c), units in zip(network.arcs, each, strict=True)))
+        if not worth or min(without) <= 0:
+            raise PackingError("some rank cannot be reached from another")
+        return prices, worth / min(without)
+
+
+def _packed(n: int, arcs: Iterable[tuple[int, int, int]], demand: dict[int, int]) -> dict[int, list[Arborescence]]:
+    """Trees by root, those of most units first."""
+    network = FlowNetwork(n, n, tuple(sorted(arc for arc in arcs if arc[2])))
+    by_root: dict[int, list[Arborescence]] = {}
+    for tree in flatten(network.capacity, pack_arborescences(network, demand)):
+        by_root.setdefault(tree.root, []).append(tree)
+    return by_root
+
+
+def paired(ups: dict[int, list[Arborescence]], downs: dict[int, list[Arborescence]]) -> list[Pair]:
+    """A root's trees up and down side by side, in the same order, as far as their numbers reach."""
+    pairs: list[Pair] = []
+    if ups.keys() != downs.keys():
+        raise InternalError("trees up and down have different roots")
+    for root, rising in ups.items():
+        falling = list(downs[root])
+        given = 0  # of the first of falling
+        for tree in rising:
+            left = tree.multiplicity
+            while left:
+                units = min(left, falling[0].multiplicity - given)
+                pairs.append((root, units, tree.arcs, falling[0].arcs))
+                left, given = left - units, given + units
+                if given == falling[0].multiplicity:
+                    falling.pop(0)
+                    given = 0
+    return pairs

@@ -1,0 +1,221 @@
+"""The only caller of HiGHS: linear and integer programs over columns, statuses turned into our errors.
+
+Solvers propose, exact arithmetic disposes: nothing that comes out of here is believed before it has been
+re-checked in integers or Fractions. HiGHS runs on one thread everywhere, since an instance with another
+thread count than an earlier one in the same process may answer "Not Set" without a word.
+
+HiGHS and NumPy are loaded on first use: most plans are combinatorial and should not wait 0.1 s for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from time import perf_counter
+from typing import Any
+
+from blinkccl.errors import InternalError, TimeUpError
+from blinkccl.trees.packing import clock
+
+#: A column's entries: row → coefficient.
+Entries = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """min cost·x subject to lower ≤ Ax ≤ upper, 0 ≤ x ≤ bound; ``None`` is unbounded."""
+
+    columns: Sequence[Entries]
+    lower: Sequence[float | None]
+    upper: Sequence[float | None]
+    cost: Sequence[float] | None = None
+    bound: Sequence[int] | None = None
+    integer: bool = False
+
+
+#: Seconds that loading HiGHS may take: 0.2 of a core, and others may keep it busy.
+LOADING_S = 0.5
+_loading_s: list[float] = []
+
+
+def loading_seconds() -> float:
+    """Seconds this process has spent on loading HiGHS and NumPy for this module: no part of solving."""
+    return sum(_loading_s)
+
+
+@cache
+def _libraries() -> tuple[Any, Any]:
+    """The modules highspy and numpy; TimeUpError where a search has no time to load them, which nothing would end."""
+    if clock.left_s() < LOADING_S:
+        raise TimeUpError("the time of a search is up")
+    began = perf_counter()
+    import highspy
+    import numpy
+
+    _loading_s.append(perf_counter() - began)
+    return highspy, numpy
+
+
+def _new_highs() -> Any:
+    """A silent single-threaded HiGHS."""
+    highs = _libraries()[0].Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("random_seed", 0)
+    return highs
+
+
+def _run(highs: Any) -> None:
+    """Solves, as long as the search around has time; TimeUpError where that is not enough."""
+    clock.look()
+    left_s = clock.left_s()
+    if left_s < inf:
+        # HiGHS counts the seconds of all runs of an instance.
+        highs.setOptionValue("time_limit", highs.getRunTime() + left_s)
+    highs.run()
+    if highs.getModelStatus().name == "kTimeLimit":
+        raise TimeUpError("the time of a search is up")
+
+
+class UndecidedError(Exception):
+    """Neither a solution was found within the branchings that an integer program may take, nor that there is none."""
+
+
+def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
+    """A solution, or None where there is none (or none was found within ``node_limit`` branchings)."""
+    try:
+        return decide(model, node_limit)
+    except UndecidedError:
+        return None
+
+
+def decide(model: Model, node_limit: int) -> list[float] | None:
+    """A solution, or None where there is none; UndecidedError where ``node_limit`` branchings do not tell."""
+    highs = _new_highs()
+    highs.setOptionValue("mip_max_nodes", node_limit)
+    highs.passModel(_lowered(model))
+    _run(highs)
+    outcome = _outcome(highs)
+    if outcome is None:
+        raise _stopped(highs)
+    values = list(highs.getSolution().col_value)
+    feasible = _libraries()[0].kSolutionStatusFeasible
+    if outcome == "stopped" and highs.getInfo().primal_solution_status != feasible:
+        raise UndecidedError
+    return values if outcome != "infeasible" and len(values) == len(model.columns) else None
+
+
+def solve_with_duals(model: Model, *, interior: bool = False) -> tuple[list[float], list[float]]:
+    """An optimum of a linear program that has one: the columns' values and the rows' duals.
+
+    ``interior`` comes to a vertex from inside, which is faster where many are optimal.
+    """
+    highs = _new_highs()
+    if interior:
+        highs.setOptionValue("solver", "ipm")
+    highs.passModel(_lowered(model))
+    _run(highs)
+    if _outcome(highs) != "solved":
+        raise _stopped(highs)
+    solution = highs.getSolution()
+    return list(solution.col_value), list(solution.row_dual)
+
+
+def _stopped(highs: Any) -> InternalError:
+    return InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
+
+
+class GrowingProgram:
+    """A linear program in maximisation form that gains columns and is solved again from its last basis."""
+
+    def __init__(self) -> None:
+        self._highspy, self._numpy = _libraries()
+        self._highs = _new_highs()
+
+    def add_row(self, lower: float | None, upper: float) -> None:
+        """A row lower ≤ … ≤ upper without entries; None is unbounded."""
+        low = -self._highspy.kHighsInf if lower is None else lower
+        self._highs.addRow(low, upper, 0, self._array([], int), self._array([], float))
+
+    def add_column(self, gain: float, entries: Mapping[int, float]) -> None:
+        """A column x ≥ 0 that adds ``gain`` · x to the objective, with its entries by row."""
+        rows, values = self._array(list(entries), int), self._array(list(entries.values()), float)
+        self._highs.addCol(-gain, 0.0, self._highspy.kHighsInf, len(entries), rows, values)
+
+    def forbid(self, column: int) -> None:
+        """Keeps a column at 0."""
+        self._highs.changeColBounds(column, 0.0, 0.0)
+
+    def allow(self, column: int) -> None:
+        """Lets a column be more than 0 again."""
+        self._highs.changeColBounds(column, 0.0, self._highspy.kHighsInf)
+
+    def values(self) -> list[float]:
+        """The columns' values in the last optimum."""
+        return list(self._highs.getSolution().col_value)
+
+    def _array(self, values: list[Any], kind: type) -> Any:
+        return self._numpy.array(values, dtype=self._numpy.int32 if kind is int else self._numpy.float64)
+
+    def maximise(self) -> tuple[float, list[float]]:
+        """The optimum and the rows' duals (≤ 0 for a tight upper bound)."""
+        _run(self._highs)
+        if _outcome(self._highs) != "solved":
+            raise _stopped(self._highs)
+        return -self._highs.getObjectiveValue(), list(self._highs.getSolution().row_dual)
+
+    def basis(self) -> tuple[list[int], list[int]]:
+        """Indexes of the basic columns and of the tight rows, equally many."""
+        basis, basic = self._highs.getBasis(), self._highspy.HighsBasisStatus.kBasic
+        columns = [j for j, status in enumerate(basis.col_status) if status == basic]
+        return columns, [i for i, status in enumerate(basis.row_status) if status != basic]
+
+
+def _outcome(highs: Any) -> str | None:
+    return OUTCOME.get(highs.getModelStatus().name)
+
+
+#: Every status with a meaning here; all others are our mistake.
+OUTCOME = {
+    "kOptimal": "solved",
+    "kInfeasible": "infeasible",
+    "kUnboundedOrInfeasible": "infeasible",
+    "kSolutionLimit": "stopped",
+    "kIterationLimit": "stopped",
+    "kUnknown": "stopped",
+    "kModelEmpty": "solved",
+}
+
+
+def _lowered(model: Model) -> Any:
+    highspy, np = _libraries()
+    lp = highspy.HighsLp()
+    count = len(model.columns)
+    lp.num_col_, lp.num_row_ = count, len(model.lower)
+    lp.col_cost_ = np.array(model.cost if model.cost is not None else [0.0] * count, dtype=float)
+    lp.col_lower_ = np.zeros(count)
+    lp.col_upper_ = np.array(model.bound if model.bound is not None else [highspy.kHighsInf] * count, dtype=float)
+    lp.row_lower_ = np.array([-highspy.kHighsInf if x is None else x for x in model.lower], dtype=float)
+    lp.row_upper_ = np.array([highspy.kHighsInf if x is None else x for x in model.upper], dtype=float)
+    start: list[int] = [0]
+    rows: list[int] = []
+    values: list[float] = []
+    for column in model.columns:
+        rows += column.keys()
+        values += column.values()
+        start.append(len(rows))
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = np.array(start, dtype=np.int32)
+    lp.a_matrix_.index_ = np.array(rows, dtype=np.int32)
+    lp.a_matrix_.value_ = np.array(values, dtype=np.float64)
+    if model.integer:
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * count
+    return lp
+
+
+def whole(values: Sequence[float], tolerance: float = 1e-6) -> list[int] | None:
+    """The values as integers where all of them are (nearly) whole."""
+    rounded = [round(x) for x in values]
+    return rounded if all(abs(x - r) <= tolerance for x, r in zip(values, rounded, strict=True)) else None

@@ -1,0 +1,157 @@
+"""Symmetry of a network: automorphisms that turn the digits of its terminals' numbers.
+
+With terminals numbered 0 … n−1 and s·r a divisor of n, "the digit of stride s plus one, modulo r" moves terminal t to
+t + s, or back by s·(r−1) where that digit is r−1. Tried are all such moves, each verified arc by arc; those on digits
+that do not overlap form a group, and the largest such group is taken. Rings, tori, hypercubes, cliques, GPUs behind one
+switch, equal servers and their rails are all seen so, whatever they are called; a network without symmetry has the
+identity alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from blinkccl.trees.packing import clock
+from blinkccl.trees.packing.network import Arc, FlowNetwork
+
+#: A permutation of the network's vertices.
+Permutation = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """``moves`` are a group of automorphisms, the identity first; only it keeps a terminal in its place.
+
+    ``roots`` has one terminal of each orbit, the least. ``turns`` generate the group: each move is a product of their
+    powers, in one way.
+    """
+
+    moves: tuple[Permutation, ...]
+    roots: tuple[int, ...]
+    turns: tuple[Permutation, ...]
+
+    @cached_property
+    def home(self) -> dict[int, tuple[int, Permutation]]:
+        """For each terminal its orbit's root, and the move that brings that here."""
+        return {move[root]: (root, move) for root in self.roots for move in self.moves}
+
+
+def no_symmetry(network: FlowNetwork) -> Symmetry:
+    """The identity alone: every terminal is its own orbit."""
+    return Symmetry((tuple(range(network.n)),), tuple(range(network.terminals)), ())
+
+
+@lru_cache(maxsize=64)
+def symmetry_of(network: FlowNetwork) -> Symmetry:
+    """The largest group of turned digits. Cost: a look at all arcs per pair of a stride and a radix."""
+    identity = tuple(range(network.n))
+    moves = [identity]
+    turns = _generators(network)
+    for generator, radix in turns:
+        powers = [identity]
+        for _ in range(radix - 1):
+            powers.append(_after(generator, powers[-1]))
+        moves = [_after(power, move) for power in powers for move in moves]
+    seen: set[int] = set()
+    roots = []
+    for v in range(network.terminals):
+        if v not in seen:
+            roots.append(v)
+            seen.update(move[v] for move in moves)
+    return Symmetry(tuple(moves), tuple(roots), tuple(turn for turn, _ in turns))
+
+
+def _after(second: Permutation, first: Sequence[int]) -> Permutation:
+    return tuple(map(second.__getitem__, first))
+
+
+def _generators(network: FlowNetwork) -> list[tuple[Permutation, int]]:
+    """Automorphisms of digits that do not overlap, with their radices: the largest group, by the fewest of them."""
+    n = network.terminals
+    mover = _Mover(network)
+    best: dict[int, tuple[int, int, list[tuple[Permutation, int]]]] = {1: (1, 0, [])}
+    for stride in (d for d in range(1, n) if n % d == 0):
+        if stride not in best:
+            continue
+        order, fewer, chosen = best[stride]
+        for radix in (r for r in range(2, n // stride + 1) if n // stride % r == 0):
+            found = mover.turned(stride, radix)
+            offer = (order, fewer, chosen)
+            if found is not None and all(_after(found, other) == _after(other, found) for other, _ in chosen):
+                offer = (order * radix, fewer - 1, [*chosen, (found, radix)])
+            if offer[:2] > best.get(stride * radix, (0, 0))[:2]:
+                best[stride * radix] = offer
+    return max(best.values(), key=lambda offer: offer[:2])[2]
+
+
+class _Mover:
+    """Tries to extend a permutation of the terminals to an automorphism."""
+
+    def __init__(self, network: FlowNetwork) -> None:
+        self._network = network
+        self._near: list[dict[int, tuple[int, int]]] = [{} for _ in range(network.n)]  # neighbour → capacity out, in
+        for u, v, c in network.arcs:
+            back = network.capacity.get((v, u), 0)
+            self._near[u][v] = (c, back)
+            self._near[v].setdefault(u, (back, c))
+        self._alike = [sorted(widths.values()) for widths in self._near]
+
+    def turned(self, stride: int, radix: int) -> Permutation | None:
+        """The automorphism that turns this digit, of order ``radix``; None where there is none, or it is not found."""
+        clock.look()
+        n = self._network.terminals
+        wrap = stride * (radix - 1)
+        image = [t + stride if t // stride % radix < radix - 1 else t - wrap for t in range(n)]
+        if any(self._alike[t] != self._alike[moved] for t, moved in enumerate(image)):
+            return None
+        found = self._extended(image)
+        if found is None:
+            return None
+        capacity = self._network.capacity
+        if any(capacity.get((found[u], found[v])) != c for u, v, c in self._network.arcs):
+            return None
+        power = found
+        for _ in range(radix - 1):
+            power = _after(found, power)
+        return found if power == tuple(range(self._network.n)) else None
+
+    def _extended(self, image: Sequence[int]) -> Permutation | None:
+        """Transit follows its neighbours; of such with the same neighbours the lower go to the lower."""
+        mapped = dict(enumerate(image))
+        waiting = list(range(self._network.terminals, self._network.n))
+        while waiting:
+            taken = set(mapped.values())
+            wanted = self._by_neighbours(waiting, mapped)
+            offered = self._by_neighbours([w for w in range(self._network.n) if w not in taken], {w: w for w in taken})
+            if not wanted:
+                return None
+            for key, vertices in wanted.items():
+                images = offered.get(key, [])
+                if len(images) != len(vertices):
+                    return None
+                mapped.update(zip(vertices, images, strict=True))
+            waiting = [v for v in waiting if v not in mapped]
+        return tuple(mapped[v] for v in range(self._network.n))
+
+    def _by_neighbours(
+        self, vertices: Sequence[int], mapped: dict[int, int]
+    ) -> dict[frozenset[tuple[int, tuple[int, int]]], list[int]]:
+        """The vertices by the images of their neighbours; those of which no neighbour has one are left out."""
+        found: dict[frozenset[tuple[int, tuple[int, int]]], list[int]] = {}
+        for v in vertices:
+            key = frozenset((mapped[u], widths) for u, widths in self._near[v].items() if u in mapped)
+            if key:
+                found.setdefault(key, []).append(v)
+        return found
+
+
+def arc_orbits(network: FlowNetwork, moves: Sequence[Sequence[int]]) -> dict[Arc, Arc]:
+    """Each arc's orbit under a group, named by its least member."""
+    orbit: dict[Arc, Arc] = {}
+    for u, v, _ in sorted(network.arcs):
+        if (u, v) not in orbit:
+            for move in moves:
+                orbit.setdefault((move[u], move[v]), (u, v))
+    return orbit

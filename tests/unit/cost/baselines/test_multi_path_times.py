@@ -1,0 +1,92 @@
+"""``multi_path`` on calibrated links: as fast as its paths together, and at no size slower than one of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from blinkccl.cost.baselines.candidate import Conditions
+from blinkccl.cost.baselines.multi_path import MultiPath, prepare, timed_split
+from blinkccl.cost.baselines.registry import candidates
+from blinkccl.cost.simulate.calibration import calibration, calibration_for
+from blinkccl.errors import UnsupportedError
+from blinkccl.trees.algorithms.multi_path import direct_path, on_one_path, ways
+from blinkccl.trees.algorithms.path_table import PairSplits, PathTable
+from blinkccl.trees.forest.model import Path
+from support.examples import ALL_TESTS
+from support.planned import asked
+from support.timed import calibration_of, link_class
+
+MIB = 2**20
+#: Not only the sizes that tables are filled with.
+SIZES = tuple(round(64 * 1.7**power) for power in range(0, 36, 1 if ALL_TESTS else 3))
+
+
+def multi_path(spec: str, gpus: str | None = "0,1") -> MultiPath:
+    request = asked(spec, "sendrecv", gpus)
+    return prepare(request, Conditions(calibration_for(request.topology)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus"),
+    [
+        ("mist", "0,1"),
+        ("mist", "0,2"),
+        ("cedar", None),
+        ("dgx-1p", "0,1"),
+        ("dgx-a100", "0,1"),
+        ("pcie-8gpu", "0,2"),
+        ("pcie-4gpu-nvlink-pairs", "0,3"),  # whose maximum flow goes by GPU 2
+    ],
+)
+def test_never_slower_than_any_of_its_paths_alone(spec: str, gpus: str | None) -> None:
+    found = multi_path(spec, gpus)
+    paths = (direct_path(found.flow), *(way.path for way in ways(found.flow)))
+    alone = [timed_split(found.flow, found.conditions, on_one_path(path)) for path in paths]
+    one_hop = candidates()["one_hop"].prepare(asked(spec, "sendrecv", gpus), found.conditions)
+    for size in SIZES:
+        least = min(one.at(size).seconds for one in (*alone, one_hop))
+        assert found.at(size).seconds <= least * (1 + 1e-9), size
+
+
+@pytest.mark.parametrize(("most", "paths"), [(0, {(2, 3)}), (1, {(2, 3), (2, 5, 3)}), (None, {(2, 3), (2, 5, 3)})])
+def test_a_filled_row_is_of_its_two_ends_and_crosses_no_more_memories(most: int | None, paths: set[Path]) -> None:
+    request = asked("mist", "sendrecv", "2,3")
+    row = prepare(request, Conditions(calibration_for(request.topology), most_memories=most)).row
+    assert (row.src, row.dst) == (2, 3)
+    assert {part.path for split in row.splits for part in split.parts} == paths
+
+
+@pytest.mark.parametrize(("spec", "sum_gb_per_s"), [("mist", 71.85 + 62.15), ("cedar", 3 * 45.8 + 4.1)])
+def test_large_messages_reach_the_sum_of_the_paths(spec: str, sum_gb_per_s: float) -> None:
+    assert 0.95 * sum_gb_per_s < multi_path(spec).at(512 * MIB).algbw_gb_per_s
+
+
+@pytest.mark.parametrize("spec", ["mist", "cedar"])
+def test_a_small_message_takes_the_direct_path_alone(spec: str) -> None:
+    """A copy of 1 MiB on Cedar in eight streams was slower than a direct one."""
+    found = multi_path(spec)
+    assert "all on 0-1" in found.at(64 * 1024).detail
+    assert "all on 0-1" in found.at(MIB).detail
+    assert "8 streams" in found.at(64 * MIB).detail
+
+
+def test_only_what_is_stored_on_its_way_is_cut_into_streams() -> None:
+    parts = multi_path("cedar").row.at(64 * MIB).parts
+    assert [(part.path, part.streams) for part in parts] == [((0, 1), 1), *(((0, v, 1), 8) for v in (2, 3, 4))]
+
+
+def test_what_a_table_says_is_done() -> None:
+    request = asked("mist", "sendrecv", "0,1")
+    table = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 4, 1)),)))
+    found = prepare(request, Conditions(calibration("mist"), paths=table))
+    assert found.at(MIB).detail == "all on 0-4-1"
+    other = PathTable("", "", "").merged(PairSplits(1, 0, (on_one_path((1, 0)),)))
+    assert prepare(request, Conditions(calibration("mist"), paths=other)).row == multi_path("mist").row
+    wrong = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 5, 1)),)))
+    with pytest.raises(UnsupportedError, match="not there"):
+        prepare(request, Conditions(calibration("mist"), paths=wrong))
+
+
+def test_links_that_the_calibration_does_not_know_rule_it_out() -> None:
+    with pytest.raises(UnsupportedError, match="no link class for pcie"):
+        prepare(asked("cedar", "sendrecv", "0,1"), Conditions(calibration_of(link_class("nvlink", 25.0, 25.0))))

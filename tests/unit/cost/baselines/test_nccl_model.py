@@ -1,0 +1,269 @@
+"""NCCL's cost model: the numbers of NCCL 2.30's own tuning code, who wins from which size, and NCCL 2.4's choice.
+
+Expected latencies, bandwidths and times are what src/graph/tuning.cc of NCCL 2.30.7 gives for the channels that its own
+search finds on these machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.cost.baselines.nccl_model import (
+    CORRECTED_FROM_BYTES,
+    SERVED,
+    CostLine,
+    NcclEstimate,
+    choose,
+    cost_lines,
+    crossover,
+    predict,
+)
+from blinkccl.cost.baselines.nccl_search import Channels, search
+from blinkccl.cost.baselines.nccl_server import NcclServer
+from blinkccl.topology.spec import load
+
+#: spec, GPUs of a server, servers.
+Job = tuple[str, tuple[int, ...], int]
+ALL = tuple(range(8))
+DGX: Job = ("dgx-1v", ALL, 1)
+CHAIN: Job = ("dgx-1v", (1, 4, 5, 6), 1)
+MIST: Job = ("mist", (0, 1, 2, 3), 1)
+A100S: Job = ("2x dgx-a100", ALL, 2)
+H100S: Job = ("4x hgx-h100", ALL, 4)
+ETHERNET: Job = ("2x dgx-1v @ 40Gbps", ALL, 2)
+JOBS = (DGX, CHAIN, MIST, A100S, H100S, ETHERNET)
+
+
+@cache
+def _channels(job: Job) -> Channels:
+    spec, gpus, servers = job
+    topology = load(spec)[0]
+    per_server = len(topology.ranks) // servers
+    return search(topology, [server * per_server + gpu for server in range(servers) for gpu in gpus])
+
+
+def _lines(job: Job, collective: str) -> dict[tuple[str, str], CostLine]:
+    return {(line.algorithm, line.protocol): line for line in cost_lines(_channels(job), collective)}
+
+
+def _choose(job: Job, collective: str, size_bytes: int) -> NcclEstimate:
+    return choose(_channels(job), collective, size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("job", "collective", "pair", "latency_us", "gb_per_s"),
+    [
+        (DGX, "broadcast", ("ring", "LL"), 11.4, 39),
+        (DGX, "broadcast", ("ring", "LL128"), 29.2, 110.4),
+        (DGX, "reduce", ("ring", "Simple"), 40.4, 120),
+        (DGX, "allgather", ("ring", "LL"), 10.8, 44.57143),
+        (DGX, "allgather", ("ring", "LL128"), 27.3, 126.171432),
+        (DGX, "reduce_scatter", ("ring", "Simple"), 32.2, 137.142868),
+        (DGX, "allreduce", ("tree", "LL"), 15.2, 14.526316),
+        (DGX, "allreduce", ("tree", "LL128"), 31.5, 42.933334),
+        (DGX, "allreduce", ("tree", "Simple"), 64.4, 55.2),
+        (DGX, "allreduce", ("ring", "LL"), 15.0, 22.285715),
+        (DGX, "allreduce", ("ring", "LL128"), 40.6, 63.085716),
+        (DGX, "allreduce", ("ring", "Simple"), 56.0, 68.571434),
+        (CHAIN, "broadcast", ("ring", "Simple"), 24.4, 40),
+        (CHAIN, "allreduce", ("tree", "Simple"), 32.4, 18.4),
+        (CHAIN, "allreduce", ("ring", "LL128"), 29.0, 24.533333),
+        (MIST, "broadcast", ("ring", "LL"), 7.6, 15),
+        (MIST, "broadcast", ("ring", "Simple"), 14.1, 30),
+        (MIST, "allreduce", ("tree", "Simple"), 42.6, 26.5),
+        (A100S, "broadcast", ("ring", "Simple"), 232.4, 192),
+        (A100S, "allgather", ("ring", "LL"), 37.3, 24),
+        (A100S, "allgather", ("ring", "Simple"), 106.4, 204.8),
+        (A100S, "allreduce", ("tree", "LL"), 25.2, 11.25),
+        (A100S, "allreduce", ("tree", "LL128"), 48.5, 80),
+        (A100S, "allreduce", ("tree", "Simple"), 92.4, 94.4),
+        (A100S, "allreduce", ("ring", "LL"), 68.0, 12),
+        (A100S, "allreduce", ("ring", "LL128"), 78.0, 85.333336),
+        (A100S, "allreduce", ("ring", "Simple"), 204.4, 102.4),
+        (H100S, "broadcast", ("ring", "LL"), 93.0, 20.4),
+        (H100S, "reduce_scatter", ("ring", "LL128"), 79.2, 303.070953),
+        (H100S, "allreduce", ("tree", "LL"), 35.2, 8.67),
+        (H100S, "allreduce", ("tree", "LL128"), 65.5, 98.6),
+        (H100S, "allreduce", ("tree", "Simple"), 120.4, 122.4),
+        (H100S, "allreduce", ("ring", "Simple"), 282.8, 198.193542),
+        (ETHERNET, "broadcast", ("ring", "LL"), 9.3, 2.5),
+        (ETHERNET, "allgather", ("ring", "Simple"), 70.0, 5.333333),
+        (ETHERNET, "allreduce", ("tree", "Simple"), 92.4, 4.6),
+        (ETHERNET, "allreduce", ("ring", "LL"), 40.0, 1.333333),
+    ],
+)
+def test_latencies_and_bandwidths(
+    job: Job, collective: str, pair: tuple[str, str], latency_us: float, gb_per_s: float
+) -> None:
+    line = _lines(job, collective)[pair]
+    assert float(line.latency_us) == pytest.approx(latency_us, rel=1e-6)
+    assert float(line.gb_per_s) == pytest.approx(gb_per_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("job", "pair", "times_us"),
+    [
+        (DGX, ("tree", "LL"), (15.200551, 15.278326, 16.811264, 159.569153, 1298.481445, 73932.210938)),
+        (DGX, ("tree", "LL128"), (31.500187, 31.523851, 31.977018, 72.205582, 465.692963, 25041.013672)),
+        (DGX, ("tree", "Simple"), (64.400146, 64.420616, 64.82402, 102.391884, 498.592957, 19516.244141)),
+        (DGX, ("ring", "LL"), (15.000359, 15.045949, 15.73518, 62.051487, 767.823792, 48195.722656)),
+        (DGX, ("ring", "Simple"), (56.000118, 56.014935, 56.238934, 71.291733, 300.667694, 15714.732422)),
+        (A100S, ("ring", "Simple"), (204.40007, 204.409988, 286.320007, 296.399994, 450.0, 10771.918945)),
+        (A100S, ("tree", "LL128"), (48.500099, 48.512798, 48.756001, 70.345337, 281.516907, 13470.272461)),
+        (H100S, ("ring", "Simple"), (282.800049, 282.805176, 282.88269, 401.210693, 480.570679, 5813.5625)),
+        (ETHERNET, ("ring", "Simple"), (131.603012, 131.984009, 256.184021, 643.255981, 6541.495605, 402903.1875)),
+    ],
+)
+def test_times_of_an_allreduce(job: Job, pair: tuple[str, str], times_us: tuple[float, ...]) -> None:
+    """At 8 B, 1 KB, 16 KB, 1 MB, 16 MB and 1 GB: trees with corrections, rings between servers with their plateau."""
+    line = _lines(job, "allreduce")[pair]
+    sizes = (8, 1 << 10, 1 << 14, 1 << 20, 1 << 24, 1 << 30)
+    assert [float(line.time_us(size)) for size in sizes] == pytest.approx(times_us, rel=1e-6)
+
+
+def test_a_step_over_nvlink_and_over_pcie() -> None:
+    """Facts of the table: a base and 2(n−1) steps, 0.6 µs over NVLink and 1 µs over PCIe; NVB counts as PCIe."""
+    assert _lines(DGX, "allreduce")["ring", "LL"].latency_us == Fraction("6.6") + 14 * Fraction("0.6")
+    assert _lines(CHAIN, "allreduce")["ring", "LL"].latency_us == Fraction("6.6") + 6 * Fraction(1)
+
+
+def test_tiny_sizes_take_ll_and_large_ones_simple() -> None:
+    for job in JOBS:
+        for collective in SERVED:
+            assert _choose(job, collective, 8).protocol == "LL"
+            assert _choose(job, collective, 1 << 30).protocol == "Simple"
+
+
+def test_the_fastest_first() -> None:
+    found = _channels(DGX)
+    for size in (0, 1, 1000, 1 << 20, 1 << 28):
+        predictions = predict(found, "allreduce", size)
+        assert [p.seconds for p in predictions] == sorted(p.seconds for p in predictions)
+        assert predictions[0] == _choose(DGX, "allreduce", size)
+        assert len({(p.algorithm, p.protocol) for p in predictions}) == len(predictions) == 6
+
+
+def test_busbw_nears_the_channels() -> None:
+    """A ring's busbw at large sizes is what the search has found, whatever the collective."""
+    for job in JOBS:
+        for collective in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
+            found = _channels(job)
+            ring = next(
+                p for p in predict(found, collective, 1 << 40) if (p.algorithm, p.protocol) == ("ring", "Simple")
+            )
+            each = found.gb_per_s_per_channel if found.servers <= 2 else found.net_gb_per_s_per_channel
+            assert ring.busbw_gb_per_s == pytest.approx(found.count * each, rel=0.001)
+
+
+def test_trees_serve_allreduce_alone() -> None:
+    assert {algorithm for algorithm, _ in _lines(DGX, "allreduce")} == {"tree", "ring"}
+    for collective in ("broadcast", "reduce", "allgather", "reduce_scatter"):
+        assert {algorithm for algorithm, _ in _lines(DGX, collective)} == {"ring"}
+
+
+@pytest.mark.parametrize(
+    ("job", "has"),
+    [
+        (DGX, True),
+        (CHAIN, True),
+        (MIST, False),
+        (("dgx-1p", ALL, 1), False),
+        (("pcie-8gpu", ALL, 1), False),
+        (A100S, True),
+        (("2x dgx-a100", (0, 2, 4, 6), 2), False),
+        (("2x hgx-h100", (0, 1, 2), 2), True),
+        (ETHERNET, False),
+    ],
+)
+def test_where_ll128_is_used(job: Job, has: bool) -> None:
+    """From Volta on, over NVLink, and as far as the PCIe switch of a card; from Hopper on through another GPU too."""
+    assert (("ring", "LL128") in _lines(job, "allreduce")) == has
+
+
+def test_caps() -> None:
+    """LL's cap on one server by architecture, and that of a tree's channels."""
+    found = _channels(("hgx-h100", ALL, 1))
+    volta = replace(found, arch="volta")
+    ring = {one.arch: cost_lines(one, "broadcast")[0] for one in (volta, found)}
+    assert [ring["volta"].gb_per_s, ring["hopper"].gb_per_s] == [39, 141]
+    tree = next(x for x in cost_lines(volta, "allreduce") if x.protocol == "Simple")
+    assert tree.gb_per_s == Fraction("26.5") * 12 / 2
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_crossovers_are_exact_to_the_byte(job: Job) -> None:
+    for collective in SERVED:
+        winners = crossover(_channels(job), collective)
+        assert winners[0].from_bytes == 0
+        for before, after in pairwise(winners):
+            size = after.from_bytes
+            assert before.from_bytes < size
+            expected = [(winner.algorithm, winner.protocol) for winner in (before, after)]
+            assert expected[0] != expected[1]
+            found = [_choose(job, collective, one) for one in (size - 1, size)]
+            assert [(one.algorithm, one.protocol) for one in found] == expected
+
+
+@given(size=st.integers(0, 2**34) | st.sampled_from([2**power for power in range(35)]), number=st.integers(0, 5))
+def test_between_crossovers_nothing_changes(size: int, number: int) -> None:
+    job = JOBS[number]
+    winners = crossover(_channels(job), "allreduce")
+    expected = [w for w in winners if w.from_bytes <= size][-1]
+    chosen = _choose(job, "allreduce", size)
+    assert (chosen.algorithm, chosen.protocol) == (expected.algorithm, expected.protocol)
+
+
+def test_who_wins_on_a_dgx_1v() -> None:
+    """AllGather on 8 V100s: LL up to 1.1 MB, then LL128 up to 7.8 MB, then Simple."""
+    winners = crossover(_channels(DGX), "allgather")
+    assert [(w.algorithm, w.protocol) for w in winners] == [("ring", "LL"), ("ring", "LL128"), ("ring", "Simple")]
+    # Lines 10.8 + b/44571 and 27.3 + b/126171 meet at 16.5 / (1/44571 − 1/126171) bytes, and so on.
+    rates = [1000 * Fraction(gb_per_s) * 8 / 7 for gb_per_s in ("39", "110.4", "120")]
+    meet = [Fraction("16.5") / (1 / rates[0] - 1 / rates[1]), Fraction("4.9") / (1 / rates[1] - 1 / rates[2])]
+    assert [w.from_bytes for w in winners] == [0, int(meet[0]) + 1, int(meet[1]) + 1]
+
+
+def test_a_table_ends_where_it_is_told_to() -> None:
+    found = _channels(DGX)
+    short = crossover(found, "allgather", up_to_bytes=1 << 20)
+    long = crossover(found, "allgather")
+    assert short == tuple(w for w in long if w.from_bytes <= 1 << 20)
+    assert len(crossover(found, "allgather", up_to_bytes=0)) == 1
+
+
+@given(size=st.integers(0, 2**40), more=st.integers(1, 2**30), number=st.integers(0, len(JOBS) - 1))
+def test_a_larger_size_takes_longer(size: int, more: int, number: int) -> None:
+    """Rings everywhere, trees between two of their corrections."""
+    for line in _lines(JOBS[number], "allreduce").values():
+        larger = size + more
+        if line.correction:
+            octave = size // CORRECTED_FROM_BYTES
+            larger = min(larger, CORRECTED_FROM_BYTES * (1 << octave.bit_length()) - 1)
+        if larger > size:
+            assert line.time_us(size) < line.time_us(larger)
+
+
+@pytest.mark.parametrize(("ranks", "busbw"), [(2, 365), (4, 370), (5, 420), (6, 440), (7, 460), (8, 480)])
+def test_an_allreduce_in_nvswitch_as_public_runs_have_it(ranks: int, busbw: float) -> None:
+    found = NcclServer.of(load("hgx-h100")[0], range(ranks)).at("allreduce", 16 << 30)
+    assert found.algorithm == ("NVLS" if ranks > 2 else "ring")
+    assert found.busbw_gb_per_s == pytest.approx(busbw, rel=0.02)
+
+
+def test_small_and_far_allreduces_leave_nvswitch_alone() -> None:
+    """LL has the least latency, NVLS here is for one server, and switches before Hopper do not combine."""
+    for spec, ranks, size in (
+        ("hgx-h100", range(8), 8),
+        ("2x hgx-h100", range(4), 1 << 20),
+        ("dgx-a100", range(8), 1 << 30),
+    ):
+        topology = load(spec)[0]
+        chosen = NcclServer.of(topology, topology.ranks if spec.startswith("2x") else ranks).at("allreduce", size)
+        assert chosen.algorithm != "NVLS"

@@ -1,0 +1,228 @@
+"""Measurements: every form of log says the same, and one that cannot be right is refused with its line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from blinkccl.cost.simulate.measurements import Measurement, read_measurements
+from blinkccl.errors import TopologyError
+
+V2_0 = """\
+$ ./build/all_reduce_perf -b 64K -e 1M -f 16 -g 2
+# nThread 1 nGpus 2 minBytes 65536 maxBytes 1048576 step: 16(factor) warmup iters: 5 iters: 20 validation: 1
+#
+# Using devices
+#   Rank  0 Pid   9212 on      node1 device  0 [0x06] Tesla V100-SXM2-16GB
+#   Rank  1 Pid   9212 on      node1 device  1 [0x07] Tesla V100-SXM2-16GB
+#
+#                                                     out-of-place                       in-place
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+node1:9212:9230 [0] NCCL INFO Launch mode Group/CGMD
+       65536         16384   float     sum    23.78    2.76    2.76  0e+00    24.00    2.73    2.73  2e-07
+     1048576        262144   float     sum    66.99   15.65   15.65  0e+00    67.10   15.63   15.63  2e-07
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 9.19
+"""
+V2_17 = """\
+# nccl-tests version 2.17.1 nccl-headers=22809 nccl-library=22809
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 65536 maxBytes 1048576 step: 16(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+#  Rank  0 Group  0 Pid  18083 on      node1 device  0 [0000:18:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid  18083 on      node1 device  1 [0000:2a:00] NVIDIA H100 80GB HBM3
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+       65536         16384     float     sum      -1    23.78    2.76    2.76       0    24.00    2.73    2.73       0
+     1048576        262144     float     sum      -1    66.99   15.65   15.65       0    67.10   15.63   15.63       0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 9.19
+#
+# Collective test concluded: all_reduce_perf
+"""
+V1_0 = """\
+./build/all_reduce_perf
+# NCCL Tests compiled with NCCL 2.0
+# Using devices
+#   Rank  0 on      node1 device  0 [0x06] Tesla P100-SXM2-16GB
+#   Rank  1 on      node1 device  1 [0x07] Tesla P100-SXM2-16GB
+
+#                                                 out-of-place                    in-place
+#      bytes             N    type      op     time  algbw  busbw      res     time  algbw  busbw      res
+       65536         16384   float     sum    0.024   2.73   2.73    0e+00    0.024   2.73   2.73    0e+00
+     1048576        262144   float     sum    0.067  15.65  15.65    0e+00    0.067  15.65  15.65    0e+00
+"""
+BROADCAST = V2_0.replace("all_reduce", "broadcast").replace("redop ", " root ").replace("  sum ", "    0 ")
+
+FOUR = [
+    Measurement("allreduce", 2, 65536, 23.78e-6, False),
+    Measurement("allreduce", 2, 65536, 24.00e-6, True),
+    Measurement("allreduce", 2, 1048576, 66.99e-6, False),
+    Measurement("allreduce", 2, 1048576, 67.10e-6, True),
+]
+
+
+def same(found, wanted):
+    assert [(x.collective, x.ranks, x.size_bytes, x.in_place) for x in found] == [
+        (x.collective, x.ranks, x.size_bytes, x.in_place) for x in wanted
+    ]
+    assert [x.seconds for x in found] == pytest.approx([x.seconds for x in wanted], rel=1e-12)
+
+
+@pytest.mark.parametrize("text", [V2_0, V2_17], ids=["2.0", "2.17"])
+def test_logs_of_several_versions(text):
+    same(read_measurements(text, "x.log"), FOUR)
+
+
+def test_the_oldest_logs_count_milliseconds():
+    found = read_measurements(V1_0, "x.log")
+    assert [one.seconds for one in found] == pytest.approx([24e-6, 24e-6, 67e-6, 67e-6])
+
+
+def test_a_root_in_place_of_an_operation():
+    assert "root" in BROADCAST
+    same(read_measurements(BROADCAST, "x.log"), [Measurement("broadcast", 2, x.size_bytes, x.seconds, x.in_place)
+                                                 for x in FOUR])  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] ", "0: "])
+def test_tags_of_launchers_are_taken_off(tag):
+    same(read_measurements("\n".join(tag + line for line in V2_17.splitlines()), "x.log"), FOUR)
+
+
+def test_a_tag_may_stand_between_columns():
+    pieces = V2_17.replace("    66.99", "[0]    66.99").replace("    67.10", "[0]    67.10")
+    same(read_measurements("\n".join("[0]" + line for line in pieces.splitlines()), "x.log"), FOUR)
+
+
+def test_more_columns_and_the_time_of_day():
+    more = V2_17.replace("#wrong", "#wrong    i_min    i_max").replace("       0", "       0    20.10    30.20")
+    same(read_measurements(more, "x.log"), FOUR)
+    after = V2_17.replace("busbw  #wrong\n", "busbw  #wrong     algo     proto\n")
+    after = after.replace("       0\n", "       0  RING    SIMPLE\n")
+    same(read_measurements(after, "x.log"), FOUR)
+    lines = V2_17.splitlines()
+    lines[9] += " timestamp"
+    lines[10] += " %Y-%m-%d %H:%M:%S"
+    for row in (11, 12):
+        lines[row] += "  2025-01-02 03:04:05"
+    same(read_measurements("\n".join(lines), "x.log"), FOUR)
+
+
+def test_what_was_not_measured_or_checked_is_no_measurement():
+    unchecked = V2_17.replace("       0", "     N/A")
+    same(read_measurements(unchecked, "x.log"), FOUR)
+    only_out = V2_17.replace("24.00    2.73    2.73       0", "N/A     N/A     N/A     N/A")
+    same(read_measurements(only_out, "x.log"), [FOUR[0], *FOUR[2:]])
+
+
+def test_rows_without_data_are_left_out():
+    empty = V2_17.replace("       65536         16384", "           0             0").replace("2.76", "0.00")
+    same(read_measurements(empty, "x.log"), FOUR[2:])
+
+
+def test_runs_one_after_the_other():
+    three = V2_0.replace("#   Rank  1", "#   Rank  2 Pid   9212 on      node1 device  2\n#   Rank  1")
+    for algbw, busbw in (("2.76 ", "3.68"), ("2.73 ", "3.64"), ("15.65", "20.87"), ("15.63", "20.84")):
+        three = three.replace(f"{algbw}   {algbw.strip()}", f"{algbw}   {busbw}")
+    found = read_measurements(V2_0 + three + BROADCAST, "x.log")
+    assert [(one.collective, one.ranks) for one in found[::4]] == [("allreduce", 2), ("allreduce", 3), ("broadcast", 2)]
+
+
+def test_what_a_log_leaves_out_can_be_given():
+    bare = "\n".join(V2_0.splitlines()[7:])
+    same(read_measurements(bare, "x.log", "allreduce", 2), FOUR)
+    with pytest.raises(TopologyError, match=r"x.log, line 5: the log does not say which collective.*--collective"):
+        read_measurements(bare, "x.log", None, 2)
+    with pytest.raises(TopologyError, match=r"x.log, line 5: the log does not list its ranks .*--ranks"):
+        read_measurements(bare, "x.log", "allreduce")
+
+
+def row(line):
+    """The log with its first row replaced by ``line``."""
+    return V2_17.replace(V2_17.splitlines()[11], line)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x.log: no measurement in it; expected a log of nccl-tests"),
+        ("hello\n12 apples\n", "x.log: no measurement in it"),
+        ("65536 16384 float sum -1 23.78 2.76 2.76 0", "line 1: a row of numbers without titles"),
+        (row("65536 16384 float sum -1 23.78 2.76 2.76 0"), "line 12: 9 columns, but the titles above name 13: size"),
+        (row("65536 16384 float sum -1 fast 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: 'fast' under 'time'"),
+        (row("65536 16384 float sum -1 0.00 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: 65536 bytes in 0 us; expect"),
+        (row("65536 16384 float sum -1 nan 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: 65536 bytes in nan us"),
+        (row("65536 16384 float sum -1 23.78 2.76 2.76 7 24.00 2.73 2.73 0"), "line 12: 7 wrong results"),
+        (row("65536 16384 float sum -1 47.56 2.76 2.76 0 24.00 2.73 2.73 0"), "are 1.38 GB/s, but algbw is 2.76"),
+        (row("65536 16384 float sum -1 23.78 2.76 4.83 0 24.00 2.73 2.73 0"),
+         "line 12: busbw / algbw is 1.750, but for allreduce on 2 ranks it is 1.000; give the right --ranks"),
+        (row(f"{'9' * 30} 16384 float sum -1 23.78 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: a size of 9999"),
+        (V2_17.replace("all_reduce", "hypercube"), "line 2: 'hypercube' is none of broadcast"),
+    ],
+)  # fmt: skip
+def test_bad_logs_are_refused_with_the_line(text, message):
+    with pytest.raises(TopologyError) as refused:
+        read_measurements(text, "x.log")
+    assert str(refused.value).startswith("x.log")
+    assert message in str(refused.value)
+
+
+def timing(micros, gb_per_s):
+    return {"time": micros, "alg_bw": gb_per_s, "bus_bw": gb_per_s, "nwrong": 0}
+
+
+RESULTS = [
+    {"size": 65536, "out_of_place": timing(23.78, 2.756), "in_place": timing(24.0, 2.731)},
+    {"size": 1048576, "out_of_place": timing(66.99, 15.653), "in_place": timing(67.1, 15.627)},
+]
+OURS = {"blink_version": "0.1.0", "config": {"collective": "allreduce", "devices": [{"rank": 0}, {"rank": 1}]},
+        "results": RESULTS}  # fmt: skip
+NCCL = {"version": 3, "args": ["./build/all_reduce_perf", "-g", "2"],
+        "config": {"nthreads": 1, "ngpus": 2, "devices": [{"rank": 0, "pid": 7, "hostname": "a"}]},
+        "results": RESULTS}  # fmt: skip
+
+
+@pytest.mark.parametrize("document", [OURS, NCCL], ids=["ours", "nccl-tests"])
+def test_json(document):
+    same(read_measurements(json.dumps(document), "x.json"), FOUR)
+
+
+def test_json_of_nccl_tests_lists_one_rank_of_each_process():
+    config = {"nthreads": 2, "ngpus": 2, "devices": [{"pid": 7, "hostname": "a"}, {"pid": 7, "hostname": "b"}]}
+    timed = {"size": 65536, "out_of_place": None, "in_place": {"cpu_time": 20.0}}
+    eight = NCCL | {"config": config, "results": [timed]}
+    same(read_measurements(json.dumps(eight), "x"), [Measurement("allreduce", 8, 65536, 20e-6, True)])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"results": [', "x.json, line 1: not JSON"),
+        ('{"a":' * 100_000, "x.json: not JSON that a benchmark wrote: too deep"),
+        ('{"a": ' + "7" * 5000 + "}", "x.json: not JSON that a benchmark wrote"),
+        ("{}", "x.json: no list 'results' in it"),
+        (json.dumps(OURS | {"results": []}), "x.json: no measurement in it"),
+        (json.dumps(OURS | {"results": [7]}), "x.json, results[0]: expected an object with a 'size'"),
+        (json.dumps(OURS | {"results": [{"size": 1.5}]}), "x.json, results[0]: expected an object with a 'size'"),
+        (json.dumps(OURS | {"results": [{"size": 64, "in_place": 3}]}), "results[0].in_place: expected an object with"),
+        (json.dumps(OURS | {"results": [{"size": 64, "in_place": {}}]}), "results[0].in_place: neither 'time' nor"),
+        (json.dumps(OURS | {"results": [{"size": 64, "in_place": {"time": "x"}}]}), "in_place.time: 'x'; expected"),
+        (json.dumps(OURS | {"results": [{"size": 64, "in_place": {"time": 10**400}}]}), "in_place.time: 1000"),
+        (json.dumps(OURS | {"results": [{"size": 64, "in_place": {"time": -1}}]}), "64 bytes in -1 us; expected a pos"),
+        (json.dumps(OURS | {"results": [{"size": 64, "in_place": timing(1, 1) | {"nwrong": 3}}]}), "3 wrong results"),
+        (json.dumps(OURS | {"config": {}}), "says which collective this is; add --collective"),
+        (json.dumps(OURS | {"config": {"collective": "allreduce"}}), "does not list the ranks; add --ranks"),
+        (json.dumps(OURS | {"config": {"collective": "sum"}}), "config.collective: 'sum' is none of"),
+        (json.dumps(NCCL | {"config": {"ngpus": "two", "devices": [{}]}}), "config.nthreads and config.ngpus are"),
+    ],
+)
+def test_bad_json_is_refused_with_the_field(text, message):
+    with pytest.raises(TopologyError) as refused:
+        read_measurements(text, "x.json")
+    assert message in str(refused.value)

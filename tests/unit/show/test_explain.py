@@ -1,0 +1,175 @@
+"""``blink explain``: it says what libblink.so's table says, and what ``auto`` and NCCL's model say of the same job."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from blinkccl.cost.baselines.candidate import Conditions
+from blinkccl.cost.choice import measured
+from blinkccl.cost.choice.measured import GPUS, LABORATORY, NCCL, Cell, MeasuredTable, Time
+from blinkccl.cost.choice.programs import gpu_of
+from blinkccl.cost.simulate.calibration import calibration_for
+from blinkccl.nccl.choices import ChoiceRow, Terms, table
+from blinkccl.nccl.nccl_predictor import NcclPredictor
+from blinkccl.nccl.programs import DEFAULT, candidates
+from blinkccl.nccl.topology_of_job import JobPlacement
+from blinkccl.show.explain import explain
+from blinkccl.show.explain_text import explain_text
+from blinkccl.show.text import seconds_text
+from blinkccl.trees.algorithms.path_table import machine_key
+from support.planned import asked
+
+SIZES = (0, 4 << 10, 1 << 20, 64 << 20)
+
+
+def explained(request, size_bytes):
+    return explain(request, size_bytes, Conditions(calibration_for(request.topology)))
+
+
+@pytest.mark.parametrize(("gpus", "name", "root"), [("1,4,5,6", "allreduce", 0), ("0-3", "scatter", 2)])
+def test_it_says_what_the_library_does(gpus, name, root):
+    """The row that a communicator's planner makes, for all collectives at once, has the size."""
+    request = asked("dgx-1v", name, gpus, root)
+    place, gpu = JobPlacement(request.topology, request.ranks), gpu_of(request.topology)
+    planned = candidates(place, DEFAULT, gpu.blocks, {})
+    terms = Terms(gpu.capability, gpu.blocks)
+    rows = table(planned, len(request.ranks), terms, NcclPredictor(place, gpu.capability)).choices
+    key = name, -1 if request.collective.root is None else root
+    taken = set()
+    for size in SIZES:
+        (row,) = [row for row in rows if (row.collective, row.root) == key and row.least <= size <= row.most]
+        found = explained(request, size).library
+        assert isinstance(found, ChoiceRow)
+        assert (found.least, found.most, found.protocol, found.why) == (row.least, row.most, row.protocol, row.why)
+        assert (found.candidate is None) == (row.candidate is None)
+        taken.add(found.candidate is None)
+    assert False in taken
+
+
+def test_the_fastest_is_said_with_the_runner_up_nccl_and_the_bound():
+    found = explained(asked("dgx-1v", gpus="1,4,5,6"), 64 << 20)
+    best, second = found.choice.timed[:2]
+    assert best.estimate.seconds == min(one.at(64 << 20).seconds for one in found.auto.plans)
+    text = explain_text(found, why=True)
+    for line in (
+        f"fastest {best.plan.name}: {seconds_text(best.estimate.seconds)}, ",
+        f"next    {second.plan.name}: {seconds_text(second.estimate.seconds)}, ",
+        f"nccl    {found.nccl.words}: {seconds_text(found.nccl.seconds)}, ",
+        f"{found.nccl.seconds / best.estimate.seconds:.2f} times as long as the fastest\nbound   ",
+        "proof   no schedule of unicast store-and-forward trees on these links is faster:\n",
+        "\ncritical path   move ",
+        "\nnot here:\n",
+        "\n  three_phase: three_phase is for ranks on several servers",
+    ):
+        assert line in text
+    short = explain_text(found)
+    assert text.startswith(short[: short.index("not here")])
+    assert short.endswith("\nnot here: " + ", ".join(found.auto.absent) + " (--why says why)\n")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "why", "nccl"),
+    [
+        (
+            "mi250",
+            "allreduce",
+            "kernels are CUDA's, and these are no NVIDIA GPUs",
+            "no model: NCCL runs on NVIDIA GPUs, but mi250 joins its GPUs by xGMI\n",
+        ),
+        (
+            "dgx-1v",
+            "sendrecv",
+            "kernels serve no sendrecv: messages go by copy engines",
+            "no model: NCCL does sendrecv by sends and receives, whose channels per peer its model does not count\n",
+        ),
+        ("2x ring:2 @ 40Gbps", "allreduce", "no kernel of ours stores between servers", "NCCL ring Simple: "),
+    ],
+)
+def test_where_the_library_has_no_say_that_is_said(spec, name, why, nccl):
+    """NCCL's answer has nothing to do with that."""
+    found = explained(asked(spec, name), 1 << 20)
+    assert found.library == why
+    text = explain_text(found)
+    assert f"here    libblink.so has no say: {why}\n" in text
+    assert f"nccl    {nccl}" in text
+
+
+def measured_table(request, kind, *times):
+    cell = Cell("allreduce", -1, tuple(request.ranks), 1 << 20, 1 << 20, 2 << 20, "2026-01-01", times)
+    return MeasuredTable(machine_key(request.topology), "dgx-1v", kind, "somebody", 1.0, cells=(cell,))
+
+
+def test_it_says_measured_where_it_is():
+    request = asked("dgx-1v", gpus="1,4,5,6")
+    table = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9), Time(NCCL, "", 9e-5, 9))
+    found = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
+    text = explain_text(found)
+    for line in (
+        "here    libblink.so runs optimal by LL128 from 1M to below 2M "
+        "(blink optimal ll128 21 GB/s, NCCL 11.7 GB/s measured at 1 MiB)\n",
+        "fastest optimal: 50.0 µs, 20.97 GB/s (measured, ll128; ",
+        "by      somebody: measured at 1M on 2026-01-01\n",
+        "nccl    NCCL, measured: 90.0 µs, 11.65 GB/s, 1.80 times as long as the fastest\n",
+    ):
+        assert line in text
+    slow = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9), Time(NCCL, "", 1e-5, 9))
+    text = explain_text(explain(request, 1 << 20, Conditions(calibration_for(request.topology)), slow))
+    left = "libblink.so leaves it to NCCL from 1M to below 2M: nothing that it plans is measured 1.03 times as fast ("
+    assert left in text
+    assert " measured at " not in explain_text(explained(request, 1 << 20))
+
+
+def test_a_laboratory_says_nothing_of_kernels_and_of_nccl():
+    request = asked("dgx-1v", gpus="1,4,5,6")
+    table = measured_table(request, LABORATORY, Time("blink", "sockets", 1e-5, 9, 1 << 15))
+    found = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
+    before = explained(request, 1 << 20)
+    assert found.library.why == before.library.why
+    assert found.nccl == before.nccl
+    assert [one.plan.name for one in found.choice.timed] == ["blink"]
+    text = explain_text(found)
+    assert "fastest blink: 10.0 µs, 104.9 GB/s (measured, sockets; chunks of 32 KiB)\n" in text
+    assert "times as long as the fastest" not in text
+
+
+def test_the_verb_goes_by_what_was_measured_here(blink, tmp_path, monkeypatch):
+    """The file that is named, or the one that blink tune left; one of another machine is ignored with a line."""
+    request = asked("dgx-1v", gpus="1,4,5,6")
+    table = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9))
+    monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
+    path = measured.path_of(table.machine)
+    measured.write(path, table)
+    job = ("--topo", "dgx-1v", "--gpus", "1,4,5,6", "--size", "1M", "--json")
+    assert json.loads(blink("explain", "allreduce", *job).out)["measured_by"] == "somebody"
+    monkeypatch.setenv("BLINK_TUNED", "0")
+    assert json.loads(blink("explain", "allreduce", *job).out)["measured_by"] is None
+    assert json.loads(blink("explain", "allreduce", *job, "--measured", path).out)["choice"]["measured"]
+    other = blink("explain", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3", "-s", "1M", "--json", "--measured", path)
+    assert "it was measured on machine" in other.err
+    assert not json.loads(other.out)["choice"]["measured"]
+
+
+def test_the_verb(blink):
+    job = ("explain", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3")
+    text = blink(*job, "--size", "64M").out
+    assert re.search(r"^here    libblink.so (runs|leaves it to NCCL) .*from .* (on|to below)", text, re.MULTILINE)
+    found = json.loads(blink(*job, "--size", "64M", "--json").out)
+    assert found["schema_version"] == 2
+    assert found["size_bytes"] == 64 << 20
+    assert found["libblink"]["least_bytes"] <= 64 << 20 <= found["libblink"]["most_bytes"]
+    best = found["choice"]["timed"][0]
+    assert best["seconds"] == min(one["seconds"] for one in found["choice"]["timed"])
+    assert best["algorithm"] == found["decided_by"]["algorithm"]
+    assert found["nccl"]["seconds"] > 0
+    assert found["bound_gb_per_s"] == pytest.approx(40)
+    still = json.loads(blink(*job, "--size", "0", "--json").out)
+    assert {one["algorithm"] for one in still["choice"]["timed"]} == {
+        one["algorithm"] for one in found["choice"]["timed"]
+    } | found["choice"]["at_least_seconds"].keys()
+    blink(*job, "--size", "much").assert_refused("--size: not a size in bytes: 'much'")
+    assert blink(*job).code == 2
+    mixed = ("explain", "allreduce", "-s", "1M", "-g", "2")
+    blink(*mixed, "--gpus", "0-3").assert_refused("-g is for processes of this host, --gpus for GPUs: leave one out")

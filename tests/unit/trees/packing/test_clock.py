@@ -1,0 +1,61 @@
+"""The clock of a search: what looks at it ends when time is up, and nothing half done is remembered."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from blinkccl.errors import TimeUpError
+from blinkccl.trees.algorithms.optimal import plan
+from blinkccl.trees.packing import clock
+from blinkccl.trees.packing.clock import Clock
+from support.planned import asked
+
+
+class Ticks:
+    """A clock that every look moves on by a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_a_clock_ends_what_looks_at_it_and_nothing_else() -> None:
+    clock.look()
+    ticking = Clock(3, now=Ticks())  # made at 1, so that it ends at 4; a second was for the next word
+    with ticking.running():
+        clock.look()
+        with pytest.raises(TimeUpError):
+            clock.look()
+        assert clock.left_s() == 0
+    clock.look()
+
+
+def test_a_clock_keeps_the_best_part_and_the_least_bound() -> None:
+    with Clock().running() as one:
+        clock.reached(Fraction(1, 2))
+        clock.reached(Fraction(1, 3))
+        clock.bounded(Fraction(5))
+        clock.bounded(Fraction(7))
+    clock.reached(Fraction(1))
+    assert (one.part, one.bound) == (Fraction(1, 2), Fraction(5))
+
+
+def test_nothing_half_done_is_remembered() -> None:
+    """What is asked again after an end is found whole."""
+    request = asked("random:10:seed=5", "allgather")
+    looks = 0
+
+    def end(heard: Clock) -> None:
+        nonlocal looks
+        looks += 1
+        raise TimeUpError("now")
+
+    with pytest.raises(TimeUpError), Clock(600, end).running():
+        plan(request)
+    assert looks
+    assert plan(request).optimal
