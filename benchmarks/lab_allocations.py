@@ -305,7 +305,7 @@ def write(arguments: argparse.Namespace) -> None:
 
 TEXT = """# Trees and rings in the laboratory
 
-`blink lab` builds a machine from network namespaces, with a shaped pair of devices per link ([design.md](design.md);
+`blink lab` builds a machine from network namespaces, with a shaped pair of devices per link ([running.md](running.md);
 [how to run one](howto/laboratory.md)).
 Here it is a DGX-1V and a DGX-1P, on all 60 allocations of 3 to 8 GPUs that NVLink connects: {sizes} of
 float32, medians of {runs} runs in turns, every element checked ({wrong} wrong). Links keep their ratios; a lane (25

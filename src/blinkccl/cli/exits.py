@@ -1,4 +1,4 @@
-"""Exit codes: what each of our errors means to a shell, in one total table (docs/design.md)."""
+"""Exit codes: what each of our errors means to a shell, in one total table (docs/interfaces.md)."""
 
 from __future__ import annotations
 

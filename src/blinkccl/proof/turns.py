@@ -1,6 +1,6 @@
 """A plan that states its shares by orbits, written out: what each share and each row of ``link_load`` stands for.
 
-The checker's own reading of ``turns`` (docs/design.md, "Plans by orbits"), which trusts no symmetry: what comes out is
+The checker's own reading of ``turns`` (docs/optimum.md, "Plans by orbits"), which trusts no symmetry: what comes out is
 checked share by share like any plan. The paths of images name the share in the plan and how often each turn has turned
 it: ``shares[2]@[0,17]``.
 """
