@@ -212,45 +212,50 @@ def messages(documents: Sequence[Path]) -> str:
 MESSAGES = """
 ## One message over all paths
 
-`sendrecv` from GPU 0 to 1 of a socket of Mist (directly, and staged in its processor's memory by a process there) and
-of Cedar (also through each of the two idle GPUs), medians in turns, GB/s of what the machine's links have. "Of sum" is
-what part `multi_path` reaches of the direct path and all others, each alone; in brackets where its plan is the direct
-path, as its first calls do not promise to save 5 %: that is chance.
+These are medians in turns of `sendrecv` from GPU 0 to 1 of one socket, in GB/s of the machine's links. On Mist the
+paths are the direct link, and one staged by a process in the processor's memory. Cedar also has one through each of
+the two idle GPUs. "Of sum" is the rate of `multi_path` divided by the sum of the rates of all paths, each alone. A
+ratio in brackets is noise: the plan is the direct path, because the first calls did not promise a gain of 5 %.
 
 """
 
 LIBRARIES = """
 ## AllReduce beside other libraries
 
-GB/s of what is planned, 16 MiB on a DGX-1V, in turns on the same links. gloo goes around in the order of the ranks or
-of a ring of links, Open MPI as it chooses; both take NVLink between GPUs that have one, else PCIe, and a ring in their
-order stands for what could be expected. Where GPUs have no NVLink ring these and NCCL's fall back to PCIe.
+These are rates and plans in GB/s for 16 MiB on a DGX-1V, in turns on the same links. gloo forms a ring in the order of
+the ranks or of a ring of links; Open MPI selects its own order. Both use NVLink between GPUs that have one, otherwise
+PCIe, and their expected rate is that of a ring in their order. Without an NVLink ring, NCCL and these libraries fall
+back to PCIe.
 
 """
 
 HYBRID = """
 ## NVLink and PCIe at once
 
-Broadcast on a DGX-1V, PCIe staged in the hosts' memories by processes there: how much faster than NVLink alone, in the
-paper's split (`hybrid`) and as one forest on all links (`optimal`). Medians of 41 turns up to 256 KiB, 25 of 1 MiB, 15
-of 4 MiB, 7 of 16 MiB, 3 of 64 and 128 MiB, which stand for the 500 MB of Fig 21: on 8 GPUs a call takes 4 s.
+The table shows the gain of both over NVLink alone for a Broadcast on a DGX-1V, where processes stage PCIe data in the
+hosts' memories. `hybrid` is the paper's split, `optimal` one forest on all links. Medians are of 41 turns up to 256
+KiB, 25 of 1 MiB, 15 of 4 MiB, 7 of 16 MiB, and 3 of 64 MiB (5 on 8 GPUs) and of 128 MiB. 64 and 128 MiB stand for the
+500 MB of Fig 21, because a call on 8 GPUs takes 4 s.
 
-The first calls of `hybrid`, ten of 64 KiB and of 4 MiB over NVLink, PCIe and both, decide for each size: PCIe gets what
-Eq 8 says by the rates and the later end of both that they had, but no more than by the rates of its links, and nothing
-where both are not 1 % faster. Then `hybrid` is the plan of NVLink alone, and what stands here, in brackets, is chance.
+**Split.** The first calls of `hybrid` decide for each size: ten of 64 KiB and of 4 MiB over NVLink, PCIe and both.
+PCIe gets the part of Eq 8 by the measured rates and the later end of both, limited by the rates of its links. It gets
+nothing if both together are not 1 % faster. Then `hybrid` is the plan of NVLink alone, and its difference, in
+brackets, is noise.
 
-One forest for 8 GPUs used to lag, by 3 to 20 %. It was the basis of one program over all links: 31 trees, the least
-with 1/31,824 of the data, and each cut into as many chunks as the largest. So 16 MiB were 25,000 messages of 5 KiB,
-which kept both processors busy (95 %, NVLink alone 40 %): 0.917 of its plan. Now it is the six trees of NVLink and
-three of PCIe, at the same proved rate. And 128 KiB in each buffer of a connection let trees over slow links drift by
-100 ms: with 64 KiB `hybrid` went from 0.927 to 0.960 of its plan, NVLink alone from 0.961 to 0.965. What the simulator
-finds below a plan's rate, 0.69 at 1 MiB and 0.99 at 64 MiB, is a pipeline of five hops that fills: NVLink alone has
-0.71 and 0.99.
+**One forest** for 8 GPUs used to be 3 to 20 % slower. It was the basis of one program over all links, with 31 trees.
+The smallest had 1/31,824 of the data, and each was cut into as many chunks as the largest. So 16 MiB were 25,000
+messages of 5 KiB, which kept both processors busy (95 %, NVLink alone 40 %), and reached 0.917 of its plan. Now the
+forest has the six trees of NVLink and three of PCIe, at the same proved rate.
 
-Nothing is switched here, so gains do not fall with T_dpa as in Fig 21, where they go from 5 GB/s (3 or 4 GPUs) to 2 (7
-or 8). What PCIe adds is what its links carry, by the plans 12 GB/s for 3 GPUs and 6 for more: ever less beside NVLink.
-Of 64 and 128 MiB some runs take 0.2 to 0.25 s longer, as long as TCP waits before it sends again, and medians of three
-do not hide that: gains above the planned ones are NVLink's bad luck.
+**Buffers** of 128 KiB per connection let trees over slow links drift by 100 ms. With 64 KiB, `hybrid` went from 0.927
+to 0.960 of its plan, and NVLink alone from 0.961 to 0.965. 64 KiB was chosen on 16 MiB and 8 GPUs; at 128 MiB on 3
+GPUs, NVLink alone reached 0.92 of its plan with 64 KiB and 0.95 with 128 KiB. The simulator predicts 0.69 of the
+plan's rate at 1 MiB and 0.99 at 64 MiB, because a pipeline of five hops fills; NVLink alone has 0.71 and 0.99.
+
+**Beside Fig 21.** Nothing is switched here, so gains do not fall with T_dpa as in Fig 21 (5 GB/s for 3 or 4 GPUs, 2
+for 7 or 8). PCIe adds the rate of its links, by the plans 12 GB/s for 3 GPUs and 6 for more, a decreasing part of
+NVLink's. Some runs of 64 and 128 MiB take 0.2 to 0.25 s longer, for an unknown reason, and medians of three do not
+hide this. So gains above the planned ones come from slow runs of NVLink alone.
 
 """
 Sections = dict[tuple[str, str], tuple[Allocation, ...]]
@@ -306,26 +311,30 @@ def write(arguments: argparse.Namespace) -> None:
 TEXT = """# Trees and rings in the laboratory
 
 `blink lab` builds a machine from network namespaces, with a shaped pair of devices per link ([running.md](running.md);
-[how to run one](howto/laboratory.md)).
-Here it is a DGX-1V and a DGX-1P, on all 60 allocations of 3 to 8 GPUs that NVLink connects: {sizes} of
-float32, medians of {runs} runs in turns, every element checked ({wrong} wrong). Links keep their ratios; a lane (25
-GB/s, on a DGX-1P 20) has as many Mbit/s as two virtual cores hold for the allocation. Rates below are those of the
-machine's links, in GB/s: what the same plan reaches if nothing but links counts. `rings` is all of NCCL 2.4's rings at
-once, over PCIe where NVLink closes none. Written by `benchmarks/lab_allocations.py`; the tables of
-allocations are those of {size}.
+[how to run one](howto/laboratory.md)). These are results for a DGX-1V and a DGX-1P, on all 60 allocations of 3 to 8
+GPUs that NVLink connects. `benchmarks/lab_allocations.py` writes this page.
 
-`-o table.json` writes what each algorithm took into a table with the laboratory's scale; `blink explain` goes by it
-with `--measured table.json`. It says which trees are faster on such links, and nothing of kernels: what libblink.so
-takes stays predicted, or measured on GPUs.
+- *Runs*: {sizes} of float32, medians of {runs} runs in turns, every element checked ({wrong} wrong). The tables by
+  allocation are for {size}.
+- *Links* keep their ratios. The rate of a lane (25 GB/s, on a DGX-1P 20) in Mbit/s is the highest that two virtual
+  cores hold for the allocation.
+- *Rates* are scaled to the links of the machine, in GB/s. A plan reaches them if only links limit it.
+- `rings` is all of NCCL 2.4's rings together, over PCIe if NVLink closes none.
+
+`-o table.json` writes the time of each algorithm into a table with the laboratory's scale, which `blink explain` reads
+with `--measured table.json`. The table compares trees on such links and says nothing about kernels: the choices of
+libblink.so remain predicted, or measured on GPUs.
 
 Goals: geometric mean at least 0.90 of the plan, none under 0.80; the ratio within 10 % of the plans'.
 
 {overview}
-"of plan": geometric mean, and the least of all. "off": measured ratio of trees over rings against that of the plans.
-All of a size are 120, both collectives on 60 allocations. Connections had buffers of 128 KiB here, and chunks up to
-256: now both have 64 at most. Where chunks were larger than buffers, links stood still: AllReduces of 32 MiB in one
-tree got 0.80 to 0.93 of their plans in chunks of 163 KiB. Two of them again, in chunks of 64: 0.982 for optimal trees
-and 0.980 for Blink's on 0,1,2,4,7 of a DGX-1P (0.927 and 0.824 above), 0.971 and 0.982 on 0,3,6,7 of a DGX-1V (0.895
+"Of plan" is the geometric mean and the minimum. "Off" compares the measured ratio of trees to rings with the ratio of
+the plans. Each size has 120 cases, two collectives on 60 allocations.
+
+Connections had buffers of 128 KiB in these runs, and chunks of up to 256 KiB; now both have at most 64 KiB. Links
+stalled if chunks were larger than buffers: AllReduces of 32 MiB in one tree, in chunks of 163 KiB, reached 0.80 to
+0.93 of their plans. Two of them were repeated with chunks of 64 KiB. On 0,1,2,4,7 of a DGX-1P, optimal trees reached
+0.982 and Blink's 0.980 (above 0.927 and 0.824). On 0,3,6,7 of a DGX-1V, they reached 0.971 and 0.982 (above 0.895
 both).
 """
 
