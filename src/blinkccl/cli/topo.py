@@ -81,6 +81,7 @@ def _list(json: bool) -> None:
     """What SPEC may be besides a file."""
     from blinkccl.schema import SCHEMA_VERSION
     from blinkccl.topology.catalog import ALIASES, CATALOG
+    from blinkccl.topology.formats import FORMATS
     from blinkccl.topology.synthetic import FAMILIES
 
     others = {name: [other for other, meant in ALIASES.items() if meant == name] for name in CATALOG}
@@ -96,7 +97,7 @@ def _list(json: bool) -> None:
     lines += ["rules", *(f"  {family.form:<26}  {family.about}" for family in FAMILIES.values())]
     lines.append('several servers: "2x dgx-1v @ 40Gbps"; cables and no switch: "4x dgx-spark @ cables=ring"')
     lines.append('switches between them: "16x dgx-a100 @ fabric=tree:4:2", fabric=rails, fabric=dragonfly:4')
-    lines.append("a file: nvidia-smi topo -m, NCCL topology XML, our JSON, a line per cable")
+    lines.append(f"a file: {', '.join(form.name for form in FORMATS)}")
     console.emit_sentences("\n".join(lines) + "\n")
 
 

@@ -1,7 +1,7 @@
 """The operations and element types, and what combining elements does, bit for bit.
 
 Every engine computes what :func:`fold` says, so that two engines that follow the same Program give the same bits.
-To add an operation or a type is to add one row.
+CONTRIBUTING.md lists the other places of an operation or a type.
 
 **Accumulation.** float16, bfloat16 and the 8-bit floats are combined in float32, their *accumulator*, and rounded once
 to the type, to the nearest and ties to even, when a value leaves the execution of a role: when it is kept or sent. All

@@ -113,7 +113,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 NOT_RUN: dict[str, Algorithm] = {
     "in_switch": Algorithm(
         "blinkccl.trees.algorithms.in_switch",
-        "switches that say so add up and multicast too (SHARP); no engine runs it",
+        "switches that reduce and multicast (SHARP); only the reference engine runs it",
         "Steiner trees; flows as in arXiv 2402.06787",
     ),
 }
