@@ -2,7 +2,8 @@
 
     python benchmarks/mutants.py                     play all of them; exit code 1 if one is not noticed any more
     python benchmarks/mutants.py --only packing      those whose file's path has this text
-    python benchmarks/mutants.py --freeze 200        choose and play them anew, and write the file: an hour or two
+    python benchmarks/mutants.py --freeze 200        choose and play so many, and write the file: two hours; it goes on
+                                                     where it was stopped, and plays again what ran out of time
 
 A mutant changes one comparison, sum, small number, condition or negation of one line. It is found again by the text of
 its line, wherever that has moved to; a line that no file has any more is counted as gone. Of the tests its own is
@@ -151,14 +152,16 @@ def write(mutants: list[Mutant]) -> None:
 
 
 def freeze(count: int, seed: int) -> None:
-    rng, mutants = random.Random(seed), []
+    rng = random.Random(seed)
+    mutants: list[Mutant] = []
+    played = {replace(m, noticed=None): m.noticed for m in frozen() if m.noticed != "timeout"}
     files = [f for room in ROOMS for f in sorted((SOURCE / room).rglob("*.py"))]
     weights = [len(f.read_text(encoding="utf-8")) for f in files]
     while len(mutants) < count:
         mutant = chosen(rng.choices(files, weights)[0], rng)
         if mutant is None or any(replace(m, noticed=None) == mutant for m in mutants):
             continue
-        mutants.append(replace(mutant, noticed=play(mutant)))
+        mutants.append(replace(mutant, noticed=played[mutant] if mutant in played else play(mutant)))
         print(
             f"{len(mutants):4} {mutants[-1].noticed or 'SURVIVED':60} {mutant.file}: {mutant.old} → {mutant.new}",
             flush=True,
@@ -166,17 +169,22 @@ def freeze(count: int, seed: int) -> None:
         write(mutants)
 
 
+def frozen(only: str = "") -> list[Mutant]:
+    """The mutants of the file whose paths have this text."""
+    rows = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else []
+    return [Mutant(**row) for row in rows if only in row["file"]]
+
+
 def compare(only: str) -> int:
     lost = gone = 0
-    frozen = [Mutant(**row) for row in json.loads(FILE.read_text(encoding="utf-8")) if only in row["file"]]
-    mutants = [mutant for mutant in frozen if mutant.noticed is not None]
+    mutants = [mutant for mutant in frozen(only) if mutant.noticed is not None]
     for mutant in mutants:
         noticed = play(mutant)
         gone += noticed == "gone"
         if noticed is None:
             lost += 1
             print(f"NOT NOTICED {mutant.file}: {mutant.line}: {mutant.old} → {mutant.new}, then by {mutant.noticed}")
-    print(f"{len(frozen)} mutants, {len(mutants)} noticed then; now {lost} of these are not, {gone} are gone")
+    print(f"{len(mutants)} mutants were noticed; now {lost} of these are not, {gone} are gone")
     return 1 if lost else 0
 
 
