@@ -1,4 +1,4 @@
-"""What the doctor says of cables: each finding where it is due, and a change gains what the planner then finds."""
+"""Findings of the doctor on cables: each cause where it applies, and predicted gains equal to the planner's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNEVEN = "machine mac-studio: a b c d\na:tb0 b:tb0\na:tb1 b:tb1\nb:tb2 c:tb0\nc:
 
 
 def found(topology: Topology, *more: object) -> dict[str, str]:
-    """What is found of cables, by cause: severity, title and everything else on one line."""
+    """Findings on cables by cause: severity, title and all other fields on one line."""
     case = Case(pieces=[MachineRead(Location("x.txt"), topology), *more])
     return {
         f.cause: f"{f.severity}: {f.title}; bound {f.bound}; got {f.got}; try {f.attempt}"
@@ -42,14 +42,14 @@ def planned_gb_per_s(topology: Topology) -> Fraction:
 
 
 def test_a_ring_of_four_sparks() -> None:
-    said = found(parse_spec("4x dgx-spark @ cables=ring"))
-    assert list(said) == ["cable-loss", "nccl-no-cable"]
-    assert said["cable-loss"] == (
+    findings = found(parse_spec("4x dgx-spark @ cables=ring"))
+    assert list(findings) == ["cable-loss", "nccl-no-cable"]
+    assert findings["cable-loss"] == (
         "note: the worst cable to lose is 0:p0 – 1:p0; bound 16 GB/s of AllReduce; got 12 GB/s without it; "
         "try blink plan allreduce --topo x.txt --without 6-10"
     )
-    assert said["nccl-no-cable"].startswith("note: NCCL connects ranks that no cable joins; bound ")
-    assert "; got its trees need 0-2, 1-3, and no cable is there; try NCCL_ALGO=Ring and" in said["nccl-no-cable"]
+    assert findings["nccl-no-cable"].startswith("note: NCCL connects ranks that no cable joins; bound ")
+    assert "; got its trees need 0-2, 1-3, without a cable; try NCCL_ALGO=Ring and" in findings["nccl-no-cable"]
 
 
 def test_where_nccl_has_a_cable_for_every_hop_nothing_is_said_of_it() -> None:
@@ -64,22 +64,22 @@ def test_where_nccl_has_a_cable_for_every_hop_nothing_is_said_of_it() -> None:
 
 
 def test_that_it_failed_is_an_error() -> None:
-    said = found(parse_spec("4x dgx-spark @ cables=ring"), NcclVersion(Location("run.log"), (2, 30, 7)))
-    assert said["nccl-no-cable"].startswith("error: NCCL connects ranks")
+    findings = found(parse_spec("4x dgx-spark @ cables=ring"), NcclVersion(Location("run.log"), (2, 30, 7)))
+    assert findings["nccl-no-cable"].startswith("error: NCCL connects ranks")
 
 
 def test_an_order_of_ranks_without_a_ring() -> None:
     crossed = parse("machine dgx-spark: a b c d\na:p0 c:p0\nc:p1 b:p0\nb:p1 d:p0\nd:p1 a:p1\n", "x")
-    assert "its rings need 0-1, 2-3; its trees need 0-1, 2-3, and no cable is there" in found(crossed)["nccl-no-cable"]
-    assert "ranks in an order in which each has a cable to the next" in found(crossed)["nccl-no-cable"]
+    assert "its rings need 0-1, 2-3; its trees need 0-1, 2-3, without a cable" in found(crossed)["nccl-no-cable"]
+    assert "order the ranks so that each has a cable to the next" in found(crossed)["nccl-no-cable"]
 
 
 def test_machines_in_parts_and_what_would_join_them() -> None:
-    said = found(parse(TWO_PAIRS, "x"))
-    assert list(said) == ["cables-apart"]
-    assert said["cables-apart"] == (
+    findings = found(parse(TWO_PAIRS, "x"))
+    assert list(findings) == ["cables-apart"]
+    assert findings["cables-apart"] == (
         "error: the cables leave the machines in 2 parts: {a,b} | {c,d}; bound 16 GB/s of AllReduce; got no plan; "
-        "try in place of a:p0 – b:p0 and c:p0 – d:p0: a:p0 – c:p0 and b:p0 – d:p0"
+        "try replace a:p0 – b:p0 and c:p0 – d:p0 by a:p0 – c:p0 and b:p0 – d:p0"
     )
     free = parse("machine mac-studio: a b c\na:tb0 b:tb0\na:tb1 b:tb1\n", "x")
     assert "try plug in a:tb2 – c:tb0" in found(free)["cables-apart"]
@@ -87,12 +87,12 @@ def test_machines_in_parts_and_what_would_join_them() -> None:
     assert "3 parts: {a,b} | {c,d} | {e,f}; bound 12 GB/s of AllReduce" in found(three)["cables-apart"]
     assert "try plug in a:p1 – c:p1 and b:p1 – e:p1" in found(three)["cables-apart"]
     full = parse(TWO_PAIRS.replace("c d", "c d e f") + "e:p0 f:p0\ne:p1 f:p1\n", "x")
-    assert "try too few ports are free to join them" in found(full)["cables-apart"]
+    assert "try too few free ports to join the parts" in found(full)["cables-apart"]
 
 
 def test_a_slow_cable() -> None:
-    said = found(parse(SLOW, "x"))
-    assert said["cable-slow"].startswith(
+    findings = found(parse(SLOW, "x"))
+    assert findings["cable-slow"].startswith(
         "warning: b:tb1 – c:tb0: slower than its ports; bound 15 GB/s of AllReduce, with 80 Gb/s there; "
         "got 12.5 GB/s, with 40 Gb/s; "
     )
@@ -101,9 +101,9 @@ def test_a_slow_cable() -> None:
 
 
 def test_another_cabling_with_as_many_cables() -> None:
-    said = found(parse(UNEVEN, "x"))
-    assert said["cables-better"].startswith("warning: other cabling would be faster, with as many cables; bound ")
-    assert "got 15 GB/s, as they are; try in place of " in said["cables-better"]
+    findings = found(parse(UNEVEN, "x"))
+    assert findings["cables-better"].startswith("warning: other cabling would be faster, with as many cables; bound ")
+    assert "got 15 GB/s with the present cables; try replace " in findings["cables-better"]
     assert "cables-better" not in found(parse_spec("4x mac-studio @ cables=ring"))
 
 
@@ -111,7 +111,7 @@ def test_free_ports_idle_cables_and_losses() -> None:
     line = found(parse_spec("4x dgx-spark @ cables=line"))
     assert "one more cable; got 12 GB/s without; try plug in 0:p1 – 3:p1" in line["port-free"]
     assert line["cable-loss"].startswith(
-        "note: the loss of one cable parts the machines: 0:p0 – 1:p0, 1:p1 – 2:p0, 2:p1 – 3:p0; "
+        "note: the loss of one cable separates the machines: 0:p0 – 1:p0, 1:p1 – 2:p0, 2:p1 – 3:p0; "
         "bound 12 GB/s of AllReduce; got no plan without it"
     )
     double = found(parse_spec("2x dgx-spark @ cables=ring*2"))
@@ -132,8 +132,8 @@ def test_many_machines_are_not_waited_for() -> None:
     assert cables.best_moved() is cables.best_added() is None
     names = [f"s{i}" for i in range(40)]
     pairs = "".join(f"{a}:p0 {b}:p0\n" for a, b in zip(names[::2], names[1::2], strict=True))
-    said = found(parse(f"machine dgx-spark: {' '.join(names)}\n{pairs}", "x"))
-    assert "bound one part; got no plan; try plug in s0:p1 – s2:p1 and s1:p1 – s4:p1" in said["cables-apart"]
+    findings = found(parse(f"machine dgx-spark: {' '.join(names)}\n{pairs}", "x"))
+    assert "bound one part; got no plan; try plug in s0:p1 – s2:p1 and s1:p1 – s4:p1" in findings["cables-apart"]
 
 
 def test_a_file_of_cables_is_read() -> None:
@@ -145,11 +145,11 @@ def test_a_file_of_cables_is_read() -> None:
     assert case.read == {str(corpus): ["a line per cable"]}
 
 
-# What a change gains, against the planner on a topology that is made anew.
+# Gains of changes, compared with the planner on a recabled topology.
 
 
 def recabled(topology: Topology, change: Change) -> Topology:
-    """By the file that a person would write then."""
+    """The topology of the cables file after the change."""
 
     def name(port: int) -> str:
         return f"m{topology.vertex[port].server}:{topology.vertex[port].label.rpartition('/')[2]}"
@@ -180,7 +180,7 @@ def test_what_a_change_gains_is_what_the_planner_finds(seed: int) -> None:
 
 
 def test_no_single_end_gains_more_than_the_best_move() -> None:
-    """All of them tried by hand, none left out as alike."""
+    """Every move is tried, including those that :meth:`Cabling.best_moved` skips as equal."""
     topology = parse(UNEVEN, "x")
     cables = Cabling(topology)
     best = cables.best_moved()

@@ -1,4 +1,4 @@
-"""``blink doctor`` and ``blink topo --gather`` as typed: exit codes, JSON, and mistakes of the person."""
+"""``blink doctor`` and ``blink topo --gather`` on the command line: exit codes, JSON, and usage errors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_1_where_something_is_wrong_and_0_where_not(blink):
 
 def test_json_has_what_is_promised(blink):
     ended = blink("doctor", CORPUS / "iommu-corruption/run.log", CORPUS / "iommu-corruption/cmdline.txt", "--json")
-    found = json.loads(ended.out)
+    document = json.loads(ended.out)
     assert ended.code == 1
-    assert set(found) == {"schema_version", "healthy", "verdict", "subject", "findings", "read", "notes"}
-    assert found["healthy"] is False
-    assert set(found["findings"][0]) == {
+    assert set(document) == {"schema_version", "healthy", "verdict", "subject", "findings", "read", "notes"}
+    assert document["healthy"] is False
+    assert set(document["findings"][0]) == {
         "cause", "severity", "title", "bound", "got", "why", "try", "evidence",
     }  # fmt: skip
-    assert found["findings"][0]["evidence"][0]["line"] == 1
+    assert document["findings"][0]["evidence"][0]["line"] == 1
 
 
 def test_a_machine_beside_a_log(blink):
@@ -87,8 +87,8 @@ def test_mistakes(blink, typed, message, monkeypatch, tmp_path):
 def test_this_machine_gathers_and_reads_itself(blink, tmp_path):
     path = tmp_path / "machine.json"
     assert blink("topo", "--gather", path).code == 0
-    here, there = blink("doctor", "--json"), blink("doctor", path, "--json")
-    causes = [[finding["cause"] for finding in json.loads(ended.out)["findings"]] for ended in (here, there)]
+    here, from_file = blink("doctor", "--json"), blink("doctor", path, "--json")
+    causes = [[finding["cause"] for finding in json.loads(ended.out)["findings"]] for ended in (here, from_file)]
     assert causes[0] == causes[1]
     assert blink("topo", path).out == blink("topo").out
 
@@ -102,8 +102,8 @@ def test_gather_takes_ncclss_own_dump_and_nothing_else(blink, tmp_path):
 
 
 def test_processors_are_measured_against_their_memory(blink):
-    found = json.loads(blink("doctor", "--measure", "--json").out)["findings"]
-    (memory,) = [finding for finding in found if finding["cause"] == "memory-bound"]
+    findings = json.loads(blink("doctor", "--measure", "--json").out)["findings"]
+    (memory,) = [finding for finding in findings if finding["cause"] == "memory-bound"]
     assert "GB/s busbw" in memory["bound"]
     assert "at 16 MiB" in memory["got"]
 
@@ -119,16 +119,16 @@ def test_without_files_it_says_what_it_looked_at(blink):
 
 
 def test_nccl_is_expected_to_reduce_in_the_switch_where_it_does():
-    """480 GB/s on 8 H100s, as public logs have it; its rings alone would be some 360."""
+    """480 GB/s on 8 H100s, as in public logs; NCCL's rings alone would give about 360."""
     topology = parse_spec("hgx-h100")
-    found = expected_of(topology, topology.ranks, "allreduce", 8 << 30, VERSION)
-    assert found is not None
-    assert found.how.startswith("NVLS, ")
-    assert found.busbw_gb_per_s == pytest.approx(480, rel=0.02)
+    expected = expected_of(topology, topology.ranks, "allreduce", 8 << 30, VERSION)
+    assert expected is not None
+    assert expected.how.startswith("NVLS, ")
+    assert expected.busbw_gb_per_s == pytest.approx(480, rel=0.02)
 
 
 def test_the_plan_that_it_advises_is_one(blink):
-    """NVLink joins two of the three: without ``--links all`` there would be none."""
+    """NVLink joins two of the three GPUs, so a plan needs ``--links all``."""
     ended = blink("doctor", CORPUS / "a100-pairs-three", "--json")
     advice = json.loads(ended.out)["findings"][0]["try"]
     command, _, rest = advice.partition(" shows")
@@ -157,5 +157,5 @@ def test_a_file_is_named_once_with_all_its_lines(blink):
 
 def test_a_plan_is_called_one(blink, tmp_path):
     blink("plan", "allreduce", "--topo", "ring:4", "-o", tmp_path / "plan.json")
-    told = blink("doctor", tmp_path / "plan.json").out
-    assert "a plan, for blink check and blink show" in " ".join(told.split())  # folded, wherever the path ends
+    output = blink("doctor", tmp_path / "plan.json").out
+    assert "a plan, for blink check and blink show" in " ".join(output.split())  # folded, wherever the path ends

@@ -1,4 +1,4 @@
-"""Published cases, in our own words: the doctor finds in each what its people found, and nothing in healthy ones."""
+"""Published cases, in our own words: the doctor diagnoses each as its authors did, and healthy ones as healthy."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ CORPUS = sorted(path.parent for path in Path(__file__).parent.glob("corpus/*/cas
 def test_what_was_found(folder):
     from blinkccl.apps.doctor.evidence import MachineRead
 
-    told = tomllib.loads((folder / "case.toml").read_text("utf-8"))
-    assert told["source"].startswith("https://") or told["source"].startswith("public ")
+    expected = tomllib.loads((folder / "case.toml").read_text("utf-8"))
+    assert expected["source"].startswith("https://") or expected["source"].startswith("public ")
     files = sorted(path for path in folder.iterdir() if path.name != "case.toml")
     case = read_files(files)
-    if "gpus" in told:
-        case.gpus = parse_gpus(told["gpus"], case.of(MachineRead)[-1].topology)
+    if "gpus" in expected:
+        case.gpus = parse_gpus(expected["gpus"], case.of(MachineRead)[-1].topology)
     diagnosis = diagnose(case)
     text = diagnosis.text(plain)
     wrong = {finding.cause for finding in diagnosis.findings if finding.wrong}
     print(text)
-    assert set(told["found"]) <= wrong
-    if not told["found"]:
+    assert set(expected["found"]) <= wrong
+    if not expected["found"]:
         assert not wrong
-    assert diagnosis.healthy is not bool(told["found"])
-    for words in told.get("says", ()):
+    assert diagnosis.healthy is not bool(expected["found"])
+    for words in expected.get("says", ()):
         assert words in text
 
 

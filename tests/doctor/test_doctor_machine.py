@@ -1,4 +1,4 @@
-"""This machine as a document: from a driver and a file system that are told, and with nothing secret in it."""
+"""This machine as a document, from a fake driver and file system, without secrets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_is_told_of_a_machine(tmp_path):
     assert case.of(Host)[0].quota == 2.0
     causes = [finding.cause for finding in diagnose(case).findings if finding.wrong]
     assert {"pcie-narrow", "iommu", "acs"} <= set(causes)
-    assert "pcie-slow" not in causes  # the GPUs rest
+    assert "pcie-slow" not in causes  # the GPUs are idle
 
 
 def test_a_machine_in_order(tmp_path):

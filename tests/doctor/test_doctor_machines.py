@@ -1,4 +1,4 @@
-"""Simulated machines with one hidden fault each: it is found; healthy ones are left in peace (docs/doctor.md)."""
+"""Simulated machines with one planted fault each: the doctor detects it and reports no other (docs/doctor.md)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_the_page_has_the_output_of_today():
 
 
 def test_healthy_machines_have_nothing_wrong_and_faulty_ones_have():
-    """A diagnosis that says the same of everything would pass neither."""
+    """A diagnosis that ignored its input would fail one of the two."""
     assert run(3, healthy=True).diagnosis.healthy
     assert not run(3).diagnosis.healthy

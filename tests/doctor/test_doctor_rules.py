@@ -1,4 +1,4 @@
-"""Rules, one condition at a time: what is a cause beside what looks like one and is none."""
+"""Rules, one condition at a time: causes, beside inputs that resemble them and are none."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _pcie(now, usual=16, kind="gpu", idle=False):
 
 
 def _uplinks(*rates):
-    """Two GPUs of 16 GB/s below a PCIe switch that leads up to hosts at these GB/s."""
+    """Two GPUs on links of 16 GB/s below a PCIe switch whose links to the hosts have these GB/s."""
     hosts = range(3, 3 + len(rates))
     kinds = {0: "gpu", 1: "gpu", 2: "switch"} | dict.fromkeys(hosts, "host")
     links = [
@@ -89,13 +89,13 @@ def _uplinks(*rates):
 
 
 def _reads(part):
-    """PCIe that is read at this part of the rate at which it is written."""
+    """A PCIe machine with this ratio of read rate to write rate."""
     links = tuple(replace(x, read_capacity=round(x.capacity * part)) for x in PCIE.topology.links)
     return MachineRead(HERE, replace(PCIE.topology, links=links))
 
 
 def _channels(on, part):
-    """NCCL's rings at this part of the bound."""
+    """Rings of NCCL at this part of the bound."""
     most = bound_of(on.topology, on.topology.ranks, "allreduce")
     return RingGraph(HERE, 4, 1, part * most.busbw_gb_per_s, "NVL")
 
@@ -109,7 +109,7 @@ def _numa():
 
 
 def _with(topology, kind, **more):
-    """The links of one kind changed."""
+    """The topology with changed links of one kind."""
     return MachineRead(
         HERE, replace(topology, links=tuple(replace(x, **more) if x.kind == kind else x for x in topology.links))
     )
@@ -218,7 +218,7 @@ CASES = {
     "one has completed less": ([_rank(0, 5, 4), _rank(1, 5, 3, state="timed out"), _rank(2, 5, 4)], "rank-behind"),
     "a run that ended well": ([_rank(0, 5, 4), _rank(1, 5, 3), _rank(2, 5, 4)], ""),
     "one is dead": ([_rank(0), _rank(1, 4, state="dead"), _rank(2)], "rank-missing"),
-    "one is not heard of": ([_rank(0, doing="x"), _rank(1, doing="x")], "rank-missing"),
+    "one has not reported": ([_rank(0, doing="x"), _rank(1, doing="x")], "rank-missing"),
     "ranks that are not told one by one": ([_rank(0, doing="x"), _rank(-2)], ""),
     "one sets up": (
         [RankReport(HERE, "g", 0, "initialising", members=(0, 1)), RankReport(HERE, "g", 1, members=(0, 1))],
@@ -234,12 +234,12 @@ CASES = {
 
 @pytest.mark.parametrize(("pieces", "causes"), CASES.values(), ids=CASES)
 def test_what_is_wrong(pieces, causes):
-    found = diagnose(Case(pieces=list(pieces))).findings
-    assert sorted({finding.cause for finding in found if finding.wrong}) == causes.split()
+    findings = diagnose(Case(pieces=list(pieces))).findings
+    assert sorted({finding.cause for finding in findings if finding.wrong}) == causes.split()
 
 
 def test_what_follows_from_another_cause_is_not_told():
-    """A narrow link is why NCCL's rings are slow, and not a cause beside it."""
+    """A narrow link explains slow rings of NCCL, which are then no separate cause."""
     slow = RingGraph(HERE, 4, 1, 1, "PIX")
     narrow = Device(HERE, "gpu", "GPU0", "V", width=8, max_width=16)
     causes = [{f.cause for f in diagnose(Case(pieces=[DGX1, slow, *more])).findings} for more in ([], [narrow])]

@@ -1,1 +1,1 @@
-"""What is wrong? What files and this machine say (evidence), what follows from it (findings), and one line to try."""
+"""Diagnosis of jobs and machines: evidence from files and this machine, findings from rules, one line to try each."""

@@ -1,7 +1,7 @@
-"""What AllReduce would reach with other cables: one lost, one more, some moved or faster.
+"""The AllReduce rate of a machine with other cables: one lost, one more, some moved or faster.
 
-By the planner's bound, which AllReduce reaches on every cabling, over all ranks of the machines. Ports of one machine
-are taken for alike, so that few changes have to be tried.
+The rate is the planner's bound over all ranks, which AllReduce reaches on every cabling. Ports of one machine count as
+equal, so few changes have to be tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blinkccl.topology.model import Link, Topology
 from blinkccl.topology.select import network_for
 from blinkccl.trees.algorithms.bounds import certificate_for
 
-#: With more ranks, or more changes to try, a bound each takes too long for a diagnosis: they are left out.
+#: Limits of ranks and of changes to try. A bound takes too long above them, so the diagnosis leaves these cases out.
 MOST_RANKS, MOST_CHANGES = 16, 150
 
 
@@ -36,7 +36,7 @@ class Plug:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Cables to pull out, those to plug in, and GB/s of AllReduce afterwards (0: machines are apart, or are many)."""
+    """Cables to unplug and to plug in, and the AllReduce rate afterwards (0: the machines are apart or too many)."""
 
     out: tuple[Plug, ...]
     plugged: tuple[Plug, ...]
@@ -63,21 +63,21 @@ class Cabling:
 
     @cached_property
     def parts(self) -> list[tuple[int, ...]]:
-        """The ranks, by what is joined."""
+        """The ranks, grouped by connectivity."""
         return parts(self.topology.ranks, self.topology.link)
 
     @property
     def small(self) -> bool:
-        """Whether changes are few enough to be tried."""
+        """True if there are few enough ranks to try changes."""
         return len(self.topology.ranks) <= MOST_RANKS
 
     @cached_property
     def gb_per_s(self) -> Fraction:
-        """Of AllReduce, as it is cabled."""
+        """AllReduce algbw with the present cables."""
         return allreduce_gb_per_s(self.topology)
 
     def port_capacity(self, port: int) -> int:
-        """What a port carries between its machine and its cable."""
+        """Capacity between a port and its machine, in units of the topology."""
         own = [x for x in self.topology.links if x.src == port and self._server(x.dst) == self._server(port)]
         return max((x.capacity for x in own), default=0)
 
@@ -86,21 +86,21 @@ class Cabling:
         return tuple(p for p in self.plugs if p.capacity < min(map(self.port_capacity, (p.a, p.b))))
 
     def tried(self, out: Sequence[Plug], plugged: Sequence[Plug]) -> Change:
-        """A change, with what comes of it."""
+        """The change with its AllReduce rate."""
         return Change(tuple(out), tuple(plugged), allreduce_gb_per_s(self._recabled(out, plugged)))
 
     def losses(self) -> list[Change]:
-        """Each cable pulled out, where they are few enough; those that are alike once."""
+        """One change for each cable unplugged, within :data:`MOST_CHANGES`; of equal changes the first."""
         return self._tried(((plug,), ()) for plug in self.plugs)
 
     def best_added(self) -> Change | None:
-        """One more cable between free ports, if any is worth it: as fast as its ports."""
+        """The best additional cable between free ports, at the rate of its ports; None if none is worth it."""
         ends = [(a, b) for a, b in combinations(self.free, 2) if self._server(a) != self._server(b)]
         options = (((), (Plug(a, b, min(map(self.port_capacity, (a, b)))),)) for a, b in ends)
         return self._best(self._tried(options))
 
     def joining(self) -> Change | None:
-        """Cables between free ports that join all parts, one each; None where some part has no port for it."""
+        """Cables between free ports that join all parts, one per connection; None if a part has no free port."""
         part = {self._server(rank): i for i, ranks in enumerate(self.parts) for rank in ranks}
         joined, left = {0}, list(self.free)
         plugged: list[Plug] = []
@@ -115,11 +115,11 @@ class Cabling:
         return self.tried((), plugged) if self.small else Change((), tuple(plugged), Fraction(0))
 
     def best_moved(self) -> Change | None:
-        """The same number of cables, one of them or the ends of two moved, if any is worth it."""
+        """The best change with the same number of cables: one moved, or the ends of two; None if none is worth it."""
         return self._best(self._tried(self._moves()))
 
     def _best(self, changes: Sequence[Change]) -> Change | None:
-        """The change that gains the most, of at least a fiftieth; of equals the first."""
+        """The first change with the largest gain, if it gains 2 % or more."""
         best = max(changes, key=lambda change: change.gb_per_s, default=None)
         return best if best is not None and best.gb_per_s > self.gb_per_s * Fraction(51, 50) else None
 
@@ -133,23 +133,23 @@ class Cabling:
                 yield (one, other), (self._moved(one.a, c, one), self._moved(one.b, d, other))
 
     def _moved(self, a: int, b: int, plug: Plug) -> Plug:
-        """The cable of ``plug`` between other ports: what limits it is itself, or they."""
+        """The cable of ``plug`` between other ports; its capacity is limited by the cable or by the ports."""
         limit = plug.capacity if plug in self.slow() else max(map(self.port_capacity, (a, b)))
         return Plug(min(a, b), max(a, b), min(limit, *map(self.port_capacity, (a, b))))
 
     def _tried(self, options: Iterator[tuple[tuple[Plug, ...], tuple[Plug, ...]]]) -> list[Change]:
-        """Each option that joins different machines, tried; the first of those that are alike."""
-        found: dict[tuple[tuple[int, ...], ...], Change] = {}
+        """Each option that joins different machines, with its rate; of equal options the first."""
+        by_shape: dict[tuple[tuple[int, ...], ...], Change] = {}
         for out, plugged in options if self.small else ():
             cables = [*(p for p in self.plugs if p not in out), *plugged]
             if any(self._server(p.a) == self._server(p.b) for p in plugged):
                 continue
             alike = tuple(sorted((*sorted(map(self._server, (p.a, p.b))), p.capacity) for p in cables))
-            if alike not in found:
-                if len(found) == MOST_CHANGES:
+            if alike not in by_shape:
+                if len(by_shape) == MOST_CHANGES:
                     break
-                found[alike] = self.tried(out, plugged)
-        return list(found.values())
+                by_shape[alike] = self.tried(out, plugged)
+        return list(by_shape.values())
 
     def _server(self, vertex: int) -> int:
         return self.topology.vertex[vertex].server
@@ -168,7 +168,7 @@ class Cabling:
 
 @lru_cache(maxsize=1024)
 def allreduce_gb_per_s(topology: Topology) -> Fraction:
-    """The proved bound on AllReduce among all ranks, which plans reach: algbw in GB/s, 0 where they are apart."""
+    """The proved bound on AllReduce among all ranks, which plans reach: algbw in GB/s, 0 if they are apart."""
     ranks = topology.ranks
     try:
         network = network_for(topology, ranks)

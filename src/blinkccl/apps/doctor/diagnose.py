@@ -1,6 +1,6 @@
-"""From evidence to a diagnosis: all rules, the worst first, and what it comes to in a sentence.
+"""The diagnosis of a case: the findings of all rules, worst first, and a verdict of one sentence.
 
-To add a family of rules: a file in ``rules/`` with its ``RULES``, and its row in :data:`FAMILIES`.
+To add a family of rules, write a file in ``rules/`` with its ``RULES`` and add it to :data:`FAMILIES`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.text import Paint, count, fit, gb_per_s_text
 
 FAMILIES = (hang, peers, links, cabling, network, settings, host, measured, bound)
-#: What another finding explains is not told as a cause of its own.
+#: Causes that are dropped if a finding with one of these explains them.
 FOLLOWS_FROM = {"nccl-gap": {"pcie-narrow", "pcie-slow", "pcie-uplink", "nvlink-down", "contradiction"}}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, worst first; ``subject`` says of what in a sentence, ``notes`` what was inferred or left out."""
+    """Findings, worst first. ``subject`` names the job or machine; ``notes`` list inferences and omissions."""
 
     subject: str
     findings: tuple[Finding, ...]
@@ -34,15 +34,15 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether there was something to look at, and nothing is wrong with it."""
+        """True if evidence was read and no finding is an error or a warning."""
         return self.known and not any(finding.wrong for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """The first thing to read."""
+        """The verdict, in one sentence."""
         wrong = [finding for finding in self.findings if finding.wrong]
         if not self.known:
-            return "nothing was read that says anything about a job or a machine; blink doctor -h says what it reads"
+            return "nothing was read that describes a job or a machine; blink doctor -h lists the formats"
         if not wrong:
             return "nothing wrong was found in what was read"
         return f"{count(len(wrong), 'problem')}; the worst: {wrong[0].title}"
@@ -60,7 +60,7 @@ class Diagnosis:
         }
 
     def text(self, paint: Paint, width: int | None = None) -> str:
-        """The report for people: the verdict, the findings, what was read; in lines of ``width`` at most."""
+        """The report for people: verdict, findings and sources, in lines of at most ``width`` characters."""
         lines = [f"about   {self.subject}", f"verdict {self.verdict}"]
         for number, finding in enumerate(self.findings, 1):
             first, *rest = finding.lines(paint)
@@ -72,47 +72,47 @@ class Diagnosis:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Runs every rule. Cost: a proof and a search of NCCL's channels per job, some 10 ms each."""
-    found = [finding for family in FAMILIES for rule in family.RULES for finding in rule(case)]
-    found += measured.unexplained(case, found)
-    causes = {finding.cause for finding in found}
-    found = [finding for finding in found if not causes & FOLLOWS_FROM.get(finding.cause, set())]
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    """Run every rule. Cost: a proof and a search of NCCL's channels per job, about 10 ms each."""
+    findings = [finding for family in FAMILIES for rule in family.RULES for finding in rule(case)]
+    findings += measured.unexplained(case, findings)
+    causes = {finding.cause for finding in findings}
+    findings = [finding for finding in findings if not causes & FOLLOWS_FROM.get(finding.cause, set())]
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     read = {printable(source): kinds for source, kinds in case.read.items()}
     notes = tuple(dict.fromkeys(map(printable, [*case.notes, *_wanting(case)])))
-    return Diagnosis(_subject(case), tuple(found), read, notes, bool(case.pieces))
+    return Diagnosis(_subject(case), tuple(findings), read, notes, bool(case.pieces))
 
 
 def _wanting(case: Case) -> list[str]:
-    """What would tell whether a rate that was measured is a good one."""
+    """A note on the missing input, if measured rates have no machine to be compared with."""
     if not best_rows(case) or any(job.measured is not None for job in jobs(case)):
         return []
     return [
-        "no machine is known to compare these rates with: give its nvidia-smi topo -m or NCCL's topology too, or "
-        "--topo SPEC, and --gpus where the job had a part of it"
+        "no machine is known to compare these rates with: give nvidia-smi topo -m or NCCL's topology of it, or "
+        "--topo SPEC; add --gpus if the job used a part of it"
     ]
 
 
 def _subject(case: Case) -> str:
-    """What this is about."""
-    said = []
+    """The job and the machine, in one sentence."""
+    subjects = []
     machines = case.of(MachineRead)
     if machines:
         topology = machines[-1].topology
-        said.append(f"{topology.name}: {count(len(topology.ranks), 'GPU' if machines[-1].gpus else 'CPU rank')}")
+        subjects.append(f"{topology.name}: {count(len(topology.ranks), 'GPU' if machines[-1].gpus else 'CPU rank')}")
     elif (host := case.last(Host)) is not None:
-        said.append(f"a host of {host.cpus} processors")
+        subjects.append(f"a host of {host.cpus} processors")
     for job in jobs(case):
         if job.measured is not None:
             rate = gb_per_s_text(job.measured.busbw_gb_per_s)
-            said.append(f"{job.collective} among {len(job.ranks)} at {rate} busbw")
+            subjects.append(f"{job.collective} among {len(job.ranks)} at {rate} busbw")
     rows = case.of(MeasuredCall)
-    if rows and len(said) <= bool(machines):
+    if rows and len(subjects) <= bool(machines):
         best = max(rows, key=lambda row: row.busbw_gb_per_s)
-        said.append(f"{best.collective} among {best.ranks} at {gb_per_s_text(best.busbw_gb_per_s)} busbw")
+        subjects.append(f"{best.collective} among {best.ranks} at {gb_per_s_text(best.busbw_gb_per_s)} busbw")
     states = case.of(RankReport)
     if states:
-        said.append(f"{count(len({state.rank for state in states}), 'rank')} of a job that stands still or did")
-    if not said and case.pieces:
-        said.append(f"{count(len(case.pieces), 'piece')} of evidence, and no whole machine or job")
-    return "; ".join(said) or "nothing"
+        subjects.append(f"{count(len({state.rank for state in states}), 'rank')} of a job that hangs or hung")
+    if not subjects and case.pieces:
+        subjects.append(f"{count(len(case.pieces), 'piece')} of evidence, and no whole machine or job")
+    return "; ".join(subjects) or "nothing"

@@ -1,7 +1,7 @@
-"""What was read, each piece with its place: the input of every rule.
+"""Pieces of evidence, each with its place: the input of every rule.
 
-Readers and the look at this machine make pieces; rules never see a file. A :class:`Case` holds all of them.
-Numbers are as the source states them, in GB/s, bytes and seconds; None is "the source does not say".
+Readers of files and of this machine make the pieces; rules never see a file. A :class:`Case` holds all of them.
+Numbers are those of the source, in GB/s, bytes and seconds; None means that the source does not state them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import msgspec
 
 from blinkccl.topology.model import Topology
 
-#: What the places of pieces say that were not read from a file.
+#: The source of pieces that come from no file.
 THIS_MACHINE = "this machine"
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """What a file may say of itself, and a terminal or a line of a report must not obey, is a question mark."""
+    """Base of all pieces. Control characters in texts become question marks, because terminals print the texts."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -39,32 +39,32 @@ class Location(_Read, frozen=True):
 
 
 class Evidence(_Read, frozen=True):
-    """What all pieces have: where it was read."""
+    """Base of all evidence: the place where it was read."""
 
     place: Location
 
 
 class MachineRead(Evidence, frozen=True):
-    """A topology; ``inferred`` says from what, where nobody stated it."""
+    """A topology; ``inferred`` gives the source of the inference if no file states it."""
 
     topology: Topology
     inferred: str = ""
 
     @property
     def gpus(self) -> int:
-        """How many of its ranks are GPUs."""
+        """Number of ranks that are GPUs."""
         return sum(self.topology.vertex[rank].kind == "gpu" for rank in self.topology.ranks)
 
     @property
     def switched(self) -> bool:
-        """Whether NVLinks lead to a switch, which may reduce."""
+        """True if NVLinks lead to a switch, which may reduce."""
         return any(x.kind == "nvlink" and self.topology.is_transit(x.dst) for x in self.topology.links)
 
 
 class Device(Evidence, frozen=True):
     """A ``gpu``, a ``nic`` or a PCIe ``bridge``: its NUMA node, and its PCIe link now and at most.
 
-    ``idle``: its link may have been turned down to save power. ``model`` tells which devices are alike.
+    ``idle``: its link may have been turned down to save power. Devices of one ``model`` are compared with each other.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class Device(Evidence, frozen=True):
 
 
 class NvLinks(Evidence, frozen=True):
-    """NVLinks of one GPU that are up, and that are there and down."""
+    """Numbers of NVLinks of one GPU that are up and that are down."""
 
     gpu: str
     up: int
@@ -87,7 +87,7 @@ class NvLinks(Evidence, frozen=True):
 
 
 class PeerAccess(Evidence, frozen=True):
-    """Whether GPU ``a`` may read and write GPU ``b``; ``nvlink``: they are joined by it. ``why`` it may not."""
+    """Permission of GPU ``a`` to access GPU ``b``; ``nvlink``: NVLink joins them; ``why``: cause of a refusal."""
 
     a: str
     b: str
@@ -97,7 +97,7 @@ class PeerAccess(Evidence, frozen=True):
 
 
 class NicPath(Evidence, frozen=True):
-    """How far a NIC is from a GPU, in nvidia-smi's words: PIX PXB PHB NODE SYS."""
+    """Distance from a NIC to a GPU, in nvidia-smi's words: PIX PXB PHB NODE SYS."""
 
     nic: str
     gpu: str
@@ -105,7 +105,7 @@ class NicPath(Evidence, frozen=True):
 
 
 class Processor(Evidence, frozen=True):
-    """The processors: who made them, and the family that NCCL goes by."""
+    """The processors: vendor, and the family that NCCL's model uses."""
 
     vendor: str
     family: int
@@ -119,14 +119,14 @@ class SocketBus(Evidence, frozen=True):
 
 
 class Iommu(Evidence, frozen=True):
-    """``state``: "off", "passthrough", "translating"; ``how`` it was told."""
+    """``state``: "off", "passthrough" or "translating"; ``how``: the source of this."""
 
     state: str
     how: str
 
 
 class Acs(Evidence, frozen=True):
-    """PCIe bridges whose Access Control Services send traffic between devices up to the root, of all that were read."""
+    """Number of PCIe bridges whose Access Control Services redirect peer traffic to the root, and of all bridges."""
 
     redirecting: int
     bridges: int
@@ -144,7 +144,7 @@ class NcclVersion(Evidence, frozen=True):
 
 
 class ChannelHop(Evidence, frozen=True):
-    """NCCL sends from rank ``src`` to ``dst`` by ``transport``: P2P, SHM or NET; ``detail`` is all of it."""
+    """One hop of NCCL, from rank ``src`` to ``dst`` by ``transport`` (P2P, SHM or NET); ``detail`` is the full text."""
 
     src: int
     dst: int
@@ -163,22 +163,22 @@ class RingGraph(Evidence, frozen=True):
 
     @property
     def total_gb_per_s(self) -> float:
-        """Of all channels: the busbw that NCCL expects."""
+        """The busbw that NCCL expects: the sum over all channels."""
         return self.channels * self.gb_per_s
 
 
 class NetworkInUse(Evidence, frozen=True):
-    """The network that NCCL uses, and the InfiniBand or RoCE cards that it has found."""
+    """The network that NCCL uses, and the InfiniBand or RoCE cards that it lists."""
 
     used: str
     cards: tuple[str, ...] = ()
 
 
 class MeasuredCall(Evidence, frozen=True):
-    """One collective of ``size_bytes`` (S, as nccl-tests counts) among ``ranks``: what it took.
+    """A measurement of one collective of ``size_bytes`` (S, as nccl-tests counts) among ``ranks``.
 
-    ``gpus`` are the devices by number and ``gpu`` their name, where the source lists them; ``wrong`` results counted.
-    ``limit_gb_per_s``: the busbw that the source itself holds for possible (``blink bench``: by the memory).
+    ``gpus`` are the devices by number and ``gpu`` their name, if the source lists them; ``wrong`` counts wrong results.
+    ``limit_gb_per_s``: the largest busbw possible according to the source (``blink bench``: by memory).
     """
 
     collective: str
@@ -201,12 +201,12 @@ class Started(Evidence, frozen=True):
 
 
 class RankReport(Evidence, frozen=True):
-    """A rank of a group at some moment, mostly of a hang.
+    """The state of a rank of a group at some moment, usually in a hang.
 
     ``state``: "" (nothing special), "missing", "dead", "unresponsive", "stopped", "failed", "initialising" or
-    "timed out". ``calls`` counts the collectives that it has begun, ``done`` those that it has completed, each by name
-    ("" for all together). ``doing`` is the call that it is in, ``line`` where its program stands. ``members`` are the
-    ranks of the group, where the source says them. Rank -n stands for n ranks that are not told one by one.
+    "timed out". ``calls`` counts the collectives begun, by name ("" for all together), and ``done`` those completed.
+    ``doing`` is the call in progress, ``line`` the line of the program. ``members`` are the ranks of the group, if the
+    source lists them. Rank -n stands for n ranks that are not listed individually.
     """
 
     group: str
@@ -220,14 +220,14 @@ class RankReport(Evidence, frozen=True):
 
 
 class Failure(Evidence, frozen=True):
-    """A line by which a library gave up: ``kind`` is "shm" (no shared memory), "gpudirect" (no RDMA) or "warning"."""
+    """A line in which a library gave up; ``kind``: "shm" (no shared memory), "gpudirect" (no RDMA) or "warning"."""
 
     kind: str
     text: str
 
 
 class Host(Evidence, frozen=True):
-    """Memory and cores for ranks on processors: what a process here may use."""
+    """Memory and cores that processes here may use, for ranks on CPUs."""
 
     cpus: int
     quota: float | None = None
@@ -241,10 +241,10 @@ P = TypeVar("P", bound=Evidence)
 
 @dataclass
 class Case:
-    """All that was read, in its order.
+    """All pieces, in the order in which they were read.
 
-    ``notes`` are for people: what was left out or inferred, and from what. ``gpus`` is the job, as vertices of the
-    machine, where somebody said it. ``read``: what each source was taken for.
+    ``notes`` are for people: omissions and inferences with their source. ``gpus`` is the job, as vertices of the
+    machine, if the user gave it. ``read``: the kinds of evidence by source.
     """
 
     pieces: list[Evidence] = field(default_factory=list)
@@ -268,5 +268,5 @@ class Case:
 
 
 def printable(text: str) -> str:
-    """``text`` without what a terminal would obey, on one line."""
+    """``text`` on one line, with "?" for every character that a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,6 +1,6 @@
-"""What the doctor says: bound, got, cause and one line to try, each with the evidence that it rests on.
+"""Findings: bound, got, cause and one line to try, each with its evidence.
 
-A rule writes a finding as people will read it; :func:`finding` takes it apart for schedulers and tests.
+A rule writes a finding as people read it; :func:`finding` splits it into fields for schedulers and tests.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 from blinkccl.apps.doctor.evidence import Evidence, Location
 from blinkccl.show.text import Paint, ids
 
-#: "error": it does not work, or gives wrong results. "warning": slower than it could be, or nobody can tell.
-#: "note": no fault, but what explains a number. The first two are what exit code 1 means.
+#: "error": it fails or gives wrong results. "warning": slower than possible, or undecidable. "note": no fault, but it
+#: explains a number. Exit code 1 means an error or a warning.
 SEVERITIES = ("error", "warning", "note")
 _STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _FORM = re.compile(
@@ -22,14 +22,14 @@ _FORM = re.compile(
     r"\n +cause +(?P<why>.*?)\n +try +(?P<try>.*?)\s*",
     re.DOTALL,
 )
-#: Places that are shown to people; JSON has all.
+#: Number of places in the text; JSON has all.
 _SHOWN = 4
 
 
 class Finding(msgspec.Struct, frozen=True, rename={"attempt": "try", "places": "evidence"}):
-    """One cause: ``cause`` is its name for schedulers and tests, ``title`` for people.
+    """One cause: ``cause`` names it for schedulers and tests, ``title`` for people.
 
-    ``bound`` is what could be and ``got`` what is, each with its number where there is one. JSON has these fields.
+    ``bound`` is the possible value and ``got`` the present one, with numbers if known. JSON has these fields.
     """
 
     cause: str
@@ -42,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True, rename={"attempt": "try", "places": "
     places: tuple[Location, ...] = ()
 
     def at(self, *pieces: Evidence | Iterable[Evidence] | None) -> Finding:
-        """With the pieces that it rests on: each place once."""
+        """A copy with the places of these pieces as its evidence, each place once."""
         flat = [one for each in pieces if each is not None for one in ([each] if isinstance(each, Evidence) else each)]
         return msgspec.structs.replace(self, places=tuple(dict.fromkeys(piece.place for piece in flat)))
 
@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, frozen=True, rename={"attempt": "try", "places": "
         return self.severity != "note"
 
     def lines(self, paint: Paint) -> list[str]:
-        """For people."""
+        """The lines of the report for people."""
         more = f" and {len(self.places) - _SHOWN} more" if len(self.places) > _SHOWN else ""
         return [
             f"{paint(self.severity, _STYLE[self.severity])}: {self.title}  [{self.cause}]",
@@ -68,7 +68,7 @@ def _listed(places: Iterable[Location]) -> str:
     lines: dict[str, list[int]] = {}
     for place in places:
         lines.setdefault(place.source, []).extend([place.line] if place.line else [])
-    return "; ".join(f"{source}{_at(sorted(set(found)))}" for source, found in lines.items())
+    return "; ".join(f"{source}{_at(sorted(set(numbers)))}" for source, numbers in lines.items())
 
 
 def _at(lines: list[int]) -> str:
@@ -76,16 +76,16 @@ def _at(lines: list[int]) -> str:
 
 
 def finding(text: str) -> Finding:
-    """The finding that is written like this; a line that goes on is indented below its own words::
+    """Parse a finding from text of this form; continuation lines are indented further::
 
         warning: GPU3: NVLinks are down  [nvlink-down]
         bound   6 NVLinks, as the other GPUs have
         got     4 on GPU3
-        cause   what crosses this GPU is slower by as much, and in a ring so is everybody
+        cause   traffic through this GPU is slower by the same factor, and a ring slows down every GPU
         try     nvidia-smi nvlink -s -i 3, then nvidia-smi nvlink -e for errors; reset the GPU, or reseat the bridge
                 or the module
 
-    What files said is on one line (:mod:`~.evidence`), so it cannot be taken for one of these words.
+    Text from files is on one line (:mod:`~.evidence`), so it cannot pass for one of these words.
     """
     form = _FORM.fullmatch(text)
     assert form is not None, text
@@ -93,7 +93,7 @@ def finding(text: str) -> Finding:
 
 
 def named(devices: Iterable[str]) -> str:
-    """Devices as people list them, each once: ``GPU3``, ``GPUs 0-3,5``, ``NIC0, NIC2``."""
+    """Devices in a list for people, each once: ``GPU3``, ``GPUs 0-3,5``, ``NIC0, NIC2``."""
     names = list(dict.fromkeys(devices))
     numbers = [name.removeprefix("GPU") for name in names]
     if len(names) > 1 and all(

@@ -1,8 +1,7 @@
-"""What ``blink topo --gather`` writes, read back; and what of it is evidence.
+"""Reader of the documents that ``blink topo --gather`` writes, and the evidence in them.
 
-One JSON object: what NVML, sysfs and the kernel say of a machine, with nothing that tells whose it is: no names of
-hosts and users, no serial numbers, no addresses in a network. :mod:`~.this_machine` makes it, from the machine that it
-runs on.
+A document is one JSON object with the data of NVML, sysfs and the kernel on a machine. It does not identify its owner:
+no names of hosts and users, no serial numbers, no network addresses. :mod:`~.this_machine` writes it.
 """
 
 from __future__ import annotations
@@ -53,31 +52,31 @@ def pieces(document: Any, source: str) -> Iterator[Evidence]:
     yield from _texts(document, source)
 
 
-#: What people call each kind of evidence.
+#: Names of the kinds of evidence in reports.
 _NAMES = {
     MachineRead: "links", Device: "PCIe devices", NvLinks: "NVLinks", PeerAccess: "P2P between pairs", Iommu: "IOMMU",
     Acs: "ACS of bridges", Setting: "NCCL's and Blink's variables", Host: "memory, /dev/shm and limits of processes",
 }  # fmt: skip
 
 
-def looked_at(found: Sequence[Evidence]) -> list[str]:
-    """What there was to look at, in words."""
-    numbers = Counter(_NAMES[type(piece)] for piece in found if type(piece) in _NAMES)
+def looked_at(pieces_read: Sequence[Evidence]) -> list[str]:
+    """The kinds of evidence that were available, in words."""
+    numbers = Counter(_NAMES[type(piece)] for piece in pieces_read if type(piece) in _NAMES)
     return [name if number == 1 else f"{name} ({number})" for name, number in numbers.items()]
 
 
 def _texts(document: Any, source: str) -> Iterator[Evidence]:
-    """What other tools said; the machine itself stands in the document already."""
+    """Evidence in the output of other tools, without the machine, which the document already holds."""
     matrix, xml = document.get("nvidia_smi_topo"), document.get("nccl_topology")
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     if isinstance(matrix, str) and matrix.strip():
-        found += topologies.from_matrix(matrix, Location(f"{source}, nvidia_smi_topo"), [])
+        evidence += topologies.from_matrix(matrix, Location(f"{source}, nvidia_smi_topo"), [])
     if isinstance(xml, str) and xml.strip():
-        found += topologies.from_xml(xml, f"{source}, nccl_topology", [])
-    yield from (piece for piece in found if not isinstance(piece, MachineRead | NvLinks))
+        evidence += topologies.from_xml(xml, f"{source}, nccl_topology", [])
+    yield from (piece for piece in evidence if not isinstance(piece, MachineRead | NvLinks))
 
 
 def without_secrets(xml: str) -> str:
-    """NCCL's XML with its hashes of hosts and identities of network cards counted through instead."""
+    """NCCL's XML with serial numbers (1, 2, …) in place of host hashes and GUIDs of network cards."""
     known: dict[str, int] = {}
-    return _HASHES.sub(lambda found: f'{found[1]}="0x{known.setdefault(found[3], len(known) + 1):x}"', xml)
+    return _HASHES.sub(lambda match: f'{match[1]}="0x{known.setdefault(match[3], len(known) + 1):x}"', xml)

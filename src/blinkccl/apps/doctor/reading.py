@@ -1,7 +1,7 @@
-"""Files become evidence: text is heard line by line, documents are read whole; what each is, its content says.
+"""Evidence from files: text is read line by line, documents as a whole; the content decides the kind.
 
-A file may hold several kinds at once (a log with the output of tools pasted in). Text is streamed, so a log may be as
-large as it likes; JSON, XML and pickles are read whole, up to :data:`MAX_DOCUMENT_BYTES`.
+A file may hold several kinds at once (a log with the output of tools pasted in). Text is streamed, so a log may have
+any size; JSON, XML and pickles are read whole, up to :data:`MAX_DOCUMENT_BYTES`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from blinkccl.topology import amd_smi, cables_file, hwloc_xml, mlx_hostfile, nvi
 from blinkccl.topology.limits import MAX_FILE_BYTES
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-#: Of a line of text: what stands behind is not looked at.
+#: Bytes of a line of text that are read; the rest is ignored.
 MAX_LINE = 16 * 1024
-#: Of one kind in one file; a log of a thousand ranks says the same thing a thousand times.
+#: Pieces of one kind in one file; a log of a thousand ranks repeats each a thousand times.
 MAX_PIECES = 100_000
 MAX_FILES = 4096
 
-#: Lines that no listener wants are most of a large log: one look tells.
+#: Most lines of a large log concern no listener. One regular expression skips them.
 _WANTED = re.compile(
     rb"NCCL|[Rr]ank|^\s*(?:NIC|[a-z]\w*_)\d+\s|_perf|Watchdog|"
     rb"work:|^\s*\d+\s+\d+\s|Link \d|GPU ?\d|ACSCtl|BOOT_IMAGE|^#\d|"
@@ -51,10 +51,9 @@ LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, To
 
 
 def read_files(paths: Iterable[Path], tick: Callable[[int, int], None] = lambda done, total: None) -> Case:
-    """The evidence in these files, and in all files of these directories; ``tick`` gets (bytes read, of all).
+    """The evidence in these files, and in all files of these directories; ``tick`` gets (bytes read, bytes in all).
 
-    UsageError where a file cannot be opened. Whatever a file holds, nothing else is raised: what cannot be read is a
-    note of the case.
+    Raises UsageError if a file cannot be opened, and nothing else: unreadable content becomes a note of the case.
     """
     case = Case()
     files = [file for path in paths for file in _files(path)]
@@ -72,10 +71,10 @@ def _files(path: Path) -> list[Path]:
         return [path]
     try:
         if path.is_dir():
-            found = sorted(entry for entry in path.iterdir() if entry.is_file())
-            if len(found) > MAX_FILES:
-                raise UsageError(f"{path}: {len(found)} files, at most {MAX_FILES}")
-            return found
+            files = sorted(entry for entry in path.iterdir() if entry.is_file())
+            if len(files) > MAX_FILES:
+                raise UsageError(f"{path}: {len(files)} files, at most {MAX_FILES}")
+            return files
         with path.open("rb"):
             return [path]
     except OSError as error:
@@ -102,7 +101,7 @@ def _read(case: Case, path: Path, before: int, tick: Callable[[int], None]) -> N
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file; standard input, which cannot be read twice, and UTF-16 as copies."""
+    """The file; standard input, which can be read only once, and UTF-16 as copies."""
     with path.open("rb") if str(path) != "-" else tempfile.TemporaryFile() as file:
         if str(path) == "-":
             shutil.copyfileobj(sys.stdin.buffer, file)
@@ -112,7 +111,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
             return
         file.seek(0)
-        with tempfile.TemporaryFile() as copy:  # what PowerShell's > writes
+        with tempfile.TemporaryFile() as copy:  # PowerShell's > writes UTF-16
             for part in codecs.iterdecode(iter(lambda: file.read(1 << 20), b""), "utf-16", "replace"):
                 copy.write(part.encode())
             copy.seek(0)
@@ -128,7 +127,7 @@ def _is_document(start: bytes) -> bool:
 
 
 def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str] | None:
-    """What it is, if it is one; None where it may still be text that begins like one."""
+    """Read a document and return its kinds; None if the file may be text that begins like a document."""
     data = file.read(MAX_DOCUMENT_BYTES + 1)
     if flight_recorder.is_pickle(start):
         return _understood(case, source, "flight recorder", lambda: flight_recorder.from_pickle(data, source))
@@ -153,38 +152,38 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
         if re.match(r"\s*(?:\{\s*\"|\[\s*\{)", text) is None:
             return None
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
-        case.notes.append(f"{source}: not whole JSON ({where}); it may have been cut off, so nothing of it is used")
+        case.notes.append(f"{source}: incomplete JSON ({where}), possibly cut off; nothing of it is used")
         return ["JSON, cut off"]
     for title, knows, read in documents.KINDS:
         if knows(document):
             return _understood(case, source, title, partial(read, document, source))
     ours = isinstance(document, dict) and "shares" in document
-    what = "a plan, for blink check and blink show" if ours else "JSON, but of no kind that is known here"
+    what = "a plan, for blink check and blink show" if ours else "JSON of an unknown kind"
     case.notes.append(f"{source}: {what}")
     return []
 
 
 def _json_lines(text: str) -> list[tuple[int, Any]] | None:
-    """The objects of a file with one to a line, if it is one; what is cut off at its end is left out."""
-    found: list[tuple[int, Any]] = []
+    """The objects of a file with one per line, without a truncated last one; None for other files."""
+    objects: list[tuple[int, Any]] = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             if line.strip():
-                found.append((number, json.loads(line)))
+                objects.append((number, json.loads(line)))
         except (ValueError, RecursionError):
-            if not found:
+            if not objects:
                 return None
-    return found if found and all(isinstance(one, dict) and "coll_perf" in one for _, one in found) else None
+    return objects if objects and all(isinstance(one, dict) and "coll_perf" in one for _, one in objects) else None
 
 
 def _understood(case: Case, source: str, title: str, read: Callable[[], Iterable[Evidence]]) -> list[str]:
-    """Adds what ``read`` gives; a file that contradicts its own format is a note, with the reason."""
+    """Add the pieces of ``read``; a file that contradicts its own format becomes a note, with the reason."""
     try:
         case.add(read())
     except TopologyError as error:
         case.notes.append(str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError) as error:
-        case.notes.append(f"{source}: taken for {title}, but it has not the shape of one ({type(error).__name__})")
+        case.notes.append(f"{source}: recognized as {title}, but its structure differs ({type(error).__name__})")
     return [title]
 
 
@@ -192,7 +191,7 @@ def _understood(case: Case, source: str, title: str, read: Callable[[], Iterable
 
 
 def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) -> list[str]:
-    """Every listener hears every line; which of them had something to say."""
+    """Pass every line to every listener; return the titles of those that made pieces."""
     listeners = [make(case.notes) for make in LISTENERS]
     counts = dict.fromkeys((listener.title for listener in listeners), 0)
 
@@ -206,7 +205,7 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
             counts[listener.title] += 1
             case.notes.append(str(error))
         except ValueError:
-            note = f"{source}: lines of {listener.title} with no number where one stands are left out"
+            note = f"{source}: lines of {listener.title} without the expected number are skipped"
             case.notes += [note] if note not in case.notes else []
 
     text = file.read(MAX_FILE_BYTES).decode("utf-8-sig", "replace")
@@ -215,7 +214,7 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
         return _understood(case, source, "rocm-smi or amd-smi", lambda: topologies.from_other(text, source))
     if len(text) < MAX_FILE_BYTES and cables_file.looks_like(text):
         return _understood(case, source, "a line per cable", lambda: topologies.from_other(text, source))
-    if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):  # of whatever vintage, and what follows
+    if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):  # of any version, possibly with other text after it
         take(listeners.pop(), lambda: topologies.from_matrix(text, Location(source), case.notes))
     for number, line, read in _lines(file):
         if number % 65536 == 0:
@@ -228,9 +227,9 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:
-    """The lines that may say something, with their numbers, and the bytes read; launchers' tags taken off.
+    """(number, text, bytes read so far) of the lines that may hold evidence, without launchers' tags.
 
-    A line without an end is read in parts.
+    Of a line longer than :data:`MAX_LINE`, only the beginning is returned.
     """
     read = number = 0
     while part := file.readline(MAX_LINE):
@@ -244,7 +243,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:
         text = _CONTROL.sub("", part.decode("utf-8", "replace")).rstrip()
         tag = _TAG.match(text)
         if tag is not None and text.startswith("["):
-            text = text.replace(tag[0].strip(), " ")  # it comes again where a line was put together from pieces
+            text = text.replace(tag[0].strip(), " ")  # a line joined from pieces repeats the tag
         elif tag is not None:
             text = text[tag.end() :]
         yield number, text, read

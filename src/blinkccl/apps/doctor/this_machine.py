@@ -1,6 +1,6 @@
-"""This machine as one document: NVML, PCIe as sysfs has it, the kernel's IOMMU, and what a process here may use.
+"""This machine as one document: NVML, PCIe from sysfs, the kernel's IOMMU, and the resources of a process here.
 
-Read only; nothing needs to be root, but Access Control Services are told to root alone.
+It only reads. It needs no root, but the kernel shows Access Control Services to root alone.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from blinkccl.topology.probe import MAX_NVLINKS, P2P_NVLINK, P2P_OK
 from blinkccl.topology.select import ids_text
 
 _PCI = "sys/bus/pci/devices"
-#: Classes of PCI devices in sysfs, by their first digits.
+#: Prefixes of PCI device classes in sysfs.
 _GPUS, _NIC, _BRIDGE = ("0x0300", "0x0302"), "0x02", "0x0604"
 _NVIDIA = "0x10de"
-#: PCI Express: the capability by which bridges control access, and its bit for sending requests up.
+#: PCI Express: the capability for access control of bridges, and its bit for redirecting requests upstream.
 _ACS_CAPABILITY, _ACS_REDIRECT = 0x0D, 1 << 2
 _GENERATION_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
-#: From here on NVML's performance states are of a GPU that rests, whose link may be turned down.
+#: From this performance state of NVML on, a GPU is idle and its link may be turned down.
 _RESTING_STATE = 5
-#: What libraries are told by the environment and that says nothing of whom.
+#: Environment variables of libraries, and those of them that may identify a person or host.
 _SETTINGS = re.compile(r"(?:NCCL|BLINK|TORCH_NCCL|OMP)_\w+")
 _PRIVATE = re.compile(r"FILE|PATH|ADDR|IFNAME|HCA|COMM_ID|PLUGIN|HOST|STORE|DIR|KEY|TOKEN", re.IGNORECASE)
 _WAIT_S = 20
 
 
 def gather(nccl_xml: str | None = None, nvml: Any = None, root: Path = Path("/")) -> dict[str, Any]:
-    """Everything, as :mod:`~.gathered` reads it; ``nccl_xml`` is NCCL's own dump, if somebody has one.
+    """The document that :mod:`~.gathered` reads; ``nccl_xml`` is NCCL's own dump, if there is one.
 
-    ``nvml`` and ``root`` are the driver and the file system to look at. Raises as
+    ``nvml`` and ``root`` are the driver and the file system to read. Raises as
     :func:`~blinkccl.topology.probe.probe`.
     """
     topology = probing.probe() if nvml is None else probing.probe(nvml)
@@ -80,7 +80,7 @@ def _by_nvml(driver: Any, root: Path) -> dict[str, Any]:
 
 
 def _ask(driver: Any, function: str, *arguments: Any) -> Any:
-    """The answer, or None where this driver has none."""
+    """The driver's answer, or None if it has none."""
     try:
         return getattr(driver, function)(*arguments)
     except (driver.NVMLError, AttributeError):
@@ -109,15 +109,15 @@ def _nvlinks(driver: Any, gpus: list[Any]) -> list[dict[str, Any]]:
     rows = []
     for number, gpu in enumerate(gpus):
         states = [_ask(driver, "nvmlDeviceGetNvLinkState", gpu, link) for link in range(MAX_NVLINKS)]
-        told = states[: states.index(None)] if None in states else states
-        if told:
-            up = sum(map(bool, told))
-            rows.append({"gpu": f"GPU{number}", "up": up, "down": len(told) - up})
+        known = states[: states.index(None)] if None in states else states
+        if known:
+            up = sum(map(bool, known))
+            rows.append({"gpu": f"GPU{number}", "up": up, "down": len(known) - up})
     return rows
 
 
 def _peers(driver: Any, gpus: list[Any]) -> list[dict[str, Any]]:
-    """Pairs of GPUs, each once: NVML says whether reads (0) and writes (1) are allowed."""
+    """Pairs of GPUs, each once: NVML's permission of reads (0) and writes (1)."""
     rows = []
     for (i, a), (j, b) in combinations(enumerate(gpus), 2):
         read, write, nvlink = (_ask(driver, "nvmlDeviceGetP2PStatus", a, b, index) for index in (0, 1, P2P_NVLINK))
@@ -129,7 +129,7 @@ def _peers(driver: Any, gpus: list[Any]) -> list[dict[str, Any]]:
 
 
 def _nvidia_smi() -> str:
-    """``nvidia-smi topo -m``, which names no host; "" where it is not there."""
+    """Output of ``nvidia-smi topo -m``, which names no host; "" if the tool is missing."""
     with suppress(OSError, subprocess.SubprocessError):
         ended = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, timeout=_WAIT_S, check=True)
         return ended.stdout.decode("utf-8", "replace")
@@ -152,18 +152,18 @@ def _number(path: Path) -> int | None:
 
 
 def _numa(device: Path) -> int | None:
-    """Its node; None where the firmware does not say."""
+    """NUMA node of a device; None if the firmware does not state it."""
     node = _number(device / "numa_node")
     return None if node is None or node < 0 else node
 
 
 def _speed(path: Path) -> float | None:
-    found = re.match(r"([\d.]+) GT/s", _text(path))
-    return float(found[1]) if found else None
+    match = re.match(r"([\d.]+) GT/s", _text(path))
+    return float(match[1]) if match else None
 
 
 def _pci(root: Path, gpus_too: bool) -> Iterator[dict[str, Any]]:
-    """NICs, and GPUs where NVML does not list them; those without a link of their own (in VMs) are left out."""
+    """NICs, and GPUs if NVML does not list them; devices without a link of their own (in VMs) are omitted."""
     counts: Counter[str] = Counter()
     for path in _entries(root / _PCI):
         kind = "nic" if _text(path / "class").startswith(_NIC) else "gpu" if gpus_too and _is_gpu(path) else ""
@@ -211,11 +211,11 @@ def _entries(path: Path) -> list[Path]:
 
 
 def _acs(device: Path) -> bool | None:
-    """Whether a bridge sends requests between devices up to the root; None where it is none, or may not be asked."""
+    """True if a bridge redirects requests between devices to the root; None for other devices or without permission."""
     space = b""
     with suppress(OSError):
         space = (device / "config").read_bytes() if _text(device / "class").startswith(_BRIDGE) else b""
-    at = 0x100  # extended capabilities: a list of (16 bits what, 4 bits version, 12 bits next)
+    at = 0x100  # extended capabilities: a list of (16 bits id, 4 bits version, 12 bits next)
     for _ in range(64):
         if len(space) < at + 8 or at < 0x100:
             break
@@ -238,7 +238,7 @@ def _host(root: Path) -> dict[str, Any]:
 
 
 def _quota(root: Path) -> float | None:
-    """The processors' time that a control group grants, in processors; None: all."""
+    """Processor time granted by the control group, in processors; None: unlimited."""
     new = _text(root / "sys/fs/cgroup/cpu.max").split()
     if len(new) == 2 and new[0].isdigit() and new[1].isdigit():
         return int(new[0]) / max(1, int(new[1]))
@@ -247,7 +247,7 @@ def _quota(root: Path) -> float | None:
 
 
 def summary(document: dict[str, Any]) -> str:
-    """What a gathered document is of, in a few words."""
+    """The devices of a gathered document, in a few words."""
     gpus = [row for row in document["devices"] if row["kind"] == "gpu"]
     if gpus:
         models = sorted({row["model"] for row in gpus if row["model"]})

@@ -1,4 +1,4 @@
-"""What does a file say? One file per format, each known by its content."""
+"""Readers: one per format, which recognizes its content."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from blinkccl.apps.doctor.evidence import Evidence, Location
 
 @dataclass
 class Listener:
-    """A reader of lines, one for each file; ``notes`` are what it had to leave out or assume."""
+    """A reader of lines, one per file; ``notes`` list its omissions and assumptions."""
 
     title: ClassVar[str]
     notes: list[str]
 
     def hear(self, line: str, place: Location) -> Iterable[Evidence]:
-        """The pieces of one line."""
+        """Return the pieces of one line."""
         raise NotImplementedError
 
     def end(self) -> Iterable[Evidence]:
-        """What can be said when the file is over."""
+        """Return the remaining pieces at the end of the file."""
         return ()

@@ -1,4 +1,4 @@
-"""JSON documents: which kinds there are, how each is known, and what each says.
+"""JSON documents: their kinds, how each is recognized, and a reader for each.
 
 Ours (topologies, ``blink topo --gather``, ``blink dump --json``, ``blink bench --json``), nccl-tests' ``-J``, NCCL's
 RAS and Inspector, and PyTorch's flight recorder.
@@ -17,7 +17,7 @@ from blinkccl.apps.doctor.readers.nccl_tests import NAMES
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.topology import json_format
 
-#: Ours by NCCL's: AllReduce, ReduceScatter.
+#: Our name of a collective by NCCL's (AllReduce, ReduceScatter), in lower case.
 _BY_NCCL = {name.replace("_", ""): name for name in COLLECTIVES}
 
 
@@ -30,7 +30,7 @@ def _topology(document: Any, source: str) -> Iterator[Evidence]:
 
 
 def benchmark(document: Any, source: str) -> Iterator[Evidence]:
-    """``-J`` of nccl-tests and of ``blink bench``."""
+    """Results of ``-J`` of nccl-tests and of ``blink bench``."""
     config = document["config"]
     devices = config.get("devices") or []
     program = str((document.get("args") or [""])[0]).rsplit("/", 1)[-1]
@@ -38,10 +38,10 @@ def benchmark(document: Any, source: str) -> Iterator[Evidence]:
     collective = NAMES.get(name, name)
     if collective not in COLLECTIVES:
         raise ValueError(name)
-    ours = "blink_version" in document
-    per_process = 1 if ours else int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    by_blink = "blink_version" in document
+    per_process = 1 if by_blink else int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     processes = {(str(row.get("hostname")), row.get("pid")) for row in devices}
-    ranks = len(devices) if ours or len(devices) > len(processes) else len(processes) * per_process
+    ranks = len(devices) if by_blink or len(devices) > len(processes) else len(processes) * per_process
     models = sorted({str(row.get("name") or row.get("device_name") or "") for row in devices})
     hosts = len({host for host, _ in processes}) or 1
     for number, row in enumerate(document["results"]):
@@ -67,7 +67,7 @@ def benchmark(document: Any, source: str) -> Iterator[Evidence]:
 
 
 def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Evidence]:
-    """NCCL Inspector: an object per collective."""
+    """Results of NCCL Inspector: one object per collective."""
     for number, row in lines:
         header, measured = row["header"], row["coll_perf"]
         collective, ranks = _BY_NCCL.get(str(measured["coll"]).lower()), int(header["n_ranks"])
@@ -78,7 +78,7 @@ def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Evidenc
 
 
 def _ras(document: Any, source: str) -> Iterator[Evidence]:
-    """NCCL's RAS client with ``-f json``, since 2.28."""
+    """Output of NCCL's RAS client with ``-f json``, since 2.28."""
     place = Location(source)
     for communicator in document["communicators"]:
         group, members = f"communicator {communicator['hash']}", tuple(range(int(communicator["size"])))
@@ -95,7 +95,7 @@ def _ras(document: Any, source: str) -> Iterator[Evidence]:
             yield RankReport(place, group, int(rank["rank"]), state, members=members)
 
 
-#: RankState's words for what ``blink dump`` says of a rank.
+#: RankReport's states by those of ``blink dump``.
 _DUMPED = {"gone": "dead", "stopped": "stopped", "absent": "missing", "left": "missing"}
 
 
@@ -116,7 +116,7 @@ def _dump(document: Any, source: str) -> Iterator[Evidence]:
 
 
 Read = Callable[[Any, str], Iterable[Evidence]]
-#: (what it is, whether a document is one, how it is read); the first that knows it reads it.
+#: (title, test of a document, reader); the first kind whose test passes reads it.
 KINDS: tuple[tuple[str, Callable[[Any], bool], Read], ...] = (
     ("blink topo --gather", _has("blink_gather"), gathered.pieces),
     ("topology", _has("vertices", "links"), _topology),

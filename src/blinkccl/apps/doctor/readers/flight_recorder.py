@@ -1,6 +1,6 @@
 """PyTorch's flight recorder: the last collectives of one rank, from its pickle or JSON, one file per rank.
 
-A pickle may run any code when it is read, so only plain data are taken from it.
+A pickle can run any code when it is loaded, so only plain data are loaded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from blinkccl.apps.doctor.evidence import Evidence, Location, RankReport
 from blinkccl.topology.limits import shortened
 
-#: By what torch marks lists of one type: they are lists.
+#: Names by which torch marks lists of one type.
 _LISTS = ("build_intlist", "build_doublelist", "build_boollist")
 _LAST = 64
 
 
 def is_pickle(start: bytes) -> bool:
-    """Whether ``start`` is that of a pickle, of protocol 2 or newer."""
+    """True if ``start`` begins a pickle of protocol 2 or newer."""
     return len(start) > 2 and start[0] == 0x80 and 2 <= start[1] <= 5
 
 
@@ -34,16 +34,16 @@ class _PlainData(pickle.Unpickler):
 
 
 def from_pickle(data: bytes, source: str) -> Iterator[Evidence]:
-    """The pieces of a dump as torch writes it; ValueError where it is none."""
+    """The pieces of a dump that torch wrote; ValueError for other data."""
     try:
         document = _PlainData(io.BytesIO(data)).load()
-    except Exception as error:  # whatever bytes come: a pickle's own errors have no common class
+    except Exception as error:  # any bytes are possible, and a pickle's errors have no common class
         raise ValueError(f"no dump of plain data: {error}") from None
     return pieces(document, source)
 
 
 def pieces(document: Any, source: str) -> Iterator[Evidence]:
-    """Per group, the last collective that this rank began: ``collective_seq_id`` counts them on every rank alike."""
+    """The last collective that this rank began, per group; ``collective_seq_id`` numbers them equally on all ranks."""
     rank = _rank(document, source)
     groups = document.get("pg_config") or {}
     last: dict[str, dict[str, Any]] = {}
@@ -75,13 +75,13 @@ def pieces(document: Any, source: str) -> Iterator[Evidence]:
 
 
 def _members(config: Any) -> list[int]:
-    """The ranks of a group, as its configuration has them: a list, or text like "[0, 1]"."""
+    """The ranks of a group in its configuration: a list, or text like "[0, 1]"."""
     ranks = config.get("ranks") if isinstance(config, dict) else None
     return [int(number) for number in re.findall(r"\d+", str(ranks))[:4096]] if ranks else []
 
 
 def _rank(document: Any, source: str) -> int:
-    """The file is one rank's: it says which, or its name ends in the number, as torch names them."""
+    """The rank of this file: stated in it, or the number at the end of its name, as torch names dumps."""
     if isinstance(document.get("rank"), int):
         return int(document["rank"])
     name = re.search(r"(\d+)(?:\.\w+)?$", source)
@@ -91,7 +91,7 @@ def _rank(document: Any, source: str) -> int:
 
 
 def _line(frames: Any) -> str:
-    """Where the program stands: the innermost frame that is not torch's."""
+    """The line of the program: the innermost frame outside torch."""
     for frame in list(frames)[:_LAST]:
         file = str(frame.get("filename", ""))
         if file and "/torch/" not in file:

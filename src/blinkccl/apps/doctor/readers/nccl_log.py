@@ -1,6 +1,6 @@
-"""The lines that NCCL prints with ``NCCL_DEBUG=INFO``: what it found, what it was told, and what it chose.
+"""The lines that NCCL prints with ``NCCL_DEBUG=INFO``: hardware, settings and choices.
 
-Every version since 2.4 is read; lines that none of the patterns knows are passed over.
+Every version since 2.4 is read; lines that match no pattern are skipped.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ _VENDORS = {"1": "GenuineIntel", "2": "AuthenticAMD"}
 Make = Callable[[Location, re.Match[str]], Evidence | None]
 
 
-def _hop(place: Location, found: re.Match[str]) -> Evidence | None:
-    how = found[3].strip().rstrip(".")
+def _hop(place: Location, match: re.Match[str]) -> Evidence | None:
+    how = match[3].strip().rstrip(".")
     transport = "SHM" if "shared memory" in how or how.startswith("SHM") else how.partition("/")[0]
-    if transport not in ("P2P", "SHM", "NET") or "[receive]" in found[0]:  # the sender says it too
+    if transport not in ("P2P", "SHM", "NET") or "[receive]" in match[0]:  # the sender's line has the same hop
         return None
-    return ChannelHop(place, int(found[1]), int(found[2]), transport, how)
+    return ChannelHop(place, int(match[1]), int(match[2]), transport, how)
 
 
 def _no_p2p(why: str) -> Make:
-    return lambda place, found: PeerAccess(
-        place, f"GPU{found['a']}", f"GPU{found['b']}", False, "NVLINK" in found[0], why
+    return lambda place, match: PeerAccess(
+        place, f"GPU{match['a']}", f"GPU{match['b']}", False, "NVLINK" in match[0], why
     )
 
 
-def _processor(place: Location, found: re.Match[str]) -> Evidence | None:
-    return Processor(place, _VENDORS[found[1]], int(found[2])) if found[1] in _VENDORS else None
+def _processor(place: Location, match: re.Match[str]) -> Evidence | None:
+    return Processor(place, _VENDORS[match[1]], int(match[2])) if match[1] in _VENDORS else None
 
 
-def _cards(place: Location, found: re.Match[str]) -> Evidence:
-    return NetworkInUse(place, "IB", tuple(re.findall(r"\[\d+\](\S+?)(?::\d+)?/(?:IB|RoCE)", found[1])))
+def _cards(place: Location, match: re.Match[str]) -> Evidence:
+    return NetworkInUse(place, "IB", tuple(re.findall(r"\[\d+\](\S+?)(?::\d+)?/(?:IB|RoCE)", match[1])))
 
 
-#: What a line holds, and the piece that it becomes.
+#: Patterns of lines, and the piece that each becomes.
 PATTERNS: tuple[tuple[str, Make], ...] = (
-    (r"NCCL version (\d+\.\d+\.\d+)", lambda place, found: NcclVersion(place, tuple(map(int, found[1].split("."))))),
-    (r"(NCCL_\w+) set by environment to (\S+)", lambda place, found: Setting(place, found[1], found[2].rstrip("."))),
+    (r"NCCL version (\d+\.\d+\.\d+)", lambda place, match: NcclVersion(place, tuple(map(int, match[1].split("."))))),
+    (r"(NCCL_\w+) set by environment to (\S+)", lambda place, match: Setting(place, match[1], match[2].rstrip("."))),
     (r"(?:Channel|Ring) [\d/]+ : (\d+)\[\w+\] -> (\d+)\[\w+\] (?:\[(?:send|receive)\] )?via (.+)", _hop),
     (r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/[\d.]+, type (\w+)/\w+",
-     lambda place, found: RingGraph(place, int(found[1]), int(found[2]), float(found[3]), found[4])),
+     lambda place, match: RingGraph(place, int(match[1]), int(match[2]), float(match[3]), match[4])),
     (r"P2P is disabled between (NVLINK )?connected GPUs (?P<a>\d+) and (?P<b>\d+)",
      _no_p2p("CUDA says that P2P is disabled")),
     (r"Could not enable P2P between dev (?P<a>\d+)\(=\w+\) and dev (?P<b>\d+)", _no_p2p("CUDA could not enable P2P")),
-    (r"\+ SYS\[([\d.]+)\] - CPU", lambda place, found: SocketBus(place, float(found[1]))),
+    (r"\+ SYS\[([\d.]+)\] - CPU", lambda place, match: SocketBus(place, float(match[1]))),
     (r"INFO CPU/\S+ \(1/(\d+)/(-?\d+)\)", _processor),
     (r"NET/IB : Using (.+)", _cards),
-    (r"Using network (\S+)", lambda place, found: NetworkInUse(place, found[1])),
-    (r"GPU Direct RDMA Disabled for (.+)", lambda place, found: Failure(place, "gpudirect", found[1])),
+    (r"Using network (\S+)", lambda place, match: NetworkInUse(place, match[1])),
+    (r"GPU Direct RDMA Disabled for (.+)", lambda place, match: Failure(place, "gpudirect", match[1])),
     (r"((?:posix_fallocate failed|Error while creating shared memory segment|failed to extend /dev/shm).*)",
-     lambda place, found: Failure(place, "shm", found[1])),
-    (r"NCCL WARN (.+)", lambda place, found: Failure(place, "warning", found[1])),
+     lambda place, match: Failure(place, "shm", match[1])),
+    (r"NCCL WARN (.+)", lambda place, match: Failure(place, "warning", match[1])),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern), make) for pattern, make in PATTERNS)
 _MEMBERS = re.compile(r"INFO +\d+ :((?: GPU/\S+)+)")
@@ -80,11 +80,11 @@ _INIT = re.compile(r"comm(?:Id)? (\w+)?.*?rank (\d+) n[rR]anks (\d+) .*?(?:commI
 
 @dataclass
 class NcclLog(Listener):
-    """Pieces that all ranks print alike are given once."""
+    """Reader of NCCL's log; a piece that all ranks print is returned once."""
 
     title = "NCCL_DEBUG=INFO lines"
     seen: set[tuple[object, ...]] = field(default_factory=set)
-    #: By communicator and rank: where it began to set up, and among how many.
+    #: By communicator and rank: where its setup began, and the number of ranks.
     begun: dict[tuple[str, int], tuple[Location, int]] = field(default_factory=dict)
     complete: set[tuple[str, int]] = field(default_factory=set)
     graph: RingGraph | None = None
@@ -94,17 +94,17 @@ class NcclLog(Listener):
         if text is None:
             return
         members = _MEMBERS.search(text[0])
-        if self.graph is not None:  # the lines behind it list its channels
+        if self.graph is not None:  # the next lines list its channels
             graph, self.graph = self.graph, None
             yield replace(graph, ranks=len(members[1].split())) if members is not None else graph
         if members is not None:
             return
         for number, (pattern, make) in enumerate(_COMPILED):
-            found = pattern.search(text[0])
-            if found is not None:
-                piece = make(place, found)
-                if piece is not None and (number, *found.groups()) not in self.seen:
-                    self.seen.add((number, *found.groups()))
+            match = pattern.search(text[0])
+            if match is not None:
+                piece = make(place, match)
+                if piece is not None and (number, *match.groups()) not in self.seen:
+                    self.seen.add((number, *match.groups()))
                     if isinstance(piece, RingGraph):
                         self.graph = piece
                     else:
@@ -118,7 +118,7 @@ class NcclLog(Listener):
                 self.complete.add(rank)
 
     def end(self) -> Iterator[Evidence]:
-        """Ranks that have begun to set up a communicator and not ended, if any has."""
+        """Ranks whose setup of a communicator has not ended, if there are any."""
         if self.graph is not None:
             yield self.graph
         if len(self.complete) < len(self.begun):

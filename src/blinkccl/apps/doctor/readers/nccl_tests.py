@@ -1,7 +1,7 @@
-"""nccl-tests' text, line by line: which run, which GPUs, and the rows of its table.
+"""The text of nccl-tests, line by line: the run, its GPUs, and the rows of its table.
 
-Rows are read without their titles, which differ by version and may be cut off: a size and a count, then words, then a
-time and two bandwidths once or twice. What a row says must agree with itself, or it is left out with a note.
+Column titles differ by version and may be cut off, so rows are read without them: a size and a count, then words, then
+a time and two bandwidths once or twice. A row whose numbers contradict each other is omitted with a note.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blinkccl.apps.doctor.readers import Listener
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
-#: nccl-tests' names of what differs from ours.
+#: Our names of collectives, if they differ from those of nccl-tests.
 NAMES = {"all_reduce": "allreduce", "all_gather": "allgather"}
 _PROGRAM = re.compile(r"(?:^|[\s/:])([a-z_]+)_perf\b")
 _RANK = re.compile(
@@ -27,7 +27,7 @@ _TIME_OF_SIZE = 0.1
 
 @dataclass
 class NcclTests(Listener):
-    """What a row needs to be understood stands in lines before it."""
+    """Reader of nccl-tests' output. Earlier lines give the collective and the ranks of a row."""
 
     title = "nccl-tests' text"
     collective: str | None = None
@@ -39,7 +39,7 @@ class NcclTests(Listener):
     def hear(self, line: str, place: Location) -> Iterator[Evidence]:
         rank = _RANK.search(line)
         if rank is not None:
-            if self.rows or self.first is None:  # the list of another run begins
+            if self.rows or self.first is None:  # the list of the next run begins
                 self.ranks, self.rows, self.first = {}, 0, place
             self.ranks[int(rank[1])] = (rank[2], int(rank[3]), rank[4].strip())
             return
@@ -51,7 +51,7 @@ class NcclTests(Listener):
             yield from self._row(words, place)
 
     def end(self) -> Iterator[Evidence]:
-        """A run without a result, if the last one is."""
+        """The last run, if it printed no result."""
         if self.ranks and not self.rows and self.first is not None:
             yield Started(self.first, len(self.ranks), next(iter(self.ranks.values()))[2])
 
@@ -70,7 +70,7 @@ class NcclTests(Listener):
                 continue
             collective, ranks = self._which(algbw, busbw)
             if collective is None or ranks is None:
-                self._leave_out(place, "the log says neither which collective this is nor among how many ranks")
+                self._leave_out(place, "the log names neither the collective nor the number of ranks")
                 continue
             self.rows += 1
             listed = [self.ranks[r] for r in sorted(self.ranks)]
@@ -80,24 +80,24 @@ class NcclTests(Listener):
             name = names.pop() if len(names) == 1 else ""
             yield MeasuredCall(place, collective, ranks, size, seconds, busbw, wrong, gpus, name, hosts)
         if not groups:
-            self._leave_out(place, "no time with two bandwidths in it")
+            self._leave_out(place, "it has no time with two bandwidths")
 
     def _groups(self, words: list[str]) -> list[tuple[float, float, float, float]]:
-        """(time, algbw, busbw, wrong) of the row's out-of-place and in-place results, as far as they are there."""
+        """(time, algbw, busbw, wrong) of the row's out-of-place and in-place results, if present."""
         rest = words[2:]
         while rest and self._number(rest[0]) is None and rest[0] != "N/A":
             rest = rest[1:]  # the type, and the operation
         numbers = [self._number(word) for word in rest]
         if len(numbers) in (5, 7, 9) or (numbers and numbers[0] is not None and numbers[0] < 0):
             numbers = numbers[1:]  # the root
-        found = []
+        groups = []
         step = 4 if len(numbers) in (4, 8) else 3
         for start in range(0, len(numbers) - 2, step):
             time, algbw, busbw = numbers[start : start + 3]
             wrong = numbers[start + 3] if step == 4 else 0.0
             if time is not None and algbw is not None and busbw is not None:
-                found.append((time, algbw, busbw, wrong or 0.0))
-        return found
+                groups.append((time, algbw, busbw, wrong or 0.0))
+        return groups
 
     def _number(self, word: str) -> float | None:
         if _COMMA.fullmatch(word):
@@ -110,7 +110,7 @@ class NcclTests(Listener):
         return number if abs(number) < 1e18 else None
 
     def _which(self, algbw: float, busbw: float) -> tuple[str | None, int | None]:
-        """The collective and its ranks; where the log says one of them only, the two bandwidths tell the other."""
+        """The collective and its ranks; if the log states only one, the ratio of the bandwidths gives the other."""
         ranks = len(self.ranks) or None
         if self.collective is not None and ranks is not None:
             return self.collective, ranks
@@ -118,12 +118,12 @@ class NcclTests(Listener):
             return self.collective, ranks
         ratio = busbw / algbw
         if ranks is not None and abs(ratio - 2 * (ranks - 1) / ranks) < 0.02 and ranks > 2:
-            self._say("the log does not say it; taken for allreduce, as busbw / algbw is that of one")
+            self._say("the log names no collective; busbw / algbw is that of allreduce")
             return "allreduce", ranks
         if self.collective is not None:
             fits = [n for n in range(2, 1025) if abs(float(bus_factor(self.collective, n)) - ratio) < 0.01]
             if len(fits) == 1:
-                self._say(f"the log does not say it; taken for {fits[0]} ranks, as busbw / algbw is that of so many")
+                self._say(f"the log lists no ranks; busbw / algbw is that of {fits[0]} ranks")
                 return self.collective, fits[0]
         return self.collective, ranks
 
@@ -135,4 +135,4 @@ class NcclTests(Listener):
     def _leave_out(self, place: Location, why: str) -> None:
         self.skipped += 1
         if self.skipped <= 3:
-            self.notes.append(f"{place}: a row of numbers is left out: {why}")
+            self.notes.append(f"{place}: a row of numbers is skipped: {why}")

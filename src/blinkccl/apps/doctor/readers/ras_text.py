@@ -1,4 +1,4 @@
-"""What ``ncclras`` prints as text: communicators, and ranks that are missing or elsewhere than the others."""
+"""The text output of ``ncclras``: communicators, and ranks that are missing or at another call than the others."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ _TABLE = re.compile(r"^\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s+\d+\s+[A-Z]+\s+(?:OK|[
 
 @dataclass
 class RasText(Listener):
-    """NCCL lists the ranks of smaller sets; of the others only the number is known."""
+    """Reader of ``ncclras``. NCCL lists the ranks of small sets; of large sets it prints only the number."""
 
     title = "ncclras"
     group: str = ""
     members: tuple[int, ...] = ()
     operation: str = ""
-    #: Calls begun → how many ranks have; of those that are listed one by one, none is left here.
+    #: Calls begun → (number of ranks, place), for sets whose ranks are not listed.
     unlisted: dict[int, tuple[int, Location]] = field(default_factory=dict)
     calls: int | None = None
     missing: bool = False
 
     def hear(self, line: str, place: Location) -> Iterator[Evidence]:
-        if (found := _TABLE.match(line)) is not None:
-            self.members = tuple(range(int(found[1])))
-        elif (found := _COMM.match(line)) is not None:
+        if (match := _TABLE.match(line)) is not None:
+            self.members = tuple(range(int(match[1])))
+        elif (match := _COMM.match(line)) is not None:
             yield from self.end()
-            self.group, self.calls, self.missing = f"communicator {found[1]}", None, False
+            self.group, self.calls, self.missing = f"communicator {match[1]}", None, False
         elif not self.group:
             return
-        elif (found := _COUNTS.match(line)) is not None:
+        elif (match := _COUNTS.match(line)) is not None:
             yield from self.end()
-            self.operation, self.missing = found[1], False
-        elif (found := _LAUNCHED.match(line)) is not None:
-            self.calls = int(found[2])
-            self.unlisted[self.calls] = int(found[1]), place
+            self.operation, self.missing = match[1], False
+        elif (match := _LAUNCHED.match(line)) is not None:
+            self.calls = int(match[2])
+            self.unlisted[self.calls] = int(match[1]), place
         elif _MISSING.match(line) is not None:
             self.missing = True
-        elif (found := _RANK.match(line)) is not None:
+        elif (match := _RANK.match(line)) is not None:
             if self.missing:
-                yield RankReport(place, self.group, int(found[1]), "missing", members=self.members)
+                yield RankReport(place, self.group, int(match[1]), "missing", members=self.members)
             elif self.calls is not None:
                 self.unlisted.pop(self.calls, None)
-                yield self._state(place, int(found[1]), self.calls)
+                yield self._state(place, int(match[1]), self.calls)
 
     def end(self) -> Iterator[Evidence]:
-        """Ranks that are not listed, as one: rank -n for n of them."""
+        """The sets of unlisted ranks, each as one report: rank -n for n ranks."""
         for calls, (ranks, place) in self.unlisted.items():
             yield self._state(place, -ranks, calls)
         self.unlisted = {}

@@ -1,4 +1,4 @@
-"""Lines of the system's tools in between: ``nvidia-smi nvlink -s``, ``lspci -vvv``, a kernel's command line."""
+"""Output of system tools within a log: ``nvidia-smi nvlink -s``, ``lspci -vvv``, a kernel's command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLAGS = re.compile(r"\b(?:intel_iommu|amd_iommu|iommu)=[\w,]+")
 
 @dataclass
 class Tools(Listener):
-    """NVLinks are given when the next GPU begins, bridges at the end."""
+    """Reader of tools' output. NVLinks are returned when the next GPU begins, bridges at the end."""
 
     title = "output of system tools"
     nvlinks: NvLinks | None = None
@@ -48,7 +48,7 @@ class Tools(Listener):
 
 
 def iommu_of(command_line: str) -> str:
-    """What a kernel's command line says of the IOMMU: "off", "passthrough", "translating", or "" where nothing."""
+    """The IOMMU state in a kernel's command line: "off", "passthrough", "translating", or "" if not stated."""
     flags = _FLAGS.findall(command_line)
     if any(flag.endswith("iommu=off") for flag in flags):
         return "off"

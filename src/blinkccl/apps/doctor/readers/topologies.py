@@ -1,7 +1,7 @@
-"""Topologies, and what their files say beside: PCIe links, NUMA nodes, NICs, processors.
+"""Topologies, and other data in their files: PCIe links, NUMA nodes, NICs, processors.
 
-NCCL's XML is the richest: it has every PCIe link as the slot and the device allow it, the processors by family, and
-where the NICs are. ``nvidia-smi topo -m`` has how far each NIC is from each GPU.
+NCCL's XML is the richest: it has every PCIe link with the rate that slot and device allow, the family of the
+processors and the position of the NICs. ``nvidia-smi topo -m`` has the distance from each NIC to each GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from blinkccl.topology.xml_tree import Element, parse_xml
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
-#: A matrix of nvidia-smi within a log.
+#: The first row and the other rows of a matrix of nvidia-smi within a log.
 _MATRIX = re.compile(r"^\s*GPU0\s+(?:GPU1|CPU|NIC|mlx)")
 _MATRIX_ROW = re.compile(r"^\s*(?:GPU|NIC|[a-z]\w*_?)\d+\s")
 MAX_MATRIX_LINES = 600
@@ -40,7 +40,7 @@ MAX_MATRIX_LINES = 600
 
 @dataclass
 class MatrixReader(Listener):
-    """``nvidia-smi topo -m`` within a log, given when its rows end."""
+    """Reader of ``nvidia-smi topo -m`` within a log; the matrix is returned when its rows end."""
 
     title = "nvidia-smi topo -m"
     lines: list[str] = field(default_factory=list)
@@ -55,19 +55,19 @@ class MatrixReader(Listener):
             self.lines, self.first = [line], place
 
     def end(self) -> Iterator[Evidence]:
-        """The matrix that has been heard, if there is one."""
+        """The matrix read so far, if any."""
         lines, self.lines = self.lines, []
         if lines and self.first is not None:
             yield from from_matrix("\n".join(lines), self.first, self.notes)
 
 
 def from_matrix(text: str, place: Location, notes: list[str]) -> Iterator[Evidence]:
-    """The machine of ``nvidia-smi topo -m``, its NVLinks, how far its NICs are; ``place`` is its first line."""
+    """The machine of ``nvidia-smi topo -m``, its NVLinks, and distances to its NICs; ``place`` is its first line."""
     source = str(place)
     cells = nvidia_smi.read_cells(text, source)
     try:
         yield _machine(place, nvidia_smi.parse(text, source))
-    except TopologyError as error:  # a machine with a fault may be none that we know to plan on
+    except TopologyError as error:  # a machine with a fault may be one that Blink cannot plan on
         notes.append(str(error))
     gpus = range(cells.gpu_count)
     lanes = [[cells.lanes(a, b) for b in gpus if a != b] for a in gpus]
@@ -82,19 +82,19 @@ def from_matrix(text: str, place: Location, notes: list[str]) -> Iterator[Eviden
     nics = range(cells.gpu_count, len(cells.names))
     for nic in nics:
         if any(cells.cells[nic][other] == "PIX" for other in nics if other < nic):
-            continue  # another port of a card that is told already
+            continue  # another port of a card that is already listed
         for gpu in gpus:
             if cells.cells[nic][gpu] in _NEAR:
                 yield NicPath(place, cells.names[nic], f"GPU{gpu}", cells.cells[nic][gpu])
 
 
 def from_other(text: str, source: str) -> Iterator[Evidence]:
-    """The machine in a topology of another tool, of which nothing beside is known."""
+    """The machine in a topology of another tool, which holds no further data."""
     yield _machine(Location(source), parse_topology(text.encode(), source))
 
 
 def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Evidence]:
-    """NCCL's topology or graph XML. A topology without <gpu> tags still says how its devices are linked."""
+    """The evidence in NCCL's topology or graph XML. A topology without <gpu> tags still has the links of devices."""
     root = parse_xml(text, source)
     if root.tag == "graphs":
         yield from _graphs(root, source)
@@ -110,7 +110,7 @@ def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Evidence]:
 
 
 def _machine(place: Location, topology: Topology) -> MachineRead:
-    """The machine, called by its file's name alone: these formats have no name, and folders say nothing."""
+    """The machine, named after its file without the folder, because these formats have no name."""
     vertices = tuple(replace(vertex, name=printable(vertex.name)) for vertex in topology.vertices)
     return MachineRead(place, replace(topology, name=PurePath(place.source).name or topology.name, vertices=vertices))
 
@@ -155,7 +155,7 @@ def _processors(root: Element, source: str) -> Iterator[Evidence]:
 
 
 def _nic_paths(root: Element, source: str) -> Iterator[Evidence]:
-    """How far NICs are from GPUs: PIX below one bridge, PHB below one processor, else SYS."""
+    """Distances from NICs to GPUs: PIX below one bridge, PHB below one processor, else SYS."""
     gpus = [gpu for gpu in root.below("gpu") if "dev" in gpu.attributes]
     for nic in root.below("nic"):
         if not any(_whole(net.attributes.get("speed")) for net in nic.all("net")):

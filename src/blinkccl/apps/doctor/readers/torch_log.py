@@ -1,4 +1,4 @@
-"""What PyTorch's watchdog prints when a collective of NCCL does not end, rank by rank."""
+"""The output of PyTorch's watchdog when a collective of NCCL times out, rank by rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORK = re.compile(
 
 @dataclass
 class TorchLog(Listener):
-    """Each rank's first report counts, and is given at the end with all that its several lines say."""
+    """Reader of the watchdog's lines. The first report of each rank counts; it is returned at the end."""
 
     title = "PyTorch's watchdog"
     ranks: dict[int, RankReport] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""What follows from it? Pure functions from evidence to findings, one file per family."""
+"""Rules: pure functions from evidence to findings, one file per family."""

@@ -1,4 +1,4 @@
-"""What the links allow, the cut by name, and what NCCL makes of it."""
+"""The bound of a job by its links, the cut by name, and NCCL's share of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from blinkccl.apps.doctor.rules.job import Expected, MeasuredJob, ProvedBound, i
 from blinkccl.apps.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.show.text import gb_per_s_text, ids
 
-#: NCCL's model counts what links reach in practice, some 80 % of nominal on NVLink; below these parts of the bound
-#: its channels, and not that, are what is slow.
+#: NCCL's model uses practical rates, about 80 % of nominal on NVLink. A result below these parts of the bound is
+#: therefore due to NCCL's channels.
 GAP_ON_NVLINK, GAP = 0.7 * 0.8, 0.5
 
 
 def bound(case: Case) -> Iterator[Finding]:
-    """For each job its bound; and where it is the job or NCCL that makes it slow."""
+    """The bound of each job, or the reason if the choice of GPUs or NCCL makes the job slow."""
     for job in jobs(case):
         most = job.bound
         if most is None:
@@ -41,7 +41,7 @@ def _cut(job: MeasuredJob, parts: list[tuple[int, ...]]) -> Finding:
         {"note" if job.whole else "warning"}: NVLink does not join the GPUs of this job: {shown}  [cut]
         bound   {job.bound_text}
         got     {_got(job)}
-        cause   between {shown} all data cross PCIe or the bus between sockets, whatever the algorithm; up to
+        cause   between {shown} all data cross PCIe or the bus between sockets with any algorithm; up to
                 {max(map(len, parts))} GPUs stay within NVLink
         try     {_plan(job)} shows what these can do{_pick(job, f"the best sets of {len(job.ranks)}")}
         """).at(job.machine, job.measured)
@@ -52,9 +52,9 @@ def _leaves_nvlink(job: MeasuredJob, away: list[ChannelHop]) -> Finding:
     return finding(f"""
         warning: NCCL's rings leave NVLink, which joins all GPUs of the job  [nccl-gap]
         bound   {job.bound_text}
-        got     host memory between the GPUs {pairs}; {_got(job)}
-        cause   there is no ring of NVLinks through these GPUs, and this version of NCCL does not pass data on through
-                them; trees do
+        got     host memory between GPUs {pairs}; {_got(job)}
+        cause   no ring of NVLinks joins these GPUs, and this version of NCCL does not relay data through them; trees
+                do
         try     {_plan(job)}{_pick(job, "GPUs with a ring")}; newer versions of NCCL relay (NVB)
         """).at(away[:2], job.machine)
 
@@ -71,14 +71,14 @@ def _little(job: MeasuredJob, expected: Expected, most: ProvedBound) -> Finding:
 
 
 def _bound(job: MeasuredJob, most: ProvedBound) -> Finding:
-    why = "by the rates of links as they are stated, of which programs reach some 80 %"
+    why = "from the stated rates of links, of which programs reach about 80 %"
     if job.measured is not None and job.measured.busbw_gb_per_s > most.busbw_gb_per_s and not job.assumed:
-        why = "the bound is that of trees; the NVSwitch reduces too (NVLS), which passes it"
+        why = "the bound holds for trees; in-network reduction in the NVSwitch (NVLS) can exceed it"
         combined = in_switch_busbw(job.topology, job.ranks, job.collective)
         if combined is not None:
             why += f"; with it the links allow {gb_per_s_text(combined)} of busbw"
     return finding(f"""
-        note: what {job.name} can reach  [bound]
+        note: the bound of {job.name}  [bound]
         bound   {job.bound_text}
         got     {_got(job)}
         cause   {why}
@@ -87,12 +87,12 @@ def _bound(job: MeasuredJob, most: ProvedBound) -> Finding:
 
 
 def _plan(job: MeasuredJob) -> str:
-    """The command that plans it; on all links where NVLink leaves its GPUs in parts, as there is no plan otherwise."""
+    """The command that plans the job; with all links if NVLink leaves its GPUs in parts, as there is no other plan."""
     return f"blink plan {job.collective}{job.spec}{' --links all' if job.split else ''}"
 
 
 def _pick(job: MeasuredJob, what: str) -> str:
-    """What asks for other GPUs, where the machine has others."""
+    """The command that selects other GPUs, if the machine has others."""
     return "" if job.whole else f"; blink pick -k {len(job.ranks)}{job.spec.partition(' --gpus')[0]} finds {what}"
 
 
@@ -106,7 +106,7 @@ def _got(job: MeasuredJob) -> str:
 
 
 def _expected(job: MeasuredJob) -> Expected | None:
-    """What NCCL says that it uses, or its model says."""
+    """The rings that NCCL prints, or else those of its model."""
     graph = job.graph
     if graph is None:
         return job.expected
@@ -115,7 +115,7 @@ def _expected(job: MeasuredJob) -> Expected | None:
 
 
 def _off_nvlink(case: Case, job: MeasuredJob) -> list[ChannelHop]:
-    """Hops of NCCL's rings through the host's memory, though NVLinks join all GPUs of the job."""
+    """Hops of NCCL's rings through host memory, although NVLink joins all GPUs of the job."""
     shm = [hop for hop in case.of(ChannelHop) if hop.transport == "SHM" and max(hop.src, hop.dst) < len(job.ranks)]
     if switched_off(case) or not job.joined_somewhere or any(near_each_other(case, hop) for hop in shm):
         return []

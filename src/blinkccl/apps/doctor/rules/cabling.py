@@ -1,5 +1,5 @@
-"""Machines joined by cables and no switch: parts that are apart, cables that others would be better than, what a loss
-costs, and pairs that NCCL would need."""
+"""Machines joined by cables without a switch: separate parts, better cabling, the cost of a lost cable, and pairs that
+NCCL needs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from blinkccl.topology.cables import cables_of, gbit_text
 from blinkccl.topology.model import Topology
 from blinkccl.trees.packing.two_trees import binary_tree, second_tree
 
-#: Ports, cables and pairs that are listed.
+#: Number of ports, cables and pairs in a list.
 _SHOWN = 4
 
 
 def cabling(case: Case) -> Iterator[Finding]:
-    """What there is to say of the cables of each machine."""
+    """The findings on the cables of each machine."""
     for machine in case.of(MachineRead):
         if cables_of(machine.topology):
-            for found in _of(Cabling(machine.topology), machine.place.source, _failed_in_nccl(case)):
-                yield found.at(machine)
+            for each in _of(Cabling(machine.topology), machine.place.source, _failed_in_nccl(case)):
+                yield each.at(machine)
 
 
 def _failed_in_nccl(case: Case) -> bool:
-    """Whether a log of NCCL is there, and no result of it."""
+    """True if NCCL left a log and no result."""
     return bool(case.of(NcclVersion) or case.of(ChannelHop)) and not case.of(MeasuredCall)
 
 
@@ -51,7 +51,7 @@ def _apart(cables: Cabling) -> Finding:
     change = cables.best_added() or cables.joining() or cables.best_moved()
     bound, remedy = (
         "one part",
-        "too few ports are free to join them: pull out one of several cables of a pair",
+        "too few free ports to join the parts: unplug one of several cables between the same machines",
     )
     if change is not None:
         bound = f"{_rate(change)} of AllReduce" if change.gb_per_s else bound
@@ -60,13 +60,13 @@ def _apart(cables: Cabling) -> Finding:
         error: the cables leave the machines in {len(cables.parts)} parts: {shown}  [cables-apart]
         bound   {bound}
         got     no plan
-        cause   no cable leads from part to part, not even through other machines
+        cause   no path of cables joins the parts, not even through other machines
         try     {remedy}
         """)
 
 
 def _slow(cables: Cabling) -> Iterator[Finding]:
-    """Cables below their ports, where they are what limits."""
+    """Cables slower than their ports, if they limit AllReduce."""
     slow = cables.slow()
     if not slow or not cables.small:
         return
@@ -79,8 +79,8 @@ def _slow(cables: Cabling) -> Iterator[Finding]:
         warning: {_listed(cables.topology, slow)}: slower than its ports  [cable-slow]
         bound   {_rate(change)} of AllReduce, with {gbit_text(faster[0].capacity * unit)} there
         got     {_rate(cables)}, with {gbit_text(one.capacity * unit)}
-        cause   trees can take other cables as far as there are any; a ring goes as slowly as its slowest cable
-        try     a cable that is rated for the ports; ethtool on both ends says what they have agreed on
+        cause   trees can use other cables, if there are any; a ring runs at the rate of its slowest cable
+        try     a cable that is rated for the ports; ethtool on both ends shows the negotiated rate
         """)
 
 
@@ -90,8 +90,8 @@ def _moved(cables: Cabling) -> Iterator[Finding]:
         yield finding(f"""
             warning: other cabling would be faster, with as many cables  [cables-better]
             bound   {_rate(change)} of AllReduce
-            got     {_rate(cables)}, as they are
-            cause   AllReduce is held back where few cables lead from some machines to the others
+            got     {_rate(cables)} with the present cables
+            cause   too few cables lead from some machines to the others
             try     {_words(cables.topology, change)}
             """)
 
@@ -103,7 +103,7 @@ def _added(cables: Cabling) -> Iterator[Finding]:
             note: {count(len(cables.free), "port")} without a cable: {_ports(cables.topology, cables.free)}  [port-free]
             bound   {_rate(change)} of AllReduce with one more cable
             got     {_rate(cables)} without
-            cause   what crosses the fullest cables has another way then
+            cause   the new cable takes load off the most loaded cables
             try     {_words(cables.topology, change)}
             """)
 
@@ -117,7 +117,7 @@ def _losses(cables: Cabling, source: str) -> Iterator[Finding]:
             bound   {_rate(cables)} with it
             got     {_rate(cables)} without
             cause   other links limit it: of a Spark, the PCIe links that both its ports share
-            try     keep it for what it does when another fails, or use it elsewhere
+            try     keep it as a spare for another cable, or use it elsewhere
             """)
     parting = [change.out[0] for change in losses if not change.gb_per_s]
     worst = min(losses, key=lambda change: change.gb_per_s, default=None)
@@ -125,18 +125,18 @@ def _losses(cables: Cabling, source: str) -> Iterator[Finding]:
         return
     title = f"the worst cable to lose is {_cable(cables.topology, worst.out[0])}"
     if parting:
-        title = f"the loss of one cable parts the machines: {_listed(cables.topology, parting)}"
+        title = f"the loss of one cable separates the machines: {_listed(cables.topology, parting)}"
     yield finding(f"""
         note: {title}  [cable-loss]
         bound   {_rate(cables)} of AllReduce
         got     {f"{_rate(worst)} without it" if worst.gb_per_s else "no plan without it"}
-        cause   data take what other ways the cables leave
+        cause   the data then use the remaining paths
         try     blink plan allreduce --topo {shlex.quote(source)} --without {worst.out[0].a}-{worst.out[0].b}
         """)
 
 
 def _nccl(topology: Topology, failed: bool) -> Iterator[Finding]:
-    """Hops of NCCL's ring and trees that no cable is for; it connects all of them before it runs any."""
+    """Hops of NCCL's ring and trees without a cable; NCCL connects all of them before it uses any."""
     ranks = topology.ranks
     servers = [topology.vertex[rank].server for rank in ranks]
     try:
@@ -156,16 +156,16 @@ def _nccl(topology: Topology, failed: bool) -> Iterator[Finding]:
     trees = lacking([*binary_tree(len(ranks)).items(), *second_tree(len(ranks)).items()])
     if not rings and not trees:
         return
-    what = [f"its {name} need {', '.join(found)}" for name, found in (("rings", rings), ("trees", trees)) if found]
-    remedy = "NCCL_ALGO=Ring and NCCL_IB_SUBNET_AWARE_ROUTING=1; a patched NCCL, where trees are connected anyway"
+    what = [f"its {name} need {', '.join(pairs)}" for name, pairs in (("rings", rings), ("trees", trees)) if pairs]
+    remedy = "NCCL_ALGO=Ring and NCCL_IB_SUBNET_AWARE_ROUTING=1; a patched NCCL, if it connects trees anyway"
     if rings:
-        remedy = "ranks in an order in which each has a cable to the next, if there is one; else other software"
+        remedy = "order the ranks so that each has a cable to the next; if no such order exists, use other software"
     yield finding(f"""
         {"error" if failed else "note"}: NCCL connects ranks that no cable joins  [nccl-no-cable]
         bound   a cable for every pair of ranks that NCCL connects
-        got     {"; ".join(what)}, and no cable is there
+        got     {"; ".join(what)}, without a cable
         cause   where NCCL connects its trees at the start (NVIDIA/nccl issue 1034), ncclCommInitRank fails in
-                ncclTransportTreeConnect, whatever NCCL_ALGO says: a connection does not go through other machines
+                ncclTransportTreeConnect, with any NCCL_ALGO: a connection does not pass through other machines
         try     {remedy}
         """)
 
@@ -175,7 +175,7 @@ def _rate(of: Change | Cabling) -> str:
 
 
 def _name(topology: Topology, port: int) -> str:
-    """As cables files call it: ``spark0:p0``."""
+    """Name of a port in the syntax of cables files: ``spark0:p0``."""
     machine, slash, name = topology.vertex[port].label.rpartition("/")
     return f"{machine}:{name}" if slash else name
 
@@ -202,11 +202,11 @@ def _servers(topology: Topology, ranks: Sequence[int]) -> list[str]:
 
 
 def _words(topology: Topology, change: Change) -> str:
-    """What to do."""
+    """The instruction for a change."""
     plugged = " and ".join(_cable(topology, plug) for plug in change.plugged)
     if not change.out:
         return f"plug in {plugged}"
-    return f"in place of {' and '.join(_cable(topology, plug) for plug in change.out)}: {plugged}"
+    return f"replace {' and '.join(_cable(topology, plug) for plug in change.out)} by {plugged}"
 
 
 RULES = (cabling,)

@@ -1,4 +1,4 @@
-"""A job that stands still: which rank is missing, behind, or in another call than the others."""
+"""Jobs that hang: the rank that is missing, behind, or in another call than the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLURAL = {"is": "are", "has": "have", "does": "do"}
 
 
 def stands_still(case: Case) -> Iterator[Finding]:
-    """Group by group, the first that explains it; then benchmarks that never printed a row."""
+    """The first explanation for each group; then benchmarks that printed no row."""
     groups: dict[str, list[RankReport]] = {}
     for state in case.of(RankReport):
         groups.setdefault(state.group, []).append(state)
@@ -30,19 +30,19 @@ def stands_still(case: Case) -> Iterator[Finding]:
 def _group(group: str, states: Sequence[RankReport]) -> Iterator[Finding]:
     members = max((state.members for state in states), key=len, default=())
     gone = [state for state in states if state.state in _GONE]
-    told = {state.rank for state in states}
-    unheard = [rank for rank in members if rank not in told] if min(told) >= 0 else []
+    reporting = {state.rank for state in states}
+    unheard = [rank for rank in members if rank not in reporting] if min(reporting) >= 0 else []
     starting = [state for state in states if state.state == "initialising"]
     if gone:
         yield _missing(group, [s.rank for s in gone], _GONE[gone[0].state], gone, states)
     elif starting or (unheard and all(not s.calls and not s.state for s in states)):
         ranks = unheard or [s.rank for s in starting]
         setting_up = "has begun to set up its communicator and waits"
-        yield _missing(group, ranks, "has not come" if unheard else setting_up, starting, states)
+        yield _missing(group, ranks, "has not joined" if unheard else setting_up, starting, states)
     elif (behind := _behind(states)) is not None:
         yield _rank_behind(group, behind, states)
     elif unheard and any(s.doing or s.state for s in states):
-        yield _missing(group, unheard, "is not heard of", [], states)
+        yield _missing(group, unheard, "has not reported", [], states)
     elif (odd := _differs(states)) is not None:
         yield _call_mismatch(group, odd, states)
     elif any(s.state == "timed out" for s in states):
@@ -58,14 +58,14 @@ def _missing(
         error: {those} of {group} {_verb(what, len(ranks))}  [rank-missing]
         bound   all ranks in the same call
         got     {waiting} other ranks wait{_where(own)}
-        cause   a collective ends when all ranks have come; the others wait for this one
+        cause   a collective ends only after all ranks have called it
         try     look at the output and the host of {those}: an error before the hang, out of memory, a lost GPU (dmesg |
                 grep Xid)
         """).at(own or states[:2])
 
 
 def _verb(what: str, ranks: int) -> str:
-    """``what`` as it is said of so many; 0: nobody knows which."""
+    """``what`` with its verb in the form for this number of ranks; 0: number unknown."""
     verb, space, rest = what.partition(" ")
     return what if ranks == 1 else f"{_PLURAL[verb]}{space}{rest}"
 
@@ -75,7 +75,7 @@ def _where(states: Sequence[RankReport]) -> str:
 
 
 def _behind(states: Sequence[RankReport]) -> list[RankReport] | None:
-    """Those that have begun fewer calls of some kind than the others; None where all have begun as many."""
+    """The ranks that have begun fewer calls of some kind than the others; None if the counts are equal."""
     for name in dict.fromkeys(name for state in states for name, _ in state.calls):
         counts = [(dict(state.calls)[name], state) for state in states if name in dict(state.calls)]
         low = min(count for count, _ in counts)
@@ -89,7 +89,7 @@ def _behind(states: Sequence[RankReport]) -> list[RankReport] | None:
 
 
 def _rank_behind(group: str, behind: Sequence[RankReport], states: Sequence[RankReport]) -> Finding:
-    """Ranks that are not where the others are; where a source lists the others only, how many they are."""
+    """Ranks with fewer calls than the others; if a source lists only the others, the number of them."""
     listed = sorted(state.rank for state in behind if state.rank >= 0)
     others = sorted(state.rank for state in states if state not in behind and state.rank >= 0)
     those = ranks_text(listed) if listed else f"{-behind[0].rank} ranks (all but {ranks_text(others)})"
@@ -102,7 +102,7 @@ def _rank_behind(group: str, behind: Sequence[RankReport], states: Sequence[Rank
         error: {those} of {group} {begun} fewer calls than the others  [rank-behind]
         bound   {most} {name or "call"}s on every rank
         got     {low} on {those}{_where(behind)}
-        cause   the others wait in a call that these have not come to{ahead}; a branch that not all ranks take, an
+        cause   the others wait in a call that these have not reached{ahead}; a branch that not all ranks take, an
                 uneven number of batches, or a rank that is slow or stuck elsewhere
         try     py-spy dump on {those}, or blink dump PID for jobs of Blink; make every rank take the same steps
                 (drop_last=True, join())
@@ -110,7 +110,7 @@ def _rank_behind(group: str, behind: Sequence[RankReport], states: Sequence[Rank
 
 
 def _differs(states: Sequence[RankReport]) -> list[RankReport] | None:
-    """Those in another call than most, at the same number."""
+    """The smallest set of ranks in another call than the rest, at the same number."""
     doing: dict[str, list[RankReport]] = {}
     for state in states:
         if state.doing:
@@ -119,7 +119,7 @@ def _differs(states: Sequence[RankReport]) -> list[RankReport] | None:
 
 
 def _call_mismatch(group: str, odd: Sequence[RankReport], states: Sequence[RankReport]) -> Finding:
-    """Ranks that came to the same number of calls with another call."""
+    """Ranks in another call than the others at the same number."""
     those = ranks_text(sorted(state.rank for state in odd))
     other = next(state.doing for state in states if state.doing and state.doing != odd[0].doing)
     line = f" at {odd[0].line}" if odd[0].line else ""
@@ -127,7 +127,7 @@ def _call_mismatch(group: str, odd: Sequence[RankReport], states: Sequence[RankR
         error: {those} of {group} {_verb("is", len(odd))} in another call than the others  [call-mismatch]
         bound   {shortened(other, 80)} on every rank
         got     {shortened(odd[0].doing, 80)}{line}
-        cause   collectives meet by their order: this call will never find its partners, or mixes up data
+        cause   ranks match collectives by their order: this call never completes, or mixes up data
         try     compare what {those} calls there with the others; TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first
                 difference
         """).at(odd[:4])
@@ -136,11 +136,11 @@ def _call_mismatch(group: str, odd: Sequence[RankReport], states: Sequence[RankR
 def _stuck(group: str, states: Sequence[RankReport]) -> Finding:
     doing = next((s.doing for s in states if s.doing), "a call")
     return finding(f"""
-        error: all ranks of {group} that are heard of are in the same call, and it does not end  [stuck-in-call]
+        error: all reporting ranks of {group} are in the same call, and it does not end  [stuck-in-call]
         bound   all ranks in the call: it takes milliseconds
         got     {len(states)} ranks in {shortened(doing, 80)} until the time-out
         cause   no rank is missing by its count of calls (RAS says OK of this too): a link, a NIC or a GPU does not move
-                data, or a rank that is not heard of never came
+                data, or a rank without a report never joined
         try     dmesg | grep -E 'Xid|NVRM|mlx5' on all hosts; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and give the dumps of
                 all ranks to blink doctor
         """).at(states[:2])
@@ -151,15 +151,14 @@ def _no_result(started: Started) -> Finding:
         error: the benchmark listed its {started.ranks} ranks and printed no result  [no-result]
         bound   a row per size
         got     none: it hung, or the log was cut off
-        cause   between {started.gpu or "these GPUs"} P2P may be offered and not work: the first transfer then never
-                ends
+        cause   P2P between {started.gpu or "these GPUs"} may be offered and not work; then the first transfer hangs
         try     NCCL_P2P_DISABLE=1 with the same command: if that runs, P2P is at fault (IOMMU, ACS, a driver for cards
-                that have none); NCCL_DEBUG=INFO shows how far it came
+                without P2P); NCCL_DEBUG=INFO shows the last step
         """).at(started)
 
 
 def nccl_warning(case: Case) -> Iterator[Finding]:
-    """What NCCL warned of, in its own words: it says why where a run did not come to its end."""
+    """NCCL's warnings; an error if the run did not finish."""
     warnings = case.failures("warning")
     if warnings:
         stands = any(isinstance(piece, RankReport | Started) for piece in case.pieces) and not case.of(MeasuredCall)
@@ -167,7 +166,7 @@ def nccl_warning(case: Case) -> Iterator[Finding]:
             {"error" if stands else "note"}: NCCL warns: {shortened(warnings[0].text, 120)}  [nccl-warning]
             bound   no warnings
             got     {len(warnings)} of them
-            cause   the first is mostly the reason of the others
+            cause   the first is usually the reason for the others
             try     look for the text in NCCL's issues; NCCL_DEBUG=INFO prints the calls that led to it
             """).at(warnings[:3])
 

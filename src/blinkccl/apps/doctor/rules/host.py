@@ -1,4 +1,4 @@
-"""What a process of this host may use: shared memory, processors, a driver. All there is to see for ranks on CPUs."""
+"""Resources of a process on this host: shared memory, processors, a driver. Ranks on CPUs need nothing else."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from blinkccl.apps.doctor.rules.job import best_rows
 from blinkccl.show.text import gb_per_s_text
 from blinkccl.units import size_text
 
-#: Less than this part of the physical limit is no noise.
+#: Results below this part of the physical limit are not noise.
 LOW_OF_MEMORY = 0.15
-#: What container runtimes give where nobody asks for more.
+#: Default size of /dev/shm in container runtimes.
 _CONTAINER_SHM_BYTES = 64 << 20
 
 
 def shared_memory(case: Case) -> Iterator[Finding]:
-    """A library that got none, or a /dev/shm that is small or full."""
+    """A failure to get shared memory, or a /dev/shm that is small or full."""
     failures = case.failures("shm")
     host = case.last(Host)
     if failures:
@@ -30,8 +30,7 @@ def shared_memory(case: Case) -> Iterator[Finding]:
         {severity}: /dev/shm is too small, or full  [shared-memory]
         bound   some 10 MB for each pair of ranks of a host, and as much again for data loaders
         got     {got}
-        cause   containers get 64 MiB unless somebody asks for more; NCCL's SHM transport and PyTorch's data loaders
-                live there
+        cause   containers get 64 MiB by default; NCCL's SHM transport and PyTorch's data loaders use /dev/shm
         try     docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir with medium: Memory at /dev/shm; rm
                 /dev/shm/nccl-* where no job runs
         """).at(failures[:2] or host)
@@ -42,7 +41,7 @@ def _little(size: int, free: int | None) -> bool:
 
 
 def processors(case: Case) -> Iterator[Finding]:
-    """Fewer than ranks, or fewer than are seen."""
+    """Fewer processors than ranks, or a quota below the visible processors."""
     host = case.last(Host)
     if host is None:
         return
@@ -52,23 +51,22 @@ def processors(case: Case) -> Iterator[Finding]:
             warning: {host.ranks} ranks share {usable:g} processors  [too-few-processors]
             bound   a processor for each rank
             got     {usable:g} for {host.ranks}
-            cause   ranks that wait take the processor from those that they wait for
+            cause   waiting ranks take processor time from the ranks that they wait for
             try     start {int(usable)} ranks, or give the job {host.ranks} processors
             """).at(host)
     elif host.quota is not None and host.quota < 0.9 * host.cpus:
         yield finding(f"""
-            warning: a control group grants {host.quota:g} of the {host.cpus} processors that are seen here  [cpu-quota]
+            warning: a control group grants {host.quota:g} of the {host.cpus} visible processors  [cpu-quota]
             bound   {host.cpus} processors
             got     {host.quota:g} processors' time
-            cause   libraries start a thread for each processor that they see, and all of them stop when the quota is
-                    used up
+            cause   libraries start a thread per visible processor, and all threads stop when the quota is used up
             try     OMP_NUM_THREADS={max(1, int(host.quota))} per rank in all, or pin the container to processors
                     (--cpuset-cpus)
             """).at(host)
 
 
 def no_driver(case: Case) -> Iterator[Finding]:
-    """GPUs of which the machine's topology has none."""
+    """NVIDIA GPUs that the machine's topology lacks."""
     machines = case.of(MachineRead)
     gpus = [device for device in case.of(Device) if device.kind == "gpu"]
     if gpus and machines and not any(machine.gpus for machine in machines):
@@ -82,14 +80,14 @@ def no_driver(case: Case) -> Iterator[Finding]:
 
 
 def memory_bound(case: Case) -> Iterator[Finding]:
-    """Ranks on processors against what the host's memory allows."""
+    """Rates of ranks on CPUs compared with the limit of the host's memory."""
     for row in best_rows(case):
         if row.limit_gb_per_s is None:
             continue
         part = row.busbw_gb_per_s / row.limit_gb_per_s
         name = f"{row.collective} between {row.ranks} processes"
         severity = "note"
-        why = "reading and writing memory is all that it does; a third to two thirds is what there is to get"
+        why = "the call only reads and writes memory; a third to two thirds of the limit is attainable"
         if part < LOW_OF_MEMORY:
             severity, why = "warning", "other processes, too few processors, or memory of another NUMA node"
         yield finding(f"""

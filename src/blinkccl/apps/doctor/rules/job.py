@@ -1,6 +1,6 @@
-"""The job that a case is about: which GPUs of which machine, what was measured, what could be, what NCCL takes for it.
+"""The job of a case: its GPUs and machine, measurements, the bound, and NCCL's expectation.
 
-Where files do not say it, it is inferred, and the inference is a note of the case.
+If the files do not state the job, it is inferred, and a note of the case gives the inference.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from blinkccl.trees.algorithms.in_switch import in_switch_forest
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.units import bus_factor
 
-#: Where no size was measured.
+#: Message size if none was measured.
 LARGE_BYTES = 1 << 30
-#: Below this a rate says more of latency than of links.
+#: Smaller messages measure latency rather than links.
 LEAST_BYTES = 16 << 20
-#: With more GPUs in three islands or more the model of NCCL's search takes seconds.
+#: With more GPUs in three or more islands, the model of NCCL's search takes seconds.
 MOST_SEARCHED = 6
 #: NCCL_TOPO_PATTERN_RING.
 RING_PATTERN = 4
-#: What many GPUs of one name are, if they are all of a server.
+#: (name of the GPUs, their number, machine): the server that these GPUs fill.
 _SERVERS = (
     (r"P100-SXM2", 8, "dgx-1p"), (r"V100-SXM2", 8, "dgx-1v"), (r"V100-SXM3", 16, "dgx-2"),
     (r"A100-SXM4", 8, "dgx-a100"), (r"H100 80GB HBM3|H100-SXM", 8, "hgx-h100"), (r"H200(?! NVL)", 8, "hgx-h200"),
@@ -43,7 +43,7 @@ _SERVERS = (
 
 @dataclass(frozen=True, slots=True)
 class ProvedBound:
-    """The proved bound on busbw in GB/s, and the cut that it is of."""
+    """The proved bound on busbw in GB/s, and its cut."""
 
     busbw_gb_per_s: float
     cut: str
@@ -51,7 +51,7 @@ class ProvedBound:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What NCCL's own model says: busbw, and over what."""
+    """The busbw that NCCL's own model predicts, and the channels for it."""
 
     busbw_gb_per_s: float
     how: str
@@ -60,9 +60,9 @@ class Expected:
 
 @dataclass(frozen=True)
 class MeasuredJob:
-    """``ranks`` are vertices of ``machine``; ``measured`` is the best large row of this job, ``largest`` its last.
+    """A job. ``ranks`` are vertices of ``machine``; ``measured`` is its best large row, ``largest`` its last.
 
-    ``graph``: the rings that NCCL has printed or dumped for it.
+    ``graph``: the rings that NCCL printed or dumped for it.
     """
 
     machine: MachineRead
@@ -79,7 +79,7 @@ class MeasuredJob:
 
     @property
     def whole(self) -> bool:
-        """Whether it has all GPUs."""
+        """True if the job has all GPUs of the machine."""
         return len(self.ranks) == len(self.topology.ranks)
 
     @property
@@ -88,7 +88,7 @@ class MeasuredJob:
 
     @property
     def spec(self) -> str:
-        """How it is typed."""
+        """The options that describe the job on a command line."""
         gpus = "" if self.whole else f" --gpus {ids_text(self.ranks)}"
         source = self.topology.name if self.machine.inferred else self.machine.place.source.partition(",")[0]
         return ("" if source == THIS_MACHINE else f" --topo {source}") + gpus
@@ -106,49 +106,51 @@ class MeasuredJob:
 
     @property
     def joined_somewhere(self) -> bool:
-        """Whether the machine has NVLink or its kin."""
+        """True if the machine has NVLink or a similar link."""
         return any(x.kind in FAST_KINDS for x in self.topology.links)
 
     @property
     def split(self) -> bool:
-        """Whether the GPUs of some server are in several islands, on a machine that has NVLink."""
+        """True if the GPUs of some server are in several islands, on a machine with NVLink."""
         servers = {self.topology.vertex[rank].server for rank in self.ranks}
         return self.joined_somewhere and len(self.islands()) > len(servers)
 
     @property
     def assumed(self) -> bool:
-        """Whether the bound is that of PCIe links of which nobody has said how fast they are."""
+        """True if the bound rests on PCIe links whose rate no file states."""
         if not any(x.kind == "pcie" and x.provenance == "nvidia-smi" for x in self.topology.links):
             return False
         return not self.joined_somewhere or self.split
 
     @property
     def bound_text(self) -> str:
-        """The bound and the cut that it is of."""
+        """The bound and its cut, in words."""
         bound = self.bound
         if bound is None:
             return "unknown: no link joins these GPUs"
-        given = f" if PCIe gives {nvidia_smi.PCIE_GB_PER_S} GB/s, which nvidia-smi does not say" if self.assumed else ""
+        condition = (
+            f" if PCIe gives {nvidia_smi.PCIE_GB_PER_S} GB/s, which nvidia-smi does not state" if self.assumed else ""
+        )
         bus = [x for x in self.topology.links if x.kind == "smp" and x.provenance == "nccl-xml"]
         if bus and "smp" in bound.cut:
-            given = f" if the bus between sockets gives {bus[0].gb_per_s:g} GB/s, which is NCCL's constant"
-        return f"{gb_per_s_text(bound.busbw_gb_per_s)} busbw{given}, by {bound.cut}"
+            condition = f" if the bus between sockets gives {bus[0].gb_per_s:g} GB/s (NCCL's constant)"
+        return f"{gb_per_s_text(bound.busbw_gb_per_s)} busbw{condition}, by {bound.cut}"
 
     def islands(self) -> list[tuple[int, ...]]:
-        """The job's GPUs, parted where no NVLink or its kin leads on."""
+        """The job's GPUs, grouped by NVLink or similar links."""
         through = {*self.ranks, *(v.id for v in self.topology.vertices if v.kind == "switch")}
         fast = [(x.src, x.dst) for x in self.topology.links if x.kind in FAST_KINDS and {x.src, x.dst} <= through]
         return parts(sorted(self.ranks), fast)
 
 
 def jobs(case: Case) -> list[MeasuredJob]:
-    """One per set of GPUs and collective that was measured; without measurements, an AllReduce of all GPUs."""
+    """One job per set of GPUs and collective measured; without measurements, an AllReduce of all GPUs."""
     rows: dict[tuple[str, int, tuple[int, ...], str, int], list[MeasuredCall]] = {}
     for row in case.of(MeasuredCall):
         rows.setdefault((row.collective, row.ranks, row.gpus, row.gpu, row.hosts), []).append(row)
-    told = case.last(NcclVersion)
-    version = VERSION if told is None else (told.version[0], told.version[1])
-    found = []
+    log_version = case.last(NcclVersion)
+    version = VERSION if log_version is None else (log_version.version[0], log_version.version[1])
+    result = []
     for group in rows.values():
         large = [row for row in group if row.size_bytes >= LEAST_BYTES]
         best = max(large, key=lambda row: row.busbw_gb_per_s, default=None)
@@ -156,14 +158,14 @@ def jobs(case: Case) -> list[MeasuredJob]:
         ranks = None if host is None or best is None else _ranks(case, host.topology, best)
         if best is not None and host is not None and ranks is not None:
             last = max(group, key=lambda row: (row.size_bytes, row.busbw_gb_per_s))
-            found.append(
+            result.append(
                 MeasuredJob(host, ranks, best.collective, stated(case, best.ranks, best.hosts), best, last, version)
             )
     if not rows and (read := machines_with_gpus(case)):
         ranks = case.gpus or read[-1].topology.ranks
         if len(ranks) > 1:
-            found.append(MeasuredJob(read[-1], ranks, "allreduce", stated(case, len(ranks)), version=version))
-    return found
+            result.append(MeasuredJob(read[-1], ranks, "allreduce", stated(case, len(ranks)), version=version))
+    return result
 
 
 def best_rows(case: Case) -> list[MeasuredCall]:
@@ -177,18 +179,18 @@ def best_rows(case: Case) -> list[MeasuredCall]:
 
 
 def stated(case: Case, ranks: int, hosts: int = 1) -> RingGraph | None:
-    """The rings that NCCL has printed or dumped for so many ranks, on one host."""
+    """The last rings that NCCL printed or dumped for this number of ranks, on one host."""
     rings = [g for g in case.of(RingGraph) if g.pattern == RING_PATTERN and g.gb_per_s > 0 and g.ranks in (None, ranks)]
     return rings[-1] if rings and hosts == 1 else None
 
 
 def machines_with_gpus(case: Case) -> list[MachineRead]:
-    """In the order in which they were read."""
+    """The machines with GPUs, in the order in which they were read."""
     return [machine for machine in case.of(MachineRead) if machine.gpus]
 
 
 def machine_of(case: Case, row: MeasuredCall) -> MachineRead | None:
-    """The machine that was read last; where none was, what the names of the GPUs tell."""
+    """The machine that was read last; if there is none, a server with GPUs of this name and number."""
     read = machines_with_gpus(case)
     if read:
         return read[-1]
@@ -201,7 +203,7 @@ def machine_of(case: Case, row: MeasuredCall) -> MachineRead | None:
 
 
 def _ranks(case: Case, topology: Topology, row: MeasuredCall) -> tuple[int, ...] | None:
-    """The vertices of a row's ranks."""
+    """The vertices of a row's ranks; None if the machine cannot be theirs."""
     if case.gpus is not None and len(case.gpus) == row.ranks:
         return case.gpus
     if row.ranks == len(topology.ranks):
@@ -210,16 +212,16 @@ def _ranks(case: Case, topology: Topology, row: MeasuredCall) -> tuple[int, ...]
         return None
     listed = len(row.gpus) == row.ranks == len(set(row.gpus)) and set(row.gpus) <= set(topology.ranks)
     chosen = row.gpus if listed else topology.ranks[: row.ranks]
-    how = "the log numbers them so" if listed else "a program takes the first ones"
+    how = "the log numbers them so" if listed else "programs use the first GPUs"
     case.notes.append(
-        f"{row.place.source}: its {row.ranks} ranks are taken for the GPUs {ids_text(chosen)}, as {how}; "
-        "CUDA_VISIBLE_DEVICES may differ, --gpus says it"
+        f"{row.place.source}: its {row.ranks} ranks are assumed to be GPUs {ids_text(chosen)}, because {how}; "
+        "if CUDA_VISIBLE_DEVICES differs, give --gpus"
     )
     return tuple(chosen)
 
 
 def rates(case: Case) -> tuple[str, str]:
-    """What NCCL expects and what was measured, each as the beginning of a sentence; "" where nobody knows."""
+    """NCCL's expectation and the measured rate, each as the beginning of a sentence; "" if unknown."""
     job = next((job for job in jobs(case) if job.measured is not None), None)
     if job is None or job.measured is None:
         return "", ""
@@ -230,7 +232,7 @@ def rates(case: Case) -> tuple[str, str]:
 
 @lru_cache(maxsize=256)
 def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> ProvedBound | None:
-    """What no algorithm of unicast trees can pass; None where the links do not join the ranks."""
+    """The limit for algorithms of unicast trees; None if no links join the ranks."""
     for links in ("fast", "all"):
         try:
             network = network_for(topology, ranks, links)
@@ -244,14 +246,14 @@ def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Pro
 
 @lru_cache(maxsize=64)
 def in_switch_busbw(topology: Topology, ranks: tuple[int, ...], collective: str) -> float | None:
-    """The bound with what NVSwitches add up, as busbw in GB/s; None where none does, or nobody can say."""
+    """Busbw of the bound with in-network reduction in NVSwitches; None if no switch reduces or the bound is unknown."""
     if collective != "allreduce":
         return None
     try:
-        found = in_switch_forest(network_for(topology, ranks), Collective(collective, len(ranks)), ranks)
+        forest = in_switch_forest(network_for(topology, ranks), Collective(collective, len(ranks)), ranks)
     except BlinkError:
         return None
-    return None if found is None else found.algbw_gb_per_s * float(bus_factor(collective, len(ranks)))
+    return None if forest is None else forest.algbw_gb_per_s * float(bus_factor(collective, len(ranks)))
 
 
 def _collective(name: str, size: int) -> Collective:
@@ -261,7 +263,7 @@ def _collective(name: str, size: int) -> Collective:
 
 
 def cut_text(proof: Certificate, network: Topology) -> str:
-    """Which links hold the data up, by the names that people know."""
+    """The links of the bound, by the names that people know."""
     label = {v.id: v.label for v in network.vertices}
     match proof:
         case Cut():
@@ -282,7 +284,7 @@ def cut_text(proof: Certificate, network: Topology) -> str:
 def expected_of(
     topology: Topology, ranks: tuple[int, ...], collective: str, size_bytes: int, version: tuple[int, int]
 ) -> Expected | None:
-    """NCCL's channels on this machine, and its time for this size; None where its model does not know the job."""
+    """NCCL's channels on this machine and its busbw at this size; None if its model does not cover the job."""
     if collective not in SERVED:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Numbers that nothing else explains, and numbers and files that contradict each other."""
+"""Measurements without another explanation, and contradictions between measurements and files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from blinkccl.apps.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, 
 from blinkccl.show.text import gb_per_s_text
 from blinkccl.topology.model import Topology
 
-#: Less than this part of what NCCL itself expects is no noise.
+#: Results below this part of NCCL's expectation are not noise.
 LOW = 0.7
-#: Causes for which a run on one host is not slower.
+#: Causes that do not slow down a run on one host.
 SAY_NOTHING_OF_RATES = ("nic-far", "shared-memory", "cpu-quota", "no-gpudirect", "net-socket")
-#: What the last row may keep of the best.
+#: The last row is a collapse below this part of the best.
 COLLAPSE = 0.5
-#: Above the bound by this much is no measurement's error.
+#: Results this far above the bound are not measurement errors.
 ABOVE = 1.1
-#: A slower link in a topology is mostly a virtual bridge's.
+#: Slower links in a topology are mostly those of virtual bridges.
 LEAST_REAL_GB_PER_S = 1
 
 
 def wrong_results(case: Case) -> Iterator[Finding]:
-    """Sums that are not those of what was sent."""
+    """Measurements with wrong sums."""
     wrong = [row for row in case.of(MeasuredCall) if row.wrong]
     if wrong:
         first = wrong[0]
@@ -33,14 +33,14 @@ def wrong_results(case: Case) -> Iterator[Finding]:
             error: {len(wrong)} measurements have wrong results  [wrong-results]
             bound   0 wrong
             got     {first.wrong:g} wrong in {first.collective} of {first.size_bytes} bytes
-            cause   data are damaged on their way; mostly P2P over PCIe with an IOMMU that translates, or hardware
-            try     the same with NCCL_P2P_DISABLE=1: if it is right then, boot with iommu=pt and switch ACS off; if
+            cause   data are damaged in transit, usually by P2P over PCIe with a translating IOMMU, or by hardware
+            try     run it with NCCL_P2P_DISABLE=1: if the results are right, boot with iommu=pt and disable ACS; if
                     not, nvidia-smi -q -d ECC and the other GPUs one by one
             """).at(wrong[:2])
 
 
 def contradictions(case: Case) -> Iterator[Finding]:
-    """Machines that differ, measurements that are not of the machine, two versions of NCCL in one run."""
+    """Different machines, measurements that do not fit the machine, and two versions of NCCL in one run."""
     machines = machines_with_gpus(case)
     for first, second in pairwise(machines):
         fault = _differ(first.topology, second.topology)
@@ -63,12 +63,12 @@ def contradictions(case: Case) -> Iterator[Finding]:
             yield _contradiction("the measurement is faster than these links allow", what, best, job.machine)
     versions = {one.version: one for one in case.of(NcclVersion)}
     if len(versions) > 1 and len({one.place.source for one in versions.values()}) == 1:
-        told = " and ".join(".".join(map(str, version)) for version in sorted(versions))
-        yield _contradiction("ranks of one log run different versions of NCCL", told, *versions.values())
+        listed = " and ".join(".".join(map(str, version)) for version in sorted(versions))
+        yield _contradiction("ranks of one log run different versions of NCCL", listed, *versions.values())
 
 
 def _differ(a: Topology, b: Topology) -> str | None:
-    """How two descriptions contradict each other; None where they do not."""
+    """The contradiction between two descriptions; None if they agree."""
     if len(a.ranks) != len(b.ranks):
         return f"{len(a.ranks)} GPUs and {len(b.ranks)} GPUs"
     lanes = [
@@ -84,13 +84,13 @@ def _contradiction(title: str, what: str, *pieces: Evidence) -> Finding:
         warning: {title}  [contradiction]
         bound   files of one machine and one run
         got     {what}
-        cause   what is said here of the job rests on the file that was given last
-        try     give files of one machine only, or each to a blink doctor of its own
+        cause   this diagnosis of the job uses the file that was given last
+        try     give files of one machine only, or run blink doctor once per machine
         """).at(*pieces)
 
 
 def falls_with_size(case: Case) -> Iterator[Finding]:
-    """Large messages that are slower than others."""
+    """Large messages that are slower than smaller ones."""
     for job in jobs(case):
         best, last = job.measured, job.largest
         if best is not None and last is not None and last.busbw_gb_per_s < COLLAPSE * best.busbw_gb_per_s:
@@ -99,16 +99,16 @@ def falls_with_size(case: Case) -> Iterator[Finding]:
                 warning: busbw falls from {high} to {low} as messages grow  [falls-with-size]
                 bound   {high} at {best.size_bytes >> 20} MiB
                 got     {low} at {last.size_bytes >> 20} MiB
-                cause   large messages take another algorithm or way, or somebody else uses the links; memory of the
-                        host that is on the wrong node does this too
+                cause   large messages use another algorithm or path, another job uses the links, or host memory is on
+                        the wrong NUMA node
                 try     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING names the algorithm by size; compare NCCL_ALGO=Ring
                         and Tree
                 """).at(best, last)
 
 
-def unexplained(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
-    """Jobs that are slower than NCCL itself expects, where no other finding says why."""
-    if any(one.wrong and one.cause not in SAY_NOTHING_OF_RATES for one in found):
+def unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Jobs slower than NCCL's expectation, if no other finding explains them."""
+    if any(one.wrong and one.cause not in SAY_NOTHING_OF_RATES for one in findings):
         return
     known = jobs(case)
     for job in known:
@@ -119,11 +119,11 @@ def unexplained(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
         graph = stated(case, row.ranks, row.hosts)
         if graph is not None:
             name = f"{row.collective} among {row.ranks} ranks"
-            yield from _low(name, row, graph.total_gb_per_s, graph, "not known: no file says what the machine is")
+            yield from _low(name, row, graph.total_gb_per_s, graph, "unknown: no file describes the machine")
 
 
 def _modelled(job: MeasuredJob) -> float | None:
-    """By NCCL's model; where that takes too long, what NCCL reaches of the bound at least."""
+    """NCCL's modelled busbw; if the model takes too long, the least part of the bound that NCCL reaches."""
     if job.expected is not None:
         return job.expected.busbw_gb_per_s
     return None if job.bound is None or job.assumed else GAP * job.bound.busbw_gb_per_s
@@ -132,13 +132,13 @@ def _modelled(job: MeasuredJob) -> float | None:
 def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineRead, most: str) -> Iterator[Finding]:
     if row.busbw_gb_per_s >= LOW * expected:
         return
-    said = "the channels that it printed" if isinstance(by, RingGraph) else "its model on these links"
+    source = "the channels that it printed" if isinstance(by, RingGraph) else "its model on these links"
     yield finding(f"""
         warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects  [measured-low]
-        bound   {gb_per_s_text(expected)} busbw by {said}; the bound: {most}
+        bound   {gb_per_s_text(expected)} busbw by {source}; the bound: {most}
         got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB ({row.place})
-        cause   nothing that was read explains it: a link that runs slower than it says, another job on the same
-                links, clocks that are held down, or processes on the wrong NUMA node
+        cause   not in the evidence; possible are a link below its stated rate, another job on the same links,
+                throttled clocks, or processes on the wrong NUMA node
         try     blink doctor on the machine itself, or blink topo --gather there; nvidia-smi -q -d PERFORMANCE,CLOCK;
                 NCCL_DEBUG=INFO with the same run
         """).at(row, by)

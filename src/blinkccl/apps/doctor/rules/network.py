@@ -1,5 +1,4 @@
-"""Between hosts: which network NCCL took, how far the NICs are from the GPUs, and what goes through the host's
-memory."""
+"""Traffic between hosts: the network in use, distances from NICs to GPUs, and detours through host memory."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _ORDER = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
 def net_socket(case: Case) -> Iterator[Finding]:
-    """TCP where hosts talk."""
+    """Hosts that communicate over TCP."""
     hops = [hop for hop in case.of(ChannelHop) if hop.detail.startswith("NET/Socket")]
     used = [one for one in case.of(NetworkInUse) if one.used == "Socket"]
     several = any(row.hosts > 1 for row in case.of(MeasuredCall))
@@ -25,8 +24,8 @@ def net_socket(case: Case) -> Iterator[Finding]:
     nics = [device for device in case.of(Device) if device.kind == "nic"]
     has = ", ".join(cards) or (f"{len(nics)} network cards" if nics else "")
     yield finding(f"""
-        warning: hosts talk over TCP sockets  [net-socket]
-        bound   InfiniBand or RoCE{f" by {has}" if has else ", where there are such cards"}
+        warning: hosts communicate over TCP sockets  [net-socket]
+        bound   InfiniBand or RoCE{f" by {has}" if has else ", if there are such cards"}
         got     NET/Socket: a few GB/s, and the processors copy every byte
         cause   NCCL {f"knows {has} and does not use them" if has else "has found no InfiniBand or RoCE device"}
         try     ibv_devices in the same container must list the cards (--device /dev/infiniband, --ulimit memlock=-1);
@@ -35,7 +34,7 @@ def net_socket(case: Case) -> Iterator[Finding]:
 
 
 def nic_far(case: Case) -> Iterator[Finding]:
-    """GPUs all of whose NICs are behind the other socket."""
+    """GPUs whose NICs are all on the other socket."""
     for source in dict.fromkeys(path.place.source for path in case.of(NicPath)):
         paths = [path for path in case.of(NicPath) if path.place.source == source]
         nearest: dict[str, str] = {}
@@ -56,23 +55,23 @@ def nic_far(case: Case) -> Iterator[Finding]:
             {severity}: {named(far)} reach a network card only through the other socket  [nic-far]
             bound   a NIC on the GPU's own socket, or below its PCIe switch
             got     {count(nics, "network card")}, on the socket of {named(near)}
-            cause   what these GPUs send to other hosts crosses the bus between sockets, and GPUDirect RDMA is off on
-                    such a way
+            cause   traffic of these GPUs to other hosts crosses the bus between sockets, and GPUDirect RDMA is off
+                    on such a path
             try     {attempt}
             """).at([path for path in paths if path.gpu in far][:2])
 
 
 def _sockets_of(case: Case, source: str) -> dict[str, object]:
-    """The socket of each GPU, as its NUMA node or the processor that its PCIe leads up to."""
-    told = {d.name: d.numa for d in case.of(Device) if d.kind == "gpu" and d.place.source == source}
-    if told and None not in told.values():
-        return dict(told)
+    """The socket of each GPU: its NUMA node, or else the processor above it in the PCIe tree."""
+    nodes = {d.name: d.numa for d in case.of(Device) if d.kind == "gpu" and d.place.source == source}
+    if nodes and None not in nodes.values():
+        return dict(nodes)
     machines = [machine for machine in case.of(MachineRead) if machine.place.source == source]
     return {m.topology.vertex[gpu].label: _host(m.topology, gpu) for m in machines[:1] for gpu in m.topology.ranks}
 
 
 def _host(topology: Topology, gpu: int) -> int | None:
-    """The processor that a GPU's PCIe leads up to."""
+    """The processor above a GPU in the PCIe tree."""
     up: dict[int, list[int]] = {}
     for link in topology.links:
         if link.kind == "pcie" and link.dst not in topology.ranks:
@@ -81,7 +80,7 @@ def _host(topology: Topology, gpu: int) -> int | None:
 
 
 def no_gpudirect(case: Case) -> Iterator[Finding]:
-    """Cards near GPUs, and their data go through the host's memory."""
+    """NICs near GPUs whose data pass through host memory."""
     close = [path for path in case.of(NicPath) if path.kind in ("PIX", "PXB")]
     plain = [hop for hop in case.of(ChannelHop) if hop.detail.startswith("NET/IB") and "GDRDMA" not in hop.detail]
     direct = [hop for hop in case.of(ChannelHop) if "GDRDMA" in hop.detail]

@@ -1,4 +1,4 @@
-"""GPUs that may not, or should not, read and write each other: P2P off, IOMMU, Access Control Services."""
+"""GPUs that cannot or should not access each other: P2P disabled, IOMMU, Access Control Services."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import jobs, rates
 from blinkccl.show.text import count
 
-#: Settings by which somebody wanted no P2P.
+#: Settings that disable P2P.
 _OFF = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}
 
 
 def switched_off(case: Case) -> bool:
-    """Whether a setting forbids P2P."""
+    """True if a setting disables P2P."""
     return any(one.value in _OFF.get(one.name, ()) for one in case.of(Setting))
 
 
 def near_each_other(case: Case, hop: ChannelHop) -> bool:
-    """Whether the GPUs of a hop share NVLink or a PCIe switch."""
+    """True if the GPUs of a hop share NVLink or a PCIe switch."""
     for job in jobs(case):
         if max(hop.src, hop.dst) < len(job.ranks):
             link, a, b = job.topology.link, job.ranks[hop.src], job.ranks[hop.dst]
@@ -44,7 +44,7 @@ def _broken(case: Case) -> list[PeerAccess]:
 
 
 def nvlink_peer_broken(case: Case) -> Iterator[Finding]:
-    """NVLinks that carry no peer traffic."""
+    """NVLinks that do not carry peer traffic."""
     broken = _broken(case)
     if not broken:
         return
@@ -62,7 +62,7 @@ def nvlink_peer_broken(case: Case) -> Iterator[Finding]:
 
 
 def p2p_off(case: Case) -> Iterator[Finding]:
-    """Data that go through the host's memory though the GPUs could do without."""
+    """Data that pass through host memory although the GPUs could exchange them directly."""
     if switched_off(case) or _broken(case):
         return
     shm = [hop for hop in case.of(ChannelHop) if hop.transport == "SHM"]
@@ -75,9 +75,9 @@ def p2p_off(case: Case) -> Iterator[Finding]:
     if refused or (consumer and not near):
         why = "CUDA allows no P2P between them (GeForce cards, virtual machines, some boards)"
     elif near:
-        why = "they are joined by NVLink or one PCIe switch, so something has switched P2P off"
+        why = "NVLink or one PCIe switch joins them, so something has disabled P2P"
     else:
-        why = "NCCL takes no P2P across a processor unless it is told so"
+        why = "NCCL does not use P2P across a processor by default"
     severity = "warning" if refused or near or consumer else "note"
     could, got = rates(case)
     pairs = len({(min(h.src, h.dst), max(h.src, h.dst)) for h in near or shm})
@@ -94,21 +94,21 @@ def p2p_off(case: Case) -> Iterator[Finding]:
 
 
 def _joined_by_nvlink(case: Case) -> bool:
-    """Whether refusals matter to nobody: GPUs that NVLink joins all."""
-    found = jobs(case)
-    return bool(found) and all(job.joined_somewhere and len(job.islands()) == 1 for job in found)
+    """True if NVLink joins all GPUs, so that refused P2P has no effect."""
+    known = jobs(case)
+    return bool(known) and all(job.joined_somewhere and len(job.islands()) == 1 for job in known)
 
 
 def iommu(case: Case) -> Iterator[Finding]:
-    """An IOMMU between GPUs."""
+    """An IOMMU that translates addresses between GPUs."""
     on = [one for one in case.of(Iommu) if one.state == "translating"]
     if not on or not _several_gpus(case):
         return
     harmed = [*(row for row in case.of(MeasuredCall) if row.wrong), *case.of(Started)]
     here = "; results here are wrong or missing" if harmed else ""
     yield finding(f"""
-        {"error" if harmed else "warning"}: the IOMMU translates what GPUs write to each other  [iommu]
-        bound   iommu=pt or off: P2P goes straight
+        {"error" if harmed else "warning"}: the IOMMU translates writes between GPUs  [iommu]
+        bound   iommu=pt or off: P2P without translation
         got     translating ({on[0].how})
         cause   P2P over PCIe then gives wrong data, hangs or is slow, mostly without a message{here}
         try     boot with iommu=pt (or switch it off in the BIOS: IOMMU, VT-d); until then NCCL_P2P_DISABLE=1
@@ -122,7 +122,7 @@ def acs(case: Case) -> Iterator[Finding]:
         return
     yield finding(f"""
         warning: Access Control Services are on at {on[0].redirecting} of {on[0].bridges} PCIe bridges  [acs]
-        bound   peer traffic turns round in the PCIe switch
+        bound   peer traffic stays within the PCIe switch
         got     every transfer between GPUs goes up to the processor and down again
         cause   ACS redirects requests between devices to the root; P2P gets slow, and with an IOMMU it may hang
         try     as root, for each bridge of lspci -vvv with ReqRedir+: setpci -s BRIDGE ECAP_ACS+0x6.w=0000 (until the
@@ -131,7 +131,7 @@ def acs(case: Case) -> Iterator[Finding]:
 
 
 def _several_gpus(case: Case) -> bool:
-    """Whether some machine has them, or none was read."""
+    """True if some machine has several GPUs, or no machine was read."""
     return max((machine.gpus for machine in case.of(MachineRead)), default=2) > 1
 
 

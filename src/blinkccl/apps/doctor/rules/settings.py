@@ -1,4 +1,4 @@
-"""Settings that somebody left behind: each switches off something that jobs are fast by."""
+"""Harmful settings of NCCL, each of which disables something that makes jobs fast."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def _several_hosts(case: Case) -> bool:
 
 
 def _switched(case: Case) -> bool:
-    """Whether the GPUs hang on an NVSwitch, as far as anybody says."""
+    """True if the GPUs are on an NVSwitch, or the machine is unknown."""
     machines = case.of(MachineRead)
     return not machines or any(machine.switched for machine in machines)
 
 
 _BY_SHM = "P2P: GPUs exchange data through the host's memory"
 _BY_MEMORY = "GPUDirect RDMA: NICs reach GPUs through the host's memory"
-_FEW = "channels: so few cannot fill the links"
-#: Name, when it harms, where, and what it takes away. Libraries read them when a communicator is made.
+_FEW = "channels: this number cannot fill the links"
+#: Name, test of the value, test of the case, and the loss. Libraries read settings when a communicator is created.
 HARMFUL: tuple[tuple[str, Callable[[str], bool], Callable[[Case], bool], str], ...] = (
     ("NCCL_P2P_DISABLE", lambda v: v == "1", _always, _BY_SHM),
     ("NCCL_P2P_LEVEL", lambda v: v in ("LOC", "0"), _always, _BY_SHM),
@@ -45,24 +45,24 @@ HARMFUL: tuple[tuple[str, Callable[[str], bool], Callable[[Case], bool], str], .
     ("NCCL_NET_GDR_LEVEL", lambda v: v in ("LOC", "0"), _several_hosts, _BY_MEMORY),
     ("NCCL_MAX_NCHANNELS", lambda v: _number(v) <= 2, _always, _FEW),
     ("NCCL_MAX_CTAS", lambda v: _number(v) <= 2, _always, _FEW),
-    ("NCCL_BUFFSIZE", lambda v: _number(v) < 1 << 19, _always, "buffers: so small, each step waits for the one before"),
+    ("NCCL_BUFFSIZE", lambda v: _number(v) < 1 << 19, _always, "buffers: each step waits for the previous one"),
     ("NCCL_PROTO", lambda v: v.upper() == "LL", _always, "large messages: LL moves four bytes of data in eight"),
 )  # fmt: skip
 
 
 def setting(case: Case) -> Iterator[Finding]:
-    """One for each harmful setting, as it was read last."""
+    """One finding for each harmful setting, by its last value."""
     could, got = rates(case)
     last = {one.name: one for one in case.of(Setting)}
     for name, harms, where, what in HARMFUL:
         if name in last and harms(last[name].value) and where(case):
-            told = f"{name}={last[name].value}"
+            assignment = f"{name}={last[name].value}"
             yield finding(f"""
-                warning: {told} is set  [setting]
+                warning: {assignment} is set  [setting]
                 bound   {could}{what.partition(":")[0]}
-                got     {got}{told}
+                got     {got}{assignment}
                 cause   it takes away {what}
-                try     unset {name} (also in /etc/nccl.conf and ~/.nccl.conf), unless somebody knows why it is there
+                try     unset {name} (also in /etc/nccl.conf and ~/.nccl.conf), unless it is set for a known reason
                 """).at(last[name])
 
 
