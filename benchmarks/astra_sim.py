@@ -1,8 +1,8 @@
-"""Plans as Chakra traces in ASTRA-sim, beside ``blink sim`` on the same links; a section of ``exports.py``.
+"""Chakra traces of plans in ASTRA-sim, compared with ``blink sim`` on the same links; a section of ``exports.py``.
 
-ASTRA-sim gets the network that our simulator ran on: its rate, its latency, and for chunks those of the traces. Its
-analytical networks are a ring, a full mesh or a switch whose links are alike; ``aware`` has messages wait for a link
-that is busy, ``unaware`` does not, and there each has the whole rate.
+ASTRA-sim gets the network of our simulator: its rate, its latency, and the chunks of the traces. Its analytical
+networks are a ring, a full mesh or a switch with equal links. With ``aware``, messages wait for a busy link; with
+``unaware`` each message has the whole rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 
-#: Job, GPUs, and what ASTRA-sim calls it. The GPUs of the last one are charged for sums.
+#: Job, GPUs, and ASTRA-sim's name of the network. In the last job, GPUs need time for sums.
 JOBS = (
     ("ring:4", None, "Ring"),
     ("ring:8", None, "Ring"),
@@ -39,29 +39,29 @@ JOBS = (
 )
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce")
 SIZES = {"1 MiB": 2**20, "8 MiB": 2**23, "64 MiB": 2**26}
-#: What ASTRA-sim lets a trace stand for, and its number in Chakra; it takes others for an AllReduce.
+#: ASTRA-sim's name of a collective that a trace can replace, and its number in Chakra. All others run as AllReduce.
 SLOTS = {"allreduce": ("all-reduce", 0), "allgather": ("all-gather", 2), "alltoall": ("all-to-all", 6)}
 SLOTS["reduce_scatter"] = ("reduce-scatter", 7)
 NETWORKS = ("aware", "unaware")
-#: Its GB/s.
+#: Bytes per second of ASTRA-sim's GB/s.
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of ``blink sim``, and of ASTRA-sim by network and with the trace as the workload."""
+    """Seconds of ``blink sim``, and of ASTRA-sim by network and with the trace as the workload (``alone``)."""
 
     job: str
     collective: str
     size: str
-    ours: float
+    blink: float
     aware: float
     unaware: float
     alone: float
 
 
 def network_file(kind: str, ranks: int, of: Simulation) -> str:
-    """The links of ``of``, which have one rate and one latency."""
+    """ASTRA-sim's network file for the links of ``of``, which have one rate and one latency."""
     workload = of.translation.workload
     hops = workload.hops
     links = hops.path_of[1:] - hops.path_of[:-1]
@@ -73,7 +73,7 @@ def network_file(kind: str, ranks: int, of: Simulation) -> str:
 
 
 def workload_file(number: int, size: int) -> bytes:
-    """A rank's workload: one collective."""
+    """The workload of a rank: one collective."""
     node = chakra._number(1, 1) + chakra._text(2, "collective") + chakra._number(3, 7)
     for name, kind, value in (("is_cpu_op", "bool", 0), ("comm_type", "int64", number), ("comm_size", "int64", size)):
         node += chakra._field(10, chakra._attribute(name, kind, value))
@@ -81,7 +81,7 @@ def workload_file(number: int, size: int) -> bytes:
 
 
 def finished(folder: Path, binary: Path, workload: str, ranks: int) -> float:
-    """Seconds until the last rank is done."""
+    """Seconds until the last rank finishes."""
     options = {"workload": workload, "system": "system.json", "remote-memory": "memory.json", "network": "network.yml"}
     command = [str(binary), *(f"--{name}-configuration={value}" for name, value in options.items())]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
@@ -92,7 +92,7 @@ def finished(folder: Path, binary: Path, workload: str, ranks: int) -> float:
 
 def row(astra: Path, job: str, gpus: str | None, kind: str, forest: Forest, size: str) -> Row:
     program = lower(forest)
-    ours = simulate(program, forest.topology, calibration_for(forest.topology), SIZES[size])
+    simulation = simulate(program, forest.topology, calibration_for(forest.topology), SIZES[size])
     slot, number = SLOTS.get(forest.collective.name, SLOTS["allreduce"])
     ranks = len(forest.ranks)
     with TemporaryDirectory() as name:
@@ -104,13 +104,13 @@ def row(astra: Path, job: str, gpus: str | None, kind: str, forest: Forest, size
         system = {"scheduling-policy": "FIFO", "preferred-dataset-splits": 1, f"{slot}-implementation-custom": ["plan"]}
         (folder / "system.json").write_text(json.dumps(system))
         (folder / "memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
-        (folder / "network.yml").write_text(network_file(kind, ranks, ours))
+        (folder / "network.yml").write_text(network_file(kind, ranks, simulation))
         aware, unaware = (astra / f"AstraSim_Analytical_Congestion_{name.title()}" for name in NETWORKS)
         return Row(
             f"`{job}`{f' {gpus}' if gpus else ''}",
             forest.collective.name,
             size,
-            ours.seconds,
+            simulation.seconds,
             finished(folder, aware, "workload", ranks),
             finished(folder, unaware, "workload", ranks),
             finished(folder, aware, "plan", ranks),
@@ -151,14 +151,14 @@ traces as the workload on *aware*. All are times over our simulator's, of copies
 
 
 def section(astra: Path) -> Iterator[str]:
-    """The section's lines."""
-    found = list(rows(astra))
+    """Lines of the section."""
+    results = list(rows(astra))
     yield from (TITLE, *ABOUT.splitlines(), "", "| network | median | least | worst |", "|---|---|---|---|")
     for network in (*NETWORKS, "alone"):
         for kind in ("ring", "clique", "star", "dgx-1p"):
-            parts = [getattr(one, network) / one.ours for one in found if one.job.startswith(f"`{kind}")]
+            parts = [getattr(one, network) / one.blink for one in results if one.job.startswith(f"`{kind}")]
             yield f"| {network}, `{kind}` | {median(parts):.3f} | {min(parts):.3f} | {max(parts):.3f} |"
     yield from ("", "| job | collective | size | ours, µs | aware | unaware | alone |", "|---|---|---|---|---|---|---|")
-    for one in found:
-        ratios = " | ".join(f"{seconds / one.ours:.3f}" for seconds in (one.aware, one.unaware, one.alone))
-        yield f"| {one.job} | {one.collective} | {one.size} | {one.ours * 1e6:.1f} | {ratios} |"
+    for one in results:
+        ratios = " | ".join(f"{seconds / one.blink:.3f}" for seconds in (one.aware, one.unaware, one.alone))
+        yield f"| {one.job} | {one.collective} | {one.size} | {one.blink * 1e6:.1f} | {ratios} |"

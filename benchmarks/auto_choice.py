@@ -1,11 +1,11 @@
-"""``auto`` with a size against every algorithm, and what the default without one loses.
+"""Loss of ``auto`` with a size against the best algorithm, and of ``optimal``, the default without a size.
 
-All 60 connected allocations of a DGX-1V and a DGX-1P, their pairs joined by NVLink, and whole machines × AllReduce,
-broadcast and AllGather × eight sizes, as our code runs them in simulation.
+Simulates our code for all 60 connected allocations of a DGX-1V and a DGX-1P, their pairs joined by NVLink, and whole
+machines × AllReduce, broadcast and AllGather × eight sizes.
 
-Prints a row per machine and collective: by how much ``auto`` with a size and ``optimal`` (``auto`` without one) are
-slower than the best of all algorithms at worst, where that is, how often ``optimal`` is not the best, who is, and how
-many simulations the choice needed. Exit 1 if ``auto`` is slower than the best by more than 2 % anywhere.
+Prints a row per machine and collective: the largest loss of ``auto`` with a size, that of ``optimal`` and its place,
+the number of cases that ``optimal`` does not win, the winners, and the number of simulations. Exit 1 if
+``auto`` is slower than the best by more than 2 % anywhere.
 
     python benchmarks/auto_choice.py [--only dgx-1p,mist] [-o auto_choice.json]
 """
@@ -49,7 +49,7 @@ MOST_LOST = 0.02
 
 @dataclass
 class Loss:
-    """What was lost against the best: at worst, where, and how often more than :data:`MOST_LOST`."""
+    """Losses against the best: the largest, its place, and the number above :data:`MOST_LOST`."""
 
     worst: float = 0.0
     where: str = ""
@@ -63,7 +63,7 @@ class Loss:
 
 @dataclass
 class Row:
-    """One machine and collective."""
+    """Losses of one machine and collective."""
 
     machine: str
     collective: str
@@ -82,7 +82,7 @@ class Row:
 
 
 def jobs(machine: str) -> Iterator[tuple[int, ...]]:
-    """The allocations of a machine."""
+    """Allocations of a machine."""
     if machine in ALLOCATED:
         yield from connected_allocations(machine, smallest=2)
     else:
@@ -90,25 +90,25 @@ def jobs(machine: str) -> Iterator[tuple[int, ...]]:
 
 
 def links_of(machine: str) -> str:
-    """Which links are planned on: all where NVLink joins only pairs."""
+    """The links for planning: all if NVLink joins only pairs."""
     return "all" if machine.endswith("nvlink-pairs") else "fast"
 
 
 def judged(machine: str, name: str) -> Row:
-    """All allocations and sizes."""
+    """The losses over all allocations and sizes."""
     row = Row(machine, name)
     topology = parse_spec(machine)
     for ranks in jobs(machine):
         root = {"root": 0} if "root" in COLLECTIVES[name].parameters else {}
         request = Request(topology, Collective(name, len(ranks), **root), ranks, links_of(machine))
-        found = prepare(request, Conditions(calibration_for(topology)), code_of(request))
+        prepared = prepare(request, Conditions(calibration_for(topology)), code_of(request))
         for size in SIZES:
-            chosen = found.choose(size)
-            seconds = {one.name: one.at(size).seconds for one in found.plans}
+            chosen = prepared.choose(size)
+            seconds = {one.name: one.at(size).seconds for one in prepared.plans}
             best_s = min(seconds.values())
             where = f"{ids(ranks)} at {bytes_text(size)}"
             row.cases += 1
-            row.plans += len(found.plans)
+            row.plans += len(prepared.plans)
             row.simulated += len(chosen.timed)
             row.best[chosen.best.plan.name] += 1
             row.auto.add(chosen.best.estimate.seconds / best_s - 1, where)
@@ -120,16 +120,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="MACHINES", default=",".join((*ALLOCATED, *WHOLE)))
     parser.add_argument("-o", "--output", metavar="FILE")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
-    for machine in given.only.split(","):
+    for machine in options.only.split(","):
         for name in NAMES:
             rows.append(judged(machine, name))
             print(f"{machine} {name}: {rows[-1].cases} cases", file=sys.stderr)
     header = ("machine", "collective", "cases", "auto %", "optimal %", "where", "> 2 %", "best", "simulated %")
     print("\n".join(columns(header, [row.cells() for row in rows], left=(0, 1, 5, 7))))
-    if given.output:
-        with open(given.output, "w", encoding="utf-8") as file:
+    if options.output:
+        with open(options.output, "w", encoding="utf-8") as file:
             file.write(msgspec.json.format(msgspec.json.encode(rows), indent=1).decode() + "\n")
     return int(any(row.auto.worst > MOST_LOST for row in rows))
 

@@ -1,7 +1,7 @@
-"""Clusters without a switch in the laboratory: what plans reach on shaped cables, beside a ring and the bound.
+"""Clusters without a switch in the laboratory: rates of plans on shaped cables, beside a ring and the bound.
 
-``python benchmarks/cables.py`` prints the table of benchmarks/cables.md; as root, in some eight minutes. All of a row
-run in turns on the same links, with every element checked; a ratio is the median of those of the turns.
+``python benchmarks/cables.py`` prints the table of benchmarks/cables.md; it needs root and about eight minutes. The
+candidates of a row run in turns on the same links, with every element checked; a ratio is the median over the turns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from statistics import median
 from typing import Any
 
-#: Collective, SPEC, and what is run beside ``optimal``.
+#: Collective, SPEC, and the candidates beside ``optimal``.
 ROWS = (
     ("allreduce", "2x dgx-spark @ cables=ring", "ring,gloo_ranks"),
     ("allreduce", "3x dgx-spark @ cables=ring", "ring,gloo_ranks"),
@@ -34,18 +34,18 @@ HEAD = """\
 
 
 def measured(collective: str, spec: str, others: str) -> dict[str, Any]:
-    """What ``blink lab --json`` says of a row."""
+    """The output of ``blink lab --json`` for a row."""
     algorithms = ",".join(filter(None, ("optimal", others)))
     typed = ["lab", collective, "--topo", spec, "--algo", algorithms, "-b", SIZE, "-n", ROUNDS, "--json"]
     ended = subprocess.run([sys.executable, "-m", "blinkccl", *typed], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    document: dict[str, Any] = json.loads(ended.stdout)
+    return document
 
 
 def line(collective: str, spec: str, others: str) -> str:
     """A row of the table."""
-    found = measured(collective, spec, others)
-    rows = {row["algorithm"]: row for row in found["rows"]}
+    document = measured(collective, spec, others)
+    rows = {row["algorithm"]: row for row in document["rows"]}
     assert all(row["wrong"] == 0 for row in rows.values())
     best, ring, gloo = (rows.get(name) for name in ("optimal", "ring", "gloo_ranks"))
     ratio = planned = "–"

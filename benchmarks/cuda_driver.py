@@ -1,4 +1,4 @@
-"""CUDA's driver API by ctypes, as far as measuring and testing on one GPU takes it: no toolkit, no PyTorch."""
+"""The part of CUDA's driver API that measurements and tests on one GPU need, by ctypes, without toolkit or PyTorch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from blinkccl.nccl.images import compiler_for
 
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76
-#: What a kernel needs, by the names that pages use.
+#: Resources of a kernel: name on pages → attribute of the driver.
 _NEEDS = {"registers": 4, "local_bytes": 3, "shared_bytes": 1}
 
 
 class CudaError(Exception):
-    """A call of the driver failed, or there is no driver or GPU; the message says which."""
+    """A failed call of the driver, or no driver or GPU; the message states which."""
 
 
 class Cuda:
-    """One GPU's primary context, current in the thread that makes this; others call :meth:`bind`.
+    """The primary context of one GPU, current in the creating thread; other threads call :meth:`bind`.
 
     Raises
     ------
@@ -48,7 +48,7 @@ class Cuda:
         self.bind()
 
     def bind(self) -> None:
-        """Makes the context current in this thread."""
+        """Make the context current in this thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     @property
@@ -59,14 +59,14 @@ class Cuda:
 
     @property
     def driver(self) -> tuple[int, int]:
-        """The CUDA version that the driver is of."""
+        """The CUDA version of the driver."""
         version = c.c_int()
         self._call("cuDriverGetVersion", c.byref(version))
         return version.value // 1000, version.value % 1000 // 10
 
     @property
     def architecture(self) -> str:
-        """Like ``sm_90``."""
+        """The compute capability in the form ``sm_90``."""
         return f"sm_{self._attribute(_MAJOR)}{self._attribute(_MINOR)}"
 
     @property
@@ -76,30 +76,30 @@ class Cuda:
     # Memory
 
     def empty(self, nbytes: int) -> int:
-        """The address of new memory."""
+        """Allocate memory and return its address."""
         address = c.c_uint64()
         self._call("cuMemAlloc_v2", c.byref(address), c.c_size_t(max(nbytes, 1)))
         return address.value
 
     def put(self, values: NDArray[Any]) -> int:
-        """The address of new memory with these values."""
+        """Allocate memory with these values and return its address."""
         flat = np.ascontiguousarray(values)
         address = self.empty(flat.nbytes)
         self.write(address, flat)
         return address
 
     def write(self, address: int, values: NDArray[Any]) -> None:
-        """Puts contiguous values there, where they are when this returns; waits for none of our streams."""
+        """Write contiguous values; they are on the GPU on return. Does not wait for our streams."""
         if values.nbytes:
             self._call(
                 "cuMemcpyHtoD_v2", c.c_uint64(address), c.c_void_p(values.ctypes.data), c.c_size_t(values.nbytes)
             )
-            # Out of memory that can be paged it may return before the bytes have arrived, and streams that do not
-            # block go on without the legacy stream.
+            # A copy from pageable memory may return before the bytes have arrived, and non-blocking streams do not wait
+            # for the legacy stream.
             self._call("cuStreamSynchronize", c.c_void_p(0))
 
     def get(self, address: int, count: int, dtype: Any) -> NDArray[Any]:
-        """The elements at ``address``; waits for no stream, least of all for another rank's."""
+        """The elements at ``address``; waits for no stream, in particular of other ranks."""
         values = np.empty(count, dtype)
         if values.nbytes:
             self._call(
@@ -112,13 +112,13 @@ class Cuda:
             self._call("cuMemFree_v2", c.c_uint64(address))
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Device to device, on the stream."""
+        """Copy device to device, on the stream."""
         self._call(
             "cuMemcpyDtoDAsync_v2", c.c_uint64(target), c.c_uint64(source), c.c_size_t(nbytes), c.c_void_p(stream)
         )
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        """Sets every byte, on the stream."""
+        """Set every byte, on the stream."""
         self._call("cuMemsetD8Async", c.c_uint64(address), c.c_ubyte(byte), c.c_size_t(nbytes), c.c_void_p(stream))
 
     # Streams, events, graphs
@@ -150,11 +150,11 @@ class Cuda:
         return milliseconds.value / 1e3
 
     def begin_capture(self, stream: int, mode: int = 2) -> None:
-        """``mode`` 2: relaxed, for all threads."""
+        """Begin a capture; ``mode`` 2: relaxed, for all threads."""
         self._call("cuStreamBeginCapture_v2", c.c_void_p(stream), mode)
 
     def end_capture(self, stream: int) -> int:
-        """What was captured, ready to be launched."""
+        """The captured graph, ready to launch."""
         graph, executable = c.c_void_p(), c.c_void_p()
         self._call("cuStreamEndCapture", c.c_void_p(stream), c.byref(graph))
         self._call("cuGraphInstantiateWithFlags", c.byref(executable), graph, c.c_ulonglong(0))
@@ -166,7 +166,7 @@ class Cuda:
     # Code
 
     def compiled(self, text: str) -> bytes:
-        """The code of a text for this GPU, as libblink.so has its own compiled."""
+        """Compile a text for this GPU as libblink.so does, and return its code."""
         major, minor = self.driver
         return build(text, compiler_for(self.architecture, 1000 * major + 10 * minor)).read_bytes()
 
@@ -178,16 +178,16 @@ class Cuda:
         return int(function.value or 0)
 
     def needs(self, function: int) -> dict[str, int]:
-        """Per thread its registers and bytes of local memory, per block its bytes of shared memory."""
-        found = {}
+        """Registers and bytes of local memory per thread, and bytes of shared memory per block."""
+        needs = {}
         for name, number in _NEEDS.items():
             value = c.c_int()
             self._call("cuFuncGetAttribute", c.byref(value), number, c.c_void_p(function))
-            found[name] = value.value
-        return found
+            needs[name] = value.value
+        return needs
 
     def occupancy(self, function: int, threads: int) -> int:
-        """Blocks of so many threads that fit on a multiprocessor."""
+        """Number of blocks with this number of threads that fit on a multiprocessor."""
         blocks = c.c_int()
         self._call(
             "cuOccupancyMaxActiveBlocksPerMultiprocessor", c.byref(blocks), c.c_void_p(function), threads, c.c_size_t(0)
@@ -195,7 +195,7 @@ class Cuda:
         return blocks.value
 
     def launch(self, function: int, blocks: int, threads: int, stream: int, arguments: Sequence[Any]) -> None:
-        """``arguments`` are ctypes objects."""
+        """Launch a kernel; ``arguments`` are ctypes objects."""
         addresses = (c.c_void_p * len(arguments))(*(c.addressof(one) for one in arguments))
         self._call(
             "cuLaunchKernel", c.c_void_p(function), blocks, 1, 1, threads, 1, 1, 0, c.c_void_p(stream), addresses, None

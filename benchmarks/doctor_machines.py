@@ -1,13 +1,13 @@
-"""Simulated machines with one hidden fault each, and healthy ones: what does ``blink doctor`` find?
+"""Diagnoses of simulated machines with one hidden fault each, and of healthy ones, by ``blink doctor``.
 
     python benchmarks/doctor_machines.py                 the table
     python benchmarks/doctor_machines.py --write         … into docs/doctor.md
 
-A machine is a catalogue's, told by the files that its owner would attach: NCCL's XML, nvidia-smi's matrix or
-``blink topo --gather``; nccl-tests' output with NCCL's own lines; RAS, a flight recorder, a watchdog's lines. What was
-measured is NCCL's model times a random factor, and healthy machines have what often looks like a fault: links that idle
-at 2.5 GT/s, host memory between sockets, one network card, harmless settings, decimal commas. Everything follows from a
-seed. The doctor judges by the same model of NCCL, so this tests what it concludes and not that model.
+A machine of the catalogue is described by the files that its owner would attach: NCCL's XML, nvidia-smi's matrix or
+``blink topo --gather``; nccl-tests' output with NCCL's own lines; RAS, a flight recorder, a watchdog's lines.
+Measurements are NCCL's model times a random factor. Healthy machines have features that often resemble a fault: links
+that idle at 2.5 GT/s, host memory between sockets, one network card, harmless settings, decimal commas. A seed
+determines everything. The doctor uses the same model of NCCL, so this tests its conclusions and not that model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HARMLESS = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_TIMEOUT
 
 @dataclass
 class Scene:
-    """A machine and a run on it, before they become files."""
+    """A machine and a run on it, before they are written to files."""
 
     base: str
     rng: random.Random
@@ -98,7 +98,7 @@ class Scene:
 
 
 def scene(base: str, rng: random.Random, form: str = "") -> Scene:
-    """A healthy machine with what healthy machines have."""
+    """A healthy machine with random harmless features."""
     topology = machine(base)
     made = Scene(base, rng, form or rng.choice(("xml", "xml", "matrix", "gather")), topology, topology.ranks)
     made.factor = rng.uniform(0.8, 1.05)
@@ -113,7 +113,7 @@ def scene(base: str, rng: random.Random, form: str = "") -> Scene:
 
 
 def render(made: Scene) -> dict[str, bytes]:
-    """The files of a machine."""
+    """Write the files of a machine."""
     if made.form == "xml":
         made.add("topology.xml", xml(made))
     elif made.form == "matrix":
@@ -169,7 +169,7 @@ def _card(number: int) -> str:
 
 
 def distance(topology: Topology, a: int, b: int) -> str:
-    """nvidia-smi's word for the way between two GPUs."""
+    """nvidia-smi's word for the path between two GPUs."""
     links = {x.src: {} for x in topology.links}
     for x in topology.links:
         links[x.src][x.dst] = x
@@ -187,7 +187,7 @@ def distance(topology: Topology, a: int, b: int) -> str:
 
 
 def _above(topology: Topology, gpu: int) -> list[int]:
-    """The way up over PCIe to the GPU's processor."""
+    """The vertices above a GPU in the PCIe tree, up to its processor."""
     ways = [[gpu]]
     for way in ways:
         if topology.vertex[way[-1]].kind == "host":
@@ -291,10 +291,10 @@ def info(made: Scene) -> str:
         ]
         lines += [f"{tags[0]} Using network {'Socket' if socket else 'IB'}"]
     else:
-        found = search(made.topology, made.gpus)
-        speed = f"bw {found.gb_per_s_per_channel:f}/{found.gb_per_s_per_channel:f}"
+        rings = search(made.topology, made.gpus)
+        speed = f"bw {rings.gb_per_s_per_channel:f}/{rings.gb_per_s_per_channel:f}"
         lines += [
-            f"{tags[0]} Pattern 4, crossNic 0, nChannels {found.count}, {speed}, type {found.kind}/PIX, sameChannels 1"
+            f"{tags[0]} Pattern 4, crossNic 0, nChannels {rings.count}, {speed}, type {rings.kind}/PIX, sameChannels 1"
         ]
     if made.peers == "nvlink":
         lines += [f"{tags[0]} P2P is disabled between NVLINK connected GPUs 1 and 0. This should not be the case"]
@@ -308,7 +308,7 @@ def info(made: Scene) -> str:
 
 
 def _hops(made: Scene) -> list[tuple[int, int, int]]:
-    """Channel, sender and receiver: along the rings that NCCL's search finds on a server."""
+    """(channel, sender, receiver) along the rings that NCCL's search finds on a server."""
     if made.hosts > 1:
         orders = [tuple(range(made.world))] * 2
     else:
@@ -325,7 +325,7 @@ def _transport(made: Scene, a: int, b: int) -> str:
 
 
 def results(made: Scene) -> str:
-    """nccl-tests' output."""
+    """Output of nccl-tests."""
     expected = expected_of(made.topology, made.gpus, "allreduce", 1 << 30, (2, 30))
     large = expected.busbw_gb_per_s if expected is not None else 10.0
     if made.hosts > 1:
@@ -354,7 +354,7 @@ def results(made: Scene) -> str:
 
 
 def ras(made: Scene, late: int, how: str) -> None:
-    """RAS in JSON or as text: one rank is behind, or dead."""
+    """RAS output as JSON: one rank is behind, or dead."""
     size = made.world
     ranks = [
         {
@@ -374,7 +374,7 @@ def ras(made: Scene, late: int, how: str) -> None:
 
 
 def recorder(made: Scene, late: int, how: str) -> None:
-    """A flight recorder's dump per rank."""
+    """Dumps of a flight recorder, one per rank."""
     for rank in range(made.world):
         if rank == late and how == "dead":
             continue
@@ -400,7 +400,7 @@ def recorder(made: Scene, late: int, how: str) -> None:
 
 
 def watchdog(made: Scene, late: int) -> None:
-    """PyTorch's lines: all ranks time out but the one that is behind, which has enqueued less."""
+    """Lines of PyTorch's watchdog: all ranks time out; the late rank has enqueued fewer calls."""
     lines = []
     for rank in range(made.world):
         lines += [
@@ -423,7 +423,7 @@ def watchdog(made: Scene, late: int) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, on which machines it can be, and what else may be said of it beside."""
+    """A fault: its cause, the machines that can have it, and other causes that the doctor may report with it."""
 
     cause: str
     what: str
@@ -549,7 +549,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A machine and what was said of it; ``fault`` None: it is healthy."""
+    """A machine and its diagnosis; ``fault`` None: it is healthy."""
 
     seed: int
     base: str
@@ -572,7 +572,7 @@ class Outcome:
 
 
 def run(seed: int, healthy: bool = False) -> Outcome:
-    """The machine of a seed, examined."""
+    """Diagnose the machine of a seed."""
     rng = random.Random(f"{'healthy' if healthy else 'fault'} {seed}")
     fault = None if healthy else FAULTS[seed % len(FAULTS)]
     base = rng.choice(ALL if fault is None else fault.bases)
@@ -588,7 +588,7 @@ def run(seed: int, healthy: bool = False) -> Outcome:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """What was planted, how often it was found, and what was said beside."""
+    """The table of faults, with detections and false alarms."""
     lines = ["| planted | must be found | machines | found | false alarms |", "|---|---|---|---|---|"]
     rows: dict[Fault | None, list[Outcome]] = {}
     for outcome in outcomes:
@@ -608,17 +608,17 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def samples() -> str:
-    """What the doctor says of published cases: the verdict and the first finding of each."""
-    said = []
+    """The first finding on published cases."""
+    cases = []
     for name in SAMPLES:
         with contextlib.chdir(CORPUS / name):
             files = sorted(path for path in Path().iterdir() if path.name != "case.toml")
             text = diagnose(read_files(files)).text(plain, 110)
-        told = tomllib.loads((CORPUS / name / "case.toml").read_text("utf-8"))
+        case = tomllib.loads((CORPUS / name / "case.toml").read_text("utf-8"))
         first = text.split("\n\n")[1]
         typed = f"$ blink doctor {' '.join(map(str, files))}"
-        said.append(f"[{told['title']}]({told['source']}): {told['symptom']}.\n\n```\n{typed}\n…\n{first}\n```\n")
-    return "\n".join(said)
+        cases.append(f"[{case['title']}]({case['source']}): {case['symptom']}.\n\n```\n{typed}\n…\n{first}\n```\n")
+    return "\n".join(cases)
 
 
 def replaced(page: str, marks: tuple[str, str], text: str) -> str:

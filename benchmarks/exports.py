@@ -1,7 +1,7 @@
-"""Plans that are exported to MSCCL++: how they fit, and whether they are right.
+"""Plans exported to MSCCL++: limits of the format, and correctness of the files.
 
-Every plan is written, read back by what knows nothing of exports, judged, and run on whole numbers in two orders of its
-thread blocks against the collective's definition.
+Every plan is written, and read back by a reader that shares no code with the export. It is verified and run on whole
+numbers in two orders of its thread blocks against the collective's definition.
 
     python benchmarks/exports.py [-o exports.md] [--astra-sim FOLDER]
 """
@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.foreign_files import run
 
-#: The catalog, allocations without a ring or with unequal links, clusters, rules.
+#: Jobs: the catalog, allocations without a ring or with unequal links, clusters, rules.
 JOBS = (
     ("dgx-1v", None),
     ("dgx-1v", "1,4,5,6"),
@@ -61,13 +61,13 @@ JOBS = (
     ("torus:3x3", None),
     ("random:8:seed=3", None),
 )
-#: Weights of two trees whose common denominator is a prime of so many digits.
+#: A prime that serves as the common denominator of two trees' weights.
 PRIME = 1_000_000_007
 
 
 @dataclass(frozen=True)
 class Row:
-    """``reason``: why nothing was written; else how full the file is."""
+    """An export; ``reason``: why nothing was written; else the use of the file's limits."""
 
     job: str
     collective: str
@@ -97,7 +97,7 @@ def fullness(text: str) -> tuple[int, int, int]:
 
 
 def row(job: str, forest: Forest, in_place: bool = False) -> Row:
-    """One export, after all that is promised of it."""
+    """Export a plan and check the file completely."""
     name = forest.collective.name
     try:
         (file,) = format_of("mscclpp").write_as(Choices(in_place))(lower(forest), forest, None)
@@ -107,17 +107,17 @@ def row(job: str, forest: Forest, in_place: bool = False) -> Row:
 
 
 def judged(job: str, text: str, forest: Forest, in_place: bool) -> int:
-    """Chunks of a block; AssertionError where the file is not what is promised of it."""
-    found = audit(mscclpp.read(text.encode(), job))
-    assert found.faults == (), found.faults[0]
-    assert (found.plan.collective, found.plan.in_place) == (forest.collective, in_place)
-    sizes = found.plan.judged_bytes or (0,)
-    for plan in [found.plan.sized(size) for size in sizes] if found.plan.sized else [found.plan]:
+    """Number of chunks of a block; AssertionError if the file breaks a guarantee."""
+    report = audit(mscclpp.read(text.encode(), job))
+    assert report.faults == (), report.faults[0]
+    assert (report.plan.collective, report.plan.in_place) == (forest.collective, in_place)
+    sizes = report.plan.judged_bytes or (0,)
+    for plan in [report.plan.sized(size) for size in sizes] if report.plan.sized else [report.plan]:
         inputs = make_inputs(forest.collective, plan.chunks, "int32")
         wanted = oracle(forest.collective, inputs)
         for seed in (None, 1):
             assert mismatch(run(plan, inputs, seed=seed), wanted, plan.chunks) is None
-    return found.plan.chunks
+    return report.plan.chunks
 
 
 def jobs() -> Iterator[Row]:
@@ -128,14 +128,14 @@ def jobs() -> Iterator[Row]:
 
 
 def allocations() -> tuple[list[Row], int]:
-    """All classes of allocations of a DGX-1V: AllReduce in place and AllGather out of place; and how many classes."""
+    """Rows of all classes of allocations of a DGX-1V (AllReduce in place, AllGather out of place), and their number."""
     classes = connected_allocations("dgx-1v")
-    found = []
+    rows = []
     for gpus in classes:
         named = ",".join(map(str, gpus))
         for name in ("allreduce", "allgather"):
-            found.append(row(named, forest_for("dgx-1v", named, name), name == "allreduce"))
-    return found, len(classes)
+            rows.append(row(named, forest_for("dgx-1v", named, name), name == "allreduce"))
+    return rows, len(classes)
 
 
 def of_prime(forest: Forest) -> Forest:
@@ -148,7 +148,7 @@ def of_prime(forest: Forest) -> Forest:
 
 
 def refusals() -> Iterator[str]:
-    """What does not fit, with the sentence that says so."""
+    """Plans that do not fit, with the error message."""
     cases = [
         ("mscclpp", "alltoall of 72 GPUs", lambda: forest_for("gb200-nvl72", None, "alltoall", "one_hop")),
         ("mscclpp", f"weights over the prime {PRIME:,}", lambda: of_prime(forest_for("ring:4", None, "broadcast"))),
@@ -173,8 +173,8 @@ def graph_row(spec: str, gpus: str | None) -> str:
     except BlinkError as error:
         return f"| `{spec}` {gpus or ''} | {error} |"
     back = forest_of(parse_graphs(file.text, "export"), parse_spec(spec), "allreduce")
-    found = audit_plan(to_document(back), source="export")
-    assert found.ok, found.all_faults
+    report = audit_plan(to_document(back), source="export")
+    assert report.ok, report.all_faults
     program = lower(back)
     inputs = make_inputs(back.collective, 96, "int32")
     outputs = run_program(program, inputs, CollectiveCall.of(back.collective, "int32", 96, "sum"), chunk_bytes=64)
@@ -183,7 +183,7 @@ def graph_row(spec: str, gpus: str | None) -> str:
 
 
 def switch_row(spec: str, gpus: str | None, in_place: bool) -> str:
-    """What a switch adds up, with the same promises."""
+    """Export of an in-network reduction, with the same checks."""
     topology = parse_spec(spec)
     forest = forest_for(spec, gpus, "allreduce")
     (file,) = format_of("mscclpp").pack_as(Choices(in_place))(topology, forest.ranks)
@@ -204,7 +204,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def summary(rows: list[Row]) -> str:
-    """How many were written."""
+    """Number of exports that were written."""
     wrote = [one for one in rows if not one.reason]
     return f"{len(wrote)} of {len(rows)} written, all read back, verified and equal to the oracle"
 
@@ -240,15 +240,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, help="the page")
     parser.add_argument("--astra-sim", type=Path, help="the folder of its analytical binaries, to run traces there too")
-    given = parser.parse_args()
+    options = parser.parse_args()
     traces = ""
-    if given.astra_sim:
-        traces = "\n".join(astra_sim.section(given.astra_sim.resolve())) + "\n"
-    elif given.output and given.output.exists():  # What ran there stays.
-        traces = "".join(given.output.read_text().partition(astra_sim.TITLE)[1:])
+    if options.astra_sim:
+        traces = "\n".join(astra_sim.section(options.astra_sim.resolve())) + "\n"
+    elif options.output and options.output.exists():  # Keep the results of an earlier run.
+        traces = "".join(options.output.read_text().partition(astra_sim.TITLE)[1:])
     text = "\n".join(page()) + "\n" + (f"\n{traces}" if traces else "")
-    if given.output:
-        given.output.write_text(text)
+    if options.output:
+        options.output.write_text(text)
     else:
         sys.stdout.write(text)
 

@@ -3,12 +3,12 @@
     git clone https://github.com/liangyuRain/ForestColl
     python benchmarks/forestcoll.py --forestcoll ForestColl [--limit 200] [--only WORD] [--json FILE]
 
-Prints tables in Markdown; forestcoll.md has a run of it. Without ``--forestcoll`` it is our half alone. ForestColl
-needs networkx; ``--python`` names an interpreter that has it, if this one has not.
+Prints tables in Markdown; forestcoll.md holds one run. Without ``--forestcoll`` only our half runs. ForestColl needs
+networkx; ``--python`` names an interpreter with it, if this one lacks it.
 
-Every plan is made in a fresh process. Seconds are of the processor, user and system, all threads, as others may share
-the cores; below a tenth, where these are counted in ticks, of the clock. Ours are medians of ``--runs``; ForestColl
-runs once, and is ended after ``--limit`` of them.
+Every plan is made in a fresh process. Seconds are user and system time of all threads, because others may share the
+cores; below a tenth of a second, where the system counts in ticks, wall time. Ours are medians of ``--runs``;
+ForestColl runs once, and is stopped after ``--limit`` seconds.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from blinkccl.trees.algorithms.request import OBJECTIVES
 HERE = Path(__file__).parent
 Job = Mapping[str, Any]
 Answer = dict[str, Any]
-#: Seconds of the processor that a child of ours may take.
+#: Limit of processor seconds for one of our processes.
 LONGEST = 600
-#: Processors' seconds are counted in ticks of up to 10 ms.
+#: The system counts processor seconds in ticks of up to 10 ms.
 TICKS_BELOW = 0.1
-#: So many times as fast from so many ranks on is the goal.
+#: The goal: this factor over ForestColl, from this number of ranks on.
 GOAL, GOAL_FROM = 50, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One topology and collective. ``theirs`` is one of ForestColl's own: the name of its function, and servers."""
+    """One topology and collective. ``foreign`` is a topology of ForestColl: its function's name, and servers."""
 
     spec: str
     gpus: str | None = None
-    theirs: tuple[str, int] | None = None
+    foreign: tuple[str, int] | None = None
     collective: str = "allgather"
     objective: str = "shallow"
     trees: bool = True
@@ -60,25 +60,25 @@ class Row:
 
     @property
     def name(self) -> str:
-        said = [f"GPUs {self.gpus}"] * (self.gpus is not None)
-        said += ["rate and certificate"] * (not self.trees) + ["in Python"] * (not self.native)
-        return ", ".join([self.spec, *said])
+        parts = [f"GPUs {self.gpus}"] * (self.gpus is not None)
+        parts += ["rate and certificate"] * (not self.trees) + ["in Python"] * (not self.native)
+        return ", ".join([self.spec, *parts])
 
 
 BESIDE = (
     *(Row("dgx-1v", gpus) for gpus in ("0-2", "1,4,5", "0-4", "1,2,4,5,7", "0-5", "0,2-6", None)),
-    Row("a100_topology(1)", theirs=("a100_topology", 1)),
-    Row("mi250_topology(1)", theirs=("mi250_topology", 1)),
+    Row("a100_topology(1)", foreign=("a100_topology", 1)),
+    Row("mi250_topology(1)", foreign=("mi250_topology", 1)),
     Row("2x hgx-h100"),
     Row("2x dgx-a100"),
-    Row("a100_topology(2)", theirs=("a100_topology", 2)),
-    Row("mi250_topology(2)", theirs=("mi250_topology", 2)),
+    Row("a100_topology(2)", foreign=("a100_topology", 2)),
+    Row("mi250_topology(2)", foreign=("mi250_topology", 2)),
     Row("4x dgx-a100"),
-    Row("a100_topology(4)", theirs=("a100_topology", 4)),
+    Row("a100_topology(4)", foreign=("a100_topology", 4)),
     *(Row("2x dgx-a100", gpus) for gpus in ("0,1+0-4", "0,1+0-5", "0-2+0-4", "0-3+0-4", "0-7+0-6")),
     Row("4x dgx-a100", "0-7+0-7+0-7+0-6"),
     Row("8x dgx-a100"),
-    Row("a100_topology(8)", theirs=("a100_topology", 8)),
+    Row("a100_topology(8)", foreign=("a100_topology", 8)),
 )
 ALONE = (
     Row("16x dgx-a100"),
@@ -115,23 +115,23 @@ ALONE = (
 
 
 class Halves:
-    """Runs jobs: ours, and ForestColl's where there is a checkout."""
+    """The two halves: our planner, and ForestColl's if there is a checkout."""
 
     def __init__(self, checkout: Path | None, python: str, limit: int, runs: int) -> None:
         self.checkout, self.python, self.limit, self.runs = checkout, python, limit, runs
 
     def ours(self, job: Job, runs: int) -> Answer:
-        """The run whose first plan took the median of the seconds."""
+        """The run whose first plan took the median time."""
         answers = [child([sys.executable, str(HERE / "forestcoll_ours.py")], job, LONGEST) for _ in range(runs)]
         return sorted(answers, key=took)[runs // 2]
 
     def theirs(self, job: Job, limit: int) -> Answer:
-        """What ForestColl found, or ``{"over": seconds}``."""
+        """ForestColl's answer, or ``{"over": seconds}``."""
         return child([self.python, str(HERE / "forestcoll_theirs.py"), str(self.checkout)], job, limit)
 
     def topology(self, row: Row) -> dict[str, Any]:
         """The row's topology in our JSON: exactly the links that both halves plan on."""
-        if row.theirs is not None:
+        if row.foreign is not None:
             drawn: dict[str, Any] = self.theirs(job_of(row), LONGEST)["topology"]
             return drawn
         machine = parse_spec(row.spec)
@@ -139,7 +139,7 @@ class Halves:
 
 
 def took(half: Answer) -> float:
-    """Seconds of its first plan, or those after which it was ended."""
+    """Seconds of the first plan, or until the process was stopped."""
     if "over" in half:
         return float(half["over"])
     first = half["answers"][0]
@@ -147,20 +147,20 @@ def took(half: Answer) -> float:
 
 
 def fields_of(topology: Topology) -> dict[str, Any]:
-    """The topology as our JSON has it, without the version."""
+    """The topology's fields in our JSON, without the version."""
     fields = to_document(topology)
     del fields["schema_version"]
     return fields
 
 
 def job_of(row: Row, *topologies: dict[str, Any]) -> Job:
-    """What a child is asked: the row on these topologies; with none, to draw one of ForestColl's."""
-    keys = ("theirs", "collective", "objective", "trees", "native")
+    """The job for a child: the row on these topologies; without any, to generate one of ForestColl's."""
+    keys = ("foreign", "collective", "objective", "trees", "native")
     return {"topologies": topologies, **{key: getattr(row, key) for key in keys}}
 
 
 def child(command: list[str], job: Job, limit: int) -> Answer:
-    """The answer of a process, or ``{"over": limit}`` where it needs more seconds of the processor."""
+    """The answer of a process, or ``{"over": limit}`` if it exceeds this limit of processor seconds."""
 
     def bounded() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
@@ -182,23 +182,23 @@ def child(command: list[str], job: Job, limit: int) -> Answer:
     return answer
 
 
-def agreed(name: str, ours: Answer, theirs: Answer) -> None:
-    """SystemExit unless both halves found the same rates, exactly."""
-    found = [[one["optimum"] for one in half["answers"]] for half in (ours, theirs)]
-    if found[0] != found[1]:
-        raise SystemExit(f"{name}: the optimum is {found[0]} by ours, {found[1]} by theirs")
+def agreed(name: str, own: Answer, other: Answer) -> None:
+    """Exit with an error unless both halves have exactly the same rates."""
+    optima = [[one["optimum"] for one in half["answers"]] for half in (own, other)]
+    if optima[0] != optima[1]:
+        raise SystemExit(f"{name}: the optimum is {optima[0]} by ours, {optima[1]} by theirs")
 
 
 def measured(row: Row, halves: Halves, beside: bool) -> dict[str, Any]:
-    """Both halves of one row."""
+    """Measurements of both halves of a row."""
     fields = halves.topology(row)
     job = job_of(row, fields)
-    ours = halves.ours(job, halves.runs)
-    theirs = halves.theirs(job, halves.limit) if beside else None
-    if theirs and "over" not in theirs and "over" not in ours:
-        agreed(row.name, ours, theirs)
+    own = halves.ours(job, halves.runs)
+    other = halves.theirs(job, halves.limit) if beside else None
+    if other and "over" not in other and "over" not in own:
+        agreed(row.name, own, other)
     ranks = sum(vertex["kind"] in ("gpu", "cpu") for vertex in fields["vertices"])
-    return {"name": row.name, "collective": row.collective, "ranks": ranks, "ours": ours, "theirs": theirs}
+    return {"name": row.name, "collective": row.collective, "ranks": ranks, "ours": own, "theirs": other}
 
 
 # ---- every allocation of a DGX-1V
@@ -218,7 +218,7 @@ def allocations() -> Iterator[dict[str, Any]]:
 
 
 def compared(what: str, ours: Answer, theirs: Answer, key: str, names: list[str]) -> str:
-    """On how many of the allocations ours is less, the same, more; and on which more, where these are few."""
+    """Numbers of allocations on which ours is less, equal, more; and the names of the last if they are few."""
     pairs = [(a[key], b[key]) for a, b in zip(ours["answers"], theirs["answers"], strict=True)]
     more = [name for name, (one, other) in zip(names, pairs, strict=True) if one > other]
     counts = [sum(one < other for one, other in pairs), sum(one == other for one, other in pairs), len(more)]
@@ -226,7 +226,7 @@ def compared(what: str, ours: Answer, theirs: Answer, key: str, names: list[str]
 
 
 def allocations_text(halves: Halves) -> str:
-    """AllReduce beside ReduceScatter + AllGather, which is half of the AllGather's rate; and both halves' trees."""
+    """AllReduce beside ReduceScatter + AllGather (half of the AllGather's rate), and both halves' trees."""
     topologies = list(allocations())
 
     def plans(row: Row) -> Answer:
@@ -245,16 +245,16 @@ def allocations_text(halves: Halves) -> str:
         f"at most {max(ratios)}",
     ]
     if halves.checkout is not None:
-        theirs = halves.theirs(job_of(Row("dgx-1v"), *topologies), LONGEST)
+        other = halves.theirs(job_of(Row("dgx-1v"), *topologies), LONGEST)
         names = [str(fields["name"]).removeprefix("dgx-1v ") for fields in topologies]
         lines += ["- AllGather: the same optimum on all; of ours", ""]
         lines += ["| | less than ForestColl | the same | more | namely |", "|---|---|---|---|---|"]
         for objective in OBJECTIVES:
-            ours = gathered if objective == "shallow" else plans(Row("dgx-1v", objective=objective))
-            agreed(f"allocations of dgx-1v, {objective}", ours, theirs)
-            said = "" if objective == "shallow" else f" with `--objective {objective}`"
+            own = gathered if objective == "shallow" else plans(Row("dgx-1v", objective=objective))
+            agreed(f"allocations of dgx-1v, {objective}", own, other)
+            suffix = "" if objective == "shallow" else f" with `--objective {objective}`"
             for key, what in (("depth", "depth"), ("trees_per_root", "trees"), ("denominator", "denominator")):
-                lines.append(compared(what + said, ours, theirs, key, names))
+                lines.append(compared(what + suffix, own, other, key, names))
     return "\n".join(lines)
 
 
@@ -265,7 +265,7 @@ def seconds_text(value: float) -> str:
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-#: What a forest is measured by; less is better.
+#: Measures of a forest; less is better.
 SHAPE = ("depth", "trees_per_root", "denominator")
 
 
@@ -279,7 +279,7 @@ def columns(half: Answer) -> list[str]:
 
 
 def marked(ours: Answer, theirs: Answer) -> list[str]:
-    """Our columns, bold where the forest's shape is worse than ForestColl's."""
+    """Our columns, with bold cells if the forest's shape is worse than ForestColl's."""
     cells = columns(ours)
     if "over" not in ours and "over" not in theirs:
         pairs = [[half["answers"][0][key] for half in (ours, theirs)] for key in SHAPE]
@@ -297,7 +297,7 @@ def rate_text(half: Answer) -> str:
 
 
 def ratio_text(theirs: Answer, ours: Answer, ranks: int) -> str:
-    """Times as fast; bold where that misses the goal."""
+    """Our speedup; bold if it misses the goal."""
     if "over" in ours:
         return ""
     ratio = took(theirs) / took(ours)
@@ -310,7 +310,7 @@ def table(head: tuple[str, ...], rows: Iterable[list[str]]) -> str:
 
 
 def beside_table(rows: list[dict[str, Any]]) -> str:
-    """Each pair of columns: theirs, ours."""
+    """The table with both halves: theirs, ours."""
     pairs = ("seconds", "depth", "trees per root", "denominator", "MiB")
     head = ("topology", "ranks", "GB/s", "ratio", *(cell for name in pairs for cell in (name, "")))
     return table(
@@ -359,12 +359,12 @@ def main() -> None:
     halves = Halves(path, options.python, options.limit, options.runs)
     tables: dict[str, list[dict[str, Any]]] = {"beside": [], "alone": []}
     for row in (*BESIDE, *ALONE):
-        if options.only not in row.name or (path is None and row.theirs is not None):
+        if options.only not in row.name or (path is None and row.foreign is not None):
             continue
         beside = path is not None and row in BESIDE
-        found = measured(row, halves, beside)
-        tables["beside" if beside else "alone"].append(found)
-        print(f"{row.name}, {row.collective}: {seconds_text(took(found['ours']))} s", file=sys.stderr, flush=True)
+        result = measured(row, halves, beside)
+        tables["beside" if beside else "alone"].append(result)
+        print(f"{row.name}, {row.collective}: {seconds_text(took(result['ours']))} s", file=sys.stderr, flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps(tables, indent=1) + "\n")
     if not any(tables.values()):

@@ -1,7 +1,7 @@
-"""One job of ``forestcoll.py`` by our planner, in this process alone: JSON on stdin, what came of it on stdout.
+"""One job of ``forestcoll.py`` in our planner, in a process of its own: JSON on stdin, the answers on stdout.
 
-The process is fresh, so nothing that an earlier job worked out is used. Planning starts from a parsed topology and ends
-with the forest and its certificate; loading the modules is counted apart.
+The process is fresh, so it uses no result of an earlier job. Planning begins with a parsed topology and ends with the
+forest and its certificate; the time to load modules is counted separately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 BEGAN = time.process_time()
 
-# What the planner loads when it first needs it is loaded here too: the solver of its linear programs, and native code.
+# Modules that the planner loads on first use: the solver of its linear programs, and native code.
 import highspy  # noqa: E402, F401
 import numpy  # noqa: E402, F401
 
@@ -33,12 +33,12 @@ IMPORTED = time.process_time() - BEGAN
 
 
 def rates(topology: Topology) -> dict[tuple[int, int], float]:
-    """GB/s of every link, by the capacity that plans are made with."""
+    """GB/s of every link, from the capacity in plans."""
     return {arc: link.capacity * topology.unit_gb_per_s for arc, link in topology.link.items()}
 
 
 def request(job: dict[str, Any], fields: dict[str, Any]) -> Request:
-    """What is asked, on all links of the topology that the job brings."""
+    """The request of a job, on all links of its topology."""
     topology = from_fields(fields, "the topology of a job")
     root = 0 if job["collective"] == "broadcast" else None
     collective = Collective(job["collective"], len(topology.ranks), root)
@@ -49,7 +49,7 @@ def request(job: dict[str, Any], fields: dict[str, Any]) -> Request:
 
 
 def shape(forest: Forest) -> dict[str, Any]:
-    """What the columns say of a forest."""
+    """The columns of a forest."""
     roots = 1 if forest.collective.root is not None else len(forest.ranks)
     return {
         "depth": forest.depth,
@@ -59,7 +59,7 @@ def shape(forest: Forest) -> dict[str, Any]:
 
 
 def planned(wanted: Request, trees: bool) -> dict[str, Any]:
-    """Rate, seconds and, where trees are wanted, their shape."""
+    """Rate, seconds and, if trees are wanted, their shape."""
     wall, began = time.perf_counter(), time.process_time()
     if trees:
         forest = optimal.plan(wanted)
@@ -76,7 +76,7 @@ def planned(wanted: Request, trees: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read one job, do it, print the answers."""
+    """Read one job, run it, print the answers."""
     job = json.load(sys.stdin)
     if not job["native"]:
         native_flows.load = lambda: None  # type: ignore[assignment]

@@ -1,9 +1,9 @@
-"""One job of ``forestcoll.py`` by ForestColl's code, in this process alone: JSON on stdin, what came of it on stdout.
+"""One job of ``forestcoll.py`` in ForestColl's code, in a process of its own: JSON on stdin, the answers on stdout.
 
     python forestcoll_theirs.py CHECKOUT < job.json
 
-The checkout is somebody else's: nothing of it is copied, and only what its README shows is called. Its trees are
-measured here: the fullest link says at which rate they run, exactly.
+The checkout belongs to others: nothing of it is copied, and only functions that its README shows are called. The rate
+of its trees is measured here, exactly: the fullest link determines it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rate_of(trees: Iterable[Tree], k: int, ranks: int, capacity: Mapping[tuple[H
 
 
 def depth_of(trees: Iterable[Tree]) -> int:
-    """The most hops from a root to a rank; switches on the way of one hop are not counted."""
+    """Largest number of hops from a root to a rank; switches within a hop are not counted."""
     deepest = 0
     for root, _, hops in trees:
         below = defaultdict(list)
@@ -60,7 +60,7 @@ def checked_trees(trees: Sequence[Tree], k: int, ranks: set[Hashable]) -> Sequen
 
 
 def graph_of(fields: Mapping[str, Any]) -> tuple[Any, list[int]]:
-    """A topology of our JSON as the graph and the ranks that ForestColl takes: capacities in our units."""
+    """A topology of our JSON as ForestColl's graph and ranks: capacities in our units."""
     nx: Any = importlib.import_module("networkx")
     graph = nx.DiGraph()
     for link in fields["links"]:
@@ -69,27 +69,27 @@ def graph_of(fields: Mapping[str, Any]) -> tuple[Any, list[int]]:
 
 
 def planned(plan: Any, graph: Any, ranks: list[Any], unit: Fraction) -> dict[str, Any]:
-    """Rate, seconds and the shape of its trees."""
+    """Rate, seconds and the shape of the trees."""
     wall, began = time.perf_counter(), time.process_time()
     (_, k), (trees, units) = plan(graph, compute_nodes=ranks)
     taken = {"seconds": time.process_time() - began, "wall_s": time.perf_counter() - wall}
-    found: list[Tree] = [
+    trees: list[Tree] = [
         (root, units[root, i], [(path[0][0], *(b for _, b in path)) for path in paths])
         for (root, i), paths in trees.items()
     ]
-    checked_trees(found, k, set(ranks))
+    checked_trees(trees, k, set(ranks))
     capacity = {(u, v): graph[u][v]["capacity"] for u, v in graph.edges()}
     return {
-        "optimum": str(rate_of(found, k, len(ranks), capacity) * unit),
+        "optimum": str(rate_of(trees, k, len(ranks), capacity) * unit),
         **taken,
-        "depth": depth_of(found),
-        "trees_per_root": len(found) / len(ranks),
-        "denominator": max(Fraction(weight, k).denominator for _, weight, _ in found),
+        "depth": depth_of(trees),
+        "trees_per_root": len(trees) / len(ranks),
+        "denominator": max(Fraction(weight, k).denominator for _, weight, _ in trees),
     }
 
 
 def drawn(topologies: Any, name: str, servers: int) -> dict[str, Any]:
-    """One of its own topologies in our JSON: in units of their common part, GPUs first."""
+    """One of ForestColl's topologies in our JSON: in units of their common divisor, GPUs first."""
     graph, ranks = getattr(topologies, name)(servers)
     number = {vertex: i for i, vertex in enumerate([*ranks, *(v for v in graph if v not in set(ranks))])}
     parts = [data["capacity"] for _, _, data in graph.edges(data=True)]
@@ -113,15 +113,15 @@ def drawn(topologies: Any, name: str, servers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read one job, do it, print the answers."""
+    """Read one job, run it, print the answers."""
     sys.path.insert(0, sys.argv[1])
     code, topologies = importlib.import_module("pipeline_allgather"), importlib.import_module("topologies")
     job = json.load(sys.stdin)
     if not job["topologies"]:
-        json.dump({"topology": drawn(topologies, *job["theirs"])}, sys.stdout)
+        json.dump({"topology": drawn(topologies, *job["foreign"])}, sys.stdout)
         return
-    if job["theirs"]:
-        name, servers = job["theirs"]
+    if job["foreign"]:
+        name, servers = job["foreign"]
         graphs = [(*getattr(topologies, name)(servers), Fraction(1))]
     else:
         graphs = [(*graph_of(fields), Fraction(fields["unit_gb_per_s"])) for fields in job["topologies"]]

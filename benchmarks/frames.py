@@ -1,10 +1,10 @@
-"""Frames of pages of ``blink show`` in a headless Chromium, by its own trace.
+"""Frame times of pages of ``blink show`` in a headless Chromium, from its own trace.
 
     blink show plan.json -o plan.html; python benchmarks/frames.py plan.html ...
 
-For each thing that a reader does: frames that were drawn, how many of them took the page's main thread more than 20 ms
-of processor time, and the worst, by kind. What others of the machine take does not count, nor does raster, which has
-threads of its own and, where there is one, a GPU.
+For each action of a reader it prints the number of frames, the number of slow ones (more than 20 ms of processor time
+on the page's main thread), and the worst, by kind. Load of other processes does not count. Raster does not count
+either: it has its own threads and, if present, a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.browser import Browser, browser_path
 
-#: Events of the main thread, and whose time they are; what is inside of one belongs to it, if it has no kind itself.
+#: Events of the main thread, by kind. An event inside another counts with it, if it has no kind itself.
 KINDS = {
     **dict.fromkeys(("FunctionCall", "EvaluateScript", "FireAnimationFrame", "EventDispatch"), "script"),
     **dict.fromkeys(("UpdateLayoutTree", "ParseAuthorStyleSheet"), "style"),
@@ -29,7 +29,7 @@ KINDS = {
     **dict.fromkeys(("PrePaint", "Paint", "Layerize", "Commit"), "paint"),
 }
 CATEGORIES = ("devtools.timeline", "disabled-by-default-devtools.timeline.frame", "toplevel", "blink")
-#: 50 frames a second.
+#: Microseconds of a frame at 50 frames per second.
 SLOW_US = 20_000
 _FRAME = "await new Promise(done => requestAnimationFrame(() => setTimeout(done, 30)));"
 _CLICK = "document.querySelector('%s').dispatchEvent(new MouseEvent('click', { bubbles: true }));" + _FRAME
@@ -39,7 +39,7 @@ _SORT = "for (const button of document.querySelectorAll('th button')) { button.s
 _SORT += "button.click();" + _FRAME + "}"
 _OPEN = "for (const one of document.querySelectorAll('details')) { one.scrollIntoView();" + _FRAME
 _OPEN += "one.open = true;" + _FRAME + "}"
-#: What is done, what it needs on the page, and the script.
+#: Action, the element of the page that it needs, and the script.
 ACTIONS = (
     ("playing, 2 s", "#play", _CLICK % "#play" + "await new Promise(done => setTimeout(done, 2000));"),
     ("moving through time", "#play", _CLICK % "#play" + _SCRUB),
@@ -56,12 +56,12 @@ ACTIONS = (
 
 
 def frames(events: list[dict[str, Any]]) -> list[Counter[str]]:
-    """Microseconds of processor time of the page's main thread before each frame that is drawn, by kind."""
+    """Microseconds of processor time of the page's main thread before each frame, by kind."""
     acted = next(e for e in events if e["name"] in ("EventDispatch", "FunctionCall", "EvaluateScript"))
     main = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (acted["pid"], acted["tid"])]
     main.sort(key=lambda e: (e["ts"], -e.get("dur", 0)))
     drawn = sorted(e["ts"] for e in events if e["name"] == "DrawFrame" and e["pid"] == acted["pid"])
-    found = [Counter[str]() for _ in range(len(drawn) + 1)]
+    totals = [Counter[str]() for _ in range(len(drawn) + 1)]
     around: list[tuple[float, str]] = []
     for event in main:
         begin, spent = event["ts"], event.get("tdur", 0)
@@ -69,26 +69,26 @@ def frames(events: list[dict[str, Any]]) -> list[Counter[str]]:
             around.pop()
         outer = around[-1][1] if around else ""
         kind = KINDS.get(event["name"], outer or "other")
-        frame = found[bisect_left(drawn, begin)]
+        frame = totals[bisect_left(drawn, begin)]
         frame[kind] += spent
         if outer:
             frame[outer] -= spent
         around.append((begin + event.get("dur", 0), kind))
-    return found
+    return totals
 
 
-def tell(name: str, found: list[Counter[str]]) -> None:
-    """One line."""
-    worst = max(found, key=lambda frame: frame.total())
+def tell(name: str, totals: list[Counter[str]]) -> None:
+    """Print one line."""
+    worst = max(totals, key=lambda frame: frame.total())
     kinds = "  ".join(f"{kind} {worst[kind] / 1000:5.1f}" for kind in ("script", "style", "layout", "paint", "other"))
-    slow = sum(frame.total() > SLOW_US for frame in found)
+    slow = sum(frame.total() > SLOW_US for frame in totals)
     print(
-        f"  {name:24} {len(found):4} frames {slow:3} slow   worst {worst.total() / 1000:6.1f} ms:  {kinds}", flush=True
+        f"  {name:24} {len(totals):4} frames {slow:3} slow   worst {worst.total() / 1000:6.1f} ms:  {kinds}", flush=True
     )
 
 
 def main(paths: list[str]) -> None:
-    """All actions on all pages."""
+    """Measure all actions on all pages."""
     browser = browser_path()
     if browser is None or not paths:
         sys.exit("frames.py PAGE.html ...: needs pages of blink show, and Chromium")

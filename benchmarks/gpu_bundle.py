@@ -1,12 +1,12 @@
-"""All that a GPU day takes along to a machine with one GPU, Python, torch and numpy, and no package index.
+"""The bundle that a GPU day needs on a machine with one GPU, Python, torch and numpy, and no package index.
 
-    python benchmarks/gpu_bundle.py make FOLDER             # make gpu-bundle: here, where an index is at hand
-    python benchmarks/gpu_bundle.py run FOLDER --to WHERE   # there: installs from it, then the quick day and the whole
+     python benchmarks/gpu_bundle.py make FOLDER             # make gpu-bundle: here, with an index
+     python benchmarks/gpu_bundle.py run FOLDER --to WHERE   # there: install from it, then the quick and the whole day
 
-The folder has a wheel of this package with its native libraries and wheels of what it needs beside numpy, for each
-Python that it serves; and NVRTC's, where the whole stays under the limit. What is there already is used as it is: the
-environment that ``run`` makes, in a temporary folder, sees the packages of the Python that runs it. Exit codes of
-``run`` are those of ``gpu_day.py``: of the two days the greater one.
+The folder has a wheel of this package with its native libraries and wheels of its dependencies except numpy, for each
+Python that it serves; and NVRTC's, if the whole stays under the limit. Packages of the machine are used unchanged:
+``run`` makes an environment in a temporary folder that sees the packages of its Python. The exit code of ``run`` is
+the greater one of the two days' (``gpu_day.py``).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-#: A bundle is no larger.
+#: Largest size of a bundle.
 MIB = 1 << 20
 MOST_BYTES = 64 * MIB
 PYTHONS = ("3.11", "3.12", "3.13")
-#: Everything together: installing, and the two days, which end by themselves.
+#: Seconds for everything: installing, and the two days, which end by themselves.
 WITHIN_S, INSTALL_S = 595.0, 55.0
-#: Options of each day, and the seconds that it takes at most: those of gpu_day.py, which cannot be imported before.
+#: Options of each day, and its longest time in seconds, as in gpu_day.py, which cannot be imported before.
 DAYS = ((("--quick",), 120.0), ((), 420.0))
-#: Of the compiler the newest one that is small: later ones have 90 MB. Torch's wheels bring their own.
+#: The newest small version of the compiler; later ones have 90 MB. Torch's wheels bring their own.
 NVRTC = "nvidia-cuda-nvrtc-cu12==12.6.77"
 #: With torch.
 THERE = ("numpy",)
@@ -41,7 +41,7 @@ INSTALL_FAILED = 2
 
 
 def make(folder: Path, nvrtc: bool) -> int:
-    """Fills the folder; 1 where it holds more than the limit, or has no native library."""
+    """Fill the folder; 1 if it exceeds the limit or has no native library."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -65,7 +65,7 @@ def make(folder: Path, nvrtc: bool) -> int:
 
 
 def run(folder: Path, where: Path, within_s: float) -> int:
-    """Installs what the folder has, and runs both days; what comes of them lies in ``where``."""
+    """Install the folder's wheels and run both days; the results are in ``where``."""
     ends = time.monotonic() + within_s
     with tempfile.TemporaryDirectory(prefix="blink-gpu-day-") as place:
         python = _environment(Path(place), folder)
@@ -85,20 +85,20 @@ def run(folder: Path, where: Path, within_s: float) -> int:
 
 
 def _environment(place: Path, folder: Path) -> Path | None:
-    """The Python of a new environment with the bundle in it, which sees the packages of this one; None: it failed."""
+    """The Python of a new environment with the bundle, which sees the packages of this one; None: it failed."""
     venv.EnvBuilder(system_site_packages=True, with_pip=False).create(place / "venv")
     python = place / "venv" / "bin" / "python"
-    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    inside = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    # What this interpreter sees may be an environment itself, which the new one would pass by.
+    query = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    inside = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    # This interpreter may be in an environment itself, whose packages the new one would not see.
     seen = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     Path(inside, "outer.pth").write_text("".join(f"{path}\n" for path in seen))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--quiet", "install"]
     pip += ["--no-index", "--find-links", str(folder)]
-    ours = [str(max(folder.glob("blink_ccl-*.whl")))]
+    own = [str(max(folder.glob("blink_ccl-*.whl")))]
     nvrtc = [] if _finds_a_compiler() else [path.name.split("-")[0] for path in folder.glob("nvidia_cuda_nvrtc*.whl")]
-    # Ours in any case, whatever version is there; of the others what is not there.
-    for wanted in (["--force-reinstall", "--no-deps", *ours], [*ours, *nvrtc]):
+    # Our package always, even over an installed version; of the others only those that are missing.
+    for wanted in (["--force-reinstall", "--no-deps", *own], [*own, *nvrtc]):
         try:
             code = subprocess.run([*pip, *wanted], timeout=INSTALL_S, check=False).returncode
         except subprocess.TimeoutExpired:
@@ -109,7 +109,7 @@ def _environment(place: Path, folder: Path) -> Path | None:
 
 
 def _finds_a_compiler() -> bool:
-    """True where NVRTC or nvcc is here: torch's wheels bring NVRTC."""
+    """True if NVRTC or nvcc is here: torch's wheels bring NVRTC."""
     wheels = ("nvidia/cuda_nvrtc/lib/libnvrtc.so.*", "nvidia/cu*/lib/libnvrtc.so.*")
     beside = any(any(Path(base or ".").glob(wheel)) for base in sys.path for wheel in wheels)
     return beside or shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()
@@ -125,12 +125,12 @@ def main() -> int:
     running.add_argument("folder", type=Path)
     running.add_argument("--to", type=Path, default=HERE, metavar="WHERE", help="where the pages are written")
     running.add_argument("--within", type=float, default=WITHIN_S, metavar="SECONDS", help="of everything")
-    given = parser.parse_args()
-    if given.verb == "make":
-        return make(given.folder, not given.no_nvrtc)
-    if not any(given.folder.glob("blink_ccl-*.whl")):
-        parser.error(f"{given.folder} has no wheel blink_ccl-*.whl: make gpu-bundle makes such a folder")
-    return run(given.folder, given.to, given.within)
+    options = parser.parse_args()
+    if options.verb == "make":
+        return make(options.folder, not options.no_nvrtc)
+    if not any(options.folder.glob("blink_ccl-*.whl")):
+        parser.error(f"{options.folder} has no wheel blink_ccl-*.whl: make gpu-bundle makes such a folder")
+    return run(options.folder, options.to, options.within)
 
 
 if __name__ == "__main__":

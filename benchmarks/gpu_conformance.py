@@ -1,9 +1,9 @@
-"""Ranks on one GPU that run collectives through libblink.so's plain interface, against the oracle.
+"""Conformance of ranks on one GPU: collectives through libblink.so's plain interface, against the oracle.
 
-    gpu_conformance.py SIZE all|few                  # every rank is a thread of this process
-    gpu_conformance.py SIZE all|few RANK KEY         # one of them
+      gpu_conformance.py SIZE all|few                  # every rank is a thread of this process
+      gpu_conformance.py SIZE all|few RANK KEY         # one of them
 
-Says ``ok``, or what is wrong.
+Prints ``ok``, or the faults.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def calls(case: str, size: int) -> Iterator[tuple[Collective, int, str, str]]:
 
 
 class Definition:
-    """Inputs and outputs of a call on all ranks, computed once for the threads that ask for it."""
+    """Inputs and outputs of a call on all ranks, computed once for all threads."""
 
     def __init__(self) -> None:
         self._lock, self._last = threading.Lock(), lru_cache(maxsize=2)(self._compute)
@@ -73,7 +73,7 @@ class Rank:
         self.send, self.recv = cuda.empty(room), cuda.empty(room)
 
     def run(self, call: tuple[Collective, int, str, str]) -> str | None:
-        """One call: what is wrong with this rank's output, or None."""
+        """Run one call; return the fault of this rank's output, or None."""
         collective, count, dtype, op = call
         rank, kind = self.group.rank, DTYPES[dtype].storage
         inputs, outputs = self.definition(*call)
@@ -87,8 +87,8 @@ class Rank:
         self.cuda.synchronize(self.stream)
         if expected is None:
             return None
-        found = self.cuda.get(self.recv, expected.nbytes, np.uint8).view(kind)
-        wrong = mismatch([found], [expected], count)
+        output = self.cuda.get(self.recv, expected.nbytes, np.uint8).view(kind)
+        wrong = mismatch([output], [expected], count)
         return None if wrong is None else f"{collective.name} of {count} x {dtype}, {op}, on rank {rank}: {wrong}"
 
 
@@ -98,7 +98,7 @@ def new_key() -> str:
 
 
 def work(key: str, size: int, rank: int, case: str, definition: Definition) -> list[str]:
-    """All calls of one rank."""
+    """Run all calls of one rank."""
     cuda = Cuda(int(os.environ.get("BLINK_TEST_DEVICE", "0")))
     group = GpuGroup(key, rank, size, 0)
     one = Rank(group, cuda, definition)
@@ -108,11 +108,11 @@ def work(key: str, size: int, rank: int, case: str, definition: Definition) -> l
 
 
 def conformance(size: int, case: str) -> tuple[int, list[str]]:
-    """All ranks, as threads of this process: how many calls each made, and what is wrong."""
+    """Run all ranks as threads of this process; return the number of calls per rank, and the faults."""
     definition, key = Definition(), new_key()
     with ThreadPoolExecutor(size) as pool:
-        found = list(pool.map(lambda rank: work(key, size, rank, case, definition), range(size)))
-    return sum(1 for _ in calls(case, size)), [text for texts in found for text in texts]
+        faults = list(pool.map(lambda rank: work(key, size, rank, case, definition), range(size)))
+    return sum(1 for _ in calls(case, size)), [text for texts in faults for text in texts]
 
 
 def main() -> int:

@@ -1,13 +1,13 @@
-"""A GPU day: what one NVIDIA GPU says of generated code and ``libblink.so``, as one page with numbers and verdicts.
+"""A GPU day: one page with numbers and verdicts on generated code and ``libblink.so`` on one NVIDIA GPU.
 
-    python benchmarks/gpu_day.py --quick [--to FOLDER] [--only fold,latency]    # at most 2 minutes
-    python benchmarks/gpu_day.py                                                # at most 7
+      python benchmarks/gpu_day.py --quick [--to FOLDER] [--only fold,latency]    # at most 2 minutes
+      python benchmarks/gpu_day.py                                                # at most 7
 
-The steps of ``gpu_steps.py``, in the order of what only a GPU can show. Each is a process with a deadline, and these
-add up to less than there is. The page (``gpu.md``, or ``gpu-quick.md``) is written anew after each step, so it is
-complete whatever a step does: one that hangs, dies or says nothing readable stands there with what it found before, and
-with the last lines that it wrote. Exit 0: all goals are reached; 1: one is missed, a result is wrong or a step failed;
-3: there is no GPU, and no page.
+It runs the steps of ``gpu_steps.py``; checks that only a GPU can make come first. Each step is a process with a
+timeout, and the timeouts sum to less than the whole. The page (``gpu.md``, or ``gpu-quick.md``) is rewritten after
+each step, so it is always complete: for a step that hangs, dies or prints nothing readable, it holds the earlier
+results and the last lines of output. Exit 0: all goals are reached; 1: a goal is missed, a result is wrong or a step
+failed; 3: there is no GPU, and no page.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from typing import Any
 from gpu_steps import ENVIRONMENT, NO_GPU, STEPS, Verdict
 
 HERE = Path(__file__).parent
-#: Of all steps: together, and with what makes a machine ready, ten minutes.
+#: Seconds of all steps; with the setup of a machine this is ten minutes.
 QUICK_S, WHOLE_S = 120.0, 420.0
 SHOWN_LINES = 25
-#: A process that is told to abort writes where it was, and has so long for that; and so long again to be gone.
+#: Seconds for an aborted process to print its position, and then for it to end.
 LAST_WORDS_S = 1.0
 _NO_VERDICT = ("not begun", "not measured")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A process that writes lines of JSON, ``{"rows": [{…}], "verdicts": [["ok", "what"], …]}``, and some for people.
+    """A process that prints lines of JSON, ``{"rows": [{…}], "verdicts": [["ok", "what"], …]}``, and text for people.
 
-    ``deadline_s`` is until it has been ended, too.
+    ``deadline_s`` includes the time to end it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What became of a step; ``verdicts`` are never empty."""
+    """The result of a step; ``verdicts`` are never empty."""
 
     step: Step
     verdicts: list[Verdict]
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def steps(names: Sequence[str], quick: bool, within_s: float | None = None) -> list[Step]:
-    """The real ones; the first says what the machine is. Where there is more time all have more."""
+    """The steps of a day; the first one describes the machine. More time is divided among all."""
     usual_s = QUICK_S if quick else WHOLE_S
     program, more = str(HERE / "gpu_steps.py"), max(1.0, (within_s or usual_s) / usual_s)
     start = (sys.executable, "-X", "faulthandler", program)
@@ -74,9 +74,9 @@ def steps(names: Sequence[str], quick: bool, within_s: float | None = None) -> l
 
 
 def run_step(step: Step, limit_s: float) -> tuple[Outcome, int | None]:
-    """What it found, and how it failed; and its exit code, None if it had to be ended."""
+    """Run a step; return its outcome, and its exit code (None: it had to be ended)."""
     began = time.monotonic()
-    # A file: a pipe would be held open by whatever a dead step has left behind.
+    # A file, because a dead step's children would hold a pipe open.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             step.command,
@@ -91,8 +91,8 @@ def run_step(step: Step, limit_s: float) -> tuple[Outcome, int | None]:
             code = process.wait(max(limit_s - 2 * LAST_WORDS_S, 0.0))
         _end(process)
         output.seek(0)
-        said = output.read().decode(errors="replace")
-    verdicts, rows, others = _read(said)
+        printed = output.read().decode(errors="replace")
+    verdicts, rows, others = _read(printed)
     why = _failure(code, limit_s, bool(verdicts))
     if why:
         verdicts.append(("FAILED", why))
@@ -102,7 +102,7 @@ def run_step(step: Step, limit_s: float) -> tuple[Outcome, int | None]:
 
 
 def _failure(code: int | None, limit_s: float, says: bool) -> str:
-    """Why a step has failed; nothing: it has not."""
+    """The reason of a failure; "" for none."""
     if code is None:
         return f"not done within {limit_s:.0f} s"
     if code < 0:
@@ -113,7 +113,7 @@ def _failure(code: int | None, limit_s: float, says: bool) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process, which first writes where it was, and all that it started."""
+    """Abort the process, which first prints its position, then kill it and its children."""
     if process.poll() is None:
         process.send_signal(signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
@@ -124,16 +124,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(LAST_WORDS_S)
 
 
-def _read(said: str) -> tuple[list[Verdict], list[dict[str, Any]], list[str]]:
-    """All verdicts and rows, and the lines that are for people."""
+def _read(printed: str) -> tuple[list[Verdict], list[dict[str, Any]], list[str]]:
+    """All verdicts and rows, and the lines for people."""
     verdicts: list[Verdict] = []
     rows: list[dict[str, Any]] = []
     others = []
-    for line in said.strip().splitlines():
+    for line in printed.strip().splitlines():
         try:
-            found = json.loads(line)
-            more = [(str(kind), str(words)) for kind, words in found["verdicts"]]
-            rows += [dict(row) for row in found["rows"]]
+            document = json.loads(line)
+            more = [(str(kind), str(words)) for kind, words in document["verdicts"]]
+            rows += [dict(row) for row in document["rows"]]
             verdicts += more
         except (LookupError, TypeError, ValueError):
             others.append(line)
@@ -141,7 +141,7 @@ def _read(said: str) -> tuple[list[Verdict], list[dict[str, Any]], list[str]]:
 
 
 def run_all(todo: Sequence[Step], page: Path, within_s: float, command: str) -> int:
-    """Runs them, writes the page after each, and says how it ended: 0, 1, or 3 without a GPU."""
+    """Run the steps and write the page after each; return 0, 1, or 3 without a GPU."""
     began, ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), time.monotonic() + within_s
     outcomes = [Outcome(step, [("not begun", "the page was written before")]) for step in todo]
     for index, step in enumerate(todo):
@@ -162,14 +162,14 @@ def run_all(todo: Sequence[Step], page: Path, within_s: float, command: str) -> 
 
 
 def write(page: Path, content: str) -> None:
-    """In one piece, whenever this process may be ended."""
+    """Write a file atomically, because this process may be ended at any time."""
     fresh = page.with_name(f"{page.name}.{os.getpid()}")
     fresh.write_text(content, encoding="utf-8")
     fresh.replace(page)
 
 
 def text(outcomes: Sequence[Outcome], began: str, command: str) -> str:
-    """The page."""
+    """The text of the page."""
     machine = outcomes[0].rows[0] if outcomes[0].rows else {}
     head = {"date": began, "command": f"`{command}`", **machine}
     verdicts = [
@@ -181,8 +181,8 @@ def text(outcomes: Sequence[Outcome], began: str, command: str) -> str:
     lines += ["", "## Verdicts", "", *_table(verdicts), ""]
     for one in outcomes:
         table = [*_table(one.rows), ""] if one.rows and one is not outcomes[0] else []
-        said = ["```", one.last_lines.replace("```", "` ` `"), "```", ""] if one.last_lines else []
-        if table or said:
+        output = ["```", one.last_lines.replace("```", "` ` `"), "```", ""] if one.last_lines else []
+        if table or output:
             lines += [
                 "",
                 f"## {one.step.name}",
@@ -190,8 +190,8 @@ def text(outcomes: Sequence[Outcome], began: str, command: str) -> str:
                 one.step.what,
                 "",
                 *table,
-                *([""] if table and said else []),
-                *said,
+                *([""] if table and output else []),
+                *output,
             ]
     return "\n".join(lines) + "\n"
 
@@ -219,16 +219,16 @@ def main() -> int:
     parser.add_argument(
         "--within", type=float, metavar="SECONDS", help="of all steps; each has more where there is more"
     )
-    given = parser.parse_args()
-    names = given.only.split(",")
+    options = parser.parse_args()
+    names = options.only.split(",")
     unknown = [name for name in names if name not in STEPS]
     if unknown:
         parser.error(f"--only {unknown[0]}: expected some of {', '.join(STEPS)}")
-    within_s = given.within or (QUICK_S if given.quick else WHOLE_S)
-    given.to.mkdir(parents=True, exist_ok=True)
+    within_s = options.within or (QUICK_S if options.quick else WHOLE_S)
+    options.to.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "benchmarks/gpu_day.py", *sys.argv[1:]])
-    todo = steps([next(iter(STEPS)), *names], given.quick, within_s)
-    return run_all(todo, given.to / ("gpu-quick.md" if given.quick else "gpu.md"), within_s, command)
+    todo = steps([next(iter(STEPS)), *names], options.quick, within_s)
+    return run_all(todo, options.to / ("gpu-quick.md" if options.quick else "gpu.md"), within_s, command)
 
 
 if __name__ == "__main__":

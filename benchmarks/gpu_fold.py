@@ -1,9 +1,8 @@
-"""Combining and copying on a GPU against a device-to-device copy in the same run.
+"""Throughput of reductions and copies on a GPU, compared with a device-to-device copy in the same run.
 
-It calls what all executions in generated code call (``fold_as`` of ``native/device/blink/fold.h``), compiled for
-one type: sources are the rank's own data and messages, destinations its output and slots of messages. Counted are the
-bytes that are read and written, on both sides: n sources and m destinations of B bytes are (n + m) · B, a copy is
-2 · B.
+It calls the function of all executions in generated code (``fold_as`` of ``native/device/blink/fold.h``), compiled for
+one type: sources are the rank's own data and messages, destinations its output and slots of messages. The rate counts
+bytes read and written: (n + m) · B for n sources and m destinations of B bytes, and 2 · B for a copy.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MOST_SOURCES, MOST_TARGETS = 8, 4
 #: (sources, destinations).
 SHAPES = (*((sources, 1) for sources in range(1, MOST_SOURCES + 1)), (1, 2), (1, 4), (2, 2), (4, 2), (8, 2))
 BLOCKS_PER_MULTIPROCESSOR = (1, 2, 4)
-#: Type → the format that the device layer reads it by.
+#: Type → its format in the device layer.
 FORMATS = {"float32": "Float32", "bfloat16": "Bfloat16"}
 
 TEXT = f"""
@@ -98,7 +97,7 @@ class Bench(c.Structure):
 
 
 class Folds:
-    """Buffers, the kernel and a stream of one GPU; ``nbytes`` of each buffer."""
+    """Buffers of ``nbytes`` each, the kernel and a stream of one GPU."""
 
     def __init__(self, cuda: Cuda, nbytes: int, threads: int = THREADS) -> None:
         self._cuda, self._nbytes, self._threads = cuda, nbytes, threads
@@ -115,7 +114,7 @@ class Folds:
         self._events = cuda.event(), cuda.event()
 
     def check(self, dtype: str, sources: int, targets: int) -> bool:
-        """Whether every destination holds what the definition says, bit for bit."""
+        """True if every destination has the result of the definition, bit for bit."""
         self._launch(dtype, sources, targets, 2 * self._cuda.multiprocessors)
         self._cuda.synchronize(self._stream)
         row = DTYPES[dtype]
@@ -123,15 +122,15 @@ class Folds:
         operands = [one.view(row.storage)[:count] for one in self._host[:sources]]
         with np.errstate(all="ignore"):
             expected = fold(row, operation("sum"), operands).view(np.uint8)
-        found = (self._cuda.get(self._targets[i], expected.size, np.uint8) for i in range(targets))
-        return all(np.array_equal(one, expected) for one in found)
+        outputs = (self._cuda.get(self._targets[i], expected.size, np.uint8) for i in range(targets))
+        return all(np.array_equal(one, expected) for one in outputs)
 
     def seconds(self, dtype: str, sources: int, targets: int, blocks: int, times: int) -> float:
-        """Of one launch, out of ``times`` in a row."""
+        """Seconds of one launch, from ``times`` in a row."""
         return self._timed(lambda: self._launch(dtype, sources, targets, blocks), times)
 
     def copy_seconds(self, times: int) -> float:
-        """Of one device-to-device copy, likewise."""
+        """Seconds of one device-to-device copy, from ``times`` in a row."""
         return self._timed(
             lambda: self._cuda.copy(self._targets[0], self._sources[0], self._nbytes, self._stream), times
         )
@@ -169,7 +168,7 @@ def text_of(format_: str) -> str:
 
 
 def measure(cuda: Cuda, nbytes: int, rounds: int, times: int) -> Iterator[dict[str, Any]]:
-    """A row per type and shape: bytes per second over those of the copy, medians of rounds in turns."""
+    """A row per type and shape: rate relative to the copy, medians of rounds in turns."""
     folds = Folds(cuda, nbytes)
     for dtype in FORMATS:
         for sources, targets in SHAPES:
@@ -188,7 +187,7 @@ def measure(cuda: Cuda, nbytes: int, rounds: int, times: int) -> Iterator[dict[s
                 "buffer_bytes": nbytes,
                 "blocks": blocks,
                 "right": right,
-                "gb_per_s": moved / statistics.median(ours for _, ours in pairs) / 1e9,
+                "gb_per_s": moved / statistics.median(fold_s for _, fold_s in pairs) / 1e9,
                 "copy_gb_per_s": 2 * nbytes / statistics.median(copy for copy, _ in pairs) / 1e9,
-                "of_copy": statistics.median(moved / ours / (2 * nbytes / copy) for copy, ours in pairs),
+                "of_copy": statistics.median(moved / fold_s / (2 * nbytes / copy) for copy, fold_s in pairs),
             }

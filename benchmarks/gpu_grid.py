@@ -1,10 +1,10 @@
-"""One grid that holds all ranks of a job: generated code on one GPU without any kernel that waits for another one.
+"""One grid with all ranks of a job: generated code on one GPU, where no kernel waits for another.
 
-    gpu_grid.py SIZE                      # a few calls on each wire against the oracle: what compute-sanitizer runs
+    gpu_grid.py SIZE                      # a few calls on each wire against the oracle, for compute-sanitizer
 
-CUDA promises no two kernels at once: tools serialize them, and so may queues. All blocks of one grid that fit on the
-GPU are there together. So its blocks are divided between the ranks, each rank's with its call, and go through so many
-rounds, of which the clock of the GPU says how long they took, without what a launch costs.
+CUDA does not guarantee that two kernels run at once: tools serialize them, and queues may. The blocks of one grid that
+fit on the GPU do run at once. So this divides the blocks of a grid among the ranks, each rank's with its call, and
+repeats the call. The GPU's clock measures the rounds without the cost of a launch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from blinkccl.topology.spec import parse_gpus, parse_spec
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
 
-#: A block that waits longer gives up.
+#: Timeout of a waiting block.
 TIMEOUT_S = 10
 SLOTS, SLOT_BYTES, LINE_BYTES = 4, 128 << 10, 32 << 10
 
@@ -97,7 +97,7 @@ class GridArgument(c.Structure):
 
 
 def program_of(name: str, size: int, algorithm: str, **roles: int) -> Program:
-    """A collective of as many ranks on a switch, all its data in one channel."""
+    """A collective of ``size`` ranks on a switch, all its data in one channel."""
     topology = parse_spec("hgx-h100")
     request = Request(topology, Collective(name, size, **roles), parse_gpus(f"0-{size - 1}", topology))
     return dealt(lower(ALGORITHMS[algorithm].plan(request), slots=SLOTS), 1)
@@ -131,8 +131,8 @@ class Grid:
         self, inputs: Sequence[int | None], outputs: Sequence[int | None], count: int, dtype: str = "float32",
         rounds: int = 1, warming: int = 0,
     ) -> float:  # fmt: skip
-        """Sums, or moves, ``count`` elements so often; the addresses are the ranks'. Seconds of one round, of the
-        slowest block."""
+        """Run the call on ``count`` elements ``rounds`` times; the addresses are the ranks'. Returns the seconds of one
+        round of the slowest block."""
         calls = (LaunchCall * len(self._tables))()
         for rank, call in enumerate(calls):
             call.input, call.output, call.connections = inputs[rank], outputs[rank], self._tables[rank]
@@ -151,10 +151,10 @@ class Grid:
         return float((times[:, 1] - times[:, 0]).max()) * 1e-9 / rounds
 
     def gave_up(self) -> list[int]:
-        """The ranks of which a block did."""
+        """The ranks with a block that gave up."""
         n = len(self._tables)
-        found = self._cuda.get(self._status, n * c.sizeof(LaunchStatus), np.uint8)
-        return [rank for rank, one in enumerate((LaunchStatus * n).from_buffer_copy(found)) if one.code]
+        status = self._cuda.get(self._status, n * c.sizeof(LaunchStatus), np.uint8)
+        return [rank for rank, one in enumerate((LaunchStatus * n).from_buffer_copy(status)) if one.code]
 
 
 def text_of(program: Program, protocol: str) -> str:
@@ -164,7 +164,7 @@ def text_of(program: Program, protocol: str) -> str:
 
 
 def grids(cuda: Cuda, programs: Sequence[Program], parts: int, threads: int = THREADS) -> list[Grid]:
-    """Each program on each wire; what takes a compiler is compiled side by side before."""
+    """A grid for each program and wire; the kernels are compiled in parallel."""
     todo = [(program, protocol) for program in programs for protocol in WIRES]
     with ThreadPoolExecutor(len(todo)) as pool:
         list(pool.map(lambda one: cuda.compiled(text_of(*one)), todo))
@@ -172,12 +172,12 @@ def grids(cuda: Cuda, programs: Sequence[Program], parts: int, threads: int = TH
 
 
 def wrong(cuda: Cuda, grid: Grid, counts: Sequence[int], dtype: str = "float32", rounds: int = 1) -> list[str]:
-    """What is wrong with the collective's outputs; every output is spoiled before, every call has so many rounds."""
+    """Faults in the collective's outputs, which are overwritten before each call of ``rounds`` rounds."""
     collective, faults = grid.program.collective, []
     for count in counts:
-        given = make_inputs(collective, count, dtype, seed=count)
-        expected = oracle(collective, given, "sum")
-        sends = [None if one is None else cuda.put(one) for one in given]
+        inputs = make_inputs(collective, count, dtype, seed=count)
+        expected = oracle(collective, inputs, "sum")
+        sends = [None if one is None else cuda.put(one) for one in inputs]
         recvs = [None if one is None else cuda.put(np.full(one.nbytes, 0xA5, np.uint8)) for one in expected]
         grid.run(sends, recvs, count, dtype, rounds)
         outputs = [_read(cuda, at, one) for at, one in zip(recvs, expected, strict=True)]
@@ -185,7 +185,7 @@ def wrong(cuda: Cuda, grid: Grid, counts: Sequence[int], dtype: str = "float32",
         late = grid.gave_up()
         if fault is not None or late:
             what = f"rank {late[0]} gave up" if late else fault
-            faults.append(f"{collective.name} of {count} x {dtype} by {grid.protocol} on {len(given)} ranks: {what}")
+            faults.append(f"{collective.name} of {count} x {dtype} by {grid.protocol} on {len(inputs)} ranks: {what}")
         cuda.free(*(one for one in (*sends, *recvs) if one is not None))
     return faults
 
@@ -197,10 +197,10 @@ def _read(cuda: Cuda, address: int | None, like: NDArray[Any] | None) -> NDArray
 
 
 def round_s(cuda: Cuda, grid: Grid, count: int, rounds: int) -> float:
-    """Seconds of one call of ``count`` float32 elements, a call after the other, a tenth as many before these."""
-    given = make_inputs(grid.program.collective, count, "float32", seed=0)
-    expected = oracle(grid.program.collective, given, "sum")
-    sends = [None if one is None else cuda.put(one) for one in given]
+    """Seconds of one call of ``count`` float32 elements, from ``rounds`` calls in a row after a tenth as many."""
+    inputs = make_inputs(grid.program.collective, count, "float32", seed=0)
+    expected = oracle(grid.program.collective, inputs, "sum")
+    sends = [None if one is None else cuda.put(one) for one in inputs]
     recvs = [None if one is None else cuda.empty(one.nbytes) for one in expected]
     took = grid.run(sends, recvs, count, rounds=rounds, warming=1 + rounds // 10)
     cuda.free(*(one for one in (*sends, *recvs) if one is not None))
@@ -210,7 +210,7 @@ def round_s(cuda: Cuda, grid: Grid, count: int, rounds: int) -> float:
 def conformance(
     cuda: Cuda, size: int, parts: int, threads: int = THREADS, counts: Sequence[int] = (1037,)
 ) -> list[str]:
-    """An AllReduce and a broadcast on each wire, twice in turns on the same connections: what is wrong."""
+    """Faults of an AllReduce and a broadcast on each wire, three rounds each on the same connections."""
     programs = [program_of("allreduce", size, "one_hop"), program_of("broadcast", size, "one_hop", root=size - 1)]
     return [fault for grid in grids(cuda, programs, parts, threads) for fault in wrong(cuda, grid, counts, rounds=3)]
 

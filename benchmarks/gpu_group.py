@@ -1,7 +1,7 @@
-"""Ranks on GPUs without NCCL, which wants a GPU for each: through ``libblink.so``'s plain C interface.
+"""Ranks on GPUs through ``libblink.so``'s plain C interface, without NCCL, which needs a GPU for each rank.
 
-The library plans, loads generated code and enqueues it on the stream that it is given (``blink/gpu_comm.h``), as it
-does under NCCL programs. Here are its types for :mod:`ctypes`, its numbers for our names, its results as errors.
+The library plans, loads generated code and enqueues it on the given stream (``blink/gpu_comm.h``), as under NCCL
+programs. This module has its types for :mod:`ctypes`, its numbers for our names, and its results as errors.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from blinkccl.native import absent, find_library
 from blinkccl.native.headers import header
 
 LIBRARY = "libblink.so"
-#: Names another library file; for people who work on it.
+#: Environment variable with the path of another library file, for developers.
 LIBRARY_OVERRIDE = "BLINK_LIBRARY"
 
 _TYPES = header("types.h")
 COLLECTIVES = tuple(name for name in _TYPES.numbers("blink_collective") if name != "sendrecv")
 REDUCING = ("reduce", "allreduce", "reduce_scatter")
-#: ``ncclDataType_t`` and ``ncclRedOp_t`` of our names.
+#: ``ncclDataType_t`` and ``ncclRedOp_t`` by our names.
 DTYPE_NUMBERS = _TYPES.numbers("blink_nccl_dtype", "BLINK_NCCL_")
 OP_NUMBERS = _TYPES.numbers("blink_nccl_op", "BLINK_NCCL_")
 
@@ -34,9 +34,9 @@ _WHY_BYTES = 4096
 
 @lru_cache(maxsize=1)
 def gpu_library() -> Any:
-    """The library that ``BLINK_LIBRARY`` names, or the package's, with the types of its functions declared.
+    """The library that ``BLINK_LIBRARY`` names, or the package's, with declared functions, which release the GIL.
 
-    They release the GIL. UnsupportedError if it is not there, or is none.
+    UnsupportedError if the file is missing or is no such library.
     """
     path = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if path is None:
@@ -52,11 +52,11 @@ def gpu_library() -> Any:
 
 
 class GpuGroup:
-    """One rank's part in a group of GPUs. Calls may come from any thread; all ranks make the same, in one order.
+    """One rank's part in a group of GPUs. Calls may come from any thread; all ranks make the same calls in one order.
 
-    ``key`` is any text that no other group has, the same on all ``size`` ≥ 2 ranks. ``device`` is the GPU's number in
-    this process. UnsupportedError, on all ranks, if they cannot run on trees, in the library's words; planning may take
-    ``BLINK_PLAN_TIMEOUT``.
+    ``key`` is a text that no other group has, the same on all ``size`` ≥ 2 ranks. ``device`` is the GPU's number in
+    this process. UnsupportedError, on all ranks, with the library's message, if they cannot run on trees; planning may
+    take ``BLINK_PLAN_TIMEOUT``.
     """
 
     def __init__(self, key: str, rank: int, size: int, device: int) -> None:
@@ -64,22 +64,22 @@ class GpuGroup:
         self._library = gpu_library()
         self._lock = threading.Lock()
         self._comm = c.c_void_p()
-        # The planner is this package's: "python3" on PATH may be one that does not have it.
+        # The planner is that of this package, because "python3" on PATH may lack it.
         os.environ.setdefault("BLINK_PYTHON", sys.executable)
         why = c.create_string_buffer(_WHY_BYTES)
         result = self._library.blink_shim_comm_create(
             c.byref(self._comm), key.encode(), size, rank, device, why, _WHY_BYTES
         )
         if result:
-            said = why.value.decode(errors="replace") or f"result {result}"
-            raise UnsupportedError(f"rank {rank} of {size} on GPU {device} cannot run on trees: {said}")
+            message = why.value.decode(errors="replace") or f"result {result}"
+            raise UnsupportedError(f"rank {rank} of {size} on GPU {device} cannot run on trees: {message}")
 
     def run(self, call: CollectiveCall, send: int | None, recv: int | None, stream: int) -> None:
-        """Enqueues a collective on ``stream`` (CUDA's handle), and returns at once.
+        """Enqueue a collective on ``stream`` (CUDA's handle), without waiting for it.
 
         ``call`` is one of :data:`COLLECTIVES`. ``send`` and ``recv`` are addresses on this rank's GPU, None for a
-        buffer that it does not have; in place as in nccl.h. CommunicationError if no program serves it, or a kernel
-        has given up: NCCL_DEBUG=INFO shows the library's own words.
+        missing buffer; in place as in nccl.h. CommunicationError if no program serves it, or a kernel gave up:
+        NCCL_DEBUG=INFO shows the library's message.
         """
         name = call.collective
         at_root = call.root if name in ("broadcast", "reduce", "gather", "scatter") else -1
@@ -93,13 +93,13 @@ class GpuGroup:
         self._check(result, name)
 
     def check(self) -> None:
-        """CommunicationError if a kernel gave up, which all other ranks have been told. Never asks CUDA."""
+        """Raise CommunicationError if a kernel gave up, which all other ranks have learned. Does not call CUDA."""
         with self._lock:
             result = self._library.blink_shim_comm_error(self._comm) if self._comm else 0
         self._check(result, "a collective")
 
     def close(self) -> None:
-        """Ends this rank's part when what was enqueued has ended. May be called twice."""
+        """Leave the group after the enqueued work. May be called twice."""
         with self._lock:
             comm, self._comm = self._comm, c.c_void_p()
             if comm:

@@ -1,7 +1,7 @@
 """The frame of a benchmark's own kernel: one text for a GPU, its emulation, and the double of the driver.
 
-A kernel's argument is at least as long as a :class:`LaunchCall`, as all three pass on so many bytes, and 0 where a call
-has its status: the emulation looks there.
+A kernel's argument is at least as long as a :class:`LaunchCall`, because all three pass on this number of bytes. It is
+0 in the place of a call's status, which the emulation reads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from blinkccl.engines.generated import LaunchCall
 
-#: Threads of a block, as libblink.so launches it.
+#: Threads of a block in libblink.so's launches.
 THREADS = 512
 
 #: BENCH_KERNEL makes a kernel of the function ``body(argument, block)``; BENCH_SHARED names memory of the block.
@@ -38,7 +38,7 @@ FRAME = """\
 
 
 def as_long_as_a_call(*fields: tuple[str, Any]) -> list[tuple[str, Any]]:
-    """The fields of a kernel's argument, widest first, and behind them as many bytes as a call has more."""
+    """The fields of a kernel's argument, widest first, padded to the size of a call."""
     taken = sum(c.sizeof(kind) for _, kind in fields)
     assert taken <= c.sizeof(LaunchCall), f"{taken} bytes are more than a call has"
     return [*fields, ("rest", c.c_char * (c.sizeof(LaunchCall) - taken))]

@@ -1,9 +1,9 @@
-"""Whether a line of 128 bytes can be seen torn, which generated code must survive: LL128's reader against its writer.
+"""A litmus test of torn 128-byte lines, which generated code must survive: LL128's reader against its writer.
 
-A warp writes lines by one store per line, all words the number of the round, and a warp on another multiprocessor reads
-them: it looks until all flags of its lines are of the round, as ``fold.h`` does, and then compares the data of the same
-look, and those of a second look behind the vote. PTX makes each thread's load one of its own, so data of the first look
-may be older than the flag; of the second they may not, and no wire would be right where they are.
+A warp writes lines by one store per line, with all words equal to the round's number. A warp on another multiprocessor
+reads them: it polls until all flags of its lines are of the round, as ``fold.h`` does. Then it compares the data of the
+same look, and those of a second look behind the vote. In PTX each thread's load is separate, so data of the first look
+may be older than the flag. Data of the second look may not, or every wire would be wrong.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from cuda_driver import Cuda
 from gpu_kernels import FRAME, as_long_as_a_call
 
-#: Lines of a warp, and how many messages of them are under way at once.
+#: Lines of a warp, and number of messages in flight.
 LINES, SLOTS = 4, 4
-#: A warp that waits longer gives up.
+#: Timeout of a waiting warp.
 TIMEOUT_NS = 5 * 10**9
 _WARP = 32
 
@@ -91,7 +91,7 @@ class Litmus(c.Structure):
 
 
 class Torn(NamedTuple):
-    """Rounds of all pairs of warps (0: nobody has lines), and lanes that saw data older than the flag, at each look."""
+    """Rounds of all pairs of warps (0: no warp has lines), and lanes that saw data older than the flag, by look."""
 
     rounds: int
     first: int
@@ -99,7 +99,7 @@ class Torn(NamedTuple):
 
 
 def litmus(cuda: Cuda, pairs: int, threads: int, rounds: int, text: str = TEXT) -> Torn:
-    """``pairs`` of blocks, each of whose warps goes through ``rounds`` rounds."""
+    """Run ``pairs`` of blocks, each warp for ``rounds`` rounds."""
     warps = pairs * threads // _WARP
     lines = cuda.put(np.zeros(warps * SLOTS * LINES * 128, np.uint8))
     heads = cuda.put(np.zeros(warps * 128, np.uint8))

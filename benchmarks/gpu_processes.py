@@ -1,6 +1,6 @@
-"""Ranks as processes that share one GPU, by CUDA IPC; and one that is killed while another waits for it.
+"""Ranks as processes that share one GPU by CUDA IPC; and one that is killed while another waits for it.
 
-    gpu_processes.py KEY RANK                  # of the two of which the last is killed
+    gpu_processes.py KEY RANK                  # one of two ranks, of which the last is killed
 
 Without MPS processes take turns on a GPU, so nothing here is measured.
 """
@@ -23,27 +23,27 @@ from gpu_group import GpuGroup
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError
 
-#: How long a kernel waits for a rank that was killed, and how much later its process has said so.
+#: Timeout of a kernel that waits for a killed rank, and the time after it within which its process must report.
 PATIENCE_S, GRACE_S = 3, 5.0
 _COUNT = 1000
 
 
 class Said(NamedTuple):
-    """True if the rank that is left named the killed one in time; and its words."""
+    """True if the remaining rank named the killed one in time; and its output."""
 
     named: bool
     words: str
 
 
 def conformance(size: int, case: str) -> str:
-    """The calls of ``gpu_conformance.py`` by processes: what is wrong, or nothing."""
+    """Faults of the calls of ``gpu_conformance.py`` by processes, or ""."""
     key = gpu_conformance.new_key()
     texts = _run([[gpu_conformance.__file__, str(size), case, str(rank), key] for rank in range(size)])
     return " ".join(text for text in texts if text.strip().split("\n")[-1] != "ok")[-300:]
 
 
 def killed() -> Said:
-    """The words of rank 0 of two when rank 1 was killed before its second call."""
+    """Output of rank 0 of two after rank 1 was killed before its second call."""
     began = time.monotonic()
     settings = {"BLINK_TIMEOUT": str(PATIENCE_S), "BLINK_DEBUG": "WARN"}
     key = gpu_conformance.new_key()
@@ -57,7 +57,7 @@ def killed() -> Said:
 
 
 def _run(programs: Sequence[Sequence[str]], settings: dict[str, str] | None = None) -> list[str]:
-    """The output of all processes once they have ended; the step has a deadline, and they end with it."""
+    """Output of all processes after their end; the step's timeout ends them too."""
     environment = os.environ | (settings or {})
     started = [
         subprocess.Popen(
@@ -69,7 +69,7 @@ def _run(programs: Sequence[Sequence[str]], settings: dict[str, str] | None = No
 
 
 def rank_of_two(key: str, rank: int) -> None:
-    """Calls twice, and rank 1 is killed in between."""
+    """Call twice; rank 1 is killed in between."""
     cuda = Cuda(int(os.environ.get("BLINK_TEST_DEVICE", "0")))
     group = GpuGroup(key, rank, 2, 0)
     stream, buffer = cuda.stream(), cuda.put(np.ones(_COUNT, np.float32))
@@ -89,7 +89,7 @@ def rank_of_two(key: str, rank: int) -> None:
     except BlinkError as failure:
         error = failure
     print(f"said after {time.monotonic() - began:.1f} s" if error else "nobody noticed", flush=True)
-    # What a kernel that gave up has left of the context is not asked again.
+    # A kernel gave up in the context, so it is not used again.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,6 +1,6 @@
 """Several ranks on one GPU, in one process: a thread makes each rank's group, one thread drives all streams.
 
-What they run is what ``libblink.so`` runs under NCCL programs. NCCL stands beside it where it allows several ranks on a
+They run the code that ``libblink.so`` runs under NCCL programs. NCCL is measured too, if it allows several ranks on a
 GPU.
 """
 
@@ -26,7 +26,7 @@ _LEAST_NCCL = 23000
 
 
 class Ranks(Protocol):
-    """Something that sums float32 over ranks, each on its stream."""
+    """Ranks that sum float32, each on its stream."""
 
     def all_reduce(self, rank: int, send: int, recv: int, count: int, stream: int) -> None: ...
 
@@ -34,7 +34,7 @@ class Ranks(Protocol):
 
 
 class Ours:
-    """Ranks of ours."""
+    """Ranks of Blink."""
 
     def __init__(self, cuda: Cuda, size: int) -> None:
         key = new_key()
@@ -106,7 +106,7 @@ class Nccl:
 
 
 class Field:
-    """A stream, an input and an output per rank, and what makes their work one piece of work."""
+    """A stream, an input and an output per rank, and events that join their work."""
 
     def __init__(self, cuda: Cuda, size: int, count: int, seed: int = 0) -> None:
         self.cuda, self.size, self.count = cuda, size, count
@@ -120,7 +120,7 @@ class Field:
         self._timed = cuda.event(), cuda.event()
 
     def all_reduce(self, ranks: Ranks) -> None:
-        """On all streams; the first one waits for all others, which begin after it."""
+        """Run on all streams; the first one waits for all others, which begin after it."""
         first, *others = self.streams
         self.cuda.record(self._fork, first)
         for stream in others:
@@ -132,7 +132,7 @@ class Field:
             self.cuda.wait(first, event)
 
     def graphs(self, ranks: Ranks) -> list[int]:
-        """One AllReduce as a graph of each rank: branches of one graph need not run side by side."""
+        """One AllReduce as a graph per rank, because branches of one graph need not run in parallel."""
         captured = []
         for rank, stream in enumerate(self.streams):
             self.cuda.begin_capture(stream)
@@ -141,7 +141,7 @@ class Field:
         return captured
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """By events around it."""
+        """Seconds of ``work``, by events around it."""
         before, after = self._timed
         self.cuda.record(before, self.streams[0])
         work()
@@ -149,25 +149,25 @@ class Field:
         return self.cuda.elapsed_s(before, after)
 
     def spoil(self) -> None:
-        """Overwrites all outputs: what a replay does not write shows."""
+        """Overwrite all outputs, so that elements that a replay does not write are visible."""
         for address, stream in zip(self.outputs, self.streams, strict=True):
             self.cuda.fill(address, 0xFF, 4 * self.count, stream)
 
     def results(self) -> list[bytes]:
-        """Every rank's output, when all have it."""
+        """Every rank's output, after all have it."""
         for stream in self.streams:
             self.cuda.synchronize(stream)
         return [self.cuda.get(address, self.count, np.float32).tobytes() for address in self.outputs]
 
     def right(self) -> bool:
-        """Whether all have the sum, as near as float32 comes in any order."""
+        """True if all have the sum, within float32's error for any order."""
         expected = np.sum(np.array(self.values, np.float64), axis=0)
-        found = (np.frombuffer(one, np.float32) for one in self.results())
-        return all(bool(np.allclose(one, expected, rtol=1e-5, atol=1e-5)) for one in found)
+        outputs = (np.frombuffer(one, np.float32) for one in self.results())
+        return all(bool(np.allclose(one, expected, rtol=1e-5, atol=1e-5)) for one in outputs)
 
 
 class Replays(NamedTuple):
-    """How replays of one graph came out, on all ranks."""
+    """Result of the replays of one graph, on all ranks."""
 
     replays: int
     right: bool
@@ -175,7 +175,7 @@ class Replays(NamedTuple):
 
 
 def replays(cuda: Cuda, size: int, nbytes: int, count: int) -> Replays:
-    """An AllReduce as calls, then as graphs, its outputs spoiled before each replay."""
+    """An AllReduce as calls, then as graphs, with outputs overwritten before each replay."""
     ranks, field = Ours(cuda, size), Field(cuda, size, nbytes // 4)
     field.all_reduce(ranks)
     right = field.right()
@@ -192,9 +192,9 @@ def replays(cuda: Cuda, size: int, nbytes: int, count: int) -> Replays:
 
 
 def order(cuda: Cuda, size: int, rounds: int, count: int = 25_000, hold_bytes: int = 1 << 26) -> bool:
-    """Whether a graph, a call and a graph, each in streams of its own, read what the one before wrote.
+    """True if a graph, a call and a graph, each in its own streams, read the results of the previous one.
 
-    Only the groups order them. The first is held up, so that what does not wait for it comes too early.
+    Only the groups order them. The first is delayed, so work that does not wait for it comes too early.
     """
     ranks, every = Ours(cuda, size), range(size)
     source = cuda.put(np.ones(count, np.float32))
@@ -211,7 +211,7 @@ def order(cuda: Cuda, size: int, rounds: int, count: int = 25_000, hold_bytes: i
         return cuda.end_capture(streams[number][rank])
 
     graphs = {number: [captured(rank, number) for rank in every] for number in (0, 2)}
-    kept = True
+    ordered = True
     for _ in range(rounds):
         for rank in every:
             for address in at[rank]:
@@ -228,10 +228,10 @@ def order(cuda: Cuda, size: int, rounds: int, count: int = 25_000, hold_bytes: i
         for rank in every:
             for number in range(3):
                 cuda.synchronize(streams[number][rank])
-            found = [cuda.get(address, count, np.float32) for address in at[rank]]
-            kept = kept and all(bool((one == size**number).all()) for number, one in enumerate(found))
+            values = [cuda.get(address, count, np.float32) for address in at[rank]]
+            ordered = ordered and all(bool((one == size**number).all()) for number, one in enumerate(values))
     ranks.close()
-    return kept
+    return ordered
 
 
 def against_nccl(cuda: Cuda, size: int, sizes: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]:
@@ -242,10 +242,10 @@ def against_nccl(cuda: Cuda, size: int, sizes: Sequence[int], rounds: int) -> It
     CudaError
         As :class:`Nccl`.
     """
-    theirs, ours = Nccl(size), Ours(cuda, size)
+    nccl, blink = Nccl(size), Ours(cuda, size)
     for nbytes in sizes:
         field = Field(cuda, size, nbytes // 4)
-        calls = [partial(field.all_reduce, one) for one in (ours, theirs)]
+        calls = [partial(field.all_reduce, one) for one in (blink, nccl)]
         pairs = [tuple(map(field.seconds, calls)) for _ in range(rounds + 3)][3:]
         yield {
             "ranks": size,
@@ -256,5 +256,5 @@ def against_nccl(cuda: Cuda, size: int, sizes: Sequence[int], rounds: int) -> It
             "times_as_fast": statistics.median(b / a for a, b in pairs),
         }
         cuda.free(*field.inputs, *field.outputs)
-    ours.close()
-    theirs.close()
+    blink.close()
+    nccl.close()

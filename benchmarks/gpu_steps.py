@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_steps.py STEP [--quick]
 
-It writes a line of JSON with rows of a table and verdicts as soon as it has some, so that what comes after loses
+A step prints a line of JSON with rows of a table and verdicts as soon as it has some, so a later failure loses
 nothing. Goals are those of an H200.
 """
 
@@ -43,16 +43,16 @@ __all__ = ["NO_GPU", "STEPS"]
 
 LEAST_OF_COPY, MOST_US, LEAST_BLOCKS = 0.90, 10.0, 2
 MIB = 1 << 20
-#: What all steps run under. Streams that share one of the GPU's queues wait for each other: fatal where one rank's
-#: kernel waits for another's. And a kernel gives up before its step is over.
+#: Environment of all steps. Streams that share one of the GPU's queues wait for each other, which deadlocks if one
+#: rank's kernel waits for another's. And a kernel times out before its step.
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "BLINK_TIMEOUT": "20"}
 
-#: Its kind (ok; MISSED: a goal of speed; WRONG: a result; FAILED; not measured), and what of.
+#: Kind (ok; MISSED: a goal of speed; WRONG: a result; FAILED; not measured), and subject.
 Verdict = tuple[str, str]
 
 
 class Found(NamedTuple):
-    """A piece of what a step finds: rows of its table, and verdicts."""
+    """A part of a step's result: rows of its table, and verdicts."""
 
     rows: Sequence[dict[str, Any]]
     verdicts: Sequence[Verdict]
@@ -69,7 +69,7 @@ def reached(good: bool, words: str) -> Verdict:
 
 
 def _slowness(cuda: Cuda) -> int:
-    """By how much there is less to do: the double of a driver, with few multiprocessors, is as fast as this CPU."""
+    """Divisor of sizes: the double of a driver has few multiprocessors and runs at this CPU's speed."""
     return 1 if cuda.multiprocessors >= 20 else 4096
 
 
@@ -113,12 +113,12 @@ def grid(quick: bool) -> Iterator[Found]:
 
 
 def sanitizer(tool: str) -> Iterator[Found]:
-    found = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    if found is None:
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if sanitizer is None:
         yield Found([], [("not measured", "no compute-sanitizer on PATH; it comes with the CUDA toolkit")])
         return
     program = [sys.executable, gpu_grid.__file__, "2"]
-    ended = subprocess.run([found, "--tool", tool, "--error-exitcode", "9", *program], check=False)
+    ended = subprocess.run([sanitizer, "--tool", tool, "--error-exitcode", "9", *program], check=False)
     yield Found([], [right(ended.returncode == 0, f"{tool} of 2 ranks in one grid: exit code {ended.returncode}")])
 
 
@@ -142,7 +142,7 @@ def empty(quick: bool) -> Iterator[Found]:
 
 
 def wires(quick: bool) -> Iterator[Found]:
-    """The rate of the busiest block in a broadcast of two ranks with a block each, beside the predicted one."""
+    """The rate of the busiest block in a broadcast of two ranks with a block each, and the predicted rate."""
     cuda = Cuda()
     nbytes = (1 if quick else 32) * MIB // _slowness(cuda)
     program = gpu_grid.program_of("broadcast", 2, "one_hop", root=0)
@@ -167,7 +167,7 @@ def fold(quick: bool) -> Iterator[Found]:
 
 
 def occupancy(quick: bool) -> Iterator[Found]:
-    """Registers and local memory of a plan's kernels, as the driver loads them, and how many blocks fit."""
+    """Registers and local memory of a plan's kernels, as the driver loads them, and the number of blocks that fit."""
     cuda = Cuda()
     topology = parse_spec("hgx-h100")
     request = Request(topology, Collective("allreduce", 8), parse_gpus(None, topology))
@@ -175,12 +175,12 @@ def occupancy(quick: bool) -> Iterator[Found]:
     kernels = [Kernel(name, lower(ALGORITHMS[name].plan(request))) for name in names]
 
     def image(of: tuple[Kernel, str]) -> bytes:
-        """The kernel with one protocol: files are compiled side by side."""
+        """The kernel with one protocol; files are compiled in parallel."""
         kernel, protocol = of
         mine = f"BLINK_ENTRY({kernel.entry(protocol)},"
         lines = cuda_text([kernel]).split("\n")
-        kept = [line for line in lines if "_ENTRY(" not in line or line.startswith(mine)]
-        return cuda.compiled("\n".join([*kept, ""]))
+        chosen = [line for line in lines if "_ENTRY(" not in line or line.startswith(mine)]
+        return cuda.compiled("\n".join([*chosen, ""]))
 
     work = [(kernel, protocol) for kernel in kernels for protocol in WIRES]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -208,20 +208,20 @@ def processes(quick: bool) -> Iterator[Found]:
 
 
 def killed(quick: bool) -> Iterator[Found]:
-    said = gpu_processes.killed()
-    yield Found([], [right(said.named, said.words)])
+    result = gpu_processes.killed()
+    yield Found([], [right(result.named, result.words)])
 
 
 def replays(nbytes: int, quick: bool) -> Iterator[Found]:
     size = 2 if quick else 8
-    told = gpu_ranks.replays(Cuda(), size, nbytes, 10 if quick else 100)
-    words = f"{told.replays} replays of an AllReduce of {nbytes} bytes on {size} ranks"
-    yield Found([], [right(told.right, f"{words} are right"), right(told.same_bits, f"{words} give the same bits")])
+    result = gpu_ranks.replays(Cuda(), size, nbytes, 10 if quick else 100)
+    words = f"{result.replays} replays of an AllReduce of {nbytes} bytes on {size} ranks"
+    yield Found([], [right(result.right, f"{words} are right"), right(result.same_bits, f"{words} give the same bits")])
 
 
 def order(quick: bool) -> Iterator[Found]:
-    found = gpu_ranks.order(Cuda(), 2 if quick else 8, 1 if quick else 5)
-    yield Found([], [right(found, "graphs and calls in several streams keep their order")])
+    ordered = gpu_ranks.order(Cuda(), 2 if quick else 8, 1 if quick else 5)
+    yield Found([], [right(ordered, "graphs and calls in several streams keep their order")])
 
 
 def nccl(quick: bool) -> Iterator[Found]:
@@ -235,7 +235,7 @@ def nccl(quick: bool) -> Iterator[Found]:
 
 @dataclass(frozen=True)
 class Row:
-    """A step's subject, how long it may take (quick: 0 where it is left out), and its work: ``run(quick)``."""
+    """A step: its subject, its longest time in seconds (quick: 0 to omit it), and its work: ``run(quick)``."""
 
     what: str
     quick_s: float
@@ -246,7 +246,7 @@ class Row:
         return self.quick_s if quick else self.whole_s
 
 
-#: What no earlier step needs comes first where only a GPU can show it.
+#: Independent checks that only a GPU can make come first.
 STEPS = {
     "machine": Row("The GPU, its driver and a compiler for it.", 8, 12, machine),
     "torn": Row("Lines of 128 bytes, by one store each, read while they are written.", 8, 20, torn),
@@ -284,15 +284,15 @@ def main() -> int:
             print(f"benchmarks/gpu_day.py needs an NVIDIA GPU: {' '.join(str(error).split())}")
             return NO_GPU
     try:
-        for found in STEPS[name].run(quick):
-            print(json.dumps(found._asdict()), flush=True)
+        for part in STEPS[name].run(quick):
+            print(json.dumps(part._asdict()), flush=True)
     except (BlinkError, CudaError) as error:
         print(json.dumps(Found([], [("FAILED", " ".join(str(error).split()))])._asdict()))
     return 0
 
 
 def _driver_version() -> str:
-    """The driver's own version, where the kernel module tells it."""
+    """The driver's own version, if the kernel module states it."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().split()
     except OSError:
@@ -301,13 +301,13 @@ def _driver_version() -> str:
 
 
 def _commit() -> str:
-    """Of the checkout, where git tells it."""
+    """The commit of the checkout, if git states it."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
     except OSError:
-        told = ""
-    return told.strip() or "unknown"
+        text = ""
+    return text.strip() or "unknown"
 
 
 if __name__ == "__main__":

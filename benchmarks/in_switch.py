@@ -1,4 +1,4 @@
-"""What switches that combine would gain: rates and simulated times of in_switch beside those of optimal.
+"""Gains of in-network reduction in switches: rates and simulated times of in_switch and of optimal.
 
     python benchmarks/in_switch.py [-o in_switch.md]
 
@@ -40,7 +40,7 @@ SIZES = (1 << 20, 16 << 20, 256 << 20, 1 << 30)
 
 
 def combining(machine: Topology, which: str) -> Topology:
-    """The machine, whose switches combine: those of servers, those between them, or all."""
+    """The machine with switches that reduce: those of servers, those between them, or all."""
     inside = {machine.vertex[rank].server for rank in machine.ranks}
     wanted = {"servers": (True,), "network": (False,), "all": (True, False)}[which]
     return replace(
@@ -57,7 +57,7 @@ def request(machine: Topology, name: str = "allreduce", objective: str = "shallo
 
 
 def checked(forest: Forest) -> Forest:
-    """The plan, which the checker accepts."""
+    """The plan, after the checker has accepted it."""
     verdict = check_plan(json.loads(dumps(to_document(forest))))
     if verdict.violations or (verdict.rate, verdict.bound) != (forest.rate, forest.bound):
         raise SystemExit(f"{forest.topology.name}: {verdict.violations[:3]}")
@@ -70,19 +70,19 @@ def rates() -> Iterator[str]:
     for spec in MACHINES:
         machine = parse_spec(spec)
         alone = algorithm("optimal").plan(request(machine, objective="exact")).algbw_gb_per_s
-        cases = {combining(machine, kind).vertices: kind for kind in reversed(KINDS)}  # all: where that is another one
+        cases = {combining(machine, kind).vertices: kind for kind in reversed(KINDS)}  # all, if it differs
         for vertices, which in reversed(cases.items()):
             began = process_time()
             try:
-                found = checked(algorithm("in_switch").plan(request(replace(machine, vertices=vertices))))
-            except UnsupportedError:  # there is none that joins three
+                forest = checked(algorithm("in_switch").plan(request(replace(machine, vertices=vertices))))
+            except UnsupportedError:  # no switch joins three ranks
                 continue
             seconds = process_time() - began
-            kind = "prices" if found.certificate.kind == "dual" else "cut"
+            kind = "prices" if forest.certificate.kind == "dual" else "cut"
             yield (
-                f"| `{spec}` | {len(machine.ranks)} | {alone:.1f} | {which} | {found.algbw_gb_per_s:.1f} | "
-                f"{found.algbw_gb_per_s / alone:.2f} | {float(found.rate / found.bound):.3f} | {kind} | "
-                f"{len(found.shares)} | {found.depth} | {seconds:.1f} |"
+                f"| `{spec}` | {len(machine.ranks)} | {alone:.1f} | {which} | {forest.algbw_gb_per_s:.1f} | "
+                f"{forest.algbw_gb_per_s / alone:.2f} | {float(forest.rate / forest.bound):.3f} | {kind} | "
+                f"{len(forest.shares)} | {forest.depth} | {seconds:.1f} |"
             )
 
 
@@ -93,10 +93,10 @@ def one_way() -> Iterator[str]:
         machine = parse_spec(spec)
         for name in OTHERS:
             alone = algorithm("optimal").plan(request(machine, name, "exact"))
-            found = checked(algorithm("in_switch").plan(request(combining(machine, "all"), name)))
-            used, before = (float(sum(each.link_load.values()) / each.rate) for each in (found, alone))
+            plan = checked(algorithm("in_switch").plan(request(combining(machine, "all"), name)))
+            used, before = (float(sum(each.link_load.values()) / each.rate) for each in (plan, alone))
             yield (
-                f"| `{spec}` | {name} | {alone.algbw_gb_per_s:.1f} | {found.algbw_gb_per_s:.1f} | {used / before:.2f} |"
+                f"| `{spec}` | {name} | {alone.algbw_gb_per_s:.1f} | {plan.algbw_gb_per_s:.1f} | {used / before:.2f} |"
             )
 
 

@@ -1,10 +1,10 @@
-"""Random kills of ranks at random moments: each must reach all others, by name and in time.
+"""Random kills of ranks at random moments: all others must report the killed rank in time.
 
     python benchmarks/kills.py [-n 1000] [--seed 0] [--limit 2.0] [--only "shared arrays"]
 
-Each kill has a job of its own: 2 to 5 processes that do one of the things below over and over, one of which gets
-SIGKILL. All others must raise PeerLostError with its rank. Printed is the time from the signal to the last of them,
-by what the job was doing. Exit code 1: an error was missing or wrong, or later than the limit.
+Each kill has a job of its own: 2 to 5 processes repeat one of the activities below, and one of them gets SIGKILL. All
+others must raise PeerLostError with its rank. The table has the time from the signal to the last error, by activity.
+Exit code 1: an error was missing or wrong, or later than the limit.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import open_store
 
 CONTEXT = multiprocessing.get_context("forkserver")
-#: Of all waits. A rank that hears nothing of a kill runs into it.
+#: Timeout of all waits; a rank that does not detect a kill reaches it.
 DEADLINE_S = 20.0
-#: A kill falls so late after the moment that it is aimed at, at most.
+#: Largest random delay of a kill after the moment that it is aimed at.
 SPREAD_S = {"while the group is made": 0.1}
 DEFAULT_SPREAD_S = 0.15
 
-# ---- what ranks do
+# ---- activities of ranks
 
 
 def small(comm: Communicator, rng: random.Random) -> None:
@@ -86,7 +86,7 @@ def parts(comm: Communicator, rng: random.Random) -> None:
 
 
 def apart(comm: Communicator, rng: random.Random) -> None:
-    """Time passes between calls, on other ranks than the first more of it."""
+    """Time passes between calls, more of it on other ranks than the first."""
     time.sleep(0.02 * comm.rank)
     comm.barrier()
 
@@ -106,7 +106,7 @@ WORK: dict[str, Callable[[Communicator, random.Random], None]] = {
 
 
 def rank_until_lost(connection: Connection, url: str, rank: int, size: int, work: str, seed: int) -> None:
-    """A rank's life; sends whom it lost and when, or what else ended it."""
+    """Run a rank until an error; send the lost rank and the time, or the other error."""
     lost, other = -1, ""
     try:
         store = open_store(url, rank, time.monotonic() + DEADLINE_S)
@@ -127,14 +127,14 @@ def rank_until_lost(connection: Connection, url: str, rank: int, size: int, work
 
 @dataclass
 class Tally:
-    """What came of the kills of one kind: seconds to the last rank that heard, and what was wrong."""
+    """Kills of one kind: seconds to the last error, and faults."""
 
     seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
 def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally) -> None:
-    """One job, one kill."""
+    """Run one job with one kill."""
     size = rng.randrange(2, 6)
     victim = rng.randrange(size)
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
@@ -149,15 +149,15 @@ def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally) -> No
         for process, (_, sender) in zip(ranks, pipes, strict=True):
             process.start()
             sender.close()
-        # Rank 0 publishes where it listens, and the others show that they are there; then they come together.
+        # Rank 0 publishes its address, and the others show their presence; then they connect.
         making = work == "while the group is made"
         patterns = {"*bootstrap*": 1, "*here*": size - 1} if making else {"kworking*": size}
         end = time.monotonic() + DEADLINE_S
         while any(len(list(directory.glob(pattern))) < wanted for pattern, wanted in patterns.items()):
             if time.monotonic() > end:
-                said = [f"rank {r}: {receiver.recv()[2]}" for r, (receiver, _) in enumerate(pipes) if receiver.poll()]
-                found = sorted(path.name for path in directory.glob("k*"))
-                tally.wrong.append(f"{size} ranks did not start: {said or 'nobody says why'}; the store has {found}")
+                texts = [f"rank {r}: {receiver.recv()[2]}" for r, (receiver, _) in enumerate(pipes) if receiver.poll()]
+                entries = sorted(path.name for path in directory.glob("k*"))
+                tally.wrong.append(f"{size} ranks did not start: {texts or 'nobody says why'}; the store has {entries}")
                 return
             time.sleep(0.002)
         time.sleep(rng.uniform(0.05 if making else 0, SPREAD_S.get(work, DEFAULT_SPREAD_S)))
@@ -172,10 +172,10 @@ def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally) -> No
             if not receiver.poll(2 * DEADLINE_S):
                 tally.wrong.append(f"rank {rank} of {size} hung after rank {victim} was killed")
                 continue
-            at, lost, said = receiver.recv()
+            at, lost, reason = receiver.recv()
             heard.append(at - killed)
             if lost != victim:
-                tally.wrong.append(f"rank {rank} of {size}, rank {victim} killed: {said}")
+                tally.wrong.append(f"rank {rank} of {size}, rank {victim} killed: {reason}")
         tally.seconds.append(max(heard, default=0.0))
     finally:
         for process, (receiver, _) in zip(ranks, pipes, strict=True):
@@ -207,7 +207,7 @@ def main() -> int:
 
 
 def report(tallies: dict[str, Tally], limit: float, took_s: float, descriptors: int) -> int:
-    """Prints what came of it; the exit code."""
+    """Print the results; return the exit code."""
     print(f"{'doing':<26}{'kills':>7}{'median':>10}{'99 %':>10}{'max':>10}{'late':>6}{'wrong':>7}")
     rows = {work: tally for work, tally in tallies.items() if tally.seconds}
     every = [second for tally in rows.values() for second in tally.seconds]

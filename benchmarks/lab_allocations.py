@@ -1,15 +1,18 @@
 """Trees and rings in the laboratory, on all allocations of a DGX-1V and a DGX-1P that NVLink connects.
 
-    python benchmarks/lab_allocations.py lab.json                measure what is not in the file yet (root, 20 minutes)
+    python benchmarks/lab_allocations.py lab.json                measure cases missing in the file (root, 20 minutes)
     python benchmarks/lab_allocations.py lab.json --write docs   the tables, from the file
 
-Each machine is built once, with all links of all plans; for each allocation a lane is as fast as the processors hold,
-and optimal trees, Blink's and all of NCCL's rings at once run in turns. ``--seconds`` ends it after so long, and the
-next call goes on from there. The file of this package is reproduction/laboratory.json; ``--other`` takes those of
-other sizes, of which the summary is written. ``--hybrid`` takes what ``blink lab broadcast --topo dgx-1v --gpus 0-2
---algo optimal@fast,hybrid@all,optimal@all -b 64K -e 64M -f 4 --json`` printed, for 0-2 to 0-7, and adds a table of it;
-``--libraries`` likewise what ``--algo optimal,blink,ring,one_ring,gloo_links,gloo_ranks,openmpi`` printed, and
-``--messages`` what ``blink lab sendrecv --topo mist --gpus 0,1 --algo multi_path,one_hop,path:0-4-1 --json`` did.
+Each machine is built once, with all links of all plans. For each allocation a lane is as fast as the processors hold;
+optimal trees, Blink's and all of NCCL's rings at once run in turns. ``--seconds`` is a limit of time, and the next call
+continues. This package's file is reproduction/laboratory.json; ``--other`` adds summaries of files of other sizes.
+
+Three options add tables from the JSON output of ``blink lab``:
+
+- ``--hybrid``: ``blink lab broadcast --topo dgx-1v --gpus 0-2 --algo optimal@fast,hybrid@all,optimal@all -b 64K -e 64M
+  -f 4 --json``, for 0-2 to 0-7;
+- ``--libraries``: the same with ``--algo optimal,blink,ring,one_ring,gloo_links,gloo_ranks,openmpi``;
+- ``--messages``: ``blink lab sendrecv --topo mist --gpus 0,1 --algo multi_path,one_hop,path:0-4-1 --json``.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from reproduction.laboratory import Allocation, read
 
 MACHINES, COLLECTIVES = ("dgx-1v", "dgx-1p"), ("broadcast", "allreduce")
 ALGORITHMS = ("optimal", "blink", "ring")
-#: The links of a laboratory are built this fast, and slowed down from it.
+#: Rate at which the links of a laboratory are built, before they are slowed down.
 BUILT_MBIT_PER_S = 400.0
 
 
@@ -75,7 +78,7 @@ def measure(path: Path, size: int, rounds: int, seconds: float) -> None:
 
 
 def recorded(field: Field, row: Sequence[Measured]) -> dict[str, Any]:
-    """A line of the file: per algorithm the plan's rate and that of every run, in GB/s of the machine."""
+    """A line of the file: the plan's rate and the rate of every run, by algorithm, in GB/s of the machine."""
     rates = {
         one.candidate.name: [
             one.candidate.forest.algbw_gb_per_s,
@@ -92,14 +95,14 @@ def recorded(field: Field, row: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def summary(found: Sequence[Allocation]) -> list[str]:
-    """Cells of a line: of the plan's rate, and of the predicted ratio."""
-    parts = [[one.by[algorithm].part for one in found] for algorithm in ALGORITHMS]
-    off = [one.speedup() / one.planned_speedup() for one in found]
+def summary(cases: Sequence[Allocation]) -> list[str]:
+    """Cells of a line: parts of the plan's rate, and of the predicted ratio."""
+    parts = [[one.by[algorithm].part for one in cases] for algorithm in ALGORITHMS]
+    off = [one.speedup() / one.planned_speedup() for one in cases]
     return [
         *(f"{geometric_mean(some):.3f}, least {min(some):.3f}" for some in parts),
-        f"{geometric_mean([one.speedup() for one in found]):.3f}",
-        f"{geometric_mean([one.planned_speedup() for one in found]):.3f}",
+        f"{geometric_mean([one.speedup() for one in cases]):.3f}",
+        f"{geometric_mean([one.planned_speedup() for one in cases]):.3f}",
         f"{min(off) - 1:+.1%} … {max(off) - 1:+.1%}",
     ]
 
@@ -109,9 +112,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def detail(found: Sequence[Allocation]) -> str:
+def detail(cases: Sequence[Allocation]) -> str:
     rows = []
-    for one in found:
+    for one in cases:
         cells = [",".join(map(str, one.gpus)), f"{one.lane_mbit_per_s:.0f}"]
         for algorithm in ALGORITHMS:
             some = one.by[algorithm]
@@ -133,12 +136,12 @@ def detail(found: Sequence[Allocation]) -> str:
 
 
 def hybrid(documents: Sequence[Path]) -> str:
-    """How much faster NVLink and PCIe together are than NVLink alone, as the paper splits data and as one forest."""
-    found = [json.loads(path.read_text()) for path in documents]
+    """Gain of NVLink and PCIe together over NVLink alone, with the paper's split and as one forest."""
+    results = [json.loads(path.read_text()) for path in documents]
     alone, *names = ("optimal@fast", "hybrid@all", "optimal@all")
     by = {
         (row["algorithm"], len(document["ranks"]), row["size_bytes"]): row
-        for document in found
+        for document in results
         for row in document["rows"]
     }
     sizes = sorted({size for _, _, size in by})
@@ -161,17 +164,17 @@ def _size(size_bytes: int) -> str:
 
 
 def _gain(row: Mapping[str, Any], alone: Mapping[str, Any]) -> str:
-    """Of both over NVLink alone, in brackets where both are the same plan."""
+    """Gain of both over NVLink alone, in brackets if both are the same plan."""
     gain = f"{row['algbw_gb_per_s'] / alone['algbw_gb_per_s'] - 1:+.1%}"
     return f"({gain})" if row["plan_algbw_gb_per_s"] == alone["plan_algbw_gb_per_s"] else gain
 
 
 def libraries(documents: Sequence[Path]) -> str:
-    """Plans beside other libraries, which know hosts and no links."""
-    found = [json.loads(path.read_text()) for path in documents]
-    names = list(dict.fromkeys(row["algorithm"] for document in found for row in document["rows"]))
+    """Rates of plans and of other libraries, which know hosts but no links."""
+    results = [json.loads(path.read_text()) for path in documents]
+    names = list(dict.fromkeys(row["algorithm"] for document in results for row in document["rows"]))
     rows = []
-    for document in found:
+    for document in results:
         by = {row["algorithm"]: row for row in document["rows"]}
         cells = [
             f"{by[name]['algbw_gb_per_s']:.1f} of {by[name]['plan_algbw_gb_per_s']:.1f}" if name in by else ""
@@ -182,7 +185,7 @@ def libraries(documents: Sequence[Path]) -> str:
 
 
 def messages(documents: Sequence[Path]) -> str:
-    """One message over all paths beside the direct one and the sum of what each path reaches alone."""
+    """Rate of one message over all paths, over the direct one, and the sum over the paths alone."""
     rows = []
     for path in documents:
         document = json.loads(path.read_text())
@@ -262,43 +265,43 @@ Sections = dict[tuple[str, str], tuple[Allocation, ...]]
 
 
 def sections_of(document: Mapping[str, Any]) -> Sections:
-    """The allocations by machine and collective, where there are any."""
+    """The allocations by machine and collective, without empty sections."""
     sections = {(m, c): read(document, m, c) for m in MACHINES for c in COLLECTIVES}
-    return {where: there for where, there in sections.items() if there}
+    return {where: cases for where, cases in sections.items() if cases}
 
 
 def overview(documents: Sequence[Mapping[str, Any]]) -> str:
-    """A line per collective, machine and size, and those of all of a size."""
+    """A line per collective, machine and size, and one for all of a size."""
     rows = []
     for document in documents:
         ((size,), sections) = {entry["size_bytes"] for entry in document.values()}, sections_of(document)
-        parts = {f"{collective}, {machine}": there for (machine, collective), there in sections.items()}
-        parts["**all**"] = tuple(one for there in sections.values() for one in there)
-        rows += [[_size(size), name, str(len(there)), *summary(there)] for name, there in parts.items()]
+        parts = {f"{collective}, {machine}": cases for (machine, collective), cases in sections.items()}
+        parts["**all**"] = tuple(one for cases in sections.values() for one in cases)
+        rows += [[_size(size), name, str(len(cases)), *summary(cases)] for name, cases in parts.items()]
     shown = ["size", "", "allocations", *(f"{how} of plan" for how in ("optimal", "blink", "rings"))]
     return table([*shown, "trees over rings", "planned", "off"], rows)
 
 
 def write(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.write
-    found = {
+    report = {
         name: entry
         for name, entry in json.loads(arguments.file.read_text()).items()
         if name.split()[0] in MACHINES and name.split()[1] in COLLECTIVES
     }
-    documents = [found, *(json.loads(path.read_text()) for path in arguments.other)]
+    documents = [report, *(json.loads(path.read_text()) for path in arguments.other)]
     documents.sort(key=lambda document: next(iter(document.values()))["size_bytes"])
-    sections = sections_of(found)
-    every = [one for document in documents for there in sections_of(document).values() for one in there]
+    sections = sections_of(report)
+    every = [one for document in documents for cases in sections_of(document).values() for one in cases]
     text = TEXT.format(
         sizes=", ".join(_size(next(iter(one.values()))["size_bytes"]) for one in documents),
-        size=_size(next(iter(found.values()))["size_bytes"]),
+        size=_size(next(iter(report.values()))["size_bytes"]),
         runs=", ".join(map(str, sorted({len(some.runs) for one in every for some in one.by.values()}))),
         wrong=sum(entry["wrong"] for document in documents for entry in document.values()),
         overview=overview(documents),
     )
-    for (machine, collective), there in sections.items():
-        text += f"\n## {collective} on {machine}\n\n{detail(there)}"
+    for (machine, collective), cases in sections.items():
+        text += f"\n## {collective} on {machine}\n\n{detail(cases)}"
     if arguments.libraries:
         text += libraries(arguments.libraries)
     if arguments.hybrid:

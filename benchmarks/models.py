@@ -1,11 +1,11 @@
-"""Published measurements beside the models: how far off are the simulator and NCCL's cost model?
+"""Errors of the simulator and of NCCL's cost model against published measurements.
 
     python benchmarks/models.py            the table, the largest errors first
     python benchmarks/models.py --write    … into benchmarks/models.md
 
-Each figure is of one job, and judges the contender that is meant: what ran there. Where a range was published, its
-middle counts. The error is that of time where times were published, else of the rate: (model − measured) / measured.
-``fitted`` marks figures that a number of the calibration comes from, which therefore say little.
+Each figure belongs to one job and to the candidate that ran there. For a published range, its middle counts. The
+error is that of the published unit, time or rate: (model − measured) / measured. ``fitted`` marks figures behind a
+number of the calibration, which therefore say little.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from blinkccl.trees.algorithms.request import Request
 
 PAGE = Path(__file__).with_suffix(".md")
 MIB, GIB = 1 << 20, 1 << 30
-#: From this size on an error of more than MOST is a miss.
+#: From this size on, an error above MOST is a miss.
 LARGE_BYTES, MOST, MEDIAN = 16 * MIB, 0.15, 0.05
 EIGHT, FOUR = tuple(range(8)), tuple(range(4))
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A published number; ``unit`` is "us", "algbw" or "busbw" (GB/s), ``low`` to ``high`` what was published."""
+    """A published number; ``unit`` is "us", "algbw" or "busbw" (GB/s); it lies between ``low`` and ``high``."""
 
     machine: str
     gpus: tuple[int, ...]
@@ -59,7 +59,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A figure beside its model."""
+    """A figure with the model's value."""
 
     figure: Figure
     modelled: float
@@ -98,7 +98,7 @@ UCX = "multi-path UCX article"
 
 
 def figures() -> Iterator[Figure]:
-    """All of them, by machine."""
+    """All figures, by machine."""
     yield from _pairs_of_v100s()
     for collective, busbw in (("allreduce", 62.2), ("broadcast", 56.8)):
         fitted = collective == "allreduce"
@@ -120,7 +120,7 @@ def _pairs_of_v100s() -> Iterator[Figure]:
 
 
 def _servers() -> Iterator[Figure]:
-    """Whole servers, AllReduce."""
+    """AllReduce on whole servers."""
     for machine, count, contender, low, high, fitted in (
         ("dgx-1v", 8, "nccl-2.4", 125, 130, True),
         ("dgx-1v", 8, "nccl-2.30", 125, 130, False),
@@ -138,7 +138,7 @@ def _servers() -> Iterator[Figure]:
 
 
 def _over_pcie() -> Iterator[Figure]:
-    """Rings over PCIe, where no NVLink ring is."""
+    """Rings over PCIe, for GPUs without an NVLink ring."""
     pcie = "facts on PCIe rings of DGX-1 servers"
     yield Figure("dgx-1v", (1, 4, 5, 6), "allreduce", "nccl-2.4", GIB, "busbw", 7.25, 7.5, pcie, True)
     yield Figure("dgx-1p", (1, 4, 6), "allreduce", "nccl-2.4", GIB, "busbw", 5.5, 5.75, pcie, True)
@@ -150,7 +150,7 @@ def _over_pcie() -> Iterator[Figure]:
 
 
 def _copies() -> Iterator[Figure]:
-    """From GPU 0 to GPU 1, by copy engines."""
+    """Copies from GPU 0 to GPU 1 by copy engines."""
     p100 = "published cudaMemcpyPeer tables of two P100s"
     yield Figure("dgx-1p", (0, 1), "sendrecv", "optimal", GIB, "algbw", 18.37, 18.37, p100, True)
     h100 = "issue 1264 of nccl: copies between two H100s"
@@ -162,22 +162,22 @@ def _copies() -> Iterator[Figure]:
 @lru_cache(maxsize=64)
 def _prepared(machine: str, gpus: tuple[int, ...], collective: str, contender: str, named: str) -> Prepared:
     topology = parse_spec(machine)
-    given = {"root": 0, "src": 0, "dst": 1}
-    parameters = {key: given[key] for key in COLLECTIVES[collective].parameters}
+    ends = {"root": 0, "src": 0, "dst": 1}
+    parameters = {key: ends[key] for key in COLLECTIVES[collective].parameters}
     costs = calibration(named) if named else calibration_for(topology)
     request = Request(topology, Collective(collective, len(gpus), **parameters), gpus)
     return candidates()[contender].prepare(request, Conditions(costs))
 
 
 def judge(one: Figure) -> Judged:
-    """What the model says of a figure's job."""
-    found = _prepared(one.machine, one.gpus, one.collective, one.contender, one.calibration).at(one.size_bytes)
-    value = {"us": found.seconds * 1e6, "algbw": found.algbw_gb_per_s, "busbw": found.busbw_gb_per_s}[one.unit]
-    return Judged(one, value, found.detail)
+    """The model's value for a figure's job."""
+    model = _prepared(one.machine, one.gpus, one.collective, one.contender, one.calibration).at(one.size_bytes)
+    value = {"us": model.seconds * 1e6, "algbw": model.algbw_gb_per_s, "busbw": model.busbw_gb_per_s}[one.unit]
+    return Judged(one, value, model.detail)
 
 
 def table(rows: Sequence[Judged]) -> list[str]:
-    """Markdown, the largest errors first."""
+    """Table in Markdown, the largest errors first."""
     lines = [
         "| | machine, GPUs | collective | size | contender | published | model | error | source |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -197,7 +197,7 @@ def table(rows: Sequence[Judged]) -> list[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """Median and worst, of all, of the large, and of those that nothing was fitted to."""
+    """Median and worst error, of all figures, of the large ones, and of those outside the calibration."""
     parts = []
     for name, chosen in (
         ("all figures", list(rows)),

@@ -2,9 +2,9 @@
 
     python benchmarks/mpi_preload.py [--mpi openmpi,mpich=/tmp/mpich] [-n 2,4] [--least 8] [--most BYTES] [allreduce …]
 
-Each round times a block of calls of ``MPI_`` (Blink) and of ``PMPI_`` (the library alone), after a barrier
-of each; a block takes as long as its slowest rank, and medians over 15 rounds are compared. AllReduce is checked. The
-goals: MPI_Allreduce from 1 MiB on at least twice as fast, and nowhere more than 5 % slower. Exit code 1: missed.
+Each round times a block of calls of ``MPI_`` (Blink) and of ``PMPI_`` (the library alone), each after a barrier. A
+block takes as long as its slowest rank, and medians over 15 rounds are compared. AllReduce is checked. The goals:
+MPI_Allreduce from 1 MiB on at least twice as fast, and nowhere more than 5 % slower. Exit code 1: missed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _HERE = Path(__file__).parent
 
 
 def times(
-    found: Installation, name: str, ranks: int, what: str, least: int, most: int
+    mpi: Installation, name: str, ranks: int, what: str, least: int, most: int
 ) -> list[tuple[int, float, float, int]]:
     """Bytes, microseconds of Blink and of the library, and wrong elements."""
     with tempfile.TemporaryDirectory() as room:
         program = Path(room, "mpi_preload")
         source = _HERE / "mpi_preload.c"
-        subprocess.run([*found.compiler, str(source), "-o", str(program), *found.options], check=True)
+        subprocess.run([*mpi.compiler, str(source), "-o", str(program), *mpi.options], check=True)
         options = ["--oversubscribe", "--allow-run-as-root"] if name == "openmpi" else []
-        line = [found.launcher, *options, "-n", str(ranks), str(program), what, str(least), str(most), "4"]
+        line = [mpi.launcher, *options, "-n", str(ranks), str(program), what, str(least), str(most), "4"]
         done = subprocess.run(
             [sys.executable, "-m", "blinkccl", "run", "--mpi", "--require", "--", *line],
-            env={**os.environ, **found.environment, "TMPDIR": room},
+            env={**os.environ, **mpi.environment, "TMPDIR": room},
             stdout=subprocess.PIPE,
             text=True,
             timeout=DEADLINE_S,
@@ -55,17 +55,18 @@ def main() -> int:
     chosen = parser.parse_args()
     missed = 0
     for name, prefix in parse(chosen.mpi):
-        found = installation(name, prefix)
+        mpi = installation(name, prefix)
         for ranks in map(int, chosen.n.split(",")):
             for what in chosen.collectives:
                 print(f"# {name}, {ranks} ranks, {what}: size, µs with Blink, µs without, times as fast, wrong")
-                for nbytes, ours, theirs, wrong in times(found, name, ranks, what, chosen.least, chosen.most):
-                    ratio = theirs / ours if ours else float("inf")
+                for nbytes, blink, other, wrong in times(mpi, name, ranks, what, chosen.least, chosen.most):
+                    ratio = other / blink if blink else float("inf")
                     goal = 2.0 if what == "allreduce" and nbytes >= 1 << 20 else 0.95
                     missed += ratio < goal or wrong > 0
                     mark = "" if ratio >= goal else f"   goal {goal}"
                     print(
-                        f"{size_text(nbytes):>10} {ours:10.2f} {theirs:10.2f} {ratio:8.2f} {wrong:6}{mark}", flush=True
+                        f"{size_text(nbytes):>10} {blink:10.2f} {other:10.2f} {ratio:8.2f} {wrong:6}{mark}",
+                        flush=True,
                     )
     return 1 if missed else 0
 

@@ -1,14 +1,14 @@
-"""Small faults, each with the test that noticed it: do the tests still notice them? mutants.json has the frozen ones.
+"""Mutation test with frozen mutants: small faults, each with the test that detected it, in mutants.json.
 
-    python benchmarks/mutants.py                     play all of them; exit code 1 if one is not noticed any more
-    python benchmarks/mutants.py --only packing      those whose file's path has this text
-    python benchmarks/mutants.py --freeze 200        choose and play so many, and write the file: two hours; it goes on
-                                                     where it was stopped, and plays again what ran out of time
+    python benchmarks/mutants.py                     run all; exit code 1 if one is no longer detected
+    python benchmarks/mutants.py --only packing      run those whose file's path has this text
+    python benchmarks/mutants.py --freeze 200        select and run this many, and write the file: two hours; continues
+                                                     a stopped run, and repeats mutants that timed out
 
-A mutant changes one comparison, sum, small number, condition or negation of one line. It is found again by the text of
-its line, wherever that has moved to; a line that no file has any more is counted as gone. Of the tests its own is
-played, by name, and where that does not notice it, all of the room's. A mutant that no test noticed when it was frozen
-is not played again. Run this in a clean checkout with its .venv: files are changed while it runs, and restored.
+A mutant changes one comparison, sum, small number, condition or negation of one line. It is located by the text of its
+line, in any file; a line that no file contains counts as gone. First its own test runs, by name, then, if that passes,
+all tests of the room. A mutant that no test detected when it was frozen is not run again. Run this in a clean checkout
+with its .venv: it changes files while it runs, and restores them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src/blinkccl", ROOT / "tests"
 FILE = Path(__file__).with_suffix(".json")
-#: The rooms that the sentence "links, trees, certificate, program, bytes" is about, and those that tell their cost.
+#: The rooms of the sentence "links, trees, certificate, program, bytes", and those that compute their cost.
 ROOMS = ["topology", "collectives", "trees", "schedule", "engines", "cost", "codegen", "nccl", "formats", "runtime"]
 SWAPS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
-#: For one mutant's tests; one that runs for ever is noticed.
+#: Seconds for the tests of one mutant; one that does not end counts as detected.
 TIMEOUT_S = 240
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``old`` at ``column`` of the ``nth`` line with this text becomes ``new``; ``noticed`` by a test, or by none."""
+    """``old`` at ``column`` of the ``nth`` line with this text becomes ``new``; ``noticed``: the detecting test."""
 
     file: str
     line: str
@@ -49,7 +49,7 @@ class Mutant:
 
 
 def sites(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
-    """Every expression on one line that can be changed, and what it becomes."""
+    """Every expression within one line that can be changed, and its replacement."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or node.lineno != node.end_lineno:
             continue
@@ -86,7 +86,7 @@ def chosen(path: Path, rng: random.Random) -> Mutant | None:
 
 
 def place(mutant: Mutant) -> tuple[Path, int] | None:
-    """The file and the line where it is today: its own file first, then one of that name, then any."""
+    """The present file and line: in its own file first, then in one of that name, then in any."""
     own = SOURCE / mutant.file
     files = sorted(
         [*SOURCE.rglob("*.py"), *ROOT.glob("reproduction/**/*.py")], key=lambda f: (f != own, f.name != own.name, f)
@@ -99,7 +99,7 @@ def place(mutant: Mutant) -> tuple[Path, int] | None:
 
 
 def tests_of(path: Path) -> list[str]:
-    """The tests of a file's room, first those that are named after it."""
+    """The tests of a file's room, those named after the file first."""
     in_core = path.is_relative_to(SOURCE)
     folder = TESTS / "unit" / path.parent.relative_to(SOURCE) if in_core else TESTS / "reproduction"
     named = folder / f"test_{path.stem}.py"
@@ -120,7 +120,7 @@ def first_failure(tests: list[str]) -> str | None:
 
 
 def own_test(name: str) -> list[str]:
-    """The place today of the test that noticed a mutant: [] if none has its name."""
+    """The present place of the test that detected a mutant: [] if no test has its name."""
     file, _, function = name.partition("::")
     holders = [
         f for f in sorted(TESTS.rglob("test_*.py")) if re.search(rf"^\s*def {function or file}\(", f.read_text())
@@ -130,7 +130,7 @@ def own_test(name: str) -> list[str]:
 
 
 def play(mutant: Mutant) -> str | None:
-    """The test that notices it, None if none does, "gone" if its line is."""
+    """The test that detects the mutant; None without one; "gone" if its line is gone."""
     at = place(mutant)
     if at is None:
         return "gone"

@@ -1,12 +1,12 @@
-"""Blink's model of NCCL's search beside NCCL itself, on every set of GPUs of a machine.
+"""Comparison of Blink's model of NCCL's search with NCCL itself, on every set of GPUs of a machine.
 
     python benchmarks/nccl_channels.py [--versions 2.27.5,2.30.7] [--machines dgx-1v,"2x dgx-a100"] [--sets 40]
 
 Each version's library is a wheel from PyPI, kept in ``nccl`` of BLINK_CACHE or of Blink's cache directory, or the file
-that ``--library`` names. Both get the same machine: NCCL as a topology file. Compared are the number of channels, GB/s
-of each, the farthest kind of path and whether all are the same, of rings and of chains; and that NCCL's own orders fit
-the links of the model. ``2x`` compares what each of two servers finds, where each GPU has its network card. ``--nvls``
-shows NCCL's NVLS graphs, which the model has not. Exit code 1: something differs.
+that ``--library`` names. Both get the same machine, NCCL as a topology file. Compared are, for rings and for chains,
+the number of channels, GB/s of each, the farthest kind of path and whether all are the same; and that NCCL's own orders
+fit the links of the model. ``2x`` compares the channels of each of two servers, where each GPU has its network card.
+``--nvls`` prints NCCL's NVLS graphs, which the model lacks. Exit code 1: something differs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from blinkccl.topology.nccl_xml_write import write
 
 DEFAULT_MACHINES = "dgx-1v,dgx-a100,hgx-h100"
 BROADWELL_MODEL = "79"
-#: As NCCL counts families: 23, where files say 25 by themselves.
+#: NCCL's number of a family: 23, for which topology files have 25.
 OLDER_AMD_FAMILY = "143"
 
 
@@ -54,7 +54,7 @@ class Job:
         return f"{self.spec} {','.join(map(str, self.gpus))}"
 
     def expected(self, version: tuple[int, int] = VERSION) -> Channels:
-        """What the model finds for a version of NCCL."""
+        """The model's channels for a version of NCCL."""
         if self.servers == 1:
             return search(self.one, self.gpus, version=version)
         joined = compose(self.one, self.servers, self.nic_gb_per_s)
@@ -63,7 +63,7 @@ class Job:
         return search(joined, ranks, version=version)
 
     def file(self) -> str:
-        """The server as NCCL's topology file, the job's GPUs and the network cards marked as NCCL marks them."""
+        """The server as NCCL's topology file, with the job's GPUs and the network cards marked as NCCL marks them."""
         root = ET.fromstring(write(self.one if self.nic_gb_per_s is None else _alone(self.one, self.nic_gb_per_s)))
         for gpu in root.iter("gpu"):
             number = int(gpu.attrib.pop("rank"))
@@ -95,7 +95,7 @@ def jobs(spec: str, most: int | None) -> list[Job]:
     servers = int(count or 1)
     nic = Fraction(rate.removesuffix("Gbps")) / 8 if rate else None
     one = machine(name)
-    # On a DGX-2 any set of one size is like another.
+    # On a DGX-2 all sets of one size are equivalent.
     sets = [
         gpus
         for size in range(2 if servers == 1 else 1, len(one.ranks) + 1)
@@ -106,16 +106,16 @@ def jobs(spec: str, most: int | None) -> list[Job]:
 
 
 def differences(job: Job, rings: Graph, chains: Graph, version: tuple[int, int] = VERSION) -> Iterator[str]:
-    """A sentence for each thing that the model has otherwise."""
+    """A sentence for each difference between NCCL and the model."""
     expected = job.expected(version)
     across = job.servers > 1
-    for what, graph, ours in (
+    for what, graph, predicted in (
         ("rings", rings, _figures(expected, expected.count, across)),
         ("chains", chains, _figures(expected.tree, len(expected.tree.orders), across) if expected.tree else None),
     ):
-        theirs = (graph.count, graph.gb_per_s, graph.kind, *(graph.net_gb_per_s,) * across)
-        if theirs != ours:
-            yield f"{what}: NCCL {_text(theirs)}, model {_text(ours)}"
+        actual = (graph.count, graph.gb_per_s, graph.kind, *(graph.net_gb_per_s,) * across)
+        if actual != predicted:
+            yield f"{what}: NCCL {_text(actual)}, model {_text(predicted)}"
     if rings.same != expected.same:
         yield f"rings: NCCL {'the same' if rings.same else 'different'}, model not"
     (server,) = see(job.one, job.gpus, expected.arch, version)
@@ -124,8 +124,8 @@ def differences(job: Job, rings: Graph, chains: Graph, version: tuple[int, int] 
             yield f"{what}: NCCL's own do not fit the model's link {arc}"
 
 
-def _figures(found: Channels | Chains, count: int, across: bool) -> tuple[object, ...]:
-    return (count, found.gb_per_s_per_channel, found.kind, *(found.net_gb_per_s_per_channel,) * across)
+def _figures(channels: Channels | Chains, count: int, across: bool) -> tuple[object, ...]:
+    return (count, channels.gb_per_s_per_channel, channels.kind, *(channels.net_gb_per_s_per_channel,) * across)
 
 
 def _text(figures: tuple[object, ...] | None) -> str:
@@ -133,7 +133,7 @@ def _text(figures: tuple[object, ...] | None) -> str:
 
 
 def _overfull(server: NcclMachine, graph: Graph, *, closed: bool) -> list[tuple[int, int]]:
-    """Links of the model that NCCL's channels take more of than there is, beyond NCCL's own rounding."""
+    """Links of the model that NCCL's channels overload, beyond NCCL's own rounding."""
     used: dict[tuple[int, int], Fraction] = {}
     for order in graph.orders:
         for pair in pairwise((*order, order[0]) if closed else order):
@@ -154,7 +154,7 @@ def _libraries(arguments: argparse.Namespace) -> Iterator[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line per version and machine, and what differs."""
+    """Print a line per version and machine, and the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", default=",".join(WHEELS))
     parser.add_argument("--library", type=Path)
@@ -170,20 +170,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def _compared(wheel: Wheel, asked: Sequence[Job], nvls: bool) -> int:
+def _compared(wheel: Wheel, sample: Sequence[Job], nvls: bool) -> int:
     version = ".".join(map(str, wheel.version))
-    found: Counter[str] = Counter()
+    differing: Counter[str] = Counter()
     shown: list[str] = []
-    for job in asked:
+    for job in sample:
         rings, chains, *more = wheel.search(job.file(), across=job.servers > 1, nvls=nvls)
-        said = list(differences(job, rings, chains, wheel.version[:2]))
-        found.update({sentence.partition(":")[0] for sentence in said})
-        shown += [f"    {job.name}: {sentence}" for sentence in said]
+        sentences = list(differences(job, rings, chains, wheel.version[:2]))
+        differing.update({sentence.partition(":")[0] for sentence in sentences})
+        shown += [f"    {job.name}: {sentence}" for sentence in sentences]
         shown += [f"    {job.name}: NVLS {_text((x.count, x.gb_per_s, x.kind))}" for x in more]
-    counts = ", ".join(f"{found[what]} with other {what}" for what in ("rings", "chains") if found[what])
-    print(f"NCCL {version}, {asked[0].spec}: {len(asked)} sets of GPUs, {counts or 'all alike'}")
+    counts = ", ".join(f"{differing[what]} with other {what}" for what in ("rings", "chains") if differing[what])
+    print(f"NCCL {version}, {sample[0].spec}: {len(sample)} sets of GPUs, {counts or 'all alike'}")
     print(*shown, sep="\n", end="\n" * bool(shown), flush=True)
-    return len(found)
+    return len(differing)
 
 
 if __name__ == "__main__":

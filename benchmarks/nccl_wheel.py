@@ -1,9 +1,9 @@
-"""The search of a real NCCL, called where it lies: functions of NCCL's wheel, by the wheel's own symbol table.
+"""The search of a real NCCL: functions of NCCL's wheel, called through the wheel's own symbol table.
 
-NCCL does not initialise without NVIDIA's driver (docs/gpu.md), but what it reads a machine with and searches channels
-with asks no driver: the functions that ``ncclCommInitRank`` calls for it, in its order, on a topology file. They are
-not exported, and a wheel names them in its ``.symtab``. Of their structures only what must be given is known here; what
-they find NCCL itself writes (``NCCL_GRAPH_DUMP_FILE``). All of it belongs into a process of its own.
+NCCL does not initialize without NVIDIA's driver (docs/gpu.md). But the functions by which it reads a machine and
+searches channels call no driver. This calls them in the order of ``ncclCommInitRank``, on a topology file. They are not
+exported, but a wheel names them in its ``.symtab``. Of their structures, only the required inputs are known here; NCCL
+itself writes the results (``NCCL_GRAPH_DUMP_FILE``). Use a process of its own.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ WHEELS = {
 }
 #: NCCL's patterns of a graph, and a graph's number in its dump.
 RING, CHAIN, NVLS = (0, 4), (1, 1), (3, 5)
-#: Of ``ncclTopoGraph``: ints that are given (id, pattern, crossnic, collnet, channels at least and at most), then the
-#: number of channels found. The rest is NCCL's own; this is far more than any version has.
+#: ``ncclTopoGraph`` as ints: inputs (id, pattern, crossnic, collnet, channels at least and at most), then the number
+#: of channels found. The rest is NCCL's own; this is far more than any version has.
 GRAPH_INTS, FOUND = 1 << 18, 6
 MOST_CHANNELS = 64
 XML_NODES = 1024
-#: What a download may take.
+#: Timeout of a download in seconds.
 FETCH_S = 1800
-#: Where ``ncclTopoSystem`` says that the job has other servers, by the wheels' debug information. Before 2.28 it does
-#: so by having network cards.
+#: Offset in ``ncclTopoSystem`` of the flag for other servers, by the wheels' debug information. Before 2.28, NCCL
+#: knows other servers by its network cards.
 INTER = {(2, 28): 32629320, (2, 29): 42332240, (2, 30): 60626024, (2, 32): 60626024}
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
@@ -59,7 +59,7 @@ _FREE, _ANCHOR = "_Z12ncclTopoFreeP14ncclTopoSystem", "ncclGetVersion"
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What NCCL found: kinds are its own names, GPUs are numbered as the topology file's ``dev``."""
+    """Channels that NCCL found: kinds are NCCL's names, GPUs are numbered as the topology file's ``dev``."""
 
     count: int
     gb_per_s: float
@@ -77,7 +77,7 @@ class Wheel:
     def __init__(self, library: Path) -> None:
         for name in [name for name in os.environ if name.startswith("NCCL_") and name != "NCCL_DEBUG"]:
             del os.environ[name]
-        # There is no NVML to say whether peer access works: paths alone decide, as in NCCL's own tests.
+        # There is no NVML to ask for peer access: paths alone decide, as in NCCL's own tests.
         os.environ["NCCL_IGNORE_DISABLED_P2P"] = "2"
         loaded = ctypes.CDLL(str(library))
         places = _symbols(library, {_ANCHOR, _FREE, *(symbol for symbol, _ in _FUNCTIONS.values())})
@@ -94,9 +94,9 @@ class Wheel:
         self.version = (number.value // 10000, number.value // 100 % 100, number.value % 100)
 
     def search(self, topology_file: str, *, across: bool = False, nvls: bool = False) -> tuple[Graph, ...]:
-        """Rings, as many chains, and if asked NVLS, of the GPUs that have a ``rank`` in NCCL's topology XML.
+        """Rings, as many chains, and NVLS on request, of the GPUs that have a ``rank`` in NCCL's topology XML.
 
-        What is to stay has ``keep="1"`` there, as NCCL marks it. ``across``: the job has other servers like this one.
+        Elements with ``keep="1"`` stay, as NCCL marks them. ``across``: the job has other servers like this one.
         """
         xml, system = _POINTER(), _POINTER()
         self._call("alloc", ctypes.byref(xml), XML_NODES)
@@ -115,10 +115,10 @@ class Wheel:
         wanted = [rings, self._graph(system, CHAIN, rings[FOUND], rings[FOUND])]
         if nvls:
             wanted.append(self._graph(system, NVLS, 1, MOST_CHANNELS))
-        found = self._dumped(system, wanted)
+        graphs = self._dumped(system, wanted)
         self._free(system)
         ctypes.CDLL(None).free(xml)
-        return found
+        return graphs
 
     def _graph(self, system: ctypes.c_void_p, what: tuple[int, int], least: int, most: int) -> _Ints:
         graph = (_INT * GRAPH_INTS)(*what, 0, 0, least, most)
@@ -153,7 +153,7 @@ def _read(graph: ET.Element) -> Graph:
 
 
 def _symbols(library: Path, wanted: Collection[str]) -> dict[str, int]:
-    """Where functions of an ELF library lie, those that it does not export too."""
+    """Addresses of functions of an ELF library, exported or not."""
     with library.open("rb") as file:
 
         def part(offset: int, size: int) -> bytes:
@@ -167,22 +167,22 @@ def _symbols(library: Path, wanted: Collection[str]) -> dict[str, int]:
         if table is None:
             raise RuntimeError(f"{library} is stripped: it has no .symtab")
         strings = part(*sections[table[6]][4:6])
-        found = {}
+        addresses = {}
         for name, about, _, section, value, _ in struct.iter_unpack("<IBBHQQ", part(*table[4:6])):
             if section and about & 15 == 2:
                 symbol = strings[name : strings.index(b"\0", name)].decode()
                 if symbol in wanted:
-                    found[symbol] = value
-    missing = sorted(set(wanted) - set(found))
+                    addresses[symbol] = value
+    missing = sorted(set(wanted) - set(addresses))
     if missing:
         raise RuntimeError(f"{library} has no {', '.join(missing)}")
-    return found
+    return addresses
 
 
 def fetched(version: str, directory: Path) -> Path:
-    """NCCL's library of that version in ``directory``, from PyPI if it is not there yet (200 to 330 MB).
+    """NCCL's library of that version in ``directory``, from PyPI if it is missing (200 to 330 MB).
 
-    Its headers lie beside it, in ``include``.
+    Its headers are beside it, in ``include``.
     """
     library = directory / version / "libnccl.so.2"
     if not (library.exists() and library.with_name("include").exists()):
@@ -202,7 +202,7 @@ def fetched(version: str, directory: Path) -> Path:
 
 
 def newest() -> str:
-    """The newest version on the index; as :func:`fetched`, an error of ``subprocess`` where pip cannot ask it."""
+    """The newest version on the index; raises ``subprocess`` errors as :func:`fetched` if pip cannot reach it."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", NEWEST]
-    said = subprocess.run(pip, check=True, timeout=FETCH_S, capture_output=True, text=True).stdout
-    return said.split("(", 1)[1].split(")", 1)[0]
+    listing = subprocess.run(pip, check=True, timeout=FETCH_S, capture_output=True, text=True).stdout
+    return listing.split("(", 1)[1].split(")", 1)[0]

@@ -1,7 +1,7 @@
-"""What one order costs: AllReduce, Reduce and ReduceScatter in which every element is summed alike, against the bound.
+"""The cost of one order: AllReduce, Reduce and ReduceScatter with one order of operands for all elements.
 
-All connected allocations of 3 to 7 GPUs of a DGX-1V, whole machines, clusters and rules. Then between processes:
-calls of groups that promise one order against groups that do not, in turns on the same ranks.
+Compared with the bound, on all connected allocations of 3 to 7 GPUs of a DGX-1V, whole machines, clusters and rules.
+Then between processes: calls of groups that promise one order against groups that do not, in turns on the same ranks.
 
     python benchmarks/order.py [--no-run] [--every] [-o order.md]
 """
@@ -69,7 +69,7 @@ RANKS = (2, 4)
 
 @dataclass(frozen=True)
 class Row:
-    """A job's prices by collective, the least that any order's AllReduce pays, the order, the seconds of its plan."""
+    """A job's prices by collective, the least price of an AllReduce in any order, the order, and planning seconds."""
 
     job: str
     prices: tuple[float, ...]
@@ -85,7 +85,7 @@ def planned(topology: Topology, ranks: tuple[int, ...], name: str) -> Forest:
 
 
 def row(spec: str) -> Row:
-    """A whole machine."""
+    """The row of a whole machine."""
     topology = parse_spec(spec)
     began = process_time()
     plans = [planned(topology, topology.ranks, REDUCING[0])]
@@ -99,7 +99,7 @@ def row(spec: str) -> Row:
 
 
 def allocations() -> Iterator[tuple[int, ...]]:
-    """The sets of 3 to 7 GPUs of a DGX-1V that NVLink joins: 180."""
+    """The 180 sets of 3 to 7 GPUs of a DGX-1V that NVLink joins."""
     topology = parse_spec("dgx-1v")
     for count in range(3, 8):
         for gpus in itertools.combinations(topology.ranks, count):
@@ -113,12 +113,12 @@ def allocations() -> Iterator[tuple[int, ...]]:
 def prices_of_allocations() -> list[str]:
     """A line per number of GPUs, and one for all."""
     topology = parse_spec("dgx-1v")
-    found: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+    by_count: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
     for gpus in allocations():
-        found.setdefault(len(gpus), []).append((float(planned(topology, gpus, "allreduce").price), gpus))
-    found[0] = [each for several in found.values() for each in several]
+        by_count.setdefault(len(gpus), []).append((float(planned(topology, gpus, "allreduce").price), gpus))
+    by_count[0] = [each for several in by_count.values() for each in several]
     lines = ["| GPUs | allocations | pay nothing | geometric mean | worst |", "|---|---|---|---|---|"]
-    for count, several in found.items():
+    for count, several in by_count.items():
         mean = exp(sum(log(price) for price, _ in several) / len(several))
         worst, where = max(several)
         free = sum(price == 1 for price, _ in several)
@@ -134,27 +134,27 @@ def prices_of_machines() -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for spec in MACHINES:
-        found = row(spec)
-        told = found.order if len(found.order) < 50 else f"{found.order[:49]}…"
-        least = "" if found.least is None else f"{found.least:.3f}"
-        prices = " | ".join([f"{found.prices[0]:.3f}", least, *(f"{price:.3f}" for price in found.prices[1:])])
-        lines.append(f"| `{spec}` | {prices} | `{told}` | {found.seconds:.1f} |")
+        result = row(spec)
+        order = result.order if len(result.order) < 50 else f"{result.order[:49]}…"
+        least = "" if result.least is None else f"{result.least:.3f}"
+        prices = " | ".join([f"{result.prices[0]:.3f}", least, *(f"{price:.3f}" for price in result.prices[1:])])
+        lines.append(f"| `{spec}` | {prices} | `{order}` | {result.seconds:.1f} |")
     return lines
 
 
 def groups_of(count: int) -> list[NestedGroup]:
-    """All nested groups of so many ranks in each of which somebody can be the head."""
-    found = [NestedGroup(tuple(range(count)))]
-    seen = set(found)
-    for group in found:
+    """All nested groups of ``count`` ranks in which every group can have a head."""
+    groups = [NestedGroup(tuple(range(count)))]
+    seen = set(groups)
+    for group in groups:
         fresh = [each for each in neighbours(group) if each not in seen]
         seen.update(fresh)
-        found += fresh
-    return found
+        groups += fresh
+    return groups
 
 
 def cheapest_of_all() -> list[str]:
-    """A line per allocation (one of those that look alike) that pays something: what the best of all orders reaches."""
+    """A line per allocation (one per isomorphism class) with a price above 1: the best rate over all orders."""
     topology, lines = parse_spec("dgx-1v"), ["| GPUs | orders | rate found | best rate of all |", "|---|---|---|---|"]
     every: dict[int, list[NestedGroup]] = {}
     for gpus in connected_allocations("dgx-1v"):
@@ -165,7 +165,7 @@ def cheapest_of_all() -> list[str]:
         hops = cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]
         groups = every.setdefault(len(gpus), groups_of(len(gpus)))
         packed = (pack_group(network, group, bound=plan.bound) for group in groups if group.in_trees(hops))
-        best = max(found.rate for found in packed if found is not None)
+        best = max(forest.rate for forest in packed if forest is not None)
         lines.append(f"| {','.join(map(str, gpus))} | {len(groups)} | {plan.rate} | {best} |")
     return lines
 
@@ -180,7 +180,7 @@ def ratios(rank: int, ranks: int, place: str) -> list[tuple[int, float, float]]:
         wanted: Communicator.create(store, rank, ranks, prefix=f"with-{wanted}", deterministic=wanted)
         for wanted in ("", "order")
     }
-    found = []
+    results = []
     for size in SIZES:
         send = np.ones(size // 4, np.float32)
         recv = np.empty_like(send)
@@ -189,26 +189,26 @@ def ratios(rank: int, ranks: int, place: str) -> list[tuple[int, float, float]]:
         for turn in range(ROUNDS + 1):
             for wanted in ("", "order") if turn % 2 else ("order", ""):
                 taken = groups[wanted].time("allreduce", send, recv, iterations=calls)
-                if turn:  # the first makes pages and caches warm
+                if turn:  # the first one warms up pages and caches
                     times[wanted].append(float(np.median(taken)))
         pairs = [a / b for a, b in zip(times["order"], times[""], strict=True)]
-        found.append((size, 1e6 * float(np.median(times[""])), float(np.median(pairs))))
+        results.append((size, 1e6 * float(np.median(times[""])), float(np.median(pairs))))
     for group in groups.values():
         group.close()
-    return found
+    return results
 
 
 def measured(ranks: int) -> list[str]:
-    """A line per size, by processes that are started here."""
+    """A line per size, from processes that this starts."""
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, __file__, "--rank"]
         processes = [
             subprocess.Popen([*command, f"{rank},{ranks},{place}"], stdout=subprocess.PIPE, text=True)
             for rank in range(ranks)
         ]
-        said = [process.communicate(timeout=600)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     lines = []
-    for line in said[0].splitlines():
+    for line in outputs[0].splitlines():
         size, without, ratio = line.split()
         lines.append(f"| {ranks} | {int(size) >> 10} KiB | {float(without):.1f} | {float(ratio):.2f} |")
     return lines

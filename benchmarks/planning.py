@@ -1,4 +1,4 @@
-"""The time that planning takes: medians, every cache cleared between runs.
+"""Planning times: medians, with every cache cleared between runs.
 
     python benchmarks/planning.py [--runs N] [--json]
 
@@ -28,7 +28,7 @@ from blinkccl.trees.algorithms.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One benchmark: what is timed, and the seconds that the project wants to stay below."""
+    """One benchmark: the timed function, and the goal of the project in seconds."""
 
     name: str
     below_s: float
@@ -36,7 +36,7 @@ class Line:
 
 
 def clear_caches() -> None:
-    """Forget what the package remembers, so that every run does the whole work again."""
+    """Clear the package's caches, so that every run does the whole work again."""
     package = [sys.modules[name] for name in sorted(sys.modules) if name.startswith("blinkccl.")]
     for module in package:
         for value in vars(module).values():
@@ -45,13 +45,13 @@ def clear_caches() -> None:
 
 
 def request(spec: str, name: str, **ends: int) -> Request:
-    """What to plan, with a topology read anew: cached properties live on the objects."""
+    """A request with a new topology, because cached properties live on the objects."""
     topology = parse_spec(spec)
     return Request(topology, Collective(name, len(topology.ranks), **ends), topology.ranks)
 
 
 def plan(spec: str, name: str, algo: str = "optimal", **ends: int) -> Callable[[], object]:
-    """Plans from the text of the topology on."""
+    """Planning, from the text of the topology on."""
     return lambda: algorithm(algo).plan(request(spec, name, **ends))
 
 
@@ -88,7 +88,7 @@ LINES = (
 
 
 def median_s(line: Line, runs: int) -> float:
-    """The median of ``runs`` cold runs; one more before them loads modules and is not counted."""
+    """The median of ``runs`` cold runs, after one that loads modules and does not count."""
     line.run()
     taken = []
     for _ in range(runs):

@@ -1,12 +1,12 @@
-"""Collectives on this host against other libraries: each goal of the host engine, and what was found.
+"""Collectives on this host against other libraries: each goal of the host engine, and the result.
 
     python benchmarks/ratios.py [--peer gloo,openmpi,mpich,impi=/prefix,…] [--ranks 2,4,8] [-o ratios.json]
 
 Ours (private buffers in and out of place, and shared tensors), every peer in every tuning, and the memory probe run in
-turns in one go; a ratio is that of two medians of the same round, and the median of the rounds counts (``blink bench
---help``). "memory" is the time that the least traffic takes through this memory in the same round, in percent of ours.
-"best" is the peer and tuning with the least median at that size and placement. Everything is float32 and sum. The table
-has what falls shortest of its goal first. Exit 1 if a goal is missed; a goal whose peer is not here is "not measured".
+turns. A ratio is that of two medians of the same round, and the median over the rounds counts (``blink bench --help``).
+"memory" is the time of the least traffic through this memory in the same round, in percent of our time. "best" is the
+peer and tuning with the least median at that size and placement. Everything is float32 and sum. The table begins with
+the largest shortfall. Exit 1 if a goal is missed; a goal whose peer is missing is "not measured".
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
 from blinkccl.units import parse_bytes
 
-#: How our ranks' buffers lie. Peers, which have no shared tensors, run in place then.
+#: Placement of our ranks' buffers. Peers have no shared tensors and run in place then.
 IN, OUT, SHARED = "in place", "out of place", "shared"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured in one go."""
+    """A case, measured in one go."""
 
     collective: str
     ranks: int
@@ -58,7 +58,7 @@ class Goal:
     buffers: tuple[str, ...] = (IN, OUT)
 
     def judges(self, case: Case) -> bool:
-        """Whether it says something about ``case``."""
+        """True if the goal applies to ``case``."""
         return (
             case.collective in self.collectives
             and case.ranks in self.ranks
@@ -73,16 +73,16 @@ RANKS = (2, 4, 8)
 ALLREDUCE = ("allreduce",)
 ONE_WAY = ("reduce_scatter", "broadcast", "reduce")
 MOVES = ("allgather", "alltoall", "gather", "scatter")
-#: Never slower than this anywhere.
+#: Lowest allowed ratio anywhere.
 EVEN = 0.95
-#: Calls that ours make before the first timed one, as in a job of thousands: variants are tried in them.
+#: Our calls before the first timed one, as in a job of thousands: they try variants.
 SETTLING = 150
 
 
 def _row(
     collectives: tuple[str, ...], ranks: tuple[int, ...], factors: str, buffers: tuple[str, ...] = (IN, OUT)
 ) -> Iterator[Goal]:
-    """Goals at 4K, 64K, 1M, 4M, 16M and from 64M; ``-``: none there."""
+    """Goals at 4K, 64K, 1M, 4M, 16M and from 64M; ``-``: no goal."""
     for sizes, factor in zip((("4K",), ("64K",), ("1M",), ("4M",), ("16M",), LARGE), factors.split(), strict=True):
         if factor != "-":
             yield Goal(collectives, ranks, sizes, float(factor), "best", buffers)
@@ -102,7 +102,7 @@ GOALS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came out of a case: medians in seconds, by candidate; peers' ratios of the same rounds."""
+    """Result of a case: medians in seconds, by candidate; peers' ratios of the same rounds."""
 
     case: Case
     ours_s: float
@@ -112,7 +112,7 @@ class Found:
     wrong: int
 
     def ratio(self, goal: Goal) -> tuple[str, float] | None:
-        """Whom we were compared with, and how many times as fast we were; None: it was not there."""
+        """The peer, and our speedup over it; None if it was not measured."""
         if goal.against == "floor":
             return None if self.floor is None else ("memory", self.floor)
         compared = [name for name in self.ratios if goal.against in ("best", name.split()[0])]
@@ -123,7 +123,7 @@ class Found:
 
 
 class InSharedMemory:
-    """Our ranks, told to use shared tensors."""
+    """Our ranks with shared tensors."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -148,7 +148,7 @@ def found(
         if participant.name and peer is not None and len(peer.rounds) == len(own.rounds):
             medians[participant.title] = peer.median_s()
             ratios[participant.title] = paired(peer.medians_s(), own.medians_s())
-    wrong = sum(found.wrong or 0 for found in series if found is not None)
+    wrong = sum(one.wrong or 0 for one in series if one is not None)
     floor = None if floors is None else paired(floors, own.medians_s())
     return Found(case, own.median_s(), medians, ratios, floor, wrong)
 
@@ -170,11 +170,11 @@ def measured(
         for name in collectives:
             collective = Collective(name, ranks, root=0 if "root" in COLLECTIVES[name].parameters else None)
             for participant in participants:
-                participant.last = None  # Another collective has other times.
+                participant.last = None  # Times of another collective do not apply.
             for size in sizes:
                 count = block_count(collective, parse_bytes(size), 4)
                 if count == 0:
-                    continue  # Fewer elements than blocks: nobody has anything to send.
+                    continue  # Fewer elements than blocks: some rank has nothing to send.
                 check_memory(collective, [parse_bytes(size)], settings.dtype)
                 runs = iterations(parse_bytes(size))
                 for in_place in (True, False):
@@ -192,8 +192,8 @@ def measured(
                         keep=True,
                         with_barrier=settings.across == WITH_BARRIER,
                     )
-                    for ours in present[: 1 + with_shared]:
-                        ours.runs.run(commands(replace(work, iterations=SETTLING, check=False)))
+                    for candidate in present[: 1 + with_shared]:
+                        candidate.runs.run(commands(replace(work, iterations=SETTLING, check=False)))
                     series, floors = made.measure(work)
                     yield found(Case(name, ranks, size, IN if in_place else OUT), present, series, floors)
                     if with_shared:
@@ -202,7 +202,7 @@ def measured(
 
 
 def verdicts(goals: Iterable[Goal], results: Sequence[Found]) -> Iterator[dict[str, Any]]:
-    """Each case judged by the highest goal for it; ``reached`` is None where the peer was not there."""
+    """Each case with its highest goal; ``reached``: None if the peer is missing."""
     goals = list(goals)
     for result in results:
         judged: dict[str, Goal] = {}
@@ -224,24 +224,24 @@ def verdicts(goals: Iterable[Goal], results: Sequence[Found]) -> Iterator[dict[s
 
 
 def by_shortfall(verdict: dict[str, Any]) -> float:
-    """Sorts what falls shortest of its goal first, what was not measured last."""
+    """Sort key: the largest shortfall first, goals without a measurement last."""
     return float("inf") if verdict["ratio"] is None else verdict["ratio"] / verdict["wanted"]
 
 
 def line(verdict: dict[str, Any]) -> str:
     """One verdict as text."""
-    said = {True: "reached", False: "MISSED", None: "not measured"}[verdict["reached"]]
+    outcome = {True: "reached", False: "MISSED", None: "not measured"}[verdict["reached"]]
     ratio = "–" if verdict["ratio"] is None else f"{verdict['ratio']:.2f}"
     peer = verdict["peer"] or verdict["against"]
     memory = "–" if verdict["of_memory"] is None else f"{verdict['of_memory']:.0%}"
     return (
         f"{verdict['collective']:<14} {verdict['ranks']:>5}  {verdict['size']:>5}  {verdict['buffers']:<12} "
-        f"{verdict['ours_s'] * 1e6:>10.2f}  {memory:>6}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {said:<12} {peer}"
+        f"{verdict['ours_s'] * 1e6:>10.2f}  {memory:>6}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {outcome:<12} {peer}"
     )
 
 
 def available(text: str | None, ranks: int) -> list[tuple[str, str | None]]:
-    """The peers that were named, or all that are here."""
+    """The peers that were named, or all that are installed."""
     if text is not None:
         return registry.parse(text)
     here: list[tuple[str, str | None]] = []
@@ -255,7 +255,7 @@ def available(text: str | None, ranks: int) -> list[tuple[str, str | None]]:
 
 
 def note(text: str) -> None:
-    """To the person at the terminal."""
+    """Print a line for the person at the terminal."""
     print(text, file=sys.stderr, flush=True)
 
 

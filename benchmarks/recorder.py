@@ -1,7 +1,7 @@
-"""What the recorder costs: AllReduce between two processes of this host with it off and on, in turns.
+"""Cost of the recorder: AllReduce between two processes of this host with it off and on, in turns.
 
-``python benchmarks/recorder.py [LEAST_BYTES]`` prints medians and the median of the turns' ratios; LEAST_BYTES is from
-which chunks on executions are recorded (BLINK_TIMELINE's 65536; 0: all, as ``blink bench --timeline`` does).
+``python benchmarks/recorder.py [LEAST_BYTES]`` prints medians and the median of the turns' ratios. LEAST_BYTES is the
+least chunk whose executions are recorded (BLINK_TIMELINE's 65536; 0: all, as ``blink bench --timeline`` does).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TURNS, EVENTS, TURN_S = 80, 65_536, 4e-3
 
 
 def measure(least_bytes: int) -> None:
-    """One rank; rank 0 prints."""
+    """Run one rank; rank 0 prints."""
     from blinkccl.collectives.call import CollectiveCall
     from blinkccl.runtime.communicator import init
 
@@ -47,7 +47,7 @@ def measure(least_bytes: int) -> None:
 
 
 def main() -> int:
-    """Starts two ranks, or is one."""
+    """Start two ranks, or be one."""
     least_bytes = int(sys.argv[1]) if len(sys.argv) > 1 else 65_536
     if "BLINK_RANK" in os.environ:
         measure(least_bytes)

@@ -3,10 +3,10 @@
     python benchmarks/ring_against_library.py [--nproc 4] [--sizes 4K,256K,4M,64M] [--chunk 1M] [--json]
     torchrun --nproc-per-node 8 benchmarks/ring_against_library.py
 
-The first form starts the processes itself. Ours are Programs like any other (a ring's forest and that of double binary
+The first form starts the processes itself. Ours are ordinary Programs (a ring's forest and that of double binary
 trees, lowered), run by ``engines/torch_p2p``. All results are checked in every element, on data whose sum is exact in
 any order. A time is the median over the iterations of the slowest rank's; plans and library take turns. Exit 1 if
-anything was wrong.
+any result was wrong.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 
-#: What is sent: a name, the algorithm, and what it is planned on.
+#: Our plans: a name, the algorithm, and the topology.
 PLANS = {"ring": ("ring", "ring"), "trees": ("double_binary_tree", "clique")}
-#: Options that every rank gets; the launcher would take --nproc for its own.
+#: Options that every rank gets; the launcher has a --nproc of its own.
 PASSED = ("sizes", "backend", "chunk", "iterations", "warmup", "timeout")
 
 
@@ -65,13 +65,13 @@ def program(name: str, ranks: int) -> Program:
 
 
 def measure(executions: dict[str, TorchP2P], size_bytes: int, options: argparse.Namespace) -> list[Row]:
-    """Checks and times one size, on all ranks at once."""
+    """Check and time one size, on all ranks at once."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     count = size_bytes // 4
     pattern = torch.arange(count, dtype=torch.int64) % 97
-    given = (pattern + rank).to(torch.float32)
+    values = (pattern + rank).to(torch.float32)
     expected = (ranks * pattern + ranks * (ranks - 1) // 2).to(torch.float32)
-    tensor = torch.empty_like(given)
+    tensor = torch.empty_like(values)
 
     def ours(execution: TorchP2P) -> Callable[[], object]:
         call = CollectiveCall("allreduce", "float32", count)
@@ -84,7 +84,7 @@ def measure(executions: dict[str, TorchP2P], size_bytes: int, options: argparse.
     taken = torch.zeros(len(calls), options.iterations, dtype=torch.float64)
     for iteration in range(-options.warmup, options.iterations):
         for which, call in enumerate(calls.values()):
-            tensor.copy_(given)
+            tensor.copy_(values)
             dist.barrier()  # all ranks begin at about the same time
             began = time.perf_counter()
             call()
@@ -103,7 +103,7 @@ def measure(executions: dict[str, TorchP2P], size_bytes: int, options: argparse.
 
 
 def report(rows: list[Row], options: argparse.Namespace) -> None:
-    """Prints the table, or one JSON object."""
+    """Print the table, or one JSON object."""
     ranks = dist.get_world_size()
     if options.json:
         settings = {"backend": options.backend, "ranks": ranks, "chunk_bytes": options.chunk_bytes}
@@ -118,7 +118,7 @@ def report(rows: list[Row], options: argparse.Namespace) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """The parsed command line."""
     parser = argparse.ArgumentParser(
         description="AllReduce by ring and trees over send and recv against the library's own."
     )
@@ -142,16 +142,16 @@ def arguments() -> argparse.Namespace:
 
 
 def start_ranks(options: argparse.Namespace) -> NoReturn:
-    """Becomes PyTorch's launcher, which starts this script once per rank."""
+    """Become PyTorch's launcher, which starts this script once per rank."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={options.nproc}"]
     rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
-    given = [f"--{name}={getattr(options, name)}" for name in PASSED] + ["--json"] * options.json
+    passed = [f"--{name}={getattr(options, name)}" for name in PASSED] + ["--json"] * options.json
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.execv(sys.executable, [*launcher, *rendezvous, os.path.abspath(__file__), *given])
+    os.execv(sys.executable, [*launcher, *rendezvous, os.path.abspath(__file__), *passed])
 
 
 def main() -> int:
-    """Starts the processes, or is one of them."""
+    """Start the processes, or be one of them."""
     options = arguments()
     if "RANK" not in os.environ:
         start_ranks(options)

@@ -1,11 +1,11 @@
-"""The answers that a rebuilding of the house must not change: 450 plans, their Programs, and predicted times.
+"""The answers that a refactoring must not change: 450 plans, their Programs, and predicted times.
 
     python benchmarks/same_answers.py            compare with same_answers.json; exit code 1 if an answer changed
-    python benchmarks/same_answers.py --write    the file anew, after a wanted change
+    python benchmarks/same_answers.py --write    rewrite the file, after an intended change
 
-Planned are all 60 connected allocations of a DGX-1V and a DGX-1P (one of each isomorphism class) × seven collectives,
-and an AllReduce on 30 networks: every family by rule, machines of the catalog, clusters. A row of the file is a plan's
-rate and bound, the digests of the plan's JSON and of its Program's, and the seconds that the simulator gives 64 MiB.
+The plans are seven collectives on all 60 connected allocations of a DGX-1V and a DGX-1P (one per isomorphism class),
+and an AllReduce on 30 networks: every family by rule, machines of the catalog, clusters. A row of the file has a
+plan's rate and bound, the digests of the plan's JSON and of its Program's, and the simulated seconds for 64 MiB.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def jobs() -> Iterator[tuple[str, str, tuple[int, ...] | None]]:
 
 
 def digest(text: str) -> str:
-    """The start of a text's SHA-256, with the words that it had when the file was written."""
+    """The start of a text's SHA-256, with the words from the time of the file."""
     for now, then in RENAMED.items():
         text = text.replace(now, then)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,13 +2,13 @@
 
     sudo python benchmarks/several_hosts.py [--layout 3+5] [--mbits 400] [--sizes 64K,1M,16M] [--rounds 5] [--json]
 
-The hosts are two network namespaces of this machine, joined by a pair of virtual interfaces that ``tc`` shapes; all
-that is made here is taken down again, also after a signal, and what a killed run left goes with the next one
-(``--clean``). Every candidate is one process per rank, which sleeps until it is its turn. A round gives each candidate
-one block of runs per size; ratios are taken between medians of all rounds. An iteration takes as long as its slowest
-rank. ``bound`` is what the network allows: H hosts must send 2(H−1)/H of the data each way.
+The hosts are two network namespaces of this machine, joined by a pair of virtual interfaces that ``tc`` shapes. They
+are removed at the end, also after a signal; the next run (or ``--clean``) removes those of a killed one. Every
+candidate is one process per rank, which sleeps until its turn. A round gives each candidate one block of runs per
+size; ratios are taken between medians of all rounds. An iteration takes as long as its slowest rank. ``bound`` is the
+limit of the network: H hosts must send 2(H−1)/H of the data each way.
 
-Needs root, ``ip`` and ``tc``; Open MPI is measured where mpirun is on PATH and mpi4py can be imported. Other commands:
+Needs root, ``ip`` and ``tc``; Open MPI is measured if mpirun is on PATH and mpi4py can be imported. Other commands:
 ``--exec "torchrun …"`` runs a command on both hosts, with HOST_INDEX, MASTER_ADDR and GLOO_SOCKET_IFNAME set.
 """
 
@@ -35,7 +35,7 @@ from typing import Any
 PREFIX = "blink-bench"
 NETWORK = "10.76.5"
 MTU = 16384
-#: More than a packet with headers, and as little free credit as that allows.
+#: More than a packet with headers, and the least free credit that allows this.
 BURST_BYTES, QUEUE_BYTES = 33_000, 8 << 20
 PORT = 29_471
 LIMIT_S = 120.0
@@ -55,7 +55,7 @@ def namespaces() -> list[str]:
 
 
 def clean(everything: bool = False) -> None:
-    """Removes the namespaces of runs that are no more, and what runs in them."""
+    """Remove the namespaces of ended runs, and the processes in them."""
     for name in namespaces():
         owner = name.split("-")[2]
         if everything or not Path(f"/proc/{owner}").exists():
@@ -63,8 +63,8 @@ def clean(everything: bool = False) -> None:
 
 
 def remove(name: str) -> None:
-    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=30).stdout.split()
-    for pid in found:
+    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=30).stdout.split()
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
@@ -84,7 +84,7 @@ def two_hosts(mbits: float) -> Iterator[list[str]]:
             run("ip", "-n", name, "link", "set", "lo", "up")
             run("ip", "-n", name, "link", "set", "nic", "mtu", str(MTU), "gso_max_size", str(MTU), "up")
             run("ip", "-n", name, "addr", "add", f"{host}/24", "dev", "nic")
-            # Of what Linux has, cubic fills such a link best.
+            # Of Linux's algorithms, cubic fills such a link best.
             subnet = ["route", "replace", f"{NETWORK}.0/24", "dev", "nic", "src", host, "congctl", "cubic"]
             subprocess.run(["ip", "-n", name, *subnet], capture_output=True, timeout=30)
             shaped = f"tbf rate {mbits * 1e6:.0f}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
@@ -151,14 +151,14 @@ def start(kind: str, hosts: list[str], layout: Sequence[int], control: Path, ext
             own = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": sum(layout), "MASTER_ADDR": f"{NETWORK}.1"}
             own |= {"MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "nic"}
             command = ["ip", "netns", "exec", host, *work]
-            told = environment | {key: str(value) for key, value in own.items()}
-            candidate.processes.append(subprocess.Popen(command, env=told, start_new_session=True))
+            settings = environment | {key: str(value) for key, value in own.items()}
+            candidate.processes.append(subprocess.Popen(command, env=settings, start_new_session=True))
             rank += 1
     return candidate
 
 
 def welcome(listener: socket.socket, candidates: Sequence[Candidate]) -> None:
-    """Waits until all ranks of all candidates have connected."""
+    """Wait until all ranks of all candidates have connected."""
     by_name = {candidate.name: candidate for candidate in candidates}
     listener.settimeout(LIMIT_S)
     for _ in range(sum(candidate.size for candidate in candidates)):
@@ -223,7 +223,7 @@ def opened(kind: str) -> tuple[Callable[[Any], object], Callable[[], object], in
 
 # ---- the comparison
 
-#: Open MPI chooses for itself, or rings: the faster at a size counts. (Its hierarchical component, han, ended with a
+#: Open MPI's own choice, and its rings: the faster at a size counts. (Its hierarchical component, han, ended with a
 #: segmentation fault over these two hosts, in 4.1.4.)
 OPENMPI = {
     "openmpi": (),
@@ -258,9 +258,9 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 iterations = max(2, min(20, int(arguments.block_s / (nbytes * 8 / arguments.mbits / 1e6))))
                 shift = number % len(candidates)
                 for candidate in candidates[shift:] + candidates[:shift]:
-                    found = candidate.ask(nbytes, iterations)
+                    seconds = candidate.ask(nbytes, iterations)
                     if number:  # the first round connects
-                        times.setdefault((candidate.name, nbytes), []).extend(found)
+                        times.setdefault((candidate.name, nbytes), []).extend(seconds)
     return [row(arguments, kinds, times, nbytes) for nbytes in sizes]
 
 
@@ -297,7 +297,7 @@ def stop(candidate: Candidate) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Runs a command on both hosts; the first exit code that is not 0."""
+    """Run a command on both hosts; return the first exit code that is not 0."""
     with two_hosts(arguments.mbits) as hosts, ExitStack() as undo:
         running = []
         for index, host in enumerate(hosts):

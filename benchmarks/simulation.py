@@ -1,9 +1,9 @@
-"""The simulator's speed: chunk hops per second of the kernel, and whole questions with their planning apart.
+"""The simulator's speed: chunk hops per second of the kernel, and times of whole questions.
 
     python benchmarks/simulation.py [--runs N] [--json]
 
-A chunk hop is one message of one queue: a simulated transfer. Times of kernels are medians and do not contain planning
-or translation; those of questions contain everything but the planning, which is told apart.
+A chunk hop is one message of one queue: a simulated transfer. Times of kernels are medians and exclude planning and
+translation; those of questions exclude only the planning, which is printed separately.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MACHINES = ("dgx-1v", "dgx-1p")
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A job whose chunk hops per second are measured; with so many chunks in its largest slice."""
+    """A job whose chunk hops per second are measured, with ``chunks`` chunks in its largest slice."""
 
     name: str
     spec: str
@@ -55,7 +55,7 @@ JOBS = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked, and how long the answer took: planning, then everything else."""
+    """A question, and the seconds of its answer: planning, then everything else."""
 
     name: str
     below_s: float
@@ -66,14 +66,14 @@ class Question:
 
 
 def planned(topology: Topology, ranks: tuple[int, ...], name: str, algo: str) -> tuple[Program, Topology]:
-    """A program and the links that it lies on."""
+    """A program and its network."""
     ends = {"root": 0} if name == "broadcast" else {}
     forest = algorithm(algo).plan(Request(topology, Collective(name, len(ranks), **ends), ranks))
     return lower(forest), forest.topology
 
 
 def workload(job: Kernels, sharing: str) -> Workload:
-    """What a job's kernels run."""
+    """The input of a job's kernels."""
     topology = parse_spec(job.spec)
     program, network = planned(topology, topology.ranks, "allreduce", job.algo)
     size = 64 * MIB
@@ -82,29 +82,29 @@ def workload(job: Kernels, sharing: str) -> Workload:
     return translate(bound, network, calibration_for(topology), Settings(sharing)).workload
 
 
-def hops_per_s(run: Callable[[Workload, str], Outcome], given: Workload, sharing: str, runs: int) -> float:
+def hops_per_s(run: Callable[[Workload, str], Outcome], work: Workload, sharing: str, runs: int) -> float:
     """Median over ``runs``."""
     taken = []
     for _ in range(runs):
         began = time.perf_counter()
-        done = run(given, sharing)
+        done = run(work, sharing)
         taken.append(time.perf_counter() - began)
     return done.transfers / statistics.median(taken)
 
 
 def kernels(runs: int) -> list[dict[str, object]]:
-    """A row per job and way of sharing."""
+    """A row per job and mode of sharing."""
     rows: list[dict[str, object]] = []
     for job in JOBS:
         for sharing in ("fifo", "fair"):
-            given = workload(job, sharing)
-            row: dict[str, object] = {"name": job.name, "sharing": sharing, "transfers": given.transfers}
-            rows.append({**row, "hops_per_s": hops_per_s(kernel.run, given, sharing, runs)})
+            work = workload(job, sharing)
+            row: dict[str, object] = {"name": job.name, "sharing": sharing, "transfers": work.transfers}
+            rows.append({**row, "hops_per_s": hops_per_s(kernel.run, work, sharing, runs)})
     return rows
 
 
 def all_allocations() -> Question:
-    """Every allocation of both DGX-1s × sizes × collectives × algorithms: what the charts of Blink's paper ask."""
+    """Every allocation of both DGX-1s × sizes × collectives × algorithms: the charts of Blink's paper."""
     planning = simulating = 0.0
     count = transfers = 0
     for machine in MACHINES:
@@ -145,8 +145,8 @@ def main() -> None:
     rows = kernels(options.runs)
     questions = [all_allocations(), cluster("optimal"), cluster("ring")]
     if options.json:
-        asked = [{slot: getattr(q, slot) for slot in Question.__slots__} for q in questions]
-        print(json.dumps({"schema_version": 1, "runs": options.runs, "kernels": rows, "questions": asked}, indent=1))
+        fields = [{slot: getattr(q, slot) for slot in Question.__slots__} for q in questions]
+        print(json.dumps({"schema_version": 1, "runs": options.runs, "kernels": rows, "questions": fields}, indent=1))
         return
     print(f"{'chunk hops':>21}  {'a second':>10}")
     for row in rows:

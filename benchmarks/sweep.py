@@ -1,6 +1,6 @@
 """Every connected allocation of DGX-1V (46) and DGX-1P (14) × nine collectives × every root and pair.
 
-Prints how long planning, the independent check and the verifier take, and what came out. Exit 1 if anything is not
+Prints the times of planning, of the independent check and of the verifier, and the results. Exit 1 if a plan is not
 optimal, is refused by the checker, or is invalid.
 
     python benchmarks/sweep.py

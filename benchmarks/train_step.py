@@ -1,13 +1,13 @@
-"""What communication takes of a DDP step of examples/train.py: plain, with shared buckets, and on gloo, in turns.
+"""Cost of communication in a DDP step of examples/train.py: plain, with shared buckets, and on gloo, in turns.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/train_step.py [--steps 60] [--width 128]
 
-The models train side by side on the same texts, a step of each in turn. Communication is what a step has beyond one
-whose hook sends nothing ("silent"): wall time, the mean of the ranks, and processor time of all threads of a process,
-of the rank with least, for others waited more. "Calls" is the part of it in the engine: processor time of the threads
-that run it, from the call of the group to its end, cold as it is after a backward pass, of the rank with least in that
-step. "One element" reduces one of each bucket: what is left of a call when nothing is moved. "Beside" has shared
-buckets, and a thread that reduces them while the backward pass goes on. All losses must be equal, bit for bit.
+The models train in parallel on the same texts, a step of each in turn. The cost is the excess of a step over one whose
+hook sends nothing ("silent"): wall time as the mean of the ranks, and processor time of all threads of a process, of
+the rank with least, because the others waited more. "Calls" is its part in the engine: processor time of the threads
+that run it, from the call of the group to its end, with cold caches after a backward pass, of the rank with least in
+that step. "One element" reduces one of each bucket, which leaves a call without data. "Beside" has shared buckets, and
+a thread that reduces them during the backward pass. All losses must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from blinkccl.torch_backend.issue import InPlaceBySteps
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import train
 
-#: Steps before anything counts: DDP makes its buckets anew after the first, and caches fill.
+#: Steps that do not count: DDP rebuilds its buckets after the first, and caches fill.
 WARM_UP = 5
 
 
 def one_element(group, bucket):  # torch compares annotations as objects, and these would be text
-    """A communication hook that leaves out the data."""
+    """A communication hook that omits the data."""
     gradients = bucket.buffer()
     work = dist.all_reduce(gradients[:1], group=group, async_op=True)
     return work.get_future().then(lambda _: gradients)
@@ -52,7 +52,7 @@ def silent(group, bucket):
 
 
 class Contestant:
-    """One model, how it is reduced, and what its steps took."""
+    """One model, its reduction, and the times of its steps."""
 
     def __init__(self, backend: str, texts: int, prepare: Any = None) -> None:
         torch.manual_seed(0)
@@ -63,11 +63,11 @@ class Contestant:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.texts = torch.Generator().manual_seed(texts)
         self.losses: list[float] = []
-        #: Of each step: wall time, processor time, and that in calls.
+        #: Of each step: wall time, processor time, and the part of the latter in calls.
         self.took_s: list[tuple[float, float, float]] = []
 
     def step(self) -> None:
-        """One step, with calls as on the rank that waited least."""
+        """One step; the time of calls is that of the rank that waited least."""
         text = train.batch_of_texts(self.texts, 8)
         with self._timed() as taken:
             wall, processor = time.perf_counter(), time.process_time()
@@ -91,7 +91,7 @@ class Contestant:
 
     @contextmanager
     def _timed(self) -> Iterator[list[float]]:
-        """Processor time of each call of ours in the block, or of each step of it, in the thread that made it."""
+        """Processor time of each call of Blink in the block, or of each step of it, in the calling thread."""
         taken: list[float] = []
         transport = getattr(self.group, "_transport", None)
         if transport is None:  # gloo's threads are its own
@@ -99,9 +99,9 @@ class Contestant:
             return
 
         def timed(run: Any) -> Any:
-            def call(*given: Any) -> None:
+            def call(*arguments: Any) -> None:
                 begin = time.thread_time()
-                run(*given)
+                run(*arguments)
                 taken.append(time.thread_time() - begin)
 
             return call
@@ -147,12 +147,12 @@ def main() -> None:
 
 
 def hooked(hook: Any) -> Any:
-    """What registers a hook."""
+    """A function that registers a hook on a model."""
     return lambda model: model.register_comm_hook(model.process_group, hook)
 
 
 def tell(each: dict[str, Contestant]) -> None:
-    """What steps took; differences are taken within a round."""
+    """Print times of steps; differences are taken within a round."""
     beyond = {name: contestant.beyond(each["silent"]) for name, contestant in each.items() if name != "silent"}
     if dist.get_rank():
         return

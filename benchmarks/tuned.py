@@ -1,9 +1,9 @@
-"""A table of ``blink tune`` against what is built in, and against the best fixed choice, on this host.
+"""A table of ``blink tune`` against the built-in choice, and against the best fixed choice, on this host.
 
-At every size that was measured: the rows of the table, what is built in with its variants, and every candidate of the
-tuner by itself, in turns, in rounds; a ratio is that of two times of one round, and the median of the rounds counts.
-Exit 1 if the table is slower than what is built in by more than 3 % anywhere, or slower than the best fixed choice by
-more than 5 % at more than a tenth of the sizes.
+At every measured size, these run in turns, in rounds: the rows of the table, the built-in choice with its variants, and
+every candidate of the tuner alone. A ratio is that of two times of one round, and the median over the rounds counts.
+Exit 1 if the table is more than 3 % slower than the built-in choice anywhere, or more than 5 % slower than the best
+fixed choice at more than a tenth of the sizes.
 
     blink tune -g 2 && python benchmarks/tuned.py [--ranks 2] [--rounds 9]
 """
@@ -20,20 +20,20 @@ from blinkccl.bench.tune import Candidate, TimedRows, candidates, collective_of,
 from blinkccl.runtime import tuned
 from blinkccl.show.text import bytes_text, columns, seconds_text
 
-#: Seconds of one turn, and calls of it at least and at most.
+#: Seconds of one turn, and its least and largest number of calls.
 TURN_S, LEAST_CALLS, MOST_CALLS = 0.01, 3, 400
 SLOWER, BEHIND, OFTEN = 1.03, 1.05, 0.9
 
 
 def measured(runs: RunningCandidate, cell: tuned.TunedCell, ranks: int, rounds: int) -> tuple[float, float, str, float]:
-    """Of one cell: the table against what is built in, against the best fixed choice, who that is, and the time."""
+    """One cell: the table's ratios to the built-in and to the best fixed choice, the latter's name, and the time."""
     collective = collective_of(cell.collective, ranks)
     timed = TimedRows(runs, collective, cell.size_bytes)
     base = untuned(collective, cell.size_bytes)
-    ours = Candidate("tuned", cell.rows) if cell.rows else base
+    own = Candidate("tuned", cell.rows) if cell.rows else base
     fixed = timed.able(candidates(collective, cell.size_bytes))
     calls = max(LEAST_CALLS, min(MOST_CALLS, int(TURN_S / max(timed.seconds(base, 3), 1e-7))))
-    turns = [base, *([ours] if ours is not base else []), *fixed]
+    turns = [base, *([own] if own is not base else []), *fixed]
     seconds: dict[str, list[float]] = {one.name: [] for one in turns}
     for number in range(rounds):
         for place in range(len(turns)):
@@ -42,24 +42,24 @@ def measured(runs: RunningCandidate, cell: tuned.TunedCell, ranks: int, rounds: 
     best = min(fixed, key=lambda one: median(seconds[one.name]))
 
     def ratio(other: Candidate) -> float:
-        return median(a / b for a, b in zip(seconds[ours.name], seconds[other.name], strict=True))
+        return median(a / b for a, b in zip(seconds[own.name], seconds[other.name], strict=True))
 
-    return ratio(base), ratio(best), best.name, median(seconds[ours.name])
+    return ratio(base), ratio(best), best.name, median(seconds[own.name])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
-    given = parser.parse_args()
-    path = tuned.path_of(given.ranks)
+    options = parser.parse_args()
+    path = tuned.path_of(options.ranks)
     if path is None or not path.exists():
-        sys.exit(f"there is no table for {given.ranks} ranks: run blink tune -g {given.ranks}")
-    file = tuned.read(path, given.ranks)
+        sys.exit(f"there is no table for {options.ranks} ranks: run blink tune -g {options.ranks}")
+    file = tuned.read(path, options.ranks)
     rows, against_base, against_best = [], [], []
-    with ended_by_signals(), RunningCandidate(own(given.ranks, 60)) as runs:
+    with ended_by_signals(), RunningCandidate(own(options.ranks, 60)) as runs:
         for cell in file.cells:
-            base, best, name, seconds = measured(runs, cell, given.ranks, given.rounds)
+            base, best, name, seconds = measured(runs, cell, options.ranks, options.rounds)
             against_base.append(base)
             against_best.append(best)
             where = [cell.collective, bytes_text(cell.size_bytes), seconds_text(seconds)]
