@@ -132,21 +132,22 @@ TITLE = "## In ASTRA-sim"
 ABOUT = """
     python benchmarks/exports.py --astra-sim build/astra_analytical/build/bin -o benchmarks/exports.md
 
-Chakra traces in the place of ASTRA-sim's collectives (commit 518bd51 of March 2026, analytical network e8c5119; its
-Chakra at 90630ca, one commit before the one it names, and spdlog at another commit than that). Nothing was refused, and
-every rank ends. *aware* and *unaware*: its two networks, with the rate and latency that our simulator has; *alone*: the
-traces as the workload on *aware*. All are times over our simulator's, of copies in the same chunks.
+Chakra traces replace ASTRA-sim's collectives (commit 518bd51 of March 2026, analytical network e8c5119; its Chakra at
+90630ca, one commit before the one it names, and another commit of spdlog). ASTRA-sim refused no file, and every rank
+ends. *aware* and *unaware* are its two networks, with the rate and latency of our simulator; *alone* is the traces as
+the workload on *aware*. All values are its times divided by our simulator's, of copies in the same chunks.
 
-- Its switch takes in a whole message before it sends it on: on a star of two, 64 MiB in k chunks take 2 x + k L in
-  place of x + k L, to five digits. Where many trees share a port, others' messages fill the time.
-- Below 1 on rings and meshes: which of two messages that come at once goes first, as it seems. With ranks that start up
-  to a nanosecond apart ours takes 0.90 on the mesh of 8 too; of AllGather on rings this was not shown.
-- Sums last whole microseconds (`duration_micros`): in chunks of 64 and 128 KiB that took from or added to a DGX-1P's
-  times up to 3 %.
-- *unaware* gives each message the whole rate of a link, however many trees are on it.
-- *alone*, a rank has one send under way at a time, whatever its links.
-- It has no custom Broadcast or Reduce: they stand for an AllReduce here. Bandwidths are GiB/s, latencies ns; its
-  congestion-aware networks have one dimension, and links of more than one rate neither can say.
+- Its switch receives a whole message before it forwards it. On a star of two, 64 MiB in k chunks take 2 x + k L
+  instead of x + k L, to five digits. If many trees share a port, other messages fill this time.
+- Below 1 on rings and meshes: the reason seems to be the order of two messages that arrive at once. With ranks that
+  start up to a nanosecond apart, our simulator has 0.90 on the mesh of 8 too; for AllGather on rings this was not
+  shown.
+- Sums last whole microseconds (`duration_micros`). In chunks of 64 and 128 KiB, this changed a DGX-1P's times by up to
+  3 %.
+- *unaware* gives each message the whole rate of a link, with any number of trees on it.
+- *alone*, a rank has one send in flight at a time, with any number of links.
+- It has no custom Broadcast or Reduce; they run in place of an AllReduce here. Bandwidths are GiB/s, latencies ns. Its
+  congestion-aware networks have one dimension, and neither network has links of several rates.
 """
 
 

@@ -230,9 +230,9 @@ PREFACE = """# Exports
 
     python benchmarks/exports.py -o benchmarks/exports.md
 
-What `blink export --to mscclpp` writes of optimal plans, read back by a reader that knows nothing of exports
-([how](../docs/howto/export.md)), judged for every order of thread blocks, and run on whole numbers in two of these
-against the collective's definition.
+This page checks the files that `blink export --to mscclpp` writes for optimal plans ([how](../docs/howto/export.md)).
+A reader that knows nothing of exports reads each file back and proves it for every order of thread blocks. It also
+runs the file on whole numbers in two of these orders and compares the result with the collective's definition.
 """
 
 

@@ -111,30 +111,38 @@ def times() -> Iterator[str]:
         yield f"| `{spec}` | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |"
 
 
-PAGE = """# Switches that add up
+PAGE = """# In-network reduction
 
     python benchmarks/in_switch.py
 
-What NVSwitches and InfiniBand's switches would gain if they combined and multicast (SHARP), `--algo in_switch` beside
-`optimal`: trees in which switches stand as ranks do. Each plan is checked from its file by code that shares none with
-what made it. No engine of ours runs these plans but the reference.
+This page compares `--algo in_switch` with `optimal`: trees in which NVSwitches and InfiniBand's switches reduce and
+multicast (SHARP). Code that shares none with the planner checks each plan from its file. Only the reference engine of
+Blink runs these plans.
 
-AllReduce. *Combine*: the switches of servers, those between them, or all. *Times*: over trees of ranks alone. **Every
-rate is the bound**, by a cut that all data leaves, or by prices with sets where that is not reached. Where servers'
-switches alone combine, four servers gain 3 % at most and sixteen nothing: what crosses the network, from server to
-server, is as much as before. Where the network's do too a server sends everything once. GPUs that links join and no
-switch have their own links for a limit. Seconds of one core, planning and checking:
+## AllReduce
+
+*Combine* names the switches that reduce: those of servers, those between them, or all. *Times* is the rate over that
+of trees of ranks alone, *s* the seconds of one core for planning and checking. **Every rate is the bound**, proved by
+a cut that all data leaves, or by prices with sets where no cut is reached.
+
+- If only servers' switches reduce, four servers gain at most 3 % and sixteen nothing, because as much data crosses the
+  network between servers as before.
+- If the network's switches also reduce, a server sends all its data once.
+- The links of GPUs without a switch limit the rate of these GPUs.
 
 {rates}
 
-What goes one way gains no rate, as the cut in its proof binds switches too, and trees of ranks reach it. It takes fewer
-crossings of links: what a switch multicasts goes into it once.
+## One direction
+
+Collectives in one direction have no higher rate, because the cut in their proof also holds for switches, and trees of
+ranks reach it. They cross fewer links, because data that a switch multicasts enters it once.
 
 {one_way}
 
-AllReduce simulated, `optimal`'s time over `in_switch`'s, both by copy engines on the machine's calibration. A switch
-adds up at the rate of its links, chunk by chunk, and issues nothing; GPUs combine at the rate that was measured or
-assumed for them:
+## Simulated times of AllReduce
+
+The table has `optimal`'s time over `in_switch`'s, both by copy engines on the machine's calibration. A switch reduces
+at the rate of its links, chunk by chunk, and issues nothing. GPUs reduce at their measured or assumed rate.
 
 {times}
 """
