@@ -56,12 +56,11 @@ class Row:
     collective: str = "allgather"
     objective: str = "shallow"
     trees: bool = True
-    native: bool = True
 
     @property
     def name(self) -> str:
         parts = [f"GPUs {self.gpus}"] * (self.gpus is not None)
-        parts += ["rate and certificate"] * (not self.trees) + ["in Python"] * (not self.native)
+        parts += ["rate and certificate"] * (not self.trees)
         return ", ".join([self.spec, *parts])
 
 
@@ -108,9 +107,6 @@ ALONE = (
         )
         for name in ("allgather", "allreduce")
     ),
-    Row("dgx-1v", native=False),
-    Row("16x dgx-a100", native=False),
-    Row("hypercube:8", native=False),
 )
 
 
@@ -155,7 +151,7 @@ def fields_of(topology: Topology) -> dict[str, Any]:
 
 def job_of(row: Row, *topologies: dict[str, Any]) -> Job:
     """The job for a child: the row on these topologies; without any, to generate one of ForestColl's."""
-    keys = ("foreign", "collective", "objective", "trees", "native")
+    keys = ("foreign", "collective", "objective", "trees")
     return {"topologies": topologies, **{key: getattr(row, key) for key in keys}}
 
 

@@ -78,8 +78,6 @@ def planned(wanted: Request, trees: bool) -> dict[str, Any]:
 def main() -> None:
     """Read one job, run it, print the answers."""
     job = json.load(sys.stdin)
-    if not job["native"]:
-        native_flows.load = lambda: None  # type: ignore[assignment]
     answers = [planned(request(job, fields), job["trees"]) for fields in job["topologies"]]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     json.dump({"answers": answers, "import_s": IMPORTED, "peak_mib": peak}, sys.stdout)

@@ -1,5 +1,7 @@
-// Integral packing of arborescences: blinkccl/trees/packing/integral.py step by step, with the same trees. What is decided
-// where is explained there; this file says only what differs.
+// Integral packing of arborescences, group by group and arc by arc: blinkccl/trees/packing/integral.py has the idea.
+//
+// Without `few`, the first group is grown by the arc that takes most of it among those nearest its root, so trees stay
+// shallow; the whole group is enough. With `few`, the largest group by the arc that takes most of it, however deep.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -18,9 +20,9 @@ namespace {
 
 using Vertex = std::int32_t;
 using Arc = std::int32_t;
-using Units = std::int64_t;
 using Seconds = std::chrono::duration<double>;
 
+template <class Units>
 struct Group {
   Vertex root;
   Units multiplicity;
@@ -30,20 +32,26 @@ struct Group {
   std::vector<Arc> arcs;
 };
 
-struct Choice {
-  Arc arc = -1;
-  Units amount = 0;
-};
-
 }  // namespace
 
 struct blink_packer {
-  blink_packer(const blink_arcs& arcs, const Units* demand, bool few)
+  virtual ~blink_packer() = default;
+  virtual int run(double seconds) = 0;
+  virtual std::int64_t trees() const = 0;
+  virtual void read(std::int32_t* root, blink_units* multiplicity, std::int32_t* ends) const = 0;
+};
+
+namespace {
+
+template <class Units>
+class Packer final : public blink_packer {
+ public:
+  Packer(const blink_arcs& arcs, const blink_units* demand, bool few)
       : n_(static_cast<Vertex>(arcs.vertices)),
         few_(few),
         tail_(arcs.tail, arcs.tail + arcs.arcs),
         head_(arcs.head, arcs.head + arcs.arcs),
-        residual_(arcs.capacity, arcs.capacity + arcs.arcs),
+        residual_(blink::packing::read<Units>(arcs.capacity, arcs.arcs)),
         leaving_(static_cast<std::size_t>(arcs.vertices)),
         flows_(n_, tail_, head_, residual_) {
     std::vector<Arc> order(tail_.size());
@@ -51,15 +59,16 @@ struct blink_packer {
     std::sort(order.begin(), order.end(), [&](Arc a, Arc b) { return head_[a] < head_[b]; });
     for (const Arc arc : order) leaving_[tail_[arc]].push_back(arc);
     for (Vertex v = 0; v < n_; ++v) {
-      if (demand[v] <= 0) continue;
-      const std::int32_t number = flows_.open(demand[v]);
+      const auto wanted = blink::packing::read<Units>(demand[v]);
+      if (wanted == 0) continue;
+      const std::int32_t number = flows_.open(wanted);
       flows_.join(number, v);
-      open_.push_back(std::make_unique<Group>(Group{v, demand[v], number, std::vector<Vertex>(n_, -1), {v}, {}}));
+      open_.push_back(std::make_unique<Trees>(Trees{v, wanted, number, std::vector<Vertex>(n_, -1), {v}, {}}));
       open_.back()->depth[v] = 0;
     }
   }
 
-  int run(double seconds) {
+  int run(double seconds) override {
     const auto begin = std::chrono::steady_clock::now();
     while (!open_.empty()) {
       if (!step()) return BLINK_PACKING_DOES_NOT_FIT;
@@ -68,17 +77,32 @@ struct blink_packer {
     return open_.empty() ? BLINK_PACKING_DONE : BLINK_PACKING_GOES_ON;
   }
 
-  const std::vector<std::unique_ptr<Group>>& trees() const { return done_; }
-  Vertex tail(Arc arc) const { return tail_[arc]; }
-  Vertex head(Arc arc) const { return head_[arc]; }
+  std::int64_t trees() const override { return static_cast<std::int64_t>(done_.size()); }
+
+  void read(std::int32_t* root, blink_units* multiplicity, std::int32_t* ends) const override {
+    for (const auto& tree : done_) {
+      *root++ = tree->root;
+      *multiplicity++ = blink::packing::written(tree->multiplicity);
+      for (const Arc arc : tree->arcs) {
+        *ends++ = tail_[arc];
+        *ends++ = head_[arc];
+      }
+    }
+  }
 
  private:
-  bool complete(const Group& group) const { return static_cast<Vertex>(group.reached.size()) == n_; }
+  using Trees = Group<Units>;
+  struct Choice {
+    Arc arc = -1;
+    Units amount = 0;
+  };
+
+  bool complete(const Trees& group) const { return static_cast<Vertex>(group.reached.size()) == n_; }
 
   // One group put away that is complete, or grown by an arc; false where no arc can be given to it.
   bool step() {
     const auto chosen = open_.begin() + static_cast<std::ptrdiff_t>(few_ ? largest() : 0);
-    std::unique_ptr<Group> group = std::move(*chosen);
+    std::unique_ptr<Trees> group = std::move(*chosen);
     open_.erase(chosen);
     if (complete(*group)) {
       flows_.close(group->number);
@@ -96,8 +120,8 @@ struct blink_packer {
   }
 
   // As many trees of the group as a group of their own.
-  std::unique_ptr<Group> split_off(Group& group, Units units) {
-    auto rest = std::make_unique<Group>(group);
+  std::unique_ptr<Trees> split_off(Trees& group, Units units) {
+    auto rest = std::make_unique<Trees>(group);
     group.multiplicity -= units;
     rest->multiplicity = units;
     flows_.set_multiplicity(group.number, group.multiplicity);
@@ -109,14 +133,14 @@ struct blink_packer {
   std::size_t largest() const {
     std::size_t best = 0;
     for (std::size_t i = 1; i < open_.size(); ++i) {
-      const Group &one = *open_[i], &other = *open_[best];
+      const Trees &one = *open_[i], &other = *open_[best];
       const auto key = std::make_tuple(one.multiplicity, one.reached.size());
       if (key > std::make_tuple(other.multiplicity, other.reached.size())) best = i;
     }
     return best;
   }
 
-  void grow(Group& group, Arc arc) {
+  void grow(Trees& group, Arc arc) {
     const Vertex v = head_[arc];
     flows_.join(group.number, v);
     group.depth[v] = group.depth[tail_[arc]] + 1;
@@ -127,7 +151,7 @@ struct blink_packer {
     group.arcs.push_back(arc);
   }
 
-  Choice best_arc(const Group& group) {
+  Choice best_arc(const Trees& group) {
     Choice best;
     Vertex nearest = -1;
     for (const Vertex u : group.reached) {
@@ -152,16 +176,20 @@ struct blink_packer {
   std::vector<Vertex> tail_, head_;
   std::vector<Units> residual_;
   std::vector<std::vector<Arc>> leaving_;
-  std::vector<std::unique_ptr<Group>> open_, done_;
-  blink::packing::KeptFlows flows_;
+  std::vector<std::unique_ptr<Trees>> open_, done_;
+  blink::packing::KeptFlows<Units> flows_;
 };
 
-extern "C" blink_packer* blink_packer_new(const blink_arcs* arcs, const int64_t* demand, int few) {
-  try {
-    return new blink_packer(*arcs, demand, few != 0);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
+}  // namespace
+
+extern "C" blink_packer* blink_packer_new(const blink_arcs* arcs, const blink_units* demand, int few) {
+  blink_packer* made = nullptr;
+  const auto sums = blink::packing::Sums().add(arcs->capacity, arcs->arcs).add(demand, arcs->vertices);
+  blink::packing::in_units(sums, [&](auto zero) {
+    made = new Packer<decltype(zero)>(*arcs, demand, few != 0);
+    return BLINK_PACKING_DONE;
+  });
+  return made;
 }
 
 extern "C" int blink_packer_run(blink_packer* packer, double seconds) {
@@ -172,19 +200,10 @@ extern "C" int blink_packer_run(blink_packer* packer, double seconds) {
   }
 }
 
-extern "C" int64_t blink_packer_trees(const blink_packer* packer) {
-  return static_cast<int64_t>(packer->trees().size());
-}
+extern "C" int64_t blink_packer_trees(const blink_packer* packer) { return packer->trees(); }
 
-extern "C" void blink_packer_read(const blink_packer* packer, int32_t* root, int64_t* multiplicity, int32_t* arcs) {
-  for (const auto& tree : packer->trees()) {
-    *root++ = tree->root;
-    *multiplicity++ = tree->multiplicity;
-    for (const Arc arc : tree->arcs) {
-      *arcs++ = packer->tail(arc);
-      *arcs++ = packer->head(arc);
-    }
-  }
+extern "C" void blink_packer_read(const blink_packer* packer, int32_t* root, blink_units* multiplicity, int32_t* arcs) {
+  packer->read(root, multiplicity, arcs);
 }
 
 extern "C" void blink_packer_free(blink_packer* packer) { delete packer; }

@@ -1,13 +1,15 @@
-// Packed trees made shallower: blinkccl/trees/packing/flatten.py move by move, with the same trees. Why a move is made is
-// explained there; this file says only what differs.
+// Packed trees made shallower by local search: who hangs below whom.
+//
+// Two moves keep every capacity: a vertex gets another parent over an arc with room left, or two trees of equal
+// multiplicity exchange their parents at a vertex. A move is made where it lowers Σ n^depth over all trees and vertices,
+// so that the deepest levels empty first; the search ends because that sum only falls.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <utility>
 #include <vector>
 
-#include "blink/packing.h"
+#include "units.h"
 
 namespace {
 
@@ -64,12 +66,13 @@ class Tree {
   std::vector<Vertex> child_, next_, below_;
 };
 
+template <class Units>
 class Pass {
  public:
-  Pass(const blink_arcs& arcs, std::int64_t trees, const std::int64_t* multiplicity, bool both_ways, Vertex* parents)
+  Pass(const blink_arcs& arcs, std::int64_t trees, const blink_units* multiplicity, bool both_ways, Vertex* parents)
       : n_(static_cast<Vertex>(arcs.vertices)),
-        multiplicity_(multiplicity, multiplicity + trees),
-        room_(arcs.capacity, arcs.capacity + arcs.arcs),
+        multiplicity_(blink::packing::read<Units>(multiplicity, trees)),
+        room_(blink::packing::read<Units>(arcs.capacity, arcs.arcs)),
         entering_(static_cast<std::size_t>(arcs.vertices)) {
     for (std::int32_t arc = 0; arc < static_cast<std::int32_t>(arcs.arcs); ++arc) {
       entering_[arcs.head[arc]].emplace_back(arcs.tail[arc], arc);
@@ -95,7 +98,7 @@ class Pass {
   }
 
  private:
-  std::int64_t& room(Vertex u, Vertex v) {
+  Units& room(Vertex u, Vertex v) {
     return room_[std::lower_bound(entering_[v].begin(), entering_[v].end(), std::make_pair(u, -1))->second];
   }
 
@@ -153,7 +156,7 @@ class Pass {
   }
 
   Vertex n_;
-  std::vector<std::int64_t> multiplicity_, room_;
+  std::vector<Units> multiplicity_, room_;
   std::vector<std::vector<std::pair<Vertex, std::int32_t>>> entering_;  // tail and arc, by tail
   std::vector<Tree> trees_;
   std::vector<std::int64_t> digits_;
@@ -161,11 +164,10 @@ class Pass {
 
 }  // namespace
 
-extern "C" int blink_flatten(const blink_arcs* arcs, int64_t trees, const int64_t* multiplicity, int both_ways,
+extern "C" int blink_flatten(const blink_arcs* arcs, int64_t trees, const blink_units* multiplicity, int both_ways,
                              int32_t* parents) {
-  try {
-    return Pass(*arcs, trees, multiplicity, both_ways != 0, parents).run() ? BLINK_PACKING_GOES_ON : BLINK_PACKING_DONE;
-  } catch (const std::bad_alloc&) {
-    return BLINK_PACKING_NO_MEMORY;
-  }
+  return blink::packing::in_units(blink::packing::Sums().add(arcs->capacity, arcs->arcs), [&](auto zero) {
+    Pass<decltype(zero)> pass(*arcs, trees, multiplicity, both_ways != 0, parents);
+    return pass.run() ? BLINK_PACKING_GOES_ON : BLINK_PACKING_DONE;
+  });
 }

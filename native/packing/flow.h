@@ -1,4 +1,4 @@
-// Maximum flow with integer capacities (Dinic 1970): blinkccl/trees/packing/maxflow.py. Edge 2i is arc i, 2i+1 its reverse.
+// Maximum flow with integer capacities (Dinic 1970). Edge 2i is arc i, 2i+1 its reverse.
 #pragma once
 
 #include <algorithm>
@@ -6,27 +6,25 @@
 #include <cstdint>
 #include <vector>
 
-#include "blink/packing.h"
+#include "units.h"
 
 namespace blink::packing {
 
-constexpr std::int64_t infinite = BLINK_PACKING_INFINITE;
-
+template <class Units>
 class FlowGraph {
  public:
-  explicit FlowGraph(std::int32_t vertices) : vertices_(vertices) {}
+  // The arcs, without capacities where these are null, and room for more of them and more vertices.
+  explicit FlowGraph(const blink_arcs& arcs, std::int32_t more_vertices = 0, std::int64_t more_arcs = 0)
+      : vertices_(static_cast<std::int32_t>(arcs.vertices) + more_vertices) {
+    head_.reserve(2 * static_cast<std::size_t>(arcs.arcs + more_arcs));
+    capacity.reserve(head_.capacity());
+    for (std::int64_t i = 0; i < arcs.arcs; ++i) {
+      add(arcs.tail[i], arcs.head[i], arcs.capacity == nullptr ? 0 : read<Units>(arcs.capacity[i]));
+    }
+  }
 
-  void clear(std::int32_t vertices) {
-    vertices_ = vertices;
-    head_.clear();
-    capacity.clear();
-  }
-  void reserve(std::size_t arcs) {
-    head_.reserve(2 * arcs);
-    capacity.reserve(2 * arcs);
-  }
   // The edge's number.
-  std::int32_t add(std::int32_t tail, std::int32_t head, std::int64_t units) {
+  std::int32_t add(std::int32_t tail, std::int32_t head, Units units) {
     const auto number = static_cast<std::int32_t>(head_.size());
     head_.push_back(head);
     head_.push_back(tail);
@@ -46,12 +44,12 @@ class FlowGraph {
     level_.resize(vertices_);
   }
 
-  std::int64_t max_flow(std::int32_t source, std::int32_t sink, std::int64_t limit) {
-    std::int64_t total = 0;
+  Units max_flow(std::int32_t source, std::int32_t sink, Units limit) {
+    Units total = 0;
     while (total < limit && levels(source, sink)) {
       at_ = first_;
       while (total < limit) {
-        const std::int64_t pushed = augment(source, sink, limit - total);
+        const Units pushed = augment(source, sink, limit - total);
         if (pushed == 0) break;
         total += pushed;
       }
@@ -65,7 +63,7 @@ class FlowGraph {
     for (std::int32_t v = 0; v < count; ++v) side[v] = level_[v] >= 0;
   }
 
-  std::vector<std::int64_t> capacity;
+  std::vector<Units> capacity;
 
  private:
   std::int32_t tail(std::int32_t edge) const { return head_[edge ^ 1]; }
@@ -89,7 +87,7 @@ class FlowGraph {
   }
 
   // One path down the levels; what it carries, 0 where there is none left.
-  std::int64_t augment(std::int32_t source, std::int32_t sink, std::int64_t limit) {
+  Units augment(std::int32_t source, std::int32_t sink, Units limit) {
     path_.clear();
     std::int32_t u = source;
     while (u != sink) {

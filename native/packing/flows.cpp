@@ -1,100 +1,93 @@
-// Single flows, those that test a rate, and those that a pair of arcs can be split off by: blinkccl/trees/packing/maxflow.py,
-// bottleneck.py and splitting.py.
+// Single flows, those that test a rate, and those that a pair of arcs can be split off by.
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
-#include <new>
 #include <vector>
 
-#include "blink/packing.h"
 #include "flow.h"
 
-using blink::packing::FlowGraph;
-using blink::packing::infinite;
-
-extern "C" uint32_t blink_packing_abi(void) { return BLINK_ABI; }
-
-extern "C" int64_t blink_max_flow(const blink_arcs* arcs, int64_t* residual, int64_t source, int64_t sink,
-                                  int64_t limit) {
-  try {
-    FlowGraph graph(static_cast<std::int32_t>(arcs->vertices));
-    graph.reserve(static_cast<std::size_t>(arcs->arcs));
-    for (std::int64_t i = 0; i < arcs->arcs; ++i) graph.add(arcs->tail[i], arcs->head[i], 0);
-    graph.finish();
-    std::copy(residual, residual + 2 * arcs->arcs, graph.capacity.begin());
-    const auto added = graph.max_flow(static_cast<std::int32_t>(source), static_cast<std::int32_t>(sink), limit);
-    std::copy(graph.capacity.begin(), graph.capacity.end(), residual);
-    return added;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
-}
-
-extern "C" int blink_all_reach(const blink_arcs* arcs, int64_t terminals, const int64_t* joined, int64_t* sink,
-                               uint8_t* side) {
-  try {
-    const auto source = static_cast<std::int32_t>(arcs->vertices);
-    const auto count = static_cast<std::int32_t>(terminals);
-    FlowGraph graph(source + 1);
-    graph.reserve(static_cast<std::size_t>(arcs->arcs + terminals));
-    for (std::int64_t i = 0; i < arcs->arcs; ++i) graph.add(arcs->tail[i], arcs->head[i], arcs->capacity[i]);
-    std::int64_t total = 0;
-    for (std::int32_t v = 0; v < count; ++v) {
-      graph.add(source, v, joined[v]);
-      total += joined[v];
-    }
-    graph.finish();
-    const std::vector<std::int64_t> empty = graph.capacity;
-    for (std::int32_t asked = 0; asked < count; ++asked) {
-      const auto v = static_cast<std::int32_t>((*sink + asked) % terminals);
-      std::copy(empty.begin(), empty.end(), graph.capacity.begin());
-      if (graph.max_flow(source, v, total) == total) continue;
-      *sink = v;
-      graph.source_side(source, side, source);
-      return BLINK_PACKING_DOES_NOT_FIT;
-    }
-    return BLINK_PACKING_DONE;
-  } catch (const std::bad_alloc&) {
-    return BLINK_PACKING_NO_MEMORY;
-  }
-}
-
-extern "C" int64_t blink_least_flow(const blink_arcs* arcs, int64_t terminals, int64_t root, uint8_t* side) {
-  try {
-    const auto source = static_cast<std::int32_t>(root), vertices = static_cast<std::int32_t>(arcs->vertices);
-    FlowGraph graph(vertices);
-    graph.reserve(static_cast<std::size_t>(arcs->arcs));
-    for (std::int64_t i = 0; i < arcs->arcs; ++i) graph.add(arcs->tail[i], arcs->head[i], arcs->capacity[i]);
-    graph.finish();
-    const std::vector<std::int64_t> empty = graph.capacity;
-    std::int64_t least = infinite;
-    for (std::int32_t sink = 0; sink < static_cast<std::int32_t>(terminals); ++sink) {
-      if (sink == source) continue;
-      std::copy(empty.begin(), empty.end(), graph.capacity.begin());
-      const std::int64_t value = graph.max_flow(source, sink, least);
-      if (value >= least) continue;
-      least = value;
-      graph.source_side(source, side, vertices);
-    }
-    return least;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
-}
+using namespace blink::packing;
 
 namespace {
 
+// The network with a source of all that is joined, behind its vertices.
+template <class Units>
+FlowGraph<Units> with_source(const blink_arcs& arcs, std::int64_t terminals, const blink_units* joined,
+                             std::int32_t more_vertices = 0, std::int64_t more_arcs = 0) {
+  FlowGraph<Units> graph(arcs, 1 + more_vertices, terminals + more_arcs);
+  for (std::int32_t v = 0; v < static_cast<std::int32_t>(terminals); ++v) {
+    graph.add(static_cast<std::int32_t>(arcs.vertices), v, read<Units>(joined[v]));
+  }
+  return graph;
+}
+
+template <class Units>
+Units total_of(const blink_units* units, std::int64_t count) {
+  Units total = 0;
+  for (std::int64_t i = 0; i < count; ++i) total += read<Units>(units[i]);
+  return total;
+}
+
+template <class Units>
+int add_flow(const blink_arcs& arcs, blink_units* residual, std::int32_t source, std::int32_t sink, blink_units* units) {
+  FlowGraph<Units> graph(arcs);
+  graph.finish();
+  const std::vector<Units> before = read<Units>(residual, 2 * arcs.arcs);
+  graph.capacity = before;
+  const Units added = graph.max_flow(source, sink, read<Units>(*units));
+  *units = written(added >= infinite<Units> ? infinite<Wide> : added);
+  for (std::size_t e = 0; e < before.size(); ++e) {
+    residual[e] = written(wide(residual[e]) + (graph.capacity[e] - before[e]));
+  }
+  return BLINK_PACKING_DONE;
+}
+
+template <class Units>
+int all_reach(const blink_arcs& arcs, std::int64_t terminals, const blink_units* joined, std::int64_t* sink,
+              std::uint8_t* side) {
+  const auto source = static_cast<std::int32_t>(arcs.vertices);
+  FlowGraph<Units> graph = with_source<Units>(arcs, terminals, joined);
+  graph.finish();
+  const auto total = total_of<Units>(joined, terminals);
+  const std::vector<Units> empty = graph.capacity;
+  for (std::int64_t asked = 0; asked < terminals; ++asked) {
+    const auto v = static_cast<std::int32_t>((*sink + asked) % terminals);
+    graph.capacity = empty;
+    if (graph.max_flow(source, v, total) == total) continue;
+    *sink = v;
+    graph.source_side(source, side, source);
+    return BLINK_PACKING_DOES_NOT_FIT;
+  }
+  return BLINK_PACKING_DONE;
+}
+
+template <class Units>
+int least_flow(const blink_arcs& arcs, std::int64_t terminals, std::int32_t root, blink_units* least,
+               std::uint8_t* side) {
+  FlowGraph<Units> graph(arcs);
+  graph.finish();
+  const std::vector<Units> empty = graph.capacity;
+  Units best = infinite<Units>;
+  for (std::int32_t sink = 0; sink < static_cast<std::int32_t>(terminals); ++sink) {
+    if (sink == root) continue;
+    graph.capacity = empty;
+    const Units value = graph.max_flow(root, sink, best);
+    if (value >= best) continue;
+    best = value;
+    graph.source_side(root, side, static_cast<std::int32_t>(arcs.vertices));
+  }
+  *least = written(best);
+  return BLINK_PACKING_DONE;
+}
+
 // The network with a source of all that is joined, and a sink; any vertex may be merged with either.
+template <class Units>
 class Spare {
  public:
-  Spare(const blink_arcs& arcs, std::int32_t terminals, const std::int64_t* joined)
-      : source_(static_cast<std::int32_t>(arcs.vertices)), graph_(source_ + 2) {
-    graph_.reserve(static_cast<std::size_t>(arcs.arcs + 3 * arcs.vertices));
-    for (std::int64_t i = 0; i < arcs.arcs; ++i) graph_.add(arcs.tail[i], arcs.head[i], arcs.capacity[i]);
-    for (std::int32_t r = 0; r < terminals; ++r) {
-      graph_.add(source_, r, joined[r]);
-      total_ += joined[r];
-    }
+  Spare(const blink_arcs& arcs, std::int64_t terminals, const blink_units* joined)
+      : source_(static_cast<std::int32_t>(arcs.vertices)),
+        graph_(with_source<Units>(arcs, terminals, joined, 1, 2 * arcs.vertices)),
+        total_(total_of<Units>(joined, terminals)) {
     first_here_ = graph_.add(source_, 0, 0);
     for (std::int32_t v = 1; v < source_; ++v) graph_.add(source_, v, 0);
     first_there_ = graph_.add(0, source_ + 1, 0);
@@ -104,44 +97,73 @@ class Spare {
   }
 
   // What every cut with `here` on the side of the source, and `there` on the other, has beyond all that is joined.
-  std::int64_t of(std::initializer_list<std::int32_t> here, std::initializer_list<std::int32_t> there,
-                  std::int64_t wanted) {
+  Units of(std::initializer_list<std::int32_t> here, std::initializer_list<std::int32_t> there, Units wanted) {
     if (wanted == 0) return 0;
     graph_.capacity = empty_;
-    for (const std::int32_t v : here) graph_.capacity[static_cast<std::size_t>(first_here_ + 2 * v)] = infinite;
-    for (const std::int32_t v : there) graph_.capacity[static_cast<std::size_t>(first_there_ + 2 * v)] = infinite;
-    const std::int64_t most = graph_.max_flow(source_, source_ + 1, total_ + wanted) - total_;
-    return std::max<std::int64_t>(0, std::min(wanted, most));
+    for (const std::int32_t v : here) graph_.capacity[static_cast<std::size_t>(first_here_ + 2 * v)] = infinite<Units>;
+    for (const std::int32_t v : there) graph_.capacity[static_cast<std::size_t>(first_there_ + 2 * v)] = infinite<Units>;
+    const Units most = graph_.max_flow(source_, source_ + 1, total_ + wanted) - total_;
+    return std::max(Units{0}, std::min(wanted, most));
   }
 
  private:
   std::int32_t source_;
-  FlowGraph graph_;
-  std::int64_t total_ = 0;
+  FlowGraph<Units> graph_;
+  Units total_;
   std::int32_t first_here_ = 0, first_there_ = 0;
-  std::vector<std::int64_t> empty_;
+  std::vector<Units> empty_;
 };
+
+template <class Units>
+int admissible(const blink_arcs& arcs, std::int64_t terminals, const blink_units* joined, const std::int32_t* pair,
+               blink_units* units, std::int32_t* order) {
+  const std::int32_t u = pair[0], w = pair[1], t = pair[2];
+  const bool is_terminal = std::min(u, t) < terminals;
+  auto wanted = read<Units>(*units);
+  Spare<Units> spare(arcs, terminals, joined);
+  if (is_terminal) wanted = spare.of({w}, {u, t}, wanted);
+  for (std::int64_t asked = 0; asked < terminals; ++asked) {
+    const std::int32_t v = order[asked];
+    if (!is_terminal) wanted = spare.of({w}, {u, t, v}, wanted);
+    if (v != u && v != t) wanted = spare.of({u, t}, {v, w}, wanted);
+    if (wanted == 0) {
+      std::rotate(order, order + asked, order + asked + 1);
+      break;
+    }
+  }
+  *units = written(wanted);
+  return BLINK_PACKING_DONE;
+}
 
 }  // namespace
 
-extern "C" int64_t blink_admissible(const blink_arcs* arcs, int64_t terminals, const int64_t* joined,
-                                    const int32_t* pair, int64_t wanted, int32_t* order) {
-  try {
-    const std::int32_t u = pair[0], w = pair[1], t = pair[2];
-    const bool is_terminal = std::min(u, t) < terminals;
-    Spare spare(*arcs, static_cast<std::int32_t>(terminals), joined);
-    if (is_terminal) wanted = spare.of({w}, {u, t}, wanted);
-    for (std::int64_t asked = 0; asked < terminals; ++asked) {
-      const std::int32_t v = order[asked];
-      if (!is_terminal) wanted = spare.of({w}, {u, t, v}, wanted);
-      if (v != u && v != t) wanted = spare.of({u, t}, {v, w}, wanted);
-      if (wanted == 0) {
-        std::rotate(order, order + asked, order + asked + 1);
-        break;
-      }
-    }
-    return wanted;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+extern "C" uint32_t blink_packing_abi(void) { return BLINK_ABI; }
+
+extern "C" int blink_max_flow(const blink_arcs* arcs, blink_units* residual, int64_t source, int64_t sink,
+                              blink_units* units) {
+  return in_units(Sums().add(residual, 2 * arcs->arcs), [&](auto zero) {
+    return add_flow<decltype(zero)>(*arcs, residual, static_cast<std::int32_t>(source), static_cast<std::int32_t>(sink),
+                                    units);
+  });
+}
+
+extern "C" int blink_all_reach(const blink_arcs* arcs, int64_t terminals, const blink_units* joined, int64_t* sink,
+                               uint8_t* side) {
+  return in_units(Sums().add(arcs->capacity, arcs->arcs).add(joined, terminals), [&](auto zero) {
+    return all_reach<decltype(zero)>(*arcs, terminals, joined, sink, side);
+  });
+}
+
+extern "C" int blink_least_flow(const blink_arcs* arcs, int64_t terminals, int64_t root, blink_units* least,
+                                uint8_t* side) {
+  return in_units(Sums().add(arcs->capacity, arcs->arcs), [&](auto zero) {
+    return least_flow<decltype(zero)>(*arcs, terminals, static_cast<std::int32_t>(root), least, side);
+  });
+}
+
+extern "C" int blink_admissible(const blink_arcs* arcs, int64_t terminals, const blink_units* joined,
+                                const int32_t* pair, blink_units* units, int32_t* order) {
+  return in_units(Sums().add(arcs->capacity, arcs->arcs).add(joined, terminals), [&](auto zero) {
+    return admissible<decltype(zero)>(*arcs, terminals, joined, pair, units, order);
+  });
 }

@@ -9,15 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "flow.h"
+#include "units.h"
 
 namespace blink::packing {
 
+template <class Units>
 class KeptFlows {
  public:
   using Vertex = std::int32_t;
   using Arc = std::int32_t;
-  using Units = std::int64_t;
 
   KeptFlows(Vertex vertices, const std::vector<Vertex>& tail, const std::vector<Vertex>& head,
             const std::vector<Units>& capacity)
@@ -37,7 +37,7 @@ class KeptFlows {
   }
   void join(std::int32_t group, Vertex v) {
     has_[group][v] = 1;
-    add(node(group), v, infinite);
+    add(node(group), v, infinite<Units>);
   }
   void close(std::int32_t group) {
     open_.erase(std::find(open_.begin(), open_.end(), group));
@@ -65,7 +65,7 @@ class KeptFlows {
       keep(v);
     }
     clear();
-    return std::max<Units>(0, more - missing);
+    return std::max(Units{0}, more - missing);
   }
 
  private:

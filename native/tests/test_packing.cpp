@@ -1,6 +1,5 @@
 // Sanitizers: address.
-// Flows and packings of small networks, whose values are known, with all memory checked. That they are those of the
-// definition in Python: tests/unit/trees/packing/test_native_flows.py.
+// Flows and packings of small networks, whose values are known, with all memory checked, in numbers of 64 and of 128 bits.
 #include <cassert>
 #include <cstdint>
 #include <limits>
@@ -13,14 +12,31 @@
 
 namespace {
 
+// In whichever units capacities are: large ones need 128 bits.
+std::uint64_t unit_high = 0;
+
+blink_units units_of(std::int64_t number) {
+  const auto times = static_cast<std::uint64_t>(number);
+  return unit_high ? blink_units{0, times * unit_high} : blink_units{times, 0};
+}
+std::vector<blink_units> units_of(const std::vector<std::int64_t>& numbers) {
+  std::vector<blink_units> found;
+  for (const std::int64_t number : numbers) found.push_back(units_of(number));
+  return found;
+}
+std::int64_t number_of(const blink_units& units) {
+  assert(unit_high ? units.low == 0 : units.high == 0);
+  return static_cast<std::int64_t>(unit_high ? units.high / unit_high : units.low);
+}
+
 struct Network {
   std::int32_t n;
   std::vector<std::int32_t> tail, head;
-  std::vector<std::int64_t> capacity;
+  std::vector<blink_units> capacity;
   void add(std::int32_t u, std::int32_t v, std::int64_t units) {
     tail.push_back(u);
     head.push_back(v);
-    capacity.push_back(units);
+    capacity.push_back(units_of(units));
   }
   blink_arcs arcs() const {
     return {n, static_cast<std::int64_t>(tail.size()), tail.data(), head.data(), capacity.data()};
@@ -39,12 +55,21 @@ Network clique(std::int32_t n, std::int64_t units) {
 
 void flows() {
   const Network net = clique(4, 3);
-  std::vector<std::int64_t> residual;
-  for (const auto units : net.capacity) residual.insert(residual.end(), {units, 0});
-  const blink_arcs arcs = net.arcs();
-  assert(blink_max_flow(&arcs, residual.data(), 0, 3, 5) >= 5);
-  assert(blink_max_flow(&arcs, residual.data(), 0, 3, BLINK_PACKING_INFINITE) <= 4);
-  assert(blink_max_flow(&arcs, residual.data(), 0, 3, BLINK_PACKING_INFINITE) == 0);
+  std::vector<blink_units> residual;
+  for (const auto units : net.capacity) residual.insert(residual.end(), {units, {0, 0}});
+  blink_arcs arcs = net.arcs();
+  arcs.capacity = nullptr;
+  const auto added = [&](blink_units most) {
+    assert(blink_max_flow(&arcs, residual.data(), 0, 3, &most) == BLINK_PACKING_DONE);
+    return number_of(most);
+  };
+  const blink_units infinite{0, BLINK_PACKING_INFINITE_HIGH};
+  assert(added(units_of(5)) >= 5);
+  assert(added(infinite) <= 4);
+  assert(added(infinite) == 0);
+  residual[4] = infinite;  // the arc 0 → 3
+  assert(added(units_of(7)) == 7);
+  assert(residual[4].high < BLINK_PACKING_INFINITE_HIGH);
 }
 
 void rates() {
@@ -52,11 +77,12 @@ void rates() {
   const blink_arcs arcs = net.arcs();
   std::int64_t sink = 2;
   std::vector<std::uint8_t> side(4);
-  const std::vector<std::int64_t> fits{3, 3, 3, 3}, too_many{0, 0, 0, 10};
+  const std::vector<blink_units> fits = units_of({3, 3, 3, 3}), too_many = units_of({0, 0, 0, 10});
   assert(blink_all_reach(&arcs, 4, fits.data(), &sink, side.data()) == BLINK_PACKING_DONE);
   assert(blink_all_reach(&arcs, 4, too_many.data(), &sink, side.data()) == BLINK_PACKING_DOES_NOT_FIT);
   assert(sink == 2 && side[0] + side[1] == 0 && side[2] == 0 && side[3] == 1);
-  assert(blink_least_flow(&arcs, 3, 1, side.data()) == 9);
+  blink_units least;
+  assert(blink_least_flow(&arcs, 3, 1, &least, side.data()) == BLINK_PACKING_DONE && number_of(least) == 9);
   assert(side[0] + side[2] + side[3] == 0 && side[1] == 1);
 }
 
@@ -68,25 +94,28 @@ void pairs() {
     net.add(3, v, 1);
   }
   const blink_arcs arcs = net.arcs();
-  const std::vector<std::int64_t> demand{1, 0, 0};
+  const std::vector<blink_units> demand = units_of({1, 0, 0});
   std::vector<std::int32_t> order{1, 2, 0};
   const std::int32_t onward[] = {0, 3, 1}, back[] = {0, 3, 0};
-  assert(blink_admissible(&arcs, 3, demand.data(), onward, 1, order.data()) == 1);
-  assert(blink_admissible(&arcs, 3, demand.data(), back, 1, order.data()) == 0);
+  for (const auto& [pair, split] : {std::pair{onward, 1}, {back, 0}}) {
+    blink_units units = units_of(1);
+    assert(blink_admissible(&arcs, 3, demand.data(), pair, &units, order.data()) == BLINK_PACKING_DONE);
+    assert(number_of(units) == split);
+  }
   assert(order[0] == 1 && order[1] == 2 && order[2] == 0);
 }
 
 void packings(bool few) {
   const Network net = clique(5, 4);
   const blink_arcs arcs = net.arcs();
-  const std::vector<std::int64_t> demand(5, 4);
+  const std::vector<blink_units> demand(5, units_of(4));
   blink_packer* packer = blink_packer_new(&arcs, demand.data(), few);
   int code;
   while ((code = blink_packer_run(packer, 0.0)) == BLINK_PACKING_GOES_ON) continue;
   assert(code == BLINK_PACKING_DONE);
   const auto count = static_cast<std::size_t>(blink_packer_trees(packer));
   std::vector<std::int32_t> roots(count), ends(count * 4 * 2);
-  std::vector<std::int64_t> units(count);
+  std::vector<blink_units> units(count);
   blink_packer_read(packer, roots.data(), units.data(), ends.data());
   blink_packer_free(packer);
   std::map<std::pair<int, int>, std::int64_t> load;
@@ -94,22 +123,22 @@ void packings(bool few) {
   for (std::size_t t = 0; t < count; ++t) {
     std::vector<bool> there(5);
     there[roots[t]] = true;
-    rooted[roots[t]] += units[t];
+    rooted[roots[t]] += number_of(units[t]);
     for (std::size_t i = 0; i < 4; ++i) {
       const auto u = ends[8 * t + 2 * i], v = ends[8 * t + 2 * i + 1];
       assert(there[u] && !there[v]);
       there[v] = true;
-      load[{u, v}] += units[t];
+      load[{u, v}] += number_of(units[t]);
     }
   }
   for (const auto& [arc, used] : load) assert(used <= 4 && arc.first != arc.second);
-  assert(rooted == demand);
+  assert((rooted == std::vector<std::int64_t>(5, 4)));
 }
 
 void refusals() {
   const Network net = clique(3, 1);
   const blink_arcs arcs = net.arcs();
-  const std::vector<std::int64_t> demand{1, 1, 2};
+  const std::vector<blink_units> demand = units_of({1, 1, 2});
   blink_packer* packer = blink_packer_new(&arcs, demand.data(), 0);
   int code;
   while ((code = blink_packer_run(packer, 1.0)) == BLINK_PACKING_GOES_ON) continue;
@@ -121,7 +150,7 @@ void refusals() {
 void shallower() {
   Network net = clique(4, 1);
   const blink_arcs arcs = net.arcs();
-  const std::vector<std::int64_t> multiplicity{1, 1};
+  const std::vector<blink_units> multiplicity = units_of({1, 1});
   std::vector<std::int32_t> parents{-1, 0, 1, 2, 1, -1, 3, 0};
   int passes = 0;
   while (blink_flatten(&arcs, 2, multiplicity.data(), 0, parents.data()) == BLINK_PACKING_GOES_ON) ++passes;
@@ -141,7 +170,7 @@ void equal_trees(bool both_ways) {
   std::vector<double> most;
   for (std::int32_t arc = 0; arc < static_cast<std::int32_t>(net.tail.size()); ++arc) {
     edges.push_back(both_ways ? arc / 2 * 2 : arc);
-    most.push_back(static_cast<double>(net.capacity[arc]) * 4);
+    most.push_back(static_cast<double>(number_of(net.capacity[arc])) * 4);
   }
   for (std::int32_t tree = 0; tree < 12; ++tree) roots.push_back(tree % 4);
   blink_trees* trees = blink_trees_new(&arcs, 4, roots.data(), 12, 1, edges.data(), most.data(), 0.5);
@@ -202,13 +231,17 @@ void hop_trees() {
 
 int main() {
   hop_trees();
-  flows();
-  rates();
-  pairs();
-  packings(false);
-  packings(true);
-  refusals();
-  shallower();
+  for (const std::uint64_t high : {0, 1 << 20}) {
+    unit_high = high;
+    flows();
+    rates();
+    pairs();
+    packings(false);
+    packings(true);
+    refusals();
+    shallower();
+  }
+  unit_high = 0;
   equal_trees(false);
   equal_trees(true);
   unreached();

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from blinkccl.errors import PackingError
 from blinkccl.trees.packing.bottleneck import allgather_rate, gather_rate
 from blinkccl.trees.packing.columns import pack_columns
-from blinkccl.trees.packing.flatten import flatten
-from blinkccl.trees.packing.integral import merged, pack_arborescences
+from blinkccl.trees.packing.integral import flatten, merged, pack_arborescences
 from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.network import FlowNetwork
 from blinkccl.trees.packing.oracles import out_tree_oracle, paths_oracle

@@ -21,8 +21,7 @@ from operator import itemgetter
 from blinkccl.topology.connectivity import beside, reachable
 from blinkccl.trees.packing import clock, equal_trees
 from blinkccl.trees.packing.equal_trees import EqualTrees
-from blinkccl.trees.packing.flatten import flatten
-from blinkccl.trees.packing.integral import merged, pack_arborescences
+from blinkccl.trees.packing.integral import flatten, merged, pack_arborescences
 from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, breadth_first, followed
 from blinkccl.trees.packing.oracles import loads_of

@@ -18,10 +18,10 @@ from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.trees.packing import clock, equal_trees
-from blinkccl.trees.packing.bottleneck import allgather_rate, gather_rate, joined
+from blinkccl.trees.packing.bottleneck import allgather_rate, gather_rate
 from blinkccl.trees.packing.columns import ExactPacking, dual_bound, pack_columns
 from blinkccl.trees.packing.equal_trees import EqualTrees
-from blinkccl.trees.packing.maxflow import broadcast_rate, min_cut
+from blinkccl.trees.packing.maxflow import FlowGraph, broadcast_rate, min_cut
 from blinkccl.trees.packing.multiflow import all_to_all
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 from blinkccl.trees.packing.oracles import in_and_out_oracle, out_tree_oracle, undirected_oracle
@@ -264,7 +264,7 @@ def near_optimum(network: FlowNetwork) -> tuple[PriceProof, EqualTrees] | None:
     proof = _narrow_proof(network)
     clock.bounded(proof.bound)
     found = equal_trees.up_and_down(network, proof.bound, most_equal(network), proof.prices)
-    if found is None or not (found.near(proof.bound) or network.terminals > SOLVED):
+    if not (found.near(proof.bound) or network.terminals > SOLVED):
         return None
     return proof, found
 
@@ -287,7 +287,10 @@ def _tight_prices(network: FlowNetwork) -> dict[Arc, int]:
     A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions, are what
     an AllReduce must cross too. Whether their sum over t proves anything is for the caller to check.
     """
-    graph, _ = joined(network, allgather_bottleneck(network)[0])
+    rate = allgather_bottleneck(network)[0]
+    graph = FlowGraph.of(network.scaled(rate.denominator), extra=1)
+    for v in range(network.terminals):
+        graph.add(network.n, v, rate.numerator)
     prices: dict[Arc, int] = {}
     for sink in range(network.terminals):
         graph.reset()

@@ -177,23 +177,16 @@ def _few_drafts(job: PlanningJob, best: Forest, most: int) -> Sequence[Draft]:
     """At most ``most`` trees of equal weight for each block, as near to the rate of ``best`` as they come."""
     network = job.view.network
     if job.collective != "allreduce":
-        drafts = optimal_trees.few_drafts(job.request, job.view, most)
-    elif network.symmetric:
-        equal = equal_trees.up_and_down(network, best.rate, most, {})
-        drafts = None if equal is None else [both_ways(root, part, hops) for root, part, hops in equal.trees]
-    else:
-        split = phases(network)
-        if split is None:
-            raise UnsupportedError(
-                "--max-trees of an allreduce through switches needs links that are as wide one way as the other"
-            )
-        _, trees, pairs = split.fastest(most)
-        drafts = up_and_down(pairs, trees)
-    if drafts is None:
-        from blinkccl.native import absent  # only here: it loads ctypes, which no other plan needs
-
-        raise UnsupportedError(f"--max-trees needs native code: {absent('libblink_packing.so')}")
-    return drafts
+        return optimal_trees.few_drafts(job.request, job.view, most)
+    if network.symmetric:
+        return [both_ways(*tree) for tree in equal_trees.up_and_down(network, best.rate, most, {}).trees]
+    split = phases(network)
+    if split is None:
+        raise UnsupportedError(
+            "--max-trees of an allreduce through switches needs links that are as wide one way as the other"
+        )
+    _, trees, pairs = split.fastest(most)
+    return up_and_down(pairs, trees)
 
 
 def _has_long_weights(job: PlanningJob, forest: Forest | None) -> bool:

@@ -50,8 +50,7 @@ from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing import clock, equal_trees
 from blinkccl.trees.packing.columns import Column
 from blinkccl.trees.packing.equal_trees import LOSS
-from blinkccl.trees.packing.flatten import flatten
-from blinkccl.trees.packing.integral import Arborescence
+from blinkccl.trees.packing.integral import Arborescence, flatten
 from blinkccl.trees.packing.multiplicities import MULTIPLES, rounded, whole_weights
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
 from blinkccl.trees.packing.oracles import column_of, loads_of
@@ -190,7 +189,7 @@ def _equal_trees(network: FlowNetwork, rate: Fraction, prices: Mapping[Arc, Frac
     if not network.symmetric or network.terminals <= WHOLE_RATE:
         return None
     found = equal_trees.up_and_down(network, rate, most_equal(network), prices)
-    if found is None or not (found.near(rate) or network.terminals > SOLVED):
+    if not (found.near(rate) or network.terminals > SOLVED):
         return None
     return [both_ways(root, part, hops) for root, part, hops in found.trees]
 

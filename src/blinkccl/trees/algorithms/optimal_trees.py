@@ -35,8 +35,7 @@ from blinkccl.trees.forest.model import Certificate, Forest
 from blinkccl.trees.packing import clock, equal_trees, few_trees
 from blinkccl.trees.packing.columns import Column
 from blinkccl.trees.packing.equal_trees import EqualTrees
-from blinkccl.trees.packing.flatten import flatten
-from blinkccl.trees.packing.integral import Arborescence, merged, pack_arborescences
+from blinkccl.trees.packing.integral import Arborescence, flatten, merged, pack_arborescences
 from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.multiplicities import rounded, whole_weights
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
@@ -100,8 +99,8 @@ def all_to_all(request: Request, view: RankNetwork) -> Forest:
     return forest_of(request, view, "optimal", drafts, _proof(request, view, packed, up=up))
 
 
-def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft] | None:
-    """Broadcast and AllGather, or their mirror images, by at most ``most`` trees per root; None without any.
+def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft]:
+    """Broadcast and AllGather, or their mirror images, by at most ``most`` trees per root.
 
     Equal ones; from every rank others too, where these are faster.
     """
@@ -110,8 +109,6 @@ def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft] | 
     roots = range(size) if root is None else [root]
     rate, side = allgather_bottleneck(network) if root is None else broadcast_cut(network, root)
     found = equal_trees.from_roots(network, roots, Fraction(rate), most, side)
-    if found is None:
-        return None
     if root is None:
         least = request.objective == "least-depth"
         found = few_trees.every_root(network, Fraction(rate), most, found.rate, least_depth=least) or found
@@ -157,9 +154,7 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
         return Packed(whole, side)
     if network.terminals > SOLVED and objective != "exact":
         equal = equal_trees.from_roots(network, [root], Fraction(rate), MOST_FROM_ONE, side)
-        found = [each for each in (equal, laid) if each is not None]
-        if found:
-            return _equal(worth_its_hops(found), side)
+        return _equal(worth_its_hops([equal] if laid is None else [equal, laid]), side)
     packing = tree_packing(network, (root,))
     weights = whole_weights(_class_trees(network, root), network.capacity, [Fraction(1)], packing.rate)
     weights = weights or rounded(packing, network.capacity, [Fraction(1)])
@@ -257,7 +252,7 @@ def _every_with_transit(
         return best
     if objective == "shallow":
         equal = equal_trees.from_roots(network, roots, rate, _most_equal(network), side)
-        if equal and _preferred(network, rate, equal):
+        if _preferred(network, rate, equal):
             return _equal(equal, side)
     if len(symmetry.moves) > 1:
         return _from_templates(network, rate, side, groups)

@@ -15,7 +15,8 @@ from functools import lru_cache
 
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Path
-from blinkccl.trees.packing.maxflow import INFINITE, FlowGraph
+from blinkccl.trees.packing.maxflow import FlowGraph
+from blinkccl.trees.packing.native_flows import INFINITE
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 
 

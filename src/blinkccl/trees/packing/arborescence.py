@@ -95,11 +95,8 @@ def _contracted(
     return result, origin_in, origin_out
 
 
-def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]], levels: int | None = None) -> list[int] | None:
-    """Prim's algorithm for symmetric costs; among equally cheap parents the one nearest the root.
-
-    With ``levels`` no vertex is deeper; then, and where costs are not symmetric, it is cheap and not the cheapest.
-    """
+def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]]) -> list[int] | None:
+    """Prim's algorithm for symmetric costs; among equally cheap parents the one nearest the root."""
     best: dict[int, tuple[Any, int, int]] = {
         v: (cost[root][v], 0, root) for v in range(n) if v != root and cost[root][v] is not None
     }
@@ -110,7 +107,7 @@ def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]], levels: int |
         _, above, u = best.pop(v)
         parent[v], depth[v] = u, above + 1
         row = cost[v]
-        for w in range(n) if levels is None or depth[v] < levels else ():
+        for w in range(n):
             if w not in depth and row[w] is not None:
                 offer = (row[w], depth[v], v)
                 if w not in best or offer < best[w]:

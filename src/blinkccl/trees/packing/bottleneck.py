@@ -9,11 +9,12 @@ cut *is* the next, smaller rate. Only integers are compared; no solver takes par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from blinkccl.errors import PackingError
-from blinkccl.trees.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
+from blinkccl.trees.packing import native_flows
+from blinkccl.trees.packing.maxflow import FlowGraph
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 
 
@@ -27,75 +28,26 @@ def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
     if network.terminals < 2:
         raise PackingError("a bottleneck needs at least two terminals")
     rate, side = _first_cut(network)
-    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:  # a flow for each terminal, in one call
-        from blinkccl.trees.packing import native_flows  # only here: small plans need no ctypes
-
-        if native_flows.can_hold(_most_units(network, rate)):
-            return _settled(network, rate, side, native_flows.first_unreached)
-    passed, sink = 0, 0
-    graph, joins = joined(network, rate)
-    while passed < network.terminals:
-        graph.reset()
-        wanted = rate.numerator * network.terminals
-        if graph.max_flow(network.n, sink, wanted) < wanted:
-            side = tuple(v for v in graph.source_side(network.n) if v < network.n)
-            rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))
-            if rate == 0:
-                raise PackingError(f"terminals {_named(network, side)} cannot reach the others")
-            _rescale(network, graph, joins, rate)
-            passed = 0
-        else:
-            passed += 1
-            sink = (sink + 1) % network.terminals
-    return rate, side
-
-
-def short_cuts(network: FlowNetwork, units: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """For every terminal that cannot receive ``units[r]`` from each terminal r at once, the near side of a cut: why."""
-    total = sum(units)
-    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:
-        from blinkccl.trees.packing import native_flows  # only here: small plans need no ctypes
-
-        if native_flows.can_hold(sum(c for _, _, c in network.arcs) + total):
-            sink = 0
-            while sink < network.terminals:
-                found = native_flows.first_unreached(network, 1, units, sink)
-                if found is None or found[0] < sink:  # it asks all in turn
-                    return
-                yield found[1]
-                sink = found[0] + 1
-            return
-    graph = FlowGraph.of(network, extra=1)
-    for r, joins in enumerate(units):
-        graph.add(network.n, r, joins)
-    for v in range(network.terminals):
-        graph.reset()
-        if graph.max_flow(network.n, v, total) < total:
-            yield tuple(u for u in graph.source_side(network.n) if u < network.n)
-
-
-def _most_units(network: FlowNetwork, rate: Fraction) -> int:
-    """No sum of capacities in a test of this rate, or of a smaller one that a cut says, is larger."""
-    most = sum(c for _, _, c in network.arcs)
-    return network.terminals * (most + max(rate.numerator, most))
-
-
-def _settled(
-    network: FlowNetwork,
-    rate: Fraction,
-    side: tuple[int, ...],
-    first_unreached: Callable[[FlowNetwork, int, Sequence[int], int], tuple[int, tuple[int, ...]] | None],
-) -> tuple[Fraction, tuple[int, ...]]:
-    """:func:`allgather_rate` from a first cut on, in native code."""
     sink = 0
     while True:
-        found = first_unreached(network, rate.denominator, [rate.numerator] * network.terminals, sink)
+        found = native_flows.first_unreached(network, rate.denominator, [rate.numerator] * network.terminals, sink)
         if found is None:
             return rate, side
         sink, side = found
         rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))
         if rate == 0:
             raise PackingError(f"terminals {_named(network, side)} cannot reach the others")
+
+
+def short_cuts(network: FlowNetwork, units: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """For every terminal that cannot receive ``units[r]`` from each terminal r at once, the near side of a cut: why."""
+    sink = 0
+    while sink < network.terminals:
+        found = native_flows.first_unreached(network, 1, units, sink)
+        if found is None or found[0] < sink:  # it asks all in turn
+            return
+        yield found[1]
+        sink = found[0] + 1
 
 
 def _first_cut(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
@@ -108,21 +60,6 @@ def _first_cut(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
         raise PackingError(f"no capacity enters terminal {least}")
     side = tuple(v for v in range(network.n) if v != least)
     return Fraction(entering[least], network.terminals - 1), side
-
-
-def joined(network: FlowNetwork, rate: Fraction) -> tuple[FlowGraph, list[int]]:
-    """The network × rate's denominator, and a source (vertex n) joined to each terminal by its numerator."""
-    graph = FlowGraph.of(network, extra=1)
-    joins = [graph.add(network.n, v, 0) for v in range(network.terminals)]
-    _rescale(network, graph, joins, rate)
-    return graph, joins
-
-
-def _rescale(network: FlowNetwork, graph: FlowGraph, joins: list[int], rate: Fraction) -> None:
-    for i, (_, _, c) in enumerate(network.arcs):
-        graph.set_capacity(2 * i, c * rate.denominator)
-    for edge in joins:
-        graph.set_capacity(edge, rate.numerator)
 
 
 def _named(network: FlowNetwork, side: tuple[int, ...]) -> str:
@@ -149,7 +86,7 @@ def gather_rate(network: FlowNetwork, root: int) -> tuple[Fraction, tuple[int, .
             graph.add(u, v, c * rate.denominator)
         for v in others:
             graph.add(network.n, v, rate.numerator)
-        if graph.max_flow(network.n, root, INFINITE) == rate.numerator * len(others):
+        if graph.max_flow(network.n, root) == rate.numerator * len(others):
             flow = {(u, v): graph.flow(2 * i) for i, (u, v, _) in enumerate(network.arcs) if graph.flow(2 * i) > 0}
             return rate, side, flow
         side = tuple(v for v in graph.source_side(network.n) if v < network.n)

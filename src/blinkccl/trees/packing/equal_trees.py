@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from blinkccl.trees.packing import clock
+from blinkccl.errors import PackingError
+from blinkccl.trees.packing import clock, native_flows
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, hops_deep
 
 #: How much of the rate may be missing.
@@ -46,11 +47,11 @@ class EqualTrees:
 
 def from_roots(
     network: FlowNetwork, roots: Sequence[int], rate: Fraction, most: int, cut: Iterable[int] = ()
-) -> EqualTrees | None:
+) -> EqualTrees:
     """The same number of out-trees, at most ``most``, from each root, near ``rate`` per root.
 
-    The fewest that are near; where none are, those that come nearest; None without native code, or where a root does
-    not reach all. ``cut`` is a side that limits the rate.
+    The fewest that are near; where none are, those that come nearest. ``cut`` is a side that limits the rate.
+    PackingError where a root does not reach all.
     """
     side = frozenset(cut)
     inside = sum(root in side for root in roots)
@@ -65,10 +66,8 @@ def from_roots(
     )
 
 
-def up_and_down(
-    network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]
-) -> EqualTrees | None:
-    """At most ``most`` trees in all, each used up to its root and down again, near ``rate``; None as above.
+def up_and_down(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> EqualTrees:
+    """At most ``most`` trees in all, each used up to its root and down again, near ``rate``; raises as above.
 
     Links must be symmetric: a hop loads both directions alike. ``prices`` prove the rate, and are symmetric too.
     """
@@ -108,31 +107,29 @@ def divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[A
     return [*fit[:MOST_TRIED], *(k for k in sorted(roomy) if k not in fit[:MOST_TRIED])] or [most]
 
 
-def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees | None:
+def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees:
     best: EqualTrees | None = None
     for found in tried:
         if found is None:
-            return None
+            break
         clock.reached(found.rate / rate)
         clock.look()
         if best is None or found.rate > best.rate:
             best = found
         if found.near(rate):
             break
+    if best is None:
+        raise PackingError("some terminal cannot be reached")
     return best
 
 
 def weighed(
     network: FlowNetwork, roots: Sequence[int], count: int, rate: Fraction, *, both_ways: bool = False
 ) -> EqualTrees | None:
-    """A tree from each of ``roots``, each 1/``count`` of a rate that is hoped for; None as above.
+    """A tree from each of ``roots``, each 1/``count`` of a rate that is hoped for; None where one does not reach all.
 
     With ``both_ways`` links, which must be symmetric, are loaded alike in both directions.
     """
-    from blinkccl.trees.packing import native_flows
-
-    if native_flows.load() is None:
-        return None
     numbers = {(u, v): i for i, (u, v, _) in enumerate(network.arcs)}
     edges = [numbers[min((u, v), (v, u))] if both_ways else i for (u, v), i in numbers.items()]
     most = [float(count * c / rate) for _, _, c in network.arcs]

@@ -8,13 +8,12 @@ then left out for as long as the others make up for them. All trees that a symme
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import nsmallest
 from itertools import chain, pairwise
 
-from blinkccl.trees.packing.arborescence import shallow_minimum_tree
+from blinkccl.trees.packing import native_flows
 from blinkccl.trees.packing.columns import Column, Prices, best_mix
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, breadth_first
 from blinkccl.trees.packing.oracles import column_of
@@ -92,7 +91,7 @@ class _Mix:
         cost, hop = symmetric_hops(self.network, self.symmetry, each)
         trees = [
             (root, [(u, v) for v, u in enumerate(parent) if u >= 0])
-            for root, parent in _cheap_trees(cost, self.levels, list(self.groups))
+            for root, parent in native_flows.hop_trees(cost, self.levels, list(self.groups)) or ()
         ]
         if self.both_ways:  # of a group that all roots share
             trees = nsmallest(MOST_SHARED, trees, key=lambda tree: sum(cost[u][v] for u, v in tree[1]))
@@ -110,14 +109,3 @@ class _Mix:
     def _crossed(self, hop: Hop) -> list[Arc]:
         there = list(pairwise(hop))
         return there + [(v, u) for u, v in there] if self.both_ways else there
-
-
-def _cheap_trees(cost: list[list[float | None]], levels: int, roots: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Some cheap trees of at most ``levels`` hops from each root: their parents; none from a root that needs more."""
-    from blinkccl.trees.packing import native_flows  # only here: most plans need no ctypes
-
-    found = native_flows.hop_trees(cost, levels, roots)
-    if found is not None:
-        return found
-    trees = [(root, shallow_minimum_tree(len(cost), root, cost, levels)) for root in roots]
-    return [(root, parent) for root, parent in trees if parent is not None]

@@ -1,30 +1,27 @@
-"""Maximum flow and minimum cut with integer capacities (Dinic 1970), the cut returned.
+"""Maximum flow and minimum cut with integer capacities (Dinic 1970, in native code), the cut returned.
 
 Every rate in this package rests on these integers; no float and no solver comes near them.
 """
 
 from __future__ import annotations
 
-from blinkccl.trees.packing import clock
-from blinkccl.trees.packing.network import Arc, FlowNetwork
+from array import array
 
-#: More than any sum of capacities: those of measured links may have 15 digits, and rates scale them further.
-INFINITE = 1 << 256
-#: From so many edges on, reverse ones counted, handing them to native code costs less than it saves.
-NATIVE_EDGES = 200
+from blinkccl.trees.packing import native_flows
+from blinkccl.trees.packing.native_flows import INFINITE
+from blinkccl.trees.packing.network import Arc, FlowNetwork
 
 
 class FlowGraph:
     """A residual graph to flow, read, and reset; a flow is O(n² m) in theory, here a few passes over the arcs."""
 
-    __slots__ = ("_adjacent", "_capacity", "_head", "_level", "_original")
+    __slots__ = ("_adjacent", "_capacity", "_heads", "_original", "_tails")
 
     def __init__(self, n: int) -> None:
         self._adjacent: list[list[int]] = [[] for _ in range(n)]
-        self._head: list[int] = []
+        self._tails, self._heads = array("i"), array("i")
         self._capacity: list[int] = []
         self._original: list[int] = []
-        self._level: list[int] = []
 
     @classmethod
     def of(cls, network: FlowNetwork, extra: int = 0) -> FlowGraph:
@@ -36,8 +33,10 @@ class FlowGraph:
 
     def add(self, u: int, v: int, capacity: int) -> int:
         """Add an arc; its edge number is returned (always even, the reverse is the next)."""
-        number = len(self._head)
-        self._head += (v, u)
+        native_flows.refuse_wide((capacity,))
+        number = len(self._capacity)
+        self._tails.append(u)
+        self._heads.append(v)
         self._capacity += (capacity, 0)
         self._original += (capacity, 0)
         self._adjacent[u].append(number)
@@ -58,22 +57,8 @@ class FlowGraph:
 
     def max_flow(self, source: int, sink: int, limit: int = INFINITE) -> int:
         """Add flow from ``source`` to ``sink`` until it is maximal, or at least ``limit``; how much was added."""
-        clock.look()
-        if len(self._head) >= NATIVE_EDGES:
-            from blinkccl.trees.packing import native_flows  # only here: small plans need no ctypes
-
-            added = native_flows.max_flow(len(self._adjacent), self._head, self._capacity, source, sink, limit)
-            if added is not None:
-                return added
-        total = 0
-        while total < limit and self._levels(source, sink):
-            cursor = [0] * len(self._adjacent)
-            while total < limit:
-                pushed = self._augment(source, sink, limit - total, cursor)
-                if not pushed:
-                    break
-                total += pushed
-        return total
+        arcs = native_flows.Arcs(len(self._adjacent), self._tails, self._heads)
+        return native_flows.max_flow(arcs, self._capacity, source, sink, limit)
 
     def source_side(self, source: int) -> list[int]:
         """The inclusion-least minimum cut after :meth:`max_flow`: what ``source`` still reaches, ascending."""
@@ -89,52 +74,11 @@ class FlowGraph:
         stack = [start]
         while stack:
             for edge in self._adjacent[stack.pop()]:
-                w = self._head[edge]
+                w = (self._tails if edge & 1 else self._heads)[edge >> 1]
                 if not seen[w] and self._capacity[edge ^ backward]:
                     seen[w] = True
                     stack.append(w)
         return [v for v, reached in enumerate(seen) if reached]
-
-    def _levels(self, source: int, sink: int) -> bool:
-        adjacent, head, capacity = self._adjacent, self._head, self._capacity
-        level = [-1] * len(adjacent)
-        level[source] = 0
-        queue = [source]
-        for u in queue:
-            if u == sink:
-                break
-            next_level = level[u] + 1
-            for edge in adjacent[u]:
-                w = head[edge]
-                if level[w] < 0 and capacity[edge]:
-                    level[w] = next_level
-                    queue.append(w)
-        self._level = level
-        return level[sink] >= 0
-
-    def _augment(self, source: int, sink: int, limit: int, cursor: list[int]) -> int:
-        adjacent, head, capacity, level = self._adjacent, self._head, self._capacity, self._level
-        path: list[int] = []
-        u = source
-        while u != sink:
-            edges = adjacent[u]
-            i, end, deeper = cursor[u], len(edges), level[u] + 1
-            while i < end and not (capacity[edges[i]] and level[head[edges[i]]] == deeper):
-                i += 1
-            cursor[u] = i
-            if i < end:
-                path.append(edges[i])
-                u = head[edges[i]]
-            elif path:
-                u = head[path.pop() ^ 1]
-                cursor[u] += 1
-            else:
-                return 0
-        pushed = min(limit, min(capacity[edge] for edge in path))
-        for edge in path:
-            capacity[edge] -= pushed
-            capacity[edge ^ 1] += pushed
-        return pushed
 
 
 def max_flow(network: FlowNetwork, source: int, sink: int) -> tuple[int, dict[Arc, int]]:
@@ -155,19 +99,7 @@ def broadcast_rate(network: FlowNetwork, root: int) -> tuple[int, tuple[int, ...
     """λ(root) = min over terminals t of maxflow(root → t), and the side of a cut that attains it.
 
     The optimum of one-to-all (Edmonds 1973) when every vertex is a terminal; an upper bound with transit. Where some
-    terminal cannot be reached, 0 and what can. Cost: one maximum flow per terminal, stopped at the least value so far.
+    terminal cannot be reached, 0 and what can; INFINITE where there is no other. Cost: one maximum flow per terminal,
+    stopped at the least value so far.
     """
-    if network.terminals * len(network.arcs) >= 4 * NATIVE_EDGES:  # a flow to each terminal, in one call
-        from blinkccl.trees.packing import native_flows  # only here: small plans need no ctypes
-
-        if native_flows.can_hold(sum(c for _, _, c in network.arcs)):
-            return native_flows.least_flow(network, root)
-    graph = FlowGraph.of(network)
-    best, side = INFINITE, tuple(range(network.n))
-    for sink in range(network.terminals):
-        if sink != root:
-            graph.reset()
-            value = graph.max_flow(root, sink, best)
-            if value < best:
-                best, side = value, tuple(graph.source_side(root))
-    return best, side
+    return native_flows.least_flow(network, root)

@@ -1,7 +1,7 @@
-"""Flows and packed trees in native code: the same answers as :mod:`~blinkccl.trees.packing.maxflow` and its users,
-sooner.
+"""Native code for flows and packed trees (``native/packing/``): its functions, with our types.
 
-It takes what 64 bits can hold. Python's own integers serve everything else, and systems where it is not built.
+Numbers of units are whole, and all sums stay exact: capacities of measured links have 15 digits, and rates scale them
+further. It takes up to 123 bits, far more than that, and computes in 64 where these are enough.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from __future__ import annotations
 import ctypes as c
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from blinkccl.errors import InternalError
-from blinkccl.native import find_library, open_library
+from blinkccl.errors import InternalError, PackingError, UnsupportedError
+from blinkccl.native import absent, find_library, open_library
 from blinkccl.native.headers import header
 from blinkccl.trees.packing import clock
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops
 
 LIBRARY = "libblink_packing.so"
-#: Names another library file, or none: then Python's integers serve everything; for people who work on it.
+#: Names another library file; for people who work on it.
 OVERRIDE = "BLINK_PACKING_LIBRARY"
 HEADER = header("packing.h")
-INFINITE = HEADER.constants["BLINK_PACKING_INFINITE"]
-#: Sums of finite capacities stay below.
+#: What an arc has that is never full; sums of all others stay below half of it.
+INFINITE = HEADER.constants["BLINK_PACKING_INFINITE_HIGH"] << 64
 LIMIT = INFINITE // 2
+_HALF = (1 << 64) - 1
 _DONE, _GOES_ON, _NO_MEMORY = (HEADER.constants[f"BLINK_PACKING_{name}"] for name in ("DONE", "GOES_ON", "NO_MEMORY"))
 #: Seconds between two looks at signals: Ctrl-C waits for no longer.
 SLICE_S = 0.2
@@ -37,18 +38,24 @@ class _Arcs(c.Structure):
 
 
 @lru_cache(maxsize=1)
-def load() -> c.CDLL | None:
-    """The library, opened once; None where there is none. An unfit one is an error, never the slow way in silence."""
+def load() -> c.CDLL:
+    """The library, opened once; an UnsupportedError where there is none, or an unfit one."""
     path = find_library(LIBRARY, OVERRIDE)
-    return None if path is None else open_library(path, HEADER.functions, "blink_packing_abi")
+    if path is None:
+        raise UnsupportedError(absent(LIBRARY))
+    return open_library(path, HEADER.functions, "blink_packing_abi")
 
 
 class Arcs:
-    """Arcs as native code sees them, valid for as long as this object lives."""
+    """Arcs as native code sees them, valid for as long as this object lives; capacities may be left out."""
 
-    def __init__(self, vertices: int, tails: Sequence[int], heads: Sequence[int], capacities: Sequence[int]) -> None:
-        self._held = (array("i", tails), array("i", heads), array("q", capacities))
-        self.given = _Arcs(vertices, len(tails), *(_address(column) for column in self._held))
+    def __init__(
+        self, vertices: int, tails: Sequence[int], heads: Sequence[int], capacities: Iterable[int] | None = None
+    ) -> None:
+        self._ends = (array("i", tails), array("i", heads))
+        self._units = None if capacities is None else _units(capacities)
+        given = None if self._units is None else _address(self._units)
+        self.given = _Arcs(vertices, len(tails), *map(_address, self._ends), given)
 
     @classmethod
     def of(cls, network: FlowNetwork, factor: int = 1) -> Arcs:
@@ -57,40 +64,57 @@ class Arcs:
         return cls(network.n, tails, heads, [units * factor for units in capacities])
 
 
+def refuse_wide(numbers: Iterable[int]) -> None:
+    """A PackingError where sums of these, but for :data:`INFINITE` ones, are more than native code can hold."""
+    if sum(units for units in numbers if units != INFINITE) >= LIMIT:
+        raise PackingError("units that add up to 2^123 or more are too many: give links in a coarser unit")
+
+
+def _units(numbers: Iterable[int], *, flowing: bool = False) -> array[int]:
+    """Numbers of 128 bits, the low half of each first; ``flowing``: of infinite ones a part may be gone."""
+    numbers = list(numbers)
+    try:
+        low = array("Q", numbers)
+    except OverflowError:  # some are wide, or infinite
+        refuse_wide([units for units in numbers if units < LIMIT] if flowing else numbers)
+        return array("Q", [half for units in numbers for half in (units & _HALF, units >> 64)])
+    both = array("Q", bytes(16 * len(low)))
+    both[::2] = low
+    return both
+
+
+def _numbers(units: array[int]) -> list[int]:
+    low, high = units[::2], units[1::2]
+    return [above << 64 | below for below, above in zip(low, high, strict=True)] if any(high) else low.tolist()
+
+
 def _address(column: array[Any]) -> int:
     return column.buffer_info()[0]
 
 
-def max_flow(
-    vertices: int, heads: Sequence[int], capacities: list[int], source: int, sink: int, limit: int
-) -> int | None:
-    """As :meth:`FlowGraph.max_flow` on its edges, ``capacities`` changed in place; None where native code cannot serve.
-
-    ``heads[2i]`` is the head of arc i and ``heads[2i + 1]`` its tail.
-    """
-    library = load()
-    if library is None:
-        return None
-    try:
-        before = array("q", capacities)
-        finite = before
-    except OverflowError:  # some are infinite: a look at each
-        before = array("q", [units if units < INFINITE else INFINITE for units in capacities])
-        finite = array("q", [units for units in before if units != INFINITE])
-    if sum(finite) >= LIMIT:
-        return None
-    after = before[:]
-    arcs = Arcs(vertices, heads[1::2], heads[::2], ())
-    added: int = library.blink_max_flow(c.byref(arcs.given), _address(after), source, sink, min(limit, INFINITE))
-    if added < 0:
+def _called(function: str, *arguments: Any) -> int:
+    """How the call of a function ended, which takes addresses and numbers."""
+    clock.look()
+    code: int = getattr(load(), function)(*arguments)
+    if code == _NO_MEMORY:
         raise MemoryError
-    if added >= INFINITE:
-        return None
-    if finite is before:
-        capacities[:] = after.tolist()
-    else:
-        capacities[:] = [units + new - old for units, new, old in zip(capacities, after, before, strict=True)]
-    return added
+    return code
+
+
+def _all(side: array[int]) -> tuple[int, ...]:
+    """The vertices that are marked."""
+    return tuple(v for v, inside in enumerate(side) if inside)
+
+
+def max_flow(arcs: Arcs, residual: list[int], source: int, sink: int, limit: int) -> int:
+    """Adds flow until it is maximal or at least ``limit``; how much was added.
+
+    ``residual`` has what is left of arc i and of its reverse, at 2i and 2i + 1, and is changed in place.
+    """
+    left, units = _units(residual, flowing=True), _units([limit])
+    _called("blink_max_flow", c.byref(arcs.given), _address(left), source, sink, _address(units))
+    residual[:] = _numbers(left)
+    return _numbers(units)[0]
 
 
 def first_unreached(
@@ -98,91 +122,84 @@ def first_unreached(
 ) -> tuple[int, tuple[int, ...]] | None:
     """The first terminal from ``sink`` on that cannot get ``joined[r]`` units from each r, and the cut that shows it.
 
-    Capacities are multiplied by ``factor``. None where all can, or native code cannot serve: see :func:`can_hold`.
+    Capacities are multiplied by ``factor``. None where all can.
     """
-    library = load()
-    assert library is not None
-    clock.look()
-    arcs, place, side = Arcs.of(network, factor), c.c_int64(sink), array("B", bytes(network.n))
-    units = array("q", joined)
-    code = library.blink_all_reach(
-        c.byref(arcs.given), network.terminals, _address(units), c.byref(place), _address(side)
+    arcs, units, place, side = Arcs.of(network, factor), _units(joined), c.c_int64(sink), array("B", bytes(network.n))
+    code = _called(
+        "blink_all_reach",
+        *(c.byref(arcs.given), network.terminals, _address(units), c.byref(place), _address(side)),
     )
-    if code == _NO_MEMORY:
-        raise MemoryError
-    return None if code == _DONE else (place.value, tuple(v for v, inside in enumerate(side) if inside))
+    return None if code == _DONE else (place.value, _all(side))
 
 
 def least_flow(network: FlowNetwork, root: int) -> tuple[int, tuple[int, ...]]:
-    """As :func:`~blinkccl.trees.packing.maxflow.broadcast_rate`, of two terminals or more; see :func:`can_hold`."""
-    library = load()
-    assert library is not None
-    clock.look()
-    arcs, side = Arcs.of(network), array("B", bytes(network.n))
-    least: int = library.blink_least_flow(c.byref(arcs.given), network.terminals, root, _address(side))
-    if least < 0:
-        raise MemoryError
-    return least, tuple(v for v, inside in enumerate(side) if inside)
+    """The least of the maximum flows from ``root`` to other terminals, and the side of a cut that attains it.
+
+    :data:`INFINITE`, and every vertex, where there is no other terminal.
+    """
+    arcs, least, side = Arcs.of(network), _units([INFINITE]), array("B", bytes([1]) * network.n)
+    _called("blink_least_flow", c.byref(arcs.given), network.terminals, root, _address(least), _address(side))
+    return _numbers(least)[0], _all(side)
 
 
 def admissible(
     network: FlowNetwork, joined: Sequence[int], pair: tuple[int, int, int], wanted: int, order: list[int]
 ) -> int:
-    """As :func:`blinkccl.trees.packing.splitting.admissible`, ``order`` changed in place; see :func:`can_hold`."""
-    library = load()
-    assert library is not None
-    clock.look()
-    arcs, given, ends, asked = Arcs.of(network), array("q", joined), array("i", pair), array("i", order)
-    units: int = library.blink_admissible(
-        *(c.byref(arcs.given), network.terminals, _address(given), _address(ends)),
-        *(c.c_int64(wanted), _address(asked)),
+    """How much of u → w → t can be split off, at most ``wanted``, so that every terminal still gets its units.
+
+    ``order`` are the terminals as they are asked, changed in place: one that forbids it is put first, as it likely does
+    so again.
+    """
+    arcs, given, units = Arcs.of(network), _units(joined), _units([wanted])
+    ends, asked = array("i", pair), array("i", order)
+    _called(
+        "blink_admissible",
+        *(c.byref(arcs.given), network.terminals, _address(given)),
+        *(_address(ends), _address(units), _address(asked)),
     )
-    if units < 0:
-        raise MemoryError
     order[:] = asked
-    return units
-
-
-def can_hold(units: int) -> bool:
-    """Whether native code is there, and its numbers hold a sum of so many units."""
-    return units < LIMIT and load() is not None
+    return _numbers(units)[0]
 
 
 def pack(network: FlowNetwork, demand: Mapping[int, int], few: bool) -> list[tuple[int, int, tuple[Arc, ...]]] | None:
-    """``(root, multiplicity, arcs)`` of trees as :func:`~blinkccl.trees.packing.integral.pack_arborescences` finds
-    them.
+    """``(root, multiplicity, arcs)`` of trees, as :func:`.integral.pack_arborescences` wants them.
 
     None if they do not fit.
     """
-    library = load()
-    assert library is not None
-    arcs = Arcs.of(network)
-    wanted = array("q", [demand.get(v, 0) for v in range(network.n)])
+    library, arcs = load(), Arcs.of(network)
+    wanted = _units([demand.get(v, 0) for v in range(network.n)])
     packer = library.blink_packer_new(c.byref(arcs.given), _address(wanted), few)
     if packer is None:
         raise MemoryError
     try:
-        while (code := library.blink_packer_run(packer, c.c_double(min(SLICE_S, clock.left_s())))) == _GOES_ON:
-            clock.look()  # and at signals
-        if code == _NO_MEMORY:
-            raise MemoryError
+        code = _run(library.blink_packer_run, packer)
         return _trees(library, packer, network.n) if code == _DONE else None
     finally:
         library.blink_packer_free(packer)
+
+
+def _run(function: Any, work: int) -> int:
+    """How a piece of work ended that is done bit by bit, with looks at the clock, and at signals."""
+    while (code := function(work, c.c_double(min(SLICE_S, clock.left_s())))) == _GOES_ON:
+        clock.look()
+    if code == _NO_MEMORY:
+        raise MemoryError
+    return int(code)
 
 
 def _trees(library: c.CDLL, packer: int, n: int) -> list[tuple[int, int, tuple[Arc, ...]]]:
     count = library.blink_packer_trees(packer)
     roots, units, ends = (
         array("i", bytes(4 * count)),
-        array("q", bytes(8 * count)),
+        array("Q", bytes(16 * count)),
         array("i", bytes(8 * count * (n - 1))),
     )
     library.blink_packer_read(packer, _address(roots), _address(units), _address(ends))
     pairs = list(zip(ends[::2], ends[1::2], strict=True))
     if len(pairs) != count * (n - 1):
         raise InternalError("the packed trees do not span")
-    return [(roots[i], units[i], tuple(pairs[i * (n - 1) : (i + 1) * (n - 1)])) for i in range(count)]
+    trees = (tuple(pairs[i * (n - 1) : (i + 1) * (n - 1)]) for i in range(count))
+    return list(zip(roots, _numbers(units), trees, strict=True))
 
 
 def flattened(
@@ -190,23 +207,18 @@ def flattened(
     capacity: Mapping[Arc, int],
     trees: Sequence[tuple[int, tuple[Arc, ...]]],
     both_ways: bool,
-    most_passes: int,
+    passes: int,
 ) -> list[tuple[Arc, ...]]:
-    """The arcs of trees with multiplicities, as :func:`~blinkccl.trees.packing.flatten.flatten` hangs them."""
-    library = load()
-    assert library is not None
+    """The arcs of trees, of which each has a multiplicity, as :func:`.integral.flatten` hangs them."""
     tails, heads = zip(*capacity, strict=True)
-    arcs, units = Arcs(vertices, tails, heads, list(capacity.values())), array("q", [times for times, _ in trees])
+    arcs, units = Arcs(vertices, tails, heads, capacity.values()), _units(times for times, _ in trees)
     parents = array("i", [-1]) * (len(trees) * vertices)
     for t, (_, tree) in enumerate(trees):
         for u, v in tree:
             parents[t * vertices + v] = u
-    for _ in range(most_passes):
-        clock.look()
-        code = library.blink_flatten(c.byref(arcs.given), len(trees), _address(units), both_ways, _address(parents))
-        if code == _NO_MEMORY:
-            raise MemoryError
-        if code == _DONE:
+    given = (c.byref(arcs.given), len(trees), _address(units), both_ways, _address(parents))
+    for _ in range(passes):
+        if _called("blink_flatten", *given) == _DONE:
             break
     rows = (parents[t * vertices : (t + 1) * vertices] for t in range(len(trees)))
     return [tuple((u, v) for v, u in enumerate(row) if u >= 0) for row in rows]
@@ -215,14 +227,13 @@ def flattened(
 def equal_trees(
     network: FlowNetwork, roots: Sequence[int], depth: int, edges: Sequence[int], most: Sequence[float], goal: float
 ) -> list[Hops] | None:
-    """A tree from each of ``roots``, as :mod:`~blinkccl.trees.packing.equal_trees` wants; None where one cannot reach
-    all.
+    """A tree from each of ``roots``, as :func:`.equal_trees.weighed` wants; None where one cannot reach all.
 
     ``edges`` and ``most`` are by arc, as the header says.
     """
-    library = load()
-    assert library is not None
-    arcs, given, shared, limits = Arcs.of(network), array("i", roots), array("i", edges), array("d", most)
+    library, given, shared, limits = load(), array("i", roots), array("i", edges), array("d", most)
+    tails, heads, _ = zip(*network.arcs, strict=True)
+    arcs = Arcs(network.n, tails, heads)
     trees = library.blink_trees_new(
         *(c.byref(arcs.given), network.terminals, _address(given), len(roots), depth),
         *(_address(shared), _address(limits), c.c_double(goal)),
@@ -230,11 +241,7 @@ def equal_trees(
     if trees is None:
         raise MemoryError
     try:
-        while (code := library.blink_trees_run(trees, c.c_double(min(SLICE_S, clock.left_s())))) == _GOES_ON:
-            clock.look()  # and at signals
-        if code == _NO_MEMORY:
-            raise MemoryError
-        if code != _DONE:
+        if _run(library.blink_trees_run, trees) != _DONE:
             return None
         numbers = array("i", bytes(4 * library.blink_trees_length(trees)))
         library.blink_trees_read(trees, _address(numbers))
@@ -255,21 +262,15 @@ def hop_trees(
 ) -> list[tuple[int, list[int]]] | None:
     """Some different cheap trees of at most ``levels`` hops from each root, by their parents (−1: the root's).
 
-    None without native code, or where levels are too few. ``price[u][v]`` is that of a hop, None where there is none.
+    None where levels are too few. ``price[u][v]`` is that of a hop, None where there is none.
     """
-    library = load()
-    if library is None:
-        return None
-    clock.look()
     n = len(price)
     prices = array("d", [math.inf if x is None else float(x) for row in price for x in row])
     starts = array("i", roots)
     each = HEADER.constants["BLINK_PACKING_HOP_TREES"]
     parents = array("i", bytes(4 * n * each * len(roots)))
-    code = library.blink_hop_trees(n, _address(prices), levels, _address(starts), len(roots), _address(parents))
-    if code == _NO_MEMORY:
-        raise MemoryError
-    if code != _DONE:
+    given = (n, _address(prices), levels, _address(starts), len(roots), _address(parents))
+    if _called("blink_hop_trees", *given) != _DONE:
         return None
     found = ((roots[i // each], tuple(parents[i * n : i * n + n])) for i in range(each * len(roots)))
     return [(root, list(parent)) for root, parent in dict.fromkeys(found)]

@@ -20,8 +20,7 @@ from math import lcm
 
 from blinkccl.errors import InternalError
 from blinkccl.trees.packing.columns import dual_bound
-from blinkccl.trees.packing.flatten import flatten
-from blinkccl.trees.packing.integral import pack_arborescences
+from blinkccl.trees.packing.integral import flatten, pack_arborescences
 from blinkccl.trees.packing.maxflow import FlowGraph
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops
 from blinkccl.trees.packing.oracles import undirected_oracle

@@ -22,8 +22,7 @@ from blinkccl.errors import InternalError, PackingError
 from blinkccl.trees.packing import clock
 from blinkccl.trees.packing.bottleneck import short_cuts
 from blinkccl.trees.packing.equal_trees import MOST_TRIED, divisible
-from blinkccl.trees.packing.flatten import flatten
-from blinkccl.trees.packing.integral import Arborescence, pack_arborescences
+from blinkccl.trees.packing.integral import Arborescence, flatten, pack_arborescences
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 from blinkccl.trees.packing.solver import Model, UndecidedError, decide, solve_with_duals, whole
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from blinkccl.trees.packing import clock
 from blinkccl.trees.packing.bottleneck import short_cuts
 from blinkccl.trees.packing.integral import Arborescence
-from blinkccl.trees.packing.maxflow import INFINITE, NATIVE_EDGES, FlowGraph
+from blinkccl.trees.packing.native_flows import INFINITE, admissible
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops
 
 #: Maximum flows for pairs that are split one by one, at most: a minute or two.
@@ -218,44 +218,3 @@ def _shared(
 def all_reach(network: FlowNetwork, demand: Sequence[int]) -> bool:
     """Whether every terminal can receive ``demand[r]`` units from each terminal r at once."""
     return next(short_cuts(network, demand), None) is None
-
-
-def admissible(
-    network: FlowNetwork, demand: Sequence[int], pair: tuple[int, int, int], wanted: int, order: list[int]
-) -> int:
-    """How much of u → w → t can be split off, at most ``wanted``, so that every terminal still gets its units.
-
-    ``order`` are the terminals as they are asked; one that forbids it is put first, as it likely does so again.
-    """
-    if 2 * len(network.arcs) >= NATIVE_EDGES:
-        from blinkccl.trees.packing import native_flows  # only here: small plans need no ctypes
-
-        if native_flows.can_hold(sum(c for _, _, c in network.arcs) + sum(demand)):
-            return native_flows.admissible(network, demand, pair, wanted, order)
-    u, w, t = pair
-    if min(u, t) < network.terminals:
-        wanted = _spared(network, demand, (w,), (u, t), wanted)
-    for v in list(order):
-        if min(u, t) >= network.terminals:
-            wanted = _spared(network, demand, (w,), (u, t, v), wanted)
-        if v not in (u, t):
-            wanted = _spared(network, demand, (u, t), (v, w), wanted)
-        if not wanted:
-            order.remove(v)
-            order.insert(0, v)
-            break
-    return wanted
-
-
-def _spared(network: FlowNetwork, demand: Sequence[int], here: Sequence[int], there: Sequence[int], wanted: int) -> int:
-    """What every cut with ``here`` on the side of all sources, and ``there`` on the other, has to spare."""
-    if not wanted:
-        return 0
-    graph, total = FlowGraph.of(network, extra=2), sum(demand)
-    for r, units in enumerate(demand):
-        graph.add(network.n, r, units)
-    for v in here:
-        graph.add(network.n, v, INFINITE)
-    for v in set(there):
-        graph.add(v, network.n + 1, INFINITE)
-    return max(0, min(wanted, graph.max_flow(network.n, network.n + 1, total + wanted) - total))

@@ -20,7 +20,8 @@ from fractions import Fraction
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.trees.packing.integral import Arborescence, merged, pack_arborescences
-from blinkccl.trees.packing.maxflow import INFINITE, FlowGraph
+from blinkccl.trees.packing.maxflow import FlowGraph
+from blinkccl.trees.packing.native_flows import INFINITE
 from blinkccl.trees.packing.network import Arc, FlowNetwork, followed
 
 #: Undirected edges (u < v) with their width.

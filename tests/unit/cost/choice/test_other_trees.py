@@ -8,11 +8,9 @@ from blinkccl.cost.choice.candidates import code_of
 from blinkccl.cost.choice.programs import on_stores
 from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.trees.algorithms.optimal import plan
-from support.native_code import needs_native_code
 from support.planned import asked
 
 
-@needs_native_code
 def test_fewer_trees_that_are_shallower_win_at_small_sizes_and_lose_at_large_ones() -> None:
     request = asked("mi250", "broadcast")
     auto = prepare(request, Conditions(calibration_for(request.topology)), code_of(request))

@@ -19,7 +19,6 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.packing.equal_trees import EqualTrees
 from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.network import FlowNetwork, hops_deep
-from support.native_code import needs_native_code
 from support.planned import asked, planned
 from support.small_networks import random_graph
 
@@ -102,7 +101,6 @@ def lost(spec: str, *nics: int) -> Request:
     return asked(without(topology, (), [places[nic] for nic in nics]), "broadcast")
 
 
-@needs_native_code
 @pytest.mark.parametrize(
     ("request_", "trees", "depth"),
     [

@@ -11,10 +11,7 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing.equal_trees import LOSS
-from support.native_code import needs_native_code
 from support.planned import asked, assert_sound, planned
-
-pytestmark = needs_native_code
 
 #: Jobs, the depth of their optimum as it is first found, and the depth at which they are planned.
 DEEP = (

@@ -51,7 +51,6 @@ def test_gather_is_the_least_ratio_over_sets(seed: int) -> None:
 @pytest.mark.parametrize("size", [6, 40])
 @pytest.mark.parametrize("seed", range(10))
 def test_every_terminal_that_lacks_units_is_shown_by_a_cut(seed: int, size: int) -> None:
-    """Small networks by Python's flows, large ones by native code where there is any."""
     dice = Random(seed)
     network = random_digraph(dice, size, density=0.2)
     units = [dice.randint(0, 2 * seed // size) for _ in range(size)]

@@ -24,7 +24,6 @@ from blinkccl.trees.packing.columns import dual_bound
 from blinkccl.trees.packing.equal_trees import EqualTrees
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 from blinkccl.trees.packing.oracles import in_and_out_oracle
-from support.native_code import needs_native_code
 from support.planned import asked, assert_sound, digraph, plan, planned
 from support.small_networks import both_ways
 
@@ -63,7 +62,6 @@ def loads(found: EqualTrees, both_ways: bool) -> Counter[Arc]:
     return load
 
 
-@needs_native_code
 @given(symmetric_networks(), st.integers(1, 6))
 def test_from_every_root(network: FlowNetwork, most: int) -> None:
     try:
@@ -71,7 +69,6 @@ def test_from_every_root(network: FlowNetwork, most: int) -> None:
     except PackingError:
         return
     found = equal_trees.from_roots(network, range(network.terminals), rate, most, side)
-    assert found is not None
     assert 0 < found.rate <= rate
     parts = Counter[int]()
     for root, part, hops in found.trees:
@@ -84,7 +81,6 @@ def test_from_every_root(network: FlowNetwork, most: int) -> None:
     assert found.depth == max(max(depths(root, hops, network).values()) for root, _, hops in found.trees)
 
 
-@needs_native_code
 @given(symmetric_networks(), st.integers(1, 8))
 def test_up_and_down(network: FlowNetwork, most: int) -> None:
     try:
@@ -92,7 +88,6 @@ def test_up_and_down(network: FlowNetwork, most: int) -> None:
     except PackingError:
         return
     found = equal_trees.up_and_down(network, exact.rate, most, exact.prices)
-    assert found is not None
     assert 0 < found.rate <= exact.rate
     assert sum(part for _, part, _ in found.trees) == 1
     for root, _, hops in found.trees:
@@ -114,21 +109,13 @@ def test_trees_used_twice_are_the_optimum_of_symmetric_links(network: FlowNetwor
     assert dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), found.prices) == found.bound
 
 
-@needs_native_code
 def test_who_cannot_reach_all_has_no_trees() -> None:
     one_way = FlowNetwork(3, 3, ((0, 1, 1), (1, 2, 1)))
-    assert equal_trees.from_roots(one_way, [0], Fraction(1), 1) is not None
-    assert equal_trees.from_roots(one_way, [1], Fraction(1), 1) is None
+    assert equal_trees.from_roots(one_way, [0], Fraction(1), 1).rate == 1
+    with pytest.raises(PackingError, match="cannot be reached"):
+        equal_trees.from_roots(one_way, [1], Fraction(1), 1)
 
 
-def test_without_native_code_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_flows, "load", lambda: None)
-    clique = FlowNetwork(2, 2, ((0, 1, 1), (1, 0, 1)))
-    assert equal_trees.from_roots(clique, [0, 1], Fraction(1), 4) is None
-    assert equal_trees.up_and_down(clique, Fraction(1), 4, {(0, 1): Fraction(1), (1, 0): Fraction(1)}) is None
-
-
-@needs_native_code
 def test_numbers_that_links_cannot_share_out_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three roots send into a pair by two ports: one tree of each cannot share them out, two can."""
     tried = []
@@ -145,11 +132,9 @@ def test_numbers_that_links_cannot_share_out_are_not_tried(monkeypatch: pytest.M
     assert rate == Fraction(4, 3)
     equal = equal_trees.from_roots(network, range(5), rate, 8, side)
     assert tried == [2]
-    assert equal is not None
     assert equal.rate == rate
 
 
-@needs_native_code
 @pytest.mark.parametrize("collective", ["allgather", "reduce_scatter", "allreduce"])
 @pytest.mark.parametrize(
     ("spec", "gpus", "depth"),
@@ -167,7 +152,6 @@ def test_clusters_of_unequal_servers(spec: str, gpus: str, depth: int, collectiv
     assert max(share.weight.denominator for share in forest.shares) <= 64 * len(forest.ranks)
 
 
-@needs_native_code
 def test_exact_is_exact() -> None:
     near = plan("optimal", "4x hgx-h100", "0-7+0-6+0-5+0-4", "allreduce")
     exact = plan("optimal", "4x hgx-h100", "0-7+0-6+0-5+0-4", "allreduce", objective="exact")
@@ -175,7 +159,6 @@ def test_exact_is_exact() -> None:
     assert len(near.shares) <= 64
 
 
-@needs_native_code
 @pytest.mark.parametrize(
     ("spec", "gpus", "collective"),
     [
@@ -199,7 +182,6 @@ def test_no_more_trees_than_asked_for(spec: str, gpus: str | None, collective: s
     assert forest.optimal or spec == "2x mi250"
 
 
-@needs_native_code
 def test_few_trees_of_unequal_weight_go_before_equal_ones() -> None:
     forest = plan("optimal", "dgx-1v", None, "broadcast", root=0, max_trees=4)
     assert forest.optimal
@@ -235,7 +217,6 @@ def test_only_the_default_objective_may_miss_a_hundredth(objective: str, monkeyp
     every_root.cache_clear()
 
 
-@needs_native_code
 def test_from_one_root_among_many_ranks_where_switches_cannot_be_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimal_trees, "SOLVED", 16)
     monkeypatch.setattr(optimal_trees, "_whole", lambda *_: ())

@@ -17,7 +17,6 @@ from blinkccl.trees.packing.integral import Arborescence
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 from blinkccl.trees.packing.shallow import tree_columns
 from blinkccl.trees.packing.symmetry import symmetry_of
-from support.native_code import needs_native_code
 from support.planned import assert_sound, plan
 from support.small_networks import (
     assert_tree,
@@ -131,7 +130,6 @@ def test_a_program_that_is_not_decided_finds_nothing(monkeypatch: pytest.MonkeyP
     assert few_trees.every_root(dgx_1v(), Fraction(6, 7), 2, Fraction(5, 6)) is None
 
 
-@needs_native_code
 @pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])
 def test_plans_of_few_trees(collective: str) -> None:
     for most, objective, rate, depth in (

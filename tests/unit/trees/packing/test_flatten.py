@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from blinkccl.trees.packing.bottleneck import allgather_rate
-from blinkccl.trees.packing.flatten import flatten
-from blinkccl.trees.packing.integral import Arborescence, pack_arborescences
+from blinkccl.trees.packing.integral import Arborescence, flatten, pack_arborescences
 from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.undirected import pack_trees, undirected_widths
 from support.small_networks import (

@@ -20,7 +20,6 @@ from blinkccl.trees.packing.network import Arc, FlowNetwork, hops_deep
 from blinkccl.trees.packing.shallow import out_trees
 from blinkccl.trees.packing.symmetry import symmetry_of
 from blinkccl.trees.packing.undirected import pack_trees
-from support.native_code import needs_native_code
 from support.planned import asked
 from support.small_networks import random_graph
 
@@ -65,7 +64,6 @@ def depth_of(root: int, parent: list[int]) -> int:
     return deepest
 
 
-@needs_native_code
 @given(prices(), st.data())
 def test_cheap_trees_are_trees_and_found_wherever_there_are_any(price: Prices, data: st.DataObject) -> None:
     n = len(price)
@@ -85,7 +83,6 @@ def test_cheap_trees_are_trees_and_found_wherever_there_are_any(price: Prices, d
         assert price_of(price, parent) >= least
 
 
-@needs_native_code
 def test_a_move_takes_the_new_parent_along() -> None:
     """Prim's tree 0 → 1 → 2 is too deep for 3 below 2; 2 goes below the root, dearer by 1, and 3 saves 7 below it."""
     price: Prices = [[None, 1.0, 2.0, 9.0], [None, None, 1.0, None], [None, None, None, 2.0], [None] * 4]
@@ -113,21 +110,12 @@ def fits(network: FlowNetwork, load: dict[Arc, Fraction], rate: Fraction) -> boo
     return all(units * rate <= network.capacity[arc] for arc, units in load.items())
 
 
-WITHOUT = pytest.mark.parametrize("native", [pytest.param(True, marks=needs_native_code), False])
-
-
-@WITHOUT
 @pytest.mark.parametrize(("spec", "levels"), [("mi250", 4), ("2x mi250", 5), ("dgx-1v", 2), ("ring:6", 3)])
-def test_all_to_all(spec: str, levels: int, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr(native_flows, "hop_trees", lambda *_: None)
+def test_all_to_all(spec: str, levels: int) -> None:
     network = network_of(spec)
     rate, _ = allgather_rate(network)
     near = rate * Fraction(99, 100)
     found = hop_limited.from_roots(network, symmetry_of(network), levels, rate, near)
-    if not native:  # Prim's trees alone may not reach it
-        assert found is None or fits(network, loads(network, found, levels), near)
-        return
     assert found is not None
     assert fits(network, loads(network, found, levels), near)
     parts: defaultdict[int, Fraction] = defaultdict(Fraction)
@@ -136,7 +124,6 @@ def test_all_to_all(spec: str, levels: int, native: bool, monkeypatch: pytest.Mo
     assert parts == dict.fromkeys(range(network.terminals), Fraction(1))
 
 
-@needs_native_code
 def test_fewer_levels_than_the_way_to_all_have_no_trees() -> None:
     network = network_of("ring:6")
     rate, _ = allgather_rate(network)
@@ -144,7 +131,6 @@ def test_fewer_levels_than_the_way_to_all_have_no_trees() -> None:
     assert hop_limited.from_root(network, 0, 2, Fraction(2), Fraction(1)) is None
 
 
-@needs_native_code
 def test_from_one_root_at_a_rate_that_few_levels_allow() -> None:
     """A broadcast of a ring at the whole rate is two chains of five hops; at half of it two ways of three hops do."""
     network = network_of("ring:6")
@@ -156,7 +142,6 @@ def test_from_one_root_at_a_rate_that_few_levels_allow() -> None:
     assert sum(part for _, part, _ in half) == 1
 
 
-@needs_native_code
 @pytest.mark.parametrize("seed", range(12))
 def test_up_and_down_is_found_where_undirected_trees_fill_a_partition(seed: int) -> None:
     n = 3 + seed % 4
@@ -169,7 +154,6 @@ def test_up_and_down_is_found_where_undirected_trees_fill_a_partition(seed: int)
     assert sum(part for _, part, _ in found) == 1
 
 
-@needs_native_code
 def test_trees_are_left_out_while_the_others_make_up_for_them() -> None:
     """All eight GPUs of a DGX-1V: a tree less from each root for each hundredth that may be missing, or so."""
     network = network_of("dgx-1v")
