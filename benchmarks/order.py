@@ -30,13 +30,13 @@ from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.bounds import SOLVED
+from blinkccl.trees.algorithms.order import order_bound
 from blinkccl.trees.algorithms.rank_network import rank_network_of
 from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing.nested_groups import NestedGroup, neighbours, pack_group
 from blinkccl.trees.packing.oracles import cheapest_hops
-from blinkccl.trees.packing.order_bound import order_bound
 
 MACHINES = (
     "dgx-1v",

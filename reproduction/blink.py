@@ -12,8 +12,8 @@ from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.registry import ENGINES
 from blinkccl.trees.algorithms.blink import one_root_optimum
 from blinkccl.trees.algorithms.hybrid import hybrid_split
-from blinkccl.trees.packing.arborescence import minimum_arborescence
 from blinkccl.trees.packing.network import FlowNetwork
+from blinkccl.trees.packing.oracles import minimum_arborescence
 from blinkccl.trees.packing.undirected import most_central
 from blinkccl.units import GB
 from reproduction.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings

@@ -14,11 +14,11 @@ from math import ceil, floor, log
 import numpy as np
 
 from blinkccl.errors import TopologyError
+from blinkccl.trees.algorithms.blink import ApproximatePacking, pack_multiplicative
 from blinkccl.trees.algorithms.rank_network import rank_network_of
 from blinkccl.trees.algorithms.ring import ring_count
 from blinkccl.trees.forest.model import link_use
 from blinkccl.trees.packing.maxflow import broadcast_rate
-from blinkccl.trees.packing.mwu import ApproximatePacking, pack_multiplicative
 from blinkccl.trees.packing.network import FlowNetwork
 from blinkccl.trees.packing.oracles import out_tree_oracle
 from blinkccl.trees.packing.undirected import strength, undirected_widths

@@ -1,4 +1,4 @@
-// Cheap trees of at most so many hops: blinkccl/trees/packing/hop_limited.py says what for.
+// Cheap trees of at most so many hops: blinkccl/trees/algorithms/refine.py says what for.
 //
 // The cheapest is NP-hard to find (with two levels it is a facility location). So two trees, Prim's as far as levels
 // allow and the one of fewest hops, are improved for as long as a move saves something: a vertex hung elsewhere, or it

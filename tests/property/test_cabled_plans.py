@@ -17,8 +17,8 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import verify
 from blinkccl.show.ring_baseline import ring_baseline
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.cables import cables_of
 from blinkccl.topology.cables_file import parse
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms import ring
 from support.examples import examples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from operator import attrgetter
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,8 @@ from blinkccl.topology.spec import load
 from blinkccl.trees.algorithms.hybrid import hybrid_split
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
-from blinkccl.trees.algorithms.three_phase import LocalTree, cut_trees, overlaid
+from blinkccl.trees.algorithms.shapes import laid_over
+from blinkccl.trees.algorithms.three_phase import LocalTree, cut_trees
 from blinkccl.trees.forest.model import Forest, Tree
 from support.examples import examples
 from support.planned import asked, assert_sound, plan_or_reason
@@ -105,7 +107,7 @@ def trees_of(weights: list[Fraction]) -> list[LocalTree]:
 @given(st.lists(parts, min_size=1, max_size=4))
 def test_overlaid_cuts_leave_every_server_its_weights(servers: list[list[Fraction]]) -> None:
     columns = [trees_of(weights) for weights in servers]
-    cuts = list(overlaid(columns))
+    cuts = list(laid_over(columns, attrgetter("weight")))
     assert len(cuts) <= sum(map(len, columns)) - len(columns) + 1
     for i, column in enumerate(columns):
         taken = [(weight, trees[i]) for weight, trees in cuts]

@@ -6,8 +6,8 @@ from fractions import Fraction
 from itertools import pairwise
 from random import Random
 
-from blinkccl.topology.cables import Cable, CabledServer, Port, cabled, ports_of
 from blinkccl.topology.catalog import machine
+from blinkccl.topology.fabric import Cable, CabledServer, Port, cabled, ports_of
 from blinkccl.topology.model import Topology
 
 

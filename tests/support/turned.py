@@ -6,7 +6,7 @@ import json
 from typing import Any
 from unittest import mock
 
-from blinkccl.trees.forest import orbits
+from blinkccl.trees.forest import turns
 from blinkccl.trees.forest.document import dumps, to_document
 from blinkccl.trees.forest.model import Forest
 
@@ -22,6 +22,6 @@ def flat(forest: Forest) -> dict[str, Any]:
 
 
 def _written(forest: Forest, threshold: int) -> dict[str, Any]:
-    with mock.patch.object(orbits, "TURNED_ABOVE", threshold):
+    with mock.patch.object(turns, "TURNED_ABOVE", threshold):
         document: dict[str, Any] = json.loads(dumps(to_document(forest)))
     return document

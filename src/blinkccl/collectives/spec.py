@@ -71,6 +71,11 @@ class Collective:
         """Whether an operation (sum, …) combines contributions."""
         return COLLECTIVES[self.name].reduces
 
+    @property
+    def only_reduces(self) -> bool:
+        """Whether what is combined ends at one rank, as in reduce and reduce_scatter: trees lead up, and none down."""
+        return self.reduces and self.name != "allreduce"
+
     def items(self) -> tuple[Item, ...]:
         """The items, whose weights sum to 1 (to N for alltoall: S is one rank's buffer)."""
         return _items(self)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blinkccl.schedule.program import Program
-from blinkccl.schedule.wiring import connect, name_role
+from blinkccl.schedule.wiring import connect, in_data_order, name_role
 from blinkccl.trees.forest.order import Orders, shortened
 
 
@@ -78,24 +78,15 @@ class _Pass:
 
 def _symbols(program: Program) -> _Pass:
     """What an engine does with numbers, for one chunk of every slice."""
-    orders = Orders(program.ranks)
-    roles = program.roles
+    orders, roles, wiring = Orders(program.ranks), program.roles, connect(program)
     tails: list[dict[int, int]] = [{} for _ in roles]
-    heads: list[list[int]] = [[] for _ in roles]
-    for arc in connect(program).data:
+    for arc in wiring.data:
         tails[arc.head][arc.queue] = arc.tail
-        heads[arc.tail].append(arc.head)
-    waiting = [len(role.receives) for role in roles]
-    made = [0] * len(roles)
-    order = [index for index, count in enumerate(waiting) if count == 0]
+    made, order = [0] * len(roles), in_data_order(program, wiring)
     for index in order:
         role = roles[index]
         operands = [made[tails[index][queue]] for queue in role.receives]
         if role.contributes:
             operands.insert(role.own_operand_index, role.rank)
         made[index] = orders.listed(tuple(operands), collapse=not role.completes)
-        for head in heads[index]:
-            waiting[head] -= 1
-            if waiting[head] == 0:
-                order.append(head)
     return _Pass(orders, made, order)

@@ -15,10 +15,11 @@ from math import lcm
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import VerificationError
+from blinkccl.schedule.balance import weights
 from blinkccl.schedule.chunking import Placement, placements
 from blinkccl.schedule.liveness import liveness_fault
 from blinkccl.schedule.program import Program, Queue, Role
-from blinkccl.schedule.wiring import Wiring, connect, name_role
+from blinkccl.schedule.wiring import Wiring, connect, in_data_order, name_role
 from blinkccl.topology.memories import memory_inside
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Path
@@ -182,27 +183,12 @@ class _Propagation:
         self.values: list[_Value | None] = [None] * len(program.roles)
 
     def faults(self) -> list[str]:
-        order = self._order()
+        order = in_data_order(self.program, self.wiring)
         for index in order:
             self.values[index] = self._fire(index)
         if len(order) == len(self.values):  # else chunks are missing for another reason, which is reported
             self._check_all_written()
         return self.found
-
-    def _order(self) -> list[int]:
-        """Roles in the order of the data, senders first; those that wait for each other are left out."""
-        roles = self.program.roles
-        waiting = [len(role.receives) for role in roles]
-        followers: dict[int, list[int]] = {}
-        for arc in self.wiring.data:
-            followers.setdefault(arc.tail, []).append(arc.head)
-        order = [index for index, count in enumerate(waiting) if count == 0]
-        for index in order:
-            for head in followers.get(index, ()):
-                waiting[head] -= 1
-                if waiting[head] == 0:
-                    order.append(head)
-        return order
 
     def _message(self, queue: int, index: int) -> _Value:
         """What role ``index`` receives from ``queue``."""
@@ -363,10 +349,9 @@ def _home_faults(queue: Queue, topology: Topology) -> Iterator[str]:
 
 def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
     """Paths that do not exist, and links that carry more than they can at the program's rate."""
-    weight = {item.block: item.weight for item in program.collective.items()}
-    weights = [(part.stop - part.start) * weight[part.block] for part in program.slices]  # of S
-    scale = lcm(*(part.denominator for part in weights)) if weights else 1
-    scaled = [int(part * scale) for part in weights]
+    of_whole = weights(program)
+    scale = lcm(*(part.denominator for part in of_whole))
+    scaled = [int(part * scale) for part in of_whole]
     sent = [0] * len(program.queues)
     for role in program.roles:
         for index in role.sends:

@@ -81,6 +81,21 @@ def connect(program: Program) -> Wiring:
     return Wiring(tuple(arcs), tuple(faults))
 
 
+def in_data_order(program: Program, wiring: Wiring) -> list[int]:
+    """Roles in the order of the data, senders first; those that wait for each other are left out."""
+    followers: dict[int, list[int]] = {}
+    for arc in wiring.data:
+        followers.setdefault(arc.tail, []).append(arc.head)
+    waiting = [len(role.receives) for role in program.roles]
+    order = [index for index, count in enumerate(waiting) if count == 0]
+    for index in order:
+        for head in followers.get(index, ()):
+            waiting[head] -= 1
+            if waiting[head] == 0:
+                order.append(head)
+    return order
+
+
 def _ends(count: int, sides: Iterable[tuple[int, ...]]) -> list[Sequence[int]]:
     """For each queue the roles at one of its ends, in order: nearly always one, so lists are only made for more."""
     ends: list[Sequence[int]] = [()] * count

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, cos, hypot, pi, prod, sin, sqrt
 
-from blinkccl.topology.cables import cables_of
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import FAST_KINDS, Topology, Vertex
 
 Point = tuple[float, float]

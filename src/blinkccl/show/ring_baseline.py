@@ -11,7 +11,7 @@ from functools import cached_property
 
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.show.text import count, gb_per_s_text, times_of_nccl
-from blinkccl.topology.cables import cables_of
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import FAST_KINDS
 from blinkccl.topology.select import PCIE_CHOICES
 from blinkccl.trees.algorithms import ring

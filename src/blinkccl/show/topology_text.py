@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from blinkccl.show.text import Paint, columns, count, fit, gb_per_s_text, ids, plain
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.cables import cables_of, gbit_text
+from blinkccl.topology.fabric import cables_of, gbit_text
 from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
 

@@ -20,8 +20,8 @@ from fractions import Fraction
 from pathlib import PurePath
 
 from blinkccl.errors import TopologyError, did_you_mean
-from blinkccl.topology.cables import MAX_CABLES, MAX_SERVERS, Cable, CabledServer, Port, cabled, ports_of
 from blinkccl.topology.catalog import ALIASES, CATALOG, machine
+from blinkccl.topology.fabric import MAX_CABLES, MAX_SERVERS, Cable, CabledServer, Port, cabled, ports_of
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
 from blinkccl.topology.synthetic import FAMILIES, synthetic
@@ -46,7 +46,7 @@ def parse(text: str, source: str) -> Topology:
     TopologyError
         With line and column: words that are no line of such a file, machines or ports that are not there, a name or a
         port that is used twice, a cable from a machine to itself, and what is no rate; or as
-        :func:`~blinkccl.topology.cables.cabled`.
+        :func:`~blinkccl.topology.fabric.cabled`.
     """
     reader = _CablesReader(source)
     for number, words in _lines(text):

@@ -72,9 +72,8 @@ class _Pcie:
         if self.upper:
             leaves = _level(box, leaves, self.upper, "switch", "PCIe-up", self.gb_per_s)
         hosts = _level(box, leaves, self.switches_per_host, "host", "CPU", self.gb_per_s)
-        for i, a in enumerate(hosts):
-            for b in hosts[i + 1 :]:
-                box.join(a, b, self.smp, "smp")
+        for a, b in combinations(hosts, 2):
+            box.join(a, b, self.smp, "smp")
 
 
 def _level(box: Assembly, below: Sequence[int], width: int, kind: str, name: str, gb_per_s: int) -> list[int]:
@@ -93,27 +92,20 @@ def _hybrid_cube_mesh(box: Assembly, lane: int, doubled: bool) -> None:
 
 
 def _nvswitch_box(
-    box: Assembly, gpu_count: int, lanes: int, pcie: _Pcie, nic_gb_per_s: int = 0, lane: int = NVLINK
+    box: Assembly, gpu_count: int, lanes: int, pcie: _Pcie | None, nic_gb_per_s: int = 0, lane: int = NVLINK
 ) -> None:
     """GPUs on one NVSwitch vertex: its switch chips are one non-blocking plane, as NCCL takes them."""
     gpus = box.add_many("gpu", gpu_count, "GPU")
     box.join_all(gpus, box.add("switch", "NVSwitch"), lanes * lane, "nvlink")
-    pcie.attach(box, gpus)
+    if pcie is not None:
+        pcie.attach(box, gpus)
     if nic_gb_per_s:
-        for gpu, nic in zip(gpus, box.add_many("nic", gpu_count, "NIC"), strict=True):
-            box.join(gpu, nic, nic_gb_per_s, "net")
+        _nic_each(box, gpus, nic_gb_per_s)
 
 
-def _nvl72(box: Assembly) -> None:
-    """GB200 NVL72, from NVIDIA's pages of it: one NVLink domain of 18 trays with four GPUs and their NICs each.
-
-    The nine switch trays are one plane, as in a server; the rack is one server here, since NVLink joins all its GPUs.
-    The Grace processors are left out: no data of a collective crosses them.
-    """
-    gpus = box.add_many("gpu", 72, "GPU")
-    box.join_all(gpus, box.add("switch", "NVSwitch"), 18 * NVLINK5, "nvlink")
-    for gpu, nic in zip(gpus, box.add_many("nic", 72, "NIC"), strict=True):
-        box.join(gpu, nic, 50, "net")
+def _nic_each(box: Assembly, gpus: Sequence[int], gb_per_s: int) -> None:
+    for gpu, nic in zip(gpus, box.add_many("nic", len(gpus), "NIC"), strict=True):
+        box.join(gpu, nic, gb_per_s, "net")
 
 
 def _mi300x(box: Assembly) -> None:
@@ -125,8 +117,7 @@ def _mi300x(box: Assembly) -> None:
     for a, b in combinations(gpus, 2):
         box.join(a, b, 64, "xgmi")
     _Pcie(PCIE5, AMD_FABRIC, 1, 4).attach(box, gpus)
-    for gpu, nic in zip(gpus, box.add_many("nic", 8, "NIC"), strict=True):
-        box.join(gpu, nic, 50, "net")
+    _nic_each(box, gpus, 50)
 
 
 def _mist(box: Assembly) -> None:
@@ -143,9 +134,8 @@ def _mist(box: Assembly) -> None:
 def _cedar(box: Assembly) -> None:
     """Dell C4140: every pair by two NVLinks; each GPU with PCIe 3 ×16 to the host of its socket."""
     gpus = box.add_many("gpu", 4, "GPU")
-    for a in gpus:
-        for b in gpus[a + 1 :]:
-            box.join(a, b, 2 * NVLINK, "nvlink")
+    for a, b in combinations(gpus, 2):
+        box.join(a, b, 2 * NVLINK, "nvlink")
     hosts = _level(box, gpus, 2, "host", "CPU", PCIE3)
     box.join(hosts[0], hosts[1], QPI, "smp")
 
@@ -165,8 +155,7 @@ def _mi250(box: Assembly) -> None:
                 box.join(2 * module, 2 * other, 50, "xgmi")
                 box.join(2 * module + 1, 2 * other + 1, 50, "xgmi")
     _Pcie(PCIE4, AMD_FABRIC, switches_per_host=4).attach(box, gpus)
-    for gpu, nic in zip(gpus, box.add_many("nic", 16, "NIC"), strict=True):
-        box.join(gpu, nic, 16, "net")
+    _nic_each(box, gpus, 16)
 
 
 def _pcie_box(box: Assembly, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -> None:
@@ -230,7 +219,13 @@ CATALOG: dict[str, Machine] = {
         "8×B200 on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each",
         lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50, lane=NVLINK5),
     ),
-    "gb200-nvl72": Machine("72×B200 of a rack on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each", _nvl72),
+    # NVIDIA's pages of it: one NVLink domain of 18 trays with four GPUs and their NICs each. The nine switch trays are
+    # one plane, as in a server; the rack is one server here, since NVLink joins all its GPUs. The Grace processors are
+    # left out: no data of a collective crosses them.
+    "gb200-nvl72": Machine(
+        "72×B200 of a rack on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each",
+        lambda box: _nvswitch_box(box, 72, 18, None, nic_gb_per_s=50, lane=NVLINK5),
+    ),
     "mi300x": Machine("8×MI300X, every pair by one xGMI link, and a 400 Gb/s NIC each", _mi300x),
     "mist": Machine("IBM AC922: 4×V100, NVLink to each other and to the POWER9s", _mist),
     "cedar": Machine("Dell C4140: 4×V100, every pair by two NVLinks", _cedar),

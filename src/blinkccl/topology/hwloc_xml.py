@@ -8,7 +8,6 @@ devices that are GPUs by class and vendor. NVLinks and xGMI links are the matric
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain, combinations
@@ -26,7 +25,7 @@ PCIE_GB_PER_S, XGMI_GB_PER_S = 12, 50
 _BACKENDS = ("nvml", "rsmi", "cuda")
 _GPU_PCI = re.compile(r"(?:03|12)[0-9a-f]{2} \[(?:10de|1002):")
 _OPENFABRICS, _NETWORK = "3", "2"
-_SPEED = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,9})?")
+_SPEED = r"[0-9]{1,4}(?:\.[0-9]{1,9})?"
 #: hwloc's GB/s of a PCIe lane by NCCL's speed of it: transfer rate × encoding / 8.
 _LANES = {
     15: Fraction("0.25"),
@@ -121,14 +120,6 @@ def _objects(root: Element, kind: str) -> list[Element]:
     return [element for element in root.below("object") if _type(element) == kind]
 
 
-def _above(element: Element) -> Iterator[Element]:
-    """Ancestors, nearest first."""
-    parent = element.parent
-    while parent is not None:
-        yield parent
-        parent = parent.parent
-
-
 def _find_gpus(reading: _HwlocReading) -> None:
     """GPUs as their backend numbers them, each with its PCI device."""
     devices = _objects(reading.root, "OSDev")
@@ -156,7 +147,7 @@ def _add_gpus(reading: _HwlocReading, found: list[tuple[int, Element]]) -> None:
     if len(found) > MAX_MATRIX_DEVICES:
         raise reading.wrong(found[-1][1], f"{len(found)} GPUs; at most {MAX_MATRIX_DEVICES}")
     for number, element in found:
-        slot = next((x for x in _above(element) if _type(x) == "PCIDev"), element)
+        slot = next((x for x in element.above() if _type(x) == "PCIDev"), element)
         reading.vertex[element] = reading.box.add("gpu", f"GPU{number}")
         reading.gpus_of.setdefault(slot, []).append(reading.vertex[element])
 
@@ -166,7 +157,7 @@ def _find_hosts(reading: _HwlocReading) -> list[Element]:
     hosts: list[Element] = []
     packages: dict[Element, list[Element]] = {}
     for package in _objects(reading.root, "Package"):
-        for above in _above(package):
+        for above in package.above():
             packages.setdefault(above, []).append(package)
     for slot in reading.gpus_of:
         host = reading.host_of[slot] = _host(slot, packages)
@@ -179,10 +170,10 @@ def _find_hosts(reading: _HwlocReading) -> list[Element]:
 
 def _host(element: Element, packages: dict[Element, list[Element]]) -> Element:
     """The package of a device; else what it hangs on, or the only one of its ``packages``."""
-    own = next((x for x in _above(element) if _type(x) == "Package"), None)
+    own = next((x for x in element.above() if _type(x) == "Package"), None)
     if own is not None:
         return own
-    near = next(x for x in _above(element) if _type(x) not in ("Bridge", "PCIDev", "OSDev"))
+    near = next(x for x in element.above() if _type(x) not in ("Bridge", "PCIDev", "OSDev"))
     below = packages.get(near, [])
     return below[0] if len(below) == 1 else near
 
@@ -192,7 +183,7 @@ def _add_pcie(reading: _HwlocReading, host: Element) -> None:
     holding: dict[Element, None] = {}
     for slot in reading.gpus_of:
         if reading.host_of[slot] is host:
-            for element in chain([slot], _above(slot)):
+            for element in chain([slot], slot.above()):
                 holding[element] = None
     stack: list[tuple[Element, int, Fraction | None]]
     stack = [(x, reading.vertex[host], None) for x in _tops(holding)]
@@ -232,10 +223,9 @@ def _rate(reading: _HwlocReading, rate: Fraction | None) -> Fraction:
 
 def _speed(reading: _HwlocReading, element: Element) -> Fraction | None:
     """NCCL's GB/s of the link over a device or bridge, from hwloc's; None where hwloc did not see it."""
-    text = element.attributes.get("pci_link_speed", "0")
-    if not _SPEED.fullmatch(text):
-        raise reading.wrong(element, f"pci_link_speed is {text[:40]!r}, expected GB/s, e.g. 15.753846")
-    speed = Fraction(text)
+    if "pci_link_speed" not in element.attributes:
+        return None
+    speed = Fraction(element.read("pci_link_speed", _SPEED, "GB/s, e.g. 15.753846", reading.source))
     for nccl_speed, lane in _LANES.items():
         width = round(speed / lane)
         if width in (1, 2, 4, 8, 12, 16, 32) and abs(speed - width * lane) < speed / 50:
@@ -256,7 +246,7 @@ def _bus(reading: _HwlocReading, host: Element) -> Fraction:
     if reading.stated.smp is not None:
         return reading.stated.smp
     said = {
-        x.attributes.get("name"): x.attributes.get("value", "") for e in [*_above(host), host] for x in e.all("info")
+        x.attributes.get("name"): x.attributes.get("value", "") for e in [*host.above(), host] for x in e.all("info")
     }
     architecture = said.get("Architecture", "")
     model = said.get("CPUModelNumber", "")
@@ -339,7 +329,7 @@ def _add_nics(reading: _HwlocReading) -> None:
     """InfiniBand and RoCE devices; network interfaces where there are none of these."""
     below: dict[Element, list[int]] = {}
     for slot, gpus in reading.gpus_of.items():
-        for above in _above(slot):
+        for above in slot.above():
             below.setdefault(above, []).extend(gpus)
     devices = [x for x in _objects(reading.root, "OSDev") if x.parent is not None and _type(x.parent) == "PCIDev"]
     nics: list[pcie_tree.Nic] = []
@@ -352,7 +342,7 @@ def _add_nics(reading: _HwlocReading) -> None:
 
 def _nic(reading: _HwlocReading, device: Element, below: dict[Element, list[int]]) -> pcie_tree.Nic:
     """A NIC by the GPUs ``below`` the nearest thing above both."""
-    slot, *others = _above(device)
+    slot, *others = device.above()
     near = next(above for above in others if above in below)
     bridge = _type(near) == "Bridge" and near.attributes.get("bridge_type", "1-1") == "1-1"
     distance = pcie_tree.PXB if bridge else pcie_tree.SYS if _type(near) == "Machine" else pcie_tree.NODE

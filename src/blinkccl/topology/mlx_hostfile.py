@@ -20,8 +20,8 @@ from typing import Any
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.cables import Cable, CabledServer, cabled
 from blinkccl.topology.catalog import APPLE, THUNDERBOLT5
+from blinkccl.topology.fabric import Cable, CabledServer, cabled
 from blinkccl.topology.limits import shortened
 from blinkccl.topology.model import Topology
 from blinkccl.topology.stated import NOTHING, Stated

@@ -31,7 +31,7 @@ FIRST_AMBIGUOUS_DEV = 10
 #: Names of link types that versions read: all from 2.10.3 on, older ones all but NVB. PXN and P2C came later, and C2C
 #: is not among them.
 WRITTEN_KINDS = ("NVL", "NVB", "PIX", "PXB", "PHB", "SYS")
-_KIND = re.compile(r"[A-Z0-9]{3,8}")
+_DEV = r"(0[xX])?[0-9a-fA-F]{1,4}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,15 @@ def graphs_of(root: Element, source: str) -> tuple[ChannelGraph, ...]:
 
 
 def _graph(element: Element, source: str) -> ChannelGraph:
-    kind = element.attributes.get("typeintra", "")
-    if not _KIND.fullmatch(kind):
-        raise at(source, element.line, f"<graph> typeintra is {shortened(kind, 40)!r}, expected one like NVL or SYS")
+    kind = element.read("typeintra", r"[A-Z0-9]{3,8}", "one like NVL or SYS", source)
     pattern, stated = _whole(element, "pattern", source), _whole(element, "nchannels", source)
     channels = element.all("channel")
     if len(channels) != stated:
         raise at(source, element.line, f"<graph> says nchannels={stated} and has {len(channels)} channels")
     gpus = [gpu for channel in channels for gpu in channel.all("gpu")]
     base = 16 if any(re.search("[a-fx]", gpu.attributes.get("dev", ""), re.IGNORECASE) for gpu in gpus) else 10
-    orders = tuple(tuple(_dev(gpu, source, base) for gpu in channel.all("gpu")) for channel in channels)
+    devs = [[gpu.read("dev", _DEV, "the index of a GPU", source) for gpu in x.all("gpu")] for x in channels]
+    orders = tuple(tuple(int(dev, base) for dev in order) for order in devs)
     for channel, order in zip(channels, orders, strict=True):
         if pattern in (*CHAIN_PATTERNS, RING_PATTERN) and (not order or len(set(order)) < len(order)):
             raise at(source, channel.line, "a channel names a GPU twice, or none")
@@ -101,27 +100,15 @@ def _graph(element: Element, source: str) -> ChannelGraph:
 
 
 def _whole(element: Element, key: str, source: str) -> int:
-    text = element.attributes.get(key, "")
-    if not re.fullmatch(r"[0-9]{1,4}", text):
-        got = repr(shortened(text, 40)) if text else "missing"
-        raise at(source, element.line, f"<{element.tag}> {key} is {got}, expected a whole number below 10000")
-    return int(text)
-
-
-def _dev(gpu: Element, source: str, base: int) -> int:
-    text = gpu.attributes.get("dev", "")
-    if not re.fullmatch(r"(0[xX])?[0-9a-fA-F]{1,4}", text):
-        got = repr(shortened(text, 40)) if text else "missing"
-        raise at(source, gpu.line, f"<gpu> dev is {got}, expected the index of a GPU")
-    return int(text, base)
+    return int(element.read(key, r"[0-9]{1,4}", "a whole number below 10000", source))
 
 
 def _speed(element: Element, source: str) -> float:
-    text = element.attributes.get("speedintra", "")
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or float(text) > MAX_GB_PER_S:
-        got = repr(shortened(text, 40)) if text else "missing"
-        raise at(source, element.line, f"<graph> speedintra is {got}, expected GB/s of a channel")
-    return float(text)
+    expected = f"GB/s of a channel, at most {MAX_GB_PER_S}"
+    gb_per_s = float(element.read("speedintra", r"[0-9]{1,9}(\.[0-9]{1,9})?", expected, source))
+    if gb_per_s > MAX_GB_PER_S:
+        raise at(source, element.line, f"<graph> speedintra is {gb_per_s:g}, expected {expected}")
+    return gb_per_s
 
 
 def write(graphs: Iterable[ChannelGraph], remarks: Iterable[str] = ()) -> str:

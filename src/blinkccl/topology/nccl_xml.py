@@ -39,13 +39,9 @@ class _Reading:
 
     def number(self, element: Element, key: str, default: int | None = None) -> int:
         """An attribute that is a whole number of at most nine digits."""
-        text = element.attributes.get(key)
-        if text is None and default is not None:
+        if key not in element.attributes and default is not None:
             return default
-        if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
-            got = "nothing" if text is None else repr(text)
-            raise self.wrong(element, f"<{element.tag}> {key} is {got}, expected a whole number from 0 to 999999999")
-        return int(text)
+        return int(element.read(key, r"[0-9]{1,9}", "a whole number from 0 to 999999999", self.source))
 
 
 def looks_like(text: str) -> bool:
@@ -182,20 +178,9 @@ def _add_pcie(reading: _Reading, root: Element) -> list[Element]:
             if _add_pci(reading, pci, parent):
                 stack.extend((child, pci) for child in reversed(pci.all("pci")))
     for gpu in reading.gpus:
-        if not any(_above(gpu, "cpu")):
+        if not any(gpu.above("cpu")):
             raise reading.wrong(gpu, "<gpu> outside of a <cpu>")
     return hosts
-
-
-def _above(element: Element, tag: str) -> list[Element]:
-    """Ancestors with this tag, nearest first."""
-    found: list[Element] = []
-    parent = element.parent
-    while parent is not None:
-        if parent.tag == tag:
-            found.append(parent)
-        parent = parent.parent
-    return found
 
 
 def _add_pci(reading: _Reading, pci: Element, parent: Element) -> bool:
@@ -269,7 +254,7 @@ def _add_nvlinks(reading: _Reading) -> None:
                     switch = reading.box.add("switch", "NVSwitch", reading.server[gpu])
                 reading.box.join(reading.vertex[gpu], switch, count * lane, "nvlink")
             elif target == "cpu":
-                host = reading.vertex[_above(gpu, "cpu")[0]]
+                host = reading.vertex[next(gpu.above("cpu"))]
                 reading.box.join(reading.vertex[gpu], host, count * lane, "nvlink")
             elif isinstance(target, Element):
                 known = direct.get((gpu, target), (0, link))[0]
@@ -328,7 +313,7 @@ def _add_c2c(reading: _Reading) -> None:
             gb_per_s = Fraction(reading.number(link, "bw") * _lanes(reading, link), 1000)
             if not 0 < gb_per_s <= MAX_GB_PER_S:
                 raise reading.wrong(link, f"<c2c> of {float(gb_per_s):g} GB/s; expected more than 0")
-            reading.box.join(reading.vertex[gpu], reading.vertex[_above(gpu, "cpu")[0]], gb_per_s, "c2c")
+            reading.box.join(reading.vertex[gpu], reading.vertex[next(gpu.above("cpu"))], gb_per_s, "c2c")
 
 
 def _add_nics(reading: _Reading, root: Element) -> None:

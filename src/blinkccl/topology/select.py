@@ -9,8 +9,8 @@ from math import gcd
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.cables import cables_of
 from blinkccl.topology.connectivity import beside, between, parts, reachable
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.memories import by_operation, staged
 from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology, Vertex
 

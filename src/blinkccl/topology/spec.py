@@ -9,7 +9,7 @@ from pathlib import Path
 from blinkccl.errors import TopologyError, did_you_mean
 from blinkccl.topology.assembly import MAX_VERTICES
 from blinkccl.topology.catalog import ALIASES, CATALOG, machine
-from blinkccl.topology.fabric import compose
+from blinkccl.topology.fabric import by_rule, compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks, ids_text
 from blinkccl.topology.stated import NOTHING, Stated, parse_stated
@@ -25,7 +25,7 @@ def parse_spec(text: str) -> Topology:
     ``text`` is a name of the catalog or another one of a machine there (``dgx-1v``, ``b200``), a file in any format we
     read, a synthetic spec (``torus:4x4``), or several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that
     of each NIC), on one switch, on several (``16x dgx-a100 @ fabric=tree:4:2``; :mod:`blinkccl.topology.fabric`), or on
-    cables in place of one (``4x dgx-spark @ cables=ring``; :mod:`blinkccl.topology.cables`). Behind the ``@`` may stand
+    cables in place of one (``4x dgx-spark @ cables=ring``). Behind the ``@`` may stand
     what a file does not say (``node7.txt @ nvlink=50GB/s, nic=400Gbps``; :mod:`blinkccl.topology.stated`), and that all
     switches add up and multicast what crosses them (``2x dgx-a100 @ switches=sharp``). A TopologyError if it names
     nothing, the file cannot be read, or says itself what is stated.
@@ -62,9 +62,6 @@ def parse_spec(text: str) -> Topology:
     if rule is not None and fabric is not None:
         raise TopologyError(f"{text!r}: servers are joined by cables or by the switches of a fabric; give one of them")
     if rule is not None:
-        # Read on demand: who has a switch needs no cables.
-        from blinkccl.topology.cables import by_rule
-
         return by_rule(rule, server, int(parsed["count"]), stated.nic, repr(text))
     return compose(server, int(parsed["count"]), stated.nic, fabric, repr(text))
 

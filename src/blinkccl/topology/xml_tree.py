@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology.limits import MAX_XML_DEPTH, MAX_XML_ELEMENTS, at
+from blinkccl.topology.limits import MAX_XML_DEPTH, MAX_XML_ELEMENTS, at, shortened
 
 
 @dataclass(eq=False)
@@ -24,6 +25,22 @@ class Element:
     def all(self, tag: str) -> list[Element]:
         """Children with this tag, in order."""
         return [child for child in self.children if child.tag == tag]
+
+    def above(self, tag: str | None = None) -> Iterator[Element]:
+        """Ancestors, or those with this tag, nearest first."""
+        parent = self.parent
+        while parent is not None:
+            if tag is None or parent.tag == tag:
+                yield parent
+            parent = parent.parent
+
+    def read(self, key: str, pattern: str, expected: str, source: str) -> str:
+        """An attribute of which all matches ``pattern``; else the TopologyError says what is ``expected``."""
+        text = self.attributes.get(key, "")
+        if not re.fullmatch(pattern, text):
+            got = repr(shortened(text, 40)) if key in self.attributes else "nothing"
+            raise at(source, self.line, f"<{self.tag}> {key} is {got}, expected {expected}")
+        return text
 
     def below(self, tag: str) -> Iterator[Element]:
         """Descendants with this tag, in document order."""

@@ -14,7 +14,7 @@ from blinkccl.apps.lab.layout import Layout, Path, lay_out
 from blinkccl.engines.sites import Sites
 from blinkccl.errors import UsageError
 from blinkccl.schedule.lower import lower
-from blinkccl.topology.cables import cables_of
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec

@@ -13,9 +13,9 @@ from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.errors import TopologyError
 from blinkccl.topology import json_format
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.cables import Cable, CabledServer, cabled, cables_of
 from blinkccl.topology.cables_file import parse
 from blinkccl.topology.catalog import CATALOG, machine
+from blinkccl.topology.fabric import Cable, CabledServer, cabled, cables_of
 from blinkccl.topology.formats import parse_topology
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for

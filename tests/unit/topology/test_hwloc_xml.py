@@ -118,7 +118,7 @@ SAMPLE = dumps.lstopo(RING)
         (SAMPLE.replace('"hwloc2.dtd">', '"hwloc2.dtd" [<!ENTITY a "b">]>'), "line 2: a document type or entities"),
         (SAMPLE.replace("nvml0", "eth0").replace("nvml", "ib").replace("10de", "15b3"), "no GPU: no OS device nvml0"),
         (SAMPLE.replace("nvml1", "nvml0"), r"line \d+: nvml0 stands twice, first in line \d+"),
-        (SAMPLE.replace('speed="31.507692"', 'speed="fast"'), r"line \d+: pci_link_speed is 'fast', expected GB/s"),
+        (SAMPLE.replace('speed="31.507692"', 'speed="fast"'), r"line \d+: <object> pci_link_speed is 'fast', exp"),
         (SAMPLE.replace("1000000", "", 1), r"line \d+: NVLinkBandwidth: 15 values, expected 4 × 4 whole numbers"),
         (SAMPLE.replace("50000", "75000", 1), r"line \d+: 75000 and 50000 MB/s between objects 0 and 1, expected the"),
         (SAMPLE.replace(">100 101", ">100 999"), r"line \d+: the object '999' is not there"),

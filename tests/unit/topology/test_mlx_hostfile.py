@@ -11,7 +11,7 @@ from blinkccl.apps.doctor.evidence import MachineRead
 from blinkccl.apps.doctor.reading import read_files
 from blinkccl.errors import TopologyError
 from blinkccl.topology import mlx_hostfile
-from blinkccl.topology.cables import cables_of
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.formats import parse_topology
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec

@@ -15,8 +15,8 @@ from itertools import combinations
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.cables import cables_of
 from blinkccl.topology.connectivity import parts
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import Link, Topology
 from blinkccl.topology.select import network_for
 from blinkccl.trees.algorithms.bounds import certificate_for

@@ -9,16 +9,16 @@ way that has room for it, from the rank where it entered if that is one. What th
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from math import gcd, lcm
 from operator import itemgetter
 
 from blinkccl.topology.connectivity import beside, reachable
+from blinkccl.trees.algorithms.shapes import laid_over
 from blinkccl.trees.packing import clock, equal_trees
 from blinkccl.trees.packing.equal_trees import EqualTrees
 from blinkccl.trees.packing.integral import flatten, merged, pack_arborescences
@@ -64,7 +64,7 @@ def across_servers(network: FlowNetwork, root: int, groups: Groups, rate: int, m
     cluster = _Cluster(network, (*home, *(group for group in groups if root not in group)))
     rate = min(rate, cluster.servers[0].takes({root: rate}))
     spreads = cluster.spreads(root, rate) if len(groups) > 1 and rate else []
-    pieces = list(_laid_over(spreads)) if all(spreads) else []
+    pieces = list(laid_over(spreads, itemgetter(0))) if all(spreads) else []
     best: EqualTrees | None = None
     for crossing in _crossings(len(groups)) if pieces else ():
         if len(crossing) * len(pieces) > most:
@@ -95,13 +95,6 @@ def _crossings(count: int) -> Iterator[Crossing]:
     yield [(part, [(0, i), *((i, v) for v in servers[1:] if v != i)]) for i in servers[1:]]
     yield [(Fraction(1, 2), tree) for tree in two_trees(servers)]
     yield [(Fraction(1), list(pairwise(servers)))]
-
-
-def _laid_over(spreads: Sequence[Sequence[Spread]]) -> Iterator[tuple[Fraction, list[Spread]]]:
-    """Pieces of the data, and for each how it spreads in every server."""
-    ends = [list(accumulate(part for part, _, _ in one)) for one in spreads]
-    for a, b in pairwise(sorted({Fraction(0), *(end for one in ends for end in one)})):
-        yield b - a, [one[bisect_right(end, a)] for one, end in zip(spreads, ends, strict=True)]
 
 
 class _Cluster:

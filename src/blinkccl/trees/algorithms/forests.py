@@ -12,10 +12,7 @@ from blinkccl.trees.algorithms.rank_network import RankNetwork
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Certificate, Forest, Share, Tree, attained_rate, to_ids
 from blinkccl.trees.packing.integral import Arborescence
-from blinkccl.trees.packing.network import Hops
-
-#: Root, its part of the data, and hops breadth first, so that parents come before children.
-OutTree = tuple[int, Fraction, Hops]
+from blinkccl.trees.packing.network import Hops, OutTree, turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +44,25 @@ def _share(view: RankNetwork, ranks: tuple[int, ...], number: int, draft: Draft)
     return Share(draft.weight, number, to_ids(draft.block, ranks), root, up, down)
 
 
-def backward(hops: Hops) -> Hops:
-    """Every hop turned round: a down-tree becomes the up-tree on the same vertices."""
-    return tuple(hop[::-1] for hop in hops)
+def tree_drafts(request: Request, trees: Iterable[OutTree]) -> list[Draft]:
+    """A share per tree: of all the data where the collective has a root or is an AllReduce, else of the root's block.
+
+    Trees lead up, down, or up and down again, as the collective does; in-trees are given turned round.
+    """
+    collective = request.collective
+    whole = collective.root is not None or collective.name == "allreduce"
+    return [
+        Draft(
+            None if whole else root,
+            part if whole else part / collective.world_size,
+            root,
+            turned(hops) if collective.reduces else None,
+            None if collective.only_reduces else hops,
+        )
+        for root, part, hops in trees
+    ]
 
 
 def normalised(trees: Iterable[Arborescence], total: int) -> list[OutTree]:
-    """Arborescences as (root, multiplicity / total, hops)."""
+    """Arborescences with their parts of ``total``."""
     return [(tree.root, Fraction(tree.multiplicity, total), tree.arcs) for tree in trees]

@@ -23,9 +23,9 @@ from blinkccl.trees.algorithms.bounds import certificate_for, cut_certificate
 from blinkccl.trees.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Forest, Share, Tree, WeighedSets
-from blinkccl.trees.packing.in_network import InNetworkTree, TreeTask, in_network_trees, rooted_at, turned
-from blinkccl.trees.packing.in_network_proof import Sets, in_network_proof
+from blinkccl.trees.packing.in_network import InNetworkTree, Sets, TreeTask, in_network_proof, in_network_trees
 from blinkccl.trees.packing.maxflow import min_cut
+from blinkccl.trees.packing.network import rooted_at, turned
 
 NAME = "in_switch"
 #: Collective → which trees it has, up and down.

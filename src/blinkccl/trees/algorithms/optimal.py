@@ -20,44 +20,38 @@ cheapest unicast hops, which is exact whatever a switch does, with weights of up
 be done, the default takes trees of equal weight within a hundredth of the bound, which is proved as ever, and from 65
 ranks on the best of them; in an AllReduce also where exact trees are deeper, and from 17 ranks on wherever they are
 found. Longer weights than 1/64 of a block are rounded, for a hundredth of the rate at most
-(:mod:`~blinkccl.trees.algorithms.short_weights`). Where a plan of all to all is deep still, trees of fewer hops are
-looked for (:mod:`~blinkccl.trees.algorithms.shallower`); ``least-depth`` looks for the fewest. ``exact`` has the
+(:mod:`~blinkccl.trees.algorithms.refine`). Where a plan of all to all is deep still, trees of fewer hops are
+looked for (:mod:`~blinkccl.trees.algorithms.refine`); ``least-depth`` looks for the fewest. ``exact`` has the
 optimum itself, however long that takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from blinkccl.errors import InternalError, UnsupportedError
-from blinkccl.trees.algorithms import optimal_allreduce, optimal_flows, optimal_trees
-from blinkccl.trees.algorithms.bounds import certificate_for, phases
+from blinkccl.errors import UnsupportedError
+from blinkccl.trees.algorithms import optimal_allreduce, optimal_trees
+from blinkccl.trees.algorithms.bounds import all_pairs_flow, certificate_for, phases, reverse_of
 from blinkccl.trees.algorithms.forests import Draft, forest_of
 from blinkccl.trees.algorithms.optimal_allreduce import both_ways, up_and_down
 from blinkccl.trees.algorithms.rank_network import RankNetwork, rank_network_of
+from blinkccl.trees.algorithms.refine import LONGEST_WEIGHT, is_deep, least_rate, shallower, shortened
 from blinkccl.trees.algorithms.request import Request
-from blinkccl.trees.algorithms.shallower import is_deep, shallower
-from blinkccl.trees.algorithms.short_weights import LONGEST_WEIGHT, least_rate, shortened
 from blinkccl.trees.algorithms.stars import one_hop
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing import equal_trees
+from blinkccl.trees.packing.bottleneck import gather_rate
+from blinkccl.trees.packing.maxflow import max_flow
+from blinkccl.trees.packing.multiflow import UnitPath, decompose
+from blinkccl.trees.packing.network import FlowNetwork, hops_along
 
 #: Served by flows, not trees.
 FLOWS = ("gather", "scatter", "alltoall", "sendrecv")
 #: Of these a star at every rank has a share alike.
 STARS = ("allreduce", "allgather", "reduce_scatter")
-PLANS = {
-    "broadcast": optimal_trees.one_to_all,
-    "reduce": optimal_trees.one_to_all,
-    "allgather": optimal_trees.all_to_all,
-    "reduce_scatter": optimal_trees.all_to_all,
-    "allreduce": optimal_allreduce.allreduce,
-    "gather": optimal_flows.root_flows,
-    "scatter": optimal_flows.root_flows,
-    "alltoall": optimal_flows.alltoall,
-    "sendrecv": optimal_flows.sendrecv,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +66,12 @@ class PlanningJob:
         return self.request.collective.name
 
     @property
-    def objective(self) -> str:
-        return self.request.objective
-
-    @property
     def has_trees(self) -> bool:
         return self.collective not in FLOWS
 
-
-@dataclass(frozen=True, slots=True)
-class PlanningStage:
-    """A step of planning. Where it ``accepts`` a job and the forest so far, ``apply`` makes the next forest of these.
-
-    None is the forest of a job that no stage has planned yet; a stage that finds nothing better returns what it got.
-    """
-
-    accepts: Callable[[PlanningJob, Forest | None], bool]
-    apply: Callable[[PlanningJob, Forest | None], Forest | None]
+    def best_rate(self, objective: str) -> Forest:
+        """The trees or flows of the collective."""
+        return PLANS[self.collective](replace(self.request, objective=objective), self.view)
 
 
 def plan(request: Request) -> Forest:
@@ -107,26 +90,21 @@ def plan(request: Request) -> Forest:
     if name in FLOWS and request.max_trees is not None:
         raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
     job = PlanningJob(request, rank_network_of(request.network, request.ranks))
-    forest: Forest | None = None
-    for stage in STAGES:
-        if stage.accepts(job, forest):
-            forest = stage.apply(job, forest)
-    if forest is None:
-        raise InternalError(f"no stage has planned {name}")
+    forest = _stars(job) or _trees_or_flows(job)
+    for step in STEPS:
+        forest = step(job, forest)
     return forest
 
 
-def _may_be_stars(job: PlanningJob, forest: Forest | None) -> bool:
-    servers = {job.request.topology.vertex[rank].server for rank in job.request.ranks}
-    return job.collective in STARS and job.objective != "fewest-trees" and len(servers) == 1
-
-
-def _stars(job: PlanningJob, forest: Forest | None) -> Forest | None:
+def _stars(job: PlanningJob) -> Forest | None:
     """A star at every rank, where that reaches the bound: nothing is shallower or better balanced.
 
     So it is among two ranks, and in a group whose pairs are joined alike, directly or through a switch.
     """
     request = job.request
+    servers = {request.topology.vertex[rank].server for rank in request.ranks}
+    if job.collective not in STARS or request.objective == "fewest-trees" or len(servers) > 1:
+        return None
     try:
         stars = one_hop(request)
     except UnsupportedError:
@@ -135,39 +113,26 @@ def _stars(job: PlanningJob, forest: Forest | None) -> Forest | None:
     return replace(stars, algorithm="optimal", certificate=proof) if stars.rate == proof.bound else None
 
 
-def _is_unplanned(job: PlanningJob, forest: Forest | None) -> bool:
-    return forest is None
+def _trees_or_flows(job: PlanningJob) -> Forest:
+    """The best rate; a search for the least depth begins with the default's trees through switches."""
+    deep = job.request.objective == "least-depth" and not job.view.network.switchless
+    return job.best_rate("shallow" if deep else job.request.objective)
 
 
-def _best_rate(job: PlanningJob, forest: Forest | None) -> Forest:
-    """The trees or flows of the collective; a search for the least depth begins with the default's through switches."""
-    deep = job.objective == "least-depth" and not job.view.network.switchless
-    return PLANS[job.collective](replace(job.request, objective="shallow") if deep else job.request, job.view)
+def _fewer_hops(job: PlanningJob, forest: Forest) -> Forest:
+    searched = job.has_trees and job.request.objective in ("shallow", "least-depth")
+    deep = searched and is_deep(job.request, job.view, forest)
+    return shallower(job.request, job.view, forest) if deep else forest
 
 
-def _is_deep(job: PlanningJob, forest: Forest | None) -> bool:
-    assert forest is not None
-    return job.has_trees and job.objective in ("shallow", "least-depth") and is_deep(job.request, job.view, forest)
-
-
-def _fewer_hops(job: PlanningJob, forest: Forest | None) -> Forest:
-    assert forest is not None
-    return shallower(job.request, job.view, forest)
-
-
-def _has_too_many_trees(job: PlanningJob, forest: Forest | None) -> bool:
-    assert forest is not None
-    return job.request.max_trees is not None and forest.trees_per_block > job.request.max_trees
-
-
-def _few_trees(job: PlanningJob, forest: Forest | None) -> Forest:
-    """The plan of fewest trees where that has few enough, else equal trees."""
-    assert forest is not None
+def _few_trees(job: PlanningJob, forest: Forest) -> Forest:
+    """Where there are too many trees, the plan of fewest where that has few enough, else equal trees."""
     request, network, most = job.request, job.view.network, job.request.max_trees
-    assert most is not None
+    if most is None or forest.trees_per_block <= most:
+        return forest
     # A search for fewest trees is there where links join ranks directly, of an allreduce both ways alike.
     if network.switchless and (network.symmetric or job.collective != "allreduce"):
-        fewest = PLANS[job.collective](replace(request, objective="fewest-trees"), job.view)
+        fewest = job.best_rate("fewest-trees")
         if fewest.trees_per_block <= most:
             return fewest
     return forest_of(request, job.view, "optimal", _few_drafts(job, forest, most), forest.certificate)
@@ -189,15 +154,10 @@ def _few_drafts(job: PlanningJob, best: Forest, most: int) -> Sequence[Draft]:
     return up_and_down(pairs, trees)
 
 
-def _has_long_weights(job: PlanningJob, forest: Forest | None) -> bool:
-    """True if chunks cannot have the weights."""
-    assert forest is not None
-    return job.has_trees and job.objective == "shallow" and forest.longest_weight > LONGEST_WEIGHT
-
-
-def _short_weights(job: PlanningJob, forest: Forest | None) -> Forest:
-    """The same trees with shorter weights, or as many equal trees, as far as that costs a hundredth; else as it was."""
-    assert forest is not None
+def _short_weights(job: PlanningJob, forest: Forest) -> Forest:
+    """Where chunks cannot have the weights, shorter ones, or as many equal trees, as far as that costs a hundredth."""
+    if not job.has_trees or job.request.objective != "shallow" or forest.longest_weight <= LONGEST_WEIGHT:
+        return forest
     short = shortened(forest)
     if short.longest_weight <= LONGEST_WEIGHT or job.request.max_trees is not None:
         return short
@@ -209,11 +169,63 @@ def _short_weights(job: PlanningJob, forest: Forest | None) -> Forest:
     return equal if equal.longest_weight <= LONGEST_WEIGHT and equal.rate >= least_rate(forest) else forest
 
 
-#: All of planning, in its order.
-STAGES = (
-    PlanningStage(_may_be_stars, _stars),
-    PlanningStage(_is_unplanned, _best_rate),
-    PlanningStage(_is_deep, _fewer_hops),
-    PlanningStage(_has_too_many_trees, _few_trees),
-    PlanningStage(_has_long_weights, _short_weights),
-)
+#: What is made of a plan of the best rate, in this order; each returns what it got where it does not apply.
+STEPS = (_fewer_hops, _few_trees, _short_weights)
+
+
+# Gather, scatter, AllToAll and a message at the optimum: maximum flows taken apart into paths.
+def _path_drafts(
+    network: FlowNetwork, block: int | tuple[int, int] | None, weight: Fraction, ways: list[UnitPath]
+) -> list[Draft]:
+    total = sum(units for _, units in ways)
+    return [
+        Draft(block, weight * Fraction(units, total), way[0], None, hops_along(network, way)) for way, units in ways
+    ]
+
+
+def _root_flows(request: Request, view: RankNetwork) -> Forest:
+    """Paths between the root and every other rank: found toward the root, turned round for scatter."""
+    root, size, inward = request.collective.root, request.collective.world_size, request.collective.name == "gather"
+    assert root is not None
+    rate, _, flow = gather_rate(view.network if inward else reverse_of(view.network), root)
+    ways = decompose(flow, {v: rate.numerator for v in range(size) if v != root}, root)
+    drafts = []
+    for v in range(size):
+        paths = [(way if inward else way[::-1], units) for way, units in ways.get(v, [((root,), 1)])]
+        drafts += _path_drafts(view.network, v, Fraction(1, size), paths)
+    return _finished(request, view, drafts)
+
+
+def _sendrecv(request: Request, view: RankNetwork) -> Forest:
+    src, dst = request.collective.src, request.collective.dst
+    assert src is not None
+    assert dst is not None
+    value, flow = max_flow(view.network, src, dst)
+    ways = decompose(flow, {src: value}, dst)[src]
+    return _finished(request, view, _path_drafts(view.network, None, Fraction(1), ways))
+
+
+def _alltoall(request: Request, view: RankNetwork) -> Forest:
+    size, flow = request.collective.world_size, all_pairs_flow(view.network)
+    drafts = []
+    for s, t in itertools.product(range(size), repeat=2):
+        drafts += _path_drafts(view.network, (s, t), Fraction(1, size), flow.paths(s, t) if s != t else [((s,), 1)])
+    return _finished(request, view, drafts)
+
+
+def _finished(request: Request, view: RankNetwork, drafts: list[Draft]) -> Forest:
+    certificate = certificate_for(request.collective, request.ranks, view.topology)
+    return forest_of(request, view, "optimal", drafts, certificate)
+
+
+PLANS = {
+    "broadcast": optimal_trees.one_to_all,
+    "reduce": optimal_trees.one_to_all,
+    "allgather": optimal_trees.all_to_all,
+    "reduce_scatter": optimal_trees.all_to_all,
+    "allreduce": optimal_allreduce.allreduce,
+    "gather": _root_flows,
+    "scatter": _root_flows,
+    "alltoall": _alltoall,
+    "sendrecv": _sendrecv,
+}

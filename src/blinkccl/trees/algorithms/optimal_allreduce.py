@@ -32,7 +32,7 @@ from blinkccl.trees.algorithms.bounds import (
     singles_are_tight,
     tight_partition,
 )
-from blinkccl.trees.algorithms.forests import Draft, backward, forest_of, normalised
+from blinkccl.trees.algorithms.forests import Draft, forest_of, normalised, tree_drafts
 from blinkccl.trees.algorithms.optimal_trees import (
     FEW_COLUMNS,
     FEW_NODES,
@@ -44,15 +44,15 @@ from blinkccl.trees.algorithms.optimal_trees import (
     servers_of,
 )
 from blinkccl.trees.algorithms.rank_network import RankNetwork
+from blinkccl.trees.algorithms.refine import LONGEST_WEIGHT
 from blinkccl.trees.algorithms.request import Request
-from blinkccl.trees.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing import clock, equal_trees
 from blinkccl.trees.packing.columns import Column
 from blinkccl.trees.packing.equal_trees import LOSS
 from blinkccl.trees.packing.integral import Arborescence, flatten
 from blinkccl.trees.packing.multiplicities import MULTIPLES, rounded, whole_weights
-from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, OutTree, breadth_first, hops_deep, turned
 from blinkccl.trees.packing.oracles import column_of, loads_of
 from blinkccl.trees.packing.orientation import Orientation, pack_through_switches
 from blinkccl.trees.packing.phases import Pair, Phases
@@ -66,21 +66,20 @@ def allreduce(request: Request, view: RankNetwork) -> Forest:
     """Shares that go up a tree to its root and down a tree from it."""
     network = view.network
     if network.switchless and network.symmetric:
-        turned = _turned_trees(network, request.objective)
-        if turned is not None:
-            return forest_of(request, view, "optimal", turned, partition_certificate(view, tight_partition(network)))
+        trees = _moved_trees(network, request.objective)
+        if trees is not None:
+            proof = partition_certificate(view, tight_partition(network))
+            return forest_of(request, view, "optimal", tree_drafts(request, trees), proof)
         packing = undirected_packing(network, request.objective)
         total = sum(tree.multiplicity for tree in packing.trees)
-        drafts = [
-            Draft(None, weight, root, backward(hops), hops) for root, weight, hops in normalised(packing.trees, total)
-        ]
+        drafts = tree_drafts(request, normalised(packing.trees, total))
         return forest_of(request, view, "optimal", drafts, partition_certificate(view, packing.blocks))
     drafts, prices, bound = _through_transit(network, request.objective, servers_of(view))
     refuse_unproved(request.objective, network.terminals)
     return forest_of(request, view, "optimal", drafts, price_certificate(view, prices, bound))
 
 
-def _turned_trees(network: FlowNetwork, objective: str) -> list[Draft] | None:
+def _moved_trees(network: FlowNetwork, objective: str) -> list[OutTree] | None:
     """Templates used up and down, where they fill the partition into single ranks; None elsewhere.
 
     So it is in rings, tori, hypercubes and cliques. Few ranks are left to the search for undirected trees, of which
@@ -93,7 +92,7 @@ def _turned_trees(network: FlowNetwork, objective: str) -> list[Draft] | None:
     if templates is None:
         return None
     trees = moved_trees(templates, symmetry_of(network), rate)
-    return [Draft(None, part / network.n, root, backward(hops), hops) for root, part, hops in trees]
+    return [(root, part / network.n, hops) for root, part, hops in trees]
 
 
 def _through_transit(
@@ -133,7 +132,7 @@ def _through_transit(
     weights = whole_weights(_class_pairs(network), network.capacity, [Fraction(1)], pairs.rate)
     for column, weight in weights or rounded(pairs, network.capacity, [Fraction(1)]):
         root, up, down = column.payload
-        up_tree = backward(breadth_first(root, backward(up)))
+        up_tree = turned(breadth_first(root, turned(up)))
         drafts.append(Draft(None, weight / pairs.rate, root, up_tree, breadth_first(root, down)))
     return drafts, pairs.prices, pairs.bound
 
@@ -162,7 +161,7 @@ def _in_two_phases(network: FlowNetwork, found: Phases, objective: str) -> list[
 def up_and_down(pairs: Sequence[Pair], trees: int) -> list[Draft]:
     """Each of so many equal trees up, turned round as they are, and down again."""
     return [
-        Draft(None, Fraction(units, trees), root, backward(breadth_first(root, up)), breadth_first(root, down))
+        Draft(None, Fraction(units, trees), root, turned(breadth_first(root, up)), breadth_first(root, down))
         for root, units, up, down in pairs
     ]
 
@@ -200,7 +199,7 @@ def both_ways(root: int, part: Fraction, hops: Hops) -> Draft:
     ways |= {(v, u): hop[::-1] for (u, v), hop in ways.items()}
     tree = recentred(Arborescence(root, 1, tuple((hop[0], hop[-1]) for hop in hops)))
     down = breadth_first(tree.root, [ways[arc] for arc in tree.arcs])
-    return Draft(None, part, tree.root, backward(down), down)
+    return Draft(None, part, tree.root, turned(down), down)
 
 
 def _class_pairs(network: FlowNetwork) -> list[Column]:
@@ -209,7 +208,7 @@ def _class_pairs(network: FlowNetwork) -> list[Column]:
     if classes is None or not classes[0].symmetric:
         return []
     inner, outer = classes
-    direct = [(tree.root, backward(tree.arcs), tree.arcs) for tree in undirected_packing(inner, "shallow").trees]
+    direct = [(tree.root, turned(tree.arcs), tree.arcs) for tree in undirected_packing(inner, "shallow").trees]
     around = rounded(reduce_broadcast_packing(outer), outer.capacity, [Fraction(1)])
     return [
         *(column_of(0, loads_of(up + down), (root, up, down)) for root, up, down in direct),
@@ -220,7 +219,7 @@ def _class_pairs(network: FlowNetwork) -> list[Column]:
 def _two_halves(network: FlowNetwork, groups: Groups) -> list[Draft]:
     """The AllGather's trees, each used up and down: half of the AllGather's rate on symmetric links."""
     packed = every_root(network, "shallow", groups)
-    return [Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees]
+    return [Draft(None, weight / network.terminals, root, turned(hops), hops) for root, weight, hops in packed.trees]
 
 
 @lru_cache(maxsize=64)

@@ -26,25 +26,24 @@ from blinkccl.trees.algorithms.bounds import (
     reverse_of,
     tree_packing,
 )
-from blinkccl.trees.algorithms.forests import Draft, OutTree, backward, forest_of
+from blinkccl.trees.algorithms.forests import Draft, forest_of, tree_drafts
 from blinkccl.trees.algorithms.rank_network import RankNetwork
+from blinkccl.trees.algorithms.refine import LONGEST_WEIGHT
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.shapes import by_server
-from blinkccl.trees.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.trees.forest.model import Certificate, Forest
-from blinkccl.trees.packing import clock, equal_trees, few_trees
+from blinkccl.trees.packing import clock, equal_trees
 from blinkccl.trees.packing.columns import Column
 from blinkccl.trees.packing.equal_trees import EqualTrees
 from blinkccl.trees.packing.integral import Arborescence, flatten, merged, pack_arborescences
 from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.multiplicities import rounded, whole_weights
-from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, breadth_first, hops_deep
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, OutTree, breadth_first, hops_deep
 from blinkccl.trees.packing.oracles import cheapest_hops, column_of, loads_of
-from blinkccl.trees.packing.shallow import MOST_COLUMNS, choose, fewest_arborescences, tree_columns
+from blinkccl.trees.packing.shallow import MOST_COLUMNS, choose, few_trees, fewest_arborescences, tree_columns
 from blinkccl.trees.packing.splitting import without_transit
 from blinkccl.trees.packing.symmetry import Symmetry, symmetry_of
 from blinkccl.trees.packing.templates import (
-    Template,
     layered_templates,
     pack_templates,
     rotated,
@@ -87,16 +86,18 @@ def one_to_all(request: Request, view: RankNetwork) -> Forest:
     root, up = request.collective.root, request.collective.reduces
     assert root is not None
     packed = one_root(reverse_of(view.network) if up else view.network, root, request.objective, servers_of(view))
-    drafts = [_draft(None, weight, root, hops, up=up) for _, weight, hops in packed.trees]
-    return forest_of(request, view, "optimal", drafts, _proof(request, view, packed, up=up))
+    return _finished(request, view, packed)
 
 
 def all_to_all(request: Request, view: RankNetwork) -> Forest:
     """AllGather: out-trees from every rank, each carrying its block; ReduceScatter: in-trees to every rank."""
-    up, size = request.collective.reduces, request.collective.world_size
-    packed = every_root(reverse_of(view.network) if up else view.network, request.objective, servers_of(view))
-    drafts = [_draft(root, weight / size, root, hops, up=up) for root, weight, hops in packed.trees]
-    return forest_of(request, view, "optimal", drafts, _proof(request, view, packed, up=up))
+    network = reverse_of(view.network) if request.collective.reduces else view.network
+    return _finished(request, view, every_root(network, request.objective, servers_of(view)))
+
+
+def _finished(request: Request, view: RankNetwork, packed: Packed) -> Forest:
+    proof = _proof(request, view, packed, up=request.collective.reduces)
+    return forest_of(request, view, "optimal", tree_drafts(request, packed.trees), proof)
 
 
 def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft]:
@@ -104,20 +105,15 @@ def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft]:
 
     Equal ones; from every rank others too, where these are faster.
     """
-    up, root, size = request.collective.reduces, request.collective.root, request.collective.world_size
-    network = reverse_of(view.network) if up else view.network
-    roots = range(size) if root is None else [root]
+    network = reverse_of(view.network) if request.collective.reduces else view.network
+    root = request.collective.root
+    roots = range(network.terminals) if root is None else [root]
     rate, side = allgather_bottleneck(network) if root is None else broadcast_cut(network, root)
     found = equal_trees.from_roots(network, roots, Fraction(rate), most, side)
     if root is None:
         least = request.objective == "least-depth"
-        found = few_trees.every_root(network, Fraction(rate), most, found.rate, least_depth=least) or found
-    blocks = {r: (r if root is None else None) for r in roots}
-    return [_draft(blocks[r], part / len(roots), r, breadth_first(r, hops), up=up) for r, part, hops in found.trees]
-
-
-def _draft(block: int | None, weight: Fraction, root: int, hops: Hops, *, up: bool) -> Draft:
-    return Draft(block, weight, root, backward(hops) if up else None, None if up else hops)
+        found = few_trees(network, Fraction(rate), most, found.rate, least_depth=least) or found
+    return tree_drafts(request, ((r, part, breadth_first(r, hops)) for r, part, hops in found.trees))
 
 
 def _proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> Certificate:
@@ -222,7 +218,7 @@ def _alike(network: FlowNetwork, rate: Fraction) -> dict[int, int]:
     return dict.fromkeys(range(network.terminals), rate.numerator)
 
 
-def moved_trees(templates: Sequence[Template], symmetry: Symmetry, rate: Fraction) -> tuple[OutTree, ...]:
+def moved_trees(templates: Sequence[OutTree], symmetry: Symmetry, rate: Fraction) -> tuple[OutTree, ...]:
     """The trees of all terminals. Moved hops stay level by level, as the template's are."""
     ordered = [(root, weight / rate, breadth_first(root, tree)) for root, weight, tree in templates]
     trees = [(move[root], part, rotated(tree, move)) for root, part, tree in ordered for move in symmetry.moves]

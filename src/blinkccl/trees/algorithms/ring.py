@@ -30,7 +30,7 @@ from math import gcd
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import InternalError, TopologyError, UnsupportedError
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.cables import cables_of
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import FAST_KINDS, Topology
 from blinkccl.topology.select import PCIE_CHOICES
 from blinkccl.trees.algorithms.cycles import max_disjoint_cycles
@@ -117,7 +117,7 @@ def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, 
             rank if name in ("allgather", "reduce_scatter") else None,
             rank,
             chain_up(paths, up) if request.collective.reduces else None,
-            chain_down(paths, down) if name not in ("reduce", "reduce_scatter") else None,
+            None if request.collective.only_reduces else chain_down(paths, down),
         )
 
 

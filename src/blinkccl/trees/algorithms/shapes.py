@@ -7,10 +7,12 @@ rank that passes data on is a vertex of the tree.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TypeVar
 
 from blinkccl.errors import UnsupportedError
@@ -127,6 +129,16 @@ def chain_up(paths: Paths, order: Sequence[int]) -> Tree:
 def flipped(paths: Paths, tree: Tree) -> Tree:
     """The same tree run the other way, over the paths that lead that way."""
     return Tree(tree.root, tuple(paths[path[-1], path[0]] for path in tree.edges))
+
+
+def laid_over(rows: Sequence[Sequence[T]], weight: Callable[[T], Fraction]) -> Iterator[tuple[Fraction, list[T]]]:
+    """One entry of every row for each piece of the data, as large as can be, where all rows cut the same whole.
+
+    They cut it at the prefix sums of their weights; equal weights are cut no further.
+    """
+    ends = [list(accumulate(map(weight, row))) for row in rows]
+    for low, high in pairwise(sorted({Fraction(0), *chain(*ends)})):
+        yield high - low, [row[bisect_right(cuts, low)] for row, cuts in zip(rows, ends, strict=True)]
 
 
 def by_server(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:

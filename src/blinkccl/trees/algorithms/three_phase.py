@@ -10,11 +10,11 @@ hop to the root, then the same way down. Each server cuts the data as its own tr
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate, chain, pairwise, permutations
+from itertools import pairwise, permutations
+from operator import attrgetter
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError
@@ -23,7 +23,7 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES
 from blinkccl.trees.algorithms import optimal
 from blinkccl.trees.algorithms.request import Request
-from blinkccl.trees.algorithms.shapes import Paths, by_server, require_collective, transit_paths
+from blinkccl.trees.algorithms.shapes import Paths, by_server, laid_over, require_collective, transit_paths
 from blinkccl.trees.forest.model import Forest, Path, Share, Tree, attained_rate, tree_depth
 
 ALGORITHM = "three_phase"
@@ -174,16 +174,6 @@ def cut_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]
     return sorted(placed, key=lambda tree: -tree.weight)
 
 
-def overlaid(servers: Sequence[Sequence[LocalTree]]) -> Iterator[tuple[Fraction, tuple[LocalTree, ...]]]:
-    """One tree of every server for each part of the data, the parts as large as they can be.
-
-    All servers cut the same unit of data at the prefix sums of their weights; equal weights are cut no further.
-    """
-    ends = [list(accumulate(tree.weight for tree in trees)) for trees in servers]
-    for low, high in pairwise(sorted({Fraction(0), *chain(*ends)})):
-        yield high - low, tuple(trees[bisect_right(cuts, low)] for trees, cuts in zip(servers, ends, strict=True))
-
-
 def _depth_from(tree: LocalTree, root: int) -> int:
     return tree_depth(Tree(root, tree.down.edges))
 
@@ -191,7 +181,7 @@ def _depth_from(tree: LocalTree, root: int) -> int:
 def _shares(paths: Paths, servers: Sequence[Sequence[LocalTree]]) -> tuple[Share, ...]:
     """The n one-hop trees of every part, with the local trees behind them; none at all where a hop is missing."""
     shares: list[Share] = []
-    for weight, trees in overlaid(servers):
+    for weight, trees in laid_over(servers, attrgetter("weight")):
         if any((a.root, b.root) not in paths for a, b in permutations(trees, 2)):
             return ()
         inward = tuple(path for tree in trees for path in tree.up.edges)

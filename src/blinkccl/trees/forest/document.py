@@ -37,8 +37,7 @@ from blinkccl.topology import json_format
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Forest, Partition, Share, Tree
-from blinkccl.trees.forest.orbits import orbits_of
-from blinkccl.trees.forest.turns import read_expanded, read_turns
+from blinkccl.trees.forest.turns import orbits_of, read_expanded, read_turns
 from blinkccl.trees.packing.network import Arc
 
 #: Limits that no honest plan comes near (1,024 GPUs: 2·10⁶ edges) and that keep nonsense from filling memory.

@@ -133,7 +133,7 @@ class Dual:
     ``prices`` lists positive ones. ``cost`` is for unicast store-and-forward trees (LP duality). Where there are sets
     it is for trees in which switches that say so combine too: an out-tree enters every set of ``entered``, and an
     in-tree leaves every one of ``left``, that its root is not in. A hop costs at least what the sets weigh that it
-    enters, and what those do that it leaves (:mod:`blinkccl.trees.packing.in_network_proof`).
+    enters, and what those do that it leaves (:mod:`blinkccl.trees.packing.in_network`).
     """
 
     prices: tuple[tuple[int, int, Fraction], ...]

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from blinkccl.errors import PackingError
 from blinkccl.trees.packing import clock, native_flows
-from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, hops_deep
+from blinkccl.trees.packing.network import Arc, FlowNetwork, OutTree, hops_deep
 
 #: How much of the rate may be missing.
 LOSS = Fraction(1, 100)
@@ -33,7 +33,7 @@ class EqualTrees:
     """``rate`` is what the trees carry: per root, or in all; ``trees`` are (root, its part of the rate, hops)."""
 
     rate: Fraction
-    trees: tuple[tuple[int, Fraction, Hops], ...]
+    trees: tuple[OutTree, ...]
 
     def near(self, rate: Fraction) -> bool:
         """Whether no more than :data:`LOSS` of ``rate`` is missing."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from blinkccl.errors import PackingError
 from blinkccl.trees.packing.columns import Column, ExactPacking, Oracle, Prices, pack_columns
-from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed, hops_along, turned
 from blinkccl.trees.packing.oracles import cheapest_hops, cheapest_tree, cheapest_ways, column_of, loads_of
 
 #: Cost of the cheapest hop between two terminals, None where there is none; and the hop.
@@ -119,21 +119,14 @@ def grouped_oracle(network: FlowNetwork, group: NestedGroup, targets: Sequence[T
             parent = cheapest_ways(network, prices, root)[1] if any(t is not None for t in targets) else {}
             for number, target in enumerate(targets):
                 onward = (
-                    cheapest_tree(network, cost, hop, root) if target is None else _way(network, parent, root, target)
+                    cheapest_tree(network, cost, hop, root)
+                    if target is None
+                    else hops_along(network, followed(parent, target, root)[::-1])
                 )
                 columns.append(column_of(number, loads_of(up + onward), (root, up, onward)))
         return columns
 
     return oracle
-
-
-def _way(network: FlowNetwork, parent: Mapping[int, int], root: int, target: int) -> Hops:
-    """The cheapest way from ``root`` to ``target``, as hops from terminal to terminal."""
-    if target == root:
-        return ()
-    way = followed(parent, target, root)[::-1]
-    stops = [i for i, v in enumerate(way) if v < network.terminals]
-    return tuple(tuple(way[a : b + 1]) for a, b in itertools.pairwise(stops))
 
 
 def pack_group(
@@ -401,7 +394,7 @@ def wide_groups(network: FlowNetwork, most: int) -> list[NestedGroup]:
     width = [sum(c for arc, c in network.capacity.items() if v in arc) for v in range(network.terminals)]
     roots = sorted(range(network.terminals), key=lambda v: (-width[v], v))[:most]
     trees = {root: cheapest_tree(backward, *hops, root) for root in roots}
-    return [group_of_tree(root, tuple(hop[::-1] for hop in tree)) for root, tree in trees.items()]
+    return [group_of_tree(root, turned(tree)) for root, tree in trees.items()]
 
 
 def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None = None) -> NestedGroup:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from typing import TypeVar
 
@@ -20,6 +22,8 @@ Arc = tuple[int, int]
 Hop = tuple[int, ...]
 #: Hops of an out-tree (or in-tree), in data-flow direction.
 Hops = tuple[Hop, ...]
+#: A root, the part of the data (or of a root's) that goes this way, and hops whose parents come before their children.
+OutTree = tuple[int, Fraction, Hops]
 #: A sequence of vertices, of any or of known length.
 Way = TypeVar("Way", bound=tuple[int, ...])
 _END = itemgetter(-1)
@@ -31,6 +35,17 @@ def followed(parent: Mapping[int, int], start: int, end: int) -> list[int]:
     while path[-1] != end:
         path.append(parent[path[-1]])
     return path
+
+
+def turned(hops: Iterable[Hop]) -> Hops:
+    """Every hop the other way: an out-tree becomes an in-tree on the same vertices."""
+    return tuple(hop[::-1] for hop in hops)
+
+
+def hops_along(network: FlowNetwork, path: Sequence[int]) -> Hops:
+    """A path as hops from terminal to terminal."""
+    stops = [i for i, v in enumerate(path) if v < network.terminals]
+    return tuple(tuple(path[a : b + 1]) for a, b in pairwise(stops))
 
 
 def hops_deep(root: int, hops: Hops) -> int:
@@ -55,6 +70,30 @@ def breadth_first(root: int, hops: Sequence[Way]) -> tuple[Way, ...]:
         if len(order) > len(hops):
             break
     return tuple(order)
+
+
+def rooted_at(root: int, hops: Sequence[Hop]) -> Hops:
+    """A tree, whichever way its hops point, as an out-tree of ``root``, level by level, children ascending."""
+    near: dict[int, list[Hop]] = {}
+    for hop in hops:
+        near.setdefault(hop[0], []).append(hop)
+        near.setdefault(hop[-1], []).append(hop[::-1])
+    found: list[Hop] = []
+    seen, queue = {root}, [root]
+    for u in queue:
+        for hop in sorted(near[u], key=_END):
+            if hop[-1] not in seen:
+                seen.add(hop[-1])
+                found.append(hop)
+                queue.append(hop[-1])
+    return tuple(found)
+
+
+def longest_way(start: int, hops: Sequence[Hop]) -> list[int]:
+    """A longest way in a tree, to a terminal that is farthest from ``start``: a root in its middle halves the depth."""
+    end = rooted_at(start, hops)[-1][-1]
+    away = rooted_at(end, hops)
+    return followed({hop[-1]: hop[0] for hop in away}, away[-1][-1], end)
 
 
 @dataclass(frozen=True)

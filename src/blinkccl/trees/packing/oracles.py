@@ -14,9 +14,8 @@ from typing import Any
 
 from blinkccl.errors import PackingError
 from blinkccl.trees.packing import clock
-from blinkccl.trees.packing.arborescence import minimum_arborescence, shallow_minimum_tree
 from blinkccl.trees.packing.columns import Column, Oracle, Prices
-from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed, turned
 
 
 def cheapest_hops(network: FlowNetwork, prices: Prices) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
@@ -112,7 +111,7 @@ def in_and_out_oracle(network: FlowNetwork, roots: Sequence[int] | None = None) 
         columns = []
         for root in range(network.terminals) if roots is None else roots:
             down = cheapest_tree(network, *ahead, root)
-            up = tuple(hop[::-1] for hop in cheapest_tree(backward, *back, root))
+            up = turned(cheapest_tree(backward, *back, root))
             columns.append(column_of(0, loads_of(up + down), (root, up, down)))
         return columns
 
@@ -128,7 +127,7 @@ def up_and_down_oracle(network: FlowNetwork, root: int) -> Oracle:
     def oracle(prices: Prices) -> list[Column]:
         both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
         down = cheapest_tree(network, *cheapest_hops(network, both), root)
-        return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
+        return [column_of(0, loads_of(down + turned(down)), down)]
 
     return oracle
 
@@ -142,7 +141,7 @@ def undirected_oracle(network: FlowNetwork) -> Oracle:
     def oracle(prices: Prices) -> list[Column]:
         both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
         down = _spanning_tree(network, both)
-        return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
+        return [column_of(0, loads_of(down + turned(down)), down)]
 
     return oracle
 
@@ -206,3 +205,109 @@ def relay_oracle(network: FlowNetwork, root: int) -> Oracle:
         return [column_of(0, loads, (paths, tree))]
 
     return oracle
+
+
+# Minimum-cost arborescences (Chu-Liu 1965, Edmonds 1967), and Prim's tree where costs are symmetric.
+#
+# Costs may be ints, floats or Fractions; with Fractions the answer is exact. The paper's "minimum weight spanning
+# tree" of a directed graph is this; a minimum spanning tree in the undirected sense would be wrong there.
+def minimum_arborescence(n: int, root: int, cost: Sequence[Sequence[Any]]) -> list[int] | None:
+    """Parents of a minimum-cost out-tree spanning 0 … n−1, ``parent[root]`` being −1; None where one cannot be reached.
+
+    ``cost[u][v]`` is that of arc u → v, None where there is none. Ties go to the lowest parent, a contracted
+    cycle counting as higher than any vertex. Cost: O(n³) at worst, O(n²) when no cycle is met.
+    """
+    entering = {
+        v: {u: cost[u][v] for u in range(n) if u != v and cost[u][v] is not None} for v in range(n) if v != root
+    }
+    chosen = _chu_liu(root, entering, n)
+    if chosen is None:
+        return None
+    parent = [-1] * n
+    for u, v in chosen:
+        parent[v] = u
+    return parent
+
+
+def _chu_liu(root: int, entering: dict[int, dict[int, Any]], fresh: int) -> list[Arc] | None:
+    """Arcs of the optimum of a graph given as head → {tail: cost}; ``fresh`` is an unused vertex number."""
+    clock.look()
+    best: dict[int, int] = {}
+    for v, tails in entering.items():
+        if not tails:
+            return None
+        best[v] = min(tails, key=lambda u: (tails[u], u))
+    cycle = _cycle(root, best)
+    if cycle is None:
+        return [(u, v) for v, u in best.items()]
+    ring = frozenset(cycle)
+    contracted, origin_in, origin_out = _contracted(entering, best, ring, fresh)
+    solved = _chu_liu(root, contracted, fresh + 1)
+    if solved is None:
+        return None
+    arcs: list[Arc] = []
+    entry = cycle[0]
+    for u, v in solved:
+        if v == fresh:
+            entry = origin_in[u]
+            arcs.append((u, entry))
+        else:
+            arcs.append((origin_out[v], v) if u == fresh else (u, v))
+    return arcs + [(best[v], v) for v in cycle if v != entry]
+
+
+def _cycle(root: int, best: Mapping[int, int]) -> list[int] | None:
+    state = {root: root}
+    for start in best:
+        path, v = [], start
+        while v not in state:
+            state[v] = start
+            path.append(v)
+            v = best[v]
+        if v != root and state[v] == start and v in path:
+            return path[path.index(v) :]
+    return None
+
+
+def _contracted(
+    entering: dict[int, dict[int, Any]], best: Mapping[int, int], ring: frozenset[int], fresh: int
+) -> tuple[dict[int, dict[int, Any]], dict[int, int], dict[int, int]]:
+    into: dict[int, Any] = {}
+    origin_in: dict[int, int] = {}
+    origin_out: dict[int, int] = {}
+    result: dict[int, dict[int, Any]] = {}
+    for v, tails in entering.items():
+        if v in ring:
+            base = tails[best[v]]
+            for u, c in tails.items():
+                if u not in ring and (u not in into or c - base < into[u]):
+                    into[u], origin_in[u] = c - base, v
+            continue
+        outside = {u: c for u, c in tails.items() if u not in ring}
+        inside = [u for u in tails if u in ring]
+        if inside:
+            tail = min(inside, key=lambda u: (tails[u], u))
+            outside[fresh], origin_out[v] = tails[tail], tail
+        result[v] = outside
+    result[fresh] = into
+    return result, origin_in, origin_out
+
+
+def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]]) -> list[int] | None:
+    """Prim's algorithm for symmetric costs; among equally cheap parents the one nearest the root."""
+    best: dict[int, tuple[Any, int, int]] = {
+        v: (cost[root][v], 0, root) for v in range(n) if v != root and cost[root][v] is not None
+    }
+    parent, depth = [-1] * n, {root: 0}
+    while best:
+        clock.look()
+        v = min(best, key=lambda x: (best[x], x))
+        _, above, u = best.pop(v)
+        parent[v], depth[v] = u, above + 1
+        row = cost[v]
+        for w in range(n):
+            if w not in depth and row[w] is not None:
+                offer = (row[w], depth[v], v)
+                if w not in best or offer < best[w]:
+                    best[w] = offer
+    return parent if len(depth) == n else None

@@ -24,16 +24,13 @@ from blinkccl.trees.packing.integral import flatten, pack_arborescences
 from blinkccl.trees.packing.maxflow import FlowGraph
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops
 from blinkccl.trees.packing.oracles import undirected_oracle
+from blinkccl.trees.packing.solver import CutProgram
 from blinkccl.trees.packing.splitting import Direct, without_transit
 
 #: Fractions of the linear program's numbers have denominators up to this.
 LARGEST_DENOMINATOR = 1000
-#: Rounds of the program; ten are many.
-MOST_ROUNDS = 100
-#: A set is violated by more than this part of λ.
-TOLERANCE = 1e-6
-#: Flows are asked in whole numbers, parts of the largest capacity.
-GRAIN = 1 << 30
+#: And a common one of at most 64 bits, so that units of links times it can be packed.
+LARGEST_COMMON = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -52,15 +49,18 @@ class Orientation:
 
 def orientation_of(network: FlowNetwork) -> Orientation | None:
     """The optimum of AllReduce on a symmetric network; None where the program's numbers are no short fractions."""
-    program = _LinearProgram(network)
-    for _ in range(MOST_ROUNDS):
-        values, duals = program.solved()
+    program = _Orienting(network)
+    cost = [0.0] * len(network.arcs) + [-1.0]
+    for _ in range(program.MOST_ROUNDS):
+        values, duals = program.solved(cost)
         if not program.cut(values):
             break
     else:
         return None
     short = [Fraction(value).limit_denominator(LARGEST_DENOMINATOR) for value in values]
     rate, scale = short[-1], lcm(*(value.denominator for value in short))
+    if scale > LARGEST_COMMON:
+        return None
     arcs = tuple((u, v, int(x * scale)) for (u, v, _), x in zip(network.arcs, short, strict=False) if x > 0)
     prices = {arc: Fraction(y).limit_denominator(LARGEST_DENOMINATOR) for arc, y in program.prices(duals).items()}
     found = Orientation(
@@ -81,31 +81,23 @@ def _proved(network: FlowNetwork, found: Orientation) -> bool:
         return False
 
 
-class _LinearProgram:
+class _Orienting(CutProgram):
     """Columns are the arcs and λ; rows the links, the switches, and the sets found so far."""
 
     def __init__(self, network: FlowNetwork) -> None:
+        super().__init__(len(network.arcs) + 1)
         self.network = network
         number = {(u, v): i for i, (u, v, _) in enumerate(network.arcs)}
-        self.columns: list[dict[int, int]] = [{} for _ in range(len(network.arcs) + 1)]
-        self.lower: list[int | None] = []
-        self.upper: list[int | None] = []
         self.links = [(u, v) for u, v, _ in network.arcs if u < v]
         for u, v in self.links:
-            self._row({number[u, v]: 1, number[v, u]: 1}, None, network.capacity[u, v])
+            self.row({number[u, v]: 1, number[v, u]: 1}, None, network.capacity[u, v])
         for w in range(network.terminals, network.n):
             into = {number[arc]: 1 for arc in number if arc[1] == w}
-            self._row(into | {number[arc]: -1 for arc in number if arc[0] == w}, 0, 0)
+            self.row(into | {number[arc]: -1 for arc in number if arc[0] == w}, 0, 0)
         self.sets: set[frozenset[int]] = set()
         self._add({v for v in range(network.n) if v})
         for v in range(1, network.terminals):
             self._add({v})
-
-    def _row(self, entries: dict[int, int], lower: int | None, upper: int | None) -> None:
-        for column, entry in entries.items():
-            self.columns[column][len(self.lower)] = entry
-        self.lower.append(lower)
-        self.upper.append(upper)
 
     def _add(self, inside: Iterable[int]) -> bool:
         held = frozenset(inside)
@@ -113,19 +105,13 @@ class _LinearProgram:
             return False
         self.sets.add(held)
         entering = {i: 1 for i, (u, v, _) in enumerate(self.network.arcs) if u not in held and v in held}
-        self._row(entering | {len(self.columns) - 1: -1}, 0, None)
+        self.row(entering | {len(self.columns) - 1: -1}, 0, None)
         return True
-
-    def solved(self) -> tuple[list[float], list[float]]:
-        from blinkccl.trees.packing.solver import Model, solve_with_duals  # only here: it takes a while to load
-
-        cost = [0.0] * (len(self.columns) - 1) + [-1.0]
-        return solve_with_duals(Model(self.columns, self.lower, self.upper, cost))
 
     def cut(self, values: list[float]) -> bool:
         """Add the sets that these values violate; whether there are any that are new."""
         network, *_, rate = self.network, *values
-        grain = GRAIN / max(c for _, _, c in network.arcs)
+        grain = self.GRAIN / max(c for _, _, c in network.arcs)
         graph = FlowGraph(network.n)
         for (u, v, _), x in zip(network.arcs, values, strict=False):
             if x > 0:
@@ -133,7 +119,7 @@ class _LinearProgram:
         fresh = False
         for terminal in range(1, network.terminals):
             graph.reset()
-            if graph.max_flow(0, terminal) < rate * grain * (1 - TOLERANCE):
+            if graph.max_flow(0, terminal) < rate * grain * (1 - self.TOLERANCE):
                 nearest = set(range(network.n)) - set(graph.source_side(0))
                 fresh |= self._add(nearest) | self._add(graph.sink_side(terminal))
         return fresh

@@ -24,16 +24,10 @@ from blinkccl.trees.packing.bottleneck import short_cuts
 from blinkccl.trees.packing.equal_trees import MOST_TRIED, divisible
 from blinkccl.trees.packing.integral import Arborescence, flatten, pack_arborescences
 from blinkccl.trees.packing.network import Arc, FlowNetwork
-from blinkccl.trees.packing.solver import Model, UndecidedError, decide, solve_with_duals, whole
+from blinkccl.trees.packing.solver import CutProgram, Model, UndecidedError, decide, solve_with_duals, whole
 
 #: What sets weigh has denominators up to this.
 LARGEST_DENOMINATOR = 10_000
-#: Rounds of a program; ten are many.
-MOST_ROUNDS = 100
-#: Smaller parts of R are rounding.
-TOLERANCE = 1e-6
-#: Flows are asked in whole numbers, parts of the largest capacity.
-GRAIN = 1 << 30
 #: Branchings in the search for whole numbers.
 NODE_LIMIT = 50
 
@@ -61,21 +55,22 @@ class Phases:
             self._add({v}, up=False)
             self._add({v}, up=True)
         capacities = [c for _, _, c in network.arcs]
-        grain = GRAIN / max(capacities)
+        grain = CutProgram.GRAIN / max(capacities)
         settled = False
-        for _ in range(MOST_ROUNDS):
+        for _ in range(CutProgram.MOST_ROUNDS):
             clock.look()
             values, duals = solve_with_duals(self._model(capacities, None), interior=True)
-            settled = not self._cut([c * grain for c in capacities], [x * grain for x in values], 1 - TOLERANCE)
+            part = 1 - CutProgram.TOLERANCE
+            settled = not self._cut([c * grain for c in capacities], [x * grain for x in values], part)
             if settled:
                 break
         self.prices, self.bound = self._proof([abs(dual) for dual in duals[1:]])
-        self.tight = settled and self.bound <= values[-1] * (1 + TOLERANCE)
+        self.tight = settled and self.bound <= values[-1] * (1 + CutProgram.TOLERANCE)
 
     def pairs(self, trees: int, limits: Sequence[int]) -> list[Pair] | None:
         """So many trees up and down, at most ``limits`` over each arc of the network; None where none are found."""
         network = self._network
-        for _ in range(MOST_ROUNDS):
+        for _ in range(CutProgram.MOST_ROUNDS):
             clock.look()
             try:
                 found = decide(self._model(limits, trees), NODE_LIMIT)

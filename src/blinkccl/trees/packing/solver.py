@@ -35,6 +35,34 @@ class Model:
     integer: bool = False
 
 
+class CutProgram:
+    """A linear program in minimisation form that gains rows: mostly sets of vertices that a solution violates."""
+
+    #: Rounds of solving and adding rows; ten are many.
+    MOST_ROUNDS = 200
+    #: A set is violated by more than this part of what must enter it.
+    TOLERANCE = 1e-6
+    #: Flows are asked in whole numbers, parts of the largest capacity.
+    GRAIN = 1 << 30
+
+    def __init__(self, columns: int) -> None:
+        self.columns: list[dict[int, int]] = [{} for _ in range(columns)]
+        self.lower: list[int | None] = []
+        self.upper: list[int | None] = []
+
+    def row(self, entries: Mapping[int, int], lower: int | None, upper: int | None) -> int:
+        """Adds lower ≤ … ≤ upper, entries by column; the row's number."""
+        for column, entry in entries.items():
+            self.columns[column][len(self.lower)] = entry
+        self.lower.append(lower)
+        self.upper.append(upper)
+        return len(self.lower) - 1
+
+    def solved(self, cost: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The columns' values and the rows' duals."""
+        return solve_with_duals(Model(self.columns, self.lower, self.upper, cost))
+
+
 #: Seconds that loading HiGHS may take: 0.2 of a core, and others may keep it busy.
 LOADING_S = 0.5
 _loading_s: list[float] = []

@@ -14,12 +14,9 @@ from typing import Any
 
 from blinkccl.trees.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.trees.packing.maxflow import FlowGraph
-from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, OutTree, followed
 from blinkccl.trees.packing.oracles import cheapest_tree, cheapest_ways, column_of, loads_of
 from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits
-
-#: Templates of a root, and the part of its rate that each has.
-Template = tuple[int, Fraction, Hops]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class TemplatePacking:
     """
 
     rate: Fraction
-    templates: tuple[Template, ...]
+    templates: tuple[OutTree, ...]
     prices: dict[Arc, Fraction]
     bound: Fraction
 
@@ -115,7 +112,7 @@ def symmetric_hops(
 FEW_TEMPLATES = 16
 
 
-def layered_templates(network: FlowNetwork, symmetry: Symmetry, rate: Fraction) -> tuple[Template, ...] | None:
+def layered_templates(network: FlowNetwork, symmetry: Symmetry, rate: Fraction) -> tuple[OutTree, ...] | None:
     """Templates of the least depth possible that reach ``rate`` per root; None where there are none."""
     orbit = arc_orbits(network, symmetry.moves)
     entering = {root: _layers(network, orbit, root) for root in symmetry.roots}
@@ -174,7 +171,7 @@ def _dealt(
 
 def _as_templates(
     chosen: dict[tuple[int, int], list[tuple[Arc, int]]], count: int, rate: Fraction
-) -> tuple[Template, ...]:
+) -> tuple[OutTree, ...]:
     """Equal templates as one. The arcs of a vertex are in the order of orbits, so that many are."""
     trees: dict[tuple[int, Hops], int] = {}
     for root in dict.fromkeys(root for root, _ in chosen):

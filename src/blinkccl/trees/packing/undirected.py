@@ -22,7 +22,7 @@ from blinkccl.errors import InternalError, PackingError
 from blinkccl.trees.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.trees.packing.maxflow import FlowGraph
 from blinkccl.trees.packing.native_flows import INFINITE
-from blinkccl.trees.packing.network import Arc, FlowNetwork, followed
+from blinkccl.trees.packing.network import Arc, FlowNetwork, longest_way, rooted_at
 
 #: Undirected edges (u < v) with their width.
 Widths = dict[Arc, int]
@@ -217,32 +217,9 @@ def _realised(n: int, widths: Mapping[Arc, int], entering: list[int]) -> FlowNet
 
 def recentred(tree: Arborescence) -> Arborescence:
     """The same undirected tree rooted at its centre (the lower of two), which halves the depth."""
-    near: dict[int, list[int]] = {}
-    for u, v in tree.arcs:
-        near.setdefault(u, []).append(v)
-        near.setdefault(v, []).append(u)
-    longest = _path_to_farthest(near, _path_to_farthest(near, tree.root)[0])
-    root = min(longest[(len(longest) - 1) // 2], longest[len(longest) // 2])
-    arcs, queue, seen = [], [root], {root}
-    for u in queue:
-        for v in sorted(near[u]):
-            if v not in seen:
-                seen.add(v)
-                arcs.append((u, v))
-                queue.append(v)
-    return Arborescence(root, tree.multiplicity, tuple(arcs))
-
-
-def _path_to_farthest(near: Mapping[int, list[int]], start: int) -> list[int]:
-    """From a vertex farthest from ``start`` (the last one met breadth first) back to ``start``."""
-    parent = {start: start}
-    queue = [start]
-    for u in queue:
-        for v in sorted(near[u]):
-            if v not in parent:
-                parent[v] = u
-                queue.append(v)
-    return followed(parent, queue[-1], start)
+    way = longest_way(tree.root, tree.arcs)
+    root = min(way[(len(way) - 1) // 2], way[len(way) // 2])
+    return Arborescence(root, tree.multiplicity, tuple((hop[0], hop[-1]) for hop in rooted_at(root, tree.arcs)))
 
 
 def merge_equal(trees: Iterable[Arborescence]) -> list[Arborescence]:

@@ -20,9 +20,8 @@ from blinkccl.cost.baselines.nccl_search import Channels, search
 from blinkccl.cost.baselines.nccl_system import see
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.cables import by_rule
 from blinkccl.topology.catalog import CATALOG, connected_allocations, machine
-from blinkccl.topology.fabric import compose
+from blinkccl.topology.fabric import by_rule, compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load

@@ -30,8 +30,7 @@ from blinkccl.trees.algorithms.rank_network import rank_network_of
 from blinkccl.trees.algorithms.registry import ALGORITHMS, algorithm
 from blinkccl.trees.forest.document import dumps, from_document, to_document
 from blinkccl.trees.forest.model import Cut, Dual, Forest
-from blinkccl.trees.packing.in_network import TreeTask
-from blinkccl.trees.packing.in_network_proof import in_network_proof
+from blinkccl.trees.packing.in_network import TreeTask, in_network_proof
 from support.execution import difference
 from support.planned import asked, with_ends
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.trees.algorithms import optimal_trees, shallower
+from blinkccl.trees.algorithms import optimal_trees, refine
 from blinkccl.trees.algorithms.optimal import PLANS
 from blinkccl.trees.algorithms.rank_network import RankNetwork, rank_network_of
+from blinkccl.trees.algorithms.refine import LONGEST_WEIGHT
 from blinkccl.trees.algorithms.request import Request
-from blinkccl.trees.algorithms.short_weights import LONGEST_WEIGHT
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing.equal_trees import LOSS
 from support.planned import asked, assert_sound, planned
@@ -54,7 +54,7 @@ def test_the_least_depth_is_searched_through_switches() -> None:
 
 @pytest.mark.parametrize("spec", ["dgx-1v", "torus:4x4", "dgx-a100", "2x dgx-a100 @ 200Gbps"])
 def test_what_is_shallow_is_not_searched(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shallower, "_trees", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(refine, "_mix", lambda *_: pytest.fail("searched"))
     assert planned("optimal", asked(spec, "allgather")).depth <= 4
 
 
@@ -76,7 +76,7 @@ def test_through_switches_the_search_begins_with_the_default(
 
 @pytest.mark.parametrize("objective", ["shallow", "least-depth"])
 def test_many_unlike_links_are_not_searched(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shallower, "MOST_LINKS", 0)
+    monkeypatch.setattr(refine, "MOST_LINKS", 0)
     assert planned("optimal", asked("mi250", "allreduce", objective=objective)).depth == 7
 
 

@@ -8,7 +8,7 @@ from math import lcm
 
 import pytest
 
-from blinkccl.trees.algorithms.short_weights import LONGEST_WEIGHT, shortened
+from blinkccl.trees.algorithms.refine import LONGEST_WEIGHT, shortened
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing.equal_trees import LOSS
 from support.planned import asked, assert_sound, plan, planned

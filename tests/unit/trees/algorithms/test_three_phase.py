@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import groupby
+from operator import attrgetter
 
 import pytest
 
@@ -12,7 +13,8 @@ from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.fabric import compose
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.registry import ALGORITHMS
-from blinkccl.trees.algorithms.three_phase import LocalTree, cut_trees, local_trees, overlaid, whole_trees
+from blinkccl.trees.algorithms.shapes import laid_over
+from blinkccl.trees.algorithms.three_phase import LocalTree, cut_trees, local_trees, whole_trees
 from blinkccl.trees.forest.model import Forest, Share, Tree
 from support.planned import asked, assert_sound, plan, planned
 
@@ -165,14 +167,15 @@ def test_trees_of_one_way_links_keep_their_roots() -> None:
 def test_cuts_are_laid_over_each_other() -> None:
     three = [tree("1/2", [], 0), tree("1/4", [], 1), tree("1/4", [], 2)]
     two = [tree("2/3", [], 5), tree("1/3", [], 6)]
-    cuts = [(weight, [x.root for x in trees]) for weight, trees in overlaid([three, two, [tree("1", [], 9)]])]
+    rows = [three, two, [tree("1", [], 9)]]
+    cuts = [(weight, [x.root for x in trees]) for weight, trees in laid_over(rows, attrgetter("weight"))]
     assert cuts == [
         (Fraction(1, 2), [0, 5, 9]),
         (Fraction(1, 6), [1, 5, 9]),
         (Fraction(1, 12), [1, 6, 9]),
         (Fraction(1, 4), [2, 6, 9]),
     ]
-    assert len(list(overlaid([three, three]))) == 3
+    assert len(list(laid_over([three, three], attrgetter("weight")))) == 3
 
 
 def test_equal_servers_are_cut_no_further() -> None:

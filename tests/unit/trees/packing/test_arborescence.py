@@ -10,7 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from blinkccl.trees.packing.arborescence import minimum_arborescence, shallow_minimum_tree
+from blinkccl.trees.packing.oracles import minimum_arborescence, shallow_minimum_tree
 
 Cost = list[list[Any]]
 DRAW: dict[str, Callable[[Random], Any]] = {

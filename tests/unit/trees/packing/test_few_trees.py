@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from blinkccl.trees.packing import few_trees
+from blinkccl.trees.packing import shallow
 from blinkccl.trees.packing.bottleneck import allgather_rate
 from blinkccl.trees.packing.equal_trees import EqualTrees
 from blinkccl.trees.packing.integral import Arborescence
@@ -52,7 +52,7 @@ def check(network: FlowNetwork, found: EqualTrees, most: int) -> None:
 def test_partitions_are_all_there_are() -> None:
     for units, most in product(range(1, 8), range(1, 5)):
         wanted = {tuple(sorted(filter(None, parts), reverse=True)) for parts in product(range(units + 1), repeat=most)}
-        found = list(few_trees.partitions(units, most, units))
+        found = list(shallow.partitions(units, most, units))
         assert sorted(found) == sorted(parts for parts in wanted if sum(parts) == units)
 
 
@@ -62,7 +62,7 @@ def test_partitions_are_all_there_are() -> None:
 )
 def test_a_dgx_1v(most: int, least_depth: bool, rate: str, depth: int) -> None:
     network = dgx_1v()
-    found = few_trees.every_root(network, Fraction(6, 7), most, Fraction(1, 2), least_depth=least_depth)
+    found = shallow.few_trees(network, Fraction(6, 7), most, Fraction(1, 2), least_depth=least_depth)
     assert found is not None
     check(network, found, most)
     assert (found.rate, found.depth) == (Fraction(rate), depth)
@@ -70,7 +70,7 @@ def test_a_dgx_1v(most: int, least_depth: bool, rate: str, depth: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_one_tree_per_root_is_the_best_of_least_depth(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_trees, "MOST_TRIED", 1000)
+    monkeypatch.setattr(shallow, "MOST_TRIED", 1000)
     dice = Random(seed)
     network = random_digraph(dice, dice.randint(3, 4)) if seed % 2 else random_graph(dice, dice.randint(3, 4))
     rate, _ = allgather_rate(network)
@@ -79,13 +79,13 @@ def test_one_tree_per_root_is_the_best_of_least_depth(seed: int, monkeypatch: py
     assert columns is not None
     mine = [[arcs for r, arcs in columns if r == root] for root in range(network.n)]
     best = max(rate_of(network, [(Fraction(1), arcs) for arcs in trees]) for trees in product(*mine))
-    found = few_trees.every_root(network, rate, 1, best * Fraction(99, 100), least_depth=True)
+    found = shallow.few_trees(network, rate, 1, best * Fraction(99, 100), least_depth=True)
     if len(symmetry_of(network).moves) == 1 and best < rate:
         assert found is not None
     if found is not None:
         check(network, found, 1)
         assert found.rate == best
-    assert few_trees.every_root(network, rate, 1, best, least_depth=True) is None
+    assert shallow.few_trees(network, rate, 1, best, least_depth=True) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -95,7 +95,7 @@ def test_more_trees_are_sound_and_above_what_was_known(seed: int) -> None:
     rate, _ = allgather_rate(network)
     known = rate / 2
     for most in (1, 2, 3):
-        found = few_trees.every_root(network, rate, most, known)
+        found = shallow.few_trees(network, rate, most, known)
         if found is not None:
             check(network, found, most)
             assert known < found.rate <= rate
@@ -105,29 +105,29 @@ def test_more_trees_are_sound_and_above_what_was_known(seed: int) -> None:
 def test_where_none_are_looked_for() -> None:
     half = Fraction(1, 2)
     switched = FlowNetwork(3, 2, ((0, 2, 1), (1, 2, 1), (2, 0, 1), (2, 1, 1)))
-    assert few_trees.every_root(switched, Fraction(1), 2, half) is None
-    assert few_trees.every_root(dgx_1v(), Fraction(6, 7), 2, Fraction(6, 7)) is None
-    assert few_trees.every_root(dgx_1p(), Fraction(4, 7), few_trees.MOST_UNITS + 1, half) is None
+    assert shallow.few_trees(switched, Fraction(1), 2, half) is None
+    assert shallow.few_trees(dgx_1v(), Fraction(6, 7), 2, Fraction(6, 7)) is None
+    assert shallow.few_trees(dgx_1p(), Fraction(4, 7), shallow.MOST_UNITS + 1, half) is None
 
 
 def test_widths_of_ten_digits_beside_one() -> None:
     wide = FlowNetwork(3, 3, tuple((u, v, 1 if 2 in (u, v) else 10**10) for u in range(3) for v in range(3) if u != v))
     rate, _ = allgather_rate(wide)
-    found = few_trees.every_root(wide, rate, 2, rate / 1000)
+    found = shallow.few_trees(wide, rate, 2, rate / 1000)
     assert found is not None
     check(wide, found, 2)
     assert found.rate == rate
 
 
 def test_too_many_trees_are_not_chosen_among(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_trees, "MOST_COLUMNS", 10)
-    assert few_trees.every_root(dgx_1v(), Fraction(6, 7), 3, Fraction(1, 2)) is None
-    assert few_trees.every_root(one_way_ring(4), Fraction(1, 3), 1, Fraction(1, 4)) is not None
+    monkeypatch.setattr(shallow, "MOST_WEIGHTED", 10)
+    assert shallow.few_trees(dgx_1v(), Fraction(6, 7), 3, Fraction(1, 2)) is None
+    assert shallow.few_trees(one_way_ring(4), Fraction(1, 3), 1, Fraction(1, 4)) is not None
 
 
 def test_a_program_that_is_not_decided_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_trees, "MOST_NODES", 0)
-    assert few_trees.every_root(dgx_1v(), Fraction(6, 7), 2, Fraction(5, 6)) is None
+    monkeypatch.setattr(shallow, "MOST_NODES", 0)
+    assert shallow.few_trees(dgx_1v(), Fraction(6, 7), 2, Fraction(5, 6)) is None
 
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])

@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import linprog
 
 from blinkccl.errors import InternalError, PackingError
-from blinkccl.trees.packing import growing_prices, multiflow
+from blinkccl.trees.packing import multiflow
 from blinkccl.trees.packing.bottleneck import gather_rate
 from blinkccl.trees.packing.maxflow import max_flow
 from blinkccl.trees.packing.multiflow import Multiflow, UnitPath, all_to_all, decompose, price_bound
@@ -121,9 +121,9 @@ def test_prices_grow_for_as_long_as_the_flow_is_not_near(monkeypatch: pytest.Mon
     """Few rounds leave this graph a twentieth below its bound, and as many as it needs bring it nearer."""
     network = random_graph(Random(5), 16)
     monkeypatch.setattr(multiflow, "MOST_COLUMNS", 0)
-    monkeypatch.setattr(growing_prices, "MOST_ROUNDS", 20)
+    monkeypatch.setattr(multiflow, "MOST_ROUNDS", 20)
     near = all_to_all(network)
-    monkeypatch.setattr(growing_prices, "NEAR", 0.0)
+    monkeypatch.setattr(multiflow, "NEAR_ENOUGH", 0.0)
     short = all_to_all(network)
     assert short.rate < 0.95 * short.bound
     assert near.rate >= 0.95 * near.bound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
@@ -102,11 +103,11 @@ def line() -> FlowNetwork:
 @pytest.mark.parametrize("wrong", ["too much", "no proof", "free"])
 def test_nothing_of_the_program_is_believed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert orientation_of(line()) is not None
-    program = orientation._LinearProgram
+    program = orientation._Orienting
     solved = program.solved
 
-    def told(self: orientation._LinearProgram) -> tuple[list[float], list[float]]:
-        values, duals = solved(self)
+    def told(self: orientation._Orienting, cost: Sequence[float]) -> tuple[list[float], list[float]]:
+        values, duals = solved(self, cost)
         if wrong == "too much":
             values = [2 * value for value in values]
         return values, duals if wrong == "too much" else [

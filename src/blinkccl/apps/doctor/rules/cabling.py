@@ -13,7 +13,7 @@ from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.cost.baselines.nccl_system import check_nvidia
 from blinkccl.errors import UnsupportedError
 from blinkccl.show.text import count, gb_per_s_text
-from blinkccl.topology.cables import cables_of, gbit_text
+from blinkccl.topology.fabric import cables_of, gbit_text
 from blinkccl.topology.model import Topology
 from blinkccl.trees.packing.two_trees import binary_tree, second_tree
 

@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
+from blinkccl.trees.algorithms.order import MOST_CLIQUES, order_bound
 from blinkccl.trees.algorithms.rank_network import rank_network_of
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.packing.nested_groups import NestedGroup, neighbours, pack_group
 from blinkccl.trees.packing.network import FlowNetwork
 from blinkccl.trees.packing.oracles import cheapest_hops
-from blinkccl.trees.packing.order_bound import MOST_CLIQUES, order_bound
 from support.planned import asked
 
 

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from blinkccl.errors import UsageError
+from blinkccl.trees.algorithms.blink import ApproximatePacking, pack_multiplicative
 from blinkccl.trees.packing.bottleneck import gather_rate
 from blinkccl.trees.packing.columns import Oracle, check_loads, pack_columns
 from blinkccl.trees.packing.maxflow import broadcast_rate
-from blinkccl.trees.packing.mwu import ApproximatePacking, pack_multiplicative
 from blinkccl.trees.packing.network import FlowNetwork
 from blinkccl.trees.packing.oracles import out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
 from blinkccl.trees.packing.undirected import strength, undirected_widths

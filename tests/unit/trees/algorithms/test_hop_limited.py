@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.trees.algorithms.rank_network import rank_network_of
-from blinkccl.trees.packing import hop_limited, native_flows
+from blinkccl.trees.algorithms.refine import HopLimited
+from blinkccl.trees.packing import native_flows
 from blinkccl.trees.packing.bottleneck import allgather_rate
-from blinkccl.trees.packing.hop_limited import Part
 from blinkccl.trees.packing.maxflow import broadcast_rate
-from blinkccl.trees.packing.network import Arc, FlowNetwork, hops_deep
+from blinkccl.trees.packing.network import Arc, FlowNetwork, OutTree, hops_deep
 from blinkccl.trees.packing.shallow import out_trees
-from blinkccl.trees.packing.symmetry import symmetry_of
+from blinkccl.trees.packing.symmetry import no_symmetry, symmetry_of
 from blinkccl.trees.packing.undirected import pack_trees
 from support.planned import asked
 from support.small_networks import random_graph
@@ -91,7 +91,16 @@ def test_a_move_takes_the_new_parent_along() -> None:
     assert [-1, 0, 0, 2] in [parent for _, parent in found]
 
 
-def loads(network: FlowNetwork, found: list[Part], levels: int, *, both: bool = False) -> dict[Arc, Fraction]:
+def from_roots(network: FlowNetwork, levels: int, rate: Fraction, near: Fraction) -> list[OutTree] | None:
+    symmetry = symmetry_of(network)
+    return HopLimited(network, symmetry, levels, {root: i for i, root in enumerate(symmetry.roots)}).best(rate, near)
+
+
+def from_first(network: FlowNetwork, levels: int, rate: Fraction, near: Fraction) -> list[OutTree] | None:
+    return HopLimited(network, no_symmetry(network), levels, {0: 0}).best(rate, near)
+
+
+def loads(network: FlowNetwork, found: list[OutTree], levels: int, *, both: bool = False) -> dict[Arc, Fraction]:
     """Of a unit per root, or of one in all; asserts trees over all terminals within the levels."""
     load: defaultdict[Arc, Fraction] = defaultdict(Fraction)
     for root, part, hops in found:
@@ -115,7 +124,7 @@ def test_all_to_all(spec: str, levels: int) -> None:
     network = network_of(spec)
     rate, _ = allgather_rate(network)
     near = rate * Fraction(99, 100)
-    found = hop_limited.from_roots(network, symmetry_of(network), levels, rate, near)
+    found = from_roots(network, levels, rate, near)
     assert found is not None
     assert fits(network, loads(network, found, levels), near)
     parts: defaultdict[int, Fraction] = defaultdict(Fraction)
@@ -127,16 +136,16 @@ def test_all_to_all(spec: str, levels: int) -> None:
 def test_fewer_levels_than_the_way_to_all_have_no_trees() -> None:
     network = network_of("ring:6")
     rate, _ = allgather_rate(network)
-    assert hop_limited.from_roots(network, symmetry_of(network), 2, rate, rate / 2) is None
-    assert hop_limited.from_root(network, 0, 2, Fraction(2), Fraction(1)) is None
+    assert from_roots(network, 2, rate, rate / 2) is None
+    assert from_first(network, 2, Fraction(2), Fraction(1)) is None
 
 
 def test_from_one_root_at_a_rate_that_few_levels_allow() -> None:
     """A broadcast of a ring at the whole rate is two chains of five hops; at half of it two ways of three hops do."""
     network = network_of("ring:6")
     rate, _ = broadcast_rate(network, 0)
-    assert hop_limited.from_root(network, 0, 4, Fraction(rate), Fraction(rate)) is None
-    half = hop_limited.from_root(network, 0, 3, Fraction(rate, 2), Fraction(rate, 2))
+    assert from_first(network, 4, Fraction(rate), Fraction(rate)) is None
+    half = from_first(network, 3, Fraction(rate, 2), Fraction(rate, 2))
     assert half is not None
     assert fits(network, loads(network, half, 3), Fraction(rate, 2))
     assert sum(part for _, part, _ in half) == 1
@@ -148,7 +157,9 @@ def test_up_and_down_is_found_where_undirected_trees_fill_a_partition(seed: int)
     network = random_graph(Random(seed), n)
     rate = pack_trees(network).rate
     near = rate * Fraction(9, 10)
-    found = hop_limited.up_and_down(network, symmetry_of(network), n - 1, rate, near)
+    symmetry = symmetry_of(network)
+    mix = HopLimited(network, symmetry, n - 1, dict.fromkeys(symmetry.roots, 0), both_ways=True)
+    found = mix.best(rate, near)
     assert found is not None
     assert fits(network, loads(network, found, n - 1, both=True), near)
     assert sum(part for _, part, _ in found) == 1
@@ -157,11 +168,10 @@ def test_up_and_down_is_found_where_undirected_trees_fill_a_partition(seed: int)
 def test_trees_are_left_out_while_the_others_make_up_for_them() -> None:
     """All eight GPUs of a DGX-1V: a tree less from each root for each hundredth that may be missing, or so."""
     network = network_of("dgx-1v")
-    symmetry = symmetry_of(network)
     rate, _ = allgather_rate(network)
 
     def trees(near: Fraction) -> int:
-        found = hop_limited.from_roots(network, symmetry, 3, rate, near)
+        found = from_roots(network, 3, rate, near)
         assert found is not None
         return len(found)
 

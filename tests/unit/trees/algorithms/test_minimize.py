@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
+from blinkccl.trees.algorithms.blink import minimize_trees, pack_multiplicative
 from blinkccl.trees.packing.bottleneck import allgather_rate
 from blinkccl.trees.packing.columns import Column, check_loads, pack_columns
 from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.multiplicities import MULTIPLES, whole_weights
-from blinkccl.trees.packing.mwu import minimize_trees, pack_multiplicative
 from blinkccl.trees.packing.network import FlowNetwork
 from blinkccl.trees.packing.oracles import out_tree_oracle, up_and_down_oracle
 from blinkccl.trees.packing.undirected import strength, undirected_widths
