@@ -34,9 +34,6 @@ from blinkccl.trees.algorithms.bounds import (
 )
 from blinkccl.trees.algorithms.forests import Draft, forest_of, normalised, tree_drafts
 from blinkccl.trees.algorithms.optimal_trees import (
-    FEW_COLUMNS,
-    FEW_NODES,
-    depth_of,
     every_root,
     link_classes,
     moved_trees,
@@ -56,7 +53,7 @@ from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, OutTree, brea
 from blinkccl.trees.packing.oracles import column_of, loads_of
 from blinkccl.trees.packing.orientation import Orientation, pack_through_switches
 from blinkccl.trees.packing.phases import Pair, Phases
-from blinkccl.trees.packing.shallow import MOST_COLUMNS, choose, tree_columns
+from blinkccl.trees.packing.shallow import least_deep
 from blinkccl.trees.packing.symmetry import symmetry_of
 from blinkccl.trees.packing.templates import layered_templates
 from blinkccl.trees.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
@@ -230,21 +227,6 @@ def undirected_packing(network: FlowNetwork, objective: str) -> TreePacking:
     packing = pack_trees(network, loss=LOSS if objective == "shallow" and network.n > SOLVED else Fraction(0))
     capacity = {edge: width * packing.scale for edge, width in undirected_widths(network).items()}
     trees = merge_equal(map(recentred, flatten(capacity, packing.trees, undirected=True)))
-    trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")
-    return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(trees))
-
-
-def _shallower(
-    network: FlowNetwork, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
-) -> list[Arborescence]:
-    radius = min(map(network.eccentricity, range(network.n)))
-    demand = {0: sum(tree.multiplicity for tree in trees)}
-    for levels in range(radius, max(depth_of(tree) for tree in trees)):
-        most = MOST_COLUMNS if thorough else FEW_COLUMNS
-        columns = tree_columns(network, range(network.n), levels, undirected=True, most=most)
-        if columns is None:
-            break
-        found = choose(columns, capacity, demand, undirected=True, node_limit=2000 if thorough else FEW_NODES)
-        if found is not None:
-            return merge_equal(found)
-    return trees
+    demand, thorough = {0: sum(tree.multiplicity for tree in trees)}, objective == "least-depth"
+    trees = least_deep(network, capacity, demand, trees, thorough=thorough, undirected=True)
+    return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(merge_equal(trees)))

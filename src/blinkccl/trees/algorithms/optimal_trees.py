@@ -40,7 +40,7 @@ from blinkccl.trees.packing.maxflow import broadcast_rate
 from blinkccl.trees.packing.multiplicities import rounded, whole_weights
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, OutTree, breadth_first, hops_deep
 from blinkccl.trees.packing.oracles import cheapest_hops, column_of, loads_of
-from blinkccl.trees.packing.shallow import MOST_COLUMNS, choose, few_trees, fewest_arborescences, tree_columns
+from blinkccl.trees.packing.shallow import few_trees, fewest_arborescences, least_deep
 from blinkccl.trees.packing.splitting import without_transit
 from blinkccl.trees.packing.symmetry import Symmetry, symmetry_of
 from blinkccl.trees.packing.templates import (
@@ -326,37 +326,13 @@ def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> lis
     flat = merged(flatten(network.capacity, pack_arborescences(network, demand)))
     if len(demand) == 1 and objective != "least-depth":
         return flat  # deep in few places, and without the solver, which takes a while to load
-    return _least_deep(network, demand, flat, thorough=objective == "least-depth")
-
-
-#: Columns that the default objective is willing to hand to an integer program, and its branchings.
-FEW_COLUMNS, FEW_NODES = 700, 20
-
-
-def _least_deep(
-    network: FlowNetwork, demand: dict[int, int], flat: list[Arborescence], *, thorough: bool
-) -> list[Arborescence]:
-    """The least depth at which whole multiplicities exist (or were found), fewest trees among equals."""
-    known = max(depth_of(tree) for tree in flat)
-    for levels in range(max(map(network.eccentricity, demand)), known):
-        columns = tree_columns(network, demand, levels, most=MOST_COLUMNS if thorough else FEW_COLUMNS)
-        if columns is None:
-            break
-        found = choose(columns, network.capacity, demand, node_limit=2000 if thorough else FEW_NODES)
-        if found is not None:
-            return found
-    return flat
+    return least_deep(network, network.capacity, demand, flat, thorough=objective == "least-depth")
 
 
 def servers_of(view: RankNetwork) -> Groups:
     """The network's terminals by server, in the order of the ranks."""
     ranks = view.ids[: view.network.terminals]
     return tuple(tuple(ranks.index(rank) for rank in group) for group in by_server(view.topology, ranks))
-
-
-def depth_of(tree: Arborescence) -> int:
-    """Hops from the root to the deepest vertex."""
-    return hops_deep(tree.root, tree.arcs)
 
 
 # Broadcast trees worth trying before any search: shapes that are optimal on the machines people build. Behind one

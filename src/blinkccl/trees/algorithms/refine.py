@@ -26,7 +26,7 @@ from blinkccl.trees.packing.columns import Column, Prices, best_mix
 from blinkccl.trees.packing.equal_trees import LOSS
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, OutTree, breadth_first
 from blinkccl.trees.packing.oracles import column_of
-from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits, no_symmetry, symmetry_of
+from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits, folded, no_symmetry, symmetry_of
 from blinkccl.trees.packing.templates import rotated, symmetric_hops
 
 #: The largest denominator that a weight may have, as a part of a block.
@@ -295,13 +295,11 @@ class HopLimited:
     def best(self, rate: Fraction, near: Fraction) -> list[OutTree] | None:
         """Trees that carry ``near`` per group at least, of the proved ``rate``; None where none are found."""
         orbit = arc_orbits(self.network, self.symmetry.moves)
-        size = Counter(orbit.values())
-        capacity = {name: self.network.capacity[name] * size[name] for name in size}
         copies = len(self.symmetry.moves)
         blocks = 1 if self.both_ways else copies  # of a group
         demand = [Fraction(1)] * len(set(self.groups.values()))
         found = best_mix(
-            *(capacity, demand, lambda prices: self._columns(prices, orbit)),
+            *(folded(self.network, orbit), demand, lambda prices: self._columns(prices, orbit)),
             *(rate * blocks, near * blocks, MOST_ROUNDS),
         )
         if found is None:

@@ -42,7 +42,7 @@ from blinkccl.trees.packing.oracles import (
     undirected_oracle,
 )
 from blinkccl.trees.packing.solver import CutProgram
-from blinkccl.trees.packing.symmetry import Permutation, arc_orbits, symmetry_of
+from blinkccl.trees.packing.symmetry import Permutation, arc_orbits, folded, symmetry_of
 
 #: Choices of Steiner vertices that are tried for every price; of more, each orbit alone and all but each.
 MOST_CHOICES = 100
@@ -103,8 +103,7 @@ def in_network_trees(task: TreeTask, target: Fraction) -> tuple[Fraction, tuple[
     At least what trees over terminals alone have. PackingError where terminals are not joined. Cost: ten rounds or so
     of a spanning tree per choice of Steiner vertices, for each root where links are not alike both ways.
     """
-    size = Counter(task.orbit.values())
-    capacity = {arc: task.network.capacity[arc] * size[arc] for arc in size}
+    capacity = folded(task.network, task.orbit)
     groups = task.orbits(task.roots)
     parts = [part for some in _choices(task) if (part := _Part(task, some, [group[0] for group in groups])).is_joined()]
     if not parts:

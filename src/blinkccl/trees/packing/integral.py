@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.trees.packing import native_flows
-from blinkccl.trees.packing.network import Arc, FlowNetwork, breadth_first
+from blinkccl.trees.packing.network import Arc, FlowNetwork, breadth_first, hops_deep
 
 DOES_NOT_FIT = "the trees wanted do not fit: some set of vertices is entered by too little capacity"
 
@@ -31,6 +31,11 @@ class Arborescence:
     root: int
     multiplicity: int
     arcs: tuple[Arc, ...]
+
+    @property
+    def depth(self) -> int:
+        """Hops from the root to the deepest vertex."""
+        return hops_deep(self.root, self.arcs)
 
 
 def pack_arborescences(network: FlowNetwork, demand: Mapping[int, int], *, few: bool = False) -> list[Arborescence]:

@@ -93,13 +93,11 @@ def all_to_all(network: FlowNetwork) -> Multiflow:
     return Multiflow(whole.rate, bound, prices, whole.units, templates, folded.symmetry)
 
 
-def price_bound(network: FlowNetwork, prices: Mapping[Arc, Fraction]) -> Fraction:
-    """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster."""
-    return _bound(network, prices, range(network.terminals), 1)
+def price_bound(network: FlowNetwork, prices: Mapping[Arc, Fraction], roots: Sequence[int], moves: int) -> Fraction:
+    """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster.
 
-
-def _bound(network: FlowNetwork, prices: Mapping[Arc, Fraction], roots: Sequence[int], moves: int) -> Fraction:
-    """The same under prices that moves keep, so many of each root. Whole prices: sums of fractions are slow."""
+    Prices are such as ``moves`` keep, so many of each root. Whole prices: sums of fractions are slow.
+    """
     scale = lcm(*(price.denominator for price in prices.values()))
     whole = {arc: int(price * scale) for arc, price in prices.items()}
     cost = 0
@@ -198,7 +196,7 @@ class _Folded:
         for rounded in itertools.chain.from_iterable(map(_roundings, offered)):
             prices = {arc: y for arc, y in rounded.items() if y > 0}
             try:
-                bound = _bound(self.network, prices, self.symmetry.roots, len(self.symmetry.moves))
+                bound = price_bound(self.network, prices, self.symmetry.roots, len(self.symmetry.moves))
             except InternalError:
                 continue  # every price that mattered was rounded away
             if best is None or bound < best[0]:

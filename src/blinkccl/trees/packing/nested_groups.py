@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import inf, prod
@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from blinkccl.errors import PackingError
 from blinkccl.trees.packing.columns import Column, ExactPacking, Oracle, Prices, pack_columns
-from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed, hops_along, turned
+from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, followed, hops_along, turned
 from blinkccl.trees.packing.oracles import cheapest_hops, cheapest_tree, cheapest_ways, column_of, loads_of
 
 #: Cost of the cheapest hop between two terminals, None where there is none; and the hop.
 _Costs = Sequence[Sequence[Any]]
 _Array = NDArray[np.float64]
-_HopOf = Callable[[int, int], Hop]
 #: Of floats, beside which rates count as equal.
 ROUNDING = 1e-9
 #: Packings whose prices are kept, the last ones.

@@ -166,6 +166,37 @@ def choose(
     return [Arborescence(c.payload[0], k, canonical_arcs(*c.payload)) for c, k in units]
 
 
+#: Columns that a search which is not thorough is willing to hand to an integer program, and its branchings.
+FEW_COLUMNS, FEW_NODES = 700, 20
+
+
+def least_deep(
+    network: FlowNetwork,
+    capacity: Mapping[Arc, int],
+    demand: Mapping[int, int],
+    known: list[Arborescence],
+    *,
+    thorough: bool,
+    undirected: bool = False,
+) -> list[Arborescence]:
+    """The least depth at which whole multiplicities exist (or were found), fewest trees among equals; else ``known``.
+
+    ``undirected`` is that of :func:`choose`: trees then have any root.
+    """
+    roots = range(network.n) if undirected else demand
+    least = (min if undirected else max)(map(network.eccentricity, roots))
+    for levels in range(least, max(tree.depth for tree in known)):
+        most = MOST_COLUMNS if thorough else FEW_COLUMNS
+        columns = tree_columns(network, roots, levels, undirected=undirected, most=most)
+        if columns is None:
+            break
+        nodes = 2000 if thorough else FEW_NODES
+        found = choose(columns, capacity, demand, undirected=undirected, node_limit=nodes)
+        if found is not None:
+            return found
+    return known
+
+
 # The fewest arborescences that fill a cut: depth-first search over trees of decreasing multiplicity. Every tree enters
 # each vertex by exactly one arc, so at least as many trees are needed as arcs it takes to bring the demand into any
 # vertex (or out of the root). The search tries that number, then one more, and so on; after each tree the max-flow of

@@ -9,7 +9,8 @@ identity alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -145,6 +146,12 @@ class _Mover:
             if key:
                 found.setdefault(key, []).append(v)
         return found
+
+
+def folded(network: FlowNetwork, orbit: Mapping[Arc, Arc]) -> dict[Arc, int]:
+    """What all arcs of each orbit hold together."""
+    size = Counter(orbit.values())
+    return {name: network.capacity[name] * size[name] for name in size}
 
 
 def arc_orbits(network: FlowNetwork, moves: Sequence[Sequence[int]]) -> dict[Arc, Arc]:

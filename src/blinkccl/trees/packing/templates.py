@@ -16,7 +16,7 @@ from blinkccl.trees.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.trees.packing.maxflow import FlowGraph
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, OutTree, followed
 from blinkccl.trees.packing.oracles import cheapest_tree, cheapest_ways, column_of, loads_of
-from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits
+from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits, folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,7 @@ def _packed(
     target: Fraction | None,
     seeds: Sequence[Column] = (),
 ) -> TemplatePacking:
-    size = Counter(orbit.values())
-    capacity = {name: network.capacity[name] * size[name] for name in size}
-    count = len(symmetry.moves)
+    capacity, count = folded(network, orbit), len(symmetry.moves)
     goal = None if target is None else target * count
     packing = pack_columns(capacity, [Fraction(1)] * len(symmetry.roots), oracle, seeds, goal)
     templates = tuple((column.payload[0], weight / count, column.payload[1]) for column, weight in packing.columns)
@@ -118,8 +116,7 @@ def layered_templates(network: FlowNetwork, symmetry: Symmetry, rate: Fraction) 
     entering = {root: _layers(network, orbit, root) for root in symmetry.roots}
     if any(len(choices) < network.n - 1 for choices in entering.values()):
         return None
-    size = Counter(orbit.values())
-    room = {name: network.capacity[name] * size[name] / (rate * len(symmetry.moves)) for name in size}
+    room = {name: units / (rate * len(symmetry.moves)) for name, units in folded(network, orbit).items()}
     for count in sorted({*range(1, min(rate.numerator, FEW_TEMPLATES) + 1), rate.numerator}):
         chosen = _dealt(entering, {name: int(count * most) for name, most in room.items()}, count)
         if chosen is not None:

@@ -64,7 +64,7 @@ def assert_multiflow(network: FlowNetwork, flow: Multiflow) -> None:
     for s, t in itertools.permutations(range(network.terminals), 2):
         assert_paths(flow.paths(s, t), s, t, flow.units, used)
     assert min(Fraction(network.capacity[arc] * flow.units, units) for arc, units in used.items()) == flow.rate
-    assert price_bound(network, flow.prices) == flow.bound >= flow.rate
+    assert price_bound(network, flow.prices, range(network.terminals), 1) == flow.bound >= flow.rate
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -153,9 +153,9 @@ def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
     network, dice = dgx_1v(), Random(1)
     for _ in range(10):
         prices = {arc: Fraction(dice.randint(0, 5), 7) for arc in network.capacity}
-        assert price_bound(network, prices) >= Fraction(3, 8)
+        assert price_bound(network, prices, range(network.terminals), 1) >= Fraction(3, 8)
     with pytest.raises(InternalError, match="prove nothing"):
-        price_bound(network, {})
+        price_bound(network, {}, range(network.terminals), 1)
 
 
 def test_one_way_streets_are_a_packing_error() -> None:
