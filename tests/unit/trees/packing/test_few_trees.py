@@ -17,7 +17,7 @@ from blinkccl.trees.packing.integral import Arborescence
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 from blinkccl.trees.packing.shallow import tree_columns
 from blinkccl.trees.packing.symmetry import symmetry_of
-from support.planned import assert_sound, plan
+from support.planned import plan
 from support.small_networks import (
     assert_tree,
     dgx_1p,
@@ -139,6 +139,5 @@ def test_plans_of_few_trees(collective: str) -> None:
         (3, "shallow", Fraction(48, 7), 2),
     ):
         forest = plan("optimal", "dgx-1v", None, collective, max_trees=most, objective=objective)
-        assert_sound(forest)
         assert (forest.rate, forest.depth) == (rate, depth)
         assert forest.trees_per_block == most
