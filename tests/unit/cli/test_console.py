@@ -141,7 +141,7 @@ def test_an_encoding_that_lacks_the_arrows_does_no_harm():
     ("command", "unneeded"),
     [
         ("--help", "numpy highspy rich msgspec pynvml ctypes"),
-        ("plan broadcast --topo dgx-1v --json", "numpy rich pynvml ctypes xml urllib.request blinkccl.proof.check"),
+        ("plan broadcast --topo dgx-1v --json", "numpy rich pynvml xml urllib.request blinkccl.proof.check"),
     ],
 )
 def test_a_command_loads_what_it_needs(command, unneeded):
