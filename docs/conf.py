@@ -1,7 +1,7 @@
-"""The documentation site: Sphinx reads the repository's Markdown pages where they lie, furo shows them offline.
+"""The documentation site: Sphinx reads the Markdown pages in place, and furo displays them offline.
 
-``make docs`` builds it into ``build/site``. What the code can say itself is put into the pages as they are read: the
-picture of the first page, and what every verb prints as its help.
+``make docs`` builds it into ``build/site``. Two parts are generated from the code while pages are read: the picture of
+the first page, and the help of every verb.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ root_doc = "docs/index"
 include_patterns = ["docs/**", "benchmarks/*.md", "examples/*.md", "CONTRIBUTING.md"]
 exclude_patterns = [".*", "build", "native", "src", "tests"]
 
-# Pages link to each other as they do in the repository; sources that they name can be downloaded from the site.
+# Links between pages are those of the repository; linked sources can be downloaded from the site.
 myst_heading_anchors = 4
-# Parts of a heading's address: what the repository's own view makes of it.
+# Anchors of headings follow the repository's own view.
 suppress_warnings = ["myst.header"]
 highlight_language = "none"
 smartquotes = False
@@ -53,7 +53,7 @@ SITE_START = """<!doctype html>
 
 
 def picture() -> str:
-    """Where no NVLink ring is: the trees of a plan on a DGX-1V, and what holds them back."""
+    """A plan without an NVLink ring: its trees on a DGX-1V, and the cut that limits them."""
     import blinkccl
 
     with TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def picture() -> str:
 
 
 def verbs() -> str:
-    """A section for each verb, with what ``blink VERB --help`` prints."""
+    """A section for each verb, with the output of ``blink VERB --help``."""
     from typer.testing import CliRunner
 
     from blinkccl.cli.app import app as blink
@@ -74,38 +74,38 @@ def verbs() -> str:
     sections = []
     for name in [None, *(command.name for command in blink.registered_commands)]:
         words = [*([name] if name else []), "--help"]
-        said = CliRunner().invoke(blink, words, prog_name="blink")
-        assert said.exit_code == 0, said.output
-        sections.append(f"## {' '.join(['blink', *words[:-1]])}\n\n```text\n{said.output.strip()}\n```\n")
+        result = CliRunner().invoke(blink, words, prog_name="blink")
+        assert result.exit_code == 0, result.output
+        sections.append(f"## {' '.join(['blink', *words[:-1]])}\n\n```text\n{result.output.strip()}\n```\n")
     return "\n".join(sections)
 
 
-#: What stands in a page as ``<!-- generated: NAME -->`` is made when the page is read.
+#: Generators of the parts marked by ``<!-- generated: NAME -->`` in a page.
 GENERATED = {"picture": picture, "verbs": verbs}
 
 
 def generate(app: Sphinx, page: str, source: list[str]) -> None:
-    """Puts what is made of the code into a page."""
+    """Insert the generated parts into a page."""
     for name, made in GENERATED.items():
         mark = f"<!-- generated: {name} -->"
         if mark in source[0]:
             source[0] = source[0].replace(mark, made())
 
 
-def short_signature(*said: object) -> tuple[str | None, ...]:
-    """Of an alias in a union Sphinx shows how it keeps it."""
-    signature, gives = said[-2:]
+def short_signature(*arguments: object) -> tuple[str | None, ...]:
+    """The signature with aliases by name, because Sphinx prints its own wrapper for an alias in a union."""
+    signature, gives = arguments[-2:]
     return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", str(part)) for part in (signature, gives))
 
 
 def write_start(app: Sphinx, error: Exception | None) -> None:
-    """The folder's own index.html leads to the first page."""
+    """Write the folder's index.html, which redirects to the first page."""
     if error is None and app.builder.format == "html":
         (Path(app.outdir) / "index.html").write_text(SITE_START, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Connect the hooks; Sphinx calls this."""
     app.connect("source-read", generate)
     app.connect("autodoc-process-signature", short_signature)
     app.connect("build-finished", write_start)

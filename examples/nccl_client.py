@@ -2,7 +2,7 @@
 
     blink run --require -- python3 examples/nccl_client.py [GPUS] [BYTES]
 
-It knows nothing of Blink. Without NCCL, a driver or two GPUs it says so and exits with 0 (with --need-gpus: 1).
+It does not use Blink. Without NCCL, a driver or two GPUs it prints this and exits with 0 (with --need-gpus: 1).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ FLOAT32, SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
 
 
 class UnavailableError(Exception):
-    """This machine lacks something; the message says what."""
+    """A component that this machine lacks; the message names it."""
 
 
 class CallError(Exception):
-    """A call failed; the message names it."""
+    """A failed call; the message names it."""
 
 
 def open_library(override: str, name: str, wheel: str | None) -> c.CDLL:
-    """A library by the name that ``override`` gives, by its own, or out of NVIDIA's wheels."""
+    """A library with the name in ``override``, with its own name, or from NVIDIA's wheels."""
     wheels = [str(path) for base in sys.path for path in sorted(Path(base).glob(wheel))] if wheel else []
     for path in filter(None, [os.environ.get(override), name, *wheels]):
         try:
@@ -38,7 +38,7 @@ def open_library(override: str, name: str, wheel: str | None) -> c.CDLL:
 
 
 class Checked:
-    """Functions of a library, of which every result but 0 is an error."""
+    """Functions of a library. Every result other than 0 is an error."""
 
     def __init__(self, library: c.CDLL, name: str) -> None:
         self._library, self._name = library, name
@@ -91,7 +91,7 @@ class Gpu:
 
 
 def gpus_here(cuda: Checked) -> int:
-    """How many GPUs there are; every one that can be named counts."""
+    """Number of GPUs, counted by requesting one after another."""
     try:
         cuda.cuInit(0)
     except CallError as error:
@@ -106,11 +106,11 @@ def gpus_here(cuda: Checked) -> int:
 
 
 def all_reduce(wanted: int | None, nbytes: int) -> str:
-    """Sums over all GPUs; what was done, for people."""
+    """Sum over all GPUs; return a report for people."""
     cuda = Checked(open_library("BLINK_CUDA_LIB", "libcuda.so.1", None), "libcuda")
     open_library("BLINK_NCCL_LIB", "libnccl.so.2", "nvidia/nccl/lib/libnccl.so.2")
-    # Looked up among all libraries of the process, so that one that is preloaded comes first; functions of the
-    # library itself would pass it by.
+    # Symbols are searched in all libraries of the process, so a preloaded one comes first; functions of the library
+    # itself would bypass it.
     nccl = Checked(c.CDLL(None), "libnccl")
     version = c.c_int()
     nccl.ncclGetVersion(c.byref(version))

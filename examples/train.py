@@ -1,13 +1,13 @@
-"""Trains a small transformer on generated text, with DDP or FSDP2, on gloo or blink: one word makes the difference.
+"""Training of a small transformer on generated text, with DDP or FSDP2, on gloo or blink; only one word differs.
 
     torchrun --nproc-per-node 2 examples/train.py --backend gloo
     torchrun --nproc-per-node 2 examples/train.py --backend blink
     torchrun --nproc-per-node 2 examples/train.py --backend blink --mode fsdp2
     torchrun --nproc-per-node 2 examples/train.py --backend blink --shared-buckets
 
-Plain PyTorch: nothing here knows blink but by its name, except --shared-buckets, which is one line. The last line of
-output says what was learned, and nothing about time or backend: at 2 ranks it is the same for gloo and blink, since
-a + b = b + a to the last bit. More ranks are summed in an order of each backend's own, so there the last digits differ.
+This is plain PyTorch; only the backend's name refers to blink, except --shared-buckets, which is one line. The last
+line of output has results of training, without time or backend. At 2 ranks it is the same for gloo and blink, because
+a + b = b + a to the last bit. Each backend sums more ranks in its own order, so there the last digits differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 class Block(nn.Module):
-    """Causal self-attention, then two linear layers; both beside a path that passes them by."""
+    """Causal self-attention, then two linear layers, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Scores for the next symbol at every place of a text."""
+    """Scores of the next symbol at every position of a text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Transformer(nn.Module):
 
 
 def batch_of_texts(generator: torch.Generator, batch: int) -> Tensor:
-    """Texts of ``LENGTH + 1`` symbols: mostly x → 3x + 1 (mod ``SYMBOLS``), each tenth symbol by chance."""
+    """Texts of ``LENGTH + 1`` symbols: mostly x → 3x + 1 (mod ``SYMBOLS``), each tenth symbol random."""
     text = torch.randint(SYMBOLS, (batch, LENGTH + 1), generator=generator)
     by_rule = torch.rand((batch, LENGTH + 1), generator=generator) < 0.9
     for place in range(1, LENGTH + 1):
@@ -79,7 +79,7 @@ def batch_of_texts(generator: torch.Generator, batch: int) -> Tensor:
 
 
 def distributed(model: Transformer, options: argparse.Namespace) -> nn.Module:
-    """``model`` for all ranks: a copy on each (ddp), or each with a part of every parameter (fsdp2)."""
+    """``model`` on all ranks: a copy on each (ddp), or a part of every parameter on each (fsdp2)."""
     if options.mode == "ddp":
         made = DistributedDataParallel(model)
     else:
@@ -95,7 +95,7 @@ def distributed(model: Transformer, options: argparse.Namespace) -> nn.Module:
 
 
 def train(model: nn.Module, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """The ranks' mean loss before each step, and what each step took in seconds."""
+    """The ranks' mean loss before each step, and the seconds of each step."""
     rank, size = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1000 * options.seed + rank)  # each rank its own texts
@@ -117,24 +117,24 @@ def train(model: nn.Module, options: argparse.Namespace) -> tuple[list[float], l
 
 
 def digest(model: nn.Module) -> str:
-    """Of all parameters, to the last bit; all ranks call this, for FSDP2's are gathered."""
-    found = hashlib.sha256()
+    """Hash of all parameters, to the last bit; all ranks must call this, because FSDP2's are gathered."""
+    sha = hashlib.sha256()
     for parameter in model.parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        found.update(whole.detach().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        sha.update(whole.detach().contiguous().numpy().tobytes())
+    return sha.hexdigest()
 
 
 def report(losses: list[float], seconds: list[float], parameters: str, options: argparse.Namespace) -> None:
-    """On rank 0. Losses are hashed as doubles, to the last bit."""
+    """Print the result on rank 0. Losses are hashed as doubles, to the last bit."""
     size = dist.get_world_size()
     step_s = statistics.median(seconds)
     tokens_per_s = size * options.batch * LENGTH / step_s
     losses_digest = hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
     if options.json:
-        found = {"backend": dist.get_backend(), "mode": options.mode, "ranks": size, "steps": options.steps}
-        found |= {"losses": losses, "losses_sha256": losses_digest, "parameters_sha256": parameters}
-        print(json.dumps(found | {"step_s": step_s, "tokens_per_s": tokens_per_s}))
+        document = {"backend": dist.get_backend(), "mode": options.mode, "ranks": size, "steps": options.steps}
+        document |= {"losses": losses, "losses_sha256": losses_digest, "parameters_sha256": parameters}
+        print(json.dumps(document | {"step_s": step_s, "tokens_per_s": tokens_per_s}))
         return
     print(f"{dist.get_backend()}: {step_s * 1e3:.1f} ms per step (median), {tokens_per_s:.0f} tokens per second")
     print(
@@ -158,7 +158,7 @@ def main() -> None:
     if options.shared_buckets and options.backend != "blink":
         parser.error(f"--shared-buckets is for --backend blink, got {options.backend}")
 
-    # One thread: more would sum in another order from run to run on some machines, and fight for the ranks' cores.
+    # One thread: more would sum in another order from run to run on some machines, and compete for the ranks' cores.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group(options.backend, timeout=TIMEOUT)

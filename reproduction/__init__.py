@@ -1,1 +1,1 @@
-"""What did the papers claim, and what do we find?"""
+"""The claims of the papers, and our numbers for them."""

@@ -1,6 +1,6 @@
-"""Blink's claims about what it has, and what it prints that cannot be right: E1, E3 to E6 and E8.
+"""Blink's claims on its features, and its printed errors: E1, E3 to E6 and E8.
 
-Errors that spoil a claim are in that claim's row: E2 in B16, E7 in B18, E9 in B36.
+Errors that affect a claim are in that claim's row: E2 in B16, E7 in B18, E9 in B36.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reproduction.jobs import EIGHT, MB, connected_allocations, plan, topology_o
 
 PAGE = Page("A")
 
-#: What NCCL 2.4 has.
+#: NCCL 2.4's reductions and collectives.
 NCCL_REDUCTIONS = ("sum", "prod", "max", "min")
 NCCL_COLLECTIVES = ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter")
 
@@ -34,9 +34,9 @@ def _features(_: Context) -> tuple[Value, ...]:
     """Blink probes links at run time, generates CUDA code for NCCL's collectives and reductions, and is preloaded under
     NCCL's API by LD_PRELOAD, without changes to programs.
 
-    This package was made to do the same, so that it does proves nothing of Blink. Links are probed by
-    topology/probe.py; NCCL's API is libblink.so, which is preloaded. Both and the generated code are tested on CPUs,
-    against a double of CUDA's driver; on a GPU they have not run yet.
+    This package was made to do the same, which proves nothing about Blink. topology/probe.py probes links; NCCL's API
+    is libblink.so, which is preloaded. Both and the generated code are tested on CPUs, against a double of CUDA's
+    driver; on a GPU they have not run yet.
     """
     basis = "registries of this package"
     return (
@@ -59,12 +59,13 @@ def _job_sizes(_: Context) -> tuple[Value, ...]:
 def _gathering(_: Context) -> tuple[Value, ...]:
     """Gather is the inverse of Broadcast, and AllGather is AllReduce without a reduction function.
 
-    E9: nothing combines on the way to a root, so Gather is no reversed Broadcast (that is Reduce) but a flow, and can
-    be faster. AllGather through one root is slower than equal trees from every rank (arXiv 2402.06787).
+    E9: no operation reduces data toward a root in a Gather. So Gather is a flow and no reversed Broadcast (that is
+    Reduce), and can be faster. AllGather through one root is slower than equal trees from every rank (arXiv
+    2402.06787).
     """
     best = {name: float(plan("optimal", "dgx-1v", name).rate) for name in ("broadcast", "gather", "allgather")}
-    found = network("dgx-1v", EIGHT)
-    through_root = float(8 * one_root_optimum(found, most_central(found)))
+    links = network("dgx-1v", EIGHT)
+    through_root = float(8 * one_root_optimum(links, most_central(links)))
     basis = "optimal plans, 8 GPUs of a DGX-1V"
     return (
         Value("Gather; as the inverse of Broadcast", best["broadcast"], best["gather"], "lanes", basis=basis),
@@ -77,22 +78,22 @@ def _gathering(_: Context) -> tuple[Value, ...]:
 def _strictly_below(_: Context) -> tuple[Value, ...]:
     """The load of a link is strictly less than its capacity.
 
-    With < no link may be full, so no cut is: Eq 5 with weights of 0 or 1 leaves two of six trees. It must be ≤. The κ
-    of Eq 2 and 5 also needs the index of the link.
+    With < no link may be full, and thus no cut: Eq 5 with weights of 0 or 1 leaves two of six trees. The relation must
+    be ≤. The κ of Eq 2 and 5 also needs the index of the link.
     """
-    found = network("dgx-1v", EIGHT)
+    links = network("dgx-1v", EIGHT)
     # With weights of 0 or 1, "<" leaves a lane of each link empty.
-    left = FlowNetwork(found.n, found.terminals, tuple((u, v, c - 1) for u, v, c in found.arcs if c > 1))
+    reduced = FlowNetwork(links.n, links.terminals, tuple((u, v, c - 1) for u, v, c in links.arcs if c > 1))
     basis = "minimum cut of what Eq 5 as printed leaves"
-    return (Value("trees on 8 GPUs of a DGX-1V", 6, broadcast_optimum(left), "lanes", basis=basis),)
+    return (Value("trees on 8 GPUs of a DGX-1V", 6, broadcast_optimum(reduced), "lanes", basis=basis),)
 
 
 @PAGE.claim("E3", "§3.3", wrong=True)
 def _directed_for_both(_: Context) -> tuple[Value, ...]:
-    """What is packed for Broadcast serves AllReduce in both directions.
+    """The packing for Broadcast serves AllReduce in both directions.
 
-    Directed trees use both directions of a link already, so reduce and broadcast would share them and be below NCCL's
-    rings. The text's “undirected graph” is what matters; Eq 1–7 do not have it.
+    Directed trees already use both directions of a link, so reduce and broadcast would share them and be slower than
+    NCCL's rings. The text's “undirected graph” is essential; Eq 1–7 lack it.
     """
     half = Fraction(broadcast_optimum(network("dgx-1v", EIGHT)), 2)
     against_rings = [
@@ -134,7 +135,7 @@ def _spanning_tree(_: Context) -> tuple[Value, ...]:
 def _printed_weights(_: Context) -> tuple[Value, ...]:
     """Trees of multiplicative weights have weights up to 0.899 and up to 148 of 1000 MB.
 
-    Both together mean a rate of 6.07, and 6 is all that links carry: they were rounded, or not scaled to fit.
+    Both together mean a rate of 6.07, but links carry only 6: the weights were rounded, or not scaled to fit.
     """
     basis = "the weight × 1000 MB / the data of the tree, all as printed"
     return (
@@ -147,16 +148,16 @@ def _printed_weights(_: Context) -> tuple[Value, ...]:
 def _negative_part(context: Context) -> tuple[Value, ...]:
     """Eq 8 says how much data goes over PCIe, for any size.
 
-    Below T_dpa × BW_NVL it says less than nothing: NVLink is ready before peer access is switched. The part is 0 there,
-    and hybrid transfers gain nothing.
+    Below T_dpa × BW_NVL it gives a negative amount: NVLink finishes before peer access is switched. The part is 0
+    there, and hybrid transfers gain nothing.
     """
     values = []
     for ranks in (3, 8):
         nvlink, wait_s = nvlink_gb_per_s(context, ranks), t_dpa_s(context, ranks)
         printed = eq_8_as_printed(MB, PCIE_GB_PER_S, nvlink, wait_s)
-        ours = hybrid_split(MB, PCIE_GB_PER_S, nvlink, wait_s).pcie_bytes
+        computed = hybrid_split(MB, PCIE_GB_PER_S, nvlink, wait_s).pcie_bytes
         what = f"of 1 MB to {ranks} GPUs, over PCIe"
-        values.append(Value(what, float(printed / MB), float(ours / MB), "MB", basis=SPLIT_BASIS))
+        values.append(Value(what, float(printed / MB), float(computed / MB), "MB", basis=SPLIT_BASIS))
         least = wait_s * nvlink * GB / MB
         values.append(Value(f"least data for PCIe, {ranks} GPUs", None, float(least), "MB", basis=SPLIT_BASIS))
     return tuple(values)
@@ -166,8 +167,8 @@ def _negative_part(context: Context) -> tuple[Value, ...]:
 def _two_answers(context: Context) -> tuple[Value, ...]:
     """Reduce+forward reaches around 18 GB/s; a DGX-2's GPU has 150 GB/s bidirectional.
 
-    Fig 7 has 21 to 19 GB/s for the same test. Six NVLinks of 25 GB/s are 150 GB/s in each direction. B32 has a third:
-    means of 51 % and 31 % for the same thing.
+    Fig 7 has 21 to 19 GB/s for the same test. Six NVLinks of 25 GB/s are 150 GB/s in each direction. B32 has a third
+    contradiction: means of 51 % and 31 % for the same quantity.
     """
     lanes = [link.gb_per_s for link in topology_of("dgx-2").links if link.kind == "nvlink"]
     return (

@@ -29,32 +29,32 @@ from reproduction.laboratory import speedup_values
 PAGE = Page("A")
 
 MACHINES = ("dgx-1v", "dgx-1p")
-#: What Fig 14 counts a ring over PCIe as, in NVLink lanes (§5.1: "half as much bandwidth as NVLink").
+#: Width of a ring over PCIe in Fig 14, in NVLink lanes (§5.1: "half as much bandwidth as NVLink").
 PCIE_LANES = Fraction(1, 2)
-#: Accuracies at which multiplicative weights are run; the paper prints none.
+#: Accuracies of multiplicative weights; the paper prints none.
 EPSILONS = (Fraction(1, 10), Fraction(1, 20), Fraction(1, 50))
 
 
 def network(name: str, gpus: Gpus) -> FlowNetwork:
     """The NVLinks between these GPUs, in lanes."""
-    asked = request(name, "allreduce", gpus)
-    return rank_network_of(asked.network, asked.ranks).network
+    job = request(name, "allreduce", gpus)
+    return rank_network_of(job.network, job.ranks).network
 
 
 def rings(name: str, gpus: Gpus) -> int:
-    """How many NVLink rings NCCL 2.4 finds, in lanes."""
+    """Number of NVLink rings of NCCL 2.4, in lanes."""
     return ring_count(request(name, "allreduce", gpus))
 
 
-def broadcast_optimum(found: FlowNetwork, root: int = 0) -> int:
+def broadcast_optimum(links: FlowNetwork, root: int = 0) -> int:
     """The least cut between ``root`` and any other rank, in lanes."""
-    return broadcast_rate(found, root)[0]
+    return broadcast_rate(links, root)[0]
 
 
 def allreduce_optimum(name: str, gpus: Gpus) -> Fraction:
     """The most undirected spanning trees, in lanes (Tutte 1961, Nash-Williams 1961)."""
-    found = network(name, gpus)
-    return strength(found.n, undirected_widths(found))[0]
+    links = network(name, gpus)
+    return strength(links.n, undirected_widths(links))[0]
 
 
 def ring_allreduce(lanes: Fraction, ranks: int) -> Fraction:
@@ -71,7 +71,7 @@ def every_setting() -> Iterator[tuple[str, Gpus]]:
 def _three_gpus(_: Context) -> tuple[Value, ...]:
     """On a DGX-1P, GPUs 0, 1, 3 have two NVLink rings, and GPUs 0, 1, 4 have none.
 
-    The bars of Fig 2 are a picture; rates of trees have no number beside them.
+    The bars of Fig 2 are a picture; rates of trees have no printed numbers.
     """
     joined, apart = (0, 1, 3), (0, 1, 4)
     trees = "trees of optimal from GPU 0"
@@ -91,27 +91,27 @@ def _rate(name: str, gpus: Gpus, collective: str = "broadcast", how: str = "opti
 def _six_gpus(_: Context) -> tuple[Value, ...]:
     """For six GPUs of a DGX-1P NCCL builds two rings and Blink three trees.
 
-    So it is for four of the 28 sets of six: 012456, 013457, 023467, 123567.
+    This holds for four of the 28 sets of six: 012456, 013457, 023467, 123567.
     """
-    found = []
+    matching = []
     for gpus in combinations(range(8), 6):
         try:
             rate = broadcast_optimum(network("dgx-1p", gpus))
         except TopologyError:  # NVLink leaves these six in parts
             continue
         if rate == 3:
-            found.append(gpus)
-    trees = [len(plan("optimal", "dgx-1p", "broadcast", gpus).shares) for gpus in found]
-    counts = [rings("dgx-1p", gpus) for gpus in found]
+            matching.append(gpus)
+    trees = [len(plan("optimal", "dgx-1p", "broadcast", gpus).shares) for gpus in matching]
+    counts = [rings("dgx-1p", gpus) for gpus in matching]
     return (
-        Value("sets of six GPUs with three trees", None, len(found), basis="minimum cuts of all 28 sets"),
+        Value("sets of six GPUs with three trees", None, len(matching), basis="minimum cuts of all 28 sets"),
         Value("trees of each", 3, _farthest(trees, 3), basis="optimal plans for broadcast"),
         Value("rings of each", 2, _farthest(counts, 2), basis="NCCL 2.4's rule for rings"),
     )
 
 
 def _farthest(numbers: Iterable[int], wanted: int) -> int:
-    """So that a claim about each of them holds only if it holds for the worst."""
+    """The number farthest from ``wanted``: a claim about each of them holds only if it holds for the worst."""
     return max(numbers, key=lambda number: abs(number - wanted))
 
 
@@ -119,28 +119,28 @@ def _farthest(numbers: Iterable[int], wanted: int) -> int:
 def _fills_the_cut(_: Context) -> tuple[Value, ...]:
     """The largest packing of arborescences reaches the minimum cut.
 
-    Edmonds 1973. With ≤ in Eq 2 (see E1), and the same rate for every root, as NVLinks are as wide both ways.
+    Edmonds 1973. With ≤ in Eq 2 (see E1), and the same rate for every root, because NVLinks are symmetric.
     """
     least = Fraction(1)
     for name, gpus in every_setting():
         rate = plan("optimal", name, "broadcast", gpus).rate
-        found = network(name, gpus)
-        least = min(least, *(rate / broadcast_optimum(found, root) for root in range(found.n)))
+        links = network(name, gpus)
+        least = min(least, *(rate / broadcast_optimum(links, root) for root in range(links.n)))
     basis = "optimal plans for broadcast; a maximum flow from every root to every rank"
     return (Value("least rate / minimum cut, 60 allocations, every root", 1, float(least), basis=basis),)
 
 
 @lru_cache(maxsize=8)
 def _weights(epsilon: Fraction) -> ApproximatePacking:
-    found = network("dgx-1v", EIGHT)
-    return pack_multiplicative(found.capacity, out_tree_oracle(found, [0]), epsilon)
+    links = network("dgx-1v", EIGHT)
+    return pack_multiplicative(links.capacity, out_tree_oracle(links, [0]), epsilon)
 
 
 @PAGE.claim("B11", "§3.2")
 def _approximation(_: Context) -> tuple[Value, ...]:
     """Multiplicative weights come within ε of the optimum in O(ln m / ε²) iterations of O(m).
 
-    The guarantee is checked while it runs. O( ) has no constant; ours stays near 1.
+    The guarantee is checked during the run. O( ) has no constant; ours stays near 1.
     """
     values = []
     for epsilon in EPSILONS:
@@ -156,7 +156,7 @@ def _approximation(_: Context) -> tuple[Value, ...]:
 def _tree_counts(_: Context) -> tuple[Value, ...]:
     """Multiplicative weights return 181 trees with weights from 0.002 to 0.899 for 8 GPUs of a DGX-1V.
 
-    The number depends on ε and on ties, which are not stated. Like the paper's, ours is far above the minimum.
+    The number depends on ε and on ties, which are not stated. Ours is far above the minimum too.
     """
     packings = {epsilon: _weights(epsilon) for epsilon in EPSILONS}
     most = max(packings.values(), key=lambda packing: len(packing.columns))
@@ -174,8 +174,8 @@ def _tree_counts(_: Context) -> tuple[Value, ...]:
 def _fewest(_: Context) -> tuple[Value, ...]:
     """6 trees are the fewest for 8 GPUs of a DGX-1V; each has a rate of 1 and 166 of 1000 MB.
 
-    6 is the fewest for weights of 0 or 1. With weights 2, 2, 1, 1 four trees have the same rate; fewer cannot, as four
-    links leave the root and all must be full.
+    6 is the fewest for weights of 0 or 1. With weights 2, 2, 1, 1 four trees have the same rate; fewer cannot, because
+    four links leave the root and all must be full.
     """
     fewest = plan("optimal", "dgx-1v", "broadcast", None, "fewest-trees")
     paper = plan("blink", "dgx-1v", "broadcast")
@@ -194,7 +194,7 @@ def _fewest(_: Context) -> tuple[Value, ...]:
 def _within_five_percent(_: Context) -> tuple[Value, ...]:
     """The integer program, relaxed step by step, comes within 5 % of the optimal rate.
 
-    Relaxing is needed: whole lanes alone are not enough for AllReduce.
+    Relaxation is needed: whole lanes alone are not enough for AllReduce.
     """
     parts = []
     for name, gpus in every_setting():
@@ -248,22 +248,22 @@ def _messages(_: Context) -> tuple[Value, ...]:
 def _fig_14(_: Context) -> tuple[Value, ...]:
     """In theory trees are at least as fast as rings in all cases, and up to 6× as fast.
 
-    6 is where the whisker ends, at the 95th percentile; the largest is above it.
+    6 is the end of the whisker, at the 95th percentile; the maximum is above it.
     """
     boxes = {(collective, name): fig_14_speedups(name, collective) for collective in FIG_14 for name in MACHINES}
-    found = boxes["allreduce", "dgx-1v"]
-    low, high = np.percentile(found, [5, 95])
+    v100 = boxes["allreduce", "dgx-1v"]
+    low, high = np.percentile(v100, [5, 95])
     basis = "optimal rates over NCCL 2.4's rings, a PCIe ring as half a lane"
     return (
         Value("least speed-up of all four boxes", 1, min(map(min, boxes.values())), "×", relation=">=", basis=basis),
         Value("AllReduce, V100, 95th percentile", 6, float(high), "×", basis=basis),
         Value("AllReduce, V100, 5th percentile", None, float(low), "×", basis=basis),
-        Value("AllReduce, V100, largest", None, found[-1], "×", basis=basis),
-        Value("AllReduce, V100, geometric mean", None, geometric_mean(found), "×", basis=basis),
+        Value("AllReduce, V100, largest", None, v100[-1], "×", basis=basis),
+        Value("AllReduce, V100, geometric mean", None, geometric_mean(v100), "×", basis=basis),
         *(
             Value(f"{collective}, {name}, geometric mean", None, geometric_mean(box), "×", basis=basis)
             for (collective, name), box in boxes.items()
-            if box is not found
+            if box is not v100
         ),
         *(value for collective, name in boxes for value in speedup_values(name, collective)),
     )
@@ -273,14 +273,14 @@ FIG_14 = ("allreduce", "broadcast")
 
 
 def fig_14_speedups(name: str, collective: str) -> list[float]:
-    """Ascending over a machine's allocations: one box of Fig 14."""
+    """Speed-ups over a machine's allocations, ascending: one box of Fig 14."""
     return sorted(fig_14_speedup(name, collective, gpus) for gpus in connected_allocations(name))
 
 
 def fig_14_speedup(name: str, collective: str, gpus: Gpus) -> float:
-    """Trees over rings in theory.
+    """Theoretical speed-up of trees over rings.
 
-    A ring broadcasts at its own rate. The text's ⌈(N−1)/N⌉ messages say the same, as the ceiling is 1.
+    A ring broadcasts at its own rate. The text's ⌈(N−1)/N⌉ messages mean the same, because the ceiling is 1.
     """
     lanes = Fraction(rings(name, gpus)) or PCIE_LANES
     if collective == "allreduce":
@@ -292,7 +292,7 @@ def fig_14_speedup(name: str, collective: str, gpus: Gpus) -> float:
 def _settings(_: Context) -> tuple[Value, ...]:
     """There are 46 topology settings for a DGX-1V and 14 for a DGX-1P.
 
-    Sets that NVLink leaves in parts are not counted; with them there would be 53 and 17.
+    Sets that NVLink does not connect are not counted; with them there would be 53 and 17.
     """
     basis = "isomorphism classes of NVLink-connected sets of 3 to 8 GPUs"
     return (

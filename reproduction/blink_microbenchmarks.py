@@ -1,7 +1,7 @@
 """Blink's microbenchmarks (§1, §2.2, §4.2, A.1): links, chains, fans, chunks and shared links.
 
-The calibration ``v100-copy-engine`` was fitted to Figs 7, 8, 24 and 26, five numbers to nine: that B6 to B9 come out
-near the paper's says that one cost model explains them all, not that it was predicted.
+The calibration ``v100-copy-engine`` was fitted to Figs 7, 8, 24 and 26, five numbers to nine. Agreement in B6 to B9
+therefore means that one cost model explains all four figures, and is no prediction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def throughput(context: Context, name: str, breadth: int, size_bytes: int) -> fl
 
 
 def lane_gb_per_s(costs: Calibration, kind: str = "nvlink") -> float:
-    """What one lane reaches in one direction."""
+    """Rate of one lane in one direction."""
     return next(row.gb_per_s.value for row in costs.link if row.kind == kind)
 
 
@@ -45,10 +45,10 @@ def _links(context: Context) -> tuple[Value, ...]:
     """
 
     def both(what: str, low: float, high: float, name: str, kind: str = "nvlink") -> tuple[Value, Value]:
-        ours = lane_gb_per_s(context.calibration(name), kind)
+        rate = lane_gb_per_s(context.calibration(name), kind)
         return (
-            Value(f"{what}, at least", low, ours, "GB/s", relation=">=", basis=f"{kind} of {name}"),
-            Value(f"{what}, at most", high, ours, "GB/s", relation="<=", basis=f"{kind} of {name}"),
+            Value(f"{what}, at least", low, rate, "GB/s", relation=">=", basis=f"{kind} of {name}"),
+            Value(f"{what}, at most", high, rate, "GB/s", relation="<=", basis=f"{kind} of {name}"),
         )
 
     return (
@@ -81,14 +81,14 @@ def _fig_8(context: Context) -> tuple[Value, ...]:
     One of the figures that the calibration was fitted to. 15 % below means a maximum of 21.2 GB/s, not of 25.
     """
     sizes = (50, 1000)
-    found = {(name, size): throughput(context, name, 0, size * MB) for name in ("mimo", "mca") for size in sizes}
+    rates = {(name, size): throughput(context, name, 0, size * MB) for name in ("mimo", "mca") for size in sizes}
     most = lane_gb_per_s(context.calibration(CALIBRATION))
     return (
         *(
             Value(f"{name.upper()}, {size} MB", 18, gb_per_s, "GB/s", FIT, basis=COSTS)
-            for (name, size), gb_per_s in found.items()
+            for (name, size), gb_per_s in rates.items()
         ),
-        Value("MIMO's part of a lane, 1000 MB", 0.85, found["mimo", 1000] / most, tolerance=FIT, basis=COSTS),
+        Value("MIMO's part of a lane, 1000 MB", 0.85, rates["mimo", 1000] / most, tolerance=FIT, basis=COSTS),
     )
 
 
@@ -96,7 +96,7 @@ def _fig_8(context: Context) -> tuple[Value, ...]:
 def _fig_24(context: Context) -> tuple[Value, ...]:
     """At 1000 MB forward falls from 22 to 20 GB/s, reduce-broadcast from 19 to 16; reduce+forward is around 18.
 
-    One of the figures that the calibration was fitted to, but for reduce+forward, which contradicts Fig 7 (E6).
+    The calibration was fitted to this figure, except reduce+forward, which contradicts Fig 7 (E6).
     """
     return (
         *_chain(context, "chain-forward", "forward", {3: 22, 8: 20}),
@@ -159,12 +159,12 @@ def _fig_11(_: Context) -> tuple[Value, ...]:
 
 def _searches(context: Context) -> dict[Gpus, tuple[Trial, ...]]:
     """The search for the chunk of each broadcast among 4 GPUs of a DGX-1V."""
-    found: dict[Gpus, tuple[Trial, ...]] = {}
+    searches: dict[Gpus, tuple[Trial, ...]] = {}
     for gpus in connected_allocations("dgx-1v"):
         if len(gpus) == 4:
             side = blink(context, "dgx-1v", "broadcast", gpus)
-            found[gpus] = search(side.program, side.forest.topology, side.conditions.calibration, SIZE_BYTES)
-    return found
+            searches[gpus] = search(side.program, side.forest.topology, side.conditions.calibration, SIZE_BYTES)
+    return searches
 
 
 @PAGE.claim("B21", "§4.2.1, Fig 12")
@@ -195,8 +195,8 @@ _UNFAIR = (Settings("unfair"), Settings("unfair", "reused"))
 
 
 def _against_fair(context: Context) -> dict[Gpus, list[float]]:
-    """Parts of the throughput on links shared fairly, where trees of a broadcast on a DGX-1V share links."""
-    found: dict[Gpus, list[float]] = {}
+    """Parts of the throughput on fairly shared links, if trees of a broadcast on a DGX-1V share links."""
+    parts: dict[Gpus, list[float]] = {}
     for gpus in connected_allocations("dgx-1v"):
         if _trees_share_a_link(plan("blink", "dgx-1v", "broadcast", gpus)):
             side = blink(context, "dgx-1v", "broadcast", gpus)
@@ -204,22 +204,22 @@ def _against_fair(context: Context) -> dict[Gpus, list[float]]:
                 replace(side, conditions=replace(side.conditions, settings=settings)).at(SIZE_BYTES).seconds
                 for settings in (Settings("fair"), *_UNFAIR)
             )
-            found[gpus] = [fair / seconds for seconds in unfair]
-    return found
+            parts[gpus] = [fair / seconds for seconds in unfair]
+    return parts
 
 
 @PAGE.claim("B22", "§4.2.2, Fig 13", agrees=BY_CONSTRUCTION)
 def _fig_13(context: Context) -> tuple[Value, ...]:
     """Links are not shared fairly, which costs throughput; reusing streams where trees share a link gets it back.
 
-    No numbers are printed. Unfair is modelled as the first stream going first, and streams that are reused have nothing
-    to be unfair to: that follows from the model, not from a measurement.
+    No numbers are printed. The model of unfair sharing serves the first stream first, and reused streams have no
+    competitor: this follows from the model, not from a measurement.
     """
-    found = _against_fair(context)
-    per_tree, reused = zip(*found.values(), strict=True)
+    parts = _against_fair(context)
+    per_tree, reused = zip(*parts.values(), strict=True)
     basis = f"blink plans for broadcast whose trees share links, DGX-1V, {COPY_ENGINES['dgx-1v']}, 500 MB"
     return (
-        Value("such plans of 46", None, len(found), basis=basis),
+        Value("such plans of 46", None, len(parts), basis=basis),
         Value("least part of fair throughput, a stream per tree", None, min(per_tree), basis=basis),
         Value("least part of fair throughput, streams reused", 1, min(reused), "", 0.1, ">=", basis),
     )

@@ -30,20 +30,20 @@ from reproduction.traffic import CALIBRATION
 
 PAGE = Page("A")
 
-#: How far a simulated number may be from a measured one: calibrations are themselves known to some percent.
+#: Tolerance of a simulated number against a measured one, since calibrations have errors of some percent.
 TOLERANCE = 0.15
-#: What trees over PCIe reach. The paper prints no rate; its Fig 21 implies this one with T_dpa = 0.31 ms per GPU.
+#: Rate of trees over PCIe. The paper prints none; its Fig 21 implies this one with T_dpa = 0.31 ms per GPU.
 PCIE_GB_PER_S = Fraction(11, 2)
 SPLIT_BASIS = f"Eq 8 with PCIe at 5.5 GB/s, minimum cuts in lanes of {CALIBRATION}, its peer_access_us"
 
 
 def t_dpa_s(context: Context, ranks: int) -> Fraction:
-    """T_dpa for so many GPUs: in proportion to them (§5.3)."""
+    """T_dpa for a number of GPUs, proportional to it (§5.3)."""
     return Fraction(context.calibration(CALIBRATION).engine.peer_access_us.value) / 1_000_000 * ranks
 
 
 def nvlink_gb_per_s(context: Context, ranks: int) -> Fraction:
-    """What broadcast trees among the first GPUs of a DGX-1V reach, at the calibrated rate of a lane."""
+    """Rate of broadcast trees among the first GPUs of a DGX-1V, at the calibrated rate of a lane."""
     lanes = broadcast_optimum(network("dgx-1v", tuple(range(ranks))))
     return lanes * Fraction(lane_gb_per_s(context.calibration(CALIBRATION)))
 
@@ -58,7 +58,7 @@ def eq_8_as_printed(total_bytes: int, pcie_gb_per_s: Fraction, nvlink: Fraction,
 def _eq_8(context: Context) -> tuple[Value, ...]:
     """The data is split so that PCIe, after T_dpa, and NVLink end at the same time.
 
-    For data that is large enough: E5. Ours is the same equation solved, so both ends meet because it says so.
+    This needs large data: E5. Ours is the same equation, solved, so both ends meet by construction.
     """
     values = []
     for ranks in (3, 8):
@@ -80,8 +80,8 @@ def _dgx_2(context: Context) -> tuple[Value, ...]:
     """On a DGX-2 Blink's AllReduce has m one-hop trees with 1/m of the data each; NCCL takes double binary trees below
     16 KB.
 
-    E7: in NCCL 2.4.2 ncclTreeThreshold() is 0 with fewer than two nodes, so that one server has rings only, by default
-    for every size. B30 has both baselines.
+    E7: in NCCL 2.4.2 ncclTreeThreshold() is 0 with fewer than two nodes, so one server uses only rings by default, at
+    every size. B30 has both baselines.
     """
     forest = plan("one_hop", "dgx-2", "allreduce")
     switches = {vertex.id for vertex in forest.topology.vertices if vertex.kind == "switch"}
@@ -91,9 +91,9 @@ def _dgx_2(context: Context) -> tuple[Value, ...]:
         for tree in share.trees()
     )
     basis = "one_hop plan for allreduce, 16 GPUs of a DGX-2"
-    theirs = nccl(context, request("dgx-2", "allreduce"), "nccl-2.4-v100")
+    baseline = nccl(context, request("dgx-2", "allreduce"), "nccl-2.4-v100")
     below = [1 << k for k in range(10, 40) if 1 << k < AS_WRITTEN_BYTES]
-    trees = sum("tree" in theirs.at(size_bytes).detail for size_bytes in below)
+    trees = sum("tree" in baseline.at(size_bytes).detail for size_bytes in below)
     return (
         Value("one-hop trees", 16, len({share.root for share in forest.shares}), basis=basis),
         Value("data of each", 1 / 16, float(max(share.weight for share in forest.shares)), "S", basis=basis),
@@ -143,15 +143,15 @@ def _three_phases(_: Context) -> tuple[Value, ...]:
 
 def dgx_2_curves(context: Context, sizes: Sequence[int]) -> list[list[float]]:
     """Algbw in GB/s by size: of Blink's one-hop trees, and of both baselines of NCCL 2.4."""
-    side, asked = blink(context, "dgx-2", "allreduce", how="one_hop"), request("dgx-2", "allreduce")
+    side, job = blink(context, "dgx-2", "allreduce", how="one_hop"), request("dgx-2", "allreduce")
     curves = [[at_best_chunk(side, size) for size in sizes]]
     for baseline in BASELINES:
-        theirs = nccl(context, asked, "nccl-2.4-v100", baseline)
-        curves.append([theirs.at(size).algbw_gb_per_s for size in sizes])
+        prepared = nccl(context, job, "nccl-2.4-v100", baseline)
+        curves.append([prepared.at(size).algbw_gb_per_s for size in sizes])
     return curves
 
 
-#: NCCL 2.4 as it is, and as the paper has it.
+#: NCCL 2.4 by its code, and by the paper's description.
 BASELINES = {"nccl-2.4": "rings only", "nccl-2.4-as-written": "trees below 16 KB"}
 #: Sizes of Figs 19 and 20, each four times the one before: latencies below 16 KB, and throughput from there to 1 GiB.
 SMALL = (1 << 10, 1 << 11, 1 << 12, 1 << 13)
@@ -162,16 +162,16 @@ LARGE = tuple(AS_WRITTEN_BYTES << k for k in range(0, 18, 2))
 def _dgx_2_ratios(context: Context) -> tuple[Value, ...]:
     """On a DGX-2 with 16 GPUs AllReduce has up to 3.32× less latency and up to 3.5× more throughput than NCCL's.
 
-    Both against what NCCL 2.4.2 does by default (rings only) and against what the paper says of it. Two steps against
-    30 of a ring or 8 of a tree; how long a step of NCCL's low-latency protocol is decides: 0.6 µs by its own tables,
-    while the paper's ratio implies some 1.8 µs.
+    Compared with the default of NCCL 2.4.2 (only rings) and with the paper's description. Two steps stand against 30 of
+    a ring or 8 of a tree. The duration of a step of NCCL's low-latency protocol decides: 0.6 µs by its own tables,
+    whereas the paper's ratio implies about 1.8 µs.
     """
     values = []
-    ours, *curves = dgx_2_curves(context, (*SMALL, *LARGE))
-    for (baseline, what), theirs in zip(BASELINES.items(), curves, strict=True):
-        found = [a / b for a, b in zip(ours, theirs, strict=True)]
+    trees, *curves = dgx_2_curves(context, (*SMALL, *LARGE))
+    for (baseline, what), rings in zip(BASELINES.items(), curves, strict=True):
+        gains = [a / b for a, b in zip(trees, rings, strict=True)]
         basis = f"one_hop plan, dgx-2, best chunk; {baseline} on nccl-2.4-v100 and nccl-2.4-v100-ll"
-        latency, throughput = found[: len(SMALL)], found[len(SMALL) :]
+        latency, throughput = gains[: len(SMALL)], gains[len(SMALL) :]
         values += [
             Value(f"largest latency ratio, 1–8 KB, {what}", 3.32, max(latency), "×", TOLERANCE, basis=basis),
             Value(f"largest throughput ratio, from 16 KB, {what}", 3.5, max(throughput), "×", TOLERANCE, basis=basis),
@@ -189,16 +189,16 @@ def crossings(context: Context) -> list[tuple[float, float, float]]:
 
     Among 3 and 5 GPUs of two DGX-1V.
     """
-    found = []
+    rates = []
     for rate in NETWORKS_GBIT:
         spec = f"2x dgx-1v @ {rate}Gbps"
         gpus = parse_gpus(FRAGMENTED, topology_of(spec))
         costs = COPY_ENGINES["dgx-1v"]
         under = conditions(context, costs)
         side = planned("three_phase", plan("three_phase", spec, "allreduce", gpus), under)
-        theirs = nccl(context, request(spec, "allreduce", gpus), costs).at(100 * MB)
-        found.append((rate / 8, at_best_chunk(side, 100 * MB), theirs.algbw_gb_per_s))
-    return found
+        rings = nccl(context, request(spec, "allreduce", gpus), costs).at(100 * MB)
+        rates.append((rate / 8, at_best_chunk(side, 100 * MB), rings.algbw_gb_per_s))
+    return rates
 
 
 @PAGE.claim("B34", "§5.4, Fig 22b")
@@ -206,20 +206,20 @@ def _fig_22b(context: Context) -> tuple[Value, ...]:
     """With 3 and 5 GPUs in two servers AllReduce of 100 MB keeps up with the network until about 300 Gb/s; NCCL is
     bound by PCIe.
 
-    A simulation in the paper as well. It does not state which GPUs; ours have two lanes in both servers. NCCL 2.4's
-    trees find NVLink lines in these servers, so that NVLink bounds our baseline, above what PCIe would.
+    A simulation in the paper as well. The paper does not state the GPUs; ours have two lanes in both servers. NCCL
+    2.4's trees use NVLink lines in these servers, so NVLink bounds our baseline, above the bound of PCIe.
     """
-    found = crossings(context)
-    kept_up = min(ours / network for network, ours, _ in found if network <= 300 / 8)
-    most = max(ours for _, ours, _ in found)
+    rates = crossings(context)
+    kept_up = min(blink_rate / network for network, blink_rate, _ in rates if network <= 300 / 8)
+    most = max(blink_rate for _, blink_rate, _ in rates)
     basis = f"three_phase plans, v100-copy-engine, best chunk; GPUs {FRAGMENTED}, 100 MB"
-    theirs = {network * 8: nccl_gb_per_s for network, _, nccl_gb_per_s in found}
+    by_gbit = {network * 8: nccl_gb_per_s for network, _, nccl_gb_per_s in rates}
     pcie = min(lane_gb_per_s(context.calibration("nccl-2.4-v100"), kind) for kind in ("pcie", "smp"))
     return (
         Value("Blink's part of the network, 40 to 300 Gb/s", 1, kept_up, "", TOLERANCE, basis=basis),
         Value("where Blink stops", 300, most * 8, "Gb/s", TOLERANCE, basis=basis),
-        Value("NCCL at 800 Gb/s against 200", 1, theirs[800] / theirs[200], "×", TOLERANCE, basis="nccl-2.4"),
-        Value("where NCCL stops, NVLink inside servers", None, max(theirs.values()) * 8, "Gb/s", basis="nccl-2.4"),
+        Value("NCCL at 800 Gb/s against 200", 1, by_gbit[800] / by_gbit[200], "×", TOLERANCE, basis="nccl-2.4"),
+        Value("where NCCL stops, NVLink inside servers", None, max(by_gbit.values()) * 8, "Gb/s", basis="nccl-2.4"),
         Value(
             "where NCCL stops, PCIe inside servers",
             None,

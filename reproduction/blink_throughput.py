@@ -31,18 +31,18 @@ from reproduction.laboratory import hybrid_values, speedup_values
 
 PAGE = Page("A")
 
-#: How far a simulated number may be from a measured one: calibrations are themselves known to some percent.
+#: Tolerance of a simulated number against a measured one, since calibrations have errors of some percent.
 TOLERANCE = 0.15
 
 
 def _speedups(context: Context, name: str, collective: str, most: float, mean: float) -> tuple[Value, ...]:
-    found = [one.speedup for one in all_timed(context, name, collective)]
+    speedups = [one.speedup for one in all_timed(context, name, collective)]
     basis = basis_of(name, collective)
     exact = [one.speedup for one in all_timed(context, name, collective, "optimal")]
     also = basis_of(name, collective, "optimal")
     return (
-        Value("largest speed-up", most, max(found), "×", TOLERANCE, basis=basis),
-        Value("geometric mean", mean, geometric_mean(found), "×", TOLERANCE, basis=basis),
+        Value("largest speed-up", most, max(speedups), "×", TOLERANCE, basis=basis),
+        Value("geometric mean", mean, geometric_mean(speedups), "×", TOLERANCE, basis=basis),
         Value("largest, with this package's optimal plans", None, max(exact), "×", basis=also),
         Value("geometric mean, with these", None, geometric_mean(exact), "×", basis=also),
         Value("least speed-up, with these", None, min(exact), "×", basis=also),
@@ -54,8 +54,8 @@ def _speedups(context: Context, name: str, collective: str, most: float, mean: f
 def _fig_15(context: Context) -> tuple[Value, ...]:
     """Broadcast of 500 MB on a DGX-1V is up to 6× as fast as NCCL's, 2× on geometric mean.
 
-    The root is the first GPU; the paper's is not stated. TreeGen gives up as much as 5 % of the rate for fewer trees,
-    and what each chunk costs a copy engine keeps full machines below NCCL's rings.
+    The root is the first GPU; the paper does not state its root. TreeGen sacrifices up to 5 % of the rate for fewer
+    trees, and the cost of each chunk on a copy engine keeps full machines below NCCL's rings.
     """
     return _speedups(context, "dgx-1v", "broadcast", 6, 2)
 
@@ -77,8 +77,8 @@ def _two_sets_of_four(context: Context) -> tuple[Value, ...]:
     """GPUs 1, 4, 5, 6 have no ring; 2, 3, 6, 7 have one in both directions, Blink one tree, and 3–5 GB/s more.
 
     The rings are as stated. The least cut of 2, 3, 6, 7 is two lanes, so two trees pack, and both sides have the same
-    rate. A lane reaches 22.75 GB/s under NCCL, and with copies 22.0 less what each chunk costs, so that nothing is left
-    to gain. The paper names “optimized chunked transfers”.
+    rate. A lane reaches 22.75 GB/s under NCCL. With copies it reaches 22.0 minus the cost of each chunk, so no gain is
+    left. The paper names “optimized chunked transfers”.
     """
     without, ring = (1, 4, 5, 6), (2, 3, 6, 7)
     both = timed(context, "dgx-1v", "broadcast", ring)
@@ -98,9 +98,9 @@ def _two_sets_of_four(context: Context) -> tuple[Value, ...]:
 def _against_broadcast(context: Context) -> tuple[Value, ...]:
     """With 3 and 4 GPUs AllReduce is 20–30 GB/s below Broadcast on average; with 8 it is half, for both libraries.
 
-    In theory, too, the optima of 3 and 4 GPUs are much nearer to each other than 20 GB/s on average, as they are equal
-    where links form a path; single allocations are that far apart. With 8 GPUs both libraries have 4/7 of Broadcast in
-    theory: (24/7)/6, and 8/14.
+    In theory the optima of 3 and 4 GPUs are also much closer than 20 GB/s on average, because they are equal if links
+    form a path; single allocations differ by that much. With 8 GPUs both libraries have 4/7 of Broadcast in theory:
+    (24/7)/6, and 8/14.
     """
     small = [gpus for gpus in connected_allocations("dgx-1v") if len(gpus) <= 4]
     lost = [
@@ -138,9 +138,9 @@ def hybrid_split_gb_per_s(context: Context, ranks: int) -> tuple[float, float]:
 
 
 def hybrid_gain_gb_per_s(context: Context, ranks: int) -> float:
-    """Fig 21 with the trees over PCIe timed, too: what the plan "hybrid" gains over "optimal", GB/s."""
-    asked, under = request("dgx-1v", "broadcast", tuple(range(ranks))), conditions(context, COPY_ENGINES["dgx-1v"])
-    hybrid, alone = (candidates()[how].prepare(asked, under).at(SIZE_BYTES) for how in ("hybrid", "optimal"))
+    """Fig 21 with simulated trees over PCIe: the gain of the plan "hybrid" over "optimal", GB/s."""
+    job, under = request("dgx-1v", "broadcast", tuple(range(ranks))), conditions(context, COPY_ENGINES["dgx-1v"])
+    hybrid, alone = (candidates()[how].prepare(job, under).at(SIZE_BYTES) for how in ("hybrid", "optimal"))
     return hybrid.algbw_gb_per_s - alone.algbw_gb_per_s
 
 
@@ -148,8 +148,8 @@ def hybrid_gain_gb_per_s(context: Context, ranks: int) -> float:
 def _fig_21(context: Context) -> tuple[Value, ...]:
     """PCIe beside NVLink adds around 5 GB/s to a broadcast among 3 or 4 GPUs and around 2 GB/s among 7 or 8.
 
-    T_dpa, the rate over PCIe, the GPUs and the size are not stated. 0.31 ms per GPU and 5.5 GB/s are what the figure
-    implies; they were chosen to fit it and cannot confirm it.
+    T_dpa, the rate over PCIe, the GPUs and the size are not stated. 0.31 ms per GPU and 5.5 GB/s are implied by the
+    figure; they were chosen to fit it and cannot confirm it.
     """
     published = {3: 5.0, 4: 5.0, 5: None, 6: None, 7: 2.0, 8: 2.0}
     split = "Eq 8 at 500 MB: PCIe at 5.5 GB/s, T_dpa of v100-copy-engine, NVLink as blink plans are timed on it"

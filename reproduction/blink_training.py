@@ -1,7 +1,7 @@
-"""What Blink saves of a training step (§2.1, §5.4): four CNNs with the simulator's collectives.
+"""Blink's savings in a training step (§2.1, §5.4): four CNNs with the simulator's collectives.
 
-The model of a step (:mod:`blinkccl.show.training`) sends gradients in buckets of 25 MiB, as PyTorch does, while the
-backward pass goes on: overlap is modelled. Where a row says "no overlap", all is sent after the backward pass. Times of
+The model of a step (:mod:`blinkccl.show.training`) sends gradients in buckets of 25 MiB, as PyTorch does, during the
+backward pass, so overlap is modelled. In rows with "no overlap", all data is sent after the backward pass. Times of
 arithmetic are published throughputs of one GPU; reading images costs nothing.
 """
 
@@ -63,10 +63,10 @@ class Trained:
 def trained(context: Context, allocations: Iterable[Gpus]) -> Iterator[Trained]:
     """Fig 5 (NCCL's side) and Fig 18: the same steps with Blink and with NCCL."""
     for gpus in allocations:
-        ours = _seconds(blink(context, "dgx-1v", "allreduce", gpus))
-        theirs = _seconds(nccl(context, request("dgx-1v", "allreduce", gpus), V100))
+        blink_s = _seconds(blink(context, "dgx-1v", "allreduce", gpus))
+        nccl_s = _seconds(nccl(context, request("dgx-1v", "allreduce", gpus), V100))
         for name in NETWORKS:
-            sides = zip(_both_ways(name, ours), _both_ways(name, theirs), strict=True)
+            sides = zip(_both_ways(name, blink_s), _both_ways(name, nccl_s), strict=True)
             yield Trained(name, gpus, *(Comparison(*side) for side in sides))
 
 
@@ -79,9 +79,9 @@ def nccl_overheads(context: Context, machine: str = "dgx-1v", gpu: str = "v100")
 
 
 def chosen_allocations() -> tuple[Gpus, ...]:
-    """For every number of GPUs one allocation of each speed-up in theory.
+    """One allocation for each theoretical speed-up, for every number of GPUs.
 
-    §5.4 takes those "where the speed-up of Blink over NCCL is unique" and does not list them.
+    §5.4 selects those "where the speed-up of Blink over NCCL is unique" and does not list them.
     """
     first: dict[tuple[int, float], Gpus] = {}
     for gpus in connected_allocations("dgx-1v"):
@@ -93,14 +93,14 @@ def chosen_allocations() -> tuple[Gpus, ...]:
 def _fig_5(context: Context) -> tuple[Value, ...]:
     """With NCCL communication takes as much as 50 % of an iteration on a DGX-1V.
 
-    AlexNet where NCCL falls back to PCIe. Times of arithmetic are not printed; ours are of newer software and larger
-    minibatches, so that arithmetic is shorter and communication a larger part. Bars per network are pictures, and 50–90
-    % is another paper's number.
+    AlexNet, on GPUs for which NCCL falls back to PCIe. Times of arithmetic are not printed. Ours are of newer software
+    and larger minibatches, so arithmetic takes less time and communication is a larger part. Bars per network are
+    pictures, and 50–90 % is another paper's number.
     """
     basis = f"nccl-2.4 on nccl-2.4-v100 and its -ll; {_STEP}, 46 allocations of a DGX-1V"
-    found = list(nccl_overheads(context))
-    most = {name: max(step.overhead_percent for one, _, (step, _) in found if one == name) for name in NETWORKS}
-    late = max(step.overhead_percent for _, _, (_, step) in found)
+    steps = list(nccl_overheads(context))
+    most = {name: max(step.overhead_percent for one, _, (step, _) in steps if one == name) for name in NETWORKS}
+    late = max(step.overhead_percent for _, _, (_, step) in steps)
     return (
         Value("largest overhead", 50, max(most.values()), "%", TOLERANCE, basis=basis),
         Value("largest overhead, no overlap", None, late, "%", basis=basis),
@@ -112,18 +112,18 @@ def _fig_5(context: Context) -> tuple[Value, ...]:
 def _fig_18(context: Context) -> tuple[Value, ...]:
     """Blink shortens training iterations by up to 40 % (6.3 % on mean), communication by up to 87 % (31 % on mean).
 
-    §1 has 51 % where §5.4 has 31 %, so one of both cannot be met. Ours exceeds 40 % for AlexNet alone, whose arithmetic
-    is faster here than in the paper (B5). Means are those of the ratios; which allocations are in the paper's is not
-    listed. Communication is the time for which the communicator is busy.
+    §1 has 51 % and §5.4 has 31 %, so one of them must fail. Ours exceeds 40 % for AlexNet alone, whose arithmetic is
+    faster here than in the paper (B5). Means are those of the ratios; the paper does not list its allocations.
+    Communication is the time during which the communicator is busy.
     """
     chosen = chosen_allocations()
     both = f"blink plans for allreduce, {V100}; nccl-2.4 on nccl-2.4-v100 and its -ll; {_STEP}"
     basis = f"{both}, {len(chosen)} allocations with different speed-ups in theory"
-    found = list(trained(context, connected_allocations("dgx-1v")))
-    picked = [one for one in found if one.gpus in chosen]
+    steps = list(trained(context, connected_allocations("dgx-1v")))
+    picked = [one for one in steps if one.gpus in chosen]
     step, step_mean = _saved("step_reduction", [one.overlapped for one in picked])
     moved, moved_mean = _saved("communication_reduction", [one.overlapped for one in picked])
-    everywhere = _saved("step_reduction", [one.overlapped for one in found])
+    everywhere = _saved("step_reduction", [one.overlapped for one in steps])
     exposed = _saved("step_reduction", [one.late for one in picked])
     return (
         Value("time of a step, most", 40, step, "%", TOLERANCE, basis=basis),
@@ -138,7 +138,7 @@ def _fig_18(context: Context) -> tuple[Value, ...]:
 
 
 def _saved(name: str, among: list[Comparison]) -> tuple[float, float]:
-    """The most that is saved, and 1 − the geometric mean of the ratios; in percent."""
+    """The largest saving, and 1 − the geometric mean of the ratios; in percent."""
     parts = [getattr(one, name) for one in among]
     return 100 * max(parts), 100 * (1 - geometric_mean(1 - part for part in parts))
 
@@ -151,17 +151,17 @@ def on_two_servers(context: Context) -> list[Comparison]:
     """Fig 22 (a): a step of each network over the 3 and 5 GPUs of two DGX-1V."""
     gpus = parse_gpus(FRAGMENTED, topology_of(_SERVERS))
     forest = plan("three_phase", _SERVERS, "allreduce", gpus)
-    ours = _seconds(planned("three_phase", forest, conditions(context, V100)))
-    theirs = _seconds(nccl(context, request(_SERVERS, "allreduce", gpus), V100))
-    return [Comparison(_both_ways(name, ours)[0], _both_ways(name, theirs)[0]) for name in NETWORKS]
+    blink_s = _seconds(planned("three_phase", forest, conditions(context, V100)))
+    nccl_s = _seconds(nccl(context, request(_SERVERS, "allreduce", gpus), V100))
+    return [Comparison(_both_ways(name, blink_s)[0], _both_ways(name, nccl_s)[0]) for name in NETWORKS]
 
 
 @PAGE.claim("B33", "§5.4, Fig 22a")
 def _fig_22a(context: Context) -> tuple[Value, ...]:
     """With 3 and 5 GPUs in two servers at 40 Gb/s Blink trains up to 11 % faster than Horovod with NCCL and MPI.
 
-    Horovod and MPI are not in our baselines, which take NCCL 2.4's trees between servers. These are almost as fast as
-    Blink at 40 Gb/s. Which GPUs is not stated.
+    Our baselines lack Horovod and MPI; they use NCCL 2.4's trees between servers. These are almost as fast as Blink at
+    40 Gb/s. The GPUs are not stated.
     """
     saved = [100 * one.step_reduction for one in on_two_servers(context)]
     basis = f"three_phase plan, {V100}; nccl-2.4; {_SERVERS}, GPUs {FRAGMENTED}; DDP buckets of 25 MiB with overlap"

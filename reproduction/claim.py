@@ -1,7 +1,7 @@
-"""Claims, and what comparing them with a computation gives.
+"""Claims, and the comparison of their numbers with a computation.
 
-A claim is a sentence of a document with its numbers. ``compute`` finds our numbers anew each time it is asked, from
-plans, the simulator and calibrations; nothing here stores an answer. The verdict follows from both sets of numbers.
+A claim is a sentence of a document with its numbers. ``compute`` computes our numbers on every call, from plans, the
+simulator and calibrations; nothing here stores an answer. The verdict follows from both sets of numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from blinkccl.cost.simulate.calibration import Calibration
 from blinkccl.cost.simulate.calibration import calibration as named_calibration
 
-#: The documents, by the letter that claims carry.
+#: The documents, by the letter of their claims.
 DOCUMENTS = {
     "A": "Blink (MLSys 2020)",
     "B": "Blink, the poster",
@@ -28,24 +28,24 @@ BY_CONSTRUCTION = "by construction"
 DIFFERS = "differs"
 CONTRADICTED = "contradicted"
 UNCHECKABLE = "cannot be checked"
-#: From best to worst, as tables count them.
+#: From best to worst, in the order of tables.
 VERDICTS = (REPRODUCED, CLOSE, FITTED, BY_CONSTRUCTION, DIFFERS, CONTRADICTED, UNCHECKABLE)
-#: Beyond its tolerance, but within this relative error, a number is close.
+#: A number outside its tolerance but within this relative error is close.
 CLOSE_WITHIN = 0.20
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One number of a claim beside ours, in ``unit``; ``published`` is None where the document gives no number.
+    """One number of a claim and ours, in ``unit``; ``published``: None if the document gives no number.
 
-    ``what`` is counted or measured, in a few words. ``tolerance`` is the relative error that still counts as
-    reproduced, 0 for numbers that must be equal. ``relation`` "=": ours must be the published number; "<=" and ">=":
-    ours must not be above or below it ("up to", "at least"). ``basis``: with which plan, and which calibration.
+    ``what`` names the quantity in a few words. ``tolerance`` is the relative error that still counts as reproduced, 0
+    for numbers that must be equal. ``relation`` "=": ``computed`` must be the published number; "<=" and ">=": ours
+    must not be above or below it ("up to", "at least"). ``basis``: the plan and the calibration.
     """
 
     what: str
     published: float | None
-    ours: float
+    computed: float
     unit: str = ""
     tolerance: float = 0.0
     relation: str = "="
@@ -53,16 +53,16 @@ class Value:
 
     @property
     def error(self) -> float | None:
-        """Relative error of ours against the published number; None where there is none to compare with."""
+        """Relative error of our number against the published one; None without the latter."""
         if self.published is None:
             return None
         if self.published == 0:
-            return 0.0 if self.ours == 0 else float("inf")
-        return self.ours / self.published - 1
+            return 0.0 if self.computed == 0 else float("inf")
+        return self.computed / self.published - 1
 
     @property
     def verdict(self) -> str:
-        """Of this number alone."""
+        """Verdict on this number alone."""
         error = self.error
         if error is None:
             return REPRODUCED
@@ -77,7 +77,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Context:
-    """With what claims are computed: calibrations by name, replaceable, so that a changed constant moves its rows."""
+    """Calibrations of a computation by name. They can be replaced, so that a changed constant changes its rows."""
 
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
 
@@ -91,14 +91,14 @@ Computation = Callable[[Context], tuple[Value, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of a document: at ``where`` it says ``text``, in a sentence of ours.
+    """A claim of a document: ``text`` is its statement at ``where``, in our own words.
 
-    ``id`` is the document's letter with a number ("B6"), ``document`` a key of :data:`DOCUMENTS`. ``compute``
-    gives our numbers beside the published ones, none where nothing can be computed. ``why`` explains the outcome, or
-    why nothing can be computed. ``wrong``: the document contradicts itself, arithmetic or a theorem here, which ``why``
-    says; numbers of ours that differ are then the right ones. ``agrees`` is what agreement is called where it confirms
-    nothing: :data:`FITTED` if our constants were chosen to meet these numbers, :data:`BY_CONSTRUCTION` if our model or
-    package was made to do what the document says.
+    ``id`` is the document's letter with a number ("B6"), ``document`` a key of :data:`DOCUMENTS`. ``compute`` gives our
+    numbers with the published ones, none if nothing can be computed. ``why`` explains the outcome, or why nothing can
+    be computed. ``wrong``: the document contradicts itself, arithmetic or a theorem here, as ``why`` explains; if our
+    numbers differ, they are right. ``agrees`` is the verdict for an agreement that confirms nothing: :data:`FITTED` if
+    our constants were chosen to meet these numbers, :data:`BY_CONSTRUCTION` if our model or package was made to do the
+    same as the document.
     """
 
     id: str
@@ -112,7 +112,7 @@ class Claim:
 
 
 class Page:
-    """The claims of a file, which it registers where it defines them."""
+    """The claims of a file, which are registered where they are defined."""
 
     def __init__(self, document: str) -> None:
         self.document = document
@@ -121,12 +121,12 @@ class Page:
     def claim(
         self, number: str, where: str, *, wrong: bool = False, agrees: str = ""
     ) -> Callable[[Computation], Computation]:
-        """Registers what computes a claim; its docstring is the claim, and after an empty line the explanation."""
+        """Register the computation of a claim; its docstring is the claim and, after an empty line, the explanation."""
 
         def register(compute: Computation) -> Computation:
             text, _, why = (compute.__doc__ or "").partition("\n\n")
-            said, explained = (" ".join(part.split()) for part in (text, why))
-            self.claims.append(Claim(number, self.document, where, said, compute, explained, wrong, agrees))
+            statement, explained = (" ".join(part.split()) for part in (text, why))
+            self.claims.append(Claim(number, self.document, where, statement, compute, explained, wrong, agrees))
             return compute
 
         return register
@@ -134,7 +134,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class JudgedClaim:
-    """A claim with our numbers of today."""
+    """A claim with our present numbers."""
 
     claim: Claim
     values: tuple[Value, ...]
@@ -142,10 +142,10 @@ class JudgedClaim:
 
 
 def judge(claim: Claim, context: Context | None = None) -> JudgedClaim:
-    """Computes a claim's numbers and compares.
+    """Compute a claim's numbers and compare them.
 
-    The verdict is the worst of its numbers'. Where the document is known to be wrong, other numbers contradict it;
-    where ours could not but agree, agreement is called what it is.
+    The verdict is the worst of its numbers. If the document is known to be wrong, differing numbers contradict it; if
+    ours cannot differ, ``agrees`` is the verdict.
     """
     values = claim.compute(context or Context())
     worst = max((value.verdict for value in values), key=VERDICTS.index, default=UNCHECKABLE)

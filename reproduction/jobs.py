@@ -1,9 +1,9 @@
-"""The jobs that the documents' claims ask about: their plans, what these do, and how long they take.
+"""The jobs of the documents' claims: their plans and times.
 
-In Blink's evaluation its side is the algorithm ``blink`` (the paper's TreeGen: directed packings for Broadcast,
-undirected trees for AllReduce) on the copy engines' calibration of the machine, at the best chunk. NCCL's is the
-baseline ``nccl-2.4``, which brings its own calibration. Plans are kept, as they depend on the topology alone; times are
-computed anew.
+Blink's side in its evaluation is the algorithm ``blink`` (the paper's TreeGen: directed packings for Broadcast,
+undirected trees for AllReduce) on the copy engines' calibration of the machine, at the best chunk. NCCL's side is the
+baseline ``nccl-2.4``, which has its own calibration. Plans are cached, because they depend only on the topology; times
+are computed anew.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Gpus = tuple[int, ...]
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 #: The copy engines' calibration of each machine.
 COPY_ENGINES = {"dgx-1v": "v100-copy-engine", "dgx-1p": "p100-copy-engine", "dgx-2": "dgx-2"}
-#: What Figs 15 to 17 are measured with (§5.2.1).
+#: Message size of Figs 15 to 17 (§5.2.1).
 SIZE_BYTES = 500_000_000
 MB = 1_000_000
 EIGHT = tuple(range(8))
@@ -55,9 +55,9 @@ def request(spec: str, collective: str, gpus: Gpus | None = None) -> Request:
     """A job on the topology that ``spec`` names; its root or source is its first GPU, its destination the second."""
     topology = topology_of(spec)
     ranks = topology.ranks if gpus is None else gpus
-    given = {"root": 0, "src": 0, "dst": 1}
-    asked = Collective(collective, len(ranks), **{key: given[key] for key in COLLECTIVES[collective].parameters})
-    return Request(topology, asked, ranks)
+    ends = {"root": 0, "src": 0, "dst": 1}
+    wanted = Collective(collective, len(ranks), **{key: ends[key] for key in COLLECTIVES[collective].parameters})
+    return Request(topology, wanted, ranks)
 
 
 @lru_cache(maxsize=1024)
@@ -67,7 +67,7 @@ def plan(how: str, spec: str, collective: str, gpus: Gpus | None = None, objecti
 
 
 def conditions(context: Context, calibration: str) -> Conditions:
-    """How a job is timed on a calibration of the context."""
+    """The conditions of a job on a calibration of the context."""
     return Conditions(context.calibration(calibration), named=context.calibration)
 
 
@@ -97,7 +97,7 @@ def blink(context: Context, name: str, collective: str, gpus: Gpus | None = None
 
 
 def best(side: TimedPlan, size_bytes: int) -> Estimate:
-    """What a plan takes at the fastest chunk that a search finds."""
+    """Time of a plan at the fastest chunk of a search."""
     costs = side.conditions.calibration
     chunk_bytes = best_chunk(side.program, side.forest.topology, costs, size_bytes)
     return replace(side, conditions=replace(side.conditions, chunk_bytes=chunk_bytes)).at(size_bytes)
@@ -113,16 +113,16 @@ def seconds(context: Context, forest: Forest, calibration: str, size_bytes: int)
     return best(planned(forest.algorithm, forest, conditions(context, calibration)), size_bytes).seconds
 
 
-def nccl(context: Context, asked: Request, calibration: str, baseline: str = "nccl-2.4") -> Prepared:
-    """NCCL's side; ``calibration`` is for machines of which the baseline has none of its own."""
-    return BASELINES[baseline].prepare(asked, conditions(context, calibration))
+def nccl(context: Context, job: Request, calibration: str, baseline: str = "nccl-2.4") -> Prepared:
+    """NCCL's side; ``calibration`` is for machines without one in the baseline."""
+    return BASELINES[baseline].prepare(job, conditions(context, calibration))
 
 
 def timed(context: Context, name: str, collective: str, gpus: Gpus, how: str = "blink") -> BothSides:
     """Both sides at 500 MB."""
-    ours = at_best_chunk(blink(context, name, collective, gpus, how), SIZE_BYTES)
-    theirs = nccl(context, request(name, collective, gpus), COPY_ENGINES[name]).at(SIZE_BYTES).algbw_gb_per_s
-    return BothSides(gpus, ours, theirs)
+    blink_rate = at_best_chunk(blink(context, name, collective, gpus, how), SIZE_BYTES)
+    nccl_rate = nccl(context, request(name, collective, gpus), COPY_ENGINES[name]).at(SIZE_BYTES).algbw_gb_per_s
+    return BothSides(gpus, blink_rate, nccl_rate)
 
 
 def all_timed(context: Context, name: str, collective: str, how: str = "blink") -> tuple[BothSides, ...]:
@@ -131,21 +131,21 @@ def all_timed(context: Context, name: str, collective: str, how: str = "blink") 
 
 
 def basis_of(name: str, collective: str, how: str = "blink") -> str:
-    """What :func:`timed` computes with, in words."""
+    """The basis of :func:`timed`, in words."""
     generation = COPY_ENGINES[name].split("-")[0]
     return f"{how} plans for {collective}, {COPY_ENGINES[name]}, best chunk; nccl-2.4 on nccl-2.4-{generation}; 500 MB"
 
 
 def geometric_mean(numbers: Iterable[float]) -> float:
-    """Of positive numbers."""
+    """Geometric mean of positive numbers."""
     logs = [log(number) for number in numbers]
     return exp(sum(logs) / len(logs))
 
 
 def wrong_elements(forest: Forest, count: int) -> int:
-    """In how many elements a run of the plan on real buffers differs from what the collective means.
+    """Number of elements in which a run of the plan on real buffers differs from the collective's definition.
 
-    Integers on the reference engine, ``count`` per block. A program that is invalid has all of them wrong.
+    Integers on the reference engine, ``count`` per block. In an invalid program all elements count as wrong.
     """
     program = lower(forest)
     inputs = make_inputs(program.collective, count, "int32", 0, "sum")

@@ -1,7 +1,7 @@
-"""What the laboratory measured on the allocations of Blink's evaluation: trees and rings on links shaped alike.
+"""Laboratory measurements on the allocations of Blink's evaluation: trees and rings on equally shaped links.
 
-``laboratory.json`` is written by ``benchmarks/lab_allocations.py``, but for what ``blink lab`` said of hybrid and of
-two servers. Rates are those of the machine's links, in GB/s.
+``benchmarks/lab_allocations.py`` writes ``laboratory.json``, except the results of ``blink lab`` for hybrid and for two
+servers. Rates are scaled to the machine's links, in GB/s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BASIS = "optimal plans and NCCL 2.4's rings, run in the laboratory on 16 MiB (do
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlan:
-    """An algorithm on an allocation: what its plan is rated at, and every run's algbw."""
+    """An algorithm on an allocation: the plan's rate, and every run's algbw."""
 
     plan: float
     runs: tuple[float, ...]
@@ -32,57 +32,57 @@ class MeasuredPlan:
 
     @property
     def part(self) -> float:
-        """Of the plan's rate."""
+        """Part of the plan's rate."""
         return self.gb_per_s / self.plan
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What was measured on some GPUs, where a lane had so many Mbit/s; by algorithm."""
+    """Measurements on some GPUs, at the stated rate of a lane; by algorithm."""
 
     gpus: tuple[int, ...]
     lane_mbit_per_s: float
     by: Mapping[str, MeasuredPlan]
 
     def speedup(self, algorithm: str = "optimal", over: str = "ring") -> float:
-        """Measured."""
+        """Measured speed-up."""
         return self.by[algorithm].gb_per_s / self.by[over].gb_per_s
 
     def planned_speedup(self, algorithm: str = "optimal", over: str = "ring") -> float:
-        """By the plans' rates."""
+        """Speed-up by the plans' rates."""
         return self.by[algorithm].plan / self.by[over].plan
 
 
 def read(document: Mapping[str, Any], machine: str, collective: str) -> tuple[Allocation, ...]:
     """The allocations of a machine, by size and then by ids."""
-    found = []
+    allocations = []
     for name, entry in document.items():
         where, what, gpus = name.split()
         if (where, what) == (machine, collective):
             by = {how: MeasuredPlan(plan, tuple(runs)) for how, (plan, *runs) in entry["algbw_gb_per_s"].items()}
-            found.append(Allocation(tuple(map(int, gpus.split(","))), entry["lane_mbit_per_s"], by))
-    return tuple(sorted(found, key=lambda one: (len(one.gpus), one.gpus)))
+            allocations.append(Allocation(tuple(map(int, gpus.split(","))), entry["lane_mbit_per_s"], by))
+    return tuple(sorted(allocations, key=lambda one: (len(one.gpus), one.gpus)))
 
 
 @lru_cache(maxsize=8)
 def measured(machine: str, collective: str) -> Sequence[Allocation]:
-    """What is recorded in this package."""
+    """The measurements in this package."""
     text = files("reproduction").joinpath("laboratory.json").read_text(encoding="utf-8")
     return read(json.loads(text), machine, collective)
 
 
 def speedup_values(machine: str, collective: str) -> tuple[Value, ...]:
-    """How many times as fast as all rings at once trees were, for a claim; no document has run this."""
-    found = [one.speedup() for one in measured(machine, collective)]
+    """Speed-up of trees over all rings at once, for a claim; no document has run this."""
+    speedups = [one.speedup() for one in measured(machine, collective)]
     where = f"{collective}, {machine}, measured in the laboratory"
     return (
-        Value(f"{where}: largest", None, max(found), "×", basis=BASIS),
-        Value(f"{where}: geometric mean", None, geometric_mean(found), "×", basis=BASIS),
+        Value(f"{where}: largest", None, max(speedups), "×", basis=BASIS),
+        Value(f"{where}: geometric mean", None, geometric_mean(speedups), "×", basis=BASIS),
     )
 
 
 def hybrid_values() -> tuple[Value, ...]:
-    """What PCIe beside NVLink added to a broadcast, for a claim."""
+    """Gain by PCIe beside NVLink in a broadcast, for a claim."""
     basis = (
         "blink lab broadcast --topo dgx-1v --links all --algo optimal@fast,hybrid on 128 MiB, as if a lane had 25 GB/s"
     )
@@ -99,7 +99,7 @@ def hybrid_values() -> tuple[Value, ...]:
 
 
 def two_servers_value() -> Value:
-    """What part of the network three phases had between 3 and 5 GPUs of two servers."""
+    """Part of the network's rate that three phases reached between 3 and 5 GPUs of two servers."""
     (one,) = measured("2x-dgx-1v-40Gbps", "allreduce")
     basis = "blink lab allreduce --topo '2x dgx-1v @ 40Gbps' --gpus 0,1,3+0,1,2,3,4 --algo three_phase on 16 MiB"
     return Value("Blink's part of 40 Gb/s, measured in the laboratory", None, one.by["three_phase"].part, basis=basis)

@@ -24,18 +24,18 @@ PAGE = Page("C")
 PAIR = (0, 1)
 #: Chunks of the part through the host, each on a stream of its own.
 STREAMS = 8
-#: Where the article's curves are flat.
+#: A size in the flat part of the article's curves.
 LARGE_BYTES = 512 * MIB
-#: What a peak read off a curve and then rounded is worth.
+#: Relative error of a peak that was read off a curve and then rounded.
 READ_OFF = 0.1
 #: GB/s per direction that the article counts as theoretical: three and two NVLinks, and to the host NVLink or PCIe.
 MIST_THEORY, CEDAR_THEORY = 75 + 75, 50 + 16
 MIST_HOST_PARTS = (Fraction(25, 100), Fraction(30, 100))
-#: Peaks as the text prints them, GB/s, of copies over two paths, and how many times the direct copy's that is.
+#: Printed peaks of copies over two paths in GB/s, and their ratios to the direct copy.
 _PUT = {"mist": (120.0, 1.67, MIST_THEORY), "cedar": (54.0, 1.18, CEDAR_THEORY)}
 _WINDOW = {"mist": (134.0, 1.84, MIST_THEORY), "cedar": (60.0, 1.23, CEDAR_THEORY)}
 
-#: Time of a library over that of the article's design, by size, as its text prints it.
+#: Printed ratio of a library's time to that of the article's design, by size.
 Ratios = Mapping[str, Mapping[int, float]]
 _MIST: Ratios = {
     "Open MPI + UCX": {64 * MIB: 14.33, 1024 * MIB: 15.63},
@@ -46,7 +46,7 @@ _MIST: Ratios = {
 }
 #: The networks of Fig 9.
 TRAINED = ("resnet50", "resnet152", "densenet201", "vgg16")
-#: Throughput over other libraries, Fig 9, as the text prints it: Cedar's, over Open MPI, MVAPICH2, NCCL, hierarchical.
+#: Printed throughput ratios of Fig 9: Cedar's, over Open MPI, MVAPICH2, NCCL, hierarchical.
 CEDAR_TRAINING = {
     "ResNet50": (2.00, 3.14, 1.02, 1.03),
     "DenseNet201": (1.33, 2.23, 0.97, 1.04),
@@ -55,25 +55,25 @@ CEDAR_TRAINING = {
 
 
 def two_paths(machine: str) -> Forest:
-    """A message between two GPUs of a socket, directly and by their host."""
+    """A message between two GPUs of a socket, directly and through their host."""
     return optimal.plan(replace(request(machine, "sendrecv", PAIR), links="all"))
 
 
 def even_part(context: Context, machine: str, chunks: int) -> Fraction:
-    """What part of a message goes by the host, in so many chunks, for both paths to take equally long."""
+    """Part of a message through the host, in this number of chunks, at which both paths take equally long."""
     flow, costs = two_paths(machine), context.calibration(machine)
     one, other = (path_rate(flow, costs, way, portions(flow)) for way in ways(flow))
-    # The last chunk goes up alone, so the host's part takes longer than its rate says by one chunk.
+    # The last chunk goes up alone, so the host's part takes one chunk longer than its rate implies.
     return Fraction(1 / (1 + (1 + 1 / chunks) * one / other)).limit_denominator(1000)
 
 
 def copy_of(
     context: Context, machine: str, host_part: Fraction | None, streams: int = STREAMS, window: int = 1
 ) -> ChunkedPlan:
-    """The article's copy between two GPUs of a socket, on the machine's calibration: other GPUs are no path.
+    """The article's copy between two GPUs of a socket, on the machine's calibration, without paths through other GPUs.
 
-    ``host_part`` of it, 0 ≤ part < 1 (None: what makes both parts take equally long), goes in as many chunks as there
-    are ``streams``: one goes up while the next comes down. ``window`` messages are under way at once.
+    A part ``host_part``, 0 ≤ part < 1 (None: the part at which both paths take equally long), goes through the host in
+    as many chunks as there are ``streams``: one goes up while the next comes down. ``window`` messages are in flight.
     """
     job, flow = conditions(context, machine), two_paths(machine)
     around, through = ways(flow)
@@ -84,7 +84,7 @@ def copy_of(
 
 
 def copy_gb_per_s(context: Context, machine: str, host_part: Fraction | None, window: int = 1) -> float:
-    """Its bandwidth for a large message."""
+    """Bandwidth of the copy for a large message."""
     return copy_of(context, machine, host_part, window=window).at(LARGE_BYTES).algbw_gb_per_s
 
 
@@ -97,60 +97,61 @@ def _put_bandwidth(context: Context) -> tuple[Value, ...]:
     """UCX Put over two paths: 120 GB/s on Mist (1.67 times), 45 to 54 GB/s on Cedar (1.18 times); 80 and 82 % of
     theory.
 
-    The direct rates, and on Cedar the host's, are fitted to this figure and say nothing. Mist's 120 is a prediction:
-    its links to the host are taken to be as fast as those between GPUs, and its host's memory is fitted to Fig 4.
+    The direct rates, and on Cedar the host's, are fitted to this figure and confirm nothing. Mist's 120 is a
+    prediction: its links to the host are assumed to be as fast as those between GPUs, and its host's memory is fitted
+    to Fig 4.
     """
     printed = "the article's own numbers"
-    found = []
+    values = []
     for (machine, (peak, times, theory)), direct, part in zip(_PUT.items(), (120 / 1.67, 45.0), (80, 82), strict=True):
         one = copy_gb_per_s(context, machine, Fraction(0))
         both = copy_gb_per_s(context, machine, None)
-        found += [
+        values += [
             Value(f"{machine}, direct", direct, one, "GB/s", READ_OFF, basis=_basis(machine, "direct copy")),
             Value(f"{machine}, two paths", peak, both, "GB/s", READ_OFF, basis=_basis(machine, "multi-path")),
             Value(f"{machine}, speedup", times, both / one, "times", READ_OFF, basis=_basis(machine, "multi-path")),
             Value(f"{machine}, part of theory", part, 100 * peak / theory, "%", 0.01, basis=printed),
         ]
-    return (*found, Value("cedar, 54 over 45", 1.18, 54 / 45, "times", 0.02, basis=printed))
+    return (*values, Value("cedar, 54 over 45", 1.18, 54 / 45, "times", 0.02, basis=printed))
 
 
 @PAGE.claim("U2", "Performance Evaluation, Fig 4")
 def _window_bandwidth(context: Context) -> tuple[Value, ...]:
     """MPI bandwidth with 64 messages under way: 134 GB/s on Mist (1.84 times), 60 GB/s on Cedar (1.23 times).
 
-    Mist's host memory is fitted to its 134 GB/s. Cedar's 60 GB/s needs 11 GB/s through the host, the PCIe of Fig 3's
-    calibration has 8.2.
+    Mist's host memory is fitted to its 134 GB/s. Cedar's 60 GB/s needs 11 GB/s through the host, but the PCIe of Fig
+    3's calibration has 8.2.
     """
-    found = []
+    values = []
     for machine, (peak, times, _) in _WINDOW.items():
         one, both = (copy_gb_per_s(context, machine, part, window=64) for part in (Fraction(0), None))
         basis = _basis(machine, "multi-path, window 64")
-        found += [
+        values += [
             Value(f"{machine}, direct", peak / times, one, "GB/s", READ_OFF, basis=basis),
             Value(f"{machine}, two paths", peak, both, "GB/s", READ_OFF, basis=basis),
             Value(f"{machine}, speedup", times, both / one, "times", READ_OFF, basis=basis),
         ]
-    return tuple(found)
+    return tuple(values)
 
 
 @PAGE.claim("U3", "The Multi-Path Communication", wrong=True)
 def _host_parts(context: Context) -> tuple[Value, ...]:
     """25 to 30 % of a message go through the host on Mist, slightly less on Cedar.
 
-    What does not go through the host goes over 75 GB/s, which caps the whole at 100 to 107 GB/s; 120 and 134 need 40
-    and 46 % through the host. On Cedar 15 to 19 % do.
+    The rest goes over 75 GB/s, which limits the whole to 100 to 107 GB/s; 120 and 134 need 40 and 46 % through the
+    host. On Cedar 15 to 19 % do.
     """
-    found = []
+    values = []
     for part in MIST_HOST_PARTS:
         cap = copy_of(context, "mist", part).forest.algbw_gb_per_s
         basis = f"rate of multi-path with {float(part):.0%} through the host, mist's nominal links".replace("%", " %")
-        found.append(Value(f"mist, the most with {int(100 * part)} % that way", 120, cap, "GB/s", 0.05, ">=", basis))
+        values.append(Value(f"mist, the most with {int(100 * part)} % that way", 120, cap, "GB/s", 0.05, ">=", basis))
     most = 100 * float(MIST_HOST_PARTS[-1])
     for machine, times in ((name, table[name][1]) for name in _PUT for table in (_PUT, _WINDOW)):
         least = 100 * (1 - 1 / times)
         basis = "1 - 1/speedup, the direct path being full"
-        found.append(Value(f"{machine}, least part for {times} times", most, least, "%", 0, "<=", basis))
-    return tuple(found)
+        values.append(Value(f"{machine}, least part for {times} times", most, least, "%", 0, "<=", basis))
+    return tuple(values)
 
 
 @PAGE.claim("U4", "The Multi-Path Communication")
@@ -159,14 +160,14 @@ def _streams(context: Context) -> tuple[Value, ...]:
 
     The tables of chunks and splits by message size are not printed.
     """
-    found = []
+    values = []
     for machine in ("mist", "cedar"):
         many, one = (
             copy_of(context, machine, None, streams).at(LARGE_BYTES).algbw_gb_per_s for streams in (STREAMS, 1)
         )
         basis = f"multi-path with the best split on {machine}, a chunk per stream; the host passes on whole chunks"
-        found.append(Value(f"{machine}, 8 streams over one", 1, many / one, "times", relation=">=", basis=basis))
-    return tuple(found)
+        values.append(Value(f"{machine}, 8 streams over one", 1, many / one, "times", relation=">=", basis=basis))
+    return tuple(values)
 
 
 Time = Callable[[int], float]
@@ -177,7 +178,7 @@ CHUNKS = 3
 def _of_design(context: Context, how: str, spec: str, machine: str, chunks: int = CHUNKS) -> Time:
     """Seconds of the article's AllReduce by size: its stages, in chunks, and multi-path copies inside sockets.
 
-    The next chunk is sent before the one that came is added: the simulator's roles are as busy as their links.
+    The next chunk is sent before the received one is reduced: the simulator's roles are as busy as their links.
     """
     forest = inside_sockets(request(spec, "allreduce"), how, even_part(context, machine, STREAMS))
     job = conditions(context, machine)
@@ -196,27 +197,28 @@ def _hierarchical(context: Context) -> tuple[Value, ...]:
     1.09, 1.26 and 1.25 times at 64 MB; 12.25, 15.63, -, 1.47 and 1.38 times at 1 GB.
 
     The design is timed in chunks of a third of the data, fitted to 1.25 times NCCL at 64 MB; the article prints neither
-    them nor how they grow with the size. How fast the two MPIs copy and add on a POWER9 is not published. The rates
-    assumed are those of x86 servers (8 GB/s for the sum), one model stands for both, and what it says is an order of
-    magnitude. HPC-X and MVAPICH2-GDR reduce on the GPUs in ways that the article does not give. NCCL's rings send 1.5 S
-    over the bus between the sockets, the leaders S: with small chunks the design would be 1.5 times as fast.
+    them nor their growth with the size. The rates at which the two MPIs copy and add on a POWER9 are not published. The
+    assumed rates are those of x86 servers (8 GB/s for the sum), and one model stands for both, so its result is an
+    order of magnitude. HPC-X and MVAPICH2-GDR reduce on the GPUs in ways that the article does not describe. NCCL's
+    rings send 1.5 S over the bus between the sockets, the leaders S: with small chunks the design would be 1.5 times as
+    fast.
     """
-    found = []
+    values = []
     for name, size_bytes, spectrum, openmpi, nccl in (
         ("64 MB", 64 * MIB, 11.47, 14.33, 1.25),
         ("1 GB", 1024 * MIB, 12.25, 15.63, 1.38),
     ):
-        ours = _of_design(context, "three_stage", "mist", "mist")(size_bytes)
-        staged = _of_baseline(context, prepare_host_staged, "mist", "mist")(size_bytes) / ours
+        design_s = _of_design(context, "three_stage", "mist", "mist")(size_bytes)
+        staged = _of_baseline(context, prepare_host_staged, "mist", "mist")(size_bytes) / design_s
         design = f"three_stage on mist in {CHUNKS} chunks, multi-path copies inside sockets"
         basis = f"{design}; mpi-host-staged with assumed rates of the processor"
-        rings = _of_baseline(context, prepare_nccl_24, "mist", "mist")(size_bytes) / ours
-        found += [
+        rings = _of_baseline(context, prepare_nccl_24, "mist", "mist")(size_bytes) / design_s
+        values += [
             Value(f"{name}, over Spectrum MPI", spectrum, staged, "times", READ_OFF, basis=basis),
             Value(f"{name}, over Open MPI + UCX", openmpi, staged, "times", READ_OFF, basis=basis),
             Value(f"{name}, over NCCL", nccl, rings, "times", READ_OFF, basis=f"{design}; nccl-2.4 on mist"),
         ]
-    return tuple(found)
+    return tuple(values)
 
 
 @PAGE.claim("U6", "Intra-Node MPI Allreduce, Fig 6")
@@ -224,20 +226,20 @@ def _flat(context: Context) -> tuple[Value, ...]:
     """Flat AllReduce on Cedar at 64 MB over Open MPI + UCX, MVAPICH2, hierarchical and NCCL: 104.1, 110.9, 2.77 and
     1.06 times.
 
-    As for U5, in as many chunks, which nothing here is fitted to. 104 times means 0.9 GB/s for the whole AllReduce
-    through the host, half of what the assumed rates give; the fresh pages that each call touches are left out there.
-    Copies over two paths inside sockets do not make flat faster, as the links between them are as full.
+    The same method and chunks as for U5; nothing here is fitted to this figure. 104 times means 0.9 GB/s for the whole
+    AllReduce through the host, half of the assumed rates; they omit the cost of fresh pages in each call. Copies over
+    two paths inside sockets do not speed up flat, because the links between sockets are equally full.
     """
     size_bytes = 64 * MIB
-    ours, leaders = (_of_design(context, how, "cedar", "cedar")(size_bytes) for how in ("flat", "three_stage"))
-    staged = _of_baseline(context, prepare_host_staged, "cedar", "cedar")(size_bytes) / ours
+    design_s, leaders = (_of_design(context, how, "cedar", "cedar")(size_bytes) for how in ("flat", "three_stage"))
+    staged = _of_baseline(context, prepare_host_staged, "cedar", "cedar")(size_bytes) / design_s
     design = f"on cedar in {CHUNKS} chunks, multi-path copies inside sockets"
     basis = f"flat {design}; mpi-host-staged with assumed rates of the processor"
-    rings = _of_baseline(context, prepare_nccl_24, "cedar", "cedar")(size_bytes) / ours
+    rings = _of_baseline(context, prepare_nccl_24, "cedar", "cedar")(size_bytes) / design_s
     return (
         Value("over Open MPI + UCX", 104.1, staged, "times", READ_OFF, basis=basis),
         Value("over MVAPICH2", 110.9, staged, "times", READ_OFF, basis=basis),
-        Value("over hierarchical", 2.77, leaders / ours, "times", READ_OFF, basis=f"flat and three_stage {design}"),
+        Value("over hierarchical", 2.77, leaders / design_s, "times", READ_OFF, basis=f"flat and three_stage {design}"),
         Value("over NCCL", 1.06, rings, "times", READ_OFF, basis=f"flat {design}; nccl-2.4"),
     )
 
@@ -252,17 +254,17 @@ def _multi_node(context: Context) -> tuple[Value, ...]:
     """On two and four nodes NCCL is faster than all MPIs, also than this design; that is 1.18 times MVAPICH2-GDR at 64
     MB on two nodes, and level with it on four.
 
-    Only the first half is computed. The design's stages come one after another, as the article has neither pipelining
-    between nodes nor a network's features in it; NCCL's plans are pipelines. What MVAPICH2-GDR does there is not
-    described, so the second half cannot be checked.
+    Only the first half is computed. The design's stages run one after another, because the article has neither
+    pipelining between nodes nor a network's features in it; NCCL's plans are pipelines. The article does not describe
+    MVAPICH2-GDR there, so the second half cannot be checked.
     """
-    found = []
+    values = []
     for nodes in (2, 4):
-        theirs = _of_baseline(context, prepare_nccl_24, cluster(nodes), "mist")(64 * MIB)
-        times = theirs / _of_design(context, "three_stage", cluster(nodes), "mist", 1)(64 * MIB)
+        rings = _of_baseline(context, prepare_nccl_24, cluster(nodes), "mist")(64 * MIB)
+        times = rings / _of_design(context, "three_stage", cluster(nodes), "mist", 1)(64 * MIB)
         basis = f"three_stage in one chunk, multi-path copies inside sockets; nccl-2.4; both on {cluster(nodes)}"
-        found.append(Value(f"{nodes} nodes, over NCCL", 1, times, "times", relation="<=", basis=basis))
-    return tuple(found)
+        values.append(Value(f"{nodes} nodes, over NCCL", 1, times, "times", relation="<=", basis=basis))
+    return tuple(values)
 
 
 @PAGE.claim("U8", "Abstract; Horovod with TensorFlow, Fig 9; Conclusion", wrong=True)
@@ -271,9 +273,9 @@ def _training(context: Context) -> tuple[Value, ...]:
     times for DenseNet201 on Cedar, in the conclusion up to 5.75 times.
 
     The text of the results has at most 2.23 for DenseNet201 on Cedar, and 7.51 for VGG16. On Mist it has VGG16 train
-    3.21 times as fast as with NCCL, but its AllReduces are at most 1.38 times as fast, and a step is not all AllReduce:
-    something else was different. How fast the models train
-    cannot be checked, as their compute times are not published.
+    3.21 times as fast as with NCCL, but its AllReduces are at most 1.38 times as fast, and a step is not all AllReduce,
+    so another difference must exist. Training times cannot be checked, because the models' compute times are not
+    published.
     """
     basis = "the largest number that the article's text prints there"
     everything, alone = max(max(row) for row in CEDAR_TRAINING.values()), max(_MIST["NCCL"].values())
@@ -297,24 +299,24 @@ def _profiles(_: Context) -> tuple[Value, ...]:
 def _messages(context: Context) -> tuple[Value, ...]:
     """With a fusion buffer of 1 GB VGG16 sends the largest messages; for CosmoFlow the buffer has little effect.
 
-    The text gives no sizes: these are of the networks' parameters, 4 bytes each, all of which fit into such a buffer,
-    so that a message is at most what has been computed by then. CosmoFlow's fit into Horovod's default of 64 MiB too;
-    of its versions that of the benchmark is taken, with its defaults, as the article does not say which it ran.
-    AllReduces of all gradients at once on Mist are those of U5.
+    The text gives no sizes. These are the sizes of the networks' parameters, 4 bytes each. All of them fit into such a
+    buffer, so a message holds at most the gradients computed so far. CosmoFlow's fit into Horovod's default of 64 MiB
+    too; its version is that of the benchmark with its defaults, because the article does not name one. AllReduces of
+    all gradients at once on Mist are those of U5.
     """
     total = {name: gradient_bytes(network(name)) for name in (*TRAINED, "cosmoflow")}
     large, *others = sorted(map(total.__getitem__, TRAINED), reverse=True)
     shapes = "parameter shapes of torchvision's networks and of cosmoflow-benchmark"
-    found = [
+    values = [
         Value("VGG16 over the next", 1, total["vgg16"] / max(others), "times", relation=">=", basis=shapes),
         Value("the largest in 1 GB", 1, large / 1e9, "times", relation="<=", basis=shapes),
         Value("CosmoFlow in 64 MiB", 1, total["cosmoflow"] / (64 * MIB), "times", relation="<=", basis=shapes),
     ]
-    ours = _of_design(context, "three_stage", "mist", "mist")
+    own = _of_design(context, "three_stage", "mist", "mist")
     rings = _of_baseline(context, prepare_nccl_24, "mist", "mist")
     for name, size_bytes in total.items():
-        found += [
+        values += [
             Value(f"{name}, all gradients", None, size_bytes / 1e6, "MB", basis=shapes),
-            Value(f"{name}, AllReduce over NCCL", None, rings(size_bytes) / ours(size_bytes), "times", basis="as U5"),
+            Value(f"{name}, AllReduce over NCCL", None, rings(size_bytes) / own(size_bytes), "times", basis="as U5"),
         ]
-    return tuple(found)
+    return tuple(values)

@@ -24,7 +24,7 @@ SAMPLE = ((MIB, 382.1, 2.75, 4.81), (64 * MIB, 2431.6, 27.60, 48.30), (512 * MIB
 #: §10: parameters, tokens of a step, bytes of gradients.
 PARAMETERS, TOKENS, GRADIENT_BYTES = 70 * 10**9, 4 * 2048, 140 * 10**9
 LINK_GB_PER_S = 450
-#: §2: what ranks 0 to 3 hold after step 1, and after the last step of phase 1, as chunk and contributors.
+#: §2: contents of ranks 0 to 3 after step 1 and after the last step of phase 1, as chunk and contributors.
 FIRST_STEP, LAST_STEP = ("C23", "D01", "A12", "B23"), ("D0123", "A0123", "B0123", "C0123")
 #: §4: the two trees, child to parent.
 TREE_A, TREE_B = {1: 0, 2: 0, 3: 1, 4: 1}, {3: 4, 0: 4, 2: 3, 1: 3}
@@ -37,12 +37,12 @@ def ring(spec: str) -> Forest:
 
 
 def job() -> Request:
-    """The AllReduce that the notes are about."""
+    """The AllReduce of the notes."""
     return request(MACHINE, "allreduce")
 
 
 def roofline_seconds(size_bytes: int) -> float:
-    """The least time of an AllReduce of S bytes, without latency: 2 (N-1)/N · S over a GPU's links (§6)."""
+    """Least time of an AllReduce of S bytes, without latency: 2 (N-1)/N · S over a GPU's links (§6)."""
     return float(bus_factor("allreduce", RANKS) * size_bytes) / (LINK_GB_PER_S * GB)
 
 
@@ -55,7 +55,7 @@ def out_of(forest: Forest, rank: int) -> int:
 def _links(context: Context) -> tuple[Value, ...]:
     """An H200 has 18 NVLinks of 50 GB/s both ways: 900 GB/s, to every other GPU.
 
-    Per GPU and through the switches: to all seven others at once each gets a seventh.
+    The rate holds per GPU and through the switches: to all seven others at once, each gets a seventh.
     """
     topology = job().topology
     nvlinks = [link for link in topology.links if link.kind == "nvlink"]
@@ -80,12 +80,12 @@ def _bus_factor(context: Context) -> tuple[Value, ...]:
 def _nine_hundred(context: Context) -> tuple[Value, ...]:
     """Rings on 8 H200 measure 257, 280 and 291 GB/s at 1, 4 and 8 GB: busbw 449, 490 and 509.
 
-    Links of 450 GB/s each way carry a busbw of 450 at most, whatever the algorithm. More takes reduction in the switch
+    Links of 450 GB/s each way carry a busbw of 450 at most, with any algorithm. More requires in-network reduction
     (NVLS), which is no ring; for rings NCCL's maintainers name about 370 GB/s, for NVLS 480.
     """
     exact = bus_factor("allreduce", RANKS)
     factor = float(exact)
-    found = [
+    values = [
         Value(f"{size} GB, busbw of {algbw}", busbw, algbw * factor, "GB/s", 0.005, basis="2(n-1)/n")
         for size, algbw, busbw in MEASURED
     ]
@@ -95,7 +95,7 @@ def _nine_hundred(context: Context) -> tuple[Value, ...]:
     simulated = algbw_gb_per_s(size * GIB, seconds(context, ring(MACHINE), "h100", size * GIB)) * factor
     model = choose(channels(MACHINE), "allreduce", size * GIB).busbw_gb_per_s
     return (
-        *found,
+        *values,
         Value("8 GB, the most that links carry", most, bound, "GB/s", basis=f"proved bound of optimal on {MACHINE}"),
         Value("8 GB, rings", most, simulated, "GB/s", 0.05, basis=f"ring on {MACHINE}, h100, best chunk"),
         Value("8 GB, rings by NCCL", most, model, "GB/s", 0.05, basis=f"NCCL 2.30's cost model on {MACHINE}"),
@@ -107,24 +107,24 @@ def _nine_hundred(context: Context) -> tuple[Value, ...]:
 def _fraction_of_peak(context: Context) -> tuple[Value, ...]:
     """A ring uses (N-1)/N of the peak: 87.5 % with 8 GPUs, 93.75 % with 16.
 
-    Every link of the ring is busy all the time, which is what busbw says. algbw is N/2(N-1) of the link: 57 % with 8
-    GPUs.
+    Every link of the ring is busy all the time, which is the meaning of busbw. algbw is N/2(N-1) of the link: 57 % with
+    8 GPUs.
     """
-    found = []
+    values = []
     for spec, ranks, printed in ((MACHINE, 8, 87.5), ("dgx-2", 16, 93.75)):
         forest = ring(spec)
         busbw = float(forest.rate * bus_factor("allreduce", ranks) / out_of(forest, forest.ranks[0]))
-        found.append(Value(f"{ranks} GPUs, busbw over the link", printed, 100 * busbw, "%", basis=f"ring on {spec}"))
+        values.append(Value(f"{ranks} GPUs, busbw over the link", printed, 100 * busbw, "%", basis=f"ring on {spec}"))
     forest = ring(MACHINE)
     algbw = float(forest.rate / out_of(forest, forest.ranks[0]))
-    return (*found, Value("8 GPUs, algbw over the link", None, 100 * algbw, "%", basis=f"ring on {MACHINE}"))
+    return (*values, Value("8 GPUs, algbw over the link", None, 100 * algbw, "%", basis=f"ring on {MACHINE}"))
 
 
 @PAGE.claim("N5", "§6")
 def _roofline(context: Context) -> tuple[Value, ...]:
-    """The roofline of 1 GB among 8 H200 is 3.9 ms, which matches what is measured, about 4 ms.
+    """The roofline of 1 GB among 8 H200 is 3.9 ms, which matches the measured time, about 4 ms.
 
-    The arithmetic holds. Rings reach 82 % of their links' rate; the measurement meant is N3's.
+    The arithmetic holds. Rings reach 82 % of their links' rate; the measurement is that of N3.
     """
     least = 1e3 * roofline_seconds(GB)
     rings = 1e3 * seconds(context, ring(MACHINE), "h100", GB)
@@ -138,8 +138,8 @@ def _roofline(context: Context) -> tuple[Value, ...]:
 def _thresholds(context: Context) -> tuple[Value, ...]:
     """NCCL takes P2P below 1 KB, trees up to 1 MB, rings above; on NVSwitch double binary trees are its default.
 
-    Its cost model decides. Inside one server its tree is a chain (issue 672 of nccl), which never wins here; double
-    binary trees are between servers. No AllReduce is made of P2P.
+    NCCL's cost model decides. Inside one server its tree is a chain (issue 672 of nccl), which never wins here; double
+    binary trees are used between servers. No AllReduce consists of P2P.
     """
     winners = crossover(channels(MACHINE), "allreduce")
     rings_from = next(winner.from_bytes for winner in winners if winner.algorithm == "ring")
@@ -160,23 +160,23 @@ def _sample_output(context: Context) -> tuple[Value, ...]:
 
     512 MB in 14985.5 µs are 35.8 GB/s: the last row is ten times too high.
     """
-    found = []
+    values = []
     for size, us, algbw, busbw in SAMPLE:
         true = algbw_gb_per_s(size, us * 1e-6)
         name, basis = f"{size // MIB} MB", "size over the printed time"
-        found += [
+        values += [
             Value(f"{name}, algbw", algbw, true, "GB/s", 0.005, basis=basis),
             Value(f"{name}, busbw", busbw, true * float(bus_factor("allreduce", RANKS)), "GB/s", 0.005, basis=basis),
         ]
-    return tuple(found)
+    return tuple(values)
 
 
 @PAGE.claim("N8", "§10", wrong=True)
 def _gradients(context: Context) -> tuple[Value, ...]:
     """A step of a 70B model with 4 * 2048 tokens computes for 1.7 ms and communicates for 355 ms, which dominates.
 
-    1.7 seconds, not milliseconds, and 3.5 without the sparse peak. The notes' own §6 gives 544 ms for 140 GB: compute
-    dominates.
+    It takes 1.7 seconds, not milliseconds, and 3.5 without the sparse peak. The notes' own §6 gives 544 ms for 140 GB:
+    compute dominates.
     """
     work = 6 * PARAMETERS * TOKENS  # Kaplan et al. 2020, §2.1
     compute, dense = (1e3 * work / peak_flops_per_s("h200", sparse) for sparse in (True, False))
@@ -193,8 +193,7 @@ def _gradients(context: Context) -> tuple[Value, ...]:
 def _zero3(context: Context) -> tuple[Value, ...]:
     """ZeRO-3 is necessary because it replaces AllReduce with ReduceScatter, which moves only S/N.
 
-    ReduceScatter sends (N-1)/N S. With both AllGathers ZeRO-3 sends 3/2 of what AllReduce does; what it saves is
-    memory.
+    ReduceScatter sends (N-1)/N S. With both AllGathers ZeRO-3 sends 3/2 of AllReduce's data; it saves memory instead.
     """
     scatter = plan("optimal", MACHINE, "reduce_scatter")
     sent = max(float(use) for (src, _), use in link_use(scatter.shares).items() if src in scatter.ranks)
@@ -211,7 +210,7 @@ def _zero3(context: Context) -> tuple[Value, ...]:
 def _protocols(context: Context) -> tuple[Value, ...]:
     """LL packs data and flag into 8 bytes, LL128 into 128; Simple uses DMA.
 
-    LL's 8 bytes hold 4 of data, LL128's 128 hold 120. Threads copy in Simple too; that is in NCCL's source and not
+    LL's 8 bytes hold 4 of data, LL128's 128 hold 120. In Simple, threads copy too; this is from NCCL's source and not
     computed here.
     """
     lines = cost_lines(channels("mist"), "allreduce")
@@ -221,7 +220,7 @@ def _protocols(context: Context) -> tuple[Value, ...]:
 
 
 def edges(tree: dict[int, int]) -> set[frozenset[int]]:
-    """The links of a tree, both directions one."""
+    """The links of a tree, both directions as one."""
     return {frozenset(pair) for pair in tree.items()}
 
 
@@ -230,10 +229,10 @@ def _traces(context: Context) -> tuple[Value, ...]:
     """The trace of the ring among four GPUs; double trees do ReduceScatter on one tree and AllGather on the other.
 
     GPU 0 receives C3 and has C0+C3; GPUs 0 to 3 end up with A, B, C, D. Each tree carries half of the data up and down.
-    As printed the trees have one link of seven in common.
+    The printed trees have one link of seven in common.
     """
     steps = traced(4)
-    # The notes turn the ring by one chunk: rank r sends chunk r - 1 first, not chunk r.
+    # The notes rotate the ring by one chunk: rank r sends chunk r - 1 first, not chunk r.
     turned = [[((chunk - 1) % 4, whose) for chunk, whose in step] for step in steps]
     shares = plan("double_binary_tree", MACHINE, "allreduce").shares
     both = sum(share.reduce is not None and share.broadcast is not None for share in shares)

@@ -32,7 +32,7 @@ _PAGES = (
     ring_vs_tree.PAGE,
     notes.PAGE,
 )
-#: Every claim: by document, what it prints that cannot be right (E1, E3, ...) last, by number.
+#: All claims: by document, its printed errors (E1, E3, ...) last, by number.
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
         (claim for page in _PAGES for claim in page.claims),

@@ -1,4 +1,4 @@
-"""The post "NCCL ring vs tree": a ring in Python over send and receive, beside NCCL, on 2 × 8 H100."""
+"""The post "NCCL ring vs tree": a ring in Python over send and receive, compared with NCCL, on 2 × 8 H100."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = Page("D")
 
 CLUSTER, RANKS = "2x hgx-h100", 16
 THREE = "3x hgx-h100"
-#: "Results": size, ms of the ring, ms of NCCL. The GB/s beside them are busbw, of sizes in powers of 1024.
+#: "Results": size, ms of the ring, ms of NCCL. The post's GB/s for them are busbw, of sizes in powers of 1024.
 TABLE = (
     ("4 KB", 4 * KIB, 1.81, 0.05),
     ("256 KB", 256 * KIB, 2.19, 0.13),
@@ -28,22 +28,22 @@ TABLE = (
     ("512 MB", 512 * MIB, 50.3, 7.40),
     ("8 GB", 8 * GIB, 806.0, 115.0),
 )
-#: nccl-tests at 8 GB, GB/s: algbw and busbw on two and on three servers; and what the post's NCCL column says.
+#: nccl-tests at 8 GB, GB/s: algbw and busbw on two and on three servers; and the post's column for NCCL.
 ALGBW, BUSBW, ALGBW_THREE, BUSBW_THREE, PYTORCH = 257, 482, 204, 392, 140
 NIC_GB_PER_S, NICS = 50, 8
-#: The traces of phase 1 as printed: per step what ranks 0 to 3 hold of which chunk, as chunk and contributors.
+#: The printed traces of phase 1: per step, the contents of ranks 0 to 3 as chunk and contributors.
 TRACE = (("D03", "A01", "B12", "C23"), ("C230", "D031", "A012", "B123"), ("B1230", "C2301", "D0312", "A0123"))
 CONTAINER, NCCL_2_28_9 = date(2024, 12, 1), date(2025, 11, 18)
 
 
 def chunk_sizes(elements: int, ranks: int) -> tuple[int, ...]:
-    """How torch.chunk cuts: pieces of ⌈elements / ranks⌉, as many as there are, the last one shorter."""
+    """Sizes of torch.chunk's pieces: ⌈elements / ranks⌉, at most ``ranks`` of them, the last one shorter."""
     size = max(1, ceil(elements / ranks))
     return tuple(min(size, elements - start) for start in range(0, elements, size))
 
 
 def traced(ranks: int) -> list[list[tuple[int, frozenset[int]]]]:
-    """Phase 1 by the code's indices: per step and rank the chunk just combined, and whose contributions it has."""
+    """Phase 1 by the code's indices: per step and rank the chunk just reduced, and its contributors."""
     held = [[frozenset({rank})] * ranks for rank in range(ranks)]
     steps = []
     for step in range(ranks - 1):
@@ -58,7 +58,7 @@ def traced(ranks: int) -> list[list[tuple[int, frozenset[int]]]]:
 
 
 def agreeing(trace: Sequence[Sequence[str]], steps: Sequence[Sequence[tuple[int, frozenset[int]]]]) -> int:
-    """How many entries of a printed trace are what the steps give."""
+    """Number of entries of a printed trace that agree with the steps."""
     return sum(
         text[0] == "ABCD"[chunk] and {int(x) for x in text[1:]} == whose
         for printed, step in zip(trace, steps, strict=True)
@@ -67,7 +67,7 @@ def agreeing(trace: Sequence[Sequence[str]], steps: Sequence[Sequence[tuple[int,
 
 
 def receives_that_do_not_fit(elements: int, ranks: int) -> int:
-    """Receives of phase 1 whose message has another size than the code's one buffer, which has that of chunk 0."""
+    """Receives of phase 1 whose message size differs from the code's one buffer, which has the size of chunk 0."""
     sizes = chunk_sizes(elements, ranks)
     padded = (*sizes, *[0] * (ranks - len(sizes)))
     received = [padded[(rank - step - 1) % ranks] for step in range(ranks - 1) for rank in range(ranks)]
@@ -98,7 +98,7 @@ def _traffic(context: Context) -> tuple[Value, ...]:
 def _code(context: Context) -> tuple[Value, ...]:
     """The ring in Python gives the same sums as NCCL, and its trace for four GPUs is right.
 
-    So it is where the size is a multiple of the number of ranks; E12 has the rest.
+    This holds if the size is a multiple of the number of ranks; E12 has the other sizes.
     """
     entries = sum(map(len, TRACE))
     right = agreeing(TRACE, traced(4))
@@ -115,29 +115,29 @@ def _code(context: Context) -> tuple[Value, ...]:
 def _table(context: Context) -> tuple[Value, ...]:
     """4 KB to 8 GB on 2 servers with 8 H100 each: the ring takes 1.81 to 806 ms, NCCL 0.05 to 115 ms.
 
-    The ring's rows between the fitted ones are predictions; no model in which time grows with the size gives its 4 MB,
-    which took less than 4 KB. 20 GB/s are less than half of a NIC: NCCL gives a peer few channels (issue 1272 of nccl).
-    NCCL's column is 2.0 to 2.7 times what its own cost model says, and at 8 GB 3.4 times what nccl-tests took on the
-    same servers (R5).
+    The ring's rows between the fitted ones are predictions. No model in which time grows with the size gives its 4 MB,
+    which took less time than 4 KB. 20 GB/s are less than half of a NIC: NCCL gives a peer few channels (issue 1272 of
+    nccl). NCCL's column is 2.0 to 2.7 times the prediction of its own cost model, and at 8 GB 3.4 times the time of
+    nccl-tests on the same servers (R5).
     """
     ring = prepare_plain_ring(request(CLUSTER, "allreduce"), conditions(context, "h100"))
     basis = f"plain-ring on h100; {PLAIN_STEP_US.value:g} µs a step is fitted to 4 KB and "
     basis += f"{PLAIN_NET_GB_PER_S.value:g} GB/s between servers to 8 GB"
     how = f"NCCL 2.30's cost model on {CLUSTER}, rings and trees"
-    found = []
+    values = []
     for name, size, ms, _ in TABLE:
-        found.append(Value(f"ring, {name}", ms, 1e3 * ring.at(size).seconds, "ms", 0.1, basis=basis))
+        values.append(Value(f"ring, {name}", ms, 1e3 * ring.at(size).seconds, "ms", 0.1, basis=basis))
     for name, size, _, ms in TABLE:
         best = choose(channels(CLUSTER), "allreduce", size)
-        found.append(Value(f"NCCL, {name}", ms, 1e3 * best.seconds, "ms", 0.1, basis=how))
-    return tuple(found)
+        values.append(Value(f"NCCL, {name}", ms, 1e3 * best.seconds, "ms", 0.1, basis=how))
+    return tuple(values)
 
 
 @PAGE.claim("R4", "Comparison with nccl-tests")
 def _nccl_tests(context: Context) -> tuple[Value, ...]:
     """nccl-tests at 8 GB: 257 GB/s and busbw 482 on two servers, 204 and 392 on three.
 
-    That the numbers fit each other is all that can be checked.
+    Only the consistency of the numbers can be checked.
     """
     factors = [float(bus_factor("allreduce", ranks)) for ranks in (16, 24)]
     basis = "2(n-1)/n"
@@ -164,7 +164,7 @@ def _tuning(context: Context) -> tuple[Value, ...]:
 
 
 def nic_use(forest: Forest) -> float:
-    """How much of S crosses the fullest link from a NIC into the network."""
+    """Part of S that crosses the fullest link from a NIC into the network."""
     kind = {vertex.id: vertex.kind for vertex in forest.topology.vertices}
     out = [part for (src, dst), part in link_use(forest.shares).items() if (kind[src], kind[dst]) == ("nic", "switch")]
     return float(max(out))
@@ -174,8 +174,8 @@ def nic_use(forest: Forest) -> float:
 def _nics(context: Context) -> tuple[Value, ...]:
     """A busbw of 482 GB/s means 49 GB/s on each of 8 InfiniBand ports, 98 % of the line rate.
 
-    482/8 is 60, more than a port carries. Rings would have to send that much, so it was no ring: trees, or the
-    switches' own reduction, send S once out of each server, which is 32 GB/s per port.
+    482/8 is 60, more than a port carries. Rings would have to send this much, so the algorithm was not a ring: trees,
+    or in-network reduction, send S once out of each server, which is 32 GB/s per port.
     """
     rings, least = (nic_use(plan(how, CLUSTER, "allreduce")) for how in ("ring", "three_phase"))
     return (
@@ -195,7 +195,7 @@ def _hops(context: Context) -> tuple[Value, ...]:
 
     A ring enters and leaves each server once: 3 of 24, the same eighth as 2 of 16.
     """
-    found = []
+    values = []
     for spec, printed, ranks in ((CLUSTER, 2, 16), (THREE, 6, 24)):
         forest = one_ring(spec)
         kinds = {pair: link.kind for pair, link in forest.topology.link.items()}
@@ -205,15 +205,15 @@ def _hops(context: Context) -> tuple[Value, ...]:
         hops = {path[0]: path for share in forest.shares for tree in share.trees() for path in tree.edges}
         crossing = sum(any(kinds[pair] == "net" for pair in pairwise(hops[rank])) for rank in order)
         basis = f"plain-ring on {spec}"
-        found.append(Value(f"hops of {ranks} over InfiniBand", printed, crossing, basis=basis))
-    return tuple(found)
+        values.append(Value(f"hops of {ranks} over InfiniBand", printed, crossing, basis=basis))
+    return tuple(values)
 
 
 @PAGE.claim("R8", "Why NCCL is 34x Faster; Key Takeaways 3", wrong=True)
 def _steps(context: Context) -> tuple[Value, ...]:
     """At 4 KB the ring takes 15 steps of 120 µs, NCCL's tree 4 steps.
 
-    The code has two phases of 15 steps. A tree goes up and down: 2 log2 16 steps, as the post says elsewhere.
+    The code has two phases of 15 steps. A tree goes up and down: 2 log2 16 steps, as the post states elsewhere.
     """
     share = one_ring(CLUSTER).shares[0]
     steps = sum(map(tree_depth, share.trees()))
@@ -230,8 +230,8 @@ def _steps(context: Context) -> tuple[Value, ...]:
 def _switch(context: Context) -> tuple[Value, ...]:
     """NCCL takes trees below 256 KB and rings above; NCCL 2.28.9 in the container pytorch:24.12.
 
-    By its cost model rings and trees change places several times between two servers, and trees last longer. NCCL
-    2.28.9 came out eleven months after that container.
+    By its cost model rings and trees alternate several times between two servers, and trees win up to a larger size.
+    NCCL 2.28.9 came out eleven months after that container.
     """
     winners = crossover(channels(CLUSTER), "allreduce")
     last_tree = max(i for i, winner in enumerate(winners) if winner.algorithm == "tree")
@@ -254,8 +254,8 @@ def _bugs(context: Context) -> tuple[Value, ...]:
     """The code is for any tensor: 'chunk' gives each rank a piece, and a buffer of the first one's size is enough.
 
     torch.chunk may give fewer chunks than ranks, and a shorter last one: then sizes do not match, or a rank fails while
-    others wait. Also, the tensor must be contiguous, ranks of a subgroup are taken for global ones, and only sums are
-    served.
+    others wait. Also, the tensor must be contiguous, ranks of a subgroup are used as global ones, and only sums are
+    supported.
     """
     basis = "sizes as torch.chunk cuts them, indices of the code"
     own = sum(wrong_elements(plan("ring", "ring:4", "allreduce"), count) for count in (5, 10))

@@ -13,7 +13,7 @@ from reproduction.claim import DOCUMENTS, VERDICTS, JudgedClaim, Value
 
 _STYLES = dict(zip(VERDICTS, ("green", "cyan", "blue", "blue", "yellow", "magenta", "dim"), strict=True))
 _RELATIONS = {"=": "", "<=": "≤ ", ">=": "≥ "}
-#: What a verdict means, for the head of a table.
+#: Meanings of verdicts, for the head of a table.
 MEANINGS = {
     "reproduced": "our number is the published one, within the tolerance given",
     "close": "beyond that tolerance, but within 20 %",
@@ -26,14 +26,14 @@ MEANINGS = {
 
 
 def counts_text(rows: Sequence[JudgedClaim]) -> str:
-    """How many claims have which verdict, in a sentence."""
+    """Number of claims by verdict, in a sentence."""
     counts = Counter(row.verdict for row in rows)
     what = "claim" if len(rows) == 1 else "claims"
     return f"{len(rows)} {what}: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
 
 
 def text(rows: Sequence[JudgedClaim], paint: Paint) -> str:
-    """For a terminal: a paragraph per claim, documents in order."""
+    """Text for a terminal: a paragraph per claim, documents in order."""
     lines: list[str] = []
     for letter, mine in by_document(rows):
         lines += ["", paint(f"{letter}  {DOCUMENTS[letter]}", "bold")]
@@ -49,7 +49,7 @@ def text(rows: Sequence[JudgedClaim], paint: Paint) -> str:
 
 
 def markdown(rows: Sequence[JudgedClaim]) -> str:
-    """As a page of ``docs/``: a table per document."""
+    """A page of ``docs/``: a table per document."""
     lines = [
         "# The documents' claims",
         "",
@@ -70,20 +70,20 @@ def markdown_row(row: JudgedClaim) -> str:
     """A claim as a line of its document's table."""
     claim = row.claim
     published = "<br>".join(published_lines(row))
-    ours = "<br>".join(f"{v.what}: {ours_text(v)}{error_text(v)}" for v in row.values)
-    found = bases(row)
-    why = " ".join(part for part in (claim.why, f"By {'; '.join(found)}." if found else "") if part)
-    cells = (claim.id, f"{claim.text} ({claim.where})", published or "-", ours or "-", row.verdict, why)
+    computed = "<br>".join(f"{v.what}: {ours_text(v)}{error_text(v)}" for v in row.values)
+    sources = bases(row)
+    why = " ".join(part for part in (claim.why, f"By {'; '.join(sources)}." if sources else "") if part)
+    cells = (claim.id, f"{claim.text} ({claim.where})", published or "-", computed or "-", row.verdict, why)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def bases(row: JudgedClaim) -> list[str]:
-    """What a row's numbers were computed with, each once."""
+    """The bases of a row's numbers, each once."""
     return list(dict.fromkeys(value.basis for value in row.values if value.basis))
 
 
 def document(rows: Sequence[JudgedClaim]) -> dict[str, Any]:
-    """As JSON."""
+    """The claims as a JSON document."""
     counts = Counter(row.verdict for row in rows)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -100,7 +100,7 @@ def document(rows: Sequence[JudgedClaim]) -> dict[str, Any]:
                         "what": value.what,
                         "published": value.published,
                         "relation": value.relation,
-                        "ours": value.ours,
+                        "ours": value.computed,
                         "unit": value.unit,
                         # Against a published 0 there is no relative error.
                         "error": None if value.error is None or isinf(value.error) else value.error,
@@ -125,14 +125,14 @@ def by_document(rows: Sequence[JudgedClaim]) -> Iterator[tuple[str, list[JudgedC
 
 
 def published_number(value: Value) -> str:
-    """The published number with its relation and unit; "-" where there is none."""
+    """The published number with its relation and unit; "-" without one."""
     if value.published is None:
         return "-"
     return f"{_RELATIONS[value.relation]}{_number(value.published)}{_unit(value)}"
 
 
 def published_lines(row: JudgedClaim) -> list[str]:
-    """What each published number is of, and the number."""
+    """Name and value of each published number."""
     return [f"{value.what}: {published_number(value)}" for value in row.values if value.published is not None]
 
 
@@ -143,11 +143,11 @@ def published_text(value: Value) -> str:
 
 def ours_text(value: Value) -> str:
     """Our number with its unit."""
-    return f"{_number(value.ours)}{_unit(value)}"
+    return f"{_number(value.computed)}{_unit(value)}"
 
 
 def error_text(value: Value) -> str:
-    """`` (-4.4 %)`` where there is a number to compare with and it is not the same."""
+    """`` (-4.4 %)`` for a number that differs from the published one."""
     error = value.error
     if error is None or abs(error) < 5e-4:
         return ""

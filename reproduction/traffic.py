@@ -1,12 +1,14 @@
-"""Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1): what copies and reductions in flight cost.
+"""Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1): costs of copies and in-flight reductions.
 
-Each pattern is a Program on links of one V100 NVLink lane, timed by the kernel. What Blink's text says of them, on a
-p3.16xlarge, are claims B6 to B9. Its appendix has "around 18 GB/s" for chain reduce+forward, which contradicts Fig 7.
+Each pattern is a Program on links of one V100 NVLink lane, timed by the kernel. Claims B6 to B9 are Blink's text on
+them, on a p3.16xlarge. Its appendix has "around 18 GB/s" for chain reduce+forward, which contradicts Fig 7.
 
-The text leaves open, and we chose: MIMO's and MCA's sizes (five GPUs; MCA has chains of two GPUs and the sum stays at
-the center, which adds its own data); what a throughput is where several streams meet (the bytes over the busiest link
-by the time, so a chain's size by its time, and all that a fan-in's successor receives); and how chunks were chosen
-(here the fastest one, :func:`~blinkccl.cost.simulate.chunk_search.best_chunk`). Each link has one stream.
+Three points are open in the text, and these are our choices:
+
+- MIMO and MCA have five GPUs; MCA has chains of two GPUs, and the sum stays at the center, which adds its own data.
+- If several streams meet, the throughput is the bytes over the busiest link divided by the time: a chain's size by its
+  time, and all data that a fan-in's successor receives.
+- The chunk is the fastest one (:func:`~blinkccl.cost.simulate.chunk_search.best_chunk`). Each link has one stream.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from blinkccl.topology.synthetic import LANE_GB_PER_S
 from blinkccl.trees.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
 from blinkccl.units import algbw_gb_per_s
 
-#: What the patterns ran on.
+#: The calibration of the patterns.
 CALIBRATION = "v100-copy-engine"
 #: A stream per link: a fan-in's successor is reached by one, although each source has a tree of its own.
 ONE_STREAM_PER_LINK = Settings(streams="reused")
@@ -42,7 +44,7 @@ Built = tuple[Topology, Program]
 def measure(traffic: Built, size_bytes: int, costs: Calibration, settings: Settings = ONE_STREAM_PER_LINK) -> Trial:
     """The best chunk of a pattern and its throughput in GB/s: bytes over its busiest link by the time.
 
-    ``size_bytes`` is what each source of the pattern has. Cost: 10 to 20 simulations.
+    ``size_bytes`` is the data of each source of the pattern. Cost: 10 to 20 simulations.
     """
     network, program = traffic
     whole = size_bytes * program.collective.total_blocks()
@@ -75,7 +77,7 @@ def _mimo(_: int) -> Built:
 
 
 def _mca(_: int) -> Built:
-    """0 → 1 → 2 ← 3 ← 4, reducing on the way."""
+    """0 → 1 → 2 ← 3 ← 4, with a reduction on each hop."""
     return _built("reduce", 5, [_share(2, up=(*_walk((0, 1, 2)), *_walk((4, 3, 2))))], root=2)
 
 
@@ -103,15 +105,15 @@ def _walk(gpus: Iterable[int]) -> tuple[Path, ...]:
 
 
 def _share(root: int, up: tuple[Path, ...] = (), down: tuple[Path, ...] = (), block: Block = None) -> Share:
-    """A share of a whole block; its weight is set where the collective is known."""
+    """A share of a whole block; its weight is set when the collective is known."""
     return Share(Fraction(1), 0, block, root, Tree(root, up) if up else None, Tree(root, down) if down else None)
 
 
 def _built(name: str, gpus: int, shares: list[Share], root: int | None = None, without: tuple[int, ...] = ()) -> Built:
     """The program on one lane per pair that a share joins; GPUs in ``without`` have no data of their own.
 
-    The collective is the nearest one: where ranks are without data, or not every block moves, it is not done in full.
-    So nothing is claimed about a bound, and these programs are for timing only.
+    The collective is the nearest one: it is incomplete if ranks have no data, or not every block moves. So nothing is
+    claimed about a bound, and these programs are for timing only.
     """
     collective = Collective(name, gpus, root=root)
     shares = [replace(share, weight=Fraction(1, collective.total_blocks())) for share in shares]
@@ -130,8 +132,8 @@ def _built(name: str, gpus: int, shares: list[Share], root: int | None = None, w
 
 _CHAINS, _DEGREES, _ONE = (3, 4, 5, 6, 7, 8), (1, 2, 3), (0,)
 
-#: What builds each pattern, and its breadths: GPUs of a chain, or degrees of a fan (a GPU of a DGX-1 has four
-#: neighbours); 0 for those that have none.
+#: Builder of each pattern, and its breadths: GPUs of a chain, or degrees of a fan (a GPU of a DGX-1 has four
+#: neighbours); 0 for patterns without one.
 PATTERNS: dict[str, tuple[Callable[[int], Built], tuple[int, ...]]] = {
     "chain-forward": (_chain_forward, _CHAINS),  # Figs 23a, 24
     "chain-reduce-forward": (_chain_reduce_forward, _CHAINS),  # Figs 6, 7, 23b, 24

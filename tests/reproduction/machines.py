@@ -32,19 +32,19 @@ def nvlinks(machine: str) -> nx.Graph:
 @cache
 def settings(machine: str, *, connected: bool = True) -> tuple[Gpus, ...]:
     """One allocation of 3 to 8 GPUs of each isomorphism class, the first in lexicographic order."""
-    found: list[tuple[Gpus, nx.Graph]] = []
+    classes: list[tuple[Gpus, nx.Graph]] = []
     for size in range(3, 9):
         for gpus in combinations(range(8), size):
             part = nvlinks(machine).subgraph(gpus)
             if connected and not nx.is_connected(part):
                 continue
-            if not any(len(other) == size and same(part, graph) for other, graph in found):
-                found.append((gpus, part))
-    return tuple(gpus for gpus, _ in found)
+            if not any(len(other) == size and same(part, graph) for other, graph in classes):
+                classes.append((gpus, part))
+    return tuple(gpus for gpus, _ in classes)
 
 
 def same(one: nx.Graph, other: nx.Graph) -> bool:
-    """Whether two graphs are isomorphic, widths included."""
+    """True if two graphs are isomorphic, widths included."""
     return bool(nx.is_isomorphic(one, other, edge_match=lambda a, b: a["weight"] == b["weight"]))
 
 
@@ -53,5 +53,5 @@ def plan(algorithm: str, machine: str, name: str, gpus: Sequence[int] | None = N
 
 
 def rings(machine: str, gpus: Sequence[int]) -> int:
-    """How many NVLink rings NCCL 2.4 finds."""
+    """Number of NVLink rings that NCCL 2.4 finds."""
     return ring_count(asked(machine, "allreduce", gpus))

@@ -1,4 +1,4 @@
-"""The documents' claims: all there, computed when asked, and moved by what they depend on and by nothing else."""
+"""The documents' claims: complete, computed on request, and changed only by their own inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from support.extras import needs
 from support.timed import with_links
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
-#: By document, in order.
+#: Ids by document, in order.
 IDS = {
     "A": [*(f"B{i}" for i in range(1, 37)), *(f"E{i}" for i in (1, 3, 4, 5, 6, 8))],
     "B": [*(f"P{i}" for i in range(1, 7)), "E10"],
@@ -69,7 +69,7 @@ VERDICTS = dict.fromkeys(BY_ID, REPRODUCED) | {i: v for v, ids in NOT_REPRODUCED
 
 @dataclass(frozen=True)
 class Asking(Context):
-    """A context that notes which calibrations were asked for."""
+    """A context that records the requested calibrations."""
 
     asked: set[str] = field(default_factory=set)
 
@@ -80,14 +80,14 @@ class Asking(Context):
 
 @cache
 def computed(claim: str) -> tuple[tuple[Value, ...], str, set[str]]:
-    """A row's values and verdict, and which calibrations it asks for: computed once for all workers of a session."""
-    kept = Path(os.environ["BLINK_CACHE"], f"claim-{claim}")
-    if kept.exists():
-        return pickle.loads(kept.read_bytes())
+    """A row's values and verdict, and its calibrations; computed once for all workers of a session."""
+    cached = Path(os.environ["BLINK_CACHE"], f"claim-{claim}")
+    if cached.exists():
+        return pickle.loads(cached.read_bytes())
     context = Asking()
-    found = judge(BY_ID[claim], context)
-    write_at_once(kept, pickle.dumps((found.values, found.verdict, context.asked)))
-    return found.values, found.verdict, context.asked
+    judged = judge(BY_ID[claim], context)
+    write_at_once(cached, pickle.dumps((judged.values, judged.verdict, context.asked)))
+    return judged.values, judged.verdict, context.asked
 
 
 def row(claim: str) -> JudgedClaim:
@@ -96,7 +96,7 @@ def row(claim: str) -> JudgedClaim:
 
 
 def moved_by(context: Context, claims: Iterable[str]) -> list[str]:
-    """Which of the claims have other numbers in it. A row that asks for nothing that is replaced has the same."""
+    """The claims with other numbers in this context. A row without a replaced calibration keeps its numbers."""
     asking = [claim for claim in claims if computed(claim)[2] & context.calibrations.keys()]
     return [claim for claim in asking if judge(BY_ID[claim], context).values != row(claim).values]
 
@@ -115,19 +115,19 @@ def test_what_the_texts_say_beside_the_numbers() -> None:
 
 @pytest.mark.parametrize("claim", VERDICTS)
 def test_verdicts_are_those_that_are_known(claim: str) -> None:
-    """And every number says what it was computed with, and whatever is not reproduced has a reason."""
-    found = row(claim)
-    assert found.verdict == VERDICTS[claim], [(v.what, v.published, v.ours, v.verdict) for v in found.values]
-    assert found.claim.wrong is (found.verdict == CONTRADICTED)
-    assert found.verdict == REPRODUCED or len(found.claim.why) > 40
-    names = [one.what for one in found.values]
+    """And every number has a basis, and every row that is not reproduced has a reason."""
+    judged = row(claim)
+    assert judged.verdict == VERDICTS[claim], [(v.what, v.published, v.computed, v.verdict) for v in judged.values]
+    assert judged.claim.wrong is (judged.verdict == CONTRADICTED)
+    assert judged.verdict == REPRODUCED or len(judged.claim.why) > 40
+    names = [one.what for one in judged.values]
     assert len(set(names)) == len(names)
-    assert all(one.basis and isfinite(one.ours) for one in found.values)
-    assert any(one.published is not None for one in found.values) is (found.verdict != UNCHECKABLE)
+    assert all(one.basis and isfinite(one.computed) for one in judged.values)
+    assert any(one.published is not None for one in judged.values) is (judged.verdict != UNCHECKABLE)
 
 
 @pytest.mark.parametrize(
-    ("ours", "agrees", "wrong", "verdict"),
+    ("number", "agrees", "wrong", "verdict"),
     [
         (10.0, "", False, REPRODUCED),
         (11.0, "", False, CLOSE),
@@ -138,8 +138,8 @@ def test_verdicts_are_those_that_are_known(claim: str) -> None:
         (20.0, "", True, CONTRADICTED),
     ],
 )
-def test_agreement_that_confirms_nothing_is_called_so(ours: float, agrees: str, wrong: bool, verdict: str) -> None:
-    claim = Claim("X1", "A", "§1", "It is 10.", lambda _: (Value("it", 10.0, ours),), wrong=wrong, agrees=agrees)
+def test_agreement_that_confirms_nothing_is_called_so(number: float, agrees: str, wrong: bool, verdict: str) -> None:
+    claim = Claim("X1", "A", "§1", "It is 10.", lambda _: (Value("it", 10.0, number),), wrong=wrong, agrees=agrees)
     assert judge(claim).verdict == verdict
 
 
@@ -148,7 +148,7 @@ def test_computing_twice_gives_the_same_bits() -> None:
         assert judge(BY_ID[claim]) == row(claim)
 
 
-# The parts that rows are made of.
+# The parts of rows.
 
 
 @pytest.mark.parametrize(("machine", "collective"), list(product(MACHINES, FIG_14)))
@@ -181,12 +181,12 @@ def test_eq_8_as_printed_is_the_split_for_much_data() -> None:
 
 
 def test_a_faster_network_makes_nobody_slower() -> None:
-    found = crossings(Context())
-    assert [network * 8 for network, _, _ in found] == list(NETWORKS_GBIT)
-    for before, after in pairwise(found):
+    rates = crossings(Context())
+    assert [network * 8 for network, _, _ in rates] == list(NETWORKS_GBIT)
+    for before, after in pairwise(rates):
         assert after[1] >= 0.999 * before[1]
         assert after[2] >= 0.999 * before[2]
-    assert all(ours <= network for network, ours, _ in found)
+    assert all(blink <= network for network, blink, _ in rates)
 
 
 def test_both_baselines_are_the_same_where_both_take_rings() -> None:
@@ -196,14 +196,14 @@ def test_both_baselines_are_the_same_where_both_take_rings() -> None:
 
 
 def test_communication_beside_the_backward_pass_is_faster() -> None:
-    found = list(nccl_overheads(Context()))
-    assert len(found) == 46 * len(NETWORKS)
-    assert all(late.overhead_percent >= beside.overhead_percent for _, _, (beside, late) in found)
+    steps = list(nccl_overheads(Context()))
+    assert len(steps) == 46 * len(NETWORKS)
+    assert all(late.overhead_percent >= beside.overhead_percent for _, _, (beside, late) in steps)
     one, *_ = trained(Context(), [(0, 1, 4)])
     assert one.late.ours.total_s >= one.overlapped.ours.total_s
 
 
-# What moves.
+# Changes of numbers.
 
 
 def with_issue(costs: Calibration, issue_us: float) -> Calibration:
@@ -234,13 +234,13 @@ CHANGES = {
 def test_a_changed_constant_moves_the_rows_that_use_it(change: str) -> None:
     replaced, expected = CHANGES[change]
     context = Context({costs.name: costs for costs in replaced})
-    asked = [name for name in IDS["A"] if ALL_TESTS or name not in LONG]
-    assert moved_by(context, asked) == [name for name in expected.split() if name in asked]
+    claims = [name for name in IDS["A"] if ALL_TESTS or name not in LONG]
+    assert moved_by(context, claims) == [name for name in expected.split() if name in claims]
 
 
-#: Rows that take seconds; a merge does not wait for them to move.
+#: Rows that take seconds; `make test` does not recompute them.
 LONG = ("B5", "B28", "B30", "B32")
-#: Which rows of the other documents a calibration's links move.
+#: Rows of the other documents that the links of a calibration change.
 MOVED = {
     "mist": {"U1", "U2", "U4", "U5", "U7", "U10"},
     "cedar": {"U1", "U2", "U4", "U6"},
@@ -254,7 +254,7 @@ MOVED = {
 
 @pytest.mark.parametrize("name", MOVED)
 def test_a_changed_calibration_moves_its_rows_and_no_others(name: str) -> None:
-    """Links at three tenths of their rate: beyond any other limit."""
+    """Links at three tenths of their rate, which is below every other limit."""
     context = Context({name: with_links(calibration(name), 0.3)})
     assert set(moved_by(context, [claim.id for claim in CLAIMS if claim.document != "A"])) == MOVED[name]
 
@@ -295,6 +295,6 @@ def test_a_false_trace_does_not_agree() -> None:
 
 
 def test_the_page_of_claims_is_what_is_computed() -> None:
-    """``make claims`` writes it anew: every number, to four digits, and its verdict."""
+    """``make claims`` rewrites the page: every number, to four digits, and its verdict."""
     page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
     assert [claim for claim in BY_ID if markdown_row(row(claim)) not in page] == []

@@ -1,4 +1,4 @@
-"""``python -m reproduction``: table, files, and what is refused."""
+"""``python -m reproduction``: table, files, and refusals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def test_json_has_every_number_with_its_basis(reproduction) -> None:
-    found = json.loads(reproduction("R1", "N5", "--json").out)
-    assert found["schema_version"] == 2
-    assert [claim["id"] for claim in found["claims"]] == ["R1", "N5"]
-    assert sum(found["verdicts"].values()) == 2
-    for claim in found["claims"]:
+    document = json.loads(reproduction("R1", "N5", "--json").out)
+    assert document["schema_version"] == 2
+    assert [claim["id"] for claim in document["claims"]] == ["R1", "N5"]
+    assert sum(document["verdicts"].values()) == 2
+    for claim in document["claims"]:
         assert claim["values"]
         assert all(value["basis"] for value in claim["values"])
 

@@ -1,7 +1,6 @@
 """Claims of Blink (MLSys 2020) that are graph mathematics, by their row in the table of claims, computed a second way.
 
-What ``docs/claims.md`` pins number by number is not repeated here. Where a claim does not hold, the test says what does
-hold instead.
+The numbers in ``docs/claims.md`` are not repeated here. If a claim is false, the test asserts the true statement.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def network(machine: str, gpus: tuple[int, ...]) -> FlowNetwork:
 
 
 def tau(machine: str, gpus: tuple[int, ...]) -> Fraction:
-    found = network(machine, gpus)
-    return strength(found.n, undirected_widths(found))[0]
+    links = network(machine, gpus)
+    return strength(links.n, undirected_widths(links))[0]
 
 
 def test_b4_four_of_28_sets_have_three_trees_for_two_rings() -> None:
@@ -51,11 +50,11 @@ def test_b4_four_of_28_sets_have_three_trees_for_two_rings() -> None:
 def test_b10_the_optimum_is_the_minimum_cut_for_every_root(machine: str) -> None:
     for gpus in settings(machine):
         graph = nx.DiGraph()
-        found = network(machine, gpus)
-        graph.add_edges_from((u, v, {"capacity": c}) for u, v, c in found.arcs)
-        least = min(nx.maximum_flow_value(graph, 0, t) for t in range(1, found.n))
-        assert {broadcast_rate(found, root)[0] for root in range(found.n)} == {least}
-        assert plan("optimal", machine, "broadcast", gpus, root=found.n - 1).rate == least
+        links = network(machine, gpus)
+        graph.add_edges_from((u, v, {"capacity": c}) for u, v, c in links.arcs)
+        least = min(nx.maximum_flow_value(graph, 0, t) for t in range(1, links.n))
+        assert {broadcast_rate(links, root)[0] for root in range(links.n)} == {least}
+        assert plan("optimal", machine, "broadcast", gpus, root=links.n - 1).rate == least
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_b14_whole_lanes_are_not_enough_for_allreduce(machine: str, losing: int,
 
 
 def finish(forest: Forest, chunks: int) -> Fraction:
-    """When the last chunk arrives: a link carries one chunk at a time, a rank forwards what it has in full.
+    """Time at which the last chunk arrives: a link carries one chunk at a time, a rank forwards complete chunks.
 
     A chunk takes 1/chunks of the time that the whole takes over one link.
     """

@@ -1,4 +1,4 @@
-"""What the laboratory measured, as recorded: all allocations, the plans of today, and the goals it was made for."""
+"""Recorded measurements of the laboratory: all allocations, the present plans, and the goals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EVERY = [one for machine in MACHINES for collective in COLLECTIVES for one in me
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_all_allocations_were_measured_with_the_plans_of_today(machine: str, collective: str) -> None:
-    found = measured(machine, collective)
-    assert [one.gpus for one in found] == list(connected_allocations(machine))
-    for one in found[::5]:
+    record = measured(machine, collective)
+    assert [one.gpus for one in record] == list(connected_allocations(machine))
+    for one in record[::5]:
         for how, measurement in one.by.items():
             forest = algorithm(how).plan(asked(machine, collective, one.gpus))
             assert measurement.plan == pytest.approx(forest.algbw_gb_per_s)
@@ -39,12 +39,12 @@ def test_trees_reach_what_they_are_planned_for_and_rings_no_more() -> None:
 def test_pcie_beside_nvlink_and_two_servers() -> None:
     """No more than 2 % slower than NVLink alone, with less gained on more GPUs; and the network's rate."""
     counts = [len(one.gpus) for one in measured("dgx-1v", "broadcast-with-pcie")]
-    gains = [value.ours for value in hybrid_values()]
+    gains = [value.computed for value in hybrid_values()]
     assert counts == [3, 4, 5, 6, 7, 8]
     for one in measured("dgx-1v", "broadcast-with-pcie"):
         assert one.speedup("hybrid", "optimal@fast") > 0.98
     assert min(gains[:2]) > gains[-1]
-    assert two_servers_value().ours > 0.9
+    assert two_servers_value().computed > 0.9
 
 
 def test_rates_are_medians_and_values_say_what_was_run() -> None:
@@ -56,6 +56,6 @@ def test_rates_are_medians_and_values_say_what_was_run() -> None:
     assert isinstance(one, Allocation)
     assert (one.by["optimal"].gb_per_s, one.by["optimal"].part, one.speedup(), one.planned_speedup()) == (2, 0.5, 2, 2)
     largest, mean = speedup_values("dgx-1v", "broadcast")
-    assert largest.ours >= mean.ours
+    assert largest.computed >= mean.computed
     assert largest.published is None
     assert "measured in the laboratory" in largest.what

@@ -1,4 +1,4 @@
-"""Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1): what they are. Their published numbers are B6 to B9."""
+"""Shapes of Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1). Their published numbers are B6 to B9."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def gb_per_s(name: str, breadth: int, megabytes: int) -> float:
 @pytest.mark.parametrize("name", ["chain-forward", "chain-reduce-forward", "chain-reduce-broadcast"])
 @pytest.mark.parametrize("megabytes", [10, 1000])
 def test_longer_chains_are_slower(name: str, megabytes: int) -> None:
-    found = [gb_per_s(name, gpus, megabytes) for gpus in PATTERNS[name][1]]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1] + 0.5
+    rates = [gb_per_s(name, gpus, megabytes) for gpus in PATTERNS[name][1]]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > rates[-1] + 0.5
 
 
 @pytest.mark.parametrize(("name", "breadth"), EVERY)
 def test_smaller_data_is_slower(name: str, breadth: int) -> None:
-    found = [gb_per_s(name, breadth, megabytes) for megabytes in (1, 10, 100, 1000)]
-    assert found == sorted(found)
-    assert found[0] < 0.75 * found[-1]
+    rates = [gb_per_s(name, breadth, megabytes) for megabytes in (1, 10, 100, 1000)]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.75 * rates[-1]
 
 
 @pytest.mark.parametrize(("name", "breadth"), EVERY)
@@ -66,7 +66,7 @@ def test_what_crosses_which_link() -> None:
 
 
 def adders(traffic: Built) -> dict[int, int]:
-    """How many messages and data of its own each GPU's executions combine, where that is more than one."""
+    """Number of messages and own data that each GPU's executions reduce, if it is more than one."""
     counts = {role.rank: len(role.receives) + role.contributes for role in traffic[1].roles}
     return {rank: count for rank, count in sorted(counts.items()) if count > 1}
 

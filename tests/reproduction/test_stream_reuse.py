@@ -1,4 +1,4 @@
-"""Two trees on one link: what unfair sharing costs, and what reusing streams gets back (Blink, MLSys 2020, §4.2.2)."""
+"""Two trees on one link: the cost of unfair sharing, and the gain by reused streams (Blink, MLSys 2020, §4.2.2)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def figure_13(lanes: dict[tuple[int, int], int]) -> tuple[Program, Topology]:
 
 
 EQUAL = {(0, 1): 1, (1, 2): 1, (2, 3): 1, (1, 3): 1, (3, 2): 1}
-#: The first tree's own links could take the whole first hop, the second tree's just its half.
+#: The first tree's own links could fill the whole first hop, the second tree's only its half.
 WIDE_AND_NARROW = {(0, 1): 2, (1, 2): 2, (2, 3): 2, (1, 3): 1, (3, 2): 1}
 
 
@@ -43,7 +43,7 @@ def timed(job: tuple[Program, Topology], settings: Settings, size_bytes: int = 2
 
 
 def tree_seconds(run: Simulation, share: int) -> float:
-    """When a tree's data is everywhere."""
+    """Time at which a tree's data is on all ranks."""
     roles = run.translation.bound.program.roles
     return max(run.outcome.actor_s[i] for i, role in enumerate(roles) if role.share == share)
 
@@ -57,7 +57,7 @@ def test_unfair_sharing_delays_the_second_tree() -> None:
 
 
 def test_a_delayed_tree_is_free_if_only_its_link_limits() -> None:
-    """A link that always moves somebody's bytes is through with all of them at the same time, whoever is first."""
+    """A link that always has bytes to move ends at the same time in any order."""
     job = figure_13(EQUAL)
     assert timed(job, UNFAIR).seconds == pytest.approx(timed(job, FAIR).seconds, rel=0.05)
 
@@ -71,7 +71,7 @@ def test_a_delayed_tree_costs_time_where_it_is_the_slower_one() -> None:
     job = figure_13(WIDE_AND_NARROW)
     fair, unfair, reused = (timed(job, settings, 1000 * MB).seconds for settings in (FAIR, UNFAIR, UNFAIR_REUSED))
     assert 1.3 < unfair / fair < 1.5
-    # One stream does not hide behind the other tree's copies what a copy costs to issue.
+    # One stream does not hide the cost of issuing a copy behind the other tree's copies.
     assert fair <= reused < 1.07 * fair
     assert reused == pytest.approx(timed(job, FAIR_REUSED, 1000 * MB).seconds)
 
@@ -90,26 +90,26 @@ def gaps(name: str, gpus: tuple[int, ...], algorithm_name: str, size_bytes: int 
 
 def test_reuse_narrows_the_gap_of_an_allreduce() -> None:
     """A reused stream also keeps the fixed costs and the reductions of one tree from the time of the other's copies."""
-    found = gaps("allreduce", (0, 2, 4, 6), "blink")
-    assert found["unfair"] > 1.15
-    assert 1.05 < found["reused"] < found["unfair"] - 0.08
-    assert found["reused"] == pytest.approx(found["fair reused"], rel=0.03)
+    times = gaps("allreduce", (0, 2, 4, 6), "blink")
+    assert times["unfair"] > 1.15
+    assert 1.05 < times["reused"] < times["unfair"] - 0.08
+    assert times["reused"] == pytest.approx(times["fair reused"], rel=0.03)
 
 
 def test_reuse_does_nothing_for_trees_at_different_depths() -> None:
-    """Blink reuses a stream only where trees use a link "at roughly the same position"."""
-    found = gaps("allreduce", (0, 2, 3, 4), "blink")
-    assert found["unfair"] > 1.1
-    assert found["reused"] == pytest.approx(found["unfair"], rel=0.01)
+    """Blink reuses a stream only if trees use a link "at roughly the same position"."""
+    times = gaps("allreduce", (0, 2, 3, 4), "blink")
+    assert times["unfair"] > 1.1
+    assert times["reused"] == pytest.approx(times["unfair"], rel=0.01)
 
 
 def test_under_reuse_unfair_links_slow_no_broadcast() -> None:
-    found = {gpus: gaps("broadcast", gpus, "optimal") for gpus in connected_allocations("dgx-1v")}
-    assert len(found) == 46
-    assert max(gap["unfair"] for gap in found.values()) > 1.2
-    assert [gpus for gpus, gap in found.items() if gap["reused"] > 1.01 * gap["fair reused"]] == []
+    times = {gpus: gaps("broadcast", gpus, "optimal") for gpus in connected_allocations("dgx-1v")}
+    assert len(times) == 46
+    assert max(gap["unfair"] for gap in times.values()) > 1.2
+    assert [gpus for gpus, gap in times.items() if gap["reused"] > 1.01 * gap["fair reused"]] == []
 
 
 def test_trees_that_share_no_link_know_no_unfairness() -> None:
-    found = gaps("broadcast", (0, 2, 3, 4, 7), "optimal")
-    assert found == {"fair": 1.0, "unfair": 1.0, "reused": 1.0, "fair reused": 1.0}
+    times = gaps("broadcast", (0, 2, 3, 4, 7), "optimal")
+    assert times == {"fair": 1.0, "unfair": 1.0, "reused": 1.0, "fair reused": 1.0}

@@ -55,7 +55,7 @@ def test_a_window_fills_both_paths() -> None:
 
 
 def test_what_goes_through_the_host_is_stored_there() -> None:
-    found = copied("mist", MIST)
-    assert sum(share.weight for share in found.forest.shares) == 1
-    assert {share.broadcast.edges for share in found.forest.shares if share.broadcast} == {((0, 1),), ((0, 4, 1),)}
-    assert {(queue.path, queue.home) for queue in lower(found.forest).queues} == {((0, 1), 1), ((0, 4, 1), 4)}
+    plan = copied("mist", MIST)
+    assert sum(share.weight for share in plan.forest.shares) == 1
+    assert {share.broadcast.edges for share in plan.forest.shares if share.broadcast} == {((0, 1),), ((0, 4, 1),)}
+    assert {(queue.path, queue.home) for queue in lower(plan.forest).queues} == {((0, 1), 1), ((0, 4, 1), 4)}

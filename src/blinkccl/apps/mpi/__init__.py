@@ -1,1 +1,1 @@
-"""What Blink needs to run under an unchanged MPI program: the binding to its MPI library, compiled at first use."""
+"""Support for unchanged MPI programs: the binding to their MPI library, compiled at first use."""

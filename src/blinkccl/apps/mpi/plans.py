@@ -1,4 +1,4 @@
-"""The plans that an MPI program will want, made before it starts: in it their making would be a wait of all ranks."""
+"""Plans that an MPI program will need, made before it starts: during the run, all ranks would wait for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _RANKS = ("-n", "-np", "--np", "-c")
 
 
 def known_bundles(command: Sequence[str]) -> str:
-    """For ``BLINK_MPI_BUNDLES``: "RANKS PATH" a line. Those for the launcher's ``-n`` are made if they are not there.
+    """The value of ``BLINK_MPI_BUNDLES``, "RANKS PATH" per line. Missing ones for the launcher's ``-n`` are made.
 
-    Where they cannot be made, rank 0 tries again, and says why its communicators are left to the MPI library.
+    If they cannot be made, rank 0 tries again, and reports why its communicators stay with the MPI library.
     """
     for option, value in pairwise(command):
         if option in _RANKS and value.isdecimal() and 2 <= int(value) <= MOST_RANKS:
