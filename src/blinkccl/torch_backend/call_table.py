@@ -1,8 +1,7 @@
-"""torch's collectives as calls of ours, one function each: the table behind both generations of method names.
+"""torch's collectives as our calls, one function each: the table behind both generations of method names.
 
-Collectives that only move data do so in bytes, so that any element type will do. What torch leaves to each rank
-(how a list of tensors lies in memory) never changes what the group runs; what all ranks must agree on anyway (sizes)
-may.
+Collectives that only move data do so in bytes, with any element type. Properties that may differ by rank (the layout of
+a list of tensors in memory) never change the group's calls; properties on which all ranks agree (sizes) may.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ONE_DEVICE = "give all tensors of a call on one device"
 
 
 class CallTable:
-    """Makes the calls of one group."""
+    """The calls of one group."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -36,11 +35,11 @@ class CallTable:
         self._scratch = Scratch()
 
     def memory(self) -> Memory:
-        """For one call."""
+        """Memory for one call."""
         return Memory(self._scratch)
 
     def all_reduce(self, tensors: Sequence[Tensor], operation: Any) -> TorchCall:
-        """Each tensor on its own, in place."""
+        """AllReduce of each tensor separately, in place."""
         _check_device("all_reduce", tensors)
         memory, operation = self.memory(), reduction(operation)
         calls = []
@@ -50,15 +49,15 @@ class CallTable:
         return TorchCall("all_reduce", list(tensors), memory, calls, shown=tensors)
 
     def reduce(self, tensor: Tensor, operation: Any, root: int) -> TorchCall:
-        """The root's tensor is replaced by the result; the others' stay."""
-        memory, tensors = self.memory(), writable([tensor])  # on all ranks, or the root alone would refuse it
+        """Reduce into the root's tensor; the others' stay unchanged."""
+        memory, tensors = self.memory(), writable([tensor])  # on all ranks, or only the root would refuse it
         send = memory.updates(tensors[0]) if self.rank == root else memory.reads_all(tensors)
         recv = send if self.rank == root else None
         call = _reducing("reduce", tensor, reduction(operation), send, recv, root)
         return TorchCall("reduce", [tensor], memory, [call], shown=[tensor])
 
     def broadcast(self, tensors: Sequence[Tensor], root: int) -> TorchCall:
-        """Each tensor on its own, in place."""
+        """Broadcast of each tensor separately, in place."""
         _check_device("broadcast", tensors)
         memory = self.memory()
         calls = []
@@ -68,7 +67,7 @@ class CallTable:
         return TorchCall("broadcast", list(tensors), memory, calls, shown=tensors)
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> TorchCall:
-        """Rank r's ``tensor`` into everybody's ``outputs[r]``. Ranks' sizes may differ: then by broadcasts."""
+        """Rank r's ``tensor`` into ``outputs[r]`` on all ranks. If the ranks' sizes differ, by broadcasts."""
         self._check_list("all_gather", "output", outputs, tensor)
         memory = self.memory()
         sizes = [output.nbytes for output in outputs]
@@ -88,7 +87,7 @@ class CallTable:
         return TorchCall("all_gather", list(outputs), memory, calls, shown=[tensor])
 
     def all_gather_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
-        """Each pair on its own: all ranks' ``tensors[i]`` one after the other into ``outputs[i]``."""
+        """Each pair separately: all ranks' ``tensors[i]`` one after the other into ``outputs[i]``."""
         memory = self.memory()
         calls = []
         for output, tensor in self._pairs("all_gather_single", "output", outputs, tensors):
@@ -96,7 +95,7 @@ class CallTable:
         return TorchCall("_allgather_base", list(outputs), memory, calls, shown=tensors)
 
     def all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor]) -> TorchCall:
-        """Each tensor on its own: rank r's ``tensors[i]`` into everybody's ``outputs[r][i]``; equal sizes."""
+        """Each tensor separately: rank r's ``tensors[i]`` into ``outputs[r][i]`` on all ranks; equal sizes."""
         self._check_length("all_gather_coalesced", "output list", outputs)
         _check_device("all_gather_coalesced", tensors)
         memory = self.memory()
@@ -110,7 +109,7 @@ class CallTable:
         return TorchCall("all_gather", result, memory, calls, shown=tensors)
 
     def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], operation: Any) -> TorchCall:
-        """Everybody's ``tensors[r]`` combined into rank r's ``output``. Sizes may differ: then by reduces."""
+        """All ranks' ``tensors[r]`` reduced into rank r's ``output``. If sizes differ, by reduces."""
         self._check_list("reduce_scatter", "input", tensors, output)
         memory, operation = self.memory(), reduction(operation)
         target = memory.writes(output)
@@ -129,7 +128,7 @@ class CallTable:
         return TorchCall("reduce_scatter", [output], memory, calls, shown=tensors)
 
     def reduce_scatter_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], operation: Any) -> TorchCall:
-        """Each pair on its own: block r of everybody's ``tensors[i]`` combined into rank r's ``outputs[i]``."""
+        """Each pair separately: block r of all ranks' ``tensors[i]`` reduced into rank r's ``outputs[i]``."""
         memory, operation = self.memory(), reduction(operation)
         calls = []
         for tensor, output in self._pairs("reduce_scatter_single", "input", tensors, outputs):
@@ -160,7 +159,7 @@ class CallTable:
         return TorchCall("scatter", [output], memory, [call], shown=tensors or [output])
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
-        """``tensors[r]`` to rank r's ``outputs[our rank]``; only the two ends know a block's size."""
+        """``tensors[r]`` into rank r's ``outputs[our rank]``; only the two ends know a block's size."""
         self._check_length("all_to_all", "input list", tensors)
         self._check_list("all_to_all", "input", tensors, tensors[0])
         self._check_list("all_to_all", "output", outputs, tensors[0])
@@ -176,7 +175,7 @@ class CallTable:
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
     ) -> TorchCall:
-        """Block r of ``tensor`` to block (our rank) of rank r's ``output``; blocks are rows of the first dimension."""
+        """Block r of ``tensor`` into block (our rank) of rank r's ``output``; blocks are rows of dimension 0."""
         _check_device("all_to_all_single", [output, tensor])
         output, tensor = plain(output), plain(tensor)
         call = self._exchange(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
@@ -184,7 +183,7 @@ class CallTable:
         return call
 
     def barrier(self) -> TorchCall:
-        """Ends when all ranks have begun it."""
+        """A barrier, which ends after all ranks have begun it."""
         memory = self.memory()
         token = memory.updates(torch.ones(1, dtype=torch.uint8))
         return TorchCall(
@@ -205,7 +204,7 @@ class CallTable:
         return TorchCall(title, [tensor], memory, message=message, shown=[tensor])
 
     def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
-        """``tensor`` cut along its first dimension, equally where no sizes are given."""
+        """``tensor`` cut along its first dimension, equally without given sizes."""
         rows = tensor.size(0) if tensor.dim() else 0
         if splits:
             self._check_length("all_to_all_single", "list of split sizes", splits)
@@ -218,9 +217,9 @@ class CallTable:
             )
         return list(torch.split(tensor, list(splits)))
 
-    def _check_length(self, title: str, what: str, given: Sequence[object]) -> None:
-        if len(given) != self.size:
-            raise ValueError(f"{title}: expected an {what} with one entry per rank, {self.size}, got {len(given)}")
+    def _check_length(self, title: str, what: str, entries: Sequence[object]) -> None:
+        if len(entries) != self.size:
+            raise ValueError(f"{title}: expected an {what} with one entry per rank, {self.size}, got {len(entries)}")
 
     def _check_list(self, title: str, what: str, tensors: Sequence[Tensor], other: Tensor) -> None:
         self._check_length(title, f"{what} list", tensors)
@@ -261,7 +260,7 @@ class CallTable:
 
 
 def _apart(outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """An AllToAll's inputs, copied where an output has the memory of one."""
+    """An AllToAll's inputs, copied if an output has the memory of one."""
     targets = {output.data_ptr() for output in outputs if output.numel()}
     return [each.clone() for each in tensors] if any(each.data_ptr() in targets for each in tensors) else tensors
 
@@ -276,9 +275,9 @@ def _check_device(title: str, tensors: Sequence[Tensor]) -> None:
 def _reducing(
     name: str, tensor: Tensor, operation: tuple[str, float | None], send: int, recv: int | None, root: int = 0
 ) -> AddressedCall:
-    """A collective on elements like those of ``tensor``, as many per block.
+    """A collective on elements like those of ``tensor``, with its number of elements per block.
 
-    Complex numbers are pairs: right for what torch allows on them, sums.
+    Complex numbers are pairs of reals, which is right for sums, the only reduction that torch allows on them.
     """
     op, scale = operation
     dtype, elements = element_type(tensor.real if tensor.is_complex() else tensor), tensor.numel()
@@ -289,7 +288,7 @@ def _reducing(
 
 #: The tag of messages here: torch's own tags are not negative.
 TAG = -1
-#: How many times the data may be sent for the sake of one collective; messages cost more than copying.
+#: Largest ratio of padded to real bytes in one collective, because messages cost more than copying.
 PADDING = 4
 
 
@@ -297,11 +296,15 @@ PADDING = 4
 class AllToAll(TorchCall):
     """AllToAll when each rank knows only its own blocks. ``outputs[r]`` comes from rank r, ``inputs[r]`` goes there.
 
-    First all ranks tell each other the sizes of what they send and expect: a small AllGather. From these numbers, which
-    are then the same everywhere, all choose alike: equal blocks go by one AllToAll, straight from tensor to tensor
-    where these lie in one piece; unequal ones by one AllToAll of blocks as long as the longest, as long as that is not
-    mostly padding; else by messages. Sizes that do not fit are found here, on all ranks, before anything hangs. No
-    output shares memory with an input.
+    First all ranks exchange the sizes that they send and expect, in a small AllGather. From these numbers all ranks
+    select the same method:
+
+    - equal blocks: one AllToAll, directly between tensors that are contiguous;
+    - unequal blocks: one AllToAll of blocks as long as the longest, up to a limit of padding (:data:`PADDING`);
+    - else messages.
+
+    Sizes that do not match raise an error here, on all ranks, before a rank hangs. No output shares memory with an
+    input.
     """
 
     rank: int = 0
@@ -309,7 +312,7 @@ class AllToAll(TorchCall):
     inputs: Sequence[Tensor] = ()
 
     def run(self, transport: Group, timeout_s: float) -> None:
-        """Runs it; PlanMismatchError, on all ranks, if one sends another number of bytes than its peer expects."""
+        """Run the call; PlanMismatchError, on all ranks, if one sends another number of bytes than its peer expects."""
         sizes = self._agreed(transport, timeout_s)
         longest, total = int(sizes.max()), int(sizes.sum())
         if (sizes == longest).all():

@@ -1,7 +1,6 @@
-"""What ran here, and by what: the counters of all process groups that this process has made.
+"""Counters of all process groups of this process, summed over their transports (:meth:`Group.stats`).
 
-Counters are what their transports count (:meth:`Group.stats`), summed. They prove that a collective went
-through our engine and not through another library that was asked for help.
+They prove that a collective used our engine and not another library.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ _closed: Counter[str] = Counter()
 
 
 def watch(group: Group) -> None:
-    """Adds ``group`` to what :func:`stats` sums."""
+    """Add ``group`` to the sums of :func:`stats`."""
     _open.append(group)
 
 
 def settle(group: Group) -> None:
-    """Keeps the counters of one that ends."""
+    """Keep the counters of a group that ends."""
     if group in _open:
         _open.remove(group)
         _closed.update(group.stats())
 
 
 def stats() -> dict[str, int]:
-    """The sums over all process groups of this process, also of those that are gone.
+    """The sums over all process groups of this process, including those that have ended.
 
     Examples
     --------

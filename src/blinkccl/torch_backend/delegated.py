@@ -1,9 +1,9 @@
-"""Delegated groups: who serves what backend blink does not, other devices' tensors and sparse ones.
+"""Delegated groups: other backends for tensors that blink does not serve, on other devices or sparse.
 
-In ``"cpu:blink,cuda:nccl"`` torch takes our process group whole, so the calls on tensors of the other device arrive
+With ``"cpu:blink,cuda:nccl"``, torch uses our process group as a whole, so calls on tensors of the other device arrive
 here. They go to a plain process group with the other backends of that string; sparse tensors of the CPU go to gloo.
-Each of these is made by the first call that needs it. That call is a collective or, on NCCL, a message between two
-ranks whose communicator NCCL then makes for these two: so nobody waits for a rank that does not come.
+The first call that needs a backend creates it. This call is a collective or, on NCCL, a message between two ranks, for
+which NCCL creates a communicator of these two: so no rank waits for one that does not call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blinkccl.runtime.network import torch_backend
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import SharedBlocks
 
-#: Of a device that somebody names blink for.
+#: Error for a device for which the user named blink.
 CPU_ALONE = (
     'backend blink serves CPU tensors alone, not those on {}: make the group as "cpu:blink,cuda:nccl", and start the '
     "program by blink run, which takes NCCL's calls to trees"
@@ -28,7 +28,7 @@ CPU_ALONE = (
 
 
 class Capabilities:
-    """What torch asks a backend before it tries more than collectives; of ours it gets memory."""
+    """Capabilities of a backend that torch queries; ours provides memory."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -40,11 +40,11 @@ class Capabilities:
     _blocks = SharedBlocks()
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether tensors can be allocated for faster communication: in shared memory. FSDP2 asks, if told to."""
+        """True if tensors can be allocated in shared memory for faster communication. FSDP2 asks, if enabled."""
         return str(device.type) == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Such a tensor of ``size`` elements."""
+        """Allocate a tensor of ``size`` elements in shared memory."""
         return self._blocks.empty(size, dtype)
 
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Capabilities:
 
 
 class DelegatedGroup:
-    """The process group beside one of ours; ``global_ranks`` is empty for the world itself."""
+    """The process group beside a group of blink; ``global_ranks`` is empty for the world itself."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: list[int]) -> None:
         self._store = store
@@ -65,19 +65,19 @@ class DelegatedGroup:
         self._made: dict[str, Any] = {}
 
     def group(self, ours: dist.ProcessGroup, device: str) -> Any:
-        """The process group that serves tensors on ``device``; UnsupportedError if the backend string names nobody."""
+        """The process group for tensors on ``device``; UnsupportedError if the backend string names none."""
         self.backend(ours, device)
         assert self._group is not None  # made with its first backend
         return self._group
 
     def backend(self, ours: dist.ProcessGroup, device: str) -> Any:
-        """The backend object that serves tensors on ``device``."""
+        """The backend object for tensors on ``device``."""
         if device not in self._made:
             self._made[device] = self._make(_who(devices(ours), device), device, ours.group_name)
         return self._made[device]
 
     def shutdown(self) -> None:
-        """Ends what was made."""
+        """Shut down the group."""
         if self._group is not None:
             self._group.shutdown()
             self._group = None
@@ -97,7 +97,7 @@ class DelegatedGroup:
 
 
 def _who(named: dict[str, str], device: str) -> str:
-    """The backend for tensors on ``device`` that are not ours."""
+    """The backend for tensors on ``device`` that blink does not serve."""
     name = named.get(device)
     if device == "cpu" and (not named or name == "blink"):
         return "gloo"  # for sparse tensors
@@ -112,6 +112,6 @@ def _who(named: dict[str, str], device: str) -> str:
 
 
 def devices(group: dist.ProcessGroup) -> dict[str, str]:
-    """``{device: backend}`` as the user named them; nothing until torch has entered the group into its books."""
+    """``{device: backend}`` as the user named them; empty until torch has registered the group."""
     named = distributed_c10d._world.pg_backend_config.get(group, "")
     return dict(pair.split(":", 1) for pair in named.split(",") if ":" in pair)

@@ -1,8 +1,8 @@
-"""Our errors as torch's: what a failed call raises is both.
+"""Errors of failed calls, which are both ours and torch's.
 
-Programs on ``torch.distributed`` catch ``RuntimeError`` or ``DistBackendError``; ours say whose move it is. The classes
-are made when they are first needed, and are attributes of this module by the names of ours: so another process finds
-them where an error is pickled, or only its class, as by a worker of torch's DataLoader.
+Programs on ``torch.distributed`` catch ``RuntimeError`` or ``DistBackendError``; our classes state the cause. The
+combined classes are created on first use, as attributes of this module with our classes' names. So another process,
+such as a worker of torch's DataLoader, can unpickle an error or its class.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _both: dict[type[errors.BlinkError], Any] = {}
 def for_torch(error: Error, call: str = "") -> Error:
     """``error`` as an object of its own class and of ``DistBackendError``, with the same attributes.
 
-    The message is the same too; where a ``call`` ran out of time it begins as programs that look for that expect.
+    The message is the same; if a ``call`` timed out, it begins with the words that programs search for.
     """
     if isinstance(error, DistBackendError):
         return error
     args = error.args
     if call and isinstance(error, errors.DeadlineError):
-        said = str(error).replace("(BLINK_TIMEOUT)", "(torch's timeout)")  # which is nothing here
-        args = (f"{call}: Timed out - {said}", *args[1:])
+        message = str(error).replace("(BLINK_TIMEOUT)", "(torch's timeout)")  # BLINK_TIMEOUT has no effect here
+        args = (f"{call}: Timed out - {message}", *args[1:])
     made: Error = _restored(type(error), args, error.__dict__)
     return made
 

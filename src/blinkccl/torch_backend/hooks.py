@@ -1,4 +1,4 @@
-"""DDP communication hooks: gradients in shared memory, and by blink in a program whose backend is gloo or NCCL.
+"""DDP communication hooks: gradients in shared memory, and AllReduce by blink in a program on gloo or NCCL.
 
     blinkccl.torch.shared_buckets(model)                      # after init_process_group("blink")
 
@@ -7,7 +7,7 @@
     model.register_comm_hook(group, blinkccl.torch_backend.hooks.average)
     model.register_comm_hook(group, blinkccl.torch_backend.hooks.average_in_bfloat16)
 
-torch's own hooks (``fp16_compress_hook``, PowerSGD) work on such a group as well. torch compares these functions'
+torch's own hooks (``fp16_compress_hook``, PowerSGD) also work on such a group. torch compares these functions'
 annotations as objects: no ``from __future__ import annotations`` here.
 """
 
@@ -28,13 +28,13 @@ from blinkccl.torch_backend.issue import InPlaceBySteps
 from blinkccl.torch_backend.process_group import BlinkProcessGroup
 from blinkccl.torch_backend.types import element_type
 
-#: Buckets whose calls are kept: a model's, and those that DDP made before it knew the order of gradients.
+#: Number of cached buckets: a model's, and those that DDP made before it knew the order of gradients.
 _KEPT_BUCKETS = 4096
 _after_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 
 def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
-    """A process group of backend blink beside those that the program has: the state of the hooks.
+    """A process group of backend blink beside those of the program: the state of the hooks.
 
     Parameters
     ----------
@@ -58,30 +58,30 @@ def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
 
 
 def shared_buckets(model: Any, group: Any = None, in_background: bool | None = None) -> None:
-    """Keeps what DDP or FSDP2 communicates in memory that all ranks of a host share: nothing is copied on the way.
+    """Keep the buffers of DDP or FSDP2 in memory that all ranks of a host share, so that nothing is copied.
 
-    Model and training loop stay as they are. A bucket of DDP's moves when it is first reduced: the storage under its
-    tensor and all views of that gets memory of :func:`blinkccl.empty`, so gradients that are views of buckets move with
-    it. DDP makes new buckets after the first step, and these move too. The mean is that of :func:`average`. With FSDP2
-    it is the memory in which parameters are gathered and gradients scattered, where torch asks the backend for it.
+    Model and training loop stay unchanged. A bucket of DDP's moves when it is first reduced: the storage under its
+    tensor and all its views gets memory of :func:`blinkccl.empty`, so gradients that are views of buckets move too. DDP
+    makes new buckets after the first step, and these move as well. The mean is that of :func:`average`. With FSDP2 the
+    buffers are those of gathered parameters and scattered gradients, if torch requests memory from the backend.
 
     Parameters
     ----------
     model
-        A ``DistributedDataParallel`` without a communication hook, or what ``fully_shard`` returned, its parameters on
-        the CPU. All ranks call this.
+        A ``DistributedDataParallel`` without a communication hook, or a result of ``fully_shard``, with its parameters
+        on the CPU. All ranks call this.
     group
-        For DDP: of backend blink, with the ranks of ``model.process_group``; None: that group itself.
+        For DDP: a group of backend blink with the ranks of ``model.process_group``; None: that group itself.
     in_background
-        For DDP: whether another thread reduces buckets while the backward pass goes on; None: where there are cores for
-        such threads beside those that the ranks' torch computes with.
+        For DDP: reduce buckets in another thread during the backward pass; None: only if there are cores for such
+        threads beside those of the ranks' torch.
 
     Raises
     ------
     UsageError
         If ``model`` is neither, or the group is not blink's.
     UnsupportedError
-        If the parameters are not on the CPU, or torch is older than 2.12 and has no way to move a storage.
+        If the parameters are not on the CPU, or torch is older than 2.12 and cannot move a storage.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def shared_buckets(model: Any, group: Any = None, in_background: bool | None = N
 
 
 def average_in_shared_memory(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """:func:`average`, of buckets in shared memory: what :func:`shared_buckets` registers."""
+    """:func:`average` for buckets in shared memory; :func:`shared_buckets` registers it."""
     average: torch.futures.Future[torch.Tensor] = state.average(bucket.buffer())
     return average
 
@@ -128,10 +128,11 @@ def average_in_shared_memory(state: Any, bucket: dist.GradBucket) -> torch.futur
 class Buckets:
     """A model's buckets: the state of :func:`average_in_shared_memory`.
 
-    Without ``in_background`` no other thread takes part: a bucket's AllReduce begins in its hook, goes on in those of
-    later buckets as far as peers are there, and ends with the backward pass, in a callback of autograd's before that in
-    which DDP takes the results. Where all cores compute, threads that wake each other cost several times what the
-    AllReduce does. A model with a ``static_graph`` has its first buckets reduced in such a callback: its hooks wait.
+    Without ``in_background`` no other thread takes part. A bucket's AllReduce begins in its hook and continues in the
+    hooks of later buckets, as far as peers are ready. It ends with the backward pass, in an autograd callback before
+    the one in which DDP reads the results. If all cores compute, threads that wake each other cost several times the
+    AllReduce itself. A model with a ``static_graph`` has its first buckets reduced in such a callback, so its hooks
+    wait.
     """
 
     def __init__(self, group: BlinkProcessGroup, in_background: bool, static_graph: bool) -> None:
@@ -140,7 +141,7 @@ class Buckets:
         self._known: dict[tuple[int, int, torch.dtype], InPlaceBySteps | None] = {}  # all in shared memory
 
     def average(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Of one bucket."""
+        """Average one bucket."""
         if gradients.layout is not torch.strided:
             return _averaged(self._group, gradients)
         key = gradients.data_ptr(), gradients.numel(), gradients.dtype
@@ -163,7 +164,7 @@ class Buckets:
         future.set_result(gradients)
 
     def _shared(self, gradients: torch.Tensor) -> InPlaceBySteps | None:
-        """Of a new bucket, after it was moved."""
+        """Move a new bucket to shared memory, and return its AllReduce by steps."""
         if not process_heap().holds(gradients.data_ptr()):
             _share(gradients)
         if len(self._known) >= _KEPT_BUCKETS:
@@ -177,16 +178,16 @@ class Buckets:
 def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The mean of the gradients: one AllReduce in place; ``state`` is a group from :func:`group`.
 
-    DDP without a hook divides by the number of ranks before the sum, we after it: the same bits where that number is a
-    power of two, one rounding fewer where it is not.
+    DDP without a hook divides by the number of ranks before the sum, this hook after it. If the number is a power of
+    two, the bits are the same; otherwise there is one rounding fewer.
     """
     return _averaged(state, bucket.buffer())
 
 
 def average_in_bfloat16(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean of the gradients, which travel as bfloat16: half the bytes, with 8 bits of precision.
+    """The mean of the gradients, transferred as bfloat16: half the bytes, with 8 bits of precision.
 
-    Sums are taken in float32 where several gradients meet. torch's ``bf16_compress_hook`` does the like, on NCCL only.
+    Sums of several gradients are computed in float32. torch's ``bf16_compress_hook`` is similar, for NCCL only.
     """
     gradients = bucket.buffer()
 
@@ -198,7 +199,7 @@ def average_in_bfloat16(state: Any, bucket: dist.GradBucket) -> torch.futures.Fu
 
 def _averaged(state: Any, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     op = dist.ReduceOp.AVG
-    if tensor.layout is not torch.strided:  # gloo's, which has no averages
+    if tensor.layout is not torch.strided:  # gloo serves it, without averages
         tensor, op = tensor.div_(state.size()), dist.ReduceOp.SUM
     work = dist.all_reduce(tensor, op=op, group=state, async_op=True)
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
@@ -206,7 +207,7 @@ def _averaged(state: Any, tensor: torch.Tensor) -> torch.futures.Future[torch.Te
 
 
 def _share(tensor: torch.Tensor) -> None:
-    """Moves the storage of ``tensor``, and so all views of it, to shared memory; what it holds stays the same."""
+    """Move the storage of ``tensor``, and so all its views, to shared memory, with its contents."""
     storage = tensor.untyped_storage()
     shared = empty(storage.nbytes(), torch.uint8).untyped_storage()
     shared.copy_(storage)

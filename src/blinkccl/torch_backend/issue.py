@@ -1,11 +1,11 @@
-"""When a call runs: at once in the caller's thread, or in the background; always in the order of issue.
+"""Scheduling of calls: in the caller's thread or in the background, always in the order of issue.
 
-A call with ``async_op=False`` runs in the caller's thread if nothing of the group is queued, else it is put behind
-that and awaited. What is issued between ``start_coalescing`` and ``end_coalescing`` goes to the background, and the
-latter's ``Work`` waits for all of it. In profiles a call that runs in the background lasts as long as its issue.
+A call with ``async_op=False`` runs in the caller's thread if the group's queue is empty. Otherwise it is queued and
+awaited. Calls between ``start_coalescing`` and ``end_coalescing`` go to the background, and the latter's ``Work`` waits
+for all of them. In profiles a call in the background lasts as long as its issue.
 
-Messages are no part of the order, and posting one never waits: another thread may have to send what our peers wait
-for while a collective runs in this one.
+Messages are not part of the order, and posting one never waits: another thread may have to send a message that our
+peers need while a collective runs in this one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class AddressedCall:
     scale: float | None = None
 
     def run(self, transport: Group, timeout_s: float) -> None:
-        """Runs it, and waits for its end."""
-        if self.call.elements:  # all ranks agree on what is empty; and the memory of an empty tensor has no address
+        """Run the collective to its end."""
+        if self.call.elements:  # all ranks agree on emptiness, and the memory of an empty tensor has no address
             transport.run(self.call, self.send, self.recv, self.scale, timeout_s)
 
 
@@ -55,7 +55,7 @@ def moved(name: str, send: int | None, recv: int | None, nbytes: int, root: int 
 
 @dataclass(slots=True)
 class Message:
-    """One message: ``peer`` is its destination, or its source (None: anybody) where ``receives``."""
+    """One message: ``peer`` is its destination, or its source (None: any rank) if it ``receives``."""
 
     receives: bool
     address: int
@@ -66,9 +66,9 @@ class Message:
 
 @dataclass(slots=True)
 class TorchCall:
-    """One call of torch's: ``calls`` to be run in this order, or a ``message`` to be sent or received.
+    """One call of torch's: ``calls`` to run in this order, or a ``message`` to send or receive.
 
-    ``title`` is its name in profiles and messages, as torch's own backends have it; ``result`` the tensors that it
+    ``title`` is its name in profiles and messages, as in torch's own backends; ``result`` are the tensors that it
     writes; ``shown`` those whose shapes a profile records.
     """
 
@@ -80,13 +80,13 @@ class TorchCall:
     shown: Sequence[Tensor] = ()
 
     def run(self, transport: Group, timeout_s: float) -> None:
-        """Runs the calls, and waits for their end."""
+        """Run the calls to their end."""
         for call in self.calls:
             call.run(transport, timeout_s)
 
 
 class Issuer:
-    """Issues the calls of one group to its transport."""
+    """Issuer of the calls of one group to its transport."""
 
     def __init__(self, transport: Group) -> None:
         self._transport = transport
@@ -94,16 +94,16 @@ class Issuer:
         self._coalesced: list[dist.Work] | None = None
 
     def start_coalescing(self) -> None:
-        """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
+        """Collect calls from now on. Never raises, because torch would then discard all later calls of the group."""
         self._coalesced = []
 
     def end_coalescing(self) -> dist.Work:
-        """All that was issued since, as one."""
+        """The collected calls as one."""
         works, self._coalesced = self._coalesced or [], None
         return AllWork(works)
 
     def run_now(self, call: CollectiveCall, address: int, timeout_s: float) -> bool:
-        """Runs an AllReduce in place in this thread, and makes no objects; False if that is not possible now."""
+        """Run an AllReduce in place in this thread without making objects; False if that is impossible now."""
         executor = self._executor
         if not self.directly or not executor.idle:
             return False
@@ -115,25 +115,25 @@ class Issuer:
         return True
 
     def by_steps(self, call: CollectiveCall, address: int, timeout_s: float) -> InPlaceBySteps | None:
-        """An AllReduce in place, as often as it is made, in its caller's thread; None: there is no such way here."""
+        """A repeatable AllReduce in place, in its caller's thread; None: the transport has no such call."""
         transport = self._transport
         op = transport.native_op(call) if isinstance(transport, HostGroup) else None
         return None if op is None else InPlaceBySteps(self, self._executor, op, address, microseconds(timeout_s))
 
     @property
     def directly(self) -> bool:
-        """Whether a call may be made without a thought for profiles, and for others that are collected."""
+        """True if a call may ignore profiles and coalescing."""
         return self._coalesced is None and not profiler._is_profiler_enabled
 
     def issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
-        """Runs ``call``, or lets it run in the background; messages always do. DistBackendError if it fails at once."""
+        """Run ``call``, or queue it for the background, as for all messages. DistBackendError if it fails at once."""
         if profiler._is_profiler_enabled:
             with torch._C._profiler._RecordFunctionFast(f"blink:{call.title}", list(call.shown)):
                 return self._issue(call, asynchronous, timeout_s)
         return self._issue(call, asynchronous, timeout_s)
 
     def close(self) -> None:
-        """Lets what is queued run, and takes nothing more."""
+        """Run the queued calls, and refuse new ones."""
         self._executor.close()
 
     def _issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
@@ -179,9 +179,9 @@ class Issuer:
 
 
 class InPlaceBySteps:
-    """A call by steps, of one group, and as often as it is made: as long as it has not ended it is under way.
+    """A repeatable call by steps, of one group; it is in progress until it ``ended``.
 
-    What its memory belongs to is held until then. The deadline counts from the first wait.
+    The owner of its memory is kept alive until then. The timeout counts from the first wait.
     """
 
     __slots__ = ("_address", "_begun", "_error", "_executor", "_held", "_issuer", "_op", "_timeout_us", "ended")
@@ -194,17 +194,17 @@ class InPlaceBySteps:
         self._held: object = None
 
     def start(self, held: object) -> bool:
-        """Begins it; False if that is not possible now."""
+        """Begin the call; False if that is impossible now."""
         if not self._issuer.directly:
             return False
-        if not self.ended:  # the backward pass that began it came to no end
+        if not self.ended:  # the backward pass that began it did not end
             self.finish()
         self._begun, self.ended, self._error, self._held = False, False, None, held
         self._executor.start(self)
         return True
 
     def go_on(self, wait: bool) -> None:
-        """As far as nothing has to be waited for, or (``wait``) to its end; never raises."""
+        """Continue as far as possible without waiting, or (``wait``) to the end; never raises."""
         try:
             if not self._begun:
                 self._op.start(self._address, self._address, self._timeout_us)
@@ -213,13 +213,13 @@ class InPlaceBySteps:
                 self._op.finish()
             elif not self._op.step():
                 return
-        except BaseException as error:  # also what a signal handler raised here: half a call is of no use to anybody
+        except BaseException as error:  # also from a signal handler: half a call has no result
             self._error = error
             self._op.endpoint.abort(f"a call that was made by steps ended with {type(error).__name__}")
         self.ended, self._held = True, None
 
     def finish(self) -> None:
-        """Returns when it has ended; DistBackendError."""
+        """Wait for the end; raises DistBackendError."""
         if not self.ended:
             self._executor.finish(self)
         if self._error is not None:
@@ -227,13 +227,13 @@ class InPlaceBySteps:
 
 
 def _end_message(call: TorchCall, work: PendingWork, message: Future[Any]) -> None:
-    """Ends the work of a message that has ended."""
+    """End the work of a message that has ended."""
     error = message.exception()
     source = message.result() if error is None else None
     if isinstance(error, BlinkError):
         error = for_torch(error, call.title)
     try:
         call.memory.finish(succeeded=error is None)
-    except Exception as failed:  # whatever it is, who waits must hear of it
+    except Exception as failed:  # the waiting thread must get any error
         error = failed
     work.end(error, source)

@@ -1,8 +1,8 @@
-"""Tensors as flat memory, and back: what an engine with pointers can read and write.
+"""Tensors as flat memory, and back: memory that an engine can read and write by pointers.
 
-A tensor is used as it lies where its elements are contiguous and what they mean; a list of tensors, where one follows
-the other. All else goes through scratch memory: copied in before the call, copied out after it. Which of the two it is
-is each rank's own business: what travels is the same. Wrapper tensors are waited for or refused
+A tensor is used in place if its elements are contiguous and stored with their values; a list of tensors, if each
+follows the previous one. All others use scratch memory: they are copied in before the call and out after it. Each rank
+decides this by itself, because the transferred data are the same. Wrapper tensors are awaited or refused
 (:mod:`~blinkccl.torch_backend.plain`).
 """
 
@@ -41,7 +41,7 @@ class Scratch:
         return torch.empty(max(nbytes, 4096), dtype=torch.uint8)
 
     def give(self, buffers: Sequence[Tensor]) -> None:
-        """Takes buffers back; the smallest are dropped first where there are too many."""
+        """Return buffers; above the limit of bytes, the smallest are dropped first."""
         with self._lock:
             self._free = sorted([*self._free, *buffers], key=Tensor.numel)
             while self._free and sum(buffer.numel() for buffer in self._free) > self._keep_bytes:
@@ -49,7 +49,7 @@ class Scratch:
 
 
 class SharedBlocks:
-    """Tensors in shared memory that come and go: what is dropped is used again for as many bytes."""
+    """Temporary tensors in shared memory; a dropped block is reused for the same number of bytes."""
 
     def __init__(self, keep_bytes: int = 1 << 30) -> None:
         self._keep_bytes = keep_bytes
@@ -58,7 +58,7 @@ class SharedBlocks:
         self._pid = os.getpid()
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """A flat tensor; what is in it is whatever was there."""
+        """A flat tensor with arbitrary contents."""
         nbytes = elements * dtype.itemsize
         if os.getpid() != self._pid:  # a forked child: the blocks are its parent's
             self._free, self._kept_bytes, self._pid = {}, 0, os.getpid()
@@ -72,21 +72,21 @@ class SharedBlocks:
         return torch.from_numpy(np.asarray(lease)).view(dtype)
 
     def _take_back(self, block: NDArray[np.uint8], pid: int) -> None:
-        """The garbage collector calls it at any time, so it takes no lock: the sum may be out by a block."""
+        """Return a block. The garbage collector calls this at any time, so it takes no lock and the sum is inexact."""
         if pid == os.getpid() == self._pid and self._kept_bytes + block.nbytes <= self._keep_bytes:
             self._kept_bytes += block.nbytes
             self._free.setdefault(block.nbytes, deque()).append(block)
 
 
 class _Lease:
-    """What a tensor on a block holds on to."""
+    """The owner of a tensor's block, which the tensor keeps alive."""
 
     def __init__(self, block: NDArray[np.uint8]) -> None:
         self.__array_interface__ = block.__array_interface__
 
 
 class Memory:
-    """What one call holds while it runs: pointers to flat memory before it, :meth:`finish` after it."""
+    """Memory of one call while it runs: pointers to flat memory before it, :meth:`finish` after it."""
 
     __slots__ = ("_copies", "_held", "_scratch", "_taken")
 
@@ -101,7 +101,7 @@ class Memory:
         return self.reads_all([tensor])
 
     def writes(self, tensor: Tensor) -> int:
-        """Address to which the elements of ``tensor`` are to be written, in order."""
+        """Address to which the elements of ``tensor`` are written, in order."""
         return self.writes_all([tensor])
 
     def updates(self, tensor: Tensor) -> int:
@@ -128,7 +128,7 @@ class Memory:
         return _address(flats[0])
 
     def writes_all(self, tensors: Sequence[Tensor]) -> int:
-        """Address to which the elements of all ``tensors`` are to be written, one after the other."""
+        """Address to which the elements of all ``tensors`` are written, one after the other."""
         address = address_in_order(tensors)
         if not address:
             bare = writable(tensors)
@@ -148,7 +148,7 @@ class Memory:
         return buffer[:nbytes]
 
     def finish(self, succeeded: bool) -> None:
-        """Copies out of scratch memory and gives it back; after a failure neither: a late peer may write there."""
+        """Copy out of scratch memory and release it; after a failure neither, because a late peer may write there."""
         if succeeded:
             for tensor, flat in self._copies:
                 copy(tensor, flat)
@@ -170,6 +170,6 @@ def _address(tensor: Tensor) -> int:
 
 
 def copy(target: Tensor, source: Tensor) -> None:
-    """Copies elements in inference mode, where also inference tensors and leaves that require grad may be written."""
+    """Copy elements in inference mode, which permits writes to inference tensors and to leaves that require grad."""
     with torch.inference_mode():
         target.detach().copy_(source.detach())

@@ -1,7 +1,7 @@
-"""A barrier that says who is missing: ``torch.distributed.monitored_barrier``.
+"""A barrier that names missing ranks: ``torch.distributed.monitored_barrier``.
 
-Over the group's store, so that a rank that hangs in a collective cannot stand in its way. Rank 0 waits for a word
-from each of the others and tells all how it ended. torch 2.11 to 2.13 let only a backend named gloo have this; there
+It uses the group's store, so a rank that hangs in a collective cannot block it. Rank 0 waits for a key of each other
+rank and announces the result. torch 2.11 to 2.13 offer this only for a backend named gloo; with these versions
 call it on the group: ``dist.group.WORLD.monitored_barrier(timedelta(seconds=10))``.
 """
 
@@ -25,10 +25,10 @@ class MonitoredBarrier:
         self._number = 0
 
     def __call__(self, timeout: timedelta, wait_all_ranks: bool) -> None:
-        """Waits for all ranks, all together for ``timeout``.
+        """Wait for all ranks, all together for ``timeout``.
 
-        With ``wait_all_ranks`` rank 0 goes on after the first that does not come, to name all of them. DeadlineError on
-        rank 0 with the ranks that did not come; on the others if rank 0 did not say that all came.
+        With ``wait_all_ranks`` rank 0 continues after the first missing rank, to name all of them. DeadlineError on
+        rank 0 with the missing ranks, and on the others if rank 0 did not announce success.
         """
         self._number += 1
         prefix = f"blink/monitored/{self._number}"
@@ -37,7 +37,7 @@ class MonitoredBarrier:
         else:
             self._follow(prefix, timeout)
 
-    # The messages say it in gloo's words, which programs look for.
+    # The messages use gloo's words, which programs search for.
 
     def _lead(self, prefix: str, timeout: timedelta, wait_all_ranks: bool) -> None:
         end = time.monotonic() + timeout.total_seconds()
@@ -69,13 +69,13 @@ class MonitoredBarrier:
             raise for_torch(DeadlineError(text))
 
     def _comes(self, key: str, seconds: float) -> bool:
-        """Whether ``key`` is set within this time; at once where it is there already."""
+        """True if ``key`` is set within this time; returns at once if it is set already."""
         if self._store.check([key]):
             return True
         if seconds <= 0:
             return False
         try:
-            # Torch counts in whole milliseconds, and takes none for no limit.
+            # Torch counts in whole milliseconds, and 0 means no limit.
             self._store.wait([key], timedelta(seconds=max(0.001, seconds)))
         except RuntimeError:  # torch has a class of its own for each kind of store
             return False

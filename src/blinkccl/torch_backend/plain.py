@@ -1,8 +1,7 @@
-"""Tensors as torch's dispatcher would hand them to a backend in C++: with memory of their own, or refused.
+"""Tensors as torch's dispatcher would pass them to a backend in C++: with memory of their own, or refused.
 
-torch calls a process group in Python directly, without its dispatcher. So what that does for gloo is done here: the
-result of a functional collective is waited for, and tensors that only stand for others are told from plain ones, before
-any rank hears of the call.
+torch calls a process group in Python without its dispatcher. So this module does the dispatcher's work: it waits for
+the result of a functional collective, and distinguishes wrapper tensors from plain ones before any rank is involved.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _HINTS = {
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """``tensor``, or what it stands for once that is there; UnsupportedError where it has no memory of its own."""
+    """``tensor``, or the tensor that it wraps when available; UnsupportedError if it has no memory of its own."""
     if _has_memory(tensor):
         return tensor
     functional: Any = sys.modules.get(_FUNCTIONAL)
@@ -44,7 +43,7 @@ def plain_all(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`plain` of each; UnsupportedError also where one is made of zeros that lie nowhere."""
+    """:func:`plain` of each; UnsupportedError also for a ZeroTensor, which has no memory."""
     bare = plain_all(tensors)
     for tensor in bare:
         if tensor.data_ptr() == 0 and tensor._is_zerotensor():
@@ -58,10 +57,10 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def address_in_order(tensors: Sequence[Tensor]) -> int:
-    """The address of tensors that lie one after the other, as the chunks of one tensor do; 0 if they do not.
+    """The address of tensors that follow each other in memory, like the chunks of one tensor; 0 if they do not.
 
-    They are of one element type. Wrappers have no address, and what a negative or conjugate bit stands for is not what
-    lies there.
+    They have one element type. Wrappers have no address, and with a negative or conjugate bit the stored values differ
+    from the tensor's.
     """
     try:
         first = tensors[0]

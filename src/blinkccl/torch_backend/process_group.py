@@ -1,8 +1,8 @@
-"""What torch calls: a ``ProcessGroup`` whose methods hand their arguments to the table of calls.
+"""The ``ProcessGroup`` that torch calls; its methods pass their arguments to the table of calls.
 
-The methods have the names of all torch versions from 2.11 to 2.15 (2.13 renamed those on single tensors), and take
-what torch's own take. A small all-reduce has a short way of its own. Tensors of other devices than the CPU, and sparse
-ones, go to :mod:`~blinkccl.torch_backend.delegated`.
+The methods have the names and arguments of torch 2.11 to 2.15 (2.13 renamed those on single tensors). A small
+all-reduce has a fast path. Tensors of other devices than the CPU, and sparse ones, go to
+:mod:`~blinkccl.torch_backend.delegated`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from blinkccl.torch_backend.monitored import MonitoredBarrier
 from blinkccl.torch_backend.types import DTYPES
 from blinkccl.torch_backend.work import DoneWork
 
-#: From torch 2.14 on split_group crashes on a group that does not know its store; before, none may be given.
+#: From torch 2.14 on, split_group crashes on a group without a known store; before, none may be set.
 _WANTS_STORE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
 _SUM = dist.ReduceOp.SUM
 _STRIDED = torch.strided
-#: Options of a call say "none" by a negative timeout.
+#: A negative timeout in the options of a call means none.
 _NO_TIME = timedelta(0)
-#: Sums whose calls are kept: small ones spend no time on making them again.
+#: Number of cached sums: small ones spend no time on making them again.
 _KEPT_SUMS = 4096
 _NO_ORDER = (
     "BLINK_DETERMINISTIC=order is kept for dense tensors that blink serves, not for this one on {}: unset it or move it"
@@ -49,7 +49,7 @@ _NO_ORDER = (
 def create(options: Any) -> BlinkProcessGroup:
     """The process group for torch's ``_DistributedBackendOptions``; all its ranks call this.
 
-    DistBackendError if it is to serve CUDA tensors, or a rank does not come.
+    DistBackendError if it is meant for CUDA tensors, or if a rank is missing.
     """
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     global_ranks = list(options.global_ranks_in_group)
@@ -63,19 +63,19 @@ def create(options: Any) -> BlinkProcessGroup:
 
 
 def open_transport(store: Any, rank: int, size: int, timeout_s: float) -> Group:
-    """The ranks of a new group, which meet in torch's ``store``; all call this. RendezvousTimeout names who is late.
+    """The ranks of a new group, which meet in torch's ``store``; all call this. RendezvousTimeout names late ranks.
 
-    Ranks of one host share memory, others are a group that spans hosts. That is decided per group, from what its ranks
-    say of where they are: environment variables of launchers describe the whole job, and a group may lie across its
-    hosts in another way.
+    Ranks of one host share memory; otherwise the group spans hosts. The hosts that the
+    group's ranks report decide this. Environment variables of launchers describe the whole job, and a group may be
+    distributed over its hosts in another way.
     """
     group = open_group(TorchStore(store), rank, size, deadline_s=timeout_s)
-    group.share_core()  # with the threads of torch that compute
+    group.share_core()  # with torch's computing threads
     return group
 
 
 def _is_for(store: Any, rank: int, device: str) -> bool:
-    """Whether torch made ``store`` for this device: it does not say so, but puts it before all keys."""
+    """True if torch made ``store`` for this device; torch does not state it, but prefixes all keys with it."""
     below = getattr(store, "underlying_store", None)
     if below is None:
         return False
@@ -105,7 +105,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._table = CallTable(rank, size)
         self._delegated = DelegatedGroup(store, rank, size, timeout, global_ranks)
         self._monitored = MonitoredBarrier(store, rank, size)
-        self._serves_cpu = False  # until torch knows who serves CPU tensors
+        self._serves_cpu = False  # until torch has named the backend for CPU tensors
         self._name = self._description = ""
         self._sums: dict[tuple[str, int], CollectiveCall] = {}
         self._deterministic = wish()
@@ -221,7 +221,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._issue(self._table.barrier(), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks that do not come: see :class:`MonitoredBarrier`."""
+        """A barrier that names missing ranks: see :class:`MonitoredBarrier`."""
         self._monitored(timedelta(seconds=self._timeout_s) if timeout is None else timeout, wait_all_ranks)
 
     # Their other names
@@ -264,7 +264,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
-    # What the group is
+    # Properties of the group
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -276,7 +276,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return Capabilities() if served_by == "blink" else self._delegated.backend(self, device.type)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For calls from now on whose options have none."""
+        """Set the timeout of later calls whose options have none."""
         self._timeout_s = timeout.total_seconds()
 
     def get_group_store(self) -> Any:
@@ -284,7 +284,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._store
 
     def by_steps(self, call: CollectiveCall, tensor: Tensor) -> InPlaceBySteps | None:
-        """An AllReduce of flat CPU memory, as often as it is made, without threads; None: there is no such way here."""
+        """A repeatable AllReduce of flat CPU memory without threads; None: the transport has no such call."""
         return self._issuer.by_steps(call, tensor.data_ptr(), self._timeout_s)
 
     def stats(self) -> dict[str, int]:
@@ -294,12 +294,12 @@ class BlinkProcessGroup(dist.ProcessGroup):
     # Its end
 
     def shutdown(self) -> None:
-        """Ends the group on this rank; ``destroy_process_group`` calls it."""
+        """End the group on this rank; ``destroy_process_group`` calls it."""
         self._issuer.close()
         self._end(self._transport.close)
 
     def abort(self) -> None:
-        """Ends the group, and lets peers that wait for this rank fail at once."""
+        """End the group, and make peers that wait for this rank fail at once."""
         self._end(self._transport.abort)
         self._issuer.close()
 
@@ -311,7 +311,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
     # Helpers
 
     def _sum_now(self, tensor: Tensor, timeout: timedelta) -> bool:
-        """The short way: whether the sum could be made at once, in place; no objects of ours are made."""
+        """Fast path: sum at once, in place, without making objects. True if it was possible."""
         dtype, count = DTYPES.get(tensor.dtype), tensor.numel()
         if dtype is None or not count or not tensor.is_cpu:
             return False
@@ -319,7 +319,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
             if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_nested:
                 return False
             address = tensor.data_ptr()
-        except RuntimeError:  # of another layout, or inside of a function transform
+        except RuntimeError:  # of another layout, or inside a function transform
             return False
         if not address or (address & 15 and address % tensor.itemsize):
             return False  # a wrapper, or it begins amid an element
@@ -334,7 +334,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._issuer.run_now(call, address, timeout_s)
 
     def _serves_sum(self, tensor: Tensor) -> bool:
-        """As :meth:`_serves`, of a tensor to be combined: refused where the promised order would not be kept."""
+        """Call :meth:`_serves` for a tensor to reduce; refuse it if the promised order would not be kept."""
         served = self._serves(tensor)
         if self._deterministic and not (served and tensor.layout is _STRIDED):
             raise for_torch(UnsupportedError(_NO_ORDER.format(_kind(tensor))))
@@ -344,10 +344,10 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._serves_on(_kind(tensor))
 
     def _serves_on(self, kind: str) -> bool:
-        """Whether tensors on devices of this kind are ours: the string that the group was made with decides."""
+        """True if tensors on devices of this kind are ours, by the string with which the group was made."""
         if not self._serves_cpu:
             named = devices(self)
-            if not named:  # torch has not entered the group into its books
+            if not named:  # torch has not registered the group
                 return kind == "cpu"
             self._serves_cpu = named.get("cpu") == "blink"
         return kind == "cpu" and self._serves_cpu
@@ -358,11 +358,11 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._issuer.issue(call, opts.asyncOp, timeout_s)
 
     def _barrier_device(self, opts: Any) -> torch.device:
-        """Which of the group's devices a barrier is for."""
-        given = getattr(opts, "device", None)
+        """The group's device that a barrier is for."""
+        requested = getattr(opts, "device", None)
         named = devices(self) or {"cpu": "blink"}
-        if given is not None and given.type in named:
-            return given
+        if requested is not None and requested.type in named:
+            return requested
         return torch.device("cpu" if "cpu" in named else next(iter(named)))
 
     def _other(self, tensor: Tensor) -> Any:
@@ -370,12 +370,12 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
 
 def _kind(tensor: Tensor) -> str:
-    """Of the tensor's device."""
+    """The kind of the tensor's device."""
     return "cpu" if tensor.is_cpu else str(tensor.device.type)
 
 
 def _first(tensors: Any) -> Tensor:
-    """The first of a list; torch's methods take a single tensor too, whose rows must not pass for a list."""
+    """The first of a list; torch's methods accept a single tensor too, whose rows must not be mistaken for a list."""
     if not isinstance(tensors, (list, tuple)):
         raise TypeError("backend blink takes a list of tensors and an options object, as torch.distributed passes them")
     first: Tensor = tensors[0]
@@ -383,7 +383,7 @@ def _first(tensors: Any) -> Tensor:
 
 
 def _named_by_torch() -> dict[str, Callable[..., Any]]:
-    """What torch's C++ asks a group in Python, by its own names. Without them FSDP2 and DeviceMesh find no name."""
+    """Methods that torch's C++ calls by its own names; without them FSDP2 and DeviceMesh have no name of the group."""
     return {
         "getBackendName": lambda group: "blink",
         "getGroupName": lambda group: group._name,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from blinkccl.errors import UnsupportedError
 from blinkccl.torch_backend.failure import for_torch
 
-#: What can be reduced. Collectives that only move data take any type, as bytes.
+#: Element types of reductions. Collectives that only move data accept any type, as bytes.
 DTYPES: dict[torch.dtype, str] = {
     getattr(torch, name): name
     for name in (
@@ -19,7 +19,7 @@ DTYPES: dict[torch.dtype, str] = {
     )
 }
 
-#: torch's ``ReduceOp.RedOpType``, of which type checkers know no members → our name.
+#: torch's ``ReduceOp.RedOpType``, whose members type checkers do not know → our name.
 OPERATIONS: dict[Any, str] = {
     dist.ReduceOp.PRODUCT: "prod",
     **{
@@ -40,7 +40,7 @@ def element_type(tensor: torch.Tensor) -> str:
 
 def reduction(operation: Any) -> tuple[str, float | None]:
     """The name of ``operation`` (a ``ReduceOp`` or its type), and the factor of a ``PREMUL_SUM``."""
-    kind = getattr(operation, "op", operation)  # isinstance says yes to both
+    kind = getattr(operation, "op", operation)  # isinstance is true for both
     name = OPERATIONS.get(kind)
     if name is None:
         text = f"backend blink has no reduction {kind}; it has {', '.join(OPERATIONS.values())}"

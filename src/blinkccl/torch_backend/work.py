@@ -1,9 +1,9 @@
-"""What a call returns to torch: a ``Work`` that is done, or one that will be.
+"""Results of calls for torch: a ``Work`` that has ended, or one in progress.
 
-DDP never calls ``wait``: it takes the future, and chains what it does with a bucket to it. So a future must complete by
-itself; and what is chained to it may issue and await further collectives (PowerSGD does). It must then not run in
-the thread that these are waiting for: futures are completed by threads of their own. One completes, in order, what
-the program issued; a second one what was issued in the first, and so on: so all ranks' callbacks run in one order.
+DDP never calls ``wait``: it chains its work on a bucket to the future. So a future must complete by itself. A callback
+may issue and await further collectives (PowerSGD does), so it must not run in the thread that these wait for.
+Therefore separate threads complete futures. One completes, in order, the futures of calls by the program; a second one
+those of calls by callbacks in the first, and so on. So all ranks' callbacks run in one order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from blinkccl.torch_backend.failure import for_torch
 
 @eager
 class BlinkWork(dist.Work):
-    """What all works have in common."""
+    """Common base of all works."""
 
     def synchronize(self) -> None:
         self.wait()
@@ -38,7 +38,7 @@ class BlinkWork(dist.Work):
 
 @eager
 class DoneWork(BlinkWork):
-    """A call that has ended well; ``tensors`` is what it wrote. A constructor for that would double its cost."""
+    """A call that has succeeded; ``tensors`` are its results. A constructor would double its cost."""
 
     tensors: list[Tensor]
 
@@ -62,7 +62,7 @@ class DoneWork(BlinkWork):
 
 @eager
 class PendingWork(BlinkWork):
-    """A call that runs in the background: the tensors that it writes, which are its future's value, and it in words."""
+    """A call in the background: its result tensors, which are its future's value, and its description."""
 
     def __init__(self, result: list[Tensor], what: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class PendingWork(BlinkWork):
         self._future: Any = None
 
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
-        """Called once, by whatever thread sees the call end; ``source``: the rank that a message came from."""
+        """End the work; called once, in the thread that detects the end. ``source``: the rank that sent a message."""
         with self._changed:
             self._ended, self._error, self._source = True, error, source
             promise = self._promise
@@ -86,7 +86,7 @@ class PendingWork(BlinkWork):
             _completer(self._depth).submit(promise.set_result, None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits for the end, with a ``timeout`` at most so long (DeadlineError: the call goes on); raises its error."""
+        """Wait for the end, at most for ``timeout`` (DeadlineError: the call continues); raises its error."""
         seconds = timeout.total_seconds() if timeout > timedelta(0) else None
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended, seconds):
@@ -107,7 +107,7 @@ class PendingWork(BlinkWork):
         return self._result
 
     def source_rank(self) -> int:
-        """The rank in the group that a received message came from; RuntimeError if none was received."""
+        """The rank in the group that sent a received message; RuntimeError if none was received."""
         if self._source is None:
             raise RuntimeError(f"{self._what} has no source rank: only a receive that has ended has one")
         return self._source
@@ -116,7 +116,7 @@ class PendingWork(BlinkWork):
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """A future that completes without anybody waiting, with the tensors or with the error."""
+        """A future that completes by itself, with the tensors or with the error."""
         with self._changed:
             if self._future is None:
                 self._promise = torch.futures.Future()
@@ -136,7 +136,7 @@ class PendingWork(BlinkWork):
         return settled
 
 
-#: ``depth``: in how many callbacks, one waiting in the other, this thread runs.
+#: ``depth``: the number of nested callbacks that this thread runs.
 _here = local()
 
 _completers: dict[int, ThreadPoolExecutor] = {}
@@ -144,7 +144,7 @@ _making = Lock()
 
 
 def _completer(depth: int) -> ThreadPoolExecutor:
-    """The thread that completes futures of calls issued at ``depth``; what it runs is one deeper."""
+    """The thread that completes futures of calls issued at ``depth``; its callbacks run at the next depth."""
     with _making:
         if depth not in _completers:
             deeper = partial(setattr, _here, "depth", depth + 1)
@@ -153,7 +153,7 @@ def _completer(depth: int) -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """In a forked child, which has none of the threads."""
+    """Clear the threads in a forked child, which has none of them."""
     global _making
     _making = Lock()
     _completers.clear()
@@ -164,7 +164,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @eager
 class AllWork(BlinkWork):
-    """Several calls as one: it ends when all have."""
+    """Several calls as one, which ends after all of them."""
 
     def __init__(self, works: list[dist.Work]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calls that the table refuses before native code reads or writes at an address of another device."""
+"""Calls that the table refuses before native code accesses an address of another device."""
 
 from __future__ import annotations
 

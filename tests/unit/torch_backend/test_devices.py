@@ -1,4 +1,4 @@
-"""Who serves which device: the string that a group is made with decides, and blink serves CPU tensors alone."""
+"""Backends by device: the string of a group decides, and blink serves only CPU tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 dist = torch.distributed
 process_group = import_module("blinkccl.torch_backend.process_group")
 
-MAX = dist.ReduceOp.MAX  # a sum of what is really a CPU tensor would take the short way
+MAX = dist.ReduceOp.MAX  # a sum of a tensor that is on the CPU in fact would use the fast path
 ALONE = r'serves CPU tensors alone, not those on cuda: make the group as "cpu:blink,cuda:nccl".* by blink run'
 
 
 @pytest.fixture
 def started() -> Iterator[Callable[[str], Any]]:
-    """Starts a world of one rank with this backend string."""
+    """Start a world of one rank with this backend string."""
     import_module("blinkccl.torch_backend").register()
 
     def start(name: str) -> Any:

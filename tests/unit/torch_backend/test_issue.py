@@ -1,4 +1,4 @@
-"""When calls run: at once, in the background, together; and what a failure leaves."""
+"""Scheduling of calls: at once, in the background, together; and the state after a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BACKGROUND = "blink-torch"
 
 
 class Scripted:
-    """Notes what it is asked for; collectives wait while :attr:`free` is clear."""
+    """A transport that records calls; collectives wait while :attr:`free` is clear."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -31,7 +31,7 @@ class Scripted:
         self.free = threading.Event()
         self.free.set()
         self.fails: BlinkError | None = None
-        self.fill = 0  # what collectives on bytes write
+        self.fill = 0  # the result of collectives on bytes
 
     def run(self, *arguments: Any) -> None:
         self.calls.append(arguments)
@@ -44,7 +44,7 @@ class Scripted:
             ctypes.memset(recv, self.fill, call.elements)
 
     def names(self) -> list[str]:
-        """The collectives that were run."""
+        """The collectives that ran."""
         return [call[0].collective for call in self.calls]
 
 

@@ -1,4 +1,4 @@
-"""torch finds the backend: by an import of ours, and without one through both entry points."""
+"""Registration of the backend with torch: by an import of the package, and without one through both entry points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def python(program: str, *path: Path) -> str:
-    """What a fresh interpreter prints; ``path`` comes before all else."""
+    """Output of a fresh interpreter; ``path`` precedes all other entries."""
     script = f"import sys; sys.path[:0] = {[str(entry) for entry in path]!r}\n{program}"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -31,7 +31,7 @@ def python(program: str, *path: Path) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A directory with the entry points of pyproject.toml, as an installation would leave them."""
+    """A directory with the entry points of pyproject.toml, like that of an installation."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     info = tmp_path / "blink_under_test-1.dist-info"
     info.mkdir()
@@ -44,11 +44,11 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_an_import_registers_it_for_cpu_tensors():
-    found = python(
+    output = python(
         "import torch.distributed as dist, blinkccl.torch_backend as backend; backend.register();"
         "print(dist.Backend.backend_capability['blink'], dist.Backend('BLINK'))"
     )
-    assert found == "['cpu'] blink"
+    assert output == "['cpu'] blink"
 
 
 def test_torch_finds_it_without_an_import(installed):
@@ -75,11 +75,11 @@ def test_both_generations_of_torch_have_their_entry_point():
     ("version", "loads"), [("2.11.0", True), ("2.13.1+cpu", True), ("2.14.0.dev1", False), ("2.15.0", False)]
 )
 def test_autoload_is_for_torch_before_2_14(monkeypatch, version, loads):
-    asked = []
+    modules = []
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
-    monkeypatch.setattr(torch_autoload, "import_module", asked.append)
+    monkeypatch.setattr(torch_autoload, "import_module", modules.append)
     torch_autoload.autoload()
-    assert asked == ["blinkccl.torch_backend"] * loads
+    assert modules == ["blinkccl.torch_backend"] * loads
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "not a version"])

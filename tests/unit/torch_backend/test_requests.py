@@ -1,4 +1,4 @@
-"""The table: what each of torch's collectives asks of the engine, and what it refuses."""
+"""The table of calls: the engine's calls for each of torch's collectives, and refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_equal_blocks_are_one_collective_unequal_ones_several():
     equal = table().all_gather([torch.zeros(2) for _ in range(3)], torch.zeros(2))
     assert names(equal) == [("allgather", 8, "uint8")]
     unequal = table().all_gather([torch.zeros(size) for size in (1, 2, 0)], torch.zeros(2))
-    assert names(unequal) == [("broadcast", 4, "uint8"), ("broadcast", 8, "uint8")]  # nothing to do for the empty one
+    assert names(unequal) == [("broadcast", 4, "uint8"), ("broadcast", 8, "uint8")]  # no call for the empty one
     assert [each.send is None for each in unequal.calls] == [True, False, True]
     equal = table().reduce_scatter(torch.zeros(2), [torch.zeros(2)] * 3, SUM)
     assert names(equal) == [("reduce_scatter", 2, "float32")]
@@ -146,7 +146,7 @@ def test_a_type_that_cannot_be_reduced_can_still_move():
         table().all_reduce([quantized], SUM)
 
 
-# ---- torch's names for what collectives/ops.py has
+# ---- torch's names for the operations of collectives/ops.py
 
 
 def test_every_element_type_has_its_torch_type_of_the_same_size():

@@ -1,4 +1,4 @@
-"""Tensors as flat memory: used as they lie where that is possible, else through scratch."""
+"""Tensors as flat memory: used in place if possible, else through scratch memory."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def fake(none: Any) -> Any:
     return mode.from_tensor(none)
 
 
-#: Tensors without elements whose memory is not their own, or not where we serve.
+#: Tensors without elements whose memory is not their own, or is on a device that blink does not serve.
 WITHOUT_ELEMENTS = {
     "FakeTensor": fake,
     "TwoTensor": lambda none: import_module("torch.testing._internal.two_tensor").TwoTensor(none, none),

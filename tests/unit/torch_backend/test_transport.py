@@ -1,4 +1,4 @@
-"""Which transport a group gets: from what its ranks say of where they are when they meet in torch's store."""
+"""The transport of a group, from the hosts that its ranks report when they meet in torch's store."""
 
 from __future__ import annotations
 

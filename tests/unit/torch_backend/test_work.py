@@ -1,4 +1,4 @@
-"""A ``Work`` that is done, and one that will be: waiting, futures, errors."""
+"""A ``Work`` that has ended, and one in progress: waiting, futures, errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_only_a_received_message_has_a_source():
 
 
 def test_ending_does_not_wait_for_callbacks():
-    """What ends a work is the transport's thread: others wait for it."""
+    """The transport's thread ends a work, and others wait for this thread."""
     pending, slow = work.PendingWork([torch.ones(1)], "all_reduce"), threading.Event()
     future = pending.get_future().then(lambda done: slow.wait(10))
     begun = time.monotonic()
@@ -87,7 +87,7 @@ def test_ending_does_not_wait_for_callbacks():
     assert future.wait()
 
 
-# ---- an error of ours is one of torch's too, and loses nothing
+# ---- our errors are torch's too, without any loss
 
 ERRORS = [
     BlinkError("plain"),
@@ -106,7 +106,7 @@ ERRORS += [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_both_classes_one_message_also_after_it_travelled(error):
-    """Alone, as one of torch's, and twice; its class too, of which DataLoader makes an error with a text of its own."""
+    """The error alone, as one of torch's, and twice; and its class, of which DataLoader makes an error."""
     made = for_torch(error)
     assert type(made).__name__ == type(error).__name__
     assert for_torch(made) is made
