@@ -1,4 +1,4 @@
-"""What is compared in a laboratory, and what is predicted for it."""
+"""Candidates of a laboratory, and their predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_there_is_none_of_is_told() -> None:
 
 
 class Slow:
-    """A laboratory in which a call of NVLink takes 1 ms and then 100 MB/s, of PCIe 20 MB/s; of both so much longer."""
+    """A laboratory whose calls take 1 ms plus 100 MB/s on NVLink, 20 MB/s on PCIe; on both ``longer_s`` more."""
 
     def __init__(self, longer_s: float, both: float = 120e6, pcie: float = 20e6) -> None:
         self.longer_s, self.both, self.pcie, self.programs = longer_s, both, pcie, []
@@ -54,7 +54,7 @@ class Slow:
 
 @pytest.mark.parametrize(("name", "longer_s", "least"), [("hybrid", 0.0, 0), ("hybrid@all", 0.01, 6_000_000)])
 def test_hybrid_splits_by_what_its_first_calls_took(name: str, longer_s: float, least: int) -> None:
-    """Eq 8 by rates; below the size at which PCIe saves what it costs there is none of it."""
+    """Eq 8 by rates; below the size at which PCIe saves more than its cost, its part is 0."""
     (one,) = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links="all"), (name,), 100).candidates
     ready = one.ready(Slow(longer_s), 1.0, 60.0)
     for size in (1 << 14, 1 << 20, 1 << 24, 1 << 28):
@@ -66,25 +66,25 @@ def test_hybrid_splits_by_what_its_first_calls_took(name: str, longer_s: float, 
 
 @pytest.mark.parametrize(("together", "splits"), [(99e6, False), (100.5e6, False), (102e6, True)])
 def test_hybrid_stays_on_nvlink_where_both_together_are_no_faster(together: float, splits: bool) -> None:
-    """Rates that do not add up, as where processors are what is short: then no size is split, however large."""
+    """The rates do not sum, for lack of processors: then no size is split, however large."""
     request = asked("dgx-1v", "broadcast", "0,1,2", links="all")
     one, alone = experiment.prepare(request, ("hybrid", "optimal@fast"), 100).candidates
-    found = one.ready(Slow(0.0, together), 1.0, 60.0).at(1 << 30)
-    assert any(queue.is_staged for queue in found.program.queues) == splits
-    assert found.name == "hybrid"
-    assert (found.forest.shares == alone.forest.shares) != splits
+    sized = one.ready(Slow(0.0, together), 1.0, 60.0).at(1 << 30)
+    assert any(queue.is_staged for queue in sized.program.queues) == splits
+    assert sized.name == "hybrid"
+    assert (sized.forest.shares == alone.forest.shares) != splits
 
 
 @pytest.mark.parametrize(("pcie", "most"), [(20e6, 20 / 120), (60e6, 12 / 62)])
 def test_pcie_gets_no_more_than_by_the_rates_of_its_links(pcie: float, most: float) -> None:
     (one,) = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links="all"), ("hybrid",), 100).candidates
-    found = one.ready(Slow(0.0, pcie=pcie), 1.0, 60.0).at(1 << 28).forest
-    staged = [share for share in found.shares if len(share.broadcast.edges[0]) > 2]
+    forest = one.ready(Slow(0.0, pcie=pcie), 1.0, 60.0).at(1 << 28).forest
+    staged = [share for share in forest.shares if len(share.broadcast.edges[0]) > 2]
     assert most - 1 / 128 < sum(share.weight for share in staged) <= most
 
 
 class TwoPaths(Slow):
-    """A call takes 1 ms directly and 3 through the host, each then 100 MB/s; both together ``longer`` times as long."""
+    """A call takes 1 ms directly and 3 through the host, plus 100 MB/s; both together ``longer`` times as long."""
 
     def __init__(self, longer: float) -> None:
         self.longer, self.programs = longer, []
@@ -99,19 +99,19 @@ class TwoPaths(Slow):
 
 
 def test_multi_path_splits_by_what_its_first_calls_took() -> None:
-    """So that both paths end together, and not where a direct copy is about as fast."""
+    """Both paths end at the same time, and there is no split if a direct copy is about as fast."""
     request = asked("mist", "sendrecv", "0,1")
     (one,) = experiment.prepare(request, ("multi_path",), 100).candidates
-    found = one.ready(TwoPaths(1.0), 1.0, 60.0)
+    ready = one.ready(TwoPaths(1.0), 1.0, 60.0)
     for size in (1 << 16, 1 << 18):
-        assert [share.weight for share in found.at(size).forest.shares] == [1]
+        assert [share.weight for share in ready.at(size).forest.shares] == [1]
     for size in (1 << 21, 1 << 24, 1 << 28):
-        direct, staged = found.at(size).forest.shares
+        direct, staged = ready.at(size).forest.shares
         assert 0.001 + float(direct.weight) * size / 100e6 == pytest.approx(
             0.003 + float(staged.weight) * size / 100e6, rel=1e-3
         )
     assert len(one.ready(TwoPaths(1.99), 1.0, 60.0).at(1 << 28).forest.shares) == 1
-    assert found.at(1 << 20).name == "multi_path"
+    assert ready.at(1 << 20).name == "multi_path"
 
 
 def test_a_path_alone_is_a_candidate() -> None:
@@ -171,10 +171,10 @@ def test_rates_are_those_of_the_machine_and_times_those_of_the_laboratory() -> N
     assert "2 s" in text.replace("2.000 s", "2 s")
     layout = field.laboratory().layout
     assert "1 link between 2 namespaces, 100 Mbit/s for a lane of" in output.head_text(field, layout)
-    found = output.document(field, layout, [[replace(measured)]])
-    assert (found["lane_mbit_per_s"], found["namespaces"], found["absent"]) == (100, 2, [])
-    assert found["rows"][0]["seconds"] == [1.0, 4.0, 2.0]
-    assert found["rows"][0]["plan_algbw_gb_per_s"] == one.forest.algbw_gb_per_s
+    report = output.document(field, layout, [[replace(measured)]])
+    assert (report["lane_mbit_per_s"], report["namespaces"], report["absent"]) == (100, 2, [])
+    assert report["rows"][0]["seconds"] == [1.0, 4.0, 2.0]
+    assert report["rows"][0]["plan_algbw_gb_per_s"] == one.forest.algbw_gb_per_s
 
 
 def test_measured_times_are_drawn_beside_simulated_ones() -> None:
@@ -186,8 +186,8 @@ def test_measured_times_are_drawn_beside_simulated_ones() -> None:
 
     bars = output.picture(field, [row(2_500_000)])
     assert bars.title == "SendRecv among 2 ranks (0,1) of ring:4, in the laboratory"
-    for told in ("optimal: ", " GB/s measured", " GB/s simulated", " GB/s by the plan"):
-        assert told in bars.about
+    for words in ("optimal: ", " GB/s measured", " GB/s simulated", " GB/s by the plan"):
+        assert words in bars.about
     curves = output.picture(field, [row(250_000), row(2_500_000)])
     assert [name in curves.about for name in ("optimal: ", "optimal, simulated: ", "by the plan")] == [
         True,

@@ -1,4 +1,4 @@
-"""What is left of a job when something of it fails."""
+"""The rest of a job after a fault."""
 
 from __future__ import annotations
 

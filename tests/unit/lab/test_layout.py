@@ -1,4 +1,4 @@
-"""What a laboratory is made of: pairs of devices, rates, addresses, and routes along every path."""
+"""The layout of a laboratory: pairs of devices, rates, addresses, and routes along every path."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def laid_out(spec: str, name: str, gpus: str | None = None, **options: object) -
 
 
 def followed(layout: Layout, start: int, destination: str) -> Path:
-    """Where a packet goes."""
-    owner = {address: v for v, found in layout.addresses.items() for address in found}
+    """The path of a packet."""
+    owner = {address: v for v, own in layout.addresses.items() for address in own}
     owner |= {address: v for v, address in layout.hosts.items()}
     owner |= {port.address: port.vertex for pair in layout.links for port in pair}
     path = [start]
@@ -47,22 +47,22 @@ def followed(layout: Layout, start: int, destination: str) -> Path:
 
 
 def check(layout: Layout, topology: Topology, scale: float) -> None:
-    """Every link is a pair with its rates, no address is given twice, and data and answers keep to their paths."""
+    """Check that links are pairs with their rates, addresses are unique, and data and replies keep to their paths."""
     assert layout.vertices == tuple(sorted({v for link in topology.links for v in (link.src, link.dst)}))
     assert len(layout.links) == len({frozenset((link.src, link.dst)) for link in topology.links})
     for link in topology.links:
         assert layout.port[link.src, link.dst].bit_per_s == round(link.gb_per_s * scale)
-    for here, there in layout.links:
+    for here, far in layout.links:
         assert (here.vertex, here.peer, here.address, here.gateway) == (
-            there.peer,
-            there.vertex,
-            there.gateway,
-            there.address,
+            far.peer,
+            far.vertex,
+            far.gateway,
+            far.address,
         )
         assert len(here.device) <= 15
-    given = Counter(port.address for pair in layout.links for port in pair)
-    given.update(address for found in layout.addresses.values() for address in found)
-    assert max(given.values()) == 1
+    uses = Counter(port.address for pair in layout.links for port in pair)
+    uses.update(address for own in layout.addresses.values() for address in own)
+    assert max(uses.values()) == 1
     for path, receiver in layout.receivers.items():
         assert followed(layout, path[0], receiver) == path
         if len(path) > 2:
@@ -103,7 +103,7 @@ def test_what_stores_does_not_forward_and_what_switches_does() -> None:
 
 
 def test_two_paths_between_the_same_ends_take_their_own_switches() -> None:
-    """Destinations alone could not tell them apart: both end with the same link."""
+    """Their destinations are equal: both end with the same link."""
     topology = parse_spec("dgx-a100")
     first, *_ = {path for path in laid_out("dgx-a100", "broadcast", "0,1")[0].receivers if path[0] == 0}
     both = [(0, 1), first]
@@ -159,7 +159,7 @@ def test_two_ways_to_one_address_are_refused() -> None:
 )
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "alltoall"])
 def test_between_machines_are_the_cables_and_nothing_else(spec: str, name: str) -> None:
-    """A pair of devices per cable, and no way of a packet over two: a process takes what comes and sends it on."""
+    """A pair of devices per cable, and no packet crosses two cables: a process receives data and sends it on."""
     layout, _ = laid_out(spec, name)
     topology = parse_spec(spec)
     cables = {(x.src, x.dst): x.gb_per_s for x in cables_of(topology)}

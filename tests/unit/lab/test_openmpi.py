@@ -1,4 +1,4 @@
-"""What stands in for ssh when mpirun starts its daemons in namespaces."""
+"""The substitute for ssh when mpirun starts its daemons in namespaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blinkccl.bench.peers.registry import Installation
 
 
 def test_the_agent_enters_the_namespace_of_the_host_that_it_is_given(tmp_path: Path) -> None:
-    """With a double of nsenter, which says what it was asked; the command comes as mpirun gives it, in one argument."""
+    """A double of nsenter prints its arguments; the command is one argument, as mpirun passes it."""
     (tmp_path / "nsenter").write_text('#!/bin/sh\necho "$1" "$2" "$3"; shift 5; exec "$@"\n')
     (tmp_path / "hostname").write_text('#!/bin/sh\necho "I am $1"\n')
     (tmp_path / "agent").write_text(openmpi._agent({4: 100, 5: 200}))
@@ -30,8 +30,8 @@ def test_the_agent_enters_the_namespace_of_the_host_that_it_is_given(tmp_path: P
 
 def test_daemons_are_started_by_the_agent_under_every_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open MPI 4 reads ``OMPI_MCA_…`` alone for this, PRRTE under Open MPI 5 ``PRTE_MCA_…``."""
-    found = Installation("mpirun", ("mpicc",), (), {"PATH": "/opt/bin"})
-    monkeypatch.setattr(openmpi, "installation", lambda name, prefix: found)
+    mpi = Installation("mpirun", ("mpicc",), (), {"PATH": "/opt/bin"})
+    monkeypatch.setattr(openmpi, "installation", lambda name, prefix: mpi)
     monkeypatch.setattr(openmpi, "build", lambda source, compiler, options: Path("peer"))
     (mpirun,) = openmpi.launch({4: 100, 5: 200}).processes(tmp_path / "socket", tmp_path)
     agent = str(tmp_path / "agent")

@@ -1,1 +1,1 @@
-"""The laboratory: machines built from Linux network namespaces, whose links are shaped, for plans to run on."""
+"""The laboratory: machines built from Linux network namespaces with shaped links, on which plans run."""

@@ -1,11 +1,11 @@
-"""What is compared in a laboratory, and how: programs for one job in turns, on the same links.
+"""Comparison of programs for one job in a laboratory, in turns on the same links.
 
-Plans are run by engine ``sockets``: so only the trees differ. ``ring`` is all rings at once that NCCL 2.4 finds, over
-PCIe where fast links close none; ``one_ring`` is the first of them alone. ``gloo_links`` and ``gloo_ranks`` are gloo's
-own ring in the order of such a ring, and in that of the ranks, ``openmpi`` is Open MPI; where it is not fast links that
-join two ranks these take PCIe, and a plan of such a ring stands for what can be expected. ``hybrid`` splits each size
-by Eq 8, ``multi_path`` by water filling, with what their first calls took. Beside what is measured are the plan's rate,
-and what the simulator finds for these chunks, which fill a pipeline, on links without latency.
+The engine ``sockets`` runs all plans, so they differ only in their trees. ``ring`` is all rings that NCCL 2.4 finds,
+over PCIe if fast links close none; ``one_ring`` is the first of them alone. ``gloo_links`` and ``gloo_ranks`` are
+gloo's own ring in the order of such a ring, and in that of the ranks; ``openmpi`` is Open MPI. Between two ranks
+without a fast link these use PCIe, and a plan of such a ring gives their expected rate. ``hybrid`` splits each size by
+Eq 8, ``multi_path`` by water filling, with the times of their first calls. Results have the measured rate, the plan's
+rate, and the simulated rate for these chunks, which fill a pipeline, on links without latency.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.trees.forest.model import Forest, Path, Share, attained_rate, link_use
 
-#: Of the first calls of ``hybrid``, and how many there are of each; and the finest part of the data that PCIe gets.
+#: Sizes of the first calls of ``hybrid``, their number, and the denominator of PCIe's part of the data.
 FIRST_SIZES, _FIRST_CALLS, _FINEST = (64 << 10, 4 << 20), 10, 256
-#: What part of NVLink's time both must save.
+#: Least gain over NVLink's time for a split.
 _LEAST_GAIN = 0.01
-#: What part of a direct copy's time several paths must save by what a few calls took, for calls to be no slower.
+#: Least gain over a direct copy's time, measured in a few calls, so that calls with several paths are not slower.
 _SURE_GAIN = 0.05
-#: What ``all`` means, and whose programs are not ours.
+#: Candidates of other libraries, and the meaning of ``all``.
 FOREIGN = ("gloo_links", "gloo_ranks", "openmpi")
 ALL = ("optimal", "blink", "ring", "one_ring")
-#: What names one path of a message begin with.
+#: Prefix of names of one path of a message.
 _ONE_PATH = "path:"
-#: What all links together may carry, per processor: a third of what a processor moves through shaped links.
+#: Rate of all links together, per processor: a third of the rate at which a processor moves data through shaped links.
 _BYTES_PER_S = 150e6
-#: No link is faster than this, whatever the job leaves: its packets would follow each other too closely.
+#: Highest rate of a link for any job: above it, packets would follow each other too closely.
 _MOST_BIT_PER_S = 800e6
 _ITEMSIZE = 4
-#: What part of the time filling the pipeline may take, where chunks can be so small.
+#: Part of the time for filling the pipeline, if chunks can be so small.
 _FILL = 0.02
-#: Of each end of a connection: enough for a link to go on while its receiver does something else for a millisecond.
-#: What is in it is ahead of other trees: with twice as much, hybrid got 92.7 % of its plan instead of 96.0, in a
-#: broadcast on 8 GPUs of a DGX-1V whose slowest links had 19 Mbit/s.
+#: Buffer at each end of a connection: a link continues while its receiver is busy for a millisecond. Data in it is
+#: ahead of other trees: with twice as much, hybrid got 92.7 % of its plan instead of 96.0, in a broadcast on 8 GPUs of
+#: a DGX-1V whose slowest links had 19 Mbit/s.
 BUFFER_BYTES = 64 * 1024
-#: Bytes of a chunk: less takes the processor more time than the link. More than a buffer holds, and links stand still
-#: while a site receives from one and another's buffer is full: with 128 KiB in each an AllReduce in one tree on 5 GPUs
-#: of a DGX-1P got 98 % of its plan in chunks of 81 KiB and 82 in chunks of 163.
+#: Least and largest bytes of a chunk. A smaller chunk takes the processor more time than the link. With chunks larger
+#: than a buffer, links stall while a site receives from one link and another's buffer is full: with buffers of 128 KiB
+#: an AllReduce in one tree on 5 GPUs of a DGX-1P got 98 % of its plan in chunks of 81 KiB and 82 in chunks of 163.
 _CHUNK_BYTES = (32 * 1024, BUFFER_BYTES)
 
 
 @dataclass(frozen=True)
 class LabCandidate:
-    """A plan that is run; with ``order`` (vertices) by the library of its name, of which it is what can be expected."""
+    """A plan to run. With ``order`` (vertices) the library of its name runs, and the plan gives its expected rate."""
 
     name: str
     forest: Forest
@@ -80,21 +80,21 @@ class LabCandidate:
     order: tuple[int, ...] = ()
 
     def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> LabCandidate:
-        """What is run, once all that has to be measured first has been."""
+        """The candidate after all measurements that it needs."""
         return self
 
     def at(self, size_bytes: int) -> LabCandidate:
-        """What is run for a size."""
+        """The candidate for a size."""
         return self
 
     def open(self, lab: Laboratory) -> int:
-        """Its number in a laboratory."""
+        """Open it in a laboratory and return its number."""
         if self.name == "openmpi":
             return lab.open_mpi(self.program)
         return lab.open_gloo(self.program, self.order) if self.order else lab.open(self.program, BUFFER_BYTES)
 
     def chunk_bytes(self, size_bytes: int) -> int:
-        """The largest chunk for which filling the pipeline takes little."""
+        """The largest chunk with which the pipeline fills quickly."""
         hops = max((role.offset for role in self.program.roles), default=0)
         part = max((float(piece.stop - piece.start) for piece in self.program.slices), default=1.0)
         block = size_bytes / self.forest.collective.total_blocks()
@@ -103,21 +103,21 @@ class LabCandidate:
 
     @property
     def gb_per_s(self) -> float:
-        """What all links of the machine together carry at the plan's rate."""
+        """Rate of all links of the machine together at the plan's rate."""
         return float(sum(link_use(self.forest.shares).values())) * self.forest.algbw_gb_per_s
 
     def simulated_gb_per_s(self, size_bytes: int, chunk_bytes: int) -> float:
-        """Algbw on links that have their rates and no latency: what the plan's rate loses to its pipeline."""
-        # Against so much data no latency of the calibration counts.
+        """Algbw on links with their rates and no latency: the plan's rate without the time to fill the pipeline."""
+        # With this much data no latency of the calibration counts.
         many = 10_000
-        found = simulate(
+        outcome = simulate(
             self.program,
             self.forest.topology,
             calibration("nominal"),
             size_bytes * many,
             chunk_bytes=chunk_bytes * many,
         )
-        return size_bytes * many / found.seconds / 1e9
+        return size_bytes * many / outcome.seconds / 1e9
 
 
 #: Bytes and seconds; of every candidate a small and a large call.
@@ -127,9 +127,9 @@ _FirstCalls = tuple[tuple[_Timed, _Timed], ...]
 
 @dataclass(frozen=True)
 class BySize(LabCandidate):
-    """A candidate whose plan follows the size: ``forest`` uses all of ``classes``, each of which can go alone.
+    """A candidate whose plan depends on the size: ``forest`` uses all of ``classes``, each of which can run alone.
 
-    ``first``: what the first small and large calls of each class took, and those of all together.
+    ``first``: times of the first small and large calls of each class, and of all together.
     """
 
     classes: tuple[LabCandidate, ...] = field(kw_only=True)
@@ -141,10 +141,10 @@ class BySize(LabCandidate):
 
 @dataclass(frozen=True)
 class MeasuredMultiPath(BySize):
-    """One message over all paths; ``forest`` is the plan of large ones, ``classes`` are :func:`_paths_of` it.
+    """One message over all paths; ``forest`` is the plan of large ones, ``classes`` are its :func:`_paths_of`.
 
-    Their first calls say what each path costs before it moves, and its rate; those of all together how much later and
-    slower they are side by side, as every split is then taken to be. By that a row of a path table is filled.
+    The first calls of each path give its start time and rate. Those of all together give the factor and the delay of
+    paths that run in parallel, which are assumed for every split. A row of a path table is computed from these.
     """
 
     def at(self, size_bytes: int) -> LabCandidate:
@@ -152,8 +152,8 @@ class MeasuredMultiPath(BySize):
 
     @cached_property
     def row(self) -> PairSplits:
-        """How messages are split in this laboratory."""
-        found, paths = ways(self.forest), _paths_of(self.forest)
+        """The splits of messages in this laboratory."""
+        routes, paths = ways(self.forest), _paths_of(self.forest)
         *alone, both = self.first
         costs = {path: _cost(calls) for path, calls in zip(paths, alone, strict=True)}
 
@@ -161,7 +161,7 @@ class MeasuredMultiPath(BySize):
             parts = [(costs[part.path], float(part.weight)) for part in split.parts]
             return max(cost.start_s + weight * size_bytes / cost.bytes_per_s for cost, weight in parts)
 
-        together = Split(tuple(Part(way.path, way.weight) for way in found))
+        together = Split(tuple(Part(way.path, way.weight) for way in routes))
         few, many = ((seconds, ends_s(together, size)) for size, seconds in both)
         times = max(1.0, (many[0] - few[0]) / (many[1] - few[1]))
         later_s = max(0.0, few[0] - times * few[1])
@@ -171,7 +171,7 @@ class MeasuredMultiPath(BySize):
             return seconds if len(split.parts) == 1 else later_s + times * seconds
 
         def options(size_bytes: int) -> list[Split]:
-            weights = zip(found, water_filling(size_bytes, [costs[way.path] for way in found]), strict=True)
+            weights = zip(routes, water_filling(size_bytes, [costs[way.path] for way in routes]), strict=True)
             filled = Split(tuple(Part(way.path, weight) for way, weight in weights if weight))
             return [*map(on_one_path, paths[1:]), filled]
 
@@ -184,7 +184,7 @@ def _paths_of(flow: Forest) -> list[Path]:
 
 
 def _cost(calls: tuple[_Timed, _Timed]) -> PathCost:
-    """A path's start and rate by a small and a large call."""
+    """A path's start time and rate from a small and a large call."""
     (few, soon), _ = calls
     bytes_per_s = float(measured_gb_per_s(*calls)) * 1e9
     return PathCost(max(0.0, soon - few / bytes_per_s), bytes_per_s)
@@ -192,13 +192,13 @@ def _cost(calls: tuple[_Timed, _Timed]) -> PathCost:
 
 @dataclass(frozen=True)
 class Hybrid(BySize):
-    """Eq 8 (Blink, §3.4): the plan of a size sends over PCIe what this does while NVLink does the rest.
+    """Eq 8 (Blink, §3.4): the plan of a size sends over PCIe the data that PCIe moves while NVLink moves the rest.
 
-    ``classes`` are NVLink and PCIe alone, ``forest`` and ``program`` both at the rates of their links. The first calls
-    of these, small and large ones, say what rates they have, and what in the laboratory is T_dpa: how much later a
-    small call ends that uses both, and not NVLink alone. They also say whether both are worth it: rates of links that
-    one processor serves do not add up, so a size is split only where calls of both are faster than those of NVLink by
-    more than medians differ by chance. All ranks' plans depend on ``first`` alone.
+    ``classes`` are NVLink and PCIe alone; ``forest`` and ``program`` use both at the rates of their links. The first
+    small and large calls give their rates, and T_dpa in the laboratory: the delay of a small call that uses both
+    against NVLink alone. They also decide whether both are worth it, because rates of links that one processor serves
+    do not sum. So a size is split only if calls of both are faster than those of NVLink by more than medians vary. All
+    ranks' plans depend only on ``first``.
     """
 
     request: Request = field(kw_only=True)
@@ -213,40 +213,40 @@ class Hybrid(BySize):
         return _lowered(self.name, plan_split(self.request, Fraction(int(part * _FINEST), _FINEST)))
 
     def _planned_part(self) -> Fraction:
-        """What PCIe gets by the rates of its links: the most that it is given.
+        """PCIe's part by the rates of its links, which is its largest part.
 
-        Where PCIe has a hundredth too much, everybody waits that hundredth longer; where it has as much too little,
-        NVLink hardly notices. And a rate that was measured is a hundredth off by chance, mostly NVLink's.
+        If PCIe has a hundredth too much, all ranks wait that hundredth longer; if it has a hundredth too little, NVLink
+        is hardly slower. A measured rate varies by about a hundredth, usually NVLink's.
         """
         nvlink, pcie = (one.forest.rate * exact_unit(one.forest.topology) for one in self.classes)
         return pcie / (nvlink + pcie)
 
 
 def _seconds(calls: tuple[_Timed, _Timed], size_bytes: int) -> float:
-    """What a call of a size takes where a small and a large one took this."""
+    """Time of a call of a size, interpolated from a small and a large call."""
     (few, soon), (many, late) = calls
     return soon + (size_bytes - few) * (late - soon) / (many - few)
 
 
 def _first_calls(candidates: Sequence[LabCandidate], lab: Laboratory, slower: float, deadline_s: float) -> _FirstCalls:
-    """Of each, bytes and median seconds of small and of large calls; in turns, the first of which warm up."""
+    """Bytes and median seconds of small and of large calls of each candidate; in turns, the first of which warm up."""
     numbers = [one.open(lab) for one in candidates]
-    found = []
+    by_size = []
     for size in FIRST_SIZES:
         row = [planned(one, size, slower) for one in candidates]
         for turn in range(_FIRST_CALLS):
             for number, calls in zip(numbers, row, strict=True):
                 run = lab.run(number, calls.pattern, calls.chunk_bytes, deadline_s)
                 calls.runs += [run] if turn else []
-        found.append([(calls.pattern.size, calls.seconds) for calls in row])
+        by_size.append([(calls.pattern.size, calls.seconds) for calls in row])
     for number in numbers:
         lab.close(number)
-    return tuple(zip(*found, strict=True))
+    return tuple(zip(*by_size, strict=True))
 
 
 @dataclass
 class Measured:
-    """A candidate's runs of one size. Rates are those of the machine, as the laboratory's are ``slower`` times less."""
+    """A candidate's runs of one size. Rates are scaled to the machine, whose links are ``slower`` times as fast."""
 
     candidate: LabCandidate
     pattern: Pattern
@@ -260,19 +260,19 @@ class Measured:
 
     @property
     def gb_per_s(self) -> float:
-        """Algbw, as if the links had the machine's rates."""
+        """Algbw, scaled to the machine's rates."""
         return self.pattern.size / self.seconds * self.slower / 1e9
 
     @property
     def part(self) -> float:
-        """Of the plan's algbw."""
+        """Part of the plan's algbw."""
         return self.gb_per_s / self.candidate.forest.algbw_gb_per_s
 
     @cached_property
     def simulated(self) -> float:
-        """Of the plan's algbw, by the simulator."""
-        found = self.candidate.simulated_gb_per_s(self.pattern.size, self.chunk_bytes)
-        return found / self.candidate.forest.algbw_gb_per_s
+        """Part of the plan's algbw, by the simulator."""
+        simulated_rate = self.candidate.simulated_gb_per_s(self.pattern.size, self.chunk_bytes)
+        return simulated_rate / self.candidate.forest.algbw_gb_per_s
 
     @property
     def wrong(self) -> int:
@@ -285,7 +285,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Field:
-    """The candidates of a job and, with the reason, those that there are none of.
+    """The candidates of a job, and the absent ones with the reason.
 
     Links are ``slower`` times slower in the laboratory than in the machine.
     """
@@ -304,21 +304,21 @@ class Field:
         return self.lane_gb_per_s * 8e3 / self.slower
 
     def ready(self, lab: Laboratory, deadline_s: float) -> Field:
-        """The same, once all that has to be measured first has been."""
+        """The field after all measurements that its candidates need."""
         return replace(self, candidates=tuple(one.ready(lab, self.slower, deadline_s) for one in self.candidates))
 
     @property
     def path_row(self) -> PairSplits | None:
-        """How ``multi_path`` splits messages, where it is one of these and is ready."""
+        """The splits of ``multi_path``, if it is a candidate and ready."""
         return next((one.row for one in self.candidates if isinstance(one, MeasuredMultiPath)), None)
 
     def laboratory(self) -> Laboratory:
-        """One for all candidates, not yet entered."""
+        """A laboratory for all candidates, not yet entered."""
         return laboratory(self.candidates, self.slower)
 
 
 def lane_gb_per_s(request: Request) -> float:
-    """A lane of the job's machine: the unit of its fast links, or of PCIe where these do not join its ranks."""
+    """GB/s of a lane of the job's machine: the unit of its fast links, or of PCIe if these do not join its ranks."""
     try:
         return network_for(request.topology, request.ranks, "fast").unit_gb_per_s
     except TopologyError:
@@ -326,7 +326,7 @@ def lane_gb_per_s(request: Request) -> float:
 
 
 def laboratory(candidates: Sequence[LabCandidate], slower: float) -> Laboratory:
-    """A laboratory for these plans, on the links of all of them, ``slower`` times slower than they are."""
+    """A laboratory for these plans, on the links of all of them, slowed down by ``slower``."""
     sites = [Sites(one.program) for one in candidates]
     networks: list[Topology] = [one.forest.topology for one in candidates]
     paths = [leg.path for one in sites for leg in one.legs]
@@ -336,13 +336,13 @@ def laboratory(candidates: Sequence[LabCandidate], slower: float) -> Laboratory:
 
 
 def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | None = None, slots: int = 2) -> Field:
-    """Plans, lowers and verifies; an algorithm that refuses is told with its reason.
+    """Plan, lower and verify the candidates; an algorithm that refuses is absent, with its reason.
 
-    A name may say which links it plans on: ``optimal@fast``, ``optimal@all``; others plan on the request's.
+    A name may give the links of its plan: ``optimal@fast``, ``optimal@all``; others use the request's.
     ``path:0-4-1`` is one of multi_path's paths alone.
     Without ``lane_mbit_per_s`` links are as fast as this machine's processors hold for these plans.
     """
-    found, absent = [], []
+    candidates, absent = [], []
     for name in names:
         try:
             forest = foreign_ring(request, name) if name in FOREIGN else _forest(name, request)
@@ -358,11 +358,11 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
         if name == multi_path.ALGORITHM:
             alone = tuple(_lowered(name, forest_of(forest, on_one_path(path)), slots) for path in _paths_of(forest))
             one = MeasuredMultiPath(name, forest, one.program, classes=alone)
-        found.append(one)
-    if not found:
+        candidates.append(one)
+    if not candidates:
         raise UnsupportedError(f"there is nothing to run: {'; '.join(reason for _, reason in absent)}")
-    lane = lane_mbit_per_s or held_mbit_per_s(request, found)
-    return Field(request, tuple(found), tuple(absent), lane_gb_per_s(request) * 8e3 / lane)
+    lane = lane_mbit_per_s or held_mbit_per_s(request, candidates)
+    return Field(request, tuple(candidates), tuple(absent), lane_gb_per_s(request) * 8e3 / lane)
 
 
 def _lowered(name: str, forest: Forest, slots: int = 2) -> LabCandidate:
@@ -372,10 +372,10 @@ def _lowered(name: str, forest: Forest, slots: int = 2) -> LabCandidate:
 
 
 def foreign_ring(request: Request, name: str) -> Forest:
-    """The ring that a library's AllReduce makes of its ranks' order: the job's, or in ``gloo_links`` that of links.
+    """The ring of a library's AllReduce in its ranks' order: the job's, or in ``gloo_links`` that of links.
 
-    UnsupportedError for another collective, where links close no ring, where the library is not there, or where there
-    is no way between some ranks: libraries connect all pairs.
+    UnsupportedError for another collective, if links close no ring, if the library is missing, or if no path joins
+    some ranks: libraries connect all pairs.
     """
     if request.collective.name != "allreduce":
         raise UnsupportedError(f"{name} runs allreduce here, and no {request.collective.name}")
@@ -420,14 +420,14 @@ def _one_path(name: str, request: Request) -> Forest:
 
 
 def held_mbit_per_s(request: Request, candidates: Sequence[LabCandidate]) -> float:
-    """The rate of a lane at which this machine's processors hold what all links carry together."""
+    """The rate of a lane at which this machine's processors sustain all links together."""
     fastest = max(link.gb_per_s for one in candidates for link in one.forest.topology.links)
     held = _BYTES_PER_S * len(os.sched_getaffinity(0)) / max(one.gb_per_s for one in candidates)
     return lane_gb_per_s(request) * min(8 * held, _MOST_BIT_PER_S / fastest) / 1e6
 
 
 def one_ring(request: Request) -> Forest:
-    """The first of NCCL 2.4's rings with all of the data; UnsupportedError where there is only one."""
+    """The first of NCCL 2.4's rings with all of the data; UnsupportedError if there is only one."""
     forest = ring.plan(request)
     rings = len(ring.rings_for(request)[1])
     if rings == 1:
@@ -446,7 +446,7 @@ def measure(
     deadline_s: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[Measured]]:
-    """Per size, all candidates of a field that is ready, ``rounds`` times in turns, every result checked."""
+    """Run all candidates of a ready field ``rounds`` times in turns, per size, and check every result."""
     ready = field.candidates
     numbers: dict[LabCandidate, int] = {}
     total, done = len(sizes) * rounds * len(ready), 0
@@ -467,7 +467,7 @@ def measure(
 
 
 def planned(candidate: LabCandidate, size: int, slower: float) -> Measured:
-    """A candidate with a size, to be run; UsageError where nothing of it moves."""
+    """A candidate with a size, ready to run; UsageError if it moves no data."""
     collective = candidate.forest.collective
     count = block_count(collective, size, _ITEMSIZE)
     if count == 0:

@@ -1,4 +1,4 @@
-"""What happens when a link or a host fails in the middle of a collective, and after planning around it."""
+"""Faults of a link or a host during a collective, and plans around them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from blinkccl.errors import BlinkError, CommunicationError, UsageError
 from blinkccl.topology.loss import Pair, parse_pairs, slowed, without
 from blinkccl.trees.algorithms.request import Request
 
-#: What becomes of a link (of its rate, and its queue), and of a host.
+#: Faults of a link (cut; its rate; its queue), and of a host.
 KINDS = ("cut", "slow", "lossy", "kill")
 SLOW = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``kind`` of :data:`KINDS`, of a link in both directions or of a host (vertex ids)."""
+    """A fault of ``kind`` of :data:`KINDS`, of a link in both directions or of a host (vertex ids)."""
 
     kind: str
     link: Pair | None = None
@@ -33,7 +33,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """``0-3`` or ``cut:0-3``, ``slow:0-3``, ``lossy:0-3``; ``5`` or ``kill:5``."""
+        """Parse ``0-3`` or ``cut:0-3``, ``slow:0-3``, ``lossy:0-3``; ``5`` or ``kill:5``."""
         kind, _, where = text.rpartition(":")
         if re.fullmatch(r"[0-9]{1,6}", where) and kind in ("", "kill"):
             return cls("kill", host=int(where))
@@ -51,9 +51,9 @@ class Fault:
         return f"link {self.link[0]}-{self.link[1]} {what[self.kind]}"
 
     def request(self, request: Request) -> Request:
-        """The job on what is left: a slow link counts with what it has, others that fail do not.
+        """The job without the failed part: a slow link counts with its rest, others that fail do not count.
 
-        UsageError where nothing of the job fails, or its only sender or receiver does.
+        UsageError if no part of the job fails, or its only sender or receiver does.
         """
         if self.link is not None:
             if self.kind == "slow":
@@ -64,7 +64,7 @@ class Fault:
         return without_rank(request, self.host)
 
     def check(self, layout: Layout) -> None:
-        """UsageError where the laboratory has no such link."""
+        """Raise UsageError if the laboratory has no such link."""
         if self.link is not None and self.link not in layout.port:
             known = ", ".join(f"{a.vertex}-{a.peer}" for a, _ in layout.links)
             raise UsageError(
@@ -72,7 +72,7 @@ class Fault:
             )
 
     def inject(self, lab: Laboratory) -> None:
-        """Lets it happen."""
+        """Cause the fault."""
         if self.host is not None:
             lab.kill(self.host)
         elif self.link is not None and self.kind == "cut":
@@ -83,7 +83,7 @@ class Fault:
 
 
 def without_rank(request: Request, vertex: int) -> Request:
-    """The job among the other ranks; the first takes the place of a root that is gone."""
+    """The job among the other ranks; the first replaces a lost root."""
     ranks = tuple(rank for rank in request.ranks if rank != vertex)
     old = request.collective
     if old.src is not None:
@@ -100,7 +100,7 @@ def without_rank(request: Request, vertex: int) -> Request:
 
 @dataclass(frozen=True)
 class Story:
-    """A job before, during and after a fault. ``during`` is a run that went on, or what was said and after how long."""
+    """A job before, during and after a fault. ``during`` is a completed run, or an error and the seconds until it."""
 
     fault: Fault
     before: Measured
@@ -109,27 +109,27 @@ class Story:
     after: Measured | str
 
     def text(self) -> str:
-        """Three lines."""
-        said = self.during
+        """Three lines for people."""
+        during = self.during
         lines = [
             f"before  {_rate(self.before)}",
             f"then    {self.fault} after {self.at_s:.2f} s",
-            f"        it went on: {said.seconds:.2f} s, {said.wrong} wrong"
-            if isinstance(said, Run)
-            else f"        after {said[1]:.2f} s: {said[0]}",
+            f"        it went on: {during.seconds:.2f} s, {during.wrong} wrong"
+            if isinstance(during, Run)
+            else f"        after {during[1]:.2f} s: {during[0]}",
             f"after   {self.after if isinstance(self.after, str) else _rate(self.after)}",
         ]
         return "".join(f"{line}\n" for line in lines)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields for JSON."""
         from blinkccl.apps.lab.output import entry
 
-        said = self.during
+        during = self.during
         during = (
-            {"seconds": said.seconds, "wrong": said.wrong}
-            if isinstance(said, Run)
-            else {"error": said[0], "after_s": said[1]}
+            {"seconds": during.seconds, "wrong": during.wrong}
+            if isinstance(during, Run)
+            else {"error": during[0], "after_s": during[1]}
         )
         after = {"error": self.after} if isinstance(self.after, str) else entry(self.after)
         return {
@@ -151,7 +151,7 @@ def _rate(one: Measured) -> str:
 
 
 def plan_around(field: Field, fault: Fault, name: str) -> LabCandidate | str:
-    """The plan for what is left, or why there is none."""
+    """The plan around the fault, or the reason why no plan exists."""
     try:
         around = experiment.prepare(fault.request(field.request), (name,), 1.0)
     except UsageError:
@@ -164,7 +164,7 @@ def plan_around(field: Field, fault: Fault, name: str) -> LabCandidate | str:
 def tell(
     field: Field, around: LabCandidate | str, lab: Laboratory, fault: Fault, size: int, rounds: int, timeout_s: float
 ) -> Story:
-    """Runs the first candidate whole, lets the fault happen in its middle, and goes on with the plan for the rest."""
+    """Run the first candidate, cause the fault halfway through a second run, and continue with the plan around it."""
     first = field.candidates[0]
     before, number = _measured(first, field, lab, size, rounds, timeout_s)
     began = time.monotonic()
@@ -185,7 +185,7 @@ def tell(
 def _measured(
     one: LabCandidate, field: Field, lab: Laboratory, size: int, rounds: int, timeout_s: float
 ) -> tuple[Measured, int]:
-    """A program that stays open, and its runs."""
+    """An open program's runs, and its number."""
     number = lab.open(one.program, BUFFER_BYTES)
     measured = experiment.planned(one, size, field.slower)
     for _ in range(rounds):

@@ -1,14 +1,14 @@
-"""What a laboratory is made of, decided without touching the system: namespaces, links between them, routes.
+"""The layout of a laboratory, computed without access to the system: namespaces, links between them, routes.
 
-Every vertex is a network namespace, and every link a pair of virtual Ethernet devices, each end of which is shaped to
-the rate of its direction. Switches, NICs and hosts that forward packets are namespaces that forward them; where data is
-stored (:mod:`blinkccl.topology.memories`) a process runs, as at ranks.
+Every vertex is a network namespace, and every link a pair of virtual Ethernet devices, with each end shaped to the rate
+of its direction. Switches, NICs and hosts that forward packets are namespaces that forward them. A process runs at
+ranks and at places where data is stored (:mod:`blinkccl.topology.memories`).
 
-A connection has to take the links of its path and no others. Where the path is a link, its receiver is called by the
-address of the link's end. A path through vertices that forward has an address of its own at either end, and on every
-vertex of it a route to each: so two paths between the same ends may take different switches.
+A connection must use the links of its path and no others. If the path is one link, its receiver has the address of the
+link's end. A path through forwarding vertices has an address of its own at either end, and on each of its vertices a
+route to each: so two paths between the same ends may use different switches.
 
-Programs that know hosts and no links have one address per host, and one way from each host to each other.
+Programs that know hosts and no links have one address per host, and one path from each host to each other.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from itertools import pairwise
 from blinkccl.errors import UsageError
 from blinkccl.topology.model import Topology
 
-#: Vertex ids along the links that data takes.
+#: Vertex ids along the links of a path.
 Path = tuple[int, ...]
 #: Pairs of addresses for links, and for the ends of paths.
 _LINKS = IPv4Address("10.128.0.0")
 _PATHS = IPv4Address("10.0.0.0")
 _HOSTS = IPv4Address("10.192.0.0")
 _MOST = 1 << 22
-#: The device that has a host's address, for programs that want to be given one.
+#: The device with a host's address, for programs that need its name.
 HOST_DEVICE = "host0"
-#: Below this a bucket of a qdisc takes longer than a collective, above it one device carries no more.
+#: Limits of rates: below, a bucket of a qdisc takes longer than a collective; above, one device is too slow.
 RATES_BIT_PER_S = (1_000_000, 20_000_000_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """The end of a link in the namespace of ``vertex``: what it sends to ``peer`` is shaped to ``bit_per_s``."""
+    """The end of a link in the namespace of ``vertex``: data sent to ``peer`` is shaped to ``bit_per_s``."""
 
     vertex: int
     peer: int
@@ -52,7 +52,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What the namespace of ``vertex`` sends to ``destination`` it sends by ``port``, from ``source`` if not None."""
+    """A route of the namespace of ``vertex``: to ``destination`` by ``port``, from ``source`` if not None."""
 
     destination: str
     port: Port
@@ -77,7 +77,7 @@ class Layout:
         return {(port.vertex, port.peer): port for pair in self.links for port in pair}
 
     def forwards(self, vertex: int) -> bool:
-        """Whether packets of others pass through."""
+        """True if packets of others pass through."""
         return vertex in self.forwarding
 
 
@@ -87,13 +87,13 @@ def lay_out(
     bit_per_s_per_gb: float,
     ways: Mapping[tuple[int, int], Path] | None = None,
 ) -> Layout:
-    """The laboratory for everything that goes along ``paths``, on the links of all ``networks`` of one machine.
+    """The laboratory for all ``paths``, on the links of all ``networks`` of one machine.
 
-    ``ways``: by ordered pair of hosts, how the second is reached from the first by its own address.
+    ``ways``: by ordered pair of hosts, the path to the second host's own address.
 
-    Rates are those of the links, times ``bit_per_s_per_gb``; where networks differ about a link, the fastest. A
-    direction that no network has carries acknowledgements alone and gets the rate of the other. UsageError for a path
-    over a link that none has, and for rates that cannot be shaped.
+    Rates are those of the links, times ``bit_per_s_per_gb``; if networks differ about a link, the fastest. A direction
+    that no network has carries only acknowledgements and gets the rate of the other. UsageError for a path over a link
+    that no network has, and for rates that cannot be shaped.
     """
     rates: dict[tuple[int, int], float] = {}
     for network in networks:
@@ -104,9 +104,9 @@ def lay_out(
     links = []
     for number, (a, b) in enumerate(pairs):
         addresses = str(_LINKS + 2 * number), str(_LINKS + 2 * number + 1)
-        there = _bit_per_s(a, b, rates.get((a, b)) or rates[b, a], bit_per_s_per_gb)
+        forward = _bit_per_s(a, b, rates.get((a, b)) or rates[b, a], bit_per_s_per_gb)
         back = _bit_per_s(b, a, rates.get((b, a)) or rates[a, b], bit_per_s_per_gb)
-        links.append((Port(a, b, *addresses, there), Port(b, a, *addresses[::-1], back)))
+        links.append((Port(a, b, *addresses, forward), Port(b, a, *addresses[::-1], back)))
     vertices = tuple(sorted({v for pair in pairs for v in pair}))
     routed = _routed(Layout(vertices, tuple(links), {}, {}, {}), dict.fromkeys(paths), rates)
     return _with_hosts(routed, ways) if ways else routed
@@ -124,7 +124,7 @@ def _bit_per_s(src: int, dst: int, gb_per_s: float, scale: float) -> int:
 
 
 def _routed(bare: Layout, paths: Iterable[Path], rates: Mapping[tuple[int, int], float]) -> Layout:
-    """The same, with an address for the receiver of every path and the routes that lead there and back."""
+    """The layout with an address for the receiver of every path, and the routes in both directions."""
     receivers: dict[Path, str] = {}
     addresses: dict[int, list[str]] = {v: [] for v in bare.vertices}
     routes: dict[int, list[Route]] = {v: [] for v in bare.vertices}
@@ -148,27 +148,27 @@ def _routed(bare: Layout, paths: Iterable[Path], rates: Mapping[tuple[int, int],
     return Layout(
         bare.vertices,
         bare.links,
-        {v: tuple(found) for v, found in addresses.items()},
-        {v: tuple(found) for v, found in routes.items()},
+        {v: tuple(rows) for v, rows in addresses.items()},
+        {v: tuple(rows) for v, rows in routes.items()},
         receivers,
         frozenset(v for path in receivers for v in path[1:-1]),
     )
 
 
 def _with_hosts(layout: Layout, ways: Mapping[tuple[int, int], Path]) -> Layout:
-    """The same, with an address per host and routes to it from every vertex on the way there."""
+    """The layout with an address per host, and routes to it from every vertex on a path to it."""
     hosts = {host: str(_HOSTS + host) for host in sorted({end for pair in ways for end in pair})}
-    found: dict[tuple[int, int], Port] = {}
+    ports: dict[tuple[int, int], Port] = {}
     for (_, end), path in ways.items():
         for a, b in pairwise(path):
-            if found.setdefault((a, end), layout.port[a, b]) != layout.port[a, b]:
-                raise UsageError(f"vertex {a} would have two ways to host {end}, over {found[a, end].peer} and {b}")
-    routes = {v: list(there) for v, there in layout.routes.items()}
-    for (at, end), port in found.items():
+            if ports.setdefault((a, end), layout.port[a, b]) != layout.port[a, b]:
+                raise UsageError(f"vertex {a} would have two ways to host {end}, over {ports[a, end].peer} and {b}")
+    routes = {v: list(rows) for v, rows in layout.routes.items()}
+    for (at, end), port in ports.items():
         routes[at].append(Route(hosts[end], port, hosts.get(at)))
     return replace(
         layout,
-        routes={v: tuple(there) for v, there in routes.items()},
+        routes={v: tuple(rows) for v, rows in routes.items()},
         forwarding=layout.forwarding.union(*(path[1:-1] for path in ways.values())),
         hosts=hosts,
     )

@@ -16,12 +16,12 @@ from blinkccl.show.text import Paint, bytes_text, columns, count, gb_per_s_text,
 from blinkccl.show.words import collective_name
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 
-#: What runs plans in a laboratory.
+#: Engine of plans in a laboratory.
 ENGINE = "sockets"
 
 
 def head_text(field: Field, layout: Layout) -> str:
-    """What is measured, and on what."""
+    """The job, the machine and the scale of its links."""
     request = field.request
     shaped = f"{field.lane_mbit_per_s:.4g} Mbit/s for a lane of {gb_per_s_text(field.lane_gb_per_s)}"
     return (
@@ -56,7 +56,7 @@ def table_text(rows: Sequence[Sequence[Measured]], paint: Paint, width: int | No
 
 
 def ratio_text(rows: Sequence[Sequence[Measured]]) -> str:
-    """How many times as fast as the others the first candidate is: measured, and by the plans."""
+    """Ratios of the first candidate to the others: measured, and by the plans."""
     first, *others = rows[-1]
     lines = [
         f"{first.candidate.name} over {one.candidate.name}: {first.gb_per_s / one.gb_per_s:.3g} times measured, "
@@ -67,8 +67,10 @@ def ratio_text(rows: Sequence[Sequence[Measured]]) -> str:
 
 
 def measured_cell(row: Sequence[Measured], ranks: Sequence[int], at: tuple[int, int, int]) -> Cell:
-    """What a table of measurements says of ``at``, a row of :func:`blinkccl.bench.tune.ranges`; seconds are as if links
-    had the machine's rates."""
+    """A row for a table of measurements, for the range ``at`` of :func:`blinkccl.bench.tune.ranges`.
+
+    Seconds are scaled to the machine's rates.
+    """
     size, least, below = at
     collective = row[0].candidate.forest.collective
     root = -1 if collective.root is None else collective.root
@@ -120,7 +122,7 @@ def entry(one: Measured) -> dict[str, Any]:
 
 
 def picture(field: Field, rows: Sequence[Sequence[Measured]]) -> Picture:
-    """Measured beside predicted, over size; with one size, as bars."""
+    """Measured and predicted rates over size; with one size, as bars."""
     request = field.request
     title = (
         f"{collective_name(request.collective.name)} among {count(len(request.ranks), 'rank')} ({ids(request.ranks)}) "
