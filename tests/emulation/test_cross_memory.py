@@ -13,9 +13,7 @@ import pytest
 from job import Ran, Start, tell
 
 import blinkccl
-from blinkccl.cost.choice.host_table import Crossing
-from blinkccl.errors import DeadlineError, LaunchError, PeerLostError
-from blinkccl.runtime import cross_memory
+from blinkccl.errors import DeadlineError, PeerLostError
 from blinkccl.runtime.communicator import Communicator
 
 COUNT = 40_001
@@ -180,15 +178,6 @@ def test_a_stopped_rank_writes_nothing_after_the_others_deadline(start: Start) -
     job.signal(1, signal.SIGCONT)
     (clean,) = job.values(0)
     assert clean
-
-
-def test_what_the_variable_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, wanted in (("", Crossing.MEASURED), ("0", Crossing.NEVER), ("1", Crossing.WHEREVER_POSSIBLE)):
-        monkeypatch.setenv("BLINK_CROSS_MEMORY", text)
-        assert cross_memory.wish() == wanted
-    monkeypatch.setenv("BLINK_CROSS_MEMORY", "yes")
-    with pytest.raises(LaunchError, match=r"BLINK_CROSS_MEMORY='yes': expected 0 .*, 1 .* or nothing"):
-        cross_memory.wish()
 
 
 def halves(comm: Communicator) -> dict[str, int]:

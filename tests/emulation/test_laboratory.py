@@ -21,10 +21,10 @@ from blinkccl.apps.lab.laboratory import Laboratory, Run
 from blinkccl.apps.lab.namespaces import lacking
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
-from blinkccl.cost.choice.measured import LABORATORY, Cell, MeasuredTable, Time, from_json, to_json
 from blinkccl.errors import DeadlineError, PeerLostError, StalledError, UnsupportedError, UsageError
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.path_table import machine_key
+from blinkccl.trees.algorithms.tables import LABORATORY, Cell, MeasuredTable, Time, from_json, to_json
 from support.extras import needs
 from support.planned import asked
 from support.processes import until, until_gone

@@ -16,13 +16,13 @@ from test_tuned_groups import written
 
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.errors import LaunchError, PlanMismatchError, UnsupportedError
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.tables import Way
 from support.orders import evaluated, rough, same_bits
 
 #: Elements of every rank, which buffers of any length repeat.
@@ -107,7 +107,7 @@ def with_cache(comm: Communicator, cache: str, *arguments: Any) -> int:
 
 def test_a_measured_table_with_another_order_gives_way(ran: Ran, tmp_path: Path) -> None:
     """A ring, which sums every part in an order of its own."""
-    cache = written(tmp_path / "one", 3, HostChoice("ring", False, 64 << 10))
+    cache = written(tmp_path / "one", 3, Way("ring", "", 64 << 10))
     arguments = in_rank_order(3), (10, 100_000), (("float32", "sum"),)
     ran(3, with_cache, cache, "order", *arguments)
     with pytest.raises(AssertionError, match="allreduce"):

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from job import Ran
 
-from blinkccl.cost.choice.host_table import NO_LIMIT, HostChoice
-from blinkccl.runtime import tuned
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.tuned import TunedCell, TunedFile
+from blinkccl.runtime.host_table import machine, path_of_host
+from blinkccl.trees.algorithms.tables import BUILT_IN, HOST, INLINE, NO_LIMIT, Cell, MeasuredTable, Time, Way, write
 
 COUNT = 40_001
 
 
-def written(directory: Path, ranks: int, row: HostChoice, name: str = "allreduce") -> str:
+def written(directory: Path, ranks: int, way: Way, name: str = "allreduce") -> str:
     """A table in a cache of its own, whose only row serves every size of one collective."""
-    path = tuned.path_of(ranks, {"BLINK_CACHE": str(directory)})
+    path = path_of_host(ranks, {"BLINK_CACHE": str(directory)})
     assert path is not None
-    cell = TunedCell(name, 1 << 20, 0, NO_LIMIT, "2026-01-01", 1.0, 2.0, 2, (row,))
-    tuned.write(path, TunedFile(tuned.machine(), ranks, (cell,)))
+    times = Time.of([way], 1.0, 2), Time(BUILT_IN, "", 2.0, 2)
+    cell = Cell(name, -1, tuple(range(ranks)), 1 << 20, 0, NO_LIMIT, "2026-01-01", times)
+    write(path, MeasuredTable(machine(), "a test", HOST, machine(), cells=(cell,)))
     return str(directory)
 
 
@@ -41,25 +41,25 @@ def summed(comm: Communicator, *caches: str) -> str:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_table_that_all_ranks_have_serves_them(ran: Ran, tmp_path: Path, ranks: int) -> None:
-    cache = written(tmp_path / "one", ranks, HostChoice("ring", False, 64 << 10))
+    cache = written(tmp_path / "one", ranks, Way("ring", "", 64 << 10))
     found = ran(ranks, summed, *[cache] * ranks)
-    assert set(found) == {str(tuned.path_of(ranks, {"BLINK_CACHE": cache}))}
+    assert set(found) == {str(path_of_host(ranks, {"BLINK_CACHE": cache}))}
 
 
 def test_ranks_with_different_tables_go_by_none(ran: Ran, tmp_path: Path) -> None:
-    one = written(tmp_path / "one", 2, HostChoice("ring", False, 64 << 10))
-    other = written(tmp_path / "other", 2, HostChoice("one_hop", False, 64 << 10))
+    one = written(tmp_path / "one", 2, Way("ring", "", 64 << 10))
+    other = written(tmp_path / "other", 2, Way("one_hop", "", 64 << 10))
     for caches in ((one, other), (one, str(tmp_path / "none")), (str(tmp_path / "none"), one)):
         assert ran(2, summed, *caches) == ["", ""]
 
 
 @pytest.mark.parametrize(
-    ("row", "name"),
+    ("way", "name"),
     [
-        (HostChoice("ring", False, 64 << 10), "alltoall"),  # which rings do not serve
-        (HostChoice("one_hop", True, 64 << 10), "allreduce"),  # flags inside messages that are too long for it
+        (Way("ring", "", 64 << 10), "alltoall"),  # which rings do not serve
+        (Way("one_hop", INLINE, 64 << 10), "allreduce"),  # flags inside messages that are too long for it
     ],
 )
-def test_what_cannot_run_is_replaced_on_all_ranks(ran: Ran, tmp_path: Path, row: HostChoice, name: str) -> None:
-    cache = written(tmp_path / "one", 2, row, name)
+def test_what_cannot_run_is_replaced_on_all_ranks(ran: Ran, tmp_path: Path, way: Way, name: str) -> None:
+    cache = written(tmp_path / "one", 2, way, name)
     assert all(ran(2, summed, cache, cache))

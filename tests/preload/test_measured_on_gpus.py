@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from preloaded import Preloaded
 
-from blinkccl.bench.gpu_tune import MeasuredWay, Ways, job_table
-from blinkccl.cost.choice import measured
-from blinkccl.cost.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
+from blinkccl.bench.gpu_tune import Ways, job_table, settings_of
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms import tables
 from blinkccl.trees.algorithms.path_table import machine_key
+from blinkccl.trees.algorithms.tables import GPUS, NCCL, Cell, MeasuredTable, Time, Way
 from support.processes import until
 
 RANKS = 3
@@ -48,14 +48,14 @@ def tune(preloaded: Preloaded, *words: str, **variables: object) -> subprocess.P
 def test_what_the_table_says_is_the_fastest_runs(preloaded: Preloaded, tmp_path: Path, fastest: str) -> None:
     machine = machine_key(parse_spec("clique:3"))
     times = [Time("one_shot", "ll", 2e-5, 9), Time("optimal", "ll128", 4e-5, 9), Time(NCCL, "", 3e-5, 9)]
-    times = [Time(*one.way[:2], 1e-6, 9) if one.algorithm == fastest else one for one in times]
+    times = [Time(one.algorithm, one.protocol, 1e-6, 9) if one.algorithm == fastest else one for one in times]
     cell = Cell("allreduce", -1, (0, 1, 2), 4096, 0, 8192, "2026-01-01", tuple(times))
     table = MeasuredTable(machine, "clique:3", GPUS, "a double", gpu="Test Double GPU", nccl=23203, cells=(cell,))
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
-    path = measured.path_of(machine, {"BLINK_CACHE": str(cache)})
+    path = tables.path_of_gpus(machine, {"BLINK_CACHE": str(cache)})
     assert path is not None
-    measured.write(path, table)
+    tables.write(path, table)
     call = {"calls": 1, "count": SIZE // 4, "BLINK_TOPO": "clique:3", "BLINK_ALGO": None, "BLINK_CACHE": cache}
     outcome = preloaded.scene("many_calls", RANKS, **call).right()
     (line,) = {(one.state, one.protocol, one.why) for one in outcome.usage if one.collective == "allreduce"}
@@ -67,15 +67,15 @@ def test_what_the_table_says_is_the_fastest_runs(preloaded: Preloaded, tmp_path:
 
 
 def _table(path: Path) -> MeasuredTable:
-    return measured.read(path, machine_key(parse_spec("clique:2")))
+    return tables.read(path, machine_key(parse_spec("clique:2")))
 
 
 def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> None:
     """libblink.so's programs, or NCCL alone, on the same GPUs."""
     _runs_python(preloaded)
 
-    def environment(way: MeasuredWay, report: Path) -> dict[str, str]:
-        return preloaded.environment(BLINK_TOPO="clique:2", BLINK_DEBUG=None, BLINK_REPORT=report, **way.settings)
+    def environment(way: Way, report: Path) -> dict[str, str]:
+        return preloaded.environment(BLINK_TOPO="clique:2", BLINK_DEBUG=None, BLINK_REPORT=report, **settings_of(way))
 
     with Ways([1, 0], ["reduce"], environment, tmp_path) as ways:
         job = ways.job()
@@ -83,12 +83,12 @@ def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> Non
         table, where = job_table(job)
         assert (table.machine, where.ranks) == (machine_key(parse_spec("clique:2")), (1, 0))
         assert table.by.startswith("Test Double GPU, driver of CUDA 13.0, NCCL 2.32, Blink ")
-        for way in (MeasuredWay(NCCL), MeasuredWay("optimal", "ll"), MeasuredWay("optimal", "ll")):
+        for way in (Way(NCCL), Way("optimal", "ll"), Way("optimal", "ll")):
             seconds = ways.seconds(way, "reduce", 4096, 2)
             assert seconds is not None
             assert seconds > 0
         assert ways.lost == []
-        assert ways.seconds(MeasuredWay("one_shot", "ll"), "reduce", 4096, 2) is None
+        assert ways.seconds(Way("one_shot", "ll"), "reduce", 4096, 2) is None
         (why,) = ways.lost
         assert why.startswith("one_shot ll: libblink.so did not take reduce: ")
         assert "one_shot does not serve reduce" in why
@@ -99,7 +99,7 @@ def test_a_tuner_that_is_killed_leaves_what_it_wrote(preloaded: Preloaded, tmp_p
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     own = {"BLINK_CACHE": cache, "BLINK_STAGING_BYTES": "none"}
-    path = measured.path_of(machine_key(parse_spec("clique:2")), {"BLINK_CACHE": str(cache)})
+    path = tables.path_of_gpus(machine_key(parse_spec("clique:2")), {"BLINK_CACHE": str(cache)})
     assert path is not None
     with tune(preloaded, "-b", "4K", "-e", "64M", **own) as process:
         until(lambda: path.exists() or process.poll() is not None, 100)
@@ -118,7 +118,7 @@ def test_a_tuner_that_is_killed_leaves_what_it_wrote(preloaded: Preloaded, tmp_p
 def test_a_run_goes_on_where_it_was_and_finds_what_is_fast(preloaded: Preloaded, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
-    path = measured.path_of(machine_key(parse_spec("clique:2")), {"BLINK_CACHE": str(cache)})
+    path = tables.path_of_gpus(machine_key(parse_spec("clique:2")), {"BLINK_CACHE": str(cache)})
     assert path is not None
     slow = {"BLINK_CACHE": cache, "BLINK_DOUBLE_SLOW_KERNEL": "optimal_ll:100000"}  # LL128 too
     seen: list[MeasuredTable] = []

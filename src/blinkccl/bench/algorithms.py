@@ -1,7 +1,7 @@
 """Algorithms of the registry as candidates: one group of rank processes runs the Program that it was told last.
 
 All of them run in the same processes on the same buffers, in native code, so what differs is the Program. How long its
-messages are is chosen for each at every size, in a short trial among what :mod:`blinkccl.cost.choice.host_table` has.
+messages are is chosen for each at every size, in a short trial among what :mod:`blinkccl.runtime.host_table` has.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.interleave import Participant, Runs
 from blinkccl.bench.protocol import Command, Flag, Kind
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.choice.host_table import KIB, MIB
 from blinkccl.engines.host_plan import INLINE, HostPlan
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
+from blinkccl.runtime.host_table import KIB, MIB
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json, to_text

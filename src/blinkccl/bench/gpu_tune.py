@@ -1,14 +1,13 @@
 """``blink tune`` on GPUs: what libblink.so's programs take here, and NCCL, measured in turns.
 
-A *way* is an algorithm and a protocol that libblink.so is told to take (BLINK_ALGO, BLINK_PROTOCOL), or NCCL alone.
+A way is an algorithm and a protocol that libblink.so is told to take (BLINK_ALGO, BLINK_PROTOCOL), or NCCL alone.
 Each has a process (:mod:`~blinkccl.bench.gpu_client`) with its own communicators, started when it is first wanted: one
 that fails, hangs or gives wrong results is out, and nobody else with it. Before anything is timed its report says
 which collectives libblink.so really took.
 
 For each collective and size predictions seed the ways: those within :data:`CHANCE` of the fastest, at most
-:data:`SEEDS`. Then *successive halving*, as between processes (:mod:`~blinkccl.bench.tune`): in each round all that are
-left run some calls in turns, the better half goes on and runs twice as many. NCCL goes on always, and meets the last of
-ours in pairs. All times go into the cell, each from the last round of its way.
+:data:`SEEDS`. Then they race (:class:`blinkccl.bench.tune.Race`) beside NCCL. All times go into the cell, each from the
+last round of its way.
 
 Where the table is used, the programs that are chosen share what blocks a rank has; here each is alone in its
 communicator, as if it were chosen everywhere.
@@ -16,7 +15,6 @@ communicator, as if it were chosen everywhere.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import selectors
@@ -26,15 +24,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import log2
+from functools import cached_property
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-from blinkccl.bench.tune import collective_of
+import msgspec
+
+from blinkccl.bench.tune import At, Race, collective_of, empty_cell
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.choice.costs import MOST_BYTES, protocols_of, timing
-from blinkccl.cost.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
 from blinkccl.cost.choice.programs import default_blocks, largest
 from blinkccl.errors import CommunicationError
 from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
@@ -43,6 +41,7 @@ from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, key_o
 from blinkccl.nccl.topology_of_job import JobPlacement, place
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.trees.algorithms.path_table import machine_key
+from blinkccl.trees.algorithms.tables import GPUS, NCCL, Cell, MeasuredTable, Time, Way
 
 #: Ways that predictions let go on: at most so many, which take at most so many times as long as the fastest.
 SEEDS, CHANCE = 6, 3.0
@@ -55,24 +54,13 @@ _PROBE_BYTES = 4096
 _MOST_LINE = 1 << 16
 
 
-class MeasuredWay(NamedTuple):
-    """What runs calls."""
-
-    algorithm: str
-    protocol: str = ""
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """What libblink.so is told."""
-        return {"BLINK_ALGO": self.algorithm, "BLINK_PROTOCOL": self.protocol, "BLINK_TUNED": "0"}
-
-    @property
-    def name(self) -> str:
-        return f"{self.algorithm} {self.protocol}".strip()
+def settings_of(way: Way) -> dict[str, str]:
+    """What libblink.so is told."""
+    return {"BLINK_ALGO": way.algorithm, "BLINK_PROTOCOL": way.protocol, "BLINK_TUNED": "0"}
 
 
 #: The environment of a way's process, which writes its report into the file.
-Environment = Callable[[MeasuredWay, Path], dict[str, str]]
+Environment = Callable[[Way, Path], dict[str, str]]
 
 
 class TuningProcess:
@@ -136,9 +124,9 @@ class Ways:
         self._ordinals, self._names = tuple(ordinals), tuple(names)
         self._environment, self._directory = environment, directory
         self.lost: list[str] = []
-        self._processes: dict[MeasuredWay, TuningProcess] = {}
-        self._serves: dict[MeasuredWay, frozenset[str]] = {}
-        self._loaded: dict[MeasuredWay, tuple[str, int]] = {}
+        self._processes: dict[Way, TuningProcess] = {}
+        self._serves: dict[Way, frozenset[str]] = {}
+        self._loaded: dict[Way, tuple[str, int]] = {}
 
     def __enter__(self) -> Ways:
         return self
@@ -149,7 +137,7 @@ class Ways:
 
     def job(self) -> GpuJob:
         """What runs here, by the word of a process with NCCL alone, which goes on; CommunicationError if none can."""
-        way = MeasuredWay(NCCL)
+        way = Way(NCCL)
         environment = self._environment(way, self._directory / "report")
         self._processes[way] = TuningProcess(self._ordinals, environment)
         said = self._processes[way].ask(OPEN_DEADLINE_S, do="open")
@@ -164,7 +152,7 @@ class Ways:
             )
         )
 
-    def seconds(self, way: MeasuredWay, name: str, size_bytes: int, calls: int) -> float | None:
+    def seconds(self, way: Way, name: str, size_bytes: int, calls: int) -> float | None:
         """What a call takes, over so many; None where this way does not run it, and right."""
         try:
             if way not in self._serves:
@@ -185,7 +173,7 @@ class Ways:
             self._processes.pop(way).close()
             return None
 
-    def _start(self, way: MeasuredWay) -> frozenset[str]:
+    def _start(self, way: Way) -> frozenset[str]:
         """Its communicators, and which collectives libblink.so takes on them as it was told."""
         report = self._directory / f"report-{way.algorithm}-{way.protocol}"
         process = self._processes[way] = TuningProcess(self._ordinals, self._environment(way, report))
@@ -221,7 +209,7 @@ class Seeds:
         planned = candidates(where, DEFAULT, blocks, {})
         return cls(planned, job.capability, max(1, blocks // max((one.channels for one in planned.every), default=1)))
 
-    def ways(self, collective: Collective, size_bytes: int) -> list[MeasuredWay]:
+    def ways(self, collective: Collective, size_bytes: int) -> list[Way]:
         """Those that may be the fastest, the most promising first."""
         sizes, found = largest(self.parts), []
         for one in self.planned.found.get(key_of(collective), []):
@@ -229,7 +217,7 @@ class Seeds:
                 if size_bytes <= MOST_BYTES[protocol]:
                     capacity = sizes.capacity_bytes(protocol)
                     taken = timing(one, protocol, size_bytes, self.capability, self.parts, capacity)
-                    found.append((taken.seconds, MeasuredWay(one.algorithm, protocol)))
+                    found.append((taken.seconds, Way(one.algorithm, protocol)))
         found.sort()
         return [way for seconds, way in found if seconds <= CHANCE * found[0][0]][:SEEDS]
 
@@ -246,55 +234,43 @@ def job_table(job: GpuJob) -> tuple[MeasuredTable, JobPlacement]:
     return MeasuredTable(machine, name, GPUS, by, gpu=peer.name, nccl=peer.nccl_version), where
 
 
-def gpu_cell(
-    ways: Ways, seeds: Seeds, ranks: tuple[int, ...], name: str, at: tuple[int, int, int], budget_s: float
-) -> Cell:
-    """What a table says of ``at``, a row of :func:`blinkccl.bench.tune.ranges`."""
-    size, least, below = at
-    collective = collective_of(name, len(ranks))
-    times = fastest(seeds.ways(collective, size), lambda way, calls: ways.seconds(way, name, size, calls), budget_s)
-    root = -1 if collective.root is None else collective.root
-    return Cell(name, root, ranks, size, least, below, datetime.date.today().isoformat(), times)
+class GpuTuner:
+    """A job's GPUs; CommunicationError if NCCL alone cannot run there, else errors as :func:`place`."""
+
+    def __init__(self, ways: Ways) -> None:
+        self._ways, self._job = ways, ways.job()
+        self.table, self._where = job_table(self._job)
+        self.ranks, self.lost = self._where.ranks, ways.lost
+
+    @cached_property
+    def _seeds(self) -> Seeds:
+        return Seeds.of(self._where, self._job)
+
+    def knows(self, cell: Cell) -> bool:
+        """What has times of NCCL alone is tried again: there may be a compiler now."""
+        return any(time.protocol for time in cell.times)
+
+    def cell(self, name: str, at: At, budget_s: float) -> Cell:
+        """What a table says of a row of :func:`blinkccl.bench.tune.ranges`."""
+        collective = collective_of(name, len(self.ranks))
+        empty = empty_cell(collective, self.ranks, at)
+        size = empty.size_bytes
+        times = fastest(
+            self._seeds.ways(collective, size), lambda way, calls: self._ways.seconds(way, name, size, calls), budget_s
+        )
+        return msgspec.structs.replace(empty, times=times)
+
+    def confirmed(self, cell: Cell) -> Cell:
+        """The cell: whatever was measured on GPUs serves at once."""
+        return cell
 
 
-#: Seconds of a call over so many calls; None: it does not run.
-Timer = Callable[[MeasuredWay, int], float | None]
-
-
-def fastest(ours: Sequence[MeasuredWay], timer: Timer, budget_s: float) -> tuple[Time, ...]:
+def fastest(ours: Sequence[Way], timer: Callable[[Way, int], float | None], budget_s: float) -> tuple[Time, ...]:
     """What each way takes, and NCCL, the fastest first.
 
     It takes ``budget_s`` seconds, as far as that can be foreseen, and what it takes to start and to load.
     """
-    found: dict[MeasuredWay, Time] = {}
-
-    def run(way: MeasuredWay, calls: int) -> None:
-        seconds = timer(way, calls)
-        if seconds is None or seconds <= 0:
-            found.pop(way, None)
-        else:
-            found[way] = Time(*way, seconds, calls)
-
-    nccl = MeasuredWay(NCCL)
-    for way in (*ours, nccl):
-        run(way, LEAST_CALLS)
-    left = [way for way in ours if way in found]
-    round_s = sum(one.seconds for one in found.values())
-    rounds = log2(max(2, len(left))) + PAIRS
-    first = calls = max(LEAST_CALLS, min(MOST_CALLS, int(budget_s / max(round_s * rounds, 1e-9))))
-    while len(left) > 1:
-        for way in (*left, nccl):
-            run(way, calls)
-        ranked = sorted((way for way in left if way in found), key=lambda way: found[way].seconds)
-        left, calls = ranked[: (len(ranked) + 1) // 2], min(2 * calls, MOST_CALLS)
-    last = [*left, nccl]
-    pairs: dict[MeasuredWay, list[float]] = {way: [] for way in last}
-    for number in range(PAIRS):
-        for way in last if number % 2 else last[::-1]:
-            run(way, first)
-            if way in found:
-                pairs[way].append(found[way].seconds)
-    for way in last:
-        if way in found:
-            found[way] = Time(*way, median(pairs[way]), first * PAIRS)
-    return tuple(sorted(found.values(), key=lambda one: one.seconds))
+    race = Race(Way(NCCL), timer, MOST_CALLS, PAIRS)
+    race.run(ours, budget_s)
+    times = (Time.of((way,), *taken) for way, taken in race.times.items())
+    return tuple(sorted(times, key=lambda one: one.seconds))

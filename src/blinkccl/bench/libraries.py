@@ -21,7 +21,6 @@ from blinkccl.bench.perform import Bytes, private_memory, typed
 from blinkccl.bench.protocol import Command, Flag
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
-from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.engines.recording import recording_of
@@ -31,6 +30,7 @@ from blinkccl.runtime.heap import empty
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.schedule.text import from_json
+from blinkccl.trees.algorithms.tables import Way
 
 
 class OwnLibrary:
@@ -42,10 +42,10 @@ class OwnLibrary:
         self.size: int = self.communicator.size
         self.title = f"blink-ccl {package_version()}"
         self._told: tuple[HostPlan, int] | None = None
-        self._rows: tuple[HostChoice, ...] = ()
+        self._rows: tuple[Way, ...] = ()
         self._recorded = 0
         #: Kept between blocks, as a group keeps its own: what variants it found the fastest it goes on with.
-        self._ops: dict[tuple[tuple[HostChoice, ...], CollectiveCall], NativeOp] = {}
+        self._ops: dict[tuple[tuple[Way, ...], CollectiveCall], NativeOp] = {}
 
     def use(self, program: str, chunk_bytes: int) -> None:
         """As :class:`blinkccl.bench.perform.Library` says."""
@@ -53,7 +53,7 @@ class OwnLibrary:
 
     def use_rows(self, rows: str) -> None:
         """As :class:`blinkccl.bench.perform.Library` says."""
-        self._told, self._rows = None, msgspec.json.decode(rows, type=tuple[HostChoice, ...])
+        self._told, self._rows = None, msgspec.json.decode(rows, type=tuple[Way, ...])
 
     def record(self, events: int, directory: str) -> None:
         """As :class:`blinkccl.bench.perform.Library` says."""

@@ -15,11 +15,11 @@ from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from blinkccl.collectives.spec import Collective
-    from blinkccl.cost.choice.measured import MeasuredTable
     from blinkccl.proof.audit import Audit
     from blinkccl.topology.model import Topology
     from blinkccl.trees.algorithms.path_table import PairSplits, PathTable
     from blinkccl.trees.algorithms.request import Request
+    from blinkccl.trees.algorithms.tables import MeasuredTable
 
 
 def _collectives(incomplete: str) -> list[str]:
@@ -290,11 +290,12 @@ def measured(path: Path | None, topology: Topology, here: bool = False) -> Measu
 
     ``here``: without a file, what ``blink tune`` measured on GPUs of such a machine.
     """
-    from blinkccl.cost.choice import measured as tables
+    from blinkccl.trees.algorithms import tables
     from blinkccl.trees.algorithms.path_table import machine_key
 
     if path is None:
-        return tables.read_or_ignore(machine_key(topology)) if here else None
+        key = machine_key(topology)
+        return tables.read_or_ignore(tables.path_of_gpus(key), key) if here else None
     content = console.read_file(path, tables.MAX_FILE_BYTES)
     try:
         return tables.from_json(content, machine_key(topology), console.source_name(path))

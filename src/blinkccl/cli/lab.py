@@ -161,8 +161,8 @@ def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: 
     """Puts what was measured into the table in ``path``: beside what the same laboratory measured before."""
     from blinkccl.apps.lab.output import measured_cell
     from blinkccl.bench.tune import ranges
-    from blinkccl.cost.choice import measured
     from blinkccl.private_files import write_or_replace
+    from blinkccl.trees.algorithms import tables as measured
     from blinkccl.trees.algorithms.path_table import machine_key
 
     topology, slower = field.request.topology, round(field.slower, 3)

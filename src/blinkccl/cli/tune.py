@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -12,11 +14,11 @@ from blinkccl.cli.exits import HardwareError
 from blinkccl.errors import CommunicationError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    from blinkccl.bench.gpu_tune import MeasuredWay
-    from blinkccl.cost.choice.measured import Cell, MeasuredTable
-    from blinkccl.runtime.tuned import TunedCell, TunedFile
+    from blinkccl.bench.gpu_tune import GpuTuner
+    from blinkccl.bench.tune import At, HostTuner
+    from blinkccl.trees.algorithms.tables import Cell, MeasuredTable, Way
 
 HELP = """
 Examples:
@@ -45,6 +47,17 @@ under blink run --mpi. What is not faster by 3 % stays as it is built in.
 _NAMES = ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce")
 
 
+@dataclass(frozen=True)
+class _TuneJob:
+    """What is tuned: whose table that is, who measures, and how it is shown to people."""
+
+    machine: str
+    path: Path | None
+    empty: MeasuredTable | None
+    tuner: Callable[[], AbstractContextManager[HostTuner | GpuTuner]]
+    text: Callable[[MeasuredTable | None, Path], str]
+
+
 def tune(
     names: Annotated[
         list[str] | None, Argument(metavar="[COLLECTIVE]...", help=f"Default: {', '.join(_NAMES)}.")
@@ -65,220 +78,172 @@ def tune(
     json: Annotated[bool, Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Measure, write after each cell, print."""
+    import msgspec
+
     from blinkccl.bench.sizes import sweep
     from blinkccl.bench.tune import ranges
-    from blinkccl.collectives.spec import COLLECTIVES
-    from blinkccl.runtime import tuned
+    from blinkccl.schema import SCHEMA_VERSION
 
     on_gpus = spec is not None or gpus is not None
     if ranks is not None and on_gpus:
         raise UsageError("-g is for ranks on this host's CPUs, --topo and --gpus for GPUs: leave one out")
     wanted = list(dict.fromkeys(names or _NAMES))
     if on_gpus or (ranks is None and arguments.has_gpus(arguments.this_machine())):
-        at = ranges(sweep(begin, end, factor).sizes())
-        _on_gpus(spec, gpus, [(name, one) for name in wanted for one in at], budget_s, again, show, json)
-        return
-    ranks = ranks or 2
-    for name in wanted:
-        if name not in COLLECTIVES or name == "sendrecv":
-            known = ", ".join(other for other in COLLECTIVES if other != "sendrecv")
-            raise UsageError(f"{name[:40]}: expected some of {known}")
-    path = tuned.path_of(ranks)
-    if path is None:
+        job = _on_gpus(wanted, spec, gpus)
+    else:
+        job = _on_cpus(wanted, ranks or 2)
+    if job.path is None:
         raise UsageError("a table needs a directory: set BLINK_CACHE to one, or HOME")
-    file = _there(path, ranks)
+    table = _there(job.path, job.machine) or job.empty
     if not show:
         cells = [(name, at) for name in wanted for at in ranges(sweep(begin, end, factor).sizes())]
-        if not again:
-            done = {(cell.collective, cell.size_bytes, cell.least, cell.below) for cell in file.cells}
-            cells = [(name, at) for name, at in cells if (name, *at) not in done]
-        file = _measured(file, path, cells, budget_s)
-    if json:
-        console.emit_json(_document(file, path))
-    else:
-        console.emit(_text(file, path, console.width()))
-
-
-def _there(path: Path, ranks: int) -> TunedFile:
-    """The file that there is, or an empty one in its place, and a line that says why."""
-    from blinkccl.runtime import tuned
-
-    try:
-        return tuned.read(path, ranks)
-    except FileNotFoundError:
-        pass
-    except (OSError, UsageError) as error:
-        console.note(f"{error}; what is measured takes its place")
-    return tuned.TunedFile(tuned.machine(), ranks)
-
-
-def _measured(file: TunedFile, path: Path, cells: list[tuple[str, tuple[int, int, int]]], budget_s: float) -> TunedFile:
-    from blinkccl.bench.candidate import RunningCandidate, ended_by_signals
-    from blinkccl.bench.peers.registry import own
-    from blinkccl.bench.tune import collective_of, confirmed, tuned_cell
-    from blinkccl.engines.native_library import load
-    from blinkccl.runtime import tuned
-
-    if not cells and all(cell.confirmed for cell in file.cells):
-        console.note("all of this was measured before (--again measures it once more)")
-        return file
-    load()  # Refused here, it is said once and not by every rank.
-    with console.Progress("tuning") as progress, ended_by_signals(), RunningCandidate(own(file.ranks, 60)) as ours:
-        for number, (name, at) in enumerate(cells):
-            progress(number, len(cells))
-            cell = tuned_cell(ours, collective_of(name, file.ranks), at, budget_s / len(cells))
-            file = file.with_cell(cell)
-            tuned.write(path, file)
-        faster = [cell for cell in file.cells if not cell.confirmed]
-        for number, cell in enumerate(faster):
-            progress(len(cells) + number, len(cells) + len(faster))
-            file = file.with_cell(confirmed(ours, collective_of(cell.collective, file.ranks), cell))
-            tuned.write(path, file)
-    console.note(f"wrote {path}")
-    return file
-
-
-def _text(file: TunedFile, path: Path, width: int | None) -> str:
-    from blinkccl.show.text import bytes_text, columns, fit, seconds_text
-
-    rows = [
-        [
-            cell.collective,
-            bytes_text(cell.size_bytes),
-            seconds_text(cell.built_in_seconds),
-            seconds_text(cell.seconds),
-            f"{cell.built_in_seconds / cell.seconds:.2f}" if cell.rows else "",
-            _choice(cell),
-        ]
-        for cell in file.cells
-    ]
-    head = fit(f"{file.ranks} ranks on {file.machine}: {path}\n", width)
-    if not rows:
-        return head + "nothing was measured yet\n"
-    faster = sum(bool(cell.rows) and cell.confirmed for cell in file.cells)
-    header = ("collective", "size", "built in", "now", "times", "choice")
-    table = "\n".join(columns(header, rows, (0, 5), width, 2))
-    return f"{head}\n{table}\n\n" + fit(f"{faster} of {len(rows)} are faster than what is built in\n", width)
-
-
-def _choice(cell: TunedCell) -> str:
-    from blinkccl.cost.choice.host_table import label
-
-    found = " or ".join(label(row) for row in cell.rows) or "built in"
-    return found if cell.confirmed else f"{found}, not confirmed yet"
-
-
-def _document(file: TunedFile, path: Path) -> dict[str, Any]:
-    import msgspec
-
-    from blinkccl.schema import SCHEMA_VERSION
-
-    return {"schema_version": SCHEMA_VERSION, "path": str(path), **msgspec.to_builtins(file)}
-
-
-def _on_gpus(
-    spec: str | None,
-    gpus: str | None,
-    cells: list[tuple[str, tuple[int, int, int]]],
-    budget_s: float,
-    again: bool,
-    show: bool,
-    json: bool,
-) -> None:
-    """The same on GPUs."""
-    import msgspec
-
-    from blinkccl.bench.gpu_client import SERVED
-    from blinkccl.cost.choice import measured
-    from blinkccl.private_files import private_directory
-    from blinkccl.schema import SCHEMA_VERSION
-    from blinkccl.trees.algorithms.path_table import machine_key
-
-    strangers = [name for name, _ in cells if name not in SERVED]
-    if strangers:
-        raise UsageError(f"{strangers[0][:40]}: on GPUs, expected some of {', '.join(SERVED)}")
-    topology, ranks = arguments.load(spec, gpus)
-    if not arguments.has_gpus(topology) or len(ranks) < 2:
-        raise UsageError(f"{topology.name} has {len(ranks)} rank(s) to tune: expected at least 2 GPUs")
-    machine = machine_key(topology)
-    path = measured.path_of(machine)
-    if path is None:
-        raise UsageError("a table needs a directory: set BLINK_CACHE to one, or HOME")
-    table: MeasuredTable | None = None
-    try:
-        table = measured.read(path, machine)
-    except FileNotFoundError:
-        pass
-    except (OSError, UsageError) as error:
-        console.note(f"{error}; what is measured takes its place")
-    if not show:
-        private_directory(path.parent)  # tried before the work begins
-        ordinals = [topology.ranks.index(rank) for rank in ranks]
-        table = _measured_on_gpus(spec, ordinals, cells, budget_s, table, again)
+        table = _measured(job.tuner(), job.path, table, cells, budget_s, again)
     if json:
         there = {} if table is None else msgspec.to_builtins(table)
-        console.emit_json({"schema_version": SCHEMA_VERSION, "path": str(path), **there})
+        console.emit_json({"schema_version": SCHEMA_VERSION, "path": str(job.path), **there})
     else:
-        console.emit(f"{path}\nnothing yet\n" if table is None else _gpu_text(table, ranks, path, console.width()))
+        console.emit(job.text(table, job.path))
 
 
-def _measured_on_gpus(
-    spec: str | None,
-    ordinals: list[int],
-    cells: list[tuple[str, tuple[int, int, int]]],
-    budget_s: float,
+def _there(path: Path, machine: str) -> MeasuredTable | None:
+    """The table that there is; None, and a line that says why where it is no good."""
+    from blinkccl.trees.algorithms import tables
+
+    try:
+        return tables.read(path, machine)
+    except FileNotFoundError:
+        pass
+    except (OSError, UsageError) as error:
+        console.note(f"{error}; what is measured takes its place")
+    return None
+
+
+def _measured(
+    opened: AbstractContextManager[HostTuner | GpuTuner],
+    path: Path,
     table: MeasuredTable | None,
+    cells: Sequence[tuple[str, At]],
+    budget_s: float,
     again: bool,
 ) -> MeasuredTable:
     """The table with what was measured; what it has is not measured again, unless that is wanted."""
-    import tempfile
-
-    from blinkccl.bench import gpu_tune
     from blinkccl.bench.candidate import ended_by_signals
-    from blinkccl.cost.choice import measured
+    from blinkccl.private_files import private_directory
+    from blinkccl.trees.algorithms import tables
 
-    names = dict.fromkeys(name for name, _ in cells)
-    with (
-        console.Progress("tuning") as progress,
-        ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="blink-tune-") as directory,
-        gpu_tune.Ways(ordinals, tuple(names), _environments(spec), Path(directory)) as ways,
-    ):
+    private_directory(path.parent)  # tried before the work begins
+    with console.Progress("tuning") as progress, ended_by_signals():
         progress(0, len(cells))
-        try:
-            job = ways.job()
-        except CommunicationError as error:
-            raise HardwareError(f"NCCL alone cannot run on these GPUs: {error}") from None
-        fresh, where = gpu_tune.job_table(job)
-        if table is None or not table.same_source(fresh):
-            if table is not None:
-                console.note(
-                    f"there are times of {table.by}, and this is {fresh.by}: what is measured takes their place"
-                )
-            table = fresh
-        # What has times of NCCL alone is tried again: there may be a compiler now.
-        there = [] if again else [one for one in table.of(where.ranks) if any(x.protocol for x in one.times)]
-        known = {(one.collective, one.size_bytes, one.least, one.below) for one in there}
-        left = [(name, at) for name, at in cells if (name, *at) not in known]
-        path = measured.path_of(table.machine)
-        if not left or path is None:
-            console.note("all of this was measured before (--again measures it once more)")
-            return table
-        seeds = gpu_tune.Seeds.of(where, job)
-        for number, (name, at) in enumerate(left):
-            progress(number, len(left))
-            table = table.with_cell(gpu_tune.gpu_cell(ways, seeds, where.ranks, name, at, budget_s / len(left)))
-            measured.write(path, table)
-    for reason in ways.lost:
+        with opened as tuner:
+            if table is None or not table.same_source(tuner.table):
+                if table is not None:
+                    now = tuner.table.by
+                    console.note(
+                        f"there are times of {table.by}, and this is {now}: what is measured takes their place"
+                    )
+                table = tuner.table
+            there = [] if again else [cell for cell in table.of(tuner.ranks) if tuner.knows(cell)]
+            known = {(cell.collective, cell.size_bytes, cell.least, cell.below) for cell in there}
+            left = [(name, at) for name, at in cells if (name, *at) not in known]
+            if not left and all(cell.confirmed for cell in table.cells):
+                console.note("all of this was measured before (--again measures it once more)")
+                return table
+            for number, (name, at) in enumerate(left):
+                progress(number, len(left))
+                table = table.with_cell(tuner.cell(name, at, budget_s / len(left)))
+                tables.write(path, table)
+            unsure = [cell for cell in table.cells if not cell.confirmed]
+            for number, cell in enumerate(unsure):
+                progress(len(left) + number, len(left) + len(unsure))
+                table = table.with_cell(tuner.confirmed(cell))
+                tables.write(path, table)
+    for reason in tuner.lost:
         console.note(f"not measured: {reason}")
     console.note(f"wrote {path}")
     return table
 
 
-def _environments(spec: str | None) -> Callable[[MeasuredWay, Path], dict[str, str]]:
+def _on_cpus(names: Sequence[str], ranks: int) -> _TuneJob:
+    """Processes of this host."""
+    from blinkccl.bench.tune import HostTuner
+    from blinkccl.collectives.spec import COLLECTIVES
+    from blinkccl.runtime.host_table import path_of_host
+
+    known = [name for name in COLLECTIVES if name != "sendrecv"]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{name[:40]}: expected some of {', '.join(known)}")
+    tuner = HostTuner(ranks)
+    return _TuneJob(tuner.table.machine, path_of_host(ranks), tuner.table, lambda: tuner, _host_text)
+
+
+def _host_text(table: MeasuredTable | None, path: Path) -> str:
+    from blinkccl.runtime.host_table import label
+    from blinkccl.show.text import bytes_text, columns, fit, seconds_text
+    from blinkccl.trees.algorithms.tables import BUILT_IN
+
+    assert table is not None, "there is an empty one"
+    width, rows, faster = console.width(), [], 0
+    for cell in table.cells:
+        now, built_in_s = cell.times[0], cell.times[-1].seconds
+        won = now.algorithm != BUILT_IN
+        faster += won and cell.confirmed
+        times = f"{built_in_s / now.seconds:.2f}" if won else ""
+        choice = " or ".join(map(label, now.ways)) if won else BUILT_IN
+        choice += "" if cell.confirmed else ", not confirmed yet"
+        shown = [bytes_text(cell.size_bytes), seconds_text(built_in_s), seconds_text(now.seconds)]
+        rows.append([cell.collective, *shown, times, choice])
+    head = fit(f"{table.name} on {table.machine}: {path}\n", width)
+    if not rows:
+        return head + "nothing was measured yet\n"
+    header = ("collective", "size", "built in", "now", "times", "choice")
+    lines = "\n".join(columns(header, rows, (0, 5), width, 2))
+    return f"{head}\n{lines}\n\n" + fit(f"{faster} of {len(rows)} are faster than what is built in\n", width)
+
+
+def _on_gpus(names: Sequence[str], spec: str | None, gpus: str | None) -> _TuneJob:
+    """The GPUs that were asked for, or all of this host."""
+    from blinkccl.bench.gpu_client import SERVED
+    from blinkccl.trees.algorithms.path_table import machine_key
+    from blinkccl.trees.algorithms.tables import path_of_gpus
+
+    strangers = [name for name in names if name not in SERVED]
+    if strangers:
+        raise UsageError(f"{strangers[0][:40]}: on GPUs, expected some of {', '.join(SERVED)}")
+    topology, ranks = arguments.load(spec, gpus)
+    if not arguments.has_gpus(topology) or len(ranks) < 2:
+        raise UsageError(f"{topology.name} has {len(ranks)} rank(s) to tune: expected at least 2 GPUs")
+    ordinals = [topology.ranks.index(rank) for rank in ranks]
+    machine = machine_key(topology)
+
+    def text(table: MeasuredTable | None, path: Path) -> str:
+        return f"{path}\nnothing yet\n" if table is None else _gpu_text(table, ranks, path)
+
+    return _TuneJob(machine, path_of_gpus(machine), None, lambda: _gpu_tuner(spec, ordinals, names), text)
+
+
+@contextmanager
+def _gpu_tuner(spec: str | None, ordinals: Sequence[int], names: Sequence[str]) -> Iterator[GpuTuner]:
+    import tempfile
+
+    from blinkccl.bench.gpu_tune import GpuTuner, Ways
+
+    with (
+        tempfile.TemporaryDirectory(prefix="blink-tune-") as directory,
+        Ways(ordinals, names, _environments(spec), Path(directory)) as ways,
+    ):
+        try:
+            tuner = GpuTuner(ways)
+        except CommunicationError as error:
+            raise HardwareError(f"NCCL alone cannot run on these GPUs: {error}") from None
+        yield tuner
+
+
+def _environments(spec: str | None) -> Callable[[Way, Path], dict[str, str]]:
     """Of processes that time a way on the GPUs of ``spec``."""
     import os
 
+    from blinkccl.bench.gpu_tune import settings_of
     from blinkccl.cli.run import LIBRARY, OVERRIDE, environment, library_file
 
     if spec == "-":
@@ -290,16 +255,16 @@ def _environments(spec: str | None) -> Callable[[MeasuredWay, Path], dict[str, s
     base = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if spec is not None:
         base["BLINK_TOPO"] = str(Path(spec).absolute()) if Path(spec).is_file() else spec
-    return lambda way, report: environment(base, [library], report, way.settings)
+    return lambda way, report: environment(base, [library], report, settings_of(way))
 
 
-def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path, width: int | None) -> str:
+def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path) -> str:
     from blinkccl.show.text import bytes_text, columns, fit, ids, seconds_text
 
     def taken(cell: Cell) -> str:
-        ways = ((f"{one.algorithm} {one.protocol}".strip(), seconds_text(one.seconds)) for one in cell.times)
-        return ", ".join(f"{way} {seconds}" for way, seconds in ways)
+        return ", ".join(f"{one.ways[0].name} {seconds_text(one.seconds)}" for one in cell.times)
 
+    width = console.width()
     rows = [[cell.collective, bytes_text(cell.size_bytes), taken(cell)] for cell in table.of(ranks)]
     header = ("collective", "size", "the fastest first")
     lines = columns(header, rows, (0, 2), width, 2) if rows else ["nothing yet"]

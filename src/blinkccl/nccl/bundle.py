@@ -189,20 +189,16 @@ class Bundle:
         return bytes(head) + content[c.sizeof(head) :]
 
     def _choice(self, row: ChoiceRow, texts: _Texts) -> dict[str, Any]:
-        ways = {"program": -1, "other_program": -1}
-        if row.candidate is not None:
-            ways |= self._way("", row.candidate, row.protocol, row.chunk_bytes)
-        if row.other is not None:
-            ways |= self._way("other_", row.other.candidate, row.other.protocol, row.other.chunk_bytes)
-        told = {"least": row.least, "most": row.most, "search": row.search and self.search, "why": texts.place(row.why)}
+        ways: dict[str, int] = {"program": -1, "other_program": -1}
+        for which, way in zip(("", "other_"), row.ways, strict=False):
+            ways |= {
+                f"{which}program": self.program_of(way.candidate, way.protocol),
+                f"{which}protocol": PROTOCOLS.index(way.protocol),
+                f"{which}chunk_bytes": way.chunk_bytes,
+            }
+        told = {"least": row.least, "most": row.below - 1, "why": texts.place(row.why)}
+        told |= {"search": row.search and self.search}
         return {"collective": CODES[row.collective], "root": row.root} | told | ways
-
-    def _way(self, which: str, candidate: CandidateProgram, protocol: str, chunk_bytes: int) -> dict[str, int]:
-        return {
-            f"{which}program": self.program_of(candidate, protocol),
-            f"{which}protocol": PROTOCOLS.index(protocol),
-            f"{which}chunk_bytes": chunk_bytes,
-        }
 
 
 def _program(part: ImagePart, texts: _Texts) -> dict[str, Any]:

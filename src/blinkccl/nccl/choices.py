@@ -6,7 +6,7 @@ with the first and the last class. In each class the program and the protocol th
 :data:`PREDICTED_MARGIN` times as long at least, both at the class's smallest size; else the call is NCCL's.
 BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run with this protocol.
 
-What ``blink tune`` measured here (:mod:`~blinkccl.cost.choice.measured`) takes the place of predictions: in a class
+What ``blink tune`` measured here (:mod:`~blinkccl.trees.algorithms.tables`) takes the place of predictions: in a class
 that it has times of, those are compared, ours among themselves and with NCCL's, at the size that was measured. Where
 both were measured :data:`MARGIN` is enough.
 
@@ -21,37 +21,31 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
-from operator import attrgetter
 
 from blinkccl.codegen.layout import Geometry
 from blinkccl.codegen.text import COPIES
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.cost.choice.auto import floor_of_links
-from blinkccl.cost.choice.costs import (
-    PredictedTime,
-    architecture,
-    calibration_of,
-    ll128_fault,
-    pcie_gb_per_s,
-    protocols_of,
-    timing,
-)
-from blinkccl.cost.choice.measured import NCCL, Cell, cell_at
-from blinkccl.cost.choice.programs import CandidateProgram, largest
-from blinkccl.cost.choice.timed import FastestProtocol
+from blinkccl.cost.choice.auto import floor_of
+from blinkccl.cost.choice.costs import BUDGET, PredictedTime, architecture, ll128_fault
+from blinkccl.cost.choice.programs import CandidateProgram, Gpu
+from blinkccl.cost.choice.timed import KernelPlan
+from blinkccl.cost.simulate.translate import Settings
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.nccl.copies import fault_of_program
 from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
 from blinkccl.nccl.programs import CandidatePrograms, collectives, key_of
 from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
+from blinkccl.trees.algorithms.tables import NCCL, Cell, Row, cell_at
 from blinkccl.units import size_text
 
 #: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
 PROTOCOLS = ("simple", "ll", "ll128", COPIES)
 #: log2 of the smallest sizes of the first and the last class.
 FIRST_CLASS, LAST_CLASS = 10, 32
-MOST_SIZE = 2**63 - 1
+#: More than any size.
+BEYOND = 2**63
 #: What is nearer counts as equally fast: among ours the first is taken, and what was measured beside NCCL stays NCCL's.
 MARGIN = 1.03
 #: What a prediction must promise, as the costs of our kernels are NCCL's own constants, and no GPU has run them yet.
@@ -64,7 +58,7 @@ SEARCH_FROM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ProgramWay:
     """How a call may run; ``chunk_bytes`` is that of one part's message."""
 
     candidate: CandidateProgram
@@ -73,32 +67,29 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceRow:
-    """One row: what runs for S in [least, most].
+class ChoiceRow(Row[ProgramWay]):
+    """What runs a collective for S in [``least``, ``below``); without ways it is left to NCCL.
 
-    ``candidate`` None leaves it to NCCL. ``chunk_bytes`` is that of one part's message, and ``search`` lets it change.
-    ``other`` is what first calls try beside it, and keep where it is faster; ``measured``: not only predictions say so.
-    ``margin``: how many times as long NCCL must take for a call to be ours.
+    Of two ways first calls try the second beside the first, and keep it where it is faster; ``search`` lets the chunk
+    change. ``measured``: not only predictions say so. ``margin``: how many times as long NCCL must take for a call to
+    be ours.
     """
 
     collective: str
     root: int
-    least: int
-    most: int
-    candidate: CandidateProgram | None
-    protocol: str
-    chunk_bytes: int
-    search: bool
-    why: str
-    other: Way | None = None
+    why: str = ""
+    search: bool = False
     measured: bool = False
     margin: float = PREDICTED_MARGIN
 
     @property
-    def ways(self) -> tuple[Way, ...]:
-        """All that may run; the row's own is the first."""
-        own = () if self.candidate is None else (Way(self.candidate, self.protocol, self.chunk_bytes),)
-        return own if self.other is None else (*own, self.other)
+    def candidate(self) -> CandidateProgram | None:
+        """The first way's program."""
+        return self.ways[0].candidate if self.ways else None
+
+    @property
+    def protocol(self) -> str:
+        return self.ways[0].protocol if self.ways else "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +132,7 @@ class ChoiceTable:
 
     @property
     def taken(self) -> tuple[ChoiceRow, ...]:
-        return tuple(row for row in self.choices if row.candidate is not None)
+        return tuple(row for row in self.choices if row.ways)
 
     @property
     def candidates(self) -> tuple[CandidateProgram, ...]:
@@ -226,7 +217,7 @@ def rows_of(
     if not timed:
         why = "; ".join(dict.fromkeys(fault for fault in faults.values() if fault))
         why = f"{terms.forced}; {why}" if why else planned.why_not(key)
-        return [ChoiceRow(*key, 0, MOST_SIZE, None, "-", 0, False, why)]
+        return [ChoiceRow(0, BEYOND, (), *key, why)]
     verdicts = [
         _verdict(timed, 1 << k, nccl, bool(terms.forced), cell_at(terms.measured, collective, 1 << k))
         for k in range(FIRST_CLASS, LAST_CLASS + 1)
@@ -248,7 +239,7 @@ def _verdict(
     other = next((row for row in found if row not in alone and row[2].seconds < least_s), None)
     # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
     ours = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
-    theirs = None if nccl is None else _theirs(timed[0].collective, size_bytes, nccl, cell)
+    theirs = None if nccl is None else _theirs(timed[0].plan.candidate.collective, size_bytes, nccl, cell)
     return _Verdict(size_bytes, ours, theirs, forced or nccl is None, other, cell)
 
 
@@ -276,45 +267,31 @@ class _TimedCandidate:
     """A candidate in its protocols, asked for rising sizes; one that is forced is the only one, at any size."""
 
     def __init__(self, candidate: CandidateProgram, terms: Terms) -> None:
-        self._candidate, self._terms = candidate, terms
-        own = (terms.protocol,) if terms.protocol else protocols_of(candidate, terms.capability)
-        self._own, self._protocols = own, FastestProtocol(own, self._timing)
-        # Simple leaves most of a link (:mod:`blinkccl.cost.choice.costs`).
-        simple = calibration_of("simple", fast=True, arch=architecture(terms.capability))
-        pcie = pcie_gb_per_s(candidate, "simple", terms.capability)
-        self._links_s, self._before_s = floor_of_links(candidate.forest, simple, pcie), 0.0
-
-    @property
-    def collective(self) -> Collective:
-        return self._candidate.collective
+        gpu = Gpu(architecture(terms.capability), terms.capability, terms.blocks, candidate.counted)
+        self.plan = KernelPlan(candidate, gpu, Settings(budget=BUDGET), terms.protocol)
+        self._links_s, self._before_s = floor_of(self.plan), 0.0
 
     @property
     def is_split(self) -> bool:
         """Whether it takes PCIe beside NVLink."""
-        return self._candidate.algorithm == HYBRID
+        return self.plan.name == HYBRID
 
     def measured(self, cell: Cell | None, size_bytes: int) -> Ours | None:
         """With the seconds that a cell has of it, and the chunk for a size; None where it has none."""
-        time = None if cell is None else cell.best(self._candidate.algorithm, self._own)
+        time = None if cell is None else cell.best(self.plan.name, self.plan.own_protocols)
         if time is None:
             return None
-        return self._candidate, time.protocol, replace(self._timing(time.protocol, size_bytes), seconds=time.seconds)
+        found = self.plan.timing(time.protocol, size_bytes)
+        return self.plan.candidate, time.protocol, replace(found, seconds=time.seconds, simulation=None)
 
     def least_s(self, size_bytes: int) -> float:
         """What it takes at least: as long as for fewer bytes, and as its fullest link."""
         return max(self._before_s, self._links_s(size_bytes))
 
     def at(self, size_bytes: int) -> Ours:
-        protocol, found = self._protocols.at(size_bytes)
+        protocol, found = self.plan.protocols.at(size_bytes)
         self._before_s = found.seconds
-        return self._candidate, protocol, found
-
-    def _timing(self, protocol: str, size_bytes: int) -> PredictedTime:
-        # Copy engines do not cut a message into parts.
-        parts = 1 if protocol == COPIES else self._candidate.parts(self._terms.blocks)
-        capacity = largest(parts).capacity_bytes(protocol)
-        found = timing(self._candidate, protocol, size_bytes, self._terms.capability, parts, capacity)
-        return replace(found, simulation=None)  # a table has hundreds
+        return self.plan.candidate, protocol, replace(found, simulation=None)  # a table has hundreds
 
 
 def _merged(
@@ -324,32 +301,21 @@ def _merged(
     rows: list[tuple[list[_Verdict], ChoiceRow]] = []
     for verdict in verdicts:
         row = _row(key, verdict)
-        if rows and not row.search and row.other is None and _equal(rows[-1][1], row):
+        if rows and not row.search and len(row.ways) < 2 and rows[-1][1] == row:
             rows[-1][0].append(verdict)
         else:
             rows.append(([verdict], row))
-    for index, (run, row) in enumerate(rows):
-        least = 0 if index == 0 else run[0].size
-        most = MOST_SIZE if index == len(rows) - 1 else 2 * run[-1].size - 1
-        yield replace(row, least=least, most=most, why=_why(run, nccl, forced))
+    limits = [0, *(run[0].size for run, _ in rows[1:]), BEYOND]
+    for (run, row), (least, below) in zip(rows, pairwise(limits), strict=True):
+        yield replace(row, least=least, below=below, why=_why(run, nccl, forced))
 
 
 def _row(key: tuple[str, int], verdict: _Verdict) -> ChoiceRow:
-    measured = verdict.cell is not None
-    if not verdict.taken or verdict.ours is None:
-        return ChoiceRow(*key, 0, 0, None, "-", 0, False, "", measured=measured, margin=verdict.margin)
-    candidate, protocol, found = verdict.ours
-    other = None
-    if verdict.other is not None:
-        other = Way(verdict.other[0], verdict.other[1], verdict.other[2].chunk_bytes)
-    row = ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, False, "", other, measured, verdict.margin)
-    searched = any(way.protocol in ("simple", COPIES) for way in row.ways)
-    return replace(row, search=searched and verdict.size >= SEARCH_FROM_BYTES)
-
-
-def _equal(a: ChoiceRow, b: ChoiceRow) -> bool:
-    alike = attrgetter("protocol", "chunk_bytes", "search", "measured", "margin")
-    return a.candidate is b.candidate and a.other is b.other and alike(a) == alike(b)
+    """Without limits and words, so that rows of classes which come to the same are equal."""
+    taken = [one for one in (verdict.ours, verdict.other) if one is not None] if verdict.taken else []
+    ways = tuple(ProgramWay(candidate, protocol, found.chunk_bytes) for candidate, protocol, found in taken)
+    search = verdict.size >= SEARCH_FROM_BYTES and any(way.protocol in ("simple", COPIES) for way in ways)
+    return ChoiceRow(0, 0, ways, *key, "", search, verdict.cell is not None, verdict.margin)
 
 
 def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> str:
@@ -389,18 +355,10 @@ def _speed(size_bytes: int, seconds: float) -> str:
 def clamped(rows: ChoiceTable, geometry: Geometry) -> ChoiceTable:
     """The same choices with messages that fit into ``geometry``, as memory was dealt out after they were made."""
 
-    def least(protocol: str, chunk_bytes: int) -> int:
-        return min(chunk_bytes, geometry.capacity_bytes(protocol) // 16 * 16)
+    def fitted(way: ProgramWay) -> ProgramWay:
+        return replace(way, chunk_bytes=min(way.chunk_bytes, geometry.capacity_bytes(way.protocol) // 16 * 16))
 
-    fitted = []
-    for row in rows.choices:
-        other = row.other
-        if other is not None:
-            other = replace(other, chunk_bytes=least(other.protocol, other.chunk_bytes))
-        if row.candidate is not None:
-            row = replace(row, chunk_bytes=least(row.protocol, row.chunk_bytes), other=other)
-        fitted.append(row)
-    return ChoiceTable(tuple(fitted))
+    return ChoiceTable(tuple(replace(row, ways=tuple(map(fitted, row.ways))) for row in rows.choices))
 
 
 def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTable:
@@ -410,23 +368,18 @@ def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTa
     """
     left = []
     for row in rows.choices:
-        there = [way for way in row.ways if (way.candidate.name, way.protocol) in compiled]
+        there = tuple(way for way in row.ways if (way.candidate.name, way.protocol) in compiled)
         lacks = [f"{way.candidate.algorithm} {way.protocol}" for way in row.ways if way not in there]
         if lacks:
             why = f"{' and '.join(lacks)} was not compiled in time, the next job may have it; {row.why}"
-            row = replace(row, other=None, why=why)
-            if there:
-                (way,) = there
-                row = replace(row, candidate=way.candidate, protocol=way.protocol, chunk_bytes=way.chunk_bytes)
-            else:
-                row = replace(row, candidate=None, protocol="-", chunk_bytes=0, search=False)
+            row = replace(row, ways=there, why=why, search=row.search and bool(there))
         left.append(row)
     return ChoiceTable(tuple(left))
 
 
 def left_sums(rows: ChoiceTable) -> str | None:
     """Why a sum is left to NCCL, in a sentence without full stop; None where none is."""
-    left = (row for row in rows.choices if row.candidate is None and COLLECTIVES[row.collective].reduces)
+    left = (row for row in rows.choices if not row.ways and COLLECTIVES[row.collective].reduces)
     return next((f"{row.collective}: {row.why}" for row in left), None)
 
 

@@ -30,8 +30,6 @@ from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
 from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
 from blinkccl.codegen.text import COPIES
-from blinkccl.cost.choice import measured
-from blinkccl.cost.choice.measured import Cell
 from blinkccl.cost.choice.programs import CandidateProgram
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.native.headers import abi
@@ -51,8 +49,9 @@ from blinkccl.private_files import cache_directory
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.topology.model import Topology
-from blinkccl.trees.algorithms import path_table
+from blinkccl.trees.algorithms import path_table, tables
 from blinkccl.trees.algorithms.path_table import PathTable
+from blinkccl.trees.algorithms.tables import Cell
 from blinkccl.trees.forest.model import topology_hash
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
@@ -166,10 +165,11 @@ def measured_cells(
 
     A job without NCCL compares ours alone, so that any will do.
     """
-    table = measured.read_or_ignore(path_table.machine_key(machine), environ)
+    key = path_table.machine_key(machine)
+    table = tables.read_or_ignore(tables.path_of_gpus(key, environ), key, environ)
     if table is None:
         return ()
-    now = (measured.GPUS, job.peers[0].name, job.peers[0].nccl_version or table.nccl)
+    now = (tables.GPUS, job.peers[0].name, job.peers[0].nccl_version or table.nccl)
     if (table.kind, table.gpu, table.nccl) != now:
         logging.getLogger(__name__).warning(
             "what blink tune measured is of %s and NCCL %s, this job has %s and NCCL %s; it is ignored: run blink tune",

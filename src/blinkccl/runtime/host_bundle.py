@@ -1,7 +1,7 @@
 """``python -m blinkccl.runtime.host_bundle RANKS``: all plans of a host in one file, for programs without Python.
 
 The file has, for every collective and root, the plans that the host's table can name among so many ranks
-(:mod:`blinkccl.cost.choice.host_table`), and the table's rows: native code (``native/src/host_bundle.cpp``) binds and
+(:mod:`blinkccl.runtime.host_table`), and the table's rows: native code (``native/src/host_bundle.cpp``) binds and
 runs what Python would. It lies in the directory of the plan cache, under a name of all that it depends on; it is
 written at once, and made anew where it is damaged. Of processes that come at the same time one plans, and the others
 wait for it.
@@ -25,17 +25,17 @@ from pathlib import Path
 import numpy as np
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.engines import native_library as native
 from blinkccl.engines.host import shape_of
 from blinkccl.engines.host_plan import Area, checksum
 from blinkccl.errors import BlinkError, LaunchError, UsageError
 from blinkccl.native.headers import abi, header
 from blinkccl.private_files import cache_directory, private_directory, throw_out, write_at_once
+from blinkccl.runtime.host_table import table_for
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.runtime.plans import laid_out, planned_anew
-from blinkccl.runtime.tuned import table_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.tables import Row, Way
 
 #: Planning takes 15 s for so many, and the file 20 MB.
 MOST_RANKS = 64
@@ -120,7 +120,7 @@ def contents(ranks: int, told: Callable[[int, int], None] = lambda done, of: Non
     codes = header("types.h").numbers("blink_collective")
     table = table_for(ranks)
     rows = {name: table.rows[name] for name in _NAMES}
-    algorithms = sorted({row.algorithm for table in rows.values() for row in table})
+    algorithms = sorted({way.algorithm for table in rows.values() for row in table for way in row.ways})
     numbers = {name: number for number, name in enumerate(algorithms)}
     wanted = [(coll, name) for coll in _collectives(ranks) for name in algorithms if _variants(rows[coll.name], name)]
     placed: list[tuple[dict[str, int], bytes]] = []
@@ -131,7 +131,7 @@ def contents(ranks: int, told: Callable[[int, int], None] = lambda done, of: Non
         for inline in _variants(rows[coll.name], name):
             row = {"collective": codes[coll.name], "root": coll.root or 0, "algorithm": numbers[name]}
             placed.append((row | {"inline_messages": int(inline)}, laid_out(program, inline, Area()).rows))
-    made = [_choice_row(name, row, ranks, numbers) for name, table in rows.items() for row in table]
+    made = [choice for name, table in rows.items() for row in table for choice in _choices(name, row, ranks, numbers)]
     return _assembled(ranks, made, placed)
 
 
@@ -141,23 +141,25 @@ def _collectives(ranks: int) -> Iterator[Collective]:
         yield from (Collective(name, ranks, root) for root in (range(ranks) if rooted else (None,)))
 
 
-def _variants(table: tuple[HostChoice, ...], algorithm: str) -> list[bool]:
+def _variants(table: tuple[Row[Way], ...], algorithm: str) -> list[bool]:
     """Whether ``inline`` or not, as far as the table has it."""
-    return sorted({row.inline for row in table if row.algorithm == algorithm})
+    return sorted({way.inline for row in table for way in row.ways if way.algorithm == algorithm})
 
 
-def _choice_row(name: str, row: HostChoice, ranks: int, numbers: dict[str, int]) -> _Choice:
-    return _Choice(
-        collective=header("types.h").numbers("blink_collective")[name],
-        blocks=Collective(name, ranks, 0 if "root" in COLLECTIVES[name].parameters else None).total_blocks(),
-        below=row.below,
-        variant=row.variant,
-        cross_memory=row.cross_memory,
-        algorithm=numbers[row.algorithm],
-        inline_messages=row.inline,
-        chunk_bytes=row.chunk_bytes,
-        parts=row.parts,
-    )
+def _choices(name: str, row: Row[Way], ranks: int, numbers: dict[str, int]) -> Iterator[_Choice]:
+    """A row's ways, the first without limits of its own."""
+    for place, way in enumerate(row.ways):
+        yield _Choice(
+            collective=header("types.h").numbers("blink_collective")[name],
+            blocks=Collective(name, ranks, 0 if "root" in COLLECTIVES[name].parameters else None).total_blocks(),
+            below=row.below,
+            variant=place > 0,
+            cross_memory=way.copied,
+            algorithm=numbers[way.algorithm],
+            inline_messages=way.inline,
+            chunk_bytes=way.chunk_bytes,
+            parts=way.parts,
+        )
 
 
 def _assembled(ranks: int, made: list[_Choice], placed: list[tuple[dict[str, int], bytes]]) -> bytes:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, fold, operation
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.choice.host_table import Crossing, HostChoice, HostTable, built_in
 from blinkccl.engines.host import (
     STREAM_BYTES,
     Endpoint,
@@ -33,16 +32,18 @@ from blinkccl.engines.host import (
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import Shape
 from blinkccl.errors import CommunicationError, PeerLostError, ScheduleError, UnsupportedError, UsageError
-from blinkccl.runtime import cross_memory, python_line, timeline, tuned
+from blinkccl.runtime import python_line, timeline
 from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.deterministic import check_program, wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
+from blinkccl.runtime.host_table import Crossing, HostTable, agreed, built_in, table_for, wished_crossing
 from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import default_timeout_s
+from blinkccl.trees.algorithms.tables import Way
 
 _TOKEN_BYTES = 16
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class HostGroup(Group):
         self._crossing, self._table = Crossing.NEVER, built_in(size)
         deadline = time.monotonic() + self.timeout_s
         with bootstrap or meet(store, prefix, rank, size, deadline, look, wish()) as met:
-            self._make(met, deadline, cross_memory.wish(), tuned.table_for(size))
+            self._make(met, deadline, wished_crossing(), table_for(size))
 
     def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing, table: HostTable) -> None:
         self.peers = bootstrap.peers
@@ -104,7 +105,7 @@ class HostGroup(Group):
         try:
             self.barrier()
             if self.size > 1:
-                self._crossing, self._table = cross_memory.agreed(self, wanted), tuned.agreed(self, table)
+                self._crossing, self._table = agreed(self, wanted, table)
                 self._endpoint.count_from_here()
         except BaseException as error:
             cause = bootstrap.fail(error)  # before the others see that this rank has left
@@ -162,10 +163,10 @@ class HostGroup(Group):
             check_program(plan.program)
         return NativeOp(self._endpoint, plan, call, chunk_bytes, cross_memory)
 
-    def prepare_choice(self, rows: Sequence[HostChoice], count: int, dtype: str, op: str, like: Collective) -> NativeOp:
-        """What these rows of a table would run, the first with the others as its variants; as :meth:`prepare`."""
+    def prepare_choice(self, ways: Sequence[Way], count: int, dtype: str, op: str, like: Collective) -> NativeOp:
+        """What these ways would run, the first with the others as its variants; as :meth:`prepare`."""
         self._check_open()
-        allowed = [row for row in rows if self._crossing is not Crossing.NEVER or not row.cross_memory]
+        allowed = [way for way in ways if self._crossing is not Crossing.NEVER or not way.copied]
         if not allowed:
             raise UnsupportedError("the system does not let these ranks copy between their memories")
         return _bound(self._endpoint, CollectiveCall.of(like, dtype, count, op), allowed, like, self._area)
@@ -262,30 +263,30 @@ def chosen_op(
     # Scaled contributions are not what lies in a buffer.
     allowed = Crossing.NEVER if operation(call.op).scales else crossing
     try:
-        rows = table.choose(call.collective, nbytes, allowed)
-        return _bound(endpoint, call, rows, collective, area, in_rank_order)
+        ways = table.choose(call.collective, nbytes, allowed)
+        return _bound(endpoint, call, ways, collective, area, in_rank_order)
     except (UnsupportedError, ScheduleError) as error:
         if not table.source:
             raise
         # Every rank has the same rows, so every rank comes here.
         _log.warning("%s: %s; what is built in serves this call: run blink tune --again", table.source, error)
-    rows = built_in(table.world_size).choose(call.collective, nbytes, allowed)
-    return _bound(endpoint, call, rows, collective, area, in_rank_order)
+    ways = built_in(table.world_size).choose(call.collective, nbytes, allowed)
+    return _bound(endpoint, call, ways, collective, area, in_rank_order)
 
 
 def _bound(
     endpoint: Endpoint,
     call: CollectiveCall,
-    rows: Sequence[HostChoice],
+    ways: Sequence[Way],
     collective: Collective,
     area: Area,
     in_rank_order: bool = False,
 ) -> NativeOp:
-    plans = [host_plan(collective, row.algorithm, row.inline, area) for row in rows]
+    plans = [host_plan(collective, way.algorithm, way.inline, area) for way in ways]
     for plan in plans if in_rank_order else ():
         check_program(plan.program)
     first, *variants = [
-        NativeOp(endpoint, plan, call, row.chunk_bytes, row.cross_memory) for plan, row in zip(plans, rows, strict=True)
+        NativeOp(endpoint, plan, call, way.chunk_bytes, way.copied) for plan, way in zip(plans, ways, strict=True)
     ]
     for variant in variants:
         first.add_variant(variant)

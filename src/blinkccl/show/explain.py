@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from blinkccl.cost.baselines.candidate import Conditions
 from blinkccl.cost.choice.auto import Auto, Choice, prepare
 from blinkccl.cost.choice.candidates import Code, code_of
-from blinkccl.cost.choice.measured import GPUS, NCCL, Cell, MeasuredTable
 from blinkccl.cost.choice.programs import gpu_of, kernels_fault
 from blinkccl.cost.simulate.timeline import Summary, summarise
 from blinkccl.errors import BlinkError
@@ -21,6 +20,7 @@ from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.show.nccl_today import nccl_today
 from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.tables import GPUS, NCCL, Cell, MeasuredTable
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _library(
     # libblink.so itself goes by what GPUs took.
     cells = measured.of(request.ranks) if measured is not None and measured.kind == GPUS else ()
     rows = rows_of(request.collective, planned, Terms(gpu.capability, gpu.blocks, measured=cells), nccl)
-    return next(row for row in rows if row.least <= size_bytes <= row.most)
+    return next(row for row in rows if row.least <= size_bytes < row.below)
 
 
 def _planned(request: Request) -> CandidatePrograms:

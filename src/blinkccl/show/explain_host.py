@@ -10,27 +10,27 @@ from typing import Any
 import msgspec
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.choice.host_table import Crossing, HostChoice, label
 from blinkccl.errors import UsageError
-from blinkccl.runtime import tuned
+from blinkccl.runtime.host_table import Crossing, label, machine, path_of_host, table_for
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.text import bytes_text, seconds_text
+from blinkccl.trees.algorithms.tables import BUILT_IN, Cell, Way, cell_at, read
 
 
 @dataclass(frozen=True)
 class HostExplanation:
-    """``rows``: what serves the call, and its variants; ``cell``: what was measured there, None nothing."""
+    """``ways``: what serves the call, and its variants; ``cell``: what was measured there, None nothing."""
 
     collective: Collective
     size_bytes: int
     source: str
-    rows: Sequence[HostChoice]
-    cell: tuned.TunedCell | None
+    ways: Sequence[Way]
+    cell: Cell | None
 
     def text(self) -> str:
         """For people."""
         ranks = self.collective.world_size
-        first, *variants = self.rows
+        first, *variants = self.ways
         here = label(first)
         if variants:
             here += f", or {', or '.join(label(row) for row in variants)}: the group measures which while it works"
@@ -48,9 +48,10 @@ class HostExplanation:
         if cell is None:
             return f"built in; blink tune -g {self.collective.world_size} measures what is the fastest on this machine"
         took = f"blink tune measured {cell.tried} candidates at {bytes_text(cell.size_bytes)} on {cell.measured}"
-        if not cell.rows or not cell.confirmed:
-            return f"{took}, and none was clearly faster than what is built in ({seconds_text(cell.seconds)})"
-        gain = f"{seconds_text(cell.seconds)}, and {seconds_text(cell.built_in_seconds)} as it is built in"
+        now, base = cell.times[0], cell.times[-1]
+        if now.algorithm == BUILT_IN or not cell.confirmed:
+            return f"{took}, and none was clearly faster than what is built in ({seconds_text(base.seconds)})"
+        gain = f"{seconds_text(now.seconds)}, and {seconds_text(base.seconds)} as it is built in"
         return f"{took}: {gain} ({self.source})"
 
     def document(self) -> dict[str, Any]:
@@ -61,20 +62,17 @@ class HostExplanation:
             "ranks": self.collective.world_size,
             "size_bytes": self.size_bytes,
             "table": self.source or None,
-            "rows": msgspec.to_builtins(self.rows),
+            "rows": msgspec.to_builtins(self.ways),
             "measured": msgspec.to_builtins(self.cell),
         }
 
 
 def explain(collective: Collective, size_bytes: int) -> HostExplanation:
     """By the table that a group would read now."""
-    table = tuned.table_for(collective.world_size)
-    cell = None
-    path = tuned.path_of(collective.world_size)
+    ranks = collective.world_size
+    table, path, cell = table_for(ranks), path_of_host(ranks), None
     if table.source and path is not None:
         with suppress(OSError, UsageError):
-            cells = tuned.read(path, collective.world_size).cells
-            ours = (one for one in cells if one.collective == collective.name)
-            cell = next((one for one in ours if one.least <= size_bytes < one.below), None)
-    rows = table.choose(collective.name, size_bytes, Crossing.MEASURED)
-    return HostExplanation(collective, size_bytes, table.source, rows, cell)
+            cell = cell_at(read(path, machine()).of(range(ranks)), collective, size_bytes)
+    ways = table.choose(collective.name, size_bytes, Crossing.MEASURED)
+    return HostExplanation(collective, size_bytes, table.source, ways, cell)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blinkccl.cost.choice.costs import NCCL_NAMES
-from blinkccl.cost.choice.measured import NCCL
-from blinkccl.nccl.choices import MOST_SIZE, PREDICTED_MARGIN, ChoiceRow
+from blinkccl.nccl.choices import BEYOND, PREDICTED_MARGIN, ChoiceRow
 from blinkccl.nccl.nccl_predictor import NcclPrediction
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.choice_text import choice_document
@@ -14,6 +13,7 @@ from blinkccl.show.in_switch import in_switch, in_switch_sentence
 from blinkccl.show.plan_text import certificate_lines
 from blinkccl.show.sim_text import decided_document, not_here_text, summary_text
 from blinkccl.show.text import bytes_text, gb_per_s_text, ids, rate_text, seconds_text
+from blinkccl.trees.algorithms.tables import NCCL
 from blinkccl.trees.forest.model import Forest
 from blinkccl.units import algbw_gb_per_s
 
@@ -69,11 +69,11 @@ def _library_text(row: ChoiceRow | str) -> str:
 
 
 def _span(row: ChoiceRow) -> str:
-    if row.least == 0 and row.most == MOST_SIZE:
+    if row.least == 0 and row.below == BEYOND:
         return "at every size"
-    if row.most == MOST_SIZE:
+    if row.below == BEYOND:
         return f"from {bytes_text(row.least)} on"
-    return f"from {bytes_text(row.least)} to below {bytes_text(row.most + 1)}"
+    return f"from {bytes_text(row.least)} to below {bytes_text(row.below)}"
 
 
 def _fastest_lines(choice: Choice) -> list[str]:
@@ -151,6 +151,6 @@ def _row_document(row: ChoiceRow | str) -> dict[str, Any]:
         "protocol": row.protocol if row.candidate is not None else None,
         "measured": row.measured,
         "least_bytes": row.least,
-        "most_bytes": row.most,
+        "most_bytes": row.below - 1,
         "why": row.why,
     }

@@ -12,19 +12,20 @@ import pytest
 from blinkccl.bench import tune
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.protocol import Flag, Kind
-from blinkccl.bench.tune import CLEARLY, MOST_CALLS, PAIRS, Candidate, TimedRows, candidates, fastest, ranges, untuned
+from blinkccl.bench.tune import CLEARLY, MOST_CALLS, PAIRS, HostTuner, Race, TimedWays, candidates, ranges, untuned
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.cost.choice.host_table import HostChoice
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import InternalError, UnsupportedError
-from blinkccl.runtime import tuned
+from blinkccl.runtime.host_table import machine, path_of_host
+from blinkccl.trees.algorithms import tables
+from blinkccl.trees.algorithms.tables import BUILT_IN, HOST, Cell, Time, Way, cell_fault
 from support.planned import with_ends
 
 ALLREDUCE = with_ends("allreduce", 2)
 
 
 class Timed:
-    """Ranks whose calls take what the rows' chunk says, in microseconds; ``refused`` chunks cannot run."""
+    """Ranks whose calls take what the ways' chunk says, in microseconds; ``refused`` chunks cannot run."""
 
     def __init__(self, seconds=None, refused=(), wrong=()):
         self.seconds, self.refused, self.wrong = seconds or (lambda chunk: chunk * 1e-6), refused, wrong
@@ -33,7 +34,7 @@ class Timed:
     def run(self, commands):
         command = commands[0]
         if command.kind is Kind.CHOICE:
-            self.chunk = msgspec.json.decode(command.fill, type=tuple[HostChoice, ...])[0].chunk_bytes
+            self.chunk = msgspec.json.decode(command.fill, type=tuple[Way, ...])[0].chunk_bytes
             self.told += 1
             return RankTimes(np.zeros((2, 0)), 0)
         if self.chunk in self.refused:
@@ -47,74 +48,78 @@ class Timed:
         )
 
 
-def on(ranks):
-    return TimedRows(ranks, ALLREDUCE, 1 << 16)
+def of(chunk):
+    return (Way("ring", "", chunk),)
 
 
-def of(chunk, name=None):
-    return Candidate(name or str(chunk), (HostChoice("ring", False, chunk),))
+def fastest(ranks, base, others, budget_s=1.0):
+    """The race of a cell: who is taken, its seconds and those of the base, and how many ran."""
+    timed = TimedWays(ranks, ALLREDUCE, 1 << 16)
+    race = Race(base, timed.seconds, MOST_CALLS, PAIRS, timed.settle)
+    last = race.run(others, budget_s)
+    won = last[0] if last is not None and tune.is_faster(last[1]) else base
+    assert timed.calls == ranks.calls or ranks.refused
+    return won, race.times[won][0], race.times[base][0], len(race.times)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
 def test_the_fastest_wins(count):
-    base, others = of(100, "built in"), [of(10 + 3 * place) for place in range(count)]
-    winner, seconds, base_s, tried = fastest(on(Timed()), base, others[::-1], 1.0)
-    assert (winner.name, seconds, base_s, tried) == ("10", pytest.approx(10e-6), pytest.approx(100e-6), count + 1)
+    base, others = of(100), [of(10 + 3 * place) for place in range(count)]
+    found = fastest(Timed(), base, others[::-1])
+    assert found == (of(10), pytest.approx(10e-6), pytest.approx(100e-6), count + 1)
 
 
 def test_what_is_not_clearly_faster_leaves_what_is_built_in():
-    base = of(1000, "built in")
+    base = of(1000)
     for chunk, wins in ((980, False), (int(1000 / CLEARLY) + 1, False), (int(1000 / CLEARLY) - 1, True), (1500, False)):
-        winner, *_ = fastest(on(Timed()), base, [of(chunk)], 1.0)
-        assert (winner is not base) == wins
-    alone, seconds, base_s, tried = fastest(on(Timed()), base, [], 1.0)
-    assert (alone, seconds, tried) == (base, base_s, 1)
+        assert (fastest(Timed(), base, [of(chunk)])[0] is not base) == wins
+    assert fastest(Timed(), base, []) == (base, 1e-3, 1e-3, 1)
 
 
 def test_what_cannot_run_here_takes_no_part():
-    ranks = Timed(refused=(10, 20))
-    winner, _, _, tried = fastest(on(ranks), of(100), [of(10), of(20), of(30)], 1.0)
-    assert (winner.name, tried) == ("30", 2)
+    winner, _, _, tried = fastest(Timed(refused=(10, 20)), of(100), [of(10), of(20), of(30)])
+    assert (winner, tried) == (of(30), 2)
 
 
-def test_a_winner_is_asked_once_more():
-    cell = tuned.TunedCell("allreduce", 1 << 16, 1 << 15, 1 << 17, "", 1e-5, 1e-4, 3, of(10).rows, confirmed=False)
-    kept = tune.confirmed(Timed(lambda chunk: 1e-5 if chunk == 10 else 2e-5), ALLREDUCE, cell)
-    assert (kept.rows, kept.seconds, kept.built_in_seconds, kept.confirmed) == (cell.rows, 1e-5, 2e-5, True)
-    dropped = tune.confirmed(Timed(lambda chunk: 1e-5), ALLREDUCE, cell)
-    assert (dropped.rows, dropped.seconds, dropped.built_in_seconds) == ((), 1e-5, 1e-5)
+@pytest.mark.parametrize(("others_s", "stays"), [(2e-5, True), (1e-5, False)])
+def test_a_winner_is_asked_once_more(others_s, stays, monkeypatch):
+    tuner = HostTuner(2)
+    monkeypatch.setattr(HostTuner, "runs", Timed(lambda chunk: 1e-5 if chunk == 10 else others_s))
+    times = Time.of(of(10), 1e-5, 9), Time(BUILT_IN, "", 1e-4, 9)
+    before = Cell("allreduce", -1, (0, 1), 1 << 16, 1 << 15, 1 << 17, "", times, 3, confirmed=False)
+    after = tuner.confirmed(before)
+    assert (after.confirmed, after.tried, after.times[-1].seconds) == (True, 3, others_s)
+    assert [one.algorithm for one in after.times] == (["ring", BUILT_IN] if stays else [BUILT_IN])
 
 
 def test_what_is_built_in_stays_a_variant_of_its_kind():
     base = untuned(ALLREDUCE, 4 << 20)
-    kind = base.rows[0].algorithm
-    found = tune.with_variants(Candidate("it", (HostChoice(kind, False, 64 << 10),)), base)
-    assert [row.variant for row in found.rows] == [False, *[True] * len(base.rows)]
-    assert {row.chunk_bytes for row in base.rows} | {64 << 10} == {row.chunk_bytes for row in found.rows}
-    cell = tuned.TunedCell("allreduce", 4 << 20, 1 << 21, 1 << 23, "", 1.0, 1.0, 1, found.rows)
-    assert tuned._fault_of_cell(cell) == ""
-    other = Candidate("it", (HostChoice("ring", False, 64 << 10),))
+    kind = base[0].algorithm
+    found = tune.with_variants((Way(kind, "", 64 << 10),), base)
+    assert len(found) == len(base) + 1
+    assert {way.chunk_bytes for way in base} | {64 << 10} == {way.chunk_bytes for way in found}
+    assert fault_of(found, 4 << 20) == ""
+    other = (Way("ring", "", 64 << 10),)
     assert tune.with_variants(other, base) is other
 
 
+def fault_of(ways, size, name="allreduce"):
+    """What a table of a host has against them."""
+    cell = Cell(name, -1, (0, 1), size, size // 2, size * 2, "", (Time.of(ways, 1.0, 1),))
+    return cell_fault(cell, HOST)
+
+
 def test_wrong_results_end_it():
-    with pytest.raises(InternalError, match="20 gives wrong sums of 65536 bytes"):
-        fastest(on(Timed(wrong=(20,))), of(100), [of(10), of(20)], 1.0)
+    with pytest.raises(InternalError, match="ring in messages of 20 B gives wrong sums of 65536 bytes"):
+        fastest(Timed(wrong=(20,)), of(100), [of(10), of(20)])
 
 
 @pytest.mark.parametrize("budget_s", [0.01, 0.1, 1.0])
 def test_the_time_that_is_spent_is_what_was_given(budget_s):
     """As far as whole calls go: at least some of each candidate and of each pair, and never more than the most."""
     ranks = Timed()
-    timed = on(ranks)
-    fastest(
-        timed,
-        Candidate("built in", (HostChoice("one_hop", False, 100),)),
-        [of(90 + place) for place in range(9)],
-        budget_s,
-    )
-    assert timed.calls == ranks.calls
-    least = (20 + 2 + 4 * 2 * 10 + 4 * 2 * PAIRS) * 100e-6  # once each, and with the fewest calls all rounds and pairs
+    fastest(ranks, (Way("one_hop", "", 100),), [of(90 + place) for place in range(9)], budget_s)
+    least = (10 * 4 + 4 * 2 * 10 + 4 * 2 * PAIRS) * 100e-6  # once each, and with the fewest calls all rounds and pairs
     assert ranks.calls * 100e-6 < max(least, 2.2 * budget_s)
     assert ranks.calls <= 10 * MOST_CALLS * 4 + 2 * PAIRS * MOST_CALLS
 
@@ -130,13 +135,11 @@ def test_ranges_cover_all_sizes_once():
 def test_candidates_are_rows_that_a_table_may_have(name, size):
     collective = tune.collective_of(name, 3)
     found = candidates(collective, size)
-    assert len({one.rows for one in found}) == len(found) == len({one.name for one in found})
-    for one in found:
-        cell = tuned.TunedCell(name, size, size // 2, size * 2, "", 1.0, 1.0, 1, one.rows)
-        assert tuned._fault_of_cell(cell) == ""
-    assert any(row.inline for one in found for row in one.rows) == (size <= tune.INLINE_BYTES)
-    assert any(row.cross_memory for one in found for row in one.rows) == (size >= tune.CROSSED_FROM)
-    assert untuned(collective, size).rows
+    assert len(set(found)) == len(found)
+    assert {fault_of(ways, size, name) for ways in found} == {""}
+    assert any(way.inline for ways in found for way in ways) == (size <= tune.INLINE_BYTES)
+    assert any(way.copied for ways in found for way in ways) == (size >= tune.CROSSED_FROM)
+    assert untuned(collective, size)
 
 
 @pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
@@ -151,22 +154,22 @@ def test_the_verb_measures_writes_and_goes_on_where_it_was(blink, tmp_path, monk
         ("allreduce", 64 << 10),
     ]
     for cell in found["cells"]:
-        assert cell["seconds"] > 0
+        assert cell["times"][-1]["algorithm"] == BUILT_IN
+        assert all(time["seconds"] > 0 for time in cell["times"])
         assert cell["tried"] > 2
-        assert bool(cell["rows"]) == (cell["seconds"] != cell["built_in_seconds"])
-    before = tuned.path_of(2).read_bytes()
+        assert len(cell["times"]) in (1, 2)
+    path = path_of_host(2)
+    before = path.read_bytes()
     ended = blink(*asked)
     assert "all of this was measured before" in ended.err
-    assert tuned.path_of(2).read_bytes() == before
-    cut_off = tuned.read(tuned.path_of(2), 2)
-    won = msgspec.structs.replace(
-        cut_off.cells[3], rows=(HostChoice("ring", False, 1 << 16),), confirmed=False, seconds=1e-9
-    )
-    tuned.write(tuned.path_of(2), cut_off.with_cell(won))
+    assert path.read_bytes() == before
+    cut_off = tables.read(path, machine())
+    times = Time("ring", "", 1e-9, 9, 1 << 16), cut_off.cells[3].times[-1]
+    tables.write(path, cut_off.with_cell(msgspec.structs.replace(cut_off.cells[3], times=times, confirmed=False)))
     assert "ring in messages of 64 KiB, not confirmed yet" in blink("tune", "--show").out
     ended = blink(*asked)
     assert "not confirmed yet" not in ended.out
-    assert all(cell.confirmed for cell in tuned.read(tuned.path_of(2), 2).cells)
+    assert all(cell.confirmed for cell in tables.read(path, machine()).cells)
     assert re.search(r"^allreduce +64K .*\n\n\d of 4 are faster than what is built in$", ended.out, re.MULTILINE)
     assert blink("tune", "--show").out == ended.out
     blink("tune", "gossip").assert_refused("gossip: expected some of")

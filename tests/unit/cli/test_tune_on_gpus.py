@@ -8,11 +8,11 @@ import json
 import msgspec
 import pytest
 
-from blinkccl.cost.choice import measured
-from blinkccl.cost.choice.measured import GPUS, NCCL, Cell, MeasuredTable, Time
 from blinkccl.topology.json_format import write
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms import tables
 from blinkccl.trees.algorithms.path_table import machine_key
+from blinkccl.trees.algorithms.tables import GPUS, NCCL, Cell, MeasuredTable, Time
 
 MACHINE = machine_key(parse_spec("clique:3"))
 TIMES = (Time("one_shot", "ll", 2e-5, 9), Time(NCCL, "", 3e-5, 9))
@@ -23,7 +23,7 @@ TABLE = MeasuredTable(MACHINE, "clique:3", GPUS, "somebody", gpu="a GPU", nccl=2
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
-    return measured.path_of(MACHINE)
+    return tables.path_of_gpus(MACHINE)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_topology_that_only_we_have_read_is_refused(blink, path, monkeypatch):
 
 def test_without_a_driver_it_says_so(blink, path, monkeypatch):
     monkeypatch.setenv("BLINK_CUDA_LIB", "/no/such/libcuda.so.1")
-    measured.write(path, TABLE)
+    tables.write(path, TABLE)
     before = path.read_bytes()
     ended = blink("tune", "allreduce", "--topo", "clique:3", "-b", "1K", "-e", "1K")
     assert (ended.code, ended.out) == (3, "")
@@ -62,7 +62,7 @@ def test_without_a_driver_it_says_so(blink, path, monkeypatch):
 def test_the_table_there_is_is_shown(blink, path):
     show = ("tune", "--topo", "clique:3", "--show")
     assert blink(*show).out == f"{path}\nnothing yet\n"
-    measured.write(path, TABLE)
+    tables.write(path, TABLE)
     shown = blink(*show).out
     assert "GPUs 0-2 of clique:3: somebody\n" in shown
     assert "allreduce     4K  one_shot ll 20.0 µs, nccl 30.0 µs\n" in shown

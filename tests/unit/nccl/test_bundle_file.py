@@ -160,7 +160,7 @@ def test_the_digest_is_of_rows_and_code(tmp_path):
 
 def test_a_reason_is_one_line_whatever_it_holds(tmp_path):
     made = bundle(tmp_path)
-    row = ChoiceRow("allreduce", -1, 0, 9, None, "-", 0, False, "two\nlines  of\twhy\0")
+    row = ChoiceRow(0, 10, (), "allreduce", -1, "two\nlines  of\twhy\0")
     file = read(replace(made, table=ChoiceTable((row, *made.table.choices))))
     assert file["choice"][0]["why"] == "two lines of why?"
 

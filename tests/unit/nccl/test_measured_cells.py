@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from jobs_by_hand import job
 
-from blinkccl.cost.choice import measured
-from blinkccl.cost.choice.measured import GPUS, LABORATORY, Cell, MeasuredTable, Time
 from blinkccl.nccl.geometry import budget
 from blinkccl.nccl.planner import _Question, measured_cells
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms import tables
 from blinkccl.trees.algorithms.path_table import machine_key
+from blinkccl.trees.algorithms.tables import GPUS, LABORATORY, Cell, MeasuredTable, Time
 
 MACHINE = parse_spec("clique:4")
 CELLS = tuple(
@@ -28,7 +28,7 @@ TABLE = MeasuredTable(machine_key(MACHINE), "clique:4", GPUS, "a GPU", gpu="A GP
 def cells(tmp_path):
     def found(table, nccl_version=23007):
         environ = {"BLINK_CACHE": str(tmp_path)}
-        measured.write(measured.path_of(table.machine, environ), table)
+        tables.write(tables.path_of_gpus(table.machine, environ), table)
         return measured_cells(environ, MACHINE, job(4, nccl_version=nccl_version), (0, 1, 2, 3))
 
     return found

@@ -11,8 +11,7 @@ import pytest
 from blinkccl.api.plan import load, plan_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.baselines.nccl_links import ARCHS, INTEL_SHARE, PHB, CountedLinks
-from blinkccl.cost.choice.costs import PROLOGUE_US, timing
-from blinkccl.cost.choice.counted import counted_gb_per_s
+from blinkccl.cost.choice.costs import PROLOGUE_US, counted_gb_per_s, timing
 from blinkccl.cost.choice.programs import compiled, gpu_of, largest
 from blinkccl.errors import TopologyError
 from blinkccl.nccl.nccl_predictor import NcclPredictor

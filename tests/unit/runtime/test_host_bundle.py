@@ -22,7 +22,6 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.cost.choice.host_table import Crossing, HostTable, built_in
 from blinkccl.engines import native_library as native
 from blinkccl.engines.buffers import filled
 from blinkccl.engines.host import Endpoint, local_endpoints, shape_of
@@ -32,6 +31,7 @@ from blinkccl.errors import LaunchError, UsageError
 from blinkccl.native.headers import header
 from blinkccl.runtime import host_bundle
 from blinkccl.runtime.host_group import chosen_op
+from blinkccl.runtime.host_table import Crossing, HostTable, built_in
 from support.planned import with_ends
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))

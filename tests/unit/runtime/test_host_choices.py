@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.cost.choice.host_table import Crossing, HostChoice, built_in
 from blinkccl.engines.host_plan import Area
 from blinkccl.engines.registry import ENGINES
+from blinkccl.runtime.host_table import Crossing, built_in
 from blinkccl.runtime.plans import host_plan
+from blinkccl.trees.algorithms.tables import Way
 from support.host_rows import all_ranks
 from support.planned import asked
 
 
-def choose(name: str, nbytes: int, ranks: int, crossing: Crossing = Crossing.NEVER) -> tuple[HostChoice, ...]:
+def choose(name: str, nbytes: int, ranks: int, crossing: Crossing = Crossing.NEVER) -> tuple[Way, ...]:
     return built_in(ranks).choose(name, nbytes, crossing)
 
 
@@ -56,7 +57,7 @@ def test_the_system_copies_only_what_is_large() -> None:
 
 
 def crossed(name: str, nbytes: int, crossing: Crossing = Crossing.MEASURED) -> list[bool]:
-    return [choice.cross_memory for choice in choose(name, nbytes, 2, crossing)]
+    return [choice.copied for choice in choose(name, nbytes, 2, crossing)]
 
 
 @pytest.mark.parametrize(("name", "moves"), [("broadcast", 1), ("gather", 2), ("scatter", 2)])
@@ -64,7 +65,7 @@ def test_both_of_two_ranks_copy_what_goes_one_way(name: str, moves: int) -> None
     """Each every other chunk, so there must be two of them in the one block that moves: S, or half of it."""
     for nbytes in (128 << 10, 1 << 20, 2 << 20, 64 << 20):
         for row in choose(name, nbytes, 2, Crossing.WHEREVER_POSSIBLE):
-            assert row.cross_memory
+            assert row.copied
             assert 2 * row.chunk_bytes * moves <= nbytes
 
 
@@ -73,7 +74,7 @@ def test_variants_do_the_same_in_other_ways() -> None:
         for nbytes in SIZES:
             rows = choose(name, nbytes, 2, Crossing.MEASURED)
             assert len({(row.algorithm, row.inline) for row in rows}) == 1
-            assert len({(row.chunk_bytes, row.cross_memory) for row in rows}) == len(rows)
+            assert len({(row.chunk_bytes, row.copied) for row in rows}) == len(rows)
 
 
 def test_small_messages_carry_their_flags_and_large_ones_do_not() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.private_files import cache_directory
-from blinkccl.runtime.plan_cache import PlanCache, PlanKey
+from blinkccl.runtime.plans import PlanCache, PlanKey
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json
@@ -68,13 +68,13 @@ def test_a_key_is_all_that_the_answer_depends_on(monkeypatch: pytest.MonkeyPatch
     assert len(set(digests)) == len(keys)
     assert [replace(one).digest for one in keys] == digests
     assert key(a="1", b="2").digest == key(b="2", a="1").digest
-    monkeypatch.setattr("blinkccl.runtime.plan_cache.package_version", lambda: "another")
+    monkeypatch.setattr("blinkccl.runtime.plans.package_version", lambda: "another")
     assert key().digest not in digests
 
 
 def test_a_key_is_the_same_in_every_process() -> None:
     script = (
-        "from blinkccl.runtime.plan_cache import *; from blinkccl.topology.spec import parse_spec;"
+        "from blinkccl.runtime.plans import *; from blinkccl.topology.spec import parse_spec;"
         "t = parse_spec('clique:3'); print(PlanKey(t, Collective('allreduce', 3), t.ranks, 'ring', {}).digest)"
     )
     environ = {**os.environ, "PYTHONHASHSEED": "77"}

@@ -8,8 +8,6 @@ import re
 import pytest
 
 from blinkccl.cost.baselines.candidate import Conditions
-from blinkccl.cost.choice import measured
-from blinkccl.cost.choice.measured import GPUS, LABORATORY, NCCL, Cell, MeasuredTable, Time
 from blinkccl.cost.choice.programs import gpu_of
 from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.nccl.choices import ChoiceRow, Terms, table
@@ -19,7 +17,9 @@ from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.show.explain import explain
 from blinkccl.show.explain_text import explain_text
 from blinkccl.show.text import seconds_text
+from blinkccl.trees.algorithms import tables
 from blinkccl.trees.algorithms.path_table import machine_key
+from blinkccl.trees.algorithms.tables import GPUS, LABORATORY, NCCL, Cell, MeasuredTable, Time
 from support.planned import asked
 
 SIZES = (0, 4 << 10, 1 << 20, 64 << 20)
@@ -40,10 +40,10 @@ def test_it_says_what_the_library_does(gpus, name, root):
     key = name, -1 if request.collective.root is None else root
     taken = set()
     for size in SIZES:
-        (row,) = [row for row in rows if (row.collective, row.root) == key and row.least <= size <= row.most]
+        (row,) = [row for row in rows if (row.collective, row.root) == key and row.least <= size < row.below]
         found = explained(request, size).library
         assert isinstance(found, ChoiceRow)
-        assert (found.least, found.most, found.protocol, found.why) == (row.least, row.most, row.protocol, row.why)
+        assert (found.least, found.below, found.protocol, found.why) == (row.least, row.below, row.protocol, row.why)
         assert (found.candidate is None) == (row.candidate is None)
         taken.add(found.candidate is None)
     assert False in taken
@@ -140,8 +140,8 @@ def test_the_verb_goes_by_what_was_measured_here(blink, tmp_path, monkeypatch):
     request = asked("dgx-1v", gpus="1,4,5,6")
     table = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9))
     monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
-    path = measured.path_of(table.machine)
-    measured.write(path, table)
+    path = tables.path_of_gpus(table.machine)
+    tables.write(path, table)
     job = ("--topo", "dgx-1v", "--gpus", "1,4,5,6", "--size", "1M", "--json")
     assert json.loads(blink("explain", "allreduce", *job).out)["measured_by"] == "somebody"
     monkeypatch.setenv("BLINK_TUNED", "0")

@@ -8,13 +8,13 @@ from typing import Any
 
 from blinkccl.apps.lab.experiment import Field, Measured
 from blinkccl.apps.lab.layout import Layout
-from blinkccl.cost.choice.measured import Cell, Time
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.charts import Bar, Curve, bars_picture, curves_picture
 from blinkccl.show.shapes import Picture
 from blinkccl.show.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
 from blinkccl.show.words import collective_name
 from blinkccl.trees.algorithms.registry import ALGORITHMS
+from blinkccl.trees.algorithms.tables import Cell, Time
 
 #: Engine of plans in a laboratory.
 ENGINE = "sockets"

@@ -14,9 +14,6 @@ baselines.
 *The choice* (:mod:`~blinkccl.cost.choice.auto`): for a job and a size, the fastest of our algorithms and who comes
 next.
 
-*Measured where there is a measurement, else predicted* (:mod:`~blinkccl.cost.choice.measured`): what ``blink tune``
+*Measured where there is a measurement, else predicted* (:mod:`blinkccl.trees.algorithms.tables`): what ``blink tune``
 found on GPUs, or ``blink lab`` on shaped links, takes the place of predictions.
-
-*Between processes of a host* (:mod:`~blinkccl.cost.choice.host_table`): a table, built in or as ``blink tune`` measured
-it.
 """

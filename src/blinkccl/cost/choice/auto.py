@@ -5,8 +5,8 @@ with fewer trees where these are shallower (:func:`beside`). For a size they are
 floor, until what is left cannot win: a plan takes at least as long as its fullest link takes for its bytes, at the
 highest rate that any protocol leaves of that link. So large sizes cost few simulations, small ones one of each plan.
 
-Where the job's size was measured (:mod:`~blinkccl.cost.choice.measured`), what was measured is compared instead, taken
-from the cell's size to the asked one as the prediction goes from the one to the other.
+Where the job's size was measured (:mod:`blinkccl.trees.algorithms.tables`), what was measured is compared instead,
+taken from the cell's size to the asked one as the prediction goes from the one to the other.
 
 Equal times go to the plan with fewer shares, then to the shallower one, then to the one that is named first.
 """
@@ -21,7 +21,6 @@ from types import MappingProxyType
 from blinkccl.cost.baselines.candidate import Baseline, Conditions, Estimate, Prepared, TimedPlan
 from blinkccl.cost.choice.candidates import Code, candidates, of_forest
 from blinkccl.cost.choice.costs import calibration_of, pcie_gb_per_s
-from blinkccl.cost.choice.measured import Cell, cell_at
 from blinkccl.cost.choice.programs import on_stores
 from blinkccl.cost.choice.timed import KernelPlan
 from blinkccl.cost.simulate.calibration import Calibration, link_cost
@@ -32,6 +31,7 @@ from blinkccl.trees.algorithms.optimal import FLOWS, plan
 from blinkccl.trees.algorithms.rank_network import rank_network_of
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.tables import Cell, cell_at
 from blinkccl.trees.forest.model import Forest, link_use
 from blinkccl.trees.packing.symmetry import symmetry_of
 from blinkccl.units import size_text

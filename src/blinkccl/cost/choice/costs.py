@@ -18,7 +18,7 @@ into numbers, and NCCL's has them when it begins.
 The simulator knows links and hops; the blocks that must move all that have a rate of their own, and a call takes as
 long as its busiest block at least (:mod:`~blinkccl.cost.choice.block_costs`).
 
-An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So is PCIe (:mod:`~blinkccl.cost.choice.counted`), of
+An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So is PCIe (:func:`counted_gb_per_s`), of
 which messages through an Intel processor take a fifth more. So a plan is found faster than NCCL where its trees are
 better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
 
@@ -35,7 +35,10 @@ links by their weights; it is timed like that (``even_chunks`` of :func:`~blinkc
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
@@ -43,10 +46,9 @@ from math import inf
 from msgspec.structs import replace
 
 from blinkccl.codegen.text import COPIES
-from blinkccl.cost.baselines.nccl_links import arch_named
+from blinkccl.cost.baselines.nccl_links import Arch, arch_named, kind_of
 from blinkccl.cost.baselines.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
 from blinkccl.cost.choice.block_costs import PIECE_BYTES, block_gb_per_s, busiest_block_s
-from blinkccl.cost.choice.counted import counted_gb_per_s
 from blinkccl.cost.choice.programs import CandidateProgram
 from blinkccl.cost.simulate.calibration import (
     Calibration,
@@ -60,8 +62,10 @@ from blinkccl.cost.simulate.calibration import (
 from blinkccl.cost.simulate.chunk_search import near_best
 from blinkccl.cost.simulate.run import Simulation, bind_bytes, simulate_frame
 from blinkccl.cost.simulate.translate import Frame, Settings, frame
-from blinkccl.schedule.program import Program
+from blinkccl.schedule.program import Program, Queue
+from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.topology.select import PCIE_KINDS
 from blinkccl.units import bus_factor
 
 #: An estimate, the middle of 2 to 3: 17 64-bit divisions one after the other by one thread, and four loads of global
@@ -300,3 +304,49 @@ def _copies_calibration(arch: str) -> Calibration:
             for kind in LINK_KINDS
         ),
     )
+
+
+def counted_gb_per_s(one: CandidateProgram, arch: Arch) -> dict[tuple[int, int], float]:
+    """GB/s of data that the program's messages get of each link of PCIe and each bus that they cross.
+
+    NCCL's numbers of these depend on the machine and on the paths (:mod:`blinkccl.cost.baselines.nccl_links`): a
+    message from GPU to GPU through an Intel processor takes more of PCIe than its bytes. What ends in a processor's
+    memory is no such message. Where messages on a link differ, it is as slow for all as it is on average.
+    """
+    network, unit = one.network, exact_unit(one.network)
+    bytes_of, taken = defaultdict[tuple[int, int], Fraction](Fraction), defaultdict[tuple[int, int], Fraction](Fraction)
+    for queue, part in _parts(one.program).items():
+        share = _share(one, queue)
+        for leg in queue.legs:
+            for arc in pairwise(leg):
+                bytes_of[arc] += part
+                taken[arc] += part * (share if network.link[arc].kind == "pcie" else 1)
+    rates = {}
+    for arc, part in bytes_of.items():
+        link = network.link[arc]
+        if link.kind in PCIE_KINDS:
+            counted = one.counted.gb_per_s(link.kind, link.capacity * unit, arch)
+            rates[arc] = float(counted * part / taken[arc])
+    return rates
+
+
+def _parts(program: Program) -> Mapping[Queue, Fraction]:
+    """The part of S that goes through each queue."""
+    weight = {item.block: item.weight for item in program.collective.items()}
+    parts = dict.fromkeys(program.queues, Fraction(0))
+    for role in program.roles:
+        part = program.slices[role.slice]
+        for number in role.sends:
+            parts[program.queues[number]] += (part.stop - part.start) * weight[part.block]
+    return {queue: part for queue, part in parts.items() if part}
+
+
+def _share(one: CandidateProgram, queue: Queue) -> Fraction:
+    """The load of one GB/s of its messages on PCIe."""
+    if queue.is_staged or not _through_processor(one.network, queue.path):
+        return Fraction(1)
+    return one.counted.share(kind_of(one.network, queue.path), queue.path[0])
+
+
+def _through_processor(network: Topology, path: tuple[int, ...]) -> bool:
+    return any(network.vertex[vertex].kind == "host" for vertex in path[1:-1])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
+from blinkccl.codegen.text import COPIES
 from blinkccl.cost.baselines.candidate import Estimate
 from blinkccl.cost.choice.costs import LINKS, MOST_BYTES, NCCL_NAMES, PredictedTime, protocols_of, timing
 from blinkccl.cost.choice.programs import CandidateProgram, Gpu, largest
@@ -56,11 +57,15 @@ class FastestProtocol:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A plan as kernels run it: on all blocks of a rank, whatever else its communicator runs by turns."""
+    """A plan as kernels run it: on all blocks of a rank, whatever else its communicator runs by turns.
+
+    ``forced``: the only protocol, be it copy engines' or one that no prediction would take.
+    """
 
     candidate: CandidateProgram
     gpu: Gpu
     settings: Settings
+    forced: str = ""
 
     @property
     def name(self) -> str:
@@ -70,18 +75,23 @@ class KernelPlan:
     def forest(self) -> Forest:
         return self.candidate.forest
 
+    @property
+    def own_protocols(self) -> tuple[str, ...]:
+        """Those that may run it."""
+        return (self.forced,) if self.forced else protocols_of(self.candidate, self.gpu.capability)
+
+    def timing(self, protocol: str, size_bytes: int) -> PredictedTime:
+        """One of its protocols, with the largest messages."""
+        # Copy engines do not cut a message into parts.
+        parts = 1 if protocol == COPIES else self.candidate.parts(self.gpu.blocks)
+        settings = replace(self.settings, budget=self.settings.budget or _BUDGET)
+        capacity = largest(parts).capacity_bytes(protocol)
+        return timing(self.candidate, protocol, size_bytes, self.gpu.capability, parts, capacity, settings)
+
     @cached_property
     def protocols(self) -> FastestProtocol:
-        """Its protocols, each with the largest messages."""
-        parts = self.candidate.parts(self.gpu.blocks)
-        sizes, budget = largest(parts), self.settings.budget or _BUDGET
-        settings = replace(self.settings, budget=budget)
-
-        def time(protocol: str, size_bytes: int) -> PredictedTime:
-            capacity, capability = sizes.capacity_bytes(protocol), self.gpu.capability
-            return timing(self.candidate, protocol, size_bytes, capability, parts, capacity, settings)
-
-        return FastestProtocol(protocols_of(self.candidate, self.gpu.capability), time)
+        """Its protocols, asked for rising sizes."""
+        return FastestProtocol(self.own_protocols, self.timing)
 
     def at(self, size_bytes: int) -> Estimate:
         """What its fastest protocol takes."""

@@ -12,10 +12,10 @@ import pytest
 from blinkccl.cost.baselines.candidate import Conditions, Estimate
 from blinkccl.cost.choice.auto import Auto, floor_of, prepare
 from blinkccl.cost.choice.candidates import COPY_ENGINES, code_of
-from blinkccl.cost.choice.measured import Cell, Time
 from blinkccl.cost.simulate.calibration import calibration, calibration_for
 from blinkccl.errors import TopologyError
 from blinkccl.topology.catalog import connected_allocations
+from blinkccl.trees.algorithms.tables import Cell, Time
 from blinkccl.trees.forest.model import Forest
 from support.examples import ALL_TESTS
 from support.planned import asked, plan

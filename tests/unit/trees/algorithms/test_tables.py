@@ -8,9 +8,21 @@ import msgspec
 import pytest
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.choice import measured
-from blinkccl.cost.choice.measured import GPUS, LABORATORY, NCCL, Cell, MeasuredTable, Time, cell_at
 from blinkccl.errors import LaunchError, UsageError
+from blinkccl.trees.algorithms import tables
+from blinkccl.trees.algorithms.tables import (
+    BUILT_IN,
+    COPIED,
+    GPUS,
+    HOST,
+    LABORATORY,
+    NCCL,
+    Cell,
+    MeasuredTable,
+    Time,
+    Way,
+    cell_at,
+)
 
 MACHINE = "0123456789abcdef"
 OPTIMAL, THEIRS = Time("optimal", "ll", 2e-5, 50), Time(NCCL, "", 3e-5, 50)
@@ -26,17 +38,24 @@ def table(*cells, **changed):
     return msgspec.structs.replace(made, **changed)
 
 
+RING, COPIES = Way("ring", "", 128 << 10), Way("ring", COPIED, 8 << 20)
+
+
+def host(*ways):
+    return table(cell(times=(Time.of(ways, 1e-5, 9), Time(BUILT_IN, "", 2e-5, 9))), kind=HOST)
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
-    return measured.path_of(MACHINE)
+    return tables.path_of_gpus(MACHINE)
 
 
 def test_what_is_written_is_read(cache):
-    assert measured.read_or_ignore(MACHINE) is None
+    assert tables.read_or_ignore(cache, MACHINE) is None
     written = table(cell(), cell("broadcast", root=0))
-    measured.write(cache, written)
-    assert measured.read_or_ignore(MACHINE) == written
+    tables.write(cache, written)
+    assert tables.read_or_ignore(cache, MACHINE) == written
     assert os.stat(cache).st_mode & 0o077 == 0
     assert written.of([0, 1, 2, 3]) == written.cells
     assert written.of((0, 1, 3, 2)) == ()
@@ -70,8 +89,8 @@ def test_a_new_cell_takes_the_place_of_those_it_overlaps():
     ("changed", "why"),
     [
         (table(cell(), machine="f" * 16), r"measured on machine f{16} \(four\), and this one is 0123456789abcdef"),
-        (table(cell(), format=99), "its format is 99, this version reads 1"),
-        (table(cell(), kind="a guess"), "kind 'a guess', 1.0 times slower: expected gpus or laboratory"),
+        (table(cell(), format=99), "its format is 99, this version reads 2"),
+        (table(cell(), kind="a guess"), "kind 'a guess', 1.0 times slower: expected gpus, laboratory or host"),
         (table(cell(), kind=LABORATORY, slower=0.0), "0.0 times slower"),
         (table(cell(), by="a\x1b[31m GPU"), "table: by"),
         (table(cell("gossip")), "'gossip': there is no such collective"),
@@ -82,31 +101,56 @@ def test_a_new_cell_takes_the_place_of_those_it_overlaps():
         (table(cell(times=(Time("magic", "ll", 1.0, 1),))), "unknown algorithm 'magic'"),
         (table(cell(times=(Time("optimal", "ll", -1.0, 1),))), "optimal took -1.0 s in 1 calls"),
         (table(cell(times=(OPTIMAL, Time("optimal", "ll", 9e-5, 1)))), "two times for one algorithm"),
+        (host(RING), None),
+        (host(*[RING] * 9), "9 ways, expected at most 8"),
+        (host(COPIES), "what the system copies is a variant"),
+        (host(RING, Way("one_hop", "", 64)), "variants do the same in other messages: one_hop is none of ring"),
+        (host(Way("ring", "ll", 64), COPIES), "variants do the same in other messages: ring copies is none of ring ll"),
+        (host(Way("ring", "", 0)), "messages of 0 bytes in 0 parts"),
+        (host(RING, Way("ring", COPIED, 1, 65)), "messages of 1 bytes in 65 parts"),
+        (host(Way(NCCL)), "unknown algorithm 'nccl'"),
+        (table(cell(times=(Time(BUILT_IN, "", 1.0, 1),))), "unknown algorithm 'built in'"),
         (None, "is no table of measurements"),
     ],
 )
 def test_what_is_no_good_is_refused_and_ignored_with_one_line(cache, caplog, changed, why):
-    measured.write(cache, changed or table(cell()))
+    tables.write(cache, changed or table(cell()))
+    if why is None:
+        assert tables.read(cache, MACHINE) == changed
+        return
     if changed is None:
         cache.write_bytes(cache.read_bytes()[:-100])  # cut off
     with pytest.raises(UsageError, match=why):
-        measured.read(cache, MACHINE)
-    assert measured.read_or_ignore(MACHINE) is None
+        tables.read(cache, MACHINE)
+    assert tables.read_or_ignore(cache, MACHINE) is None
     (line,) = caplog.messages
     assert line.endswith("it is ignored: run blink tune")
 
 
+def test_fields_that_nobody_knows_links_and_long_files_are_refused(cache):
+    tables.write(cache, table(cell()))
+    cache.write_text(cache.read_text().replace('"kind"', '"more": 1, "kind"'))
+    with pytest.raises(UsageError, match="more"):
+        tables.read(cache, MACHINE)
+    cache.write_bytes(b" " * (tables.MAX_FILE_BYTES + 1))
+    assert tables.read_or_ignore(cache, MACHINE) is None
+    cache.unlink()
+    cache.symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match=r"symbolic|loop|Too many"):
+        tables.read(cache, MACHINE)
+
+
 def test_jobs_may_do_without(cache, monkeypatch):
-    measured.write(cache, table(cell()))
+    tables.write(cache, table(cell()))
     monkeypatch.setenv("BLINK_TUNED", "0")
-    assert measured.read_or_ignore(MACHINE) is None
+    assert tables.read_or_ignore(cache, MACHINE) is None
     monkeypatch.setenv("BLINK_TUNED", "yes")
     with pytest.raises(LaunchError, match="BLINK_TUNED='yes': expected 0"):
-        measured.read_or_ignore(MACHINE)
+        tables.read_or_ignore(cache, MACHINE)
 
 
 def test_a_write_that_fails_leaves_the_old_table(cache, monkeypatch):
-    measured.write(cache, table(cell()))
+    tables.write(cache, table(cell()))
     before = cache.read_bytes()
 
     def full(*_):
@@ -114,6 +158,6 @@ def test_a_write_that_fails_leaves_the_old_table(cache, monkeypatch):
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(LaunchError, match="No space left"):
-        measured.write(cache, table())
+        tables.write(cache, table())
     assert cache.read_bytes() == before
     assert list(cache.parent.iterdir()) == [cache]
