@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, UnsupportedError
 from blinkccl.runtime.bootstrap import own_address_towards
 from blinkccl.runtime.hierarchy import Hosts, partners
-from blinkccl.runtime.paths import check_paths
+from blinkccl.runtime.monitor import check_paths
 from blinkccl.runtime.store import Store, TorchStore, own_addresses
 from blinkccl.runtime.tcp_network import connect
 

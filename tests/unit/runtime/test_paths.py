@@ -14,7 +14,7 @@ import pytest
 from blinkccl.errors import CommunicationError
 from blinkccl.runtime.bootstrap import own_address_towards
 from blinkccl.runtime.hierarchy import Hosts
-from blinkccl.runtime.paths import RankPlace, check_paths
+from blinkccl.runtime.monitor import RankPlace, check_paths
 
 ADDRESS = "127.0.0.1"
 #: Two ranks, one, and one.

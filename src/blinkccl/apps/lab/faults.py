@@ -125,11 +125,11 @@ class Story:
         """The fields for JSON."""
         from blinkccl.apps.lab.output import entry
 
-        during = self.during
+        run = self.during
         during = (
-            {"seconds": during.seconds, "wrong": during.wrong}
-            if isinstance(during, Run)
-            else {"error": during[0], "after_s": during[1]}
+            {"seconds": run.seconds, "wrong": run.wrong}
+            if isinstance(run, Run)
+            else {"error": run[0], "after_s": run[1]}
         )
         after = {"error": self.after} if isinstance(self.after, str) else entry(self.after)
         return {
