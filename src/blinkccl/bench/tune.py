@@ -42,7 +42,6 @@ from blinkccl.engines.host_plan import Area
 from blinkccl.engines.native_library import load
 from blinkccl.errors import InternalError, TopologyError, UnsupportedError
 from blinkccl.runtime.host_table import KIB, MIB, Crossing, built_in, label, machine
-from blinkccl.runtime.peer_info import package_version
 from blinkccl.runtime.plans import host_plan
 from blinkccl.schedule.text import to_text
 from blinkccl.topology.spec import parse_spec
@@ -282,7 +281,7 @@ class HostTuner:
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self.lost = tuple(range(ranks)), list[str]()
-        self.table = MeasuredTable(machine(), f"{ranks} ranks", HOST, f"Blink {package_version()}")
+        self.table = MeasuredTable(machine(), f"{ranks} ranks", HOST, machine())
         self._undo = ExitStack()
 
     def __enter__(self) -> HostTuner:

@@ -166,20 +166,6 @@ def test_bytes_changed_anywhere_give_a_table_or_an_error(noise: bytes, at: int, 
     assert all(sum(part.weight for part in split.parts) == 1 for pair in found.pairs for split in pair.splits)
 
 
-def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "paths.json"
-    path_table.write(file, TABLE)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("blinkccl.private_files.os.replace", full)
-    with pytest.raises(OSError, match="No space"):
-        path_table.write(file, TABLE.merged(PairSplits(1, 0, (DIRECT,))))
-    assert path_table.read(file, "abc") == TABLE
-    assert [path.name for path in tmp_path.iterdir()] == ["paths.json"]
-
-
 def test_filled_with_what_saves_time_at_both_ends_of_a_class() -> None:
     """Direct: 50 GB/s at once. Both: 100 GB/s after 20 µs, which pays from 2 MB."""
     asked = []
