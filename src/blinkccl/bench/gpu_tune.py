@@ -32,8 +32,10 @@ import msgspec
 
 from blinkccl.bench.tune import At, Race, collective_of, empty_cell
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.choice.costs import MOST_BYTES, protocols_of, timing
-from blinkccl.cost.choice.programs import default_blocks, largest
+from blinkccl.cost.choice.costs import BUDGET, MOST_BYTES, architecture
+from blinkccl.cost.choice.programs import Gpu, default_blocks
+from blinkccl.cost.choice.timed import KernelPlan
+from blinkccl.cost.simulate.translate import Settings
 from blinkccl.errors import CommunicationError
 from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
 from blinkccl.nccl.peer_info import GpuJob, GpuPeerInfo
@@ -200,24 +202,22 @@ class Seeds:
     """What predictions say of a job's ways."""
 
     planned: CandidatePrograms
-    capability: int
-    parts: int
+    gpu: Gpu
 
     @classmethod
     def of(cls, where: JobPlacement, job: GpuJob) -> Seeds:
         blocks = default_blocks(min(peer.multiprocessors for peer in job.peers))
-        planned = candidates(where, DEFAULT, blocks, {})
-        return cls(planned, job.capability, max(1, blocks // max((one.channels for one in planned.every), default=1)))
+        gpu = Gpu(architecture(job.capability), job.capability, blocks, where.counted)
+        return cls(candidates(where, DEFAULT, blocks, {}), gpu)
 
     def ways(self, collective: Collective, size_bytes: int) -> list[Way]:
         """Those that may be the fastest, the most promising first."""
-        sizes, found = largest(self.parts), []
+        found = []
         for one in self.planned.found.get(key_of(collective), []):
-            for protocol in protocols_of(one, self.capability):
+            plan = KernelPlan(one, self.gpu, Settings(budget=BUDGET))
+            for protocol in plan.own_protocols:
                 if size_bytes <= MOST_BYTES[protocol]:
-                    capacity = sizes.capacity_bytes(protocol)
-                    taken = timing(one, protocol, size_bytes, self.capability, self.parts, capacity)
-                    found.append((taken.seconds, Way(one.algorithm, protocol)))
+                    found.append((plan.timing(protocol, size_bytes).seconds, Way(one.algorithm, protocol)))
         found.sort()
         return [way for seconds, way in found if seconds <= CHANCE * found[0][0]][:SEEDS]
 

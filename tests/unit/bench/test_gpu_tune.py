@@ -10,7 +10,7 @@ import pytest
 from blinkccl.bench import gpu_tune
 from blinkccl.bench.gpu_tune import MOST_CALLS, PAIRS, Seeds, TuningProcess, Ways, fastest, settings_of
 from blinkccl.bench.tune import collective_of
-from blinkccl.cost.choice.programs import default_blocks
+from blinkccl.cost.choice.programs import gpu_of
 from blinkccl.errors import CommunicationError
 from blinkccl.nccl.programs import DEFAULT, candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
@@ -71,8 +71,8 @@ def test_without_any_of_ours_nccl_is_measured_alone():
 
 def test_predictions_seed_and_leave_out_what_has_no_chance():
     topology = parse_spec("dgx-1v")
-    where = JobPlacement(topology, (0, 1, 2, 3))
-    seeds = Seeds(candidates(where, DEFAULT, default_blocks(80), {}), 70, 1)
+    where, gpu = JobPlacement(topology, (0, 1, 2, 3)), gpu_of(topology)
+    seeds = Seeds(candidates(where, DEFAULT, gpu.blocks, {}), gpu)
     small, large = (seeds.ways(collective_of("allreduce", 4), size) for size in (1 << 10, 64 << 20))
     assert small[0].protocol == "ll"
     assert large[0].protocol == "simple"
