@@ -16,11 +16,12 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from blinkccl.api import export
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.cost.simulate.run import Simulation, simulate
 from blinkccl.formats import chakra
-from blinkccl.formats.registry import Choices, format_of
+from blinkccl.formats.registry import Choices
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_gpus, parse_spec
 from blinkccl.trees.algorithms.registry import ALGORITHMS
@@ -97,7 +98,7 @@ def row(astra: Path, job: str, gpus: str | None, kind: str, forest: Forest, size
     ranks = len(forest.ranks)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        files = format_of("chakra").write_as(Choices(size_bytes=SIZES[size]))(program, forest, None)
+        files = export.exported(program, forest, "chakra", Choices(size_bytes=SIZES[size]))
         for rank, file in enumerate(files):
             (folder / f"plan.{rank}.et").write_bytes(file.data or b"")
             (folder / f"workload.{rank}.et").write_bytes(workload_file(number, SIZES[size]))

@@ -25,10 +25,11 @@ from blinkccl.cost.baselines.candidate import Conditions
 from blinkccl.cost.choice.auto import prepare
 from blinkccl.cost.choice.candidates import code_of
 from blinkccl.cost.simulate.calibration import calibration_for
-from blinkccl.show.text import bytes_text, columns, ids
+from blinkccl.show.text import columns, ids
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.request import Request
+from blinkccl.units import size_text
 
 SIZES = tuple(1 << k for k in range(10, 32, 3))
 ALLOCATED = ("dgx-1v", "dgx-1p")
@@ -106,7 +107,7 @@ def judged(machine: str, name: str) -> Row:
             chosen = prepared.choose(size)
             seconds = {one.name: one.at(size).seconds for one in prepared.plans}
             best_s = min(seconds.values())
-            where = f"{ids(ranks)} at {bytes_text(size)}"
+            where = f"{ids(ranks)} at {size_text(size)}"
             row.cases += 1
             row.plans += len(prepared.plans)
             row.simulated += len(chosen.timed)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import astra_sim
 
+from blinkccl.api import export
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
@@ -27,7 +28,7 @@ from blinkccl.errors import BlinkError
 from blinkccl.formats.foreign import mscclpp
 from blinkccl.formats.foreign.verify import SERVED, audit
 from blinkccl.formats.mscclpp import MOST_BLOCKS
-from blinkccl.formats.registry import Choices, format_of
+from blinkccl.formats.registry import Choices
 from blinkccl.proof.audit import audit as audit_plan
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.catalog import connected_allocations
@@ -100,7 +101,7 @@ def row(job: str, forest: Forest, in_place: bool = False) -> Row:
     """Export a plan and check the file completely."""
     name = forest.collective.name
     try:
-        (file,) = format_of("mscclpp").write_as(Choices(in_place))(lower(forest), forest, None)
+        (file,) = export.exported(lower(forest), forest, "mscclpp", Choices(in_place))
     except BlinkError as error:
         return Row(job, name, str(error))
     return Row(job, name, "", judged(job, file.text, forest, in_place), *fullness(file.text))
@@ -158,7 +159,7 @@ def refusals() -> Iterator[str]:
     for form, about, make in cases:
         forest = make()
         try:
-            format_of(form).write(lower(forest), forest, None)
+            export.exported(lower(forest), forest, form)
         except BlinkError as error:
             yield f"- `{form}`, {about}: {error}"
         else:
@@ -169,7 +170,7 @@ def graph_row(spec: str, gpus: str | None) -> str:
     """Rings for NCCL, read back as a plan, checked, lowered, verified and run."""
     forest = forest_for(spec, gpus, "allreduce", "ring")
     try:
-        file = format_of("nccl-graph").write(lower(forest), forest, parse_spec(spec))[0]
+        file = export.exported(lower(forest), forest, "nccl-graph", machine=parse_spec(spec))[0]
     except BlinkError as error:
         return f"| `{spec}` {gpus or ''} | {error} |"
     back = forest_of(parse_graphs(file.text, "export"), parse_spec(spec), "allreduce")
@@ -186,7 +187,7 @@ def switch_row(spec: str, gpus: str | None, in_place: bool) -> str:
     """Export of an in-network reduction, with the same checks."""
     topology = parse_spec(spec)
     forest = forest_for(spec, gpus, "allreduce")
-    (file,) = format_of("mscclpp").pack_as(Choices(in_place))(topology, forest.ranks)
+    (file,) = export.packed(topology, forest.ranks, "mscclpp", Choices(in_place))
     judged(spec, file.text, forest, in_place)
     return f"| `{spec}`{f' {gpus}' if gpus else ''} | {'in' if in_place else 'out of'} place | yes |"
 

@@ -29,10 +29,10 @@ from typing import Any
 from blinkccl.apps.lab import experiment
 from blinkccl.apps.lab.experiment import Field, Measured
 from blinkccl.collectives.spec import Collective
-from blinkccl.show.text import bytes_text
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.request import Request
+from blinkccl.units import size_text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -159,7 +159,7 @@ def hybrid(documents: Sequence[Path]) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    text = bytes_text(size_bytes)
+    text = size_text(size_bytes)
     return f"{text[:-1]} {text[-1]}iB"
 
 
@@ -206,7 +206,7 @@ def messages(documents: Sequence[Path]) -> str:
                 part,
                 str(turns),
             ]
-            rows.append([document["topology"], bytes_text(size), *cells])
+            rows.append([document["topology"], size_text(size), *cells])
     return MESSAGES + table(
         ["machine", "size", "multi_path", "direct", "ratio", "other paths", "of sum", "turns"], rows
     )

@@ -18,8 +18,9 @@ from blinkccl.bench.candidate import RunningCandidate, ended_by_signals
 from blinkccl.bench.peers.registry import own
 from blinkccl.bench.tune import TimedWays, Ways, candidates, collective_of, untuned
 from blinkccl.runtime.host_table import label, machine, path_of_host
-from blinkccl.show.text import bytes_text, columns, seconds_text
+from blinkccl.show.text import columns, seconds_text
 from blinkccl.trees.algorithms.tables import BUILT_IN, Cell, read
+from blinkccl.units import size_text
 
 #: Seconds of one turn, and its least and largest number of calls.
 TURN_S, LEAST_CALLS, MOST_CALLS = 0.01, 3, 400
@@ -63,7 +64,7 @@ def main() -> int:
             base, best, name, seconds = measured(runs, cell, options.ranks, options.rounds)
             against_base.append(base)
             against_best.append(best)
-            where = [cell.collective, bytes_text(cell.size_bytes), seconds_text(seconds)]
+            where = [cell.collective, size_text(cell.size_bytes), seconds_text(seconds)]
             rows.append(
                 [*where, "" if cell.times[0].algorithm == BUILT_IN else "yes", f"{base:.2f}", f"{best:.2f}", name]
             )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from blinkccl.cost.baselines.by_size import path_rate, timed_split
 from blinkccl.cost.baselines.candidate import ChunkedPlan, Prepared, planned
-from blinkccl.cost.baselines.multi_path import path_rate, timed_split
 from blinkccl.cost.baselines.nccl import prepare_nccl_24
 from blinkccl.cost.baselines.staged import prepare_host_staged
 from blinkccl.show.models import gradient_bytes, network

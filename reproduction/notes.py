@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from blinkccl.cost.baselines.nccl_model import choose, cost_lines, crossover
+from blinkccl.cost.baselines.nccl_model import choose, cost_lines
 from blinkccl.show.models import peak_flops_per_s
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest, link_use
 from blinkccl.units import GB, algbw_gb_per_s, bus_factor
 from reproduction.claim import Context, Page, Value
-from reproduction.jobs import GIB, KIB, MIB, channels, plan, request, seconds
+from reproduction.jobs import GIB, KIB, MIB, channels, nccl_winners, plan, request, seconds
 from reproduction.ring_vs_tree import agreeing, traced
 
 PAGE = Page("E")
@@ -141,8 +141,7 @@ def _thresholds(context: Context) -> tuple[Value, ...]:
     NCCL's cost model decides. Inside one server its tree is a chain (issue 672 of nccl), which never wins here; double
     binary trees are used between servers. No AllReduce consists of P2P.
     """
-    winners = crossover(channels(MACHINE), "allreduce")
-    rings_from = next(winner.from_bytes for winner in winners if winner.algorithm == "ring")
+    rings_from = next(size for size, algorithm in nccl_winners(channels(MACHINE)) if algorithm == "ring")
     trees = sum(choose(channels(MACHINE), "allreduce", KIB << power).algorithm == "tree" for power in range(10))
     chains = channels(MACHINE).tree
     assert chains is not None

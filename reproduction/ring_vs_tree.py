@@ -8,12 +8,12 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from blinkccl.cost.baselines.nccl_model import choose, crossover
+from blinkccl.cost.baselines.nccl_model import choose
 from blinkccl.cost.baselines.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
 from blinkccl.trees.forest.model import Forest, link_use, tree_depth
 from blinkccl.units import GB, bus_factor
 from reproduction.claim import Context, Page, Value
-from reproduction.jobs import GIB, KIB, MIB, channels, conditions, plan, request, wrong_elements
+from reproduction.jobs import GIB, KIB, MIB, channels, conditions, nccl_winners, plan, request, wrong_elements
 
 PAGE = Page("D")
 
@@ -233,14 +233,14 @@ def _switch(context: Context) -> tuple[Value, ...]:
     By its cost model rings and trees alternate several times between two servers, and trees win up to a larger size.
     NCCL 2.28.9 came out eleven months after that container.
     """
-    winners = crossover(channels(CLUSTER), "allreduce")
-    last_tree = max(i for i, winner in enumerate(winners) if winner.algorithm == "tree")
+    winners = nccl_winners(channels(CLUSTER))
+    last_tree = max(i for i, (_, algorithm) in enumerate(winners) if algorithm == "tree")
     months = 12 * (NCCL_2_28_9.year - CONTAINER.year) + NCCL_2_28_9.month - CONTAINER.month
     return (
         Value(
             "rings only, from",
             256,
-            winners[last_tree + 1].from_bytes / KIB,
+            winners[last_tree + 1][0] / KIB,
             "KiB",
             0.1,
             basis=f"NCCL 2.30's cost model on {CLUSTER}",

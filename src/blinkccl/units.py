@@ -22,11 +22,11 @@ def parse_bytes(text: str) -> int:
 
 
 def size_text(size_bytes: int) -> str:
-    """Whole where it is: 64 KiB, 1.5 MiB, 12 B."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes >= 1 << power:
-            return f"{size_bytes / (1 << power):.4g} {unit}"
-    return f"{size_bytes} B"
+    """``64M`` as it is typed, with K, M and G as powers of 1024; to three digits where it is not whole."""
+    for unit, power in (("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)):
+        if size_bytes >= 2**power:
+            return f"{size_bytes / 2**power:{'.3g' if size_bytes < 1000 * 2**power else '.0f'}}{unit}"
+    return f"{size_bytes}"
 
 
 def parse_gb_per_s(text: str) -> Fraction:

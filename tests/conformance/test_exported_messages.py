@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkccl.api import export
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import LimitError, UsageError
-from blinkccl.formats import goal, messages
+from blinkccl.formats import goal
 from blinkccl.formats.registry import Choices, format_of
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.lower import lower
@@ -30,7 +31,7 @@ from support.planned import asked, plan_or_reason, planned
 
 def exported(forest: Forest, size: int = SIZE, chunk: int | None = CHUNK) -> str:
     choices = Choices(size_bytes=size, chunk_bytes=chunk)
-    return format_of("goal").write_as(choices)(lower(forest), forest, None)[0].text
+    return export.exported(lower(forest), forest, "goal", choices)[0].text
 
 
 def proved(text: str, forest: Forest, bound: Bound | None = None) -> list[list[Operation]]:
@@ -74,9 +75,7 @@ def test_relays_are_hosts_behind_the_ranks() -> None:
 
 def test_chunks_are_the_simulators_where_nobody_says() -> None:
     forest = planned("optimal", asked("dgx-1v", "allreduce", "1,4,5,6"))
-    proved(
-        exported(forest, 2**20, None), forest, messages.messages(lower(forest), forest, Choices(size_bytes=2**20)).bound
-    )
+    proved(exported(forest, 2**20, None), forest, export.priced(lower(forest), forest, Choices(size_bytes=2**20)).bound)
     assert exported(forest, 2**20, None) == exported(forest, 2**20, None)
 
 
@@ -89,9 +88,9 @@ def test_reductions_cost_what_the_calibration_says() -> None:
 def test_what_is_too_much_or_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     forest = planned("optimal", asked("ring:4"))
     with pytest.raises(UsageError, match="GOAL is for one size: give it with -s"):
-        format_of("goal").write(lower(forest), forest, None)
+        export.exported(lower(forest), forest, "goal")
     with pytest.raises(UsageError, match=r"CUDA C\+\+ is for all sizes: leave -s and --chunk out"):
-        format_of("cuda").write_as(Choices(size_bytes=64))
+        format_of("cuda").check(Choices(size_bytes=64))
     with pytest.raises(LimitError, match=r"more than 1,000,000: take a larger --chunk"):
         exported(forest, 2**30, 1024)
     monkeypatch.setattr(goal, "MOST_PORTS", 1)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkccl.api import export
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
@@ -41,7 +42,7 @@ JOBS = {
 
 
 def exported(forest: Forest, choices: Choices = ANY) -> str:
-    return format_of("mscclpp").write_as(choices)(lower(forest), forest, None)[0].text
+    return export.exported(lower(forest), forest, "mscclpp", choices)[0].text
 
 
 def proved(text: str, forest: Forest) -> ForeignAudit:
@@ -101,7 +102,7 @@ def test_weights_are_rounded_only_if_asked() -> None:
     forest = planned("optimal", asked("random:5:seed=3"))
     exact = max(share.weight.denominator for share in forest.shares)
     assert proved(exported(forest), forest).plan.chunks % exact == 0
-    file = format_of("mscclpp").write_as(Choices(chunks=2))(lower(forest), forest, None)[0]
+    file = export.exported(lower(forest), forest, "mscclpp", Choices(chunks=2))[0]
     assert proved(file.text, forest).plan.chunks == 2
     told = re.fullmatch(r"2 chunks per block: ([0-9.]+) of ([0-9.]+) GB/s", file.note)
     assert told is not None
@@ -155,7 +156,7 @@ def test_what_formats_cannot_say_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="leave --in-place out"):
         exported(planned("optimal", asked("ring:4", "alltoall")), Choices(True))
     with pytest.raises(UsageError, match=r"CUDA C\+\+ knows neither --in-place nor --chunks"):
-        format_of("cuda").write_as(Choices(True))
+        format_of("cuda").check(Choices(True))
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -163,7 +164,7 @@ def test_what_formats_cannot_say_is_refused() -> None:
 def test_what_a_switch_adds_up_is_read_back_and_equals_the_oracle(spec: str, gpus: str | None, in_place: bool) -> None:
     machine = parse_spec(spec)
     ranks = parse_gpus(gpus, machine)
-    (file,) = format_of("mscclpp").pack_as(Choices(in_place))(machine, ranks)
+    (file,) = export.packed(machine, ranks, "mscclpp", Choices(in_place))
     found = audited(file.text)
     assert (found.faults, found.assumes, found.plan.in_place) == ((), "", in_place)
     assert found.plan.sized is not None
@@ -176,7 +177,7 @@ def test_what_no_switch_adds_up_is_refused() -> None:
     def refused(spec: str, choices: Choices = ANY) -> str:
         machine = parse_spec(spec)
         with pytest.raises((UnsupportedError, UsageError)) as error:
-            format_of("mscclpp").pack_as(choices)(machine, machine.ranks)
+            export.packed(machine, machine.ranks, "mscclpp", choices)
         return str(error.value)
 
     assert "dgx-a100 has no switch that adds up and joins GPUs 0, 1" in refused("dgx-a100")

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkccl.api import export
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
 from blinkccl.formats import chakra
-from blinkccl.formats.registry import Choices, format_of
+from blinkccl.formats.registry import Choices
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.lower import lower
 from blinkccl.trees.algorithms.registry import ALGORITHMS
@@ -33,7 +34,7 @@ MICROSECOND = 1000
 
 def exported(forest: Forest, size: int = SIZE, chunk: int | None = CHUNK) -> list[bytes]:
     choices = Choices(size_bytes=size, chunk_bytes=chunk)
-    files = format_of("chakra").write_as(choices)(lower(forest), forest, None)
+    files = export.exported(lower(forest), forest, "chakra", choices)
     assert [file.name for file in files] == [f"{forest.collective.name}.{rank}.et" for rank in range(len(files))]
     return [file.data or b"" for file in files]
 

@@ -105,7 +105,7 @@ def test_processors_are_measured_against_their_memory(blink):
     findings = json.loads(blink("doctor", "--measure", "--json").out)["findings"]
     (memory,) = [finding for finding in findings if finding["cause"] == "memory-bound"]
     assert "GB/s busbw" in memory["bound"]
-    assert "at 16 MiB" in memory["got"]
+    assert "at 16M" in memory["got"]
 
 
 def test_ranks_without_processors(blink):

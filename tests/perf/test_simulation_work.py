@@ -14,7 +14,7 @@ from test_planning_work import calls
 
 from blinkccl.cost.simulate import kernel
 from blinkccl.cost.simulate.calibration import calibration
-from blinkccl.cost.simulate.run import bind_bytes, count_tasks, simulate
+from blinkccl.cost.simulate.run import bind_bytes, simulate
 from blinkccl.cost.simulate.translate import Settings, translate
 from blinkccl.cost.simulate.workload import Workload
 from support import reference_kernel
@@ -52,7 +52,7 @@ def test_every_chunk_crosses_every_hop(algo: str, name: str, sharing: str, size_
     assert done.outcome.transfers == sent
     assert done.outcome.trace is not None
     assert (done.outcome.trace.hop >= 0).sum() == sent
-    assert sent + done.outcome.executions <= count_tasks(done.translation.bound)
+    assert sent + done.outcome.executions <= done.translation.bound.tasks
 
 
 # Events.

@@ -61,9 +61,9 @@ def test_what_the_table_says_is_the_fastest_runs(preloaded: Preloaded, tmp_path:
     (line,) = {(one.state, one.protocol, one.why) for one in outcome.usage if one.collective == "allreduce"}
     if fastest == NCCL:
         assert line[:2] == ("nccl", "")
-        assert "(allreduce: blink one_shot ll 20 us, NCCL 1 us measured at 4 KiB)" in line[2]  # of the whole plan
+        assert "(allreduce: blink one_shot ll 20 us, NCCL 1 us measured at 4K)" in line[2]  # of the whole plan
     else:
-        assert line == ("blink", "ll", "blink one_shot ll 1 us, NCCL 30 us measured at 4 KiB")
+        assert line == ("blink", "ll", "blink one_shot ll 1 us, NCCL 30 us measured at 4K")
 
 
 def _table(path: Path) -> MeasuredTable:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.cost.baselines.nccl import ring_baseline
 from blinkccl.engines import reference
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import verify
-from blinkccl.show.ring_baseline import ring_baseline
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.cables_file import parse
 from blinkccl.topology.fabric import cables_of

@@ -11,9 +11,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkccl.api import export
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.errors import ScheduleError
-from blinkccl.formats.registry import Choices, format_of
+from blinkccl.formats.registry import Choices
 from blinkccl.schedule.lower import lower
 from support import foreign_files as files
 from support.examples import examples
@@ -34,8 +35,8 @@ def originals() -> tuple[str, ...]:
     ]
     for collective in ("allreduce", "reduce_scatter"):
         forest = planned("optimal", asked("dgx-1v", collective, "1,4,5,6"))
-        write = format_of("mscclpp").write_as(Choices(in_place=collective == "allreduce"))
-        found.append(write(lower(forest), forest, None)[0].text)
+        choices = Choices(in_place=collective == "allreduce")
+        found.append(export.exported(lower(forest), forest, "mscclpp", choices)[0].text)
     return tuple(found)
 
 

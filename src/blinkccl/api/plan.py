@@ -36,6 +36,28 @@ class Rate:
 
 
 @dataclass(frozen=True, repr=False)
+class Check:
+    """An audit that prints as ``blink check`` does."""
+
+    audit: Audit
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is false and the program is valid."""
+        return self.audit.ok
+
+    def __str__(self) -> str:
+        from blinkccl.show.check_text import audit_text
+
+        return audit_text(self.audit).rstrip("\n")
+
+    def __repr__(self) -> str:
+        from blinkccl.show.plan_text import headline
+
+        return f"<Check {headline(self.audit.forest)}: {'ok' if self.ok else 'refused'}>"
+
+
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A collective's trees and the proof of their rate; made by :func:`plan` and :func:`load`.
 
@@ -103,7 +125,7 @@ class Plan:
         """The parts of the data, each with its ``weight`` and its trees, ``reduce`` and ``broadcast``."""
         return self.forest.shares
 
-    def check(self) -> Audit:
+    def check(self) -> Check:
         """What ``blink check`` finds: ``ok``, and printed a line for each thing that is proved or false.
 
         The links are compared with those of the machine, where the plan was made here.
@@ -111,7 +133,7 @@ class Plan:
         from blinkccl.proof.audit import audit
 
         stated = self.document() if self.stated is None else self.stated
-        return audit(stated, None if self.request is None else self.request.topology)
+        return Check(audit(stated, None if self.request is None else self.request.topology))
 
     def simulate(self, size: int | str) -> Estimate:
         """How long it takes for ``size`` bytes (or ``"64M"``), as ``blink sim plan.json`` says.
@@ -129,8 +151,7 @@ class Plan:
 
         UsageError for a plan from a file, which does not have the whole machine.
         """
-        from blinkccl.show.explain import explain
-        from blinkccl.show.explain_text import explain_text
+        from blinkccl.show.explain import explain, explain_text
 
         size_bytes = bytes_of(size)
         if self.request is None:
@@ -145,16 +166,18 @@ class Plan:
         UsageError if there is no such format or it is no text, UnsupportedError if it cannot say what the plan does,
         VerificationError if the plan is false.
         """
+        from blinkccl.api.export import exported
         from blinkccl.formats.registry import Choices, format_of
 
         if format_of(to).per_rank:
             raise UsageError(f"{to} is a file of bytes per rank, which blink export --to {to} writes")
         choices = Choices(size_bytes=None if size is None else bytes_of(size))
-        write, found = format_of(to).write_as(choices), self.check()
+        format_of(to).check(choices)
+        found = self.check().audit
         if not found.ok or found.program is None:
             raise VerificationError(found.all_faults)
         machine = None if self.request is None else self.request.topology
-        return "\n".join(file.text for file in write(found.program, found.forest, machine))
+        return "\n".join(file.text for file in exported(found.program, found.forest, to, choices, machine))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON of ``blink plan -o``, which :func:`load` and ``blink check`` read."""
@@ -167,25 +190,18 @@ class Plan:
 
     def text(self, paint: Paint = plain, width: int | None = None, size_bytes: int | None = None) -> str:
         """All of it for people, in ``width`` columns; ``size_bytes``: at which NCCL stands beside it (64 MiB)."""
-        from blinkccl.show.choice_text import choice_text
-        from blinkccl.show.in_switch import in_switch, in_switch_sentence
-        from blinkccl.show.nccl_today import SIZE_BYTES, nccl_sentence
+        from blinkccl.show.beside import SIZE_BYTES, beside_plan, choice_text
         from blinkccl.show.plan_text import plan_text
-        from blinkccl.show.ring_baseline import ring_baseline
 
-        lines = ["" if self.choice is None else choice_text(self.choice)]
+        lines = [] if self.choice is None else [choice_text(self.choice)]
         if self.request is not None:
             size = SIZE_BYTES if size_bytes is None else size_bytes
-            lines.append(nccl_sentence(self.forest, self.request, size, lambda s: self.simulate(s).algbw_gb_per_s))
-            lines.append(ring_baseline(self.request).sentence(self.forest))
-            combined = None if self.forest.combining else in_switch(self.request, self.forest)
-            lines.append("" if combined is None else in_switch_sentence(combined, self.forest))
-        return plan_text(self.forest, paint, width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
+            lines += beside_plan(self.forest, self.request, size, lambda s: self.simulate(s).algbw_gb_per_s)
+        return plan_text(self.forest, paint, width) + "".join(fit(f"\n{line}\n", width) for line in lines)
 
     def document(self, seconds: float | None = None) -> dict[str, Any]:
         """The object of ``blink plan --json``; ``seconds`` is how long planning took."""
-        from blinkccl.show.choice_text import choice_document
-        from blinkccl.show.in_switch import in_switch, in_switch_document
+        from blinkccl.show.beside import choice_document, in_switch, in_switch_document
         from blinkccl.trees.forest.document import to_document
 
         document = to_document(self.forest, seconds)

@@ -1,10 +1,5 @@
-"""How a benchmark is printed and kept, and the circumstances that it tells: nccl-tests' table and its JSON.
-
-The table has nccl-tests' header, columns and footer (nccl-tests 2.19, src/util.cu's formats). %bound
-stands to the right of its columns, and peers in comment lines below the row that they are compared with: whatever reads
-nccl-tests' output reads ours. The JSON of ``--json`` is that of its ``-J`` file, version 3, with our schema version
-and what else is known.
-"""
+"""A benchmark's circumstances, and its JSON: that of nccl-tests' ``-J`` file, version 3, with our schema version and
+what else is known."""
 
 from __future__ import annotations
 
@@ -26,9 +21,6 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.schema import SCHEMA_VERSION
 
 NCCL_TESTS_VERSION = 3
-_PREAMBLE = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
-_TIMES = "  {:>7}  {:>6}  {:>6}  {:>6}"
-_PREAMBLE_WIDTH = 52
 #: nccl-tests' names of element types; the rest are called as in NumPy.
 TYPE_NAMES = {
     "float16": "half",
@@ -171,106 +163,6 @@ def _planned_notes(job: Job) -> list[str]:
         f"Planned for {job.where}, run by the host engine through this host's memory, which has none of its links.",
         f"Messages with flags inside, or of {chunks}, as was fastest in a short trial at each size.",
     ]
-
-
-def header(about: About, sweep: Sweep) -> str:
-    """What comes before the first row."""
-    return preface(about, sweep) + "\n" + titles(about)
-
-
-def preface(about: About, sweep: Sweep) -> str:
-    """The circumstances.
-
-    Where we differ: it names this program and says what the times are of; "device" is the vertex, or the rank.
-    """
-    settings = about.settings
-    lines = [
-        f"# blink-ccl version {version('blink-ccl')} engine={about.engine} algorithm={about.algorithm}",
-        f"# Collective test starting: {about.collective.name}",
-        f"# nThread {about.n_threads} nGpus {about.n_gpus} minBytes {sweep.first} maxBytes {sweep.last} "
-        f"step: {sweep.step_text()} warmup iters: {settings.warmup} iters: {settings.iterations} agg iters: 1 "
-        "validation: 1 graph: 0 unalign: 0",
-        "#",
-        "# Using devices",
-    ]
-    host = socket.gethostname()[:10]
-    for rank, (pid, number, name) in enumerate(about.devices):
-        lines.append(
-            f"#  Rank {rank:2d} Group {0:2d} Pid {pid:6d} on {host:>10} device {number:2d} [0000:00:00] {name}"
-        )
-    lines += ["#", *(f"# {note}" for note in about.notes), "#"]
-    return "\n".join(lines)
-
-
-def titles(about: About) -> str:
-    """The three lines over the columns; the first ends in blanks, as nccl-tests' does."""
-    places = f"{'':11}out-of-place{'':23}in-place{'':10}"
-    names, units = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
-    more_names, more_units = _more_titles(about)
-    rows = (
-        _PREAMBLE.format(*[""] * 5) + places,
-        _PREAMBLE.format("size", "count", "type", "redop", "root") + _TIMES.format(*names) * 2 + more_names,
-        _PREAMBLE.format("(B)", "(elements)", "", "", "") + _TIMES.format(*units) * 2 + more_units,
-    )
-    return f"{rows[0]}\n{rows[1]}\n{rows[2].rstrip()}\n"
-
-
-def _more_titles(about: About) -> tuple[str, str]:
-    """What the lower two lines say over our own columns."""
-    names, places = [], []
-    if about.bound:
-        names += [f"{'%bound':>6}"] * 2
-        places += [f"{'out':>6}", f"{'in':>6}"]
-    return "".join(f"  {name}" for name in names), "".join(f"  {place}" for place in places)
-
-
-def line(about: About, row: SizeRow) -> str:
-    """One row, and a comment line for each peer."""
-    preamble = f"{row.size:12d}  {row.count:12d}  {about.type_name:>8}  {about.redop:>6}  {about.root:6d}"
-    text = f"{preamble}  {_cells(row.out_of_place)}  {_cells(row.in_place)}"
-    if about.bound:
-        text += _bound(row.out_of_place) + _bound(row.in_place)
-    return "\n".join([text, *(_peer_line(about, *peer) for peer in row.peers)]) + "\n"
-
-
-def _peer_line(about: About, name: str, out: SizeTiming | None, into: SizeTiming | None) -> str:
-    chosen = " | ".join(dict.fromkeys(found.variant for found in (out, into) if found is not None and found.variant))
-    label = f"#   {name}{f' ({chosen})' if chosen else ''}"
-    if len(label) > _PREAMBLE_WIDTH:
-        label = label[: _PREAMBLE_WIDTH - 1] + "…"
-    ratios = [f"{'N/A' if found is None else f'{found.ratio:.2f}x':>6}" for found in (out, into)]
-    return f"{label:<{_PREAMBLE_WIDTH}}  {_cells(out)}  {_cells(into)}  {'  '.join(ratios)}"
-
-
-def footer(about: About, rows: Sequence[SizeRow]) -> str:
-    """What comes after the last row."""
-    average = f"# {'Avg bus bandwidth':<20} : {average_busbw(rows):g} ".rstrip()
-    ends = ["#", f"# Collective test concluded: {about.collective.name}", "#"]
-    return "\n".join([verdict(about, rows), average, *ends]) + "\n"
-
-
-def verdict(about: About, rows: Sequence[SizeRow]) -> str:
-    """Whether all that was ours was right."""
-    bad = failed(rows, about.algorithms)
-    return f"# {'Out of bounds values':<20} : {bad} {'OK' if bad == 0 else 'FAILED'}"
-
-
-def _cells(timing: SizeTiming | None) -> str:
-    if timing is None:
-        return f"{'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
-    rates = f"{timing.algbw_gb_per_s:6.2f}  {timing.busbw_gb_per_s:6.2f}"
-    return f"{microseconds(timing.seconds):>7}  {rates}  {timing.wrong:>6g}"
-
-
-def _bound(timing: SizeTiming | None) -> str:
-    percent = None if timing is None else timing.bound_percent
-    return f"  {'N/A':>6}" if percent is None else f"  {percent:6.1f}"
-
-
-def microseconds(seconds: float) -> str:
-    """Four or five digits that count, as nccl-tests prints a time."""
-    micros = seconds * 1e6
-    return f"{micros:.0f}" if micros >= 10_000 else f"{micros:.1f}" if micros >= 100 else f"{micros:.2f}"
 
 
 def record(

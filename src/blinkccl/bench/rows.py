@@ -22,6 +22,8 @@ ACROSS_RANKS: dict[int, str] = {
     3: "slowest rank",
     4: "mean of ranks and with the barrier before it",
 }
+#: Who is faster by less than this part is not another winner: it would be the other one in the next run.
+TIE = 0.05
 #: The one that counts the barrier before each run, too: of ranks that share cores some only get one when others wait,
 #: and whether they do in the barrier or in the call differs between libraries.
 WITH_BARRIER = 4
@@ -140,3 +142,37 @@ def by_candidate(row: SizeRow, own: str) -> dict[str, SizeTiming | None]:
     """What all candidates took, ours (called ``own``) first; in place, as in training, where there is such a thing."""
     rows = ((own, row.out_of_place, row.in_place), *row.peers)
     return {name: out if row.in_place is None else into for name, out, into in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """From ``size`` bytes on ``name`` is the fastest; ``before``, which was until there, takes ``ratio`` times as long.
+
+    The first has nobody before it: ``before`` is None; and ``ratio`` where that one was not measured here.
+    """
+
+    size: int
+    name: str
+    before: str | None = None
+    ratio: float | None = None
+
+
+def crossovers(rows: Sequence[SizeRow], own: str) -> list[Crossover]:
+    """Who is the fastest from which size on; who holds that keeps it until somebody is faster by more than a tie."""
+    found: list[Crossover] = []
+    for row in rows:
+        taken = medians_s(row, own)
+        best = min(taken, key=lambda name: taken[name])
+        if not found:
+            found.append(Crossover(row.size, best))
+            continue
+        holder = found[-1].name
+        if holder not in taken or taken[holder] > taken[best] * (1 + TIE):
+            ratio = taken[holder] / taken[best] if holder in taken else None
+            found.append(Crossover(row.size, best, holder, ratio))
+    return found
+
+
+def medians_s(row: SizeRow, own: str) -> dict[str, float]:
+    """Seconds of those that were measured: medians, which one interrupted run does not move."""
+    return {name: timing.median_s for name, timing in by_candidate(row, own).items() if timing is not None}

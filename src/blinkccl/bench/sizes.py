@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.simulate.run import parse_size
 from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
-from blinkccl.units import parse_bytes
 
 #: More sizes than this are a slip of the pen, not a measurement.
 MAX_SIZES = 10_000
@@ -44,26 +44,15 @@ class Sweep:
         return f"{self.factor}(factor)"
 
 
-def sweep(begin: str, end: str | None, factor: int = 2) -> Sweep:
+def sweep(begin: str, end: str | None, factor: int = 2, most: int = MAX_BYTES) -> Sweep:
     """What -b, -e and -f mean together: one size without -e; doubled without -f (nccl-tests adds 1 MiB)."""
-    first = size_in_bytes("-b", begin)
-    last = first if end is None else size_in_bytes("-e", end)
+    first = parse_size("-b", begin, most)
+    last = first if end is None else parse_size("-e", end, most)
     if last < first:
         raise UsageError(f"-e {end} is below -b {begin}; expected sizes from the smaller to the larger")
     if factor < 2:
         raise UsageError(f"-f {factor}: expected a factor of at least 2")
     return Sweep(first, last, factor)
-
-
-def size_in_bytes(option: str, text: str) -> int:
-    """Bytes from what was typed for ``option``."""
-    try:
-        size = parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
-    if size > MAX_BYTES:
-        raise UsageError(f"{option} {text}: expected at most {MAX_BYTES >> 40} TiB")
-    return size
 
 
 def block_count(collective: Collective, size: int, itemsize: int) -> int:

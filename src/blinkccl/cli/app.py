@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -9,25 +10,7 @@ from typer import Option
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from blinkccl.cli import (
-    bench,
-    calibrate,
-    check,
-    console,
-    doctor,
-    dump,
-    explain,
-    export,
-    lab,
-    pick,
-    plan,
-    removed,
-    run,
-    show,
-    sim,
-    topo,
-    tune,
-)
+from blinkccl.cli import console, removed
 
 HELP = """
 Examples:
@@ -123,26 +106,29 @@ def _root(
         raise typer.BadParameter("--json in front of the verb is for --version: give it behind the verb")
 
 
-for _name, _verb, _help, _short in (
-    ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
-    ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
-    ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
-    ("show", show.show, show.HELP, "A picture and a page of a machine, a plan or a result."),
-    ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
-    ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
-    ("explain", explain.explain, explain.HELP, "What will run a call, and why?"),
-    ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
-    ("tune", tune.tune, tune.HELP, "Which choices are the fastest here, on GPUs or between processes?"),
-    ("lab", lab.lab, lab.HELP, "Run plans on shaped links, between network namespaces of this machine."),
-    ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),
-    ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
-    ("doctor", doctor.doctor, doctor.HELP, "What is wrong, with this machine or in these logs?"),
-    ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
-    ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
-):
-    app.command(
-        _name, help=_help, short_help=_short, context_settings=SETTINGS | (run.CONTEXT if _name == "run" else {})
-    )(_verb)
+#: The verbs in the order of the help, each a file beside this one, and what it is in a line.
+VERBS = {
+    "topo": "What is connected to what, how fast, and who says so.",
+    "plan": "Trees for a collective, their rate, and the proof of the best.",
+    "check": "Is a plan what it says it is, and does it run?",
+    "show": "A picture and a page of a machine, a plan or a result.",
+    "export": "A plan as code, or in the format of another tool.",
+    "sim": "How long would it take, on calibrated links, and what would NCCL get?",
+    "explain": "What will run a call, and why?",
+    "bench": "Run a collective on this machine; every result checked.",
+    "tune": "Which choices are the fastest here, on GPUs or between processes?",
+    "lab": "Run plans on shaped links, between network namespaces of this machine.",
+    "run": "Run an unchanged NCCL program, with trees where they are faster.",
+    "calibrate": "Which latency and bandwidth explain what was measured?",
+    "doctor": "What is wrong, with this machine or in these logs?",
+    "dump": "What does a live job on this host wait for?",
+    "pick": "Which GPUs to ask for.",
+}
+for _name, _about in VERBS.items():
+    _file = import_module(f"blinkccl.cli.{_name}")
+    app.command(_name, help=_file.HELP, short_help=_about, context_settings=SETTINGS | getattr(_file, "CONTEXT", {}))(
+        getattr(_file, _name)
+    )
 
 #: Made once: typer would read the annotations of all verbs again at every call.
 command: Any = get_command(app)

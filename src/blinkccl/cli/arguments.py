@@ -102,6 +102,11 @@ Json = Annotated[bool, Option("--json", help="Print one JSON object instead of t
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
 
 
+def typed(**given: object) -> list[str]:
+    """The options that were typed, of these by their names."""
+    return [f"--{name}" for name, value in given.items() if value is not None and value is not False]
+
+
 def one_spec(behind: str | None, spec: str | None) -> str | None:
     """The topology that was typed behind the collective or after ``--topo``; UsageError if there are two."""
     if behind is not None and spec is not None:

@@ -119,8 +119,9 @@ def bench(
     on_topology = spec is not None or gpus is not None
     request = arguments.request(name, spec, gpus, root, None, False) if on_topology else None
     if request is not None and processes is None and host.launcher(os.environ) is None:
-        given = {"--peer": peers is not None, "--rounds": rounds is not None, "--timeline": timeline is not None}
-        _refuse("is for processes; here a plan is run in one, as --topo says: add -g N", given | {"--shared": shared})
+        used = arguments.typed(peer=peers, rounds=rounds, timeline=timeline, shared=shared)
+        if used:
+            raise UsageError(f"{used[0]} is for processes; here a plan is run in one, as --topo says: add -g N")
         _run_plan(request, algo or "auto", output, BenchSettings(dtype, op, iterations, rounds=1))
         return
     settings = BenchSettings(
@@ -166,12 +167,6 @@ def _job(asked: Request | Collective, size: int | None, algo: str | None) -> Job
     return Job(asked.collective, tuple(planned), f"GPUs {gpus} of {asked.topology.name}")
 
 
-def _refuse(why: str, given: dict[str, bool]) -> None:
-    for option, used in given.items():
-        if used:
-            raise UsageError(f"{option} {why}")
-
-
 def _known(option: str, typed: str, theirs: dict[str, str], ours: Iterable[str]) -> str:
     """Our name of what was typed, which is that or nccl-tests' name."""
     if typed not in theirs and typed not in ours:
@@ -196,29 +191,21 @@ class _Output:
 
     def write_timeline(self, recorder: BenchTimeline | None) -> None:
         """Writes what was collected."""
-        import json
-
-        if recorder is None or self.timeline is None:
-            return
-        events = recorder.events()
-        console.write_file(self.timeline, json.dumps(events.document()) + "\n")
-        without = f", without {events.left_out}" if events.left_out else ""
-        console.note(f"{self.timeline} shows calls after those of the table{without}: open it in ui.perfetto.dev")
+        if recorder is not None and self.timeline is not None:
+            what = f"{self.timeline} shows calls after those of the table"
+            console.write_timeline(self.timeline, recorder.events(), what)
 
     def report(self, interleaved: Interleaved, about: About) -> None:
         """Measure; print the table as it grows, or JSON at the end; write the files; end with 1 if one was wrong."""
-        from blinkccl.bench import compare
         from blinkccl.bench import output as printed
-        from blinkccl.bench.rows import failed
-        from blinkccl.bench.terminal import TerminalTable
+        from blinkccl.bench.rows import crossovers, failed
+        from blinkccl.bench.table import BenchTable
         from blinkccl.trees.forest.document import dumps
 
         sizes = self.sizes.sizes()
-        began, done, width = printed.now(), [], console.width()
-        piped = compare if about.several else printed
-        table = piped if width is None else TerminalTable(width)
+        began, done, table = printed.now(), [], BenchTable(about, console.width())
         if not self.json:
-            console.emit(table.header(about, self.sizes))
+            console.emit(table.header(self.sizes))
         with console.Progress(about.collective.name) as progress:
             steps = iter(range(1, 1 + interleaved.ticks(sizes)))
             interleaved.tick = lambda: progress(next(steps), interleaved.ticks(sizes))
@@ -226,11 +213,11 @@ class _Output:
                 done.append(row)
                 if not self.json:
                     with progress.aside():
-                        console.emit(table.line(about, row))
+                        console.emit(table.line(row))
         recorded = printed.record(about, self.sizes, done, sys.argv[1:], began, printed.now())
         if about.several:
-            recorded["crossovers"] = [asdict(each) for each in compare.crossovers(done, about.algorithms[0])]
-        console.emit(dumps(printed.document(recorded, about)) if self.json else table.footer(about, done))
+            recorded["crossovers"] = [asdict(each) for each in crossovers(done, about.algorithms[0])]
+        console.emit(dumps(printed.document(recorded, about)) if self.json else table.footer(done))
         if wrong := failed(done, about.algorithms):
             console.error(f"{wrong} measurement(s) had wrong elements: see #wrong, or nwrong in --json")
             raise typer.Exit(CHECK_FAILED)
@@ -280,10 +267,9 @@ def _on_processes(
             output.report(*benchmark)
         output.write_timeline(recorder)
         return
-    _refuse(
-        f"starts processes, but {started_by} has started this one already: leave it out",
-        {"-g": wanted is not None, "--peer": bool(chosen)},
-    )
+    if wanted is not None or chosen:
+        option = "--peer" if wanted is None else "-g"
+        raise UsageError(f"{option} starts processes, but {started_by} has started this one already: leave it out")
     _launched(started_by, job, output, settings)
 
 

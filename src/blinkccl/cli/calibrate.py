@@ -10,11 +10,10 @@ import typer
 from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
-from blinkccl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from blinkccl.cost.simulate.fit import Fit
-    from blinkccl.cost.simulate.measurements import Measurement
+    from blinkccl.formats.nccl_tests import Measurement
 
 #: Which links β is for where --kind does not say.
 _KIND = "nvlink"
@@ -79,7 +78,6 @@ def calibrate(
     if json:
         console.emit_json(
             {
-                "schema_version": SCHEMA_VERSION,
                 "files": [console.source_name(path) for path in files],
                 "algorithm": algo,
                 "fits": [_document(each, fit, measured) for each, fit in found.items()],
@@ -100,8 +98,7 @@ def _check(output: Path | None, name: str | None, kind: str | None, nominal: flo
 
     if kind is not None and kind not in LINK_KINDS:
         raise typer.BadParameter(f"unknown kind of links {kind!r}; expected one of {', '.join(LINK_KINDS)}")
-    given = {"--name": name, "--kind": kind, "--nominal": nominal, "--lanes": lanes}
-    used = [option for option, value in given.items() if value is not None]
+    used = arguments.typed(name=name, kind=kind, nominal=nominal, lanes=lanes)
     if output is None:
         if used:
             raise typer.BadParameter(f"{', '.join(used)}: of the calibration that -o writes; give -o, or leave it out")
@@ -114,7 +111,7 @@ def _check(output: Path | None, name: str | None, kind: str | None, nominal: flo
 def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> list[Measurement]:
     """The measurements of all files, of ``collective`` only where it is given."""
     from blinkccl.collectives.spec import COLLECTIVES
-    from blinkccl.cost.simulate.measurements import read_measurements
+    from blinkccl.formats.nccl_tests import read_measurements
     from blinkccl.topology.limits import MAX_FILE_BYTES
 
     if collective is not None and collective not in COLLECTIVES:
@@ -127,7 +124,7 @@ def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> l
         content = console.read_file(path, MAX_FILE_BYTES)
         if len(content) > MAX_FILE_BYTES:
             raise typer.BadParameter(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; expected a benchmark's log")
-        measured += read_measurements(content.decode("utf-8", "replace"), source, collective, ranks)
+        measured += read_measurements(content.decode("utf-8", "replace"), source, collective or "", ranks or 0)
     wanted = [one for one in measured if collective in (None, one.collective)]
     if not wanted:
         there = ", ".join(dict.fromkeys(one.collective for one in measured))

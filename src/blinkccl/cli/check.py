@@ -10,7 +10,6 @@ from typer import Option
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import UsageError
-from blinkccl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from blinkccl.formats.foreign.verify import ForeignAudit
@@ -69,7 +68,9 @@ def check(
     if json:
         console.emit_json(found.document())
     else:
-        console.emit_sentences(found.text(console.paint()))
+        from blinkccl.show.check_text import audit_text
+
+        console.emit_sentences(audit_text(found, console.paint()))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)
 
@@ -79,7 +80,7 @@ def _report(found: ForeignAudit, json: bool, spec: str | None, links: str | None
     if spec is not None or links is not None:
         raise UsageError("a plan of MSCCL++ names no links: leave --topo and --links out")
     if json:
-        console.emit_json({"schema_version": SCHEMA_VERSION, "ok": found.ok, "plans": [found.document()]})
+        console.emit_json({"ok": found.ok, "plans": [found.document()]})
     else:
         console.emit_sentences(found.text())
     if not found.ok:

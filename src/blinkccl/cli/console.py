@@ -10,13 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, Self, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 import typer
 
 from blinkccl.cli.exits import USAGE
 from blinkccl.errors import UsageError
+from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.text import Paint, fit, painter
+
+if TYPE_CHECKING:
+    from blinkccl.trace_events import TraceEvents
 
 #: Nobody needs a bar for less than this.
 PROGRESS_AFTER_S = 2.0
@@ -45,10 +49,10 @@ def emit(text: str) -> None:
 
 
 def emit_json(document: dict[str, Any]) -> None:
-    """Print one JSON object."""
+    """Print one JSON object, with the version of its schema before what it has."""
     from blinkccl.trees.forest.document import dumps
 
-    emit(dumps(document))
+    emit(dumps({"schema_version": SCHEMA_VERSION} | document))
 
 
 def emit_sentences(text: str) -> None:
@@ -154,6 +158,15 @@ def write_file(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` and say so."""
     with written(path):
         path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_timeline(path: Path, events: TraceEvents, what: str) -> None:
+    """Write ``events`` as Chrome's trace to ``path``, and say ``what`` it shows, and what it leaves out."""
+    import json
+
+    write_file(path, json.dumps(events.document()) + "\n")
+    without = f", without {events.left_out}" if events.left_out else ""
+    note(f"{what}{without}: open it in ui.perfetto.dev")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

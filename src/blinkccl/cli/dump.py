@@ -29,12 +29,11 @@ def dump(
 ) -> None:
     """Print the groups of process ``pid``."""
     from blinkccl.runtime.dump import groups_of, with_lines
-    from blinkccl.schema import SCHEMA_VERSION
 
     groups = with_lines(groups_of(pid))
     if json:
         documents = [group.document() for group in groups]
-        console.emit_json({"schema_version": SCHEMA_VERSION, "pid": pid, "groups": documents})
+        console.emit_json({"pid": pid, "groups": documents})
         return
     from blinkccl.show.job_text import job_text
 

@@ -53,18 +53,11 @@ def explain(
     from blinkccl.cost.simulate.calibration import calibration_for
     from blinkccl.cost.simulate.run import parse_size
     from blinkccl.show import explain as advice
-    from blinkccl.show.explain_text import explain_document, explain_text
+    from blinkccl.show.explain import explain_document, explain_text
 
     size_bytes = parse_size("--size", size)
     spec = arguments.one_spec(behind, spec)
-    of_gpus = {
-        "--topo": spec,
-        "--gpus": gpus,
-        "--links": links,
-        "--relays": relays or None,
-        "--measured": measured,
-    }
-    used = [option for option, given in of_gpus.items() if given is not None]
+    used = arguments.typed(topo=spec, gpus=gpus, links=links, relays=relays, measured=measured)
     if processes is not None and used:
         raise UsageError(f"-g is for processes of this host, {used[0]} for GPUs: leave one out")
     if processes is not None or (spec is None and not arguments.has_gpus(arguments.this_machine())):
@@ -83,9 +76,9 @@ def explain(
 
 
 def _on_cpus(collective: Collective, size_bytes: int, json: bool) -> None:
-    from blinkccl.show.explain_host import explain
+    from blinkccl.show.explain import explain_host
 
-    found = explain(collective, size_bytes)
+    found = explain_host(collective, size_bytes)
     if json:
         console.emit_json(found.document())
     else:

@@ -13,7 +13,6 @@ from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.cli.removed import refuse_removed
 from blinkccl.errors import UsageError
-from blinkccl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from blinkccl.formats.registry import File
@@ -94,6 +93,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the plan as ``--to``, to standard output or to a file."""
+    from blinkccl.api.export import exported, packed
     from blinkccl.formats.registry import FORMATS, Choices, format_of
     from blinkccl.schedule.text import program_hash
 
@@ -106,9 +106,9 @@ def export(
     if output is not None:
         console.check_writable(output.with_name(f"{output.name}.0.et") if row.per_rank else output)
     choices = Choices(in_place, chunks, _bytes("-s", size), _bytes("--chunk", chunk))
-    write = row.write_as(choices)
+    row.check(choices, plan=path is not None)
     if path is None:
-        _write(row.pack_as(choices)(*arguments.load(spec, gpus)), {"format": to}, json, output)
+        _write(packed(*arguments.load(spec, gpus), to, choices), {"format": to}, json, output)
         return
     if gpus is not None:
         raise UsageError(f"--gpus {gpus}: a plan brings its own ranks")
@@ -120,7 +120,8 @@ def export(
             f"first: {false[0]}; blink check lists them"
         )
         raise typer.Exit(CHECK_FAILED)
-    files = write(found.program, found.forest, None if spec is None else arguments.load(spec)[0])
+    machine = None if spec is None else arguments.load(spec)[0]
+    files = exported(found.program, found.forest, to, choices, machine)
     about = {
         "format": to,
         "collective": found.program.collective.name,
@@ -152,7 +153,7 @@ def _write(files: Sequence[File], about: dict[str, Any], json: bool, output: Pat
                 console.write_bytes(path, file.data)
     if json:
         named = [{"name": file.name, **_content(file)} for file in files]
-        console.emit_json({"schema_version": SCHEMA_VERSION, **about, "files": named})
+        console.emit_json({**about, "files": named})
     elif output is None:
         console.emit("\n".join(file.text for file in files))
 

@@ -182,7 +182,6 @@ def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: 
 def _fail(request: Request, name: str, lane: float | None, text: str, size: int, rounds: int, json: bool) -> None:
     """A job before, during and after a fault; exit with 1 if something was wrong afterwards."""
     from blinkccl.apps.lab import experiment, faults, output
-    from blinkccl.schema import SCHEMA_VERSION
 
     fault = faults.Fault.parse(text)
     field = experiment.prepare(request, (name,), lane)
@@ -193,7 +192,7 @@ def _fail(request: Request, name: str, lane: float | None, text: str, size: int,
     with built as laboratory:
         story = faults.tell(field, around, laboratory, fault, size, rounds, DEADLINE_S)
     if json:
-        console.emit_json({"schema_version": SCHEMA_VERSION} | story.document())
+        console.emit_json(story.document())
     else:
         console.emit_sentences(output.head_text(field, laboratory.layout) + "\n" + story.text())
     if not isinstance(story.after, str) and story.after.wrong:

@@ -170,20 +170,14 @@ def sim(
     from blinkccl.show.training import training_steps
     from blinkccl.trees.algorithms import in_switch
 
-    options = {"--calibration": calibration, "--chunk": chunk}
-    of_copies = [option for option, given in options.items() if given is not None]
+    of_copies = arguments.typed(calibration=calibration, chunk=chunk)
     of_copies += [in_switch.NAME] if algo is not None and in_switch.NAME in algo.split(",") else []
     with console.Progress("simulating") as progress:
         if _is_plan(job):
-            given: dict[str, object] = {
-                "--root": root,
-                "--algo": algo,
-                "--links": links,
-                "--relays": relays or None,
-                "--gpus": gpus,
-            }
-            own = {} if arguments.may_be_graph_file(Path(job)) else {"--topo": spec}
-            _refuse_beside_plan(given | own)
+            own = None if arguments.may_be_graph_file(Path(job)) else spec
+            used = arguments.typed(root=root, algo=algo, links=links, relays=relays, gpus=gpus, topo=own)
+            if used:
+                raise UsageError(f"a plan brings its own collective, links and ranks: leave {', '.join(used)} out")
             request, forest = _job_of_plan(Path(job), spec)
         else:
             request, forest = arguments.request(job, spec, gpus, root, links, relays), None
@@ -268,20 +262,15 @@ def _check_files_serve(field: JobCandidates, timeline: Path | None, output: Path
 
 
 def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None) -> list[int]:
-    from blinkccl.cost.simulate.run import parse_size
+    from blinkccl.bench.sizes import sweep
+    from blinkccl.cost.simulate.run import MAX_SIZE_BYTES, parse_size
 
     if not swept:
         return [parse_size("--size", "64M" if size is None else size)]
     if size is not None:
         raise UsageError("--size is one size, --plot, -b and -e take several: give one of them")
     begin, end = _BEGIN if begin is None else begin, _END if end is None else end
-    first, last = parse_size("-b", begin), parse_size("-e", end)
-    if not 0 < first <= last:
-        raise UsageError(f"-b {begin} -e {end}: expected a positive size and one that is not below it")
-    sizes = [first]
-    while sizes[-1] * _FACTOR <= last:
-        sizes.append(sizes[-1] * _FACTOR)
-    return sizes
+    return sweep(begin, end, _FACTOR, MAX_SIZE_BYTES).sizes()
 
 
 def _chunk(text: str) -> tuple[int | None, str]:
@@ -295,12 +284,6 @@ def _chunk(text: str) -> tuple[int | None, str]:
     if chunk < 1:
         raise UsageError("--chunk 0: expected at least one byte")
     return chunk, "model"
-
-
-def _refuse_beside_plan(given: dict[str, object]) -> None:
-    used = [option for option, value in given.items() if value is not None]
-    if used:
-        raise UsageError(f"a plan brings its own collective, links and ranks: leave {', '.join(used)} out")
 
 
 def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:
@@ -384,18 +367,15 @@ def _fastest_plan(row: Sequence[Estimate]) -> Estimate | None:
 
 
 def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
-    import json
-
-    from blinkccl.cost.simulate.timeline import chrome_trace
+    from blinkccl.cost.simulate.timeline import add_simulation
+    from blinkccl.trace_events import TraceEvents
 
     best = _fastest_plan(row)
     if best is None or best.simulation is None:
         raise UsageError(_NO_TIMELINE)
-    found = chrome_trace(best.simulation.traced())
-    console.write_file(path, json.dumps(found) + "\n")
-    left_out = found.get("otherData", {}).get("left out")
-    without = f", without {left_out}" if left_out else ""
-    console.note(f"it shows {best.name} at {best.size_bytes:,} bytes{without}: open it in ui.perfetto.dev")
+    events = TraceEvents()
+    add_simulation(events, best.simulation.traced())
+    console.write_timeline(path, events, f"it shows {best.name} at {best.size_bytes:,} bytes")
 
 
 def _draw(path: Path, field: JobCandidates, code: Code, rows: Sequence[Sequence[Estimate]]) -> None:

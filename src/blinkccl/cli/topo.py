@@ -79,7 +79,6 @@ def topo(
 
 def _list(json: bool) -> None:
     """What SPEC may be besides a file."""
-    from blinkccl.schema import SCHEMA_VERSION
     from blinkccl.topology.catalog import ALIASES, CATALOG
     from blinkccl.topology.formats import FORMATS
     from blinkccl.topology.synthetic import FAMILIES
@@ -88,7 +87,7 @@ def _list(json: bool) -> None:
     if json:
         machines = [{"name": name, "also": others[name], "about": row.about} for name, row in CATALOG.items()]
         rules = [{"form": family.form, "about": family.about} for family in FAMILIES.values()]
-        console.emit_json({"schema_version": SCHEMA_VERSION, "machines": machines, "rules": rules})
+        console.emit_json({"machines": machines, "rules": rules})
         return
     lines = ["machines"]
     for name, row in CATALOG.items():

@@ -82,7 +82,6 @@ def tune(
 
     from blinkccl.bench.sizes import sweep
     from blinkccl.bench.tune import ranges
-    from blinkccl.schema import SCHEMA_VERSION
 
     on_gpus = spec is not None or gpus is not None
     if ranks is not None and on_gpus:
@@ -100,7 +99,7 @@ def tune(
         table = _measured(job.tuner(), job.path, table, cells, budget_s, again)
     if json:
         there = {} if table is None else msgspec.to_builtins(table)
-        console.emit_json({"schema_version": SCHEMA_VERSION, "path": str(job.path), **there})
+        console.emit_json({"path": str(job.path), **there})
     else:
         console.emit(job.text(table, job.path))
 
@@ -179,8 +178,9 @@ def _on_cpus(names: Sequence[str], ranks: int) -> _TuneJob:
 
 def _host_text(table: MeasuredTable | None, path: Path) -> str:
     from blinkccl.runtime.host_table import label
-    from blinkccl.show.text import bytes_text, columns, fit, seconds_text
+    from blinkccl.show.text import columns, fit, seconds_text
     from blinkccl.trees.algorithms.tables import BUILT_IN
+    from blinkccl.units import size_text
 
     assert table is not None, "there is an empty one"
     width, rows, faster = console.width(), [], 0
@@ -191,7 +191,7 @@ def _host_text(table: MeasuredTable | None, path: Path) -> str:
         times = f"{built_in_s / now.seconds:.2f}" if won else ""
         choice = " or ".join(map(label, now.ways)) if won else BUILT_IN
         choice += "" if cell.confirmed else ", not confirmed yet"
-        shown = [bytes_text(cell.size_bytes), seconds_text(built_in_s), seconds_text(now.seconds)]
+        shown = [size_text(cell.size_bytes), seconds_text(built_in_s), seconds_text(now.seconds)]
         rows.append([cell.collective, *shown, times, choice])
     head = fit(f"{table.name} on {table.machine}: {path}\n", width)
     if not rows:
@@ -259,13 +259,14 @@ def _environments(spec: str | None) -> Callable[[Way, Path], dict[str, str]]:
 
 
 def _gpu_text(table: MeasuredTable, ranks: tuple[int, ...], path: Path) -> str:
-    from blinkccl.show.text import bytes_text, columns, fit, ids, seconds_text
+    from blinkccl.show.text import columns, fit, ids, seconds_text
+    from blinkccl.units import size_text
 
     def taken(cell: Cell) -> str:
         return ", ".join(f"{one.ways[0].name} {seconds_text(one.seconds)}" for one in cell.times)
 
     width = console.width()
-    rows = [[cell.collective, bytes_text(cell.size_bytes), taken(cell)] for cell in table.of(ranks)]
+    rows = [[cell.collective, size_text(cell.size_bytes), taken(cell)] for cell in table.of(ranks)]
     header = ("collective", "size", "the fastest first")
     lines = columns(header, rows, (0, 2), width, 2) if rows else ["nothing yet"]
     return fit(f"GPUs {ids(ranks)} of {table.name}: {table.by}\n{path}\n\n", width) + "\n".join(lines) + "\n"

@@ -8,7 +8,6 @@ from typing import Any
 
 from blinkccl.cli import console
 from blinkccl.errors import BlinkError
-from blinkccl.schema import SCHEMA_VERSION
 
 #: What a report may turn on, beside our own code.
 _PACKAGES = ("numpy", "highspy", "torch")
@@ -18,7 +17,7 @@ def print_version(json: bool) -> None:
     """The version and the facts of this installation, as text or as one JSON object."""
     facts = _facts()
     if json:
-        console.emit_json({"schema_version": SCHEMA_VERSION, **facts})
+        console.emit_json(facts)
         return
     native = facts["native"]["library"] or f"none: {facts['native']['why_not']}"
     packages = ", ".join(f"{name} {found or 'not installed'}" for name, found in facts["packages"].items())

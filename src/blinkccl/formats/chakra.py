@@ -17,7 +17,7 @@ from typing import Literal
 
 from blinkccl.errors import UnsupportedError
 from blinkccl.formats.messages import Messages, Task, messages, remarks
-from blinkccl.formats.registry import ANY, Choices, File
+from blinkccl.formats.registry import Choices, File
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Forest
@@ -34,9 +34,7 @@ _VALUES = {"int32": 7, "int64": 9, "uint64": 13, "bool": 27, "string": 29}
 _VARINT, _BYTES = 0, 2
 
 
-def write(
-    program: Program, forest: Forest, _machine: Topology | None = None, choices: Choices = ANY
-) -> tuple[File, ...]:
+def write(program: Program, forest: Forest, _machine: Topology | None, choices: Choices) -> tuple[File, ...]:
     """A file per rank, named by it; see :class:`blinkccl.formats.registry.Write`, and ``messages`` for what it raises.
 
     UnsupportedError for relays, which are no ranks of a collective.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.codegen.text import Kernel, cuda_text
-from blinkccl.formats.registry import File
+from blinkccl.formats.registry import Choices, File
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Forest
 
 
-def write(program: Program, forest: Forest, _machine: Topology | None = None) -> tuple[File, ...]:
+def write(program: Program, forest: Forest, _machine: Topology | None, _choices: Choices) -> tuple[File, ...]:
     """One file of code; see :class:`blinkccl.formats.registry.Write`. Refuses paths that no store takes."""
     require_direct_stores(program, forest.topology)
     name = program.collective.name

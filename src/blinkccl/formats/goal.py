@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from blinkccl.errors import UnsupportedError
 from blinkccl.formats.messages import Messages, Task, messages, remarks
-from blinkccl.formats.registry import ANY, Choices, File
+from blinkccl.formats.registry import Choices, File
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Forest
@@ -29,9 +29,7 @@ MOST_PORTS = 256
 Port = tuple[int, int]
 
 
-def write(
-    program: Program, forest: Forest, _machine: Topology | None = None, choices: Choices = ANY
-) -> tuple[File, ...]:
+def write(program: Program, forest: Forest, _machine: Topology | None, choices: Choices) -> tuple[File, ...]:
     """One file; see :class:`blinkccl.formats.registry.Write`, and :func:`blinkccl.formats.messages.messages`."""
     found = messages(program, forest, choices)
     ports = port_numbers(program)

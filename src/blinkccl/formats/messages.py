@@ -22,11 +22,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from blinkccl.cost.simulate.calibration import Calibration, calibration_for
-from blinkccl.cost.simulate.run import best_chunk_bytes, bind_bytes, count_tasks
-from blinkccl.cost.simulate.translate import operands
 from blinkccl.errors import LimitError, UnsupportedError, UsageError
-from blinkccl.formats.registry import Choices
+from blinkccl.formats.registry import Choices, CombiningCosts
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.program import Program, Role
 from blinkccl.trees.forest.model import Forest
@@ -58,11 +55,11 @@ class Task:
 class Messages:
     """A bound program, unrolled: ``tasks[v]`` are those of rank v, or after the ranks of relay v − N, in an order.
 
-    ``calibration`` is what reductions are charged by.
+    ``costs`` are what reductions are charged by.
     """
 
     bound: Bound
-    calibration: Calibration
+    costs: CombiningCosts
     tasks: tuple[tuple[Task, ...], ...]
 
     @property
@@ -76,7 +73,7 @@ class Messages:
 
 
 def messages(program: Program, forest: Forest, choices: Choices) -> Messages:
-    """The program for the size of ``choices``, in their chunks or those of the simulator's pipeline model.
+    """The program for the size of ``choices``.
 
     UnsupportedError for switches that combine, UsageError where the size moves nothing, LimitError beyond
     :data:`MOST_TASKS`. Cost: linear in tasks.
@@ -86,23 +83,22 @@ def messages(program: Program, forest: Forest, choices: Choices) -> Messages:
             f"the plan combines at switches {list(program.combining)}, and simulators have messages between hosts "
             "alone; plan with another algorithm than in_switch"
         )
-    size, chunk = choices.size_bytes, choices.chunk_bytes
-    assert size is not None
-    calibration = calibration_for(forest.topology)
-    bound = bind_bytes(program, size, chunk or best_chunk_bytes(program, forest.topology, calibration, size))
-    count = count_tasks(bound)
-    if not count:
+    size, bound, costs = choices.size_bytes, choices.bound, choices.costs
+    assert bound is not None  # Whoever asks has found both for the size.
+    assert costs is not None
+    if not bound.tasks:
         raise UsageError(f"{size} bytes move nothing: fewer than one element per block")
-    if count > MOST_TASKS:
+    if bound.tasks > MOST_TASKS:
         raise LimitError(
-            f"{size:,} bytes are {count:,} messages and reductions, more than {MOST_TASKS:,}: take a larger --chunk"
+            f"{size:,} bytes are {bound.tasks:,} messages and reductions, more than {MOST_TASKS:,}: take a larger "
+            "--chunk"
         )
     first_tag = _first_tags(bound)
     roles: list[list[Role]] = [[] for _ in program.vertices]
     for role in program.roles:
         roles[role.rank].append(role)
-    tasks = (_Vertex(bound, calibration, first_tag, mine).tasks for mine in roles)
-    return Messages(bound, calibration, tuple(tuple(found) for found in tasks))
+    tasks = (_Vertex(bound, costs, first_tag, mine).tasks for mine in roles)
+    return Messages(bound, costs, tuple(tuple(found) for found in tasks))
 
 
 def _first_tags(bound: Bound) -> Sequence[int]:
@@ -117,8 +113,8 @@ def _first_tags(bound: Bound) -> Sequence[int]:
 class _Vertex:
     """The tasks of one vertex, execution by execution."""
 
-    def __init__(self, bound: Bound, calibration: Calibration, first_tag: Sequence[int], roles: Sequence[Role]) -> None:
-        self.bound, self.calibration, self.first_tag = bound, calibration, first_tag
+    def __init__(self, bound: Bound, costs: CombiningCosts, first_tag: Sequence[int], roles: Sequence[Role]) -> None:
+        self.bound, self.costs, self.first_tag = bound, costs, first_tag
         self.tasks: list[Task] = []
         self._last: dict[int, int] = {}
         self._last_calc: dict[int, int] = {}
@@ -129,13 +125,13 @@ class _Vertex:
 
     def _execute(self, place: int, role: Role, size_bytes: int) -> None:
         ready = tuple(self._message("recv", queue, size_bytes, ()) for queue in role.receives)
-        if operands(role) > 1:
-            seconds = self._seconds(operands(role), size_bytes)
+        if role.operands > 1:
+            seconds = self._seconds(role.operands, size_bytes)
             before = self._last.get(role.sends[0]) if seconds and role.sends else self._last_calc.get(place)
             after = ready if before is None else (before, *ready)
             self._last_calc[place] = len(self.tasks)
             ready = (len(self.tasks),)
-            self.tasks.append(Task("calc", -1, -1, -1, size_bytes, operands(role), seconds, after))
+            self.tasks.append(Task("calc", -1, -1, -1, size_bytes, role.operands, seconds, after))
         for queue in role.sends:
             self._message("send", queue, size_bytes, ready)
 
@@ -154,14 +150,13 @@ class _Vertex:
 
     def _seconds(self, count: int, size_bytes: int) -> float:
         """What the simulator charges an execution that combines ``count`` operands."""
-        engine = self.calibration.engine
-        rate = engine.reduce_gb_per_s.value * 1e9
-        return engine.reduce_us.value * 1e-6 + (size_bytes * (count + 1) / 3 / rate if rate else 0.0)
+        rate = self.costs.gb_per_s * 1e9
+        return self.costs.us * 1e-6 + (size_bytes * (count + 1) / 3 / rate if rate else 0.0)
 
 
 def remarks(found: Messages, forest: Forest) -> Iterator[str]:
     """What a file says of itself, in lines."""
-    program, bound, engine = found.program, found.bound, found.calibration.engine
+    program, bound, costs = found.program, found.bound, found.costs
     label = {vertex.id: vertex.label for vertex in forest.topology.vertices}
     coll = program.collective
     root = "" if coll.root is None else f", root {coll.root}"
@@ -175,6 +170,5 @@ def remarks(found: Messages, forest: Forest) -> Iterator[str]:
         yield f"relays, outside the job: {', '.join(f'{rank} is {label[vertex]}' for rank, vertex in relays)}"
     most = max(min(extent.length, extent.chunk_elements) for extent in bound.extents) * bound.itemsize
     yield f"chunks of up to {most:,} bytes; a message waits for its data and for the one before it in its queue"
-    rate = engine.reduce_gb_per_s.value
-    pace = f"{engine.reduce_us.value:g} us and " + (f"1 ns for {rate:g} bytes of result" if rate else "nothing more")
-    yield f"combining two operands takes {pace} (calibration {found.calibration.name})"
+    pace = f"1 ns for {costs.gb_per_s:g} bytes of result" if costs.gb_per_s else "nothing more"
+    yield f"combining two operands takes {costs.us:g} us and {pace} (calibration {costs.name})"

@@ -30,7 +30,7 @@ from blinkccl.formats.chunked import Chunked, ChunkPlace
 from blinkccl.formats.foreign import mscclpp
 from blinkccl.formats.foreign.verify import audit
 from blinkccl.formats.mscclpp_switch import allreduce_gpus, combining_switch
-from blinkccl.formats.registry import ANY, Choices, File
+from blinkccl.formats.registry import Choices, File
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
 from blinkccl.topology.model import Topology
@@ -58,9 +58,7 @@ T = TypeVar("T")
 Unit = tuple[int, int]
 
 
-def write(
-    program: Program, forest: Forest, _machine: Topology | None = None, choices: Choices = ANY
-) -> tuple[File, ...]:
+def write(program: Program, forest: Forest, _machine: Topology | None, choices: Choices) -> tuple[File, ...]:
     """One file, read back and proved; see :class:`blinkccl.formats.registry.Write`.
 
     UnsupportedError names the limit that is exceeded, and what fits instead, as it is typed: fewer chunks, or another
@@ -83,7 +81,7 @@ def write(
     return (File("mscclpp.json", text, "; ".join(notes)),)
 
 
-def pack(machine: Topology, ranks: tuple[int, ...], choices: Choices = ANY) -> tuple[File, ...]:
+def pack(machine: Topology, ranks: tuple[int, ...], choices: Choices) -> tuple[File, ...]:
     """AllReduce in the switch that joins ``ranks``; see :class:`blinkccl.formats.registry.Pack`."""
     if choices.chunks is not None:
         raise UsageError(f"--chunks {choices.chunks} is for plans: leave it out")

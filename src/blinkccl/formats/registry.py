@@ -7,28 +7,51 @@ To add a format: write one file beside this one with a function ``write`` of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Protocol
 
 from blinkccl.errors import UsageError
+from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Forest
 
 
 @dataclass(frozen=True, slots=True)
+class CombiningCosts:
+    """What combining messages takes: ``us`` each time, at ``gb_per_s`` (0: no more), by the calibration of a name."""
+
+    name: str
+    us: float
+    gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RingChannels:
+    """The channels of an NCCL graph file: ``orders`` of GPUs by their numbers there, and ``remarks`` for people."""
+
+    orders: tuple[tuple[int, ...], ...]
+    gb_per_s: float
+    kind: str
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
-    """What may be asked of some formats.
+    """What may be asked of some formats, and what a format cannot know (:mod:`blinkccl.api.export` finds it).
 
     Of MSCCL++, which names memory: ``in_place``; ``chunks`` per block, to which to round. Of those for one size:
-    ``size_bytes`` as nccl-tests counts it; ``chunk_bytes`` (None: as the simulator chooses them).
+    ``size_bytes`` as nccl-tests counts it; ``chunk_bytes`` (None: as the simulator chooses them); found for these are
+    ``bound``, the program for that size, and ``costs``. Of NCCL's graph file ``rings`` are found.
     """
 
     in_place: bool = False
     chunks: int | None = None
     size_bytes: int | None = None
     chunk_bytes: int | None = None
+    bound: Bound | None = None
+    costs: CombiningCosts | None = None
+    rings: RingChannels | None = None
 
 
 #: Out of place, with the chunks that the weights need, for any size.
@@ -59,6 +82,8 @@ class Write(Protocol):
         What it was lowered from.
     machine
         The whole machine that the plan is for, where somebody said which: a plan has the links alone that it is on.
+    choices
+        What was asked for, and what was found for it.
 
     Returns
     -------
@@ -71,22 +96,24 @@ class Write(Protocol):
         If the format cannot say what the program does, with the reason.
     """
 
-    def __call__(self, program: Program, forest: Forest, machine: Topology | None, /) -> tuple[File, ...]: ...
+    def __call__(
+        self, program: Program, forest: Forest, machine: Topology | None, choices: Choices, /
+    ) -> tuple[File, ...]: ...
 
 
 class Pack(Protocol):
     """Writes what is best for a tool on these GPUs of a machine, without a plan; raises as :class:`Write`."""
 
-    def __call__(self, machine: Topology, ranks: tuple[int, ...], /) -> tuple[File, ...]: ...
+    def __call__(self, machine: Topology, ranks: tuple[int, ...], choices: Choices, /) -> tuple[File, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """A registry row; ``module`` is imported on first use.
 
-    ``packs``: it also writes without a plan. ``chooses``: its ``write`` takes ``in_place`` and ``chunks`` of
-    :class:`Choices`, as ``choices``; ``sized``: it needs the other two of them. ``per_rank``: it is a file of bytes for
-    each rank, and names of all begin with what the user says.
+    ``packs``: it also writes without a plan. ``chooses``: ``in_place`` and ``chunks`` of :class:`Choices` are for it;
+    ``sized``: it is for one size; ``of_rings``: it is made of ``rings``. ``per_rank``: it is a file of bytes for each
+    rank, and names of all begin with what the user says.
     """
 
     module: str
@@ -95,39 +122,37 @@ class Format:
     chooses: bool = False
     sized: bool = False
     per_rank: bool = False
+    of_rings: bool = False
 
-    @property
-    def write(self) -> Write:
-        """The format's :class:`Write`."""
-        return self.write_as(ANY)
-
-    def write_as(self, choices: Choices) -> Write:
-        """The same with what was asked for; UsageError where the format leaves no choice, or needs a size."""
-        module, name = import_module(self.module), self.about.partition(":")[0]
+    def check(self, choices: Choices, plan: bool = True) -> None:
+        """UsageError where the format leaves no such choice, needs a size, or needs a ``plan``."""
+        name = self.about.partition(":")[0]
+        if not plan and not self.packs:
+            raise UsageError(f"{name} is made of a plan: give what blink plan -o wrote")
         if not self.chooses and (choices.in_place or choices.chunks is not None):
             raise UsageError(f"{name} knows neither --in-place nor --chunks: leave them out")
         if self.sized and choices.size_bytes is None:
             raise UsageError(f"{name} is for one size: give it with -s")
         if not self.sized and (choices.size_bytes is not None or choices.chunk_bytes is not None):
             raise UsageError(f"{name} is for all sizes: leave -s and --chunk out")
-        if self.chooses or self.sized:
-            return partial(module.write, choices=choices)
-        write: Write = module.write
-        return write
 
-    def pack_as(self, choices: Choices) -> Pack:
-        """The format's :class:`Pack` with what was asked for; UsageError where it has none."""
-        if not self.packs:
-            raise UsageError(f"{self.about.partition(':')[0]} is made of a plan: give what blink plan -o wrote")
-        module = import_module(self.module)
-        pack: Pack = partial(module.pack, choices=choices) if self.chooses else module.pack
-        return pack
+    def write(self, program: Program, forest: Forest, machine: Topology | None, choices: Choices) -> tuple[File, ...]:
+        """By the format's :class:`Write`."""
+        write: Write = import_module(self.module).write
+        return write(program, forest, machine, choices)
+
+    def pack(self, machine: Topology, ranks: tuple[int, ...], choices: Choices) -> tuple[File, ...]:
+        """By the format's :class:`Pack`."""
+        pack: Pack = import_module(self.module).pack
+        return pack(machine, ranks, choices)
 
 
 #: The registry.
 FORMATS: dict[str, Format] = {
     "cuda": Format("blinkccl.formats.cuda", "CUDA C++: one kernel per protocol, for nvcc, NVRTC or any C++17 compiler"),
-    "nccl-graph": Format("blinkccl.formats.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run", True),
+    "nccl-graph": Format(
+        "blinkccl.formats.nccl_graph", "NCCL_GRAPH_FILE: the plan's rings, for NCCL to run", True, of_rings=True
+    ),
     "mscclpp": Format("blinkccl.formats.mscclpp", "MSCCL++ JSON: an execution plan", True, True),
     "goal": Format("blinkccl.formats.goal", "GOAL: a schedule for LogGOPSim and ATLAHS", sized=True),
     "chakra": Format("blinkccl.formats.chakra", "Chakra: execution traces for ASTRA-sim", sized=True, per_rank=True),

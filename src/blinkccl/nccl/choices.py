@@ -27,6 +27,7 @@ from math import inf
 from blinkccl.codegen.layout import Geometry
 from blinkccl.codegen.text import COPIES
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.baselines.nccl_server import NcclPrediction
 from blinkccl.cost.choice.auto import floor_of
 from blinkccl.cost.choice.costs import BUDGET, PredictedTime, architecture, ll128_fault
 from blinkccl.cost.choice.programs import CandidateProgram, Gpu
@@ -34,7 +35,7 @@ from blinkccl.cost.choice.timed import KernelPlan
 from blinkccl.cost.simulate.translate import Settings
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.nccl.copies import fault_of_program
-from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
+from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import CandidatePrograms, collectives, key_of
 from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.trees.algorithms.tables import NCCL, Cell, Row, cell_at

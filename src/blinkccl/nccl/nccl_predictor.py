@@ -11,14 +11,12 @@ for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.baselines.nccl_links import NVL
 from blinkccl.cost.baselines.nccl_model import SERVED
-from blinkccl.cost.baselines.nccl_search import Channels
-from blinkccl.cost.baselines.nccl_server import NcclServer, latency_us
+from blinkccl.cost.baselines.nccl_server import NcclPrediction, NcclServer, latency_us
 from blinkccl.cost.baselines.nccl_system import NcclMachine
 from blinkccl.cost.choice.costs import PROLOGUE_US, RATE, architecture, protocols_of, timing
 from blinkccl.cost.choice.programs import SLOTS, CandidateProgram
@@ -35,15 +33,6 @@ P2P_LL_BYTES = 16384
 _STAND_INS = ("ring", "one_hop")
 #: Of a stand-in's messages.
 _PARTS, _CAPACITY = 4, {"ll": 16 << 10, "ll128": 30 << 10, "simple": 1 << 20}
-
-
-@dataclass(frozen=True, slots=True)
-class NcclPrediction:
-    """``words``: who takes that long, like "NCCL ring LL"; ``over``: the farthest path of its rings or trees, or ""."""
-
-    seconds: float
-    words: str
-    over: str = ""
 
 
 class NcclPredictor:
@@ -78,8 +67,7 @@ class NcclPredictor:
             return self._stand_in(collective, size_bytes)
         if collective.name not in SERVED:
             return self._sends(nccl.server, collective, size_bytes)
-        found = nccl.at(collective.name, size_bytes)
-        return NcclPrediction(found.seconds, f"NCCL {found.words}", _over(nccl.channels, found.algorithm))
+        return nccl.predicted(collective.name, size_bytes)
 
     def _sends(self, server: NcclMachine, collective: Collective, size_bytes: int) -> NcclPrediction:
         """One message per pair, all at once."""
@@ -115,15 +103,6 @@ class NcclPredictor:
         return NcclPrediction(
             min(times) - PROLOGUE_US * 1e-6, f"a {candidate.algorithm.replace('_', '-')} in NCCL's place"
         )
-
-
-def _over(channels: Channels, algorithm: str) -> str:
-    """The kind of the farthest path of a server, "" for what a switch combines and for several servers."""
-    if channels.servers > 1:
-        return ""
-    if algorithm == "tree" and channels.tree is not None:
-        return channels.tree.kind
-    return channels.kind if algorithm == "ring" else ""
 
 
 def _planned(place: JobPlacement, collective: Collective) -> CandidateProgram:

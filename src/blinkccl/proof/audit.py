@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,24 +12,19 @@ from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.schema import SCHEMA_VERSION, upgraded
-from blinkccl.show.plan_text import ORDER_SHOWN, headline
-from blinkccl.show.text import Paint, count, plain, rate_text
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
 from blinkccl.topology.plan_links import links_of, same_links
 from blinkccl.trees.forest.document import from_document, without_collection
 from blinkccl.trees.forest.model import Forest
-from blinkccl.trees.forest.order import shortened
 
-#: Of violations, the most that are printed.
-SHOWN = 20
 #: The links that every proof speaks of.
 LISTED = "the links that the plan lists"
 #: A document without these is no plan, and what is missing is named in its order.
 _PLAN_MARKS = frozenset({"schema_version", "ranks", "shares"})
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Audit:
     """What was found: ``faults`` has one sentence per violation of the verifier, naming rank, channel and step.
 
@@ -55,32 +49,10 @@ class Audit:
         """What the checker and the verifier found."""
         return [*self.verdict.violations, *self.faults]
 
-    def text(self, paint: Paint = plain) -> str:
-        """The text of ``blink check``: a line per thing that was checked, then the violations."""
-        verdict, faults = self.verdict, self.faults
-        lines = [headline(self.forest)]
-        if self.schema_version < SCHEMA_VERSION:
-            lines.append(f"        schema_version {self.schema_version}, of an earlier blink: its gbps are GB/s")
-        lines += _checker(self.forest, verdict, paint, self.scope)
-        lines += _program(self.program, faults, paint)
-        if verdict.violations or faults:
-            lines.append(paint(f"refused: {count(len(verdict.violations) + len(faults), 'violation')}", "bold red"))
-        else:
-            proved = "proved" if verdict.optimal else "proved, but not optimal: see the bound"
-            lines.append(paint(proved, "bold green"))
-        return "\n".join(lines) + "\n"
-
-    def __str__(self) -> str:
-        return self.text().rstrip("\n")
-
-    def __repr__(self) -> str:
-        return f"<Audit {headline(self.forest)}: {'ok' if self.ok else 'refused'}>"
-
     def document(self) -> dict[str, Any]:
         """The JSON object of ``blink check --json``."""
         verdict = self.verdict
         return {
-            "schema_version": SCHEMA_VERSION,
             "ok": self.ok,
             "plan_schema_version": self.schema_version,
             "collective": self.forest.collective.name,
@@ -145,40 +117,3 @@ def _scope(forest: Forest, machine: Topology | None, links: str | None) -> str:
         tried = "any --links" if links is None else f"--links {links}"
         return f"{LISTED}, which are not all that {machine.name} has for these ranks with {tried}"
     return f"the links of {machine.name} with {choice.typed}"
-
-
-# ---- the audit as text
-
-
-def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list[str]:
-    if verdict.violations:
-        return [*_listed("the plan is not what it says", verdict.violations, paint)]
-    ok = paint("  ok  ", "green")
-    assert verdict.rate is not None  # A plan without violations has a rate and a bound.
-    assert verdict.bound is not None
-    unit = forest.topology
-    shares = count(len(forest.shares), "share")
-    lines = [
-        f"{ok}trees: {shares}; every contribution once, every destination served",
-        f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
-        f"{count(len(forest.link_load), 'link')}",
-    ]
-    proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
-    optimal = [f"{ok}optimal on {scope}"] if verdict.optimal else []
-    order = [f"{ok}order: {shortened(forest.order, ORDER_SHOWN)}, in every share"] if forest.order else []
-    return [*lines, proof, *optimal, *order]
-
-
-def _program(program: Program | None, faults: Sequence[str], paint: Paint) -> list[str]:
-    if faults or program is None:
-        return _listed("the program is invalid", faults, paint)
-    size = (
-        f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
-        f"{count(len(program.channels), 'channel')}"
-    )
-    return [f"{paint('  ok  ', 'green')}program: {size}; complete, live with finite buffers, no link overloaded"]
-
-
-def _listed(what: str, texts: Sequence[str], paint: Paint) -> list[str]:
-    more = [f"        … and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return [f"{paint('  no  ', 'red')}{what}:", *(f"        {text}" for text in texts[:SHOWN]), *more]

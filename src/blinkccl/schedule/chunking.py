@@ -57,6 +57,13 @@ class Bound:
     chunk_elements: int
     extents: tuple[Extent, ...]
 
+    @cached_property
+    def tasks(self) -> int:
+        """At most so many transfers and reductions does a run have."""
+        return sum(
+            extent.chunks * tasks for extent, tasks in zip(self.extents, self.program.tasks_per_chunk, strict=True)
+        )
+
     def source(self, rank: int, index: int) -> int | None:
         """First element of slice ``index`` in ``rank``'s input buffer; None where it has no such block."""
         block = self._placements[self.program.slices[index].block].sources.get(rank)

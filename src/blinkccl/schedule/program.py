@@ -114,6 +114,11 @@ class Role:
     sends: tuple[int, ...]
     own_operand_index: int = 0
 
+    @property
+    def operands(self) -> int:
+        """How many things an execution combines."""
+        return len(self.receives) + self.contributes
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 
 from blinkccl.show.shapes import SERIES, Line, Picture, Rect, Shape, ShapeGroup, Text, stacked, svg_file
-from blinkccl.show.text import bytes_text, seconds_text
+from blinkccl.show.text import seconds_text
+from blinkccl.units import size_text
 
 #: Bytes, and what is drawn over them.
 Points = Sequence[tuple[int, float]]
@@ -82,7 +83,7 @@ def _last(curve: Curve) -> float:
 
 def _told(curve: Curve) -> str:
     moving = [(size, value) for size, value in curve.points if value > 0]
-    return f"{moving[0][1]:.4g} at {bytes_text(moving[0][0])} to {moving[-1][1]:.4g} at {bytes_text(moving[-1][0])}"
+    return f"{moving[0][1]:.4g} at {size_text(moving[0][0])} to {moving[-1][1]:.4g} at {size_text(moving[-1][0])}"
 
 
 def _spread_ends(wanted: Sequence[float], step: float = 14.0) -> list[float]:
@@ -116,7 +117,7 @@ def _size_axis(first: float, last: float, x: Callable[[float], float]) -> list[S
     found: list[Shape] = []
     for power in range(ceil(first), floor(last + 1e-9) + 1, step):
         found.append(Line(((x(2**power), _HEIGHT - _BOTTOM), (x(2**power), _HEIGHT - _BOTTOM + 4)), "axis", 1.0))
-        found.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, bytes_text(2**power), "soft", 12.0))
+        found.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, size_text(2**power), "soft", 12.0))
     return found
 
 

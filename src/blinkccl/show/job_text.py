@@ -7,6 +7,7 @@ from blinkccl.show.text import Paint, columns, count, fit, ids, plain
 
 _HEADER = ("rank", "process", "state", "since", "peer", "channel", "chunk", "call")
 _LEFT = (2, 7)
+_STYLES = {"gone": "bold red", "stopped": "bold yellow", "absent": "yellow", "waiting": "dim"}
 
 
 def job_text(pid: int, groups: list[GroupState], paint: Paint = plain, width: int | None = None) -> str:
@@ -18,11 +19,10 @@ def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) ->
     head = f"Group of {count(group.size, 'rank')} that process {pid} is in (segment {group.segment})"
     lines = [fit(head, width), ""]
 
-    def look(row: int, line: str) -> str:
-        style = _style(group.ranks[row - 1]) if row else ""
-        return paint(line, style) if style else line
+    def look(row: int, _: str) -> str:
+        return _STYLES.get(group.ranks[row - 1].state, "") if row else ""
 
-    lines += [*columns(_HEADER, [_row(rank) for rank in group.ranks], _LEFT, width, look=look), ""]
+    lines += [*columns(_HEADER, [_row(rank) for rank in group.ranks], _LEFT, width, look=look, paint=paint), ""]
     sentences = [f"rank {rank.rank} waits {rank.awaits}" for rank in group.ranks if rank.awaits]
     sentences += [f"rank {rank.rank} is at {rank.line}" for rank in group.ranks if rank.line]
     sentences += _conclusions(group)
@@ -40,10 +40,6 @@ def _row(rank: RankState) -> list[str]:
         *("" if value is None else str(value) for value in (rank.peer, rank.channel, rank.chunk)),
         call,
     ]
-
-
-def _style(rank: RankState) -> str:
-    return {"gone": "bold red", "stopped": "bold yellow", "absent": "yellow", "waiting": "dim"}.get(rank.state, "")
 
 
 def _conclusions(group: GroupState) -> list[str]:

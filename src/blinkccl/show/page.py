@@ -18,7 +18,6 @@ from string import Template
 from typing import Any
 
 from blinkccl.errors import UsageError
-from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.picture import folded
 from blinkccl.show.shapes import Picture, palette_css, stacked, styles_css, svg, svg_file
 from blinkccl.show.words import Said
@@ -134,7 +133,6 @@ def exhibit_document(shown: Exhibit) -> dict[str, Any]:
     """The JSON object of ``blink show --json``: title, summary and tables."""
     tables = [part for part in shown.parts if isinstance(part, Table)]
     return {
-        "schema_version": SCHEMA_VERSION,
         "kind": shown.kind,
         "title": shown.title,
         "summary": [{"term": term, "said": said} for term, said in shown.summary],

@@ -10,10 +10,9 @@ from math import comb
 from typing import Any
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.baselines.nccl import RingBaseline, ring_baseline
 from blinkccl.errors import TopologyError, UsageError
-from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.plan_text import bottleneck
-from blinkccl.show.ring_baseline import RingBaseline, ring_baseline
 from blinkccl.show.text import Paint, columns, count, fit, gb_per_s_text, ids, plain
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology
@@ -76,7 +75,6 @@ class Ranking:
         best = self.picks[:shown]
         worst = self.picks[len(best) :][-1:]
         return {
-            "schema_version": SCHEMA_VERSION,
             "topology": self.topology.name,
             "collective": self.collective,
             "k": self.size,
@@ -217,9 +215,7 @@ def ranking_text(ranking: Ranking, shown: int, paint: Paint = plain, width: int 
         f"{ids(ranking.free)}, by the optimal {ranking.collective}"
     )
     look = ("dim", "green")
-    lines = columns(
-        _HEADER, rows, (1, 5, 6), width, 2, lambda row, line: paint(line, look[row]) if row < len(look) else line
-    )
+    lines = columns(_HEADER, rows, (1, 5, 6), width, 2, lambda n, _: look[n] if n < len(look) else "", paint)
     return "\n".join([paint(fit(title, width), "bold"), *lines]) + "\n"
 
 

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from blinkccl.cost.baselines.candidate import Conditions
+from blinkccl.cost.baselines.nccl import RingBaseline, ring_baseline
 from blinkccl.cost.choice.candidates import code_of, of_forest
 from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.cost.simulate.run import Simulation
 from blinkccl.cost.simulate.translate import Settings
 from blinkccl.errors import BlinkError, TopologyError
 from blinkccl.show import words
+from blinkccl.show.beside import nccl_sentence, ring_sentence
 from blinkccl.show.charts import Bar, Span, bars_picture, timeline_picture
 from blinkccl.show.layout import UNFOLDED, sockets_of
-from blinkccl.show.nccl_today import nccl_sentence
 from blinkccl.show.page import Exhibit, Figure, Pair, Part, PlayerStage, Prose, Table
 from blinkccl.show.picture import Subject, line_numbers, machine_picture, name_of, subject_of
 from blinkccl.show.plan_text import children, plan_text
-from blinkccl.show.ring_baseline import RingBaseline, ring_baseline
-from blinkccl.show.text import bytes_text, count, fit, gb_per_s_text, seconds_text
+from blinkccl.show.text import count, fit, gb_per_s_text, seconds_text
 from blinkccl.show.topology_text import topology_text
 from blinkccl.show.tree_picture import share_picture, weight_text
 from blinkccl.topology.model import Topology
@@ -35,6 +35,7 @@ from blinkccl.topology.spec import machine_named
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.document import moving_shares
 from blinkccl.trees.forest.model import Forest, Share, Tree, tree_depth
+from blinkccl.units import size_text
 
 #: Of a plan at most so many shares are drawn, and so many steps of their trees are on the page.
 MOST_SHARES, MOST_STEPS = 64, 60_000
@@ -137,11 +138,11 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
         *_nccl_words(_nccl_line(forest, on.request, size_bytes, timed)),
         ("At a size", timed if isinstance(timed, str) else _timed_words(timed, size_bytes)),
     ]
-    size = bytes_text(size_bytes)
+    size = size_text(size_bytes)
     following = [f"blink check {file}", f"blink sim {file} --size {size}", f"blink export {file} --to cuda"]
 
     def text(width: int | None) -> str:
-        lines = [_nccl_line(forest, on.request, size_bytes, timed), "" if ring is None else ring.sentence(forest)]
+        lines = [_nccl_line(forest, on.request, size_bytes, timed), "" if ring is None else ring_sentence(ring, forest)]
         return plan_text(forest, width=width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
 
     return Exhibit("plan", words.title(forest), said, parts, text, following, data)
@@ -246,7 +247,7 @@ def _timed(forest: Forest, request: Request, size_bytes: int) -> TimedShow | str
 def _timed_words(timed: TimedShow, size_bytes: int) -> str:
     several = f"; {timed.run.aggregated} chunks are timed as one" if timed.run.aggregated > 1 else ""
     return (
-        f"{bytes_text(size_bytes)} take {seconds_text(timed.seconds)}, {gb_per_s_text(timed.algbw_gb_per_s)}, as the "
+        f"{size_text(size_bytes)} take {seconds_text(timed.seconds)}, {gb_per_s_text(timed.algbw_gb_per_s)}, as the "
         f"simulator predicts ({timed.how}{several})."
     )
 
@@ -280,7 +281,7 @@ def _timeline(
         moves.append([share, begin, max(begin + 1, end), *(number[arc] for arc in arcs)])
     names = [f"{label[u]} → {label[v]}" for u, v in fullest]
     series = {i: f"share {i + 1}" for i in range(min(len(drawn), 6))}
-    title = f"What moves when, for {bytes_text(run.size_bytes)}"
+    title = f"What moves when, for {size_text(run.size_bytes)}"
     less = f" The {len(fullest)} fullest of {len(busy)} links are shown." if len(busy) > len(fullest) else ""
     again = " Colours repeat every six shares." if len(drawn) > 6 else ""
     caption = f"Simulated: a bar is a chunk, or several one behind another, under way over the link.{less}{again}"
@@ -292,7 +293,7 @@ def _timeline(
 
 # Beside rings.
 def _ring_words(forest: Forest, ring: RingBaseline | None) -> str:
-    return _as_sentence("" if ring is None else ring.sentence(forest), "paper")
+    return _as_sentence("" if ring is None else ring_sentence(ring, forest), "paper")
 
 
 def _nccl_words(line: str) -> list[tuple[str, str]]:

@@ -12,12 +12,12 @@ from blinkccl.cost.baselines.candidate import Conditions, Estimate
 from blinkccl.cost.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.cost.choice.candidates import Code
 from blinkccl.cost.simulate.timeline import Summary
-from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.charts import Curve, curves_picture
 from blinkccl.show.shapes import Picture
-from blinkccl.show.text import Paint, bytes_text, columns, count, fit, gb_per_s_text, ids, seconds_text
+from blinkccl.show.text import Paint, columns, count, fit, gb_per_s_text, ids, seconds_text
 from blinkccl.show.words import collective_name
 from blinkccl.trees.algorithms.path_table import PairSplits
+from blinkccl.units import size_text
 
 #: Links and hops that are shown.
 _SHOWN = 4
@@ -48,18 +48,17 @@ def size_table(field: JobCandidates, row: Sequence[Estimate], paint: Paint, widt
             f"{estimate.algbw_gb_per_s:.2f}",
             f"{estimate.busbw_gb_per_s:.2f}",
             f"{100 * estimate.algbw_gb_per_s / field.bound_gb_per_s:.0f}",
-            bytes_text(estimate.chunk_bytes) if estimate.chunk_bytes else "-",
+            size_text(estimate.chunk_bytes) if estimate.chunk_bytes else "-",
             estimate.detail,
         ]
         for estimate in sorted(row, key=lambda estimate: estimate.seconds)
     ]
     header = ("algorithm", "time", "algbw", "busbw", "%bound", "chunk", "how")
-    lines = columns(
-        header, table, (0, 6), width, look=lambda n, line: paint(line, "bold") if n == 1 and not nothing else line
-    )
+    best = "" if nothing else "bold"
+    lines = columns(header, table, (0, 6), width, look=lambda n, _: best if n == 1 else "", paint=paint)
     if nothing:
         lines += ["", fit("moves nothing: fewer than one element per block", width)]
-    return f"\n{bytes_text(size)} ({size:,} bytes), GB/s:\n\n" + "\n".join(lines) + "\n"
+    return f"\n{size_text(size)} ({size:,} bytes), GB/s:\n\n" + "\n".join(lines) + "\n"
 
 
 def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | None = None) -> str:
@@ -69,14 +68,14 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | N
     for row in rows:
         best = None if moves_nothing(row) else min(row, key=lambda estimate: estimate.seconds)
         cells = [seconds_text(estimate.seconds) + ("*" if estimate is best else " ") for estimate in row]
-        table.append([bytes_text(row[0].size_bytes), *cells])
+        table.append([size_text(row[0].size_bytes), *cells])
     lines = columns(("size", *(f"{name} " for name in names)), table, width=width)
     text = "\n" + "\n".join(lines) + "\n\n* the fastest\n\nwho wins from which size:\n"
     for win in wins(rows):
         if win.first_bytes == win.last_bytes:
-            text += f"  {bytes_text(win.first_bytes):>6}           {paint(win.name, 'bold')}\n"
+            text += f"  {size_text(win.first_bytes):>6}           {paint(win.name, 'bold')}\n"
         else:
-            span = f"{bytes_text(win.first_bytes):>6} … {bytes_text(win.last_bytes)}"
+            span = f"{size_text(win.first_bytes):>6} … {size_text(win.last_bytes)}"
             text += f"  {span:<16} {paint(win.name, 'bold')}\n"
     return text
 
@@ -129,7 +128,7 @@ def path_text(row: PairSplits, width: int | None = None) -> str:
     table = []
     for before, split in zip((None, *row.splits), row.splits, strict=False):
         end = split.up_to_bytes
-        size = f"up to {bytes_text(end)}" if end else f"from {bytes_text((before and before.up_to_bytes) or 0)}"
+        size = f"up to {size_text(end)}" if end else f"from {size_text((before and before.up_to_bytes) or 0)}"
         table.append([size, f"{split.gb_per_s:.2f}", f"{split.direct_gb_per_s:.2f}", split.text()])
     head = fit(f"\nmulti_path from {row.src} to {row.dst}, at the longest message of each row:\n\n", width)
     return head + "\n".join(columns(("size", "GB/s", "direct", "paths"), table, (0, 3), width)) + "\n"
@@ -159,7 +158,6 @@ def sim_document(
     """The object; ``best`` is the plan that ``summary`` is of, ``steps`` are training's, if any."""
     request, bound = field.request, field.bound_gb_per_s
     document: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
         "collective": request.collective.name,
         "topology": request.topology.name,
         "ranks": list(request.ranks),

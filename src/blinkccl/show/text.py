@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _LANE_GB_PER_S = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0, 64.0)}
 #: ``paint(text, style)`` with a style as rich names it: "green", "bold red", "dim".
 Paint = Callable[[str, str], str]
-#: ``look(row, line)``: a line of a table's row as it is shown.
+#: ``look(row, cell)``: the style of a cell of a table, as rich names it.
 Look = Callable[[int, str], str]
 #: Below this there is no room for sentences beside their labels.
 LEAST_WIDTH = 40
@@ -23,7 +24,8 @@ _FEW_WORDS = 20
 #: As deep as the labels in front of sentences ("rate    …", "proof   …").
 _LABEL = 8
 _GAP = re.compile(r"(?<=\S) {3,}(?=\S)")
-_WORD = re.compile(r"^\s*\S+|\S+")
+#: A character for private use in the place of a blank.
+_BLANK = "\ue000"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -32,14 +34,6 @@ def seconds_text(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     return f"{seconds * 1e3:.3f} ms" if seconds < 1 else f"{seconds:.4g} s"
-
-
-def bytes_text(size: int) -> str:
-    """``64M`` where that is the number, else to three digits."""
-    for unit, power in (("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)):
-        if size >= 2**power:
-            return f"{size / 2**power:.3g}{unit}" if size < 1000 * 2**power else f"{size / 2**power:.0f}{unit}"
-    return f"{size}"
 
 
 def gb_per_s_text(gb_per_s: float) -> str:
@@ -91,75 +85,65 @@ def _run(first: int, last: int) -> str:
     return f"{first},{last}" if last == first + 1 else f"{first}-{last}"
 
 
+def plain(text: str, style: str) -> str:
+    """``text`` as it is."""
+    return text
+
+
 def columns(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     left: Collection[int] = (),
     width: int | None = None,
     keys: int = 1,
-    look: Look = lambda row, line: line,
+    look: Look = lambda row, cell: "",
+    paint: Paint = plain,
 ) -> list[str]:
-    """Lines of a table: numbers to the right, the columns named in ``left`` (by index) to the left.
+    """Lines of a table: numbers to the right, the columns named in ``left`` (by index) to the left, whose words wrap.
 
-    What is wider than ``width`` goes on below, with the first ``keys`` columns again, and sentences take several lines;
-    nothing is left out. ``look`` colours a line of row 0 (the header), 1, 2, …
+    What is wider than ``width`` goes on below, with the first ``keys`` columns again; nothing is left out. ``look`` is
+    the style of a cell of row 0 (the header), 1, 2, …
     """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = [list(header), *map(list, rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    blocks = [dict(enumerate(widths))]
-    if width is not None and _taken(blocks[0]) > width:
-        blocks = _blocks(widths, _least_widths(table, left), max(width, LEAST_WIDTH), keys)
+    room = sum(widths) + 2 * len(widths) if width is None else max(width, LEAST_WIDTH)
     lines: list[str] = []
-    for block in blocks:
-        lines += [""] if lines else []
+    for block in _blocks(widths, room, keys):
+        page = io.StringIO()
+        console = Console(
+            file=page, width=room, force_terminal=True, color_system=None if paint is plain else "standard"
+        )
+        grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for i in block:
+            grid.add_column(justify="left" if i in left else "right", no_wrap=i not in left, overflow="fold")
         for number, row in enumerate(table):
-            lines += [look(number, line) for line in _row_lines(row, block, left)]
+            # A blank at the end of a number stands for a mark: rich would take it off.
+            cells = [row[i] if i in left else row[i].replace(" ", _BLANK) for i in block]
+            grid.add_row(*(Text(cell, look(number, row[i])) for i, cell in zip(block, cells, strict=True)))
+        console.print(grid)
+        lines += [""] if lines else []
+        lines += [line.replace(_BLANK, " ").rstrip() for line in page.getvalue().splitlines()]
     return lines
 
 
-def _taken(block: dict[int, int]) -> int:
-    """Columns of text that a block of a table takes, with two between its columns."""
-    return sum(block.values()) + 2 * (len(block) - 1)
-
-
-def _least_widths(table: Sequence[Sequence[str]], left: Collection[int]) -> list[int]:
-    """How wide each column is at least: one of words as its longest word."""
-    cells = [[row[i] for row in table] for i in range(len(table[0]))]
-    return [
-        max(len(part) for cell in column for part in (_WORD.findall(cell) or [""] if i in left else [cell]))
-        for i, column in enumerate(cells)
-    ]
-
-
-def _blocks(widths: Sequence[int], least: Sequence[int], width: int, keys: int) -> list[dict[int, int]]:
-    """Which columns stand beside each other how wide, below one another; the last of a block may be broken."""
-    key = dict(enumerate(widths[:keys]))
-    for i in range(keys):
-        key[i] = max(least[i], min(key[i], key[i] + width // 2 - _taken(key)))
-    blocks = [dict(key)]
-    for i, wanted in enumerate(widths[keys:], keys):
-        needed = max(least[i], min(wanted, _FEW_WORDS)) if i == len(widths) - 1 else wanted
-        if len(blocks[-1]) > keys and _taken(blocks[-1] | {i: needed}) > width:
-            blocks.append(dict(key))
-        blocks[-1][i] = max(least[i], min(wanted, width - _taken(blocks[-1]) - 2))
+def _blocks(widths: Sequence[int], room: int, keys: int) -> list[list[int]]:
+    """Which columns stand beside each other, below one another; the last may be broken."""
+    blocks = [list(range(keys))]
+    for i in range(keys, len(widths)):
+        needed = min(widths[i], _FEW_WORDS) if i == len(widths) - 1 else widths[i]
+        taken = sum(widths[j] + 2 for j in blocks[-1])
+        if len(blocks[-1]) > keys and taken + needed > room:
+            blocks.append(list(range(keys)))
+        blocks[-1].append(i)
     return blocks
-
-
-def _row_lines(row: Sequence[str], block: dict[int, int], left: Collection[int]) -> Iterator[str]:
-    """A row's cells of a block, in as many lines as its longest one takes."""
-    cells = {i: [row[i]] if len(row[i]) <= wide else _wrapped(row[i], wide) for i, wide in block.items()}
-    for level in range(max(map(len, cells.values()))):
-        parts = ((i, cells[i][level] if level < len(cells[i]) else "") for i in block)
-        yield "  ".join(part.ljust(block[i]) if i in left else part.rjust(block[i]) for i, part in parts).rstrip()
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def plain(text: str, style: str) -> str:
-    """``text`` as it is."""
-    return text
 
 
 def terminal(text: str, style: str) -> str:

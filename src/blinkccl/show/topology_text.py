@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,14 +64,10 @@ def _title(topology: Topology) -> str:
 
 
 def _matrix(cells: Matrix, paint: Paint, width: int | None) -> list[str]:
-    def look(row: int, line: str) -> str:
-        return re.sub(r"(?<=  )\S+", lambda cell: paint(cell[0], _style(cell[0])), line) if row else line
+    def look(row: int, cell: str) -> str:
+        return _STYLES.get(cell.rstrip("0123456789"), "") if row else ""
 
-    return columns(cells.header, cells.rows, range(len(cells.header)), width, look=look)
-
-
-def _style(cell: str) -> str:
-    return _STYLES.get(cell.rstrip("0123456789"), "")
+    return columns(cells.header, cells.rows, range(len(cells.header)), width, look=look, paint=paint)
 
 
 def _legend(cells: Matrix, ranks: int) -> list[str]:

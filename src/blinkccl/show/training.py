@@ -70,27 +70,6 @@ class TrainingStep:
         return 100.0 * self.exposed_s / self.total_s
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The same step with our AllReduce and with theirs. Reductions are fractions of theirs: below 0 ours is slower."""
-
-    ours: TrainingStep
-    theirs: TrainingStep
-
-    @property
-    def step_reduction(self) -> float:
-        """Blink's Fig 18, end to end: 1 - our step / their step."""
-        return 1.0 - self.ours.total_s / self.theirs.total_s
-
-    @property
-    def communication_reduction(self) -> float:
-        """Blink's Fig 18, communication: of the time spent in AllReduce, hidden or not.
-
-        The text does not say which of the two it means; its 87 % is what the 8-fold AllReduce of its Fig 17 saves.
-        """
-        return 1.0 - self.ours.communication_s / self.theirs.communication_s
-
-
 def step_time(
     model: NeuralNetwork,
     compute: Compute,
@@ -176,7 +155,7 @@ class StepTable:
             for name, step in ordered
         ]
         header = ("algorithm", "step", "exposed", "allreduce", "overhead %")
-        lines = columns(header, table, (0,), width, look=lambda n, line: paint(line, "bold") if n == 1 else line)
+        lines = columns(header, table, (0,), width, look=lambda n, _: "bold" if n == 1 else "", paint=paint)
         compute = seconds_text(ordered[0][1].compute_s)
         buckets = f"buckets of {size_text(DDP_BUCKET_BYTES[1])} while the backward pass goes on"
         head = f"a step of {self.model} on {self.gpu.upper()}s: {compute} of compute, gradients reduced in {buckets}"

@@ -3,13 +3,13 @@ brackets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from blinkccl.show.picture import crossing, cut_sum, cut_words, name_of
+from blinkccl.show.picture import cut_words
+from blinkccl.show.plan_text import certificate_lines
 from blinkccl.show.text import count, gb_per_s_text, ids
-from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.document import moving_shares
-from blinkccl.trees.forest.model import Cut, Dual, Forest, Partition
+from blinkccl.trees.forest.model import Dual, Forest
 from blinkccl.trees.forest.order import shortened
 from blinkccl.units import bus_factor
 
@@ -120,32 +120,9 @@ def _why(forest: Forest, unit: float) -> str:
 
 
 def proof(forest: Forest) -> Iterator[str]:
-    """The argument of the bound, a paragraph or two that a newcomer can follow."""
-    certificate, topology = forest.certificate, forest.topology
-    unit = topology.unit_gb_per_s
-    bound = gb_per_s_text(float(certificate.bound) * unit)
-    match certificate:
-        case Cut():
-            total = gb_per_s_text(float(cut_sum(certificate, topology)) * unit)
-            share = "all of the data" if certificate.demand == 1 else f"{certificate.demand} of the data"
-            links, side = count(len(crossing(certificate, topology)), "link"), _side(certificate, topology)
-            yield (
-                f"Take the machine for two islands: {side}, and the rest. {links} lead from the first to the "
-                f"second and carry {total} together. Whatever the schedule, {share} must cross them, so nothing is "
-                f"faster than {bound}."
-            )
-        case Partition():
-            yield _partition(certificate, topology, bound)
-        case Dual() if len(certificate.prices) == 1:
-            yield _one_link(certificate, topology, bound)
-        case Dual():
-            value = gb_per_s_text(float(certificate.value) * unit)
-            yield (
-                "Let some links take a toll for every byte, where there is a crowd, and none elsewhere (the prices). "
-                f"All that the machine's links can carry is then worth {value} of tolls. Whatever way the data goes, "
-                f"serving one byte of it costs at least {certificate.cost} in tolls. So no more than {value} / "
-                f"{certificate.cost} = {bound} can be served."
-            )
+    """The argument of the bound as the plan's text has it, and what it means."""
+    head, *argument = (line.partition(" ")[2].strip() for line in certificate_lines(forest))
+    yield f"{head[:1].upper()}{head[1:]} {' '.join(argument)}."
     if forest.optimal:
         yield "The trees of this plan reach just that: the plan is its own proof that the bound can be met."
     else:
@@ -153,47 +130,4 @@ def proof(forest: Forest) -> Iterator[str]:
     yield (
         '"blink check" recomputes trees, loads, rate and bound from the file alone, by code that shares nothing with '
         "the planner."
-    )
-
-
-def _one_link(certificate: Dual, topology: Topology, bound: str) -> str:
-    """One price alone says how often everything crosses its link."""
-    u, v, price = certificate.prices[0]
-    link, times = topology.link[u, v], certificate.cost / price
-    often = "at least once" if times == 1 else f"at least {times} times"
-    return (
-        f"Everything has to cross the link {name_of(topology.vertex[u])} → {name_of(topology.vertex[v])} {often}, "
-        f"whatever the schedule; that link carries {gb_per_s_text(link.gb_per_s)}. So nothing is faster than {bound}."
-    )
-
-
-def _partition(certificate: Partition, topology: Topology, bound: str) -> str:
-    parts = len(certificate.blocks)
-    total = gb_per_s_text(float(cut_sum(certificate, topology)) * topology.unit_gb_per_s)
-    crossings, back = count(parts - 1, "crossing"), "as many take" if parts > 2 else "another takes"
-    return (
-        f"Take the machine for {parts} islands: {_islands(certificate)}. The links between islands carry {total} each "
-        "way together. Before one island can know a sum, what the others have must have come together, which takes "
-        f"{crossings} of every element; and {back} the sum back to the others. So the links between islands are "
-        f"crossed at least {2 * (parts - 1)} times by every element, and nothing is faster than {total}"
-        f"{f' / {parts - 1} = {bound}' if parts > 2 else ''}."
-    )
-
-
-def _side(cut: Cut, topology: Topology) -> str:
-    ranks = [vertex for vertex in cut.side if not topology.is_transit(vertex)]
-    more = len(cut.side) - len(ranks)
-    return f"{{{_some(ranks)}}}" + (f" with {count(more, 'switch')} or the like" if more else "")
-
-
-def _some(vertices: Sequence[int]) -> str:
-    shown = ids(sorted(vertices))
-    return shown if len(shown) < 60 else f"{shown[:57]}…"
-
-
-def _islands(certificate: Partition) -> str:
-    if all(len(block) == 1 for block in certificate.blocks):
-        return "every rank its own"
-    return ", ".join(f"{{{_some(block)}}}" for block in certificate.blocks[:6]) + (
-        " and more" if len(certificate.blocks) > 6 else ""
     )

@@ -71,7 +71,7 @@ def test_what_is_saved_is_what_the_command_line_writes_and_reads(
 
 def test_a_machine_is_checked_with_the_plan(plan: blinkccl.Plan) -> None:
     assert "optimal on the links of dgx-1v with --links fast" in str(plan.check())
-    assert repr(plan.check()) == "<Audit allreduce among 4 ranks (1,4-6) of dgx-1v, by optimal: ok>"
+    assert repr(plan.check()) == "<Check allreduce among 4 ranks (1,4-6) of dgx-1v, by optimal: ok>"
 
 
 def test_a_changed_file_is_read_and_found_false(plan: blinkccl.Plan, tmp_path: Path) -> None:

@@ -9,18 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from blinkccl.bench import compare
 from blinkccl.bench.algorithms import CHUNKS, Job, Planned, plan_algorithms, this_host
 from blinkccl.bench.candidate import RankTimes
-from blinkccl.bench.compare import Crossover, crossovers
 from blinkccl.bench.interleave import BenchSettings, Interleaved
 from blinkccl.bench.libraries import OwnLibrary
 from blinkccl.bench.output import of_host
 from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.perform import Performer
 from blinkccl.bench.protocol import COMMAND, Command, Flag, Kind, ReplyStatus, read_command
-from blinkccl.bench.rows import SizeRow, SizeTiming, failed
+from blinkccl.bench.rows import Crossover, SizeRow, SizeTiming, crossovers, failed
 from blinkccl.bench.sizes import sweep
+from blinkccl.bench.table import BenchTable
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import UnsupportedError, UsageError
@@ -256,7 +255,7 @@ def _about(names):
 def test_a_column_per_algorithm_and_stars_beside_the_best():
     names = ["auto", "optimal", "blink", "one_hop", "ring", "double_binary_tree", "one_shot", "internal_broadcast"]
     about = _about(names)
-    text = compare.header(about, sweep("4K", "64M"))
+    text = BenchTable(about).header(sweep("4K", "64M"))
     *_, titles = text.splitlines()
     assert titles[9:].split() == [
         "auto",
@@ -273,10 +272,10 @@ def test_a_column_per_algorithm_and_stars_beside_the_best():
     ]
     assert max(map(len, text.splitlines()[-3:])) <= 100
     assert "Planned for star:4, run by the host engine" in text
-    row = compare.line(about, _row(67108864, 1.0, 0.96, None, 0.5e-3))
+    row = BenchTable(about).line(_row(67108864, 1.0, 0.96, None, 0.5e-3))
     assert row.split() == ["67108864", "1000000", "960000", "-", "500.0*"]
-    assert len(compare.line(about, _row(67108864, 1.0)).rstrip()) == len("#size (B)") + 10
-    assert compare.footer(about, [_row(4096, 1.0, 0.5), _row(8192, 1.0, 2.0)]) == (
+    assert len(BenchTable(about).line(_row(67108864, 1.0)).rstrip()) == len("#size (B)") + 10
+    assert BenchTable(about).footer([_row(4096, 1.0, 0.5), _row(8192, 1.0, 2.0)]) == (
         "# Out of bounds values : 0 OK\n"
         "# Crossovers (the fastest by more than a tie):\n"
         "#   from 4K: ring\n"

@@ -29,7 +29,7 @@ def test_measured_calls_stand_on_one_axis(blink, tmp_path: Path, algo: str | Non
     blocks = [span["name"] for span in trace.of("block")]
     assert blocks == [
         f"{name}, {size}, {place}"
-        for size in ("64 KiB", "256 KiB")
+        for size in ("64K", "256K")
         for place in ("out of place", "in place")
         for name in names
     ]

@@ -110,7 +110,7 @@ def fault_of(ways, size, name="allreduce"):
 
 
 def test_wrong_results_end_it():
-    with pytest.raises(InternalError, match="ring in messages of 20 B gives wrong sums of 65536 bytes"):
+    with pytest.raises(InternalError, match="ring in messages of 20 gives wrong sums of 65536 bytes"):
         fastest(Timed(wrong=(20,)), of(100), [of(10), of(20)])
 
 
@@ -166,7 +166,7 @@ def test_the_verb_measures_writes_and_goes_on_where_it_was(blink, tmp_path, monk
     cut_off = tables.read(path, machine())
     times = Time("ring", "", 1e-9, 9, 1 << 16), cut_off.cells[3].times[-1]
     tables.write(path, cut_off.with_cell(msgspec.structs.replace(cut_off.cells[3], times=times, confirmed=False)))
-    assert "ring in messages of 64 KiB, not confirmed yet" in blink("tune", "--show").out
+    assert "ring in messages of 64K, not confirmed yet" in blink("tune", "--show").out
     ended = blink(*asked)
     assert "not confirmed yet" not in ended.out
     assert all(cell.confirmed for cell in tables.read(path, machine()).cells)

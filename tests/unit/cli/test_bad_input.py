@@ -258,7 +258,7 @@ def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
         (["-b", "1Q"], "-b: not a size"),
         (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
         (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
-        (["-b", "999T"], "at most 1 TiB"),
+        (["-b", "999T"], "at most 1T"),
         (["-b", "900G"], "of memory for 4 ranks"),
         (["-n", "0"], "-n must be at least 1"),
         (["-d", "complex64"], "-d complex64: expected one of int8, uint8"),

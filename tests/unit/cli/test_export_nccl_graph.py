@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import pytest
 
+from blinkccl.api.export import exported
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.baselines.nccl_graph import channels_of, rings_of
 from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import UnsupportedError
-from blinkccl.formats.nccl_graph import channels_of, rings_of, write
 from blinkccl.schedule.lower import lower
 from blinkccl.topology import nccl_graph
 from blinkccl.topology.spec import parse_spec
@@ -39,11 +40,11 @@ JOBS = [
 @pytest.mark.parametrize(("spec", "ranks"), JOBS)
 def test_what_is_written_is_read_back_as_the_same_plan(spec, ranks) -> None:
     forest, machine = plan(spec, ranks), parse_spec(spec)
-    (file,) = write(lower(forest), forest, machine)
+    (file,) = exported(lower(forest), forest, "nccl-graph", machine=machine)
     again = forest_of(nccl_graph.parse(file.text, file.name), machine)
     assert rings_of(again) == rings_of(forest)
     assert (again.shares, again.rate) == (forest.shares, forest.rate)
-    assert write(lower(forest), forest, machine) == (file,)
+    assert exported(lower(forest), forest, "nccl-graph", machine=machine) == (file,)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -79,27 +80,27 @@ def test_the_command_takes_the_machine(blink, tmp_path) -> None:
 def test_trees_are_refused_with_what_to_do() -> None:
     forest = plan("dgx-1v", (1, 4, 5, 6), algorithm="optimal")
     with pytest.raises(UnsupportedError, match=r"is no ring through all GPUs.*--algo ring"):
-        write(lower(forest), forest)
+        exported(lower(forest), forest, "nccl-graph")
 
 
 def test_several_servers_and_high_indices_are_refused() -> None:
     forest = plan("2x dgx-1v @ 40Gbps", tuple(range(16)))
     with pytest.raises(UnsupportedError, match=r"of 2|network card"):
-        write(lower(forest), forest)
+        exported(lower(forest), forest, "nccl-graph")
     forest = plan("dgx-2", tuple(range(8, 12)))
     with pytest.raises(UnsupportedError, match="hexadecimal"):
-        write(lower(forest), forest)
+        exported(lower(forest), forest, "nccl-graph")
 
 
 def test_comments_say_the_bound_and_both_sides_of_the_model() -> None:
     forest = plan("dgx-1v", tuple(range(8)))
-    (file,) = write(lower(forest), forest)
+    (file,) = exported(lower(forest), forest, "nccl-graph")
     assert "export NCCL_GRAPH_FILE=nccl-graph.xml" in file.text
     assert "Nominal: 150 GB/s. No set of rings on the plan's links has more than 150" in file.text
     assert "6 x 20 = 120 GB/s over NVL" in file.text
     assert forest.rate * Fraction(14, 8) == 6
     assert "on these links alone" in file.text
-    (whole,) = write(lower(forest), forest, parse_spec("dgx-1v"))
+    (whole,) = exported(lower(forest), forest, "nccl-graph", machine=parse_spec("dgx-1v"))
     assert "on these links alone" not in whole.text
 
 
@@ -107,12 +108,12 @@ def test_a_plan_over_pcie_is_refused_where_nccl_goes_through_a_gpu() -> None:
     """NCCL 2.4 fell back to PCIe here; later ones take NVLink through the GPU between, at over three times that."""
     forest = plan("dgx-1v", (1, 4, 5, 6))
     with pytest.raises(UnsupportedError, match="through another GPU of the job"):
-        write(lower(forest), forest, parse_spec("dgx-1v"))
-    (file,) = write(lower(forest), forest)
+        exported(lower(forest), forest, "nccl-graph", machine=parse_spec("dgx-1v"))
+    (file,) = exported(lower(forest), forest, "nccl-graph")
     assert "1 x 6 = 6 GB/s over SYS" in file.text
 
 
 def test_rings_as_fast_as_nccls_own_are_not_advised_against() -> None:
     forest = plan("dgx-1v", (0, 1, 2, 3))
-    (file,) = write(lower(forest), forest, parse_spec("dgx-1v"))
+    (file,) = exported(lower(forest), forest, "nccl-graph", machine=parse_spec("dgx-1v"))
     assert "leave it to itself" not in file.text

@@ -80,7 +80,7 @@ def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
         (["--size", ""], "--size: not a size in bytes: ''"),
         (["--size", "9E"], "--size: not a size in bytes"),
         (["--size", "9999999999T"], "at most 2^63 - 1 bytes"),
-        (["-b", "1M", "-e", "4K"], "expected a positive size and one that is not below it"),
+        (["-b", "1M", "-e", "4K"], "-e 4K is below -b 1M; expected sizes from the smaller to the larger"),
         (["--chunk", "0"], "at least one byte"),
         (["--calibration", "v200"], "no calibration 'v200': expected one of"),
         (["--algo", "rings"], "unknown algorithm 'rings'"),
@@ -300,7 +300,7 @@ def test_a_transformers_step(blink) -> None:
     for name in ("optimal", "ring"):
         assert plain[name]["compute_s"] == pytest.approx(6 * 1.3e9 * 2048 / (0.45 * 989e12))
         assert plain[name]["exposed_s"] > 0
-    assert "in buckets of 25 MiB while the backward pass goes on" in blink(*asked).out
+    assert "in buckets of 25M while the backward pass goes on" in blink(*asked).out
 
 
 def test_both_ways_of_sharing_are_told_where_they_differ(blink) -> None:

@@ -89,7 +89,7 @@ def test_allreduce_on_half_a_dgx1_is_taken_by_trees_and_says_why(four):
     own = rows(four, "allreduce")
     assert all((row.candidate is None) == (row.least == 0) for row in own if not MIB // 2 <= row.least <= MIB)
     last = own[-1]
-    assert last.why == "blink optimal simple 39.8 GB/s, NCCL ring Simple 26.7 GB/s predicted at 4 GiB"
+    assert last.why == "blink optimal simple 39.8 GB/s, NCCL ring Simple 26.7 GB/s predicted at 4G"
     assert (last.protocol, last.search) == ("simple", True)
     assert own[0].why.startswith("blink optimal ll ")
     assert " us, NCCL " in own[0].why
@@ -134,7 +134,7 @@ def test_what_was_measured_takes_the_place_of_predictions(allreduce):
     (row,) = [row for row in found if row.measured]
     assert (row.least, row.below) == (1 << 20, 2 << 20)
     assert (row.candidate.algorithm, row.protocol) == ("one_shot", "ll")
-    assert row.why == "blink one_shot ll 21 GB/s, NCCL 15 GB/s measured at 1 MiB"
+    assert row.why == "blink one_shot ll 21 GB/s, NCCL 15 GB/s measured at 1M"
     assert 0 < row.ways[0].chunk_bytes <= largest(BLOCKS).capacity_bytes("ll")
     predicted, _ = allreduce()
     (before,) = [a for a in predicted if a.least <= 1 << 20 < a.below]
@@ -154,7 +154,7 @@ def test_what_was_measured_takes_the_place_of_predictions(allreduce):
 def test_nccl_keeps_what_it_was_measured_to_do_as_fast(allreduce, times, taken):
     (row,) = [row for row in allreduce(measured(*times))[0] if row.measured]
     assert (None if row.candidate is None else (row.candidate.algorithm, row.protocol)) == taken
-    assert row.why.endswith("measured at 1 MiB")
+    assert row.why.endswith("measured at 1M")
     (alone,) = [row for row in allreduce(measured(*times), against=None)[0] if row.measured]
     assert alone.candidate is not None, "nobody to leave it to"
 
@@ -167,7 +167,7 @@ def test_where_nccl_was_not_measured_its_prediction_is_compared_at_the_measured_
     assert own[-1].below == 8 << 20
     for row in own:
         assert row.why.startswith(f"blink optimal ll128 52.4 GB/s measured, {theirs.words} ")
-        assert row.why.endswith(" predicted at 1 MiB")
+        assert row.why.endswith(" predicted at 1M")
 
 
 @pytest.mark.parametrize(("times_as_fast", "taken"), [(1.29, False), (1.31, True)])
@@ -537,7 +537,7 @@ def test_a_forced_protocol_takes_all_that_can_run_with_it(protocol):
     assert all(0 < row.ways[0].chunk_bytes <= most for row in found.choices)
     own = rows(found, "allreduce")
     assert own[0].why.startswith(f"BLINK_PROTOCOL={protocol}; blink optimal {protocol} ")
-    assert own[-1].why.endswith(" predicted at 4 GiB")
+    assert own[-1].why.endswith(" predicted at 4G")
     kernels = ("copies", "simple") if protocol == "copies" else (protocol,)
     assert all(found.protocols(one) == kernels for one in found.candidates)
     assert found.copies is (protocol == "copies")

@@ -14,8 +14,7 @@ from blinkccl.nccl.choices import ChoiceRow, Terms, table
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
-from blinkccl.show.explain import explain
-from blinkccl.show.explain_text import explain_text
+from blinkccl.show.explain import explain, explain_text
 from blinkccl.show.text import seconds_text
 from blinkccl.trees.algorithms import tables
 from blinkccl.trees.algorithms.path_table import machine_key
@@ -109,7 +108,7 @@ def test_it_says_measured_where_it_is():
     text = explain_text(found)
     for line in (
         "here    libblink.so runs optimal by LL128 from 1M to below 2M "
-        "(blink optimal ll128 21 GB/s, NCCL 11.7 GB/s measured at 1 MiB)\n",
+        "(blink optimal ll128 21 GB/s, NCCL 11.7 GB/s measured at 1M)\n",
         "fastest optimal: 50.0 µs, 20.97 GB/s (measured, ll128; ",
         "by      somebody: measured at 1M on 2026-01-01\n",
         "nccl    NCCL, measured: 90.0 µs, 11.65 GB/s, 1.80 times as long as the fastest\n",
@@ -131,7 +130,7 @@ def test_a_laboratory_says_nothing_of_kernels_and_of_nccl():
     assert found.nccl == before.nccl
     assert [one.plan.name for one in found.choice.timed] == ["blink"]
     text = explain_text(found)
-    assert "fastest blink: 10.0 µs, 104.9 GB/s (measured, sockets; chunks of 32 KiB)\n" in text
+    assert "fastest blink: 10.0 µs, 104.9 GB/s (measured, sockets; chunks of 32K)\n" in text
     assert "times as long as the fastest" not in text
 
 

@@ -9,13 +9,14 @@ import pytest
 from blinkccl.api.plan import plan_of
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.cost.baselines.candidate import Conditions
+from blinkccl.cost.baselines.nccl import nccl_today
+from blinkccl.cost.baselines.nccl_server import NcclPrediction
 from blinkccl.cost.baselines.registry import BASELINES
 from blinkccl.cost.simulate.calibration import calibration_for
 from blinkccl.errors import UnsupportedError
-from blinkccl.nccl.nccl_predictor import NcclPrediction
-from blinkccl.show import nccl_today as today
+from blinkccl.show import beside as today
+from blinkccl.show.beside import NAME, SIZE_BYTES, nccl_sentence
 from blinkccl.show.explain import explain
-from blinkccl.show.nccl_today import NAME, SIZE_BYTES, nccl_sentence, nccl_today
 from blinkccl.show.text import gb_per_s_text
 from blinkccl.topology.select import joining_links
 from blinkccl.topology.spec import parse_spec

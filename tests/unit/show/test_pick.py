@@ -9,9 +9,10 @@ from itertools import combinations
 import pytest
 
 from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.nccl import ring_baseline
 from blinkccl.errors import TopologyError, UsageError
+from blinkccl.show.beside import ring_sentence
 from blinkccl.show.pick import rank_sets, ranking_text
-from blinkccl.show.ring_baseline import ring_baseline
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.registry import algorithm
@@ -120,4 +121,4 @@ def test_the_ring_beside_a_plan():
 def test_a_ring_is_not_compared_with_itself():
     request = _request("dgx-1v", tuple(range(8)))
     forest = algorithm("ring").plan(request)
-    assert ring_baseline(request).sentence(forest) == ""
+    assert ring_sentence(ring_baseline(request), forest) == ""

@@ -14,7 +14,6 @@ from blinkccl.apps.doctor.evidence import Case, Host, MachineRead, MeasuredCall,
 from blinkccl.apps.doctor.finding import SEVERITIES, Finding
 from blinkccl.apps.doctor.rules import bound, cabling, hang, host, links, measured, network, peers, settings
 from blinkccl.apps.doctor.rules.job import best_rows, jobs
-from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.text import Paint, count, fit, gb_per_s_text
 
 FAMILIES = (hang, peers, links, cabling, network, settings, host, measured, bound)
@@ -50,7 +49,6 @@ class Diagnosis:
     def document(self) -> dict[str, Any]:
         """The JSON object of ``blink doctor --json``."""
         return {
-            "schema_version": SCHEMA_VERSION,
             "healthy": self.healthy,
             "verdict": self.verdict,
             "subject": self.subject,

@@ -27,6 +27,7 @@ from blinkccl.apps.doctor.readers.tools import Tools
 from blinkccl.apps.doctor.readers.topologies import MatrixReader
 from blinkccl.apps.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
+from blinkccl.formats.nccl_tests import untagged
 from blinkccl.topology import amd_smi, cables_file, hwloc_xml, mlx_hostfile, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES
 
@@ -40,11 +41,10 @@ MAX_FILES = 4096
 #: Most lines of a large log concern no listener. One regular expression skips them.
 _WANTED = re.compile(
     rb"NCCL|[Rr]ank|^\s*(?:NIC|[a-z]\w*_)\d+\s|_perf|Watchdog|"
-    rb"work:|^\s*\d+\s+\d+\s|Link \d|GPU ?\d|ACSCtl|BOOT_IMAGE|^#\d|"
+    rb"work:|^\s*\d+\s+\d+\s|Link \d|GPU ?\d|ACSCtl|BOOT_IMAGE|^#\d|#\s+(?:size|bytes)\s|"
     rb"launched|Missing|"
     rb"^\s*\d+(?:\s+\d+){5}\s|operation counts|>:\s*\d+\s+\d+\s|^\d+:\s+\d+\s+\d+\s"
 )
-_TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 LISTENERS: tuple[Callable[[list[str]], Listener], ...] = (NcclTests, NcclLog, TorchLog, RasText, Tools, MatrixReader)
@@ -240,10 +240,4 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str, int]]:
                 read += len(more)
         if _WANTED.search(part) is None:
             continue
-        text = _CONTROL.sub("", part.decode("utf-8", "replace")).rstrip()
-        tag = _TAG.match(text)
-        if tag is not None and text.startswith("["):
-            text = text.replace(tag[0].strip(), " ")  # a line joined from pieces repeats the tag
-        elif tag is not None:
-            text = text[tag.end() :]
-        yield number, text, read
+        yield number, untagged(_CONTROL.sub("", part.decode("utf-8", "replace")).rstrip()), read

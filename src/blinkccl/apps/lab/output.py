@@ -8,13 +8,13 @@ from typing import Any
 
 from blinkccl.apps.lab.experiment import Field, Measured
 from blinkccl.apps.lab.layout import Layout
-from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.charts import Bar, Curve, bars_picture, curves_picture
 from blinkccl.show.shapes import Picture
-from blinkccl.show.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
+from blinkccl.show.text import Paint, columns, count, gb_per_s_text, ids, seconds_text
 from blinkccl.show.words import collective_name
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.tables import Cell, Time
+from blinkccl.units import size_text
 
 #: Engine of plans in a laboratory.
 ENGINE = "sockets"
@@ -44,14 +44,14 @@ def table_text(rows: Sequence[Sequence[Measured]], paint: Paint, width: int | No
             gb_per_s_text(one.candidate.forest.algbw_gb_per_s),
             f"{100 * one.part:.1f}",
             f"{100 * one.simulated:.1f}",
-            bytes_text(one.chunk_bytes),
+            size_text(one.chunk_bytes),
             f"{100 * one.busy:.0f}%",
             str(one.wrong),
         ]
         for row in rows
         for one in row
     ]
-    text = columns(header, lines, (1,), width, 2, lambda row, line: line if row else paint(line, "bold"))
+    text = columns(header, lines, (1,), width, 2, lambda row, _: "" if row else "bold", paint)
     return "\n".join(text) + "\n"
 
 
@@ -92,7 +92,6 @@ def document(field: Field, layout: Layout, rows: Sequence[Sequence[Measured]]) -
     """The JSON object of ``blink lab --json``."""
     request = field.request
     return {
-        "schema_version": SCHEMA_VERSION,
         "topology": request.topology.name,
         "collective": request.collective.name,
         "ranks": list(request.ranks),

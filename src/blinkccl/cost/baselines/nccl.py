@@ -5,24 +5,31 @@ between servers the faster of rings and double binary trees. (Its own threshold 
 size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
 of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server (v2.4.2, src/init.cu).
 ``nccl-2.30`` is today's NCCL: its channel search and its cost model with NVLS, no plan and no kernel.
+
+Beside every plan stand two answers to what NCCL gets: :func:`nccl_today`, the time of 2.30 at what links reach, and
+:func:`ring_baseline`, the nominal rate of a ring by the rule of 2.4, with which Blink's paper compares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from blinkccl.cost.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
 from blinkccl.cost.baselines.nccl_links import arch_named, guess_arch
 from blinkccl.cost.baselines.nccl_model import SERVED
-from blinkccl.cost.baselines.nccl_server import NcclServer
+from blinkccl.cost.baselines.nccl_server import NcclPrediction, NcclServer
 from blinkccl.cost.baselines.nccl_system import check_nvidia
 from blinkccl.cost.simulate.calibration import Calibration, machine_name
 from blinkccl.cost.simulate.run import Simulation, simulate_frame
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
+from blinkccl.topology.fabric import cables_of
+from blinkccl.topology.model import FAST_KINDS
 from blinkccl.topology.select import PCIE_CHOICES, joining_links
+from blinkccl.trees.algorithms import ring
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.ring import in_channels
@@ -173,12 +180,28 @@ def nccl_230_fault(request: Request) -> str | None:
     return None
 
 
-def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
-    """NCCL 2.30's channel search, and its cost model for each size."""
+def nccl_230(request: Request, calibration: Calibration | None = None) -> NcclServer:
+    """NCCL 2.30 on the job; UnsupportedError as :func:`nccl_230_fault` says, and where its search finds no channels."""
     fault = nccl_230_fault(request)
     if fault is not None:
         raise UnsupportedError(fault)
-    nccl = NcclServer.of(request.topology, request.ranks, conditions.calibration)
+    return NcclServer.of(request.topology, request.ranks, calibration)
+
+
+def nccl_today(request: Request, size_bytes: int) -> NcclPrediction | str:
+    """NCCL's time for S bytes; where its model knows none, why, in a sentence without full stop.
+
+    Cost: NCCL's search for channels, some 10 ms for 8 GPUs and a quarter of a second for 128.
+    """
+    try:
+        return nccl_230(request).predicted(request.collective.name, size_bytes)
+    except BlinkError as error:
+        return " ".join(str(error).split())
+
+
+def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
+    """NCCL 2.30's channel search, and its cost model for each size."""
+    nccl = nccl_230(request, conditions.calibration)
     channels = nccl.channels
     found = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"
 
@@ -189,3 +212,53 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
         return chosen.seconds, f"{chosen.algorithm}, {chosen.protocol}; {found}"
 
     return Formula("nccl-2.30", request, seconds)
+
+
+@dataclass(frozen=True)
+class RingBaseline:
+    """What NCCL 2.4's rings reach: algbw in GB/s, None where there is no ring, for ``reason``.
+
+    ``rings`` are the distinct ones, in lanes if ``fast`` (NVLink or its kin); else NCCL has fallen back to PCIe, or
+    takes ``cables``.
+    """
+
+    gb_per_s: float | None
+    rings: int = 0
+    fast: bool = False
+    reason: str = ""
+    draw: Callable[[], Forest] | None = None
+    cables: bool = False
+
+    @cached_property
+    def forest(self) -> Forest | None:
+        """The rings' plan, drawn when it is asked for: on 1,024 GPUs 8 rings have 8 million hops."""
+        return None if self.draw is None else self.draw()
+
+
+def ring_baseline(request: Request) -> RingBaseline:
+    """The rate of rings for ``request``, which never relay through other GPUs. Cost: one search for cycles."""
+    request = replace(request, relays=False)
+    try:
+        ring.require_served(request)
+        network, found = ring.rings_for(request)
+    except (UnsupportedError, TopologyError) as error:
+        if request.collective.name not in ring.SERVED:
+            return RingBaseline(None, reason=str(error))
+        if ring.over_cables(request.topology, request.ranks):
+            return RingBaseline(None, reason=str(error).removeprefix("ring: ").removesuffix("; use --algo optimal"))
+        if cables_of(request.topology):
+            return RingBaseline(None, reason="NCCL 2.4's rule closes none over NVLink and these cables")
+        # What ring says of itself is advice for somebody who asked for it, not for a baseline.
+        if len({request.topology.vertex[rank].server for rank in request.ranks}) > 1:
+            return RingBaseline(None, reason="the network joins no ends of the servers' lines of GPUs")
+        where = "" if request.links in PCIE_CHOICES else "no NVLink ring through all ranks, and "
+        return RingBaseline(None, reason=f"{where}no PCIe that would close one")
+
+    def draw() -> Forest:
+        return ring.on_rings(request, "ring", network, found)
+
+    fast = any(link.kind in FAST_KINDS for link in network.links)
+    rate = ring.rate(request, found) if request.collective.root is None else draw().rate
+    rings = ring.counted(request.topology, network, found) if fast else 1
+    cables = ring.over_cables(network, request.ranks)
+    return RingBaseline(float(rate) * network.unit_gb_per_s, rings, fast, draw=draw, cables=cables)

@@ -19,10 +19,8 @@ of a tree may fall where the size doubles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, floor
 
 from blinkccl.cost.baselines.nccl_links import KINDS, NVB, PXB, PXN, arch_named
 from blinkccl.cost.baselines.nccl_search import Channels
@@ -86,15 +84,6 @@ class NcclEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Winner:
-    """What NCCL chooses from this size on, up to that of the next."""
-
-    from_bytes: int
-    algorithm: str
-    protocol: str
-
-
-@dataclass(frozen=True, slots=True)
 class CostLine:
     """The time of one algorithm and protocol: ``latency_us + bytes / (1000 · gb_per_s)`` with two corrections.
 
@@ -121,12 +110,6 @@ class CostLine:
         latency, per_byte = self.at(size_bytes)
         return latency + size_bytes * per_byte
 
-    def bends(self) -> Iterator[int]:
-        """Sizes from which other numbers hold."""
-        if self.correction:
-            yield from (CORRECTED_FROM_BYTES << octave for octave in range(len(self.correction) + 1))
-        yield self.plateau_bytes
-
 
 def predict(channels: Channels, collective: str, size_bytes: int) -> tuple[NcclEstimate, ...]:
     """NCCL's estimates, fastest first, for S = ``size_bytes`` of one of :data:`SERVED`."""
@@ -143,36 +126,6 @@ def predict(channels: Channels, collective: str, size_bytes: int) -> tuple[NcclE
 def choose(channels: Channels, collective: str, size_bytes: int) -> NcclEstimate:
     """What NCCL chooses: the first of :func:`predict`."""
     return predict(channels, collective, size_bytes)[0]
-
-
-def crossover(channels: Channels, collective: str, up_to_bytes: int = 2**34) -> tuple[Winner, ...]:
-    """Who wins from which size on, ascending from 0, exact to the byte: the lower envelope of NCCL's straight lines."""
-    lines = cost_lines(channels, collective)
-    bends = sorted({0, *(size for line in lines for size in line.bends() if size <= up_to_bytes)})
-    winners: list[Winner] = []
-    for begin, end in zip(bends, (*bends[1:], up_to_bytes + 1), strict=True):
-        for size, line in _envelope(lines, begin, end):
-            if not winners or (winners[-1].algorithm, winners[-1].protocol) != (line.algorithm, line.protocol):
-                winners.append(Winner(size, line.algorithm, line.protocol))
-    return tuple(winners)
-
-
-def _envelope(lines: tuple[CostLine, ...], begin: int, end: int) -> Iterator[tuple[int, CostLine]]:
-    """The fastest line at ``begin``, and each that takes over before ``end``, with the first size where it is ahead."""
-    size = begin
-    while size < end:
-        best = min(range(len(lines)), key=lambda i: lines[i].time_us(size))
-        yield size, lines[best]
-        size = min((_overtaken(lines, best, i, size) for i in range(len(lines)) if i != best), default=end)
-
-
-def _overtaken(lines: tuple[CostLine, ...], best: int, other: int, size: int) -> int:
-    """The first whole size above ``size`` at which ``other`` is chosen over ``best``; 2^64 if never."""
-    (latency, slope), (latency_other, slope_other) = lines[best].at(size), lines[other].at(size)
-    if slope_other >= slope:
-        return 2**64
-    equal = (latency_other - latency) / (slope - slope_other)
-    return max(size + 1, ceil(equal) if other < best else floor(equal) + 1)
 
 
 def cost_lines(channels: Channels, collective: str) -> tuple[CostLine, ...]:

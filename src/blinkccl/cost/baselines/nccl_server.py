@@ -41,6 +41,15 @@ NVLS_EFFICIENCY, NVLS_US = {"hopper": Fraction("0.85"), "blackwell": Fraction("0
 _LEAST_NVLS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class NcclPrediction:
+    """``words``: who takes that long, like "NCCL ring LL"; ``over``: the farthest path of its rings or trees, or ""."""
+
+    seconds: float
+    words: str
+    over: str = ""
+
+
 @dataclass(frozen=True)
 class NcclServer:
     """NCCL of a version on these GPUs; ``arch`` is that of the oldest, ``calibration`` by default the machine's."""
@@ -147,6 +156,19 @@ class NcclServer:
             all_channels = channels.count * Fraction(channels.gb_per_s_per_channel)
             return CostLine("NVLS", "Simple", NVLS_US, all_channels * NVLS_EFFICIENCY[self.arch] * (ranks - 1) / ranks)
         return None
+
+    def predicted(self, collective: str, size_bytes: int) -> NcclPrediction:
+        """What it takes for S bytes, in words."""
+        found = self.at(collective, size_bytes)
+        return NcclPrediction(found.seconds, f"NCCL {found.words}", self._over(found.algorithm))
+
+    def _over(self, algorithm: str) -> str:
+        """The kind of the farthest path of a server, "" for what a switch combines and for several servers."""
+        if self.channels.servers > 1:
+            return ""
+        if algorithm == "tree" and self.channels.tree is not None:
+            return self.channels.tree.kind
+        return self.channels.kind if algorithm == "ring" else ""
 
     def _factor(self, collective: str) -> float:
         return float(bus_factor(collective, len(self.ranks)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from blinkccl.cost.baselines import hybrid, multi_path
+from blinkccl.cost.baselines.by_size import MultiPath, prepare_hybrid, prepare_multi_path
 from blinkccl.cost.baselines.candidate import Baseline, Conditions, Estimate, Prepared, planned
 from blinkccl.cost.baselines.nccl import prepare_nccl_24, prepare_nccl_24_as_written, prepare_nccl_230
 from blinkccl.cost.baselines.staged import prepare_host_staged, prepare_plain_ring
@@ -50,8 +50,8 @@ def candidates() -> dict[str, Baseline]:
     found = _rows(ALGORITHMS)
     # How much goes which way depends on the size, which these algorithms' forests do not know.
     by_size: dict[str, Callable[[Request, Conditions], Prepared]] = {
-        "hybrid": hybrid.prepare,
-        "multi_path": multi_path.prepare,
+        "hybrid": prepare_hybrid,
+        "multi_path": prepare_multi_path,
     }
     split = {name: replace(found[name], prepare=prepare) for name, prepare in by_size.items()}
     return found | split | BASELINES
@@ -89,7 +89,7 @@ class JobCandidates:
     @cached_property
     def path_row(self) -> PairSplits | None:
         """How ``multi_path`` splits the message, where it is one of these."""
-        return next((one.row for one in self.prepared if isinstance(one, multi_path.MultiPath)), None)
+        return next((one.row for one in self.prepared if isinstance(one, MultiPath)), None)
 
     @cached_property
     def bound_gb_per_s(self) -> float:

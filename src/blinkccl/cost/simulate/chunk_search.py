@@ -39,7 +39,6 @@ from blinkccl.cost.simulate.run import (
     Simulation,
     best_chunk_bytes,
     bind_bytes,
-    count_tasks,
     simulate,
     simulate_frame,
 )
@@ -226,7 +225,7 @@ def best_chunk(
 
 def _tasks(of: Frame, size_bytes: int, chunk_bytes: int) -> int:
     """Of a run with that chunk."""
-    return count_tasks(bind_bytes(of.program, size_bytes, chunk_bytes, of.settings.even_chunks))
+    return bind_bytes(of.program, size_bytes, chunk_bytes, of.settings.even_chunks).tasks
 
 
 def _climb(seconds: Callable[[int], float], start: int) -> int:

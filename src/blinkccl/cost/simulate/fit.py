@@ -17,9 +17,9 @@ import numpy as np
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.cost.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.cost.simulate.chunk_search import near_best
-from blinkccl.cost.simulate.measurements import Measurement
 from blinkccl.cost.simulate.translate import frame
 from blinkccl.errors import UnsupportedError
+from blinkccl.formats.nccl_tests import Measurement
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schema import SCHEMA_VERSION

@@ -15,7 +15,7 @@ from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
-from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
+from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes, size_text
 
 #: Elements are floats of this size where only bytes matter.
 ITEMSIZE = 4
@@ -93,7 +93,7 @@ def simulate_frame(of: Frame, size_bytes: int, chunk_bytes: int | None = None, t
         chunk_bytes = best_chunk_bytes(program, of.network, of.calibration, size_bytes)
     bound = bind_bytes(program, size_bytes, chunk_bytes, settings.even_chunks)
     together = 1
-    if count_tasks(bound) > budget:
+    if bound.tasks > budget:
         together, bound = _coarser(bound, size_bytes, settings.even_chunks, budget)
     translation = of.at(bound)
     if together > 1:
@@ -104,11 +104,11 @@ def simulate_frame(of: Frame, size_bytes: int, chunk_bytes: int | None = None, t
 
 def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tuple[int, Bound]:
     """How many chunks, as bound, to time as one so that a run keeps to its budget, and the program bound that way."""
-    chunk_bytes, tasks, times, bound = fine.chunk_elements * fine.itemsize, count_tasks(fine), 1, fine
+    chunk_bytes, tasks, times, bound = fine.chunk_elements * fine.itemsize, fine.tasks, 1, fine
     while tasks > budget:
         times = max(times + 1, -(-times * tasks // budget))
         bound = bind_bytes(fine.program, size_bytes, chunk_bytes * times, even_chunks)
-        tasks = count_tasks(bound)
+        tasks = bound.tasks
         if tasks > budget and all(extent.chunks <= 1 for extent in bound.extents):
             raise UsageError(
                 f"one chunk per share is {tasks:,} transfers and reductions already, more than the {budget:,} "
@@ -122,14 +122,15 @@ def _largest_chunk(bound: Bound) -> int:
     return max(min(extent.length, extent.chunk_elements) for extent in bound.extents)
 
 
-def parse_size(option: str, text: str) -> int:
-    """Bytes from what was typed for ``option``: ``64M``, ``1G``, ``4096``."""
+def parse_size(option: str, text: str, most: int = MAX_SIZE_BYTES) -> int:
+    """Bytes from what was typed for ``option``: ``64M``, ``1G``, ``4096``; at most ``most``."""
     try:
         size = parse_bytes(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
-    if size > MAX_SIZE_BYTES:
-        raise UsageError(f"{option} {text}: expected at most 2^63 - 1 bytes")
+    if size > most:
+        limit = "2^63 - 1 bytes" if most == MAX_SIZE_BYTES else size_text(most)
+        raise UsageError(f"{option} {text}: expected at most {limit}")
     return size
 
 
@@ -137,12 +138,6 @@ def bind_bytes(program: Program, size_bytes: int, chunk_bytes: int, even_chunks:
     """The program for S bytes: whole elements, the same number in each block."""
     count = size_bytes // ITEMSIZE // program.collective.total_blocks()
     return bind(program, count, ITEMSIZE, max(ITEMSIZE, chunk_bytes), even_chunks)
-
-
-def count_tasks(bound: Bound) -> int:
-    """At most so many tasks does a run have, known before it."""
-    per_chunk = bound.program.tasks_per_chunk
-    return sum(extent.chunks * tasks for extent, tasks in zip(bound.extents, per_chunk, strict=True))
 
 
 def best_chunk_bytes(program: Program, network: Topology, calibration: Calibration, size_bytes: int) -> int:

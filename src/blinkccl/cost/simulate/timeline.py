@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -121,13 +120,6 @@ def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> 
     if cause < 0 and begin > 0.0:
         found.append(Decider(0.0, begin, "start", *of))
     return found, begin, cause
-
-
-def chrome_trace(simulation: Simulation) -> dict[str, Any]:
-    """The timeline in Chrome's trace format, as an object for ``json.dumps``."""
-    events = TraceEvents()
-    add_simulation(events, simulation)
-    return events.document()
 
 
 def add_simulation(events: TraceEvents, simulation: Simulation, label: str = "", began_ns: int = 0) -> None:

@@ -256,14 +256,9 @@ class _Streams:
                 self.count += 1
 
 
-def operands(role: Role) -> int:
-    """How many things an execution combines."""
-    return len(role.receives) + role.contributes
-
-
 def adds_up(program: Program, role: Role) -> bool:
     """Whether an execution combines on a processor, which takes time, and not in a switch."""
-    return operands(role) > 1 and role.rank < len(program.ranks)
+    return role.operands > 1 and role.rank < len(program.ranks)
 
 
 class _LinkTable:
@@ -349,7 +344,7 @@ def _actors(
     receives += [[hop] for hop in staged]
     sends += [[hop + 1] for hop in staged]
     # A kernel reads every operand once and writes once: the rate is that of two operands.
-    combined = [(operands(role) + 1) / 3 if adds_up(program, role) else 0.0 for role in program.roles]
+    combined = [(role.operands + 1) / 3 if adds_up(program, role) else 0.0 for role in program.roles]
     pace = 1e-9 / engine.reduce_gb_per_s.value if engine.reduce_gb_per_s.value else 0.0
     stream = np.asarray([*streams.of_actor, *[-1] * len(staged)], np.int32)
     if pace == 0.0 and engine.reduce_us.value == 0.0:

@@ -10,8 +10,8 @@ A forest knows no sizes. :func:`plan` is therefore the split of large data, wher
 
 Where we differ: what goes over PCIe is stored in the hosts' memories and fetched there (``--links staged``), which
 needs no switching, and is slower where PCIe switches would have forwarded. The paper's way is timed by
-:mod:`blinkccl.cost.baselines.hybrid`. Nothing then asks for two sets: ``optimal`` with ``--links all`` packs one forest
-over both link classes, in which a tree may use both, and is never slower.
+:mod:`blinkccl.cost.baselines.by_size`. Nothing then asks for two sets: ``optimal`` with ``--links all`` packs one
+forest over both link classes, in which a tree may use both, and is never slower.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from blinkccl.cost.baselines.by_size import HybridJob
 from blinkccl.cost.baselines.candidate import Conditions, Estimate
-from blinkccl.cost.baselines.hybrid import HybridJob
 from blinkccl.cost.baselines.nccl import NCCL_SLICE_BYTES
 from blinkccl.cost.baselines.registry import BASELINES, candidates, enter, time_all, wins
 from blinkccl.cost.simulate.calibration import calibration

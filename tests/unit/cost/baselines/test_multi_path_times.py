@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from blinkccl.cost.baselines.by_size import MultiPath, prepare_multi_path, timed_split
 from blinkccl.cost.baselines.candidate import Conditions
-from blinkccl.cost.baselines.multi_path import MultiPath, prepare, timed_split
 from blinkccl.cost.baselines.registry import candidates
 from blinkccl.cost.simulate.calibration import calibration, calibration_for
 from blinkccl.errors import UnsupportedError
@@ -23,7 +23,7 @@ SIZES = tuple(round(64 * 1.7**power) for power in range(0, 36, 1 if ALL_TESTS el
 
 def multi_path(spec: str, gpus: str | None = "0,1") -> MultiPath:
     request = asked(spec, "sendrecv", gpus)
-    return prepare(request, Conditions(calibration_for(request.topology)))
+    return prepare_multi_path(request, Conditions(calibration_for(request.topology)))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_never_slower_than_any_of_its_paths_alone(spec: str, gpus: str | None) -
 @pytest.mark.parametrize(("most", "paths"), [(0, {(2, 3)}), (1, {(2, 3), (2, 5, 3)}), (None, {(2, 3), (2, 5, 3)})])
 def test_a_filled_row_is_of_its_two_ends_and_crosses_no_more_memories(most: int | None, paths: set[Path]) -> None:
     request = asked("mist", "sendrecv", "2,3")
-    row = prepare(request, Conditions(calibration_for(request.topology), most_memories=most)).row
+    row = prepare_multi_path(request, Conditions(calibration_for(request.topology), most_memories=most)).row
     assert (row.src, row.dst) == (2, 3)
     assert {part.path for split in row.splits for part in split.parts} == paths
 
@@ -78,15 +78,17 @@ def test_only_what_is_stored_on_its_way_is_cut_into_streams() -> None:
 def test_what_a_table_says_is_done() -> None:
     request = asked("mist", "sendrecv", "0,1")
     table = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 4, 1)),)))
-    found = prepare(request, Conditions(calibration("mist"), paths=table))
+    found = prepare_multi_path(request, Conditions(calibration("mist"), paths=table))
     assert found.at(MIB).detail == "all on 0-4-1"
     other = PathTable("", "", "").merged(PairSplits(1, 0, (on_one_path((1, 0)),)))
-    assert prepare(request, Conditions(calibration("mist"), paths=other)).row == multi_path("mist").row
+    assert prepare_multi_path(request, Conditions(calibration("mist"), paths=other)).row == multi_path("mist").row
     wrong = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 5, 1)),)))
     with pytest.raises(UnsupportedError, match="not there"):
-        prepare(request, Conditions(calibration("mist"), paths=wrong))
+        prepare_multi_path(request, Conditions(calibration("mist"), paths=wrong))
 
 
 def test_links_that_the_calibration_does_not_know_rule_it_out() -> None:
     with pytest.raises(UnsupportedError, match="no link class for pcie"):
-        prepare(asked("cedar", "sendrecv", "0,1"), Conditions(calibration_of(link_class("nvlink", 25.0, 25.0))))
+        prepare_multi_path(
+            asked("cedar", "sendrecv", "0,1"), Conditions(calibration_of(link_class("nvlink", 25.0, 25.0)))
+        )

@@ -7,11 +7,11 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from blinkccl.cost.baselines.nccl_best_rings import best_rings, ring_bound
+from blinkccl.api.export import packed
+from blinkccl.cost.baselines.nccl_graph import best_rings, ring_bound
 from blinkccl.cost.baselines.nccl_links import KINDS, NVB
 from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import UnsupportedError
-from blinkccl.formats.nccl_graph import pack
 from blinkccl.topology import nccl_graph
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.nccl_graph import MOST_CHANNELS
@@ -78,14 +78,14 @@ def test_the_bound_is_proved_by_its_prices(name, ranks):
 
 def test_the_file_is_read_back_and_says_what_it_is():
     machine, ranks = parse_spec("dgx-1v"), (0, 1, 2, 3, 4, 5)
-    (file,) = pack(machine, ranks)
+    (file,) = packed(machine, ranks, "nccl-graph")
     (graph,) = nccl_graph.parse(file.text, file.name)
     best = best_rings(NcclServer.of(machine, ranks))
     assert (graph.orders, graph.gb_per_s, graph.kind) == (best.rings, best.gb_per_s_per_channel, "NVB")
     assert "3 x 20 = 60 GB/s over NVB. -->" in file.text
     assert "Its own search finds 2 x 20 = 40 GB/s over NVL." in file.text
     assert "No rings over NVLink through all GPUs have more than 60 GB/s together." in file.text
-    (own,) = pack(machine, machine.ranks)
+    (own,) = packed(machine, machine.ranks, "nccl-graph")
     assert "NCCL's own rings: nothing better was found, so leave it to itself." in own.text
 
 
@@ -93,7 +93,7 @@ def test_the_command_needs_no_plan(blink, tmp_path):
     path = tmp_path / "x.xml"
     ended = blink("export", "--to", "nccl-graph", "--topo", "dgx-1v", "--gpus", "0-5", "-o", path)
     assert ended.code == 0
-    assert path.read_text() == pack(parse_spec("dgx-1v"), (0, 1, 2, 3, 4, 5))[0].text
+    assert path.read_text() == packed(parse_spec("dgx-1v"), (0, 1, 2, 3, 4, 5), "nccl-graph")[0].text
     blink("export", "--to", "cuda", "--topo", "dgx-1v").assert_refused(
         "is made of a plan: give what blink plan -o wrote"
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,6 @@ from blinkccl.cost.baselines.nccl_model import (
     NcclEstimate,
     choose,
     cost_lines,
-    crossover,
     predict,
 )
 from blinkccl.cost.baselines.nccl_search import Channels, search
@@ -197,45 +195,16 @@ def test_caps() -> None:
     assert tree.gb_per_s == Fraction("26.5") * 12 / 2
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_crossovers_are_exact_to_the_byte(job: Job) -> None:
-    for collective in SERVED:
-        winners = crossover(_channels(job), collective)
-        assert winners[0].from_bytes == 0
-        for before, after in pairwise(winners):
-            size = after.from_bytes
-            assert before.from_bytes < size
-            expected = [(winner.algorithm, winner.protocol) for winner in (before, after)]
-            assert expected[0] != expected[1]
-            found = [_choose(job, collective, one) for one in (size - 1, size)]
-            assert [(one.algorithm, one.protocol) for one in found] == expected
-
-
-@given(size=st.integers(0, 2**34) | st.sampled_from([2**power for power in range(35)]), number=st.integers(0, 5))
-def test_between_crossovers_nothing_changes(size: int, number: int) -> None:
-    job = JOBS[number]
-    winners = crossover(_channels(job), "allreduce")
-    expected = [w for w in winners if w.from_bytes <= size][-1]
-    chosen = _choose(job, "allreduce", size)
-    assert (chosen.algorithm, chosen.protocol) == (expected.algorithm, expected.protocol)
-
-
 def test_who_wins_on_a_dgx_1v() -> None:
     """AllGather on 8 V100s: LL up to 1.1 MB, then LL128 up to 7.8 MB, then Simple."""
-    winners = crossover(_channels(DGX), "allgather")
-    assert [(w.algorithm, w.protocol) for w in winners] == [("ring", "LL"), ("ring", "LL128"), ("ring", "Simple")]
     # Lines 10.8 + b/44571 and 27.3 + b/126171 meet at 16.5 / (1/44571 − 1/126171) bytes, and so on.
     rates = [1000 * Fraction(gb_per_s) * 8 / 7 for gb_per_s in ("39", "110.4", "120")]
     meet = [Fraction("16.5") / (1 / rates[0] - 1 / rates[1]), Fraction("4.9") / (1 / rates[1] - 1 / rates[2])]
-    assert [w.from_bytes for w in winners] == [0, int(meet[0]) + 1, int(meet[1]) + 1]
-
-
-def test_a_table_ends_where_it_is_told_to() -> None:
-    found = _channels(DGX)
-    short = crossover(found, "allgather", up_to_bytes=1 << 20)
-    long = crossover(found, "allgather")
-    assert short == tuple(w for w in long if w.from_bytes <= 1 << 20)
-    assert len(crossover(found, "allgather", up_to_bytes=0)) == 1
+    sizes = [int(size) + more for size in (0, *meet) for more in (0, 1)]
+    chosen = [choose(_channels(DGX), "allgather", size) for size in sizes]
+    assert [(one.algorithm, one.protocol) for one in chosen] == [
+        ("ring", protocol) for protocol in ("LL", "LL", "LL", "LL128", "LL128", "Simple")
+    ]
 
 
 @given(size=st.integers(0, 2**40), more=st.integers(1, 2**30), number=st.integers(0, len(JOBS) - 1))

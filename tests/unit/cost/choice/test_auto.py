@@ -78,7 +78,7 @@ def test_what_was_measured_is_compared_instead_and_nothing_else():
     ring = next(one for one in found.plans if one.name == "ring")
     (larger,) = [one.estimate for one in told.choose(2 << 20).timed if one.plan.name == "ring"]
     assert larger.seconds == pytest.approx(4e-5 * ring.at(2 << 20).seconds / ring.at(1 << 20).seconds)
-    assert larger.detail.startswith("measured at 1 MiB, ll; ")
+    assert larger.detail.startswith("measured at 1M, ll; ")
     for size in (1 << 19, 4 << 20):
         assert told.choose(size).measured is None
         assert told.choose(size).best.estimate.seconds == found.choose(size).best.estimate.seconds

@@ -11,8 +11,8 @@ import pytest
 from blinkccl.cost.baselines.candidate import Conditions, planned
 from blinkccl.cost.simulate.calibration import calibration, calibration_names, parse_calibration
 from blinkccl.cost.simulate.fit import Fit, as_simulated, calibration_text, cost, fit, fits, fitted_calibration
-from blinkccl.cost.simulate.measurements import Measurement
 from blinkccl.errors import UnsupportedError
+from blinkccl.formats.nccl_tests import Measurement
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.planned import asked
 

@@ -17,7 +17,6 @@ from blinkccl.cost.simulate.run import (
     Simulation,
     best_chunk_bytes,
     bind_bytes,
-    count_tasks,
     parse_size,
     simulate,
 )
@@ -126,7 +125,7 @@ def test_bytes_that_are_no_whole_element_are_left_out() -> None:
 def test_a_chunk_has_an_element_at_least() -> None:
     program, _ = chain()
     assert bind_bytes(program, 40, 1).chunk_elements == 1
-    assert count_tasks(bind_bytes(program, 40, 1)) == 20
+    assert bind_bytes(program, 40, 1).tasks == 20
 
 
 @pytest.mark.parametrize(("algo", "spec", "name"), JOBS)
@@ -137,7 +136,7 @@ def test_tasks_are_counted_before_a_run(algo: str, spec: str, name: str) -> None
         for named in ("nominal", "v100-copy-engine") if spec == "dgx-1v" and algo != "ring" else ("nominal",):
             bound = bind_bytes(program, size_bytes, 65536)
             workload = translate(bound, network, calibration(named)).workload
-            assert workload.tasks <= count_tasks(bound) <= 2 * workload.tasks
+            assert workload.tasks <= bound.tasks <= 2 * workload.tasks
 
 
 # The budget.
@@ -154,7 +153,7 @@ def test_coarser_runs_keep_to_the_budget(budget: int) -> None:
     """600 tasks in chunks of 1 MB: several are timed as one, with the fixed costs of all of them."""
     exact = simulate(*chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB)
     timed = coarsely(budget)
-    assert count_tasks(timed.translation.bound) <= budget
+    assert timed.translation.bound.tasks <= budget
     assert 1 < timed.aggregated <= 100
     assert timed.chunk_bytes == exact.chunk_bytes == 1 * MB
     # The pipeline fills more slowly: by its depth times the larger chunk at most.
@@ -183,7 +182,7 @@ def test_tasks_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.M
     at = Frame.at
 
     def counted(self: Frame, bound: Bound) -> Translation:
-        made.append(count_tasks(bound))
+        made.append(bound.tasks)
         return at(self, bound)
 
     monkeypatch.setattr(Frame, "at", counted)

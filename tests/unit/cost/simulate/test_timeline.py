@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from blinkccl.cost.simulate.run import Simulation
-from blinkccl.cost.simulate.timeline import add_simulation, chrome_trace, critical_path, link_use, summarise
+from blinkccl.cost.simulate.timeline import add_simulation, critical_path, link_use, summarise
 from blinkccl.cost.simulate.translate import Settings
 from blinkccl.errors import InternalError
 from blinkccl.trace_events import TraceEvents
 from support.timed import candidate
-from support.trace_reader import read_trace
+from support.trace_reader import TraceRead, read_trace
 
 JOBS = [
     ("dgx-1v", "optimal", "allreduce", "1,4,5,6", "v100-copy-engine"),
@@ -33,6 +33,12 @@ def simulated(job: tuple[str, str, str, str | None, str], sharing: str, **settin
     return one.simulate(3_000_000, traced=True)
 
 
+def written(simulation: Simulation) -> TraceRead:
+    events = TraceEvents()
+    add_simulation(events, simulation)
+    return read_trace(json.dumps(events.document()))
+
+
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job[1]}-{job[0]}")
 def test_the_critical_path_is_the_whole_time_without_gaps(job: tuple[str, ...], sharing: str) -> None:
@@ -50,7 +56,7 @@ def test_the_critical_path_is_the_whole_time_without_gaps(job: tuple[str, ...], 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job[1]}-{job[0]}")
 def test_a_file_shows_everything_that_the_kernel_did(job: tuple[str, ...], sharing: str) -> None:
     simulation = simulated(job, sharing)
-    trace = read_trace(json.dumps(chrome_trace(simulation)))
+    trace = written(simulation)
     bound, network = simulation.translation.bound, simulation.translation.network
     ranks = [f"rank {rank}: {network.vertex[vertex].label}" for rank, vertex in enumerate(bound.program.ranks)]
     assert list(trace.processes.values())[: len(ranks)] == ranks
@@ -71,7 +77,7 @@ def test_a_file_shows_everything_that_the_kernel_did(job: tuple[str, ...], shari
 @pytest.mark.parametrize("job", JOBS[:5], ids=lambda job: f"{job[1]}-{job[0]}")
 def test_the_load_of_a_link_adds_up_to_its_bytes_and_ends_at_nothing(job: tuple[str, ...], sharing: str) -> None:
     simulation = simulated(job, sharing)
-    trace = read_trace(json.dumps(chrome_trace(simulation)))
+    trace = written(simulation)
     uses = link_use(simulation)
     label = simulation.translation.network.vertex
     assert len(trace.counters) == len([use for use in uses if use.bytes])

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import pytest
 
+from blinkccl.api.export import packed
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.cost.baselines.nccl_links import NVB
 from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.formats.nccl_graph import pack
 from blinkccl.proof.audit import audit
 from blinkccl.proof.check import check_plan
 from blinkccl.topology import nccl_xml
@@ -121,7 +121,7 @@ def test_what_is_exported_for_nccl_is_read_back() -> None:
     """The best rings of every job on a DGX-1V whose links NCCL sees at all: as fast as it counts them, at 25 for 20."""
     through = 0
     for ranks in connected_allocations("dgx-1v", smallest=3):
-        (file,) = pack(DGX, ranks)
+        (file,) = packed(DGX, ranks, "nccl-graph")
         graphs = parse(file.text, "export")
         found = forest_of(graphs, DGX)
         checked = audit(to_document(found))

@@ -13,8 +13,9 @@ from typing import Any
 from blinkccl.apps.doctor import gathered
 from blinkccl.apps.doctor.evidence import Evidence, Location, MachineRead, MeasuredCall, RankReport, printable
 from blinkccl.apps.doctor.readers import flight_recorder
-from blinkccl.apps.doctor.readers.nccl_tests import NAMES
+from blinkccl.apps.doctor.readers.nccl_tests import measured_call
 from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.formats.nccl_tests import document_rows
 from blinkccl.topology import json_format
 
 #: Our name of a collective by NCCL's (AllReduce, ReduceScatter), in lower case.
@@ -31,39 +32,10 @@ def _topology(document: Any, source: str) -> Iterator[Evidence]:
 
 def benchmark(document: Any, source: str) -> Iterator[Evidence]:
     """Results of ``-J`` of nccl-tests and of ``blink bench``."""
-    config = document["config"]
-    devices = config.get("devices") or []
-    program = str((document.get("args") or [""])[0]).rsplit("/", 1)[-1]
-    name = str(config.get("collective") or program).partition("_perf")[0]
-    collective = NAMES.get(name, name)
-    if collective not in COLLECTIVES:
-        raise ValueError(name)
-    by_blink = "blink_version" in document
-    per_process = 1 if by_blink else int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
-    processes = {(str(row.get("hostname")), row.get("pid")) for row in devices}
-    ranks = len(devices) if by_blink or len(devices) > len(processes) else len(processes) * per_process
-    models = sorted({str(row.get("name") or row.get("device_name") or "") for row in devices})
-    hosts = len({host for host, _ in processes}) or 1
-    for number, row in enumerate(document["results"]):
-        for key in ("out_of_place", "in_place"):
-            timed = row.get(key)
-            if not timed or not row["size"]:
-                continue
-            micros = float(timed.get("time", timed.get("cpu_time", 0)) or 0)
-            if micros > 0:
-                busbw, percent = float(timed["bus_bw"]), float(timed.get("bound_percent") or 0)
-                yield MeasuredCall(
-                    Location(f"{source}, results[{number}]"),
-                    collective,
-                    ranks,
-                    int(row["size"]),
-                    micros * 1e-6,
-                    busbw,
-                    float(timed.get("nwrong") or 0),
-                    gpu=models[0] if len(models) == 1 else "",
-                    hosts=hosts,
-                    limit_gb_per_s=100 * busbw / percent if percent > 0 else None,
-                )
+    for row in document_rows(document, source):
+        if row.run.collective and row.run.ranks and row.busbw_gb_per_s is not None:
+            place = Location(f"{source}, {row.where.partition('.')[0]}")
+            yield measured_call(row, place, row.run.collective, row.run.ranks)
 
 
 def inspector(lines: Sequence[tuple[int, Any]], source: str) -> Iterator[Evidence]:

@@ -9,6 +9,7 @@ from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
 from blinkccl.apps.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.show.text import gb_per_s_text, ids
+from blinkccl.units import size_text
 
 #: NCCL's model uses practical rates, about 80 % of nominal on NVLink. A result below these parts of the bound is
 #: therefore due to NCCL's channels.
@@ -99,7 +100,7 @@ def _pick(job: MeasuredJob, what: str) -> str:
 def _got(job: MeasuredJob) -> str:
     row = job.measured
     if row is not None:
-        return f"{gb_per_s_text(row.busbw_gb_per_s)} busbw measured at {row.size_bytes >> 20} MiB ({row.place})"
+        return f"{gb_per_s_text(row.busbw_gb_per_s)} busbw measured at {size_text(row.size_bytes)} ({row.place})"
     if job.expected is not None:
         return f"{gb_per_s_text(job.expected.busbw_gb_per_s)} busbw by NCCL's own model ({job.expected.how})"
     return "not measured"

@@ -93,7 +93,7 @@ def memory_bound(case: Case) -> Iterator[Finding]:
         yield finding(f"""
             {severity}: {name} gets {part:.0%} of what memory allows  [memory-bound]
             bound   {gb_per_s_text(row.limit_gb_per_s)} busbw, by the rate at which memory is copied here
-            got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB
+            got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {size_text(row.size_bytes)}
             cause   {why}
             try     blink bench allreduce -g 2 --peer gloo compares with other libraries; numactl --cpunodebind=0
                     --membind=0

@@ -11,6 +11,7 @@ from blinkccl.apps.doctor.rules.bound import GAP
 from blinkccl.apps.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, jobs, machines_with_gpus, stated
 from blinkccl.show.text import gb_per_s_text
 from blinkccl.topology.model import Topology
+from blinkccl.units import size_text
 
 #: Results below this part of NCCL's expectation are not noise.
 LOW = 0.7
@@ -97,8 +98,8 @@ def falls_with_size(case: Case) -> Iterator[Finding]:
             high, low = gb_per_s_text(best.busbw_gb_per_s), gb_per_s_text(last.busbw_gb_per_s)
             yield finding(f"""
                 warning: busbw falls from {high} to {low} as messages grow  [falls-with-size]
-                bound   {high} at {best.size_bytes >> 20} MiB
-                got     {low} at {last.size_bytes >> 20} MiB
+                bound   {high} at {size_text(best.size_bytes)}
+                got     {low} at {size_text(last.size_bytes)}
                 cause   large messages use another algorithm or path, another job uses the links, or host memory is on
                         the wrong NUMA node
                 try     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING names the algorithm by size; compare NCCL_ALGO=Ring
@@ -136,7 +137,7 @@ def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineR
     yield finding(f"""
         warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects  [measured-low]
         bound   {gb_per_s_text(expected)} busbw by {source}; the bound: {most}
-        got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {row.size_bytes >> 20} MiB ({row.place})
+        got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {size_text(row.size_bytes)} ({row.place})
         cause   not in the evidence; possible are a link below its stated rate, another job on the same links,
                 throttled clocks, or processes on the wrong NUMA node
         try     blink doctor on the machine itself, or blink topo --gather there; nvidia-smi -q -d PERFORMANCE,CLOCK;

@@ -1,10 +1,13 @@
-"""``multi_path`` timed: for each size the split that a table says, or else the fastest that is found here.
+"""Algorithms whose split of the data depends on the size, which their forests do not know: ``hybrid``, ``multi_path``.
 
-The table of a pair is filled by the simulator. Each path costs what the calibration says of its links, beside the other
-paths on them: a copy is issued and then waits for the links' latency once per leg, and n chunks that are stored L − 1
-times on their way take (n + L − 1) / n as long as the links need. That gives a split by water filling for each number
-of streams and chunks; the simulator then says which of them is the fastest, and whether any is faster than one copy on
-one path.
+- ``hybrid``: Eq 8's split for each size, at the rates that both sets of trees reach with their parts. PCIe begins T_dpa
+  later (Blink, MLSys 2020, §3.4). Each set is timed by itself, as if the other were not there, and the job ends with
+  the later one: they share no link, but for the bus between sockets of an AC922.
+- ``multi_path``: for each size the split that a table says, or else the fastest that is found here. The table of a pair
+  is filled by the simulator. Each path costs what the calibration says of its links, beside the other paths on them: a
+  copy is issued and then waits for the links' latency once per leg, and n chunks that are stored L − 1 times on their
+  way take (n + L − 1) / n as long as the links need. That gives a split by water filling for each number of streams and
+  chunks; the simulator then says which of them is the fastest, and whether any is faster than one copy on one path.
 
 Copies of different streams are issued at the same time here, as calibrations say what one costs and not who issues it:
 where one thread issues all, many streams pay later than a table filled here says, and one filled by measurements knows.
@@ -13,19 +16,21 @@ where one thread issues all, many streams pay later than a table filled here say
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, product
 from math import fsum, inf, prod
 
 import msgspec
 
-from blinkccl.cost.baselines.candidate import ChunkedPlan, Conditions, Estimate, planned
+from blinkccl.cost.baselines.candidate import ChunkedPlan, Conditions, Estimate, TimedPlan, modelled, planned
 from blinkccl.cost.simulate.calibration import Calibration, link_cost
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology.memories import HOST_KINDS, memories_on
+from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
+from blinkccl.trees.algorithms.hybrid import LinkClassSplit, class_plan, hybrid_split
+from blinkccl.trees.algorithms.multi_path import ALGORITHM as MULTI_PATH
 from blinkccl.trees.algorithms.multi_path import (
-    ALGORITHM,
     PathCost,
     WeightedPath,
     direct_path,
@@ -41,16 +46,69 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest, Path
 from blinkccl.units import GB
 
+#: How often the split is found anew with the rates that the parts before reached.
+_ROUNDS = 4
 #: What is tried: streams of a path that is stored on its way, and chunks of a stream.
 STREAMS = (1, 2, 4, MOST_STREAMS)
 CHUNKS = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class HybridJob:
+    """Both sets of trees; ``t_dpa_s`` is what switching peer access takes before PCIe can begin."""
+
+    request: Request
+    nvlink: TimedPlan
+    pcie: TimedPlan
+    t_dpa_s: float
+    name: str = HYBRID
+
+    @property
+    def forest(self) -> Forest:
+        """The NVLink trees: all there is for small sizes."""
+        return self.nvlink.forest
+
+    def split(self, size_bytes: int, over_pcie: int) -> LinkClassSplit | None:
+        """Eq 8 at the rates that each set reaches with its part of a split; None where nothing moves."""
+        pcie, nvlink = self.pcie.at(over_pcie), self.nvlink.at(size_bytes - over_pcie)
+        if not pcie.algbw_gb_per_s or not nvlink.algbw_gb_per_s:
+            return None
+        return hybrid_split(size_bytes, pcie.algbw_gb_per_s, nvlink.algbw_gb_per_s, self.t_dpa_s)
+
+    def at(self, size_bytes: int) -> Estimate:
+        """The later end of both sets at the best of a few splits: rates depend on parts, and parts on rates."""
+        alone = self.nvlink.at(size_bytes)
+        best = replace(alone, name=self.name, detail=f"NVLink alone: PCIe does not pay with {self._wait()}")
+        over_pcie = size_bytes // 2
+        for _ in range(_ROUNDS):
+            split = self.split(size_bytes, over_pcie)
+            over_pcie = 0 if split is None else int(split.pcie_bytes)
+            if over_pcie == 0:
+                break
+            slow_s = self.t_dpa_s + self.pcie.at(over_pcie).seconds
+            seconds = max(self.nvlink.at(size_bytes - over_pcie).seconds, slow_s)
+            if seconds < best.seconds:
+                detail = f"{over_pcie / size_bytes:.1%} over PCIe after {self._wait()}"
+                best = modelled(self.name, self.request, size_bytes, seconds, detail)
+        return best
+
+    def _wait(self) -> str:
+        return f"a T_dpa of {self.t_dpa_s * 1e3:.2f} ms"
+
+
+def prepare_hybrid(request: Request, conditions: Conditions) -> HybridJob:
+    """The trees of both classes."""
+    t_dpa_s = conditions.calibration.engine.peer_access_us.value * 1e-6 * len(request.ranks)
+    nvlink = planned(HYBRID, class_plan(request, "fast"), conditions)
+    pcie = planned(HYBRID, class_plan(request, "pcie"), conditions)
+    return HybridJob(request, nvlink, pcie, t_dpa_s)
 
 
 def timed_split(flow: Forest, conditions: Conditions, split: Split, window: int = 1) -> ChunkedPlan:
     """A split of the message that ``flow`` plans, ready to be timed; raises as
     :func:`~blinkccl.trees.algorithms.multi_path.forest_of`.
     """
-    found = planned(ALGORITHM, forest_of(flow, split), conditions)
+    found = planned(MULTI_PATH, forest_of(flow, split), conditions)
     return ChunkedPlan(found.name, found.forest, found.program, conditions, split.text(), split.chunks, window)
 
 
@@ -61,7 +119,7 @@ class MultiPath:
     flow: Forest
     conditions: Conditions
     row: PairSplits
-    name: str = ALGORITHM
+    name: str = MULTI_PATH
 
     @property
     def forest(self) -> Forest:
@@ -76,7 +134,7 @@ class MultiPath:
         return timed_split(self.flow, self.conditions, split).at(size_bytes)
 
 
-def prepare(request: Request, conditions: Conditions) -> MultiPath:
+def prepare_multi_path(request: Request, conditions: Conditions) -> MultiPath:
     """The message of a request, with the row of the conditions' table for its two ends, or one that is filled here.
 
     UnsupportedError where the table's paths are not there.

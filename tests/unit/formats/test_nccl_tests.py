@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from blinkccl.cost.simulate.measurements import Measurement, read_measurements
 from blinkccl.errors import TopologyError
+from blinkccl.formats.nccl_tests import Measurement, read_measurements
 
 V2_0 = """\
 $ ./build/all_reduce_perf -b 64K -e 1M -f 16 -g 2
@@ -137,9 +137,9 @@ def test_runs_one_after_the_other():
 def test_what_a_log_leaves_out_can_be_given():
     bare = "\n".join(V2_0.splitlines()[7:])
     same(read_measurements(bare, "x.log", "allreduce", 2), FOUR)
-    with pytest.raises(TopologyError, match=r"x.log, line 5: the log does not say which collective.*--collective"):
+    with pytest.raises(TopologyError, match=r"x.log, line 5: the file does not say which collective.*--collective"):
         read_measurements(bare, "x.log", None, 2)
-    with pytest.raises(TopologyError, match=r"x.log, line 5: the log does not list its ranks .*--ranks"):
+    with pytest.raises(TopologyError, match=r"x.log, line 5: the file does not list its ranks .*--ranks"):
         read_measurements(bare, "x.log", "allreduce")
 
 
@@ -153,7 +153,7 @@ def row(line):
     [
         ("", "x.log: no measurement in it; expected a log of nccl-tests"),
         ("hello\n12 apples\n", "x.log: no measurement in it"),
-        ("65536 16384 float sum -1 23.78 2.76 2.76 0", "line 1: a row of numbers without titles"),
+        ("65536 16384 float sum -1 23.78 2.76 2.76 0", "line 1: the file does not say which collective this"),
         (row("65536 16384 float sum -1 23.78 2.76 2.76 0"), "line 12: 9 columns, but the titles above name 13: size"),
         (row("65536 16384 float sum -1 fast 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: 'fast' under 'time'"),
         (row("65536 16384 float sum -1 0.00 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: 65536 bytes in 0 us; expect"),
@@ -215,9 +215,15 @@ def test_json_of_nccl_tests_lists_one_rank_of_each_process():
         (json.dumps(OURS | {"results": [{"size": 64, "in_place": {"time": "x"}}]}), "in_place.time: 'x'; expected"),
         (json.dumps(OURS | {"results": [{"size": 64, "in_place": {"time": 10**400}}]}), "in_place.time: 1000"),
         (json.dumps(OURS | {"results": [{"size": 64, "in_place": {"time": -1}}]}), "64 bytes in -1 us; expected a pos"),
-        (json.dumps(OURS | {"results": [{"size": 64, "in_place": timing(1, 1) | {"nwrong": 3}}]}), "3 wrong results"),
-        (json.dumps(OURS | {"config": {}}), "says which collective this is; add --collective"),
-        (json.dumps(OURS | {"config": {"collective": "allreduce"}}), "does not list the ranks; add --ranks"),
+        (
+            json.dumps(OURS | {"results": [{"size": 64, "in_place": timing(1, 0.064) | {"nwrong": 3}}]}),
+            "3 wrong results",
+        ),
+        (json.dumps(OURS | {"config": {}}), "the file does not say which collective this is; add --collective"),
+        (
+            json.dumps(OURS | {"config": {"collective": "allreduce"}}),
+            "the file does not list its ranks ('# Rank 0 …', config.devices); add --ranks",
+        ),
         (json.dumps(OURS | {"config": {"collective": "sum"}}), "config.collective: 'sum' is none of"),
         (json.dumps(NCCL | {"config": {"ngpus": "two", "devices": [{}]}}), "config.nthreads and config.ngpus are"),
     ],

@@ -1,0 +1,357 @@
+"""Results of nccl-tests and of ``blink bench``: the text log of every version, and the JSON of ``-J`` and ``--json``.
+
+Logs of all versions name their columns, and differ in them: those of 1.0 count milliseconds and have "bytes" for
+"size", later ones leave out or add "redop" and "root", call the check "error" or "#wrong", and the newest add columns.
+So a row is read by the titles above it. Where these are cut off, a row is a size and a count, then words, then a time
+and two bandwidths once or twice. Launchers put a tag before each line (``[1,0]<stdout>:``, ``0:``), which is taken
+off, and all sorts of other lines between them, which are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.errors import TopologyError
+from blinkccl.topology.limits import at, shortened
+from blinkccl.units import algbw_gb_per_s, bus_factor
+
+#: nccl-tests' names of what differs from ours.
+_NAMES = {"all_reduce": "allreduce", "all_gather": "allgather"}
+_STARTS = re.compile(r"#\s*Collective test starting:\s*(\S+)")
+_PROGRAM = re.compile(r"(?:^|[\s/:])([a-z_]+)_perf\w*(?=\s|$)")
+_RANK = re.compile(
+    r"#?\s*Rank\s+(\d{1,7})\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?on\s+(\S*)\s+device\s+(\d{1,3})"
+    r"(?:\s+\[[^\]]*\]\s*(.*))?"
+)
+_TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
+_DIGITS = re.compile(r"[0-9]+")
+_COMMA = re.compile(r"(\d+),(\d+)")
+#: The titles that follow that of a time.
+_RATES = ("algbw", "busbw")
+_MAX_RANKS = 2**20
+#: Bandwidths have two digits after the point, and the oldest times not many more: what a row says must agree by this.
+_LEAST_GB_PER_S, _OF_TIME, _TOLERANCE = 1.0, 0.1, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRun:
+    """What a file says of the run of a row: "" and 0 where it does not."""
+
+    collective: str = ""
+    ranks: int = 0
+    hosts: int = 1
+    gpus: tuple[int, ...] = ()
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRow:
+    """One timing as the file states it; ``where`` is its line or field.
+
+    ``limit_gb_per_s``: the busbw that the source itself holds for possible.
+    """
+
+    where: str
+    run: BenchmarkRun
+    size_bytes: int
+    seconds: float
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
+    wrong: float = 0.0
+    in_place: bool = False
+    limit_gb_per_s: float | None = None
+
+    def checked(self, source: str) -> BenchmarkRow:
+        """The row; TopologyError where it contradicts itself."""
+        micros = self.seconds * 1e6
+        if not 0 < self.size_bytes < 2**63 or not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise TopologyError(
+                f"{source}, {self.where}: {self.size_bytes} bytes in {micros:g} us; expected a positive size and time"
+            )
+        follows, algbw = algbw_gb_per_s(self.size_bytes, self.seconds), self.algbw_gb_per_s
+        if algbw is not None and abs(follows - algbw) > _OF_TIME * max(follows, algbw) + _TOLERANCE:
+            raise TopologyError(
+                f"{source}, {self.where}: {self.size_bytes} bytes in {micros:g} us are {follows:.2f} GB/s, but algbw "
+                f"is {algbw:g}"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One collective of ``size_bytes`` (S, as nccl-tests counts it) among ``ranks`` ranks took ``seconds``."""
+
+    collective: str
+    ranks: int
+    size_bytes: int
+    seconds: float
+    in_place: bool = False
+
+
+def read_measurements(text: str, source: str, collective: str = "", ranks: int = 0) -> tuple[Measurement, ...]:
+    """The measurements that ``text``, called ``source``, holds: in its order, out-of-place before in-place.
+
+    ``collective`` and ``ranks`` are for logs that do not say it: those of nccl-tests before 2.17 name no collective,
+    and the lines that list the ranks may be cut off. What the text says itself goes first.
+
+    Rows of size 0 are left out: nothing moves. In a row above 1 GB/s busbw / algbw must be what it is for this many
+    ranks; that is how a wrong number of ranks is noticed. Cost: O(text).
+    """
+    rows = document_rows(_document(text, source), source) if text.lstrip()[:1] == "{" else _log_rows(text, source)
+    measurements = tuple(_measurement(row, source, collective, ranks) for row in rows)
+    if not measurements:
+        raise TopologyError(
+            f"{source}: no measurement in it; expected a log of nccl-tests with its lines '# size count …', or the "
+            "JSON that blink bench --json or nccl-tests -J writes"
+        )
+    return measurements
+
+
+def _measurement(row: BenchmarkRow, source: str, collective: str, ranks: int) -> Measurement:
+    """The row as a measurement, if it makes sense."""
+    collective, ranks = row.run.collective or collective, row.run.ranks or ranks
+    where = f"{source}, {row.where}"
+    if row.wrong:
+        raise TopologyError(f"{where}: {row.wrong:g} wrong results; times of a run that went wrong are not taken")
+    if not collective:
+        raise TopologyError(
+            f"{where}: the file does not say which collective this is; add --collective, e.g. allreduce"
+        )
+    if not ranks:
+        raise TopologyError(f"{where}: the file does not list its ranks ('# Rank 0 …', config.devices); add --ranks")
+    algbw, busbw = row.algbw_gb_per_s, row.busbw_gb_per_s
+    if algbw is not None and busbw is not None and algbw >= _LEAST_GB_PER_S:
+        factor = float(bus_factor(collective, ranks))
+        if abs(busbw / algbw - factor) > _TOLERANCE * factor:
+            raise TopologyError(
+                f"{where}: busbw / algbw is {busbw / algbw:.3f}, but for {collective} on {ranks} ranks it is "
+                f"{factor:.3f}; give the right --ranks or --collective"
+            )
+    return Measurement(collective, ranks, row.size_bytes, row.seconds, row.in_place)
+
+
+def _named(test: str, where: str) -> str:
+    """Our name of what nccl-tests, or we, call ``test``."""
+    name = re.sub(r"_perf\w*$", "", test.rsplit("/", 1)[-1])
+    name = _NAMES.get(name, name)
+    if name not in COLLECTIVES:
+        raise TopologyError(f"{where}: {shortened(name)!r} is none of {', '.join(COLLECTIVES)}")
+    return name
+
+
+# The text log.
+
+
+@dataclass
+class BenchmarkLog:
+    """The log of ``source``, line by line: what lines so far say of those to come. ``notes`` say what was assumed."""
+
+    source: str
+    notes: list[str] = field(default_factory=list)
+    collective: str = ""
+    ranks: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    rows: int = 0
+    _titles: tuple[str, ...] = ()
+
+    def hear(self, line: str, number: int) -> list[BenchmarkRow]:
+        """The timings of a line, none of most; TopologyError where it is a row that makes no sense."""
+        words = line.split()
+        if len(words) > 1 and all(_DIGITS.fullmatch(word) for word in words[:2]):  # a size and a count
+            return self._row(words, number)
+        starts, program, rank = _STARTS.search(line), _PROGRAM.search(line), _RANK.search(line)
+        if rank is not None:
+            if self.rows:  # the list of another run's ranks begins
+                self.ranks, self.rows = {}, 0
+            self.ranks[int(rank[1])] = (rank[2], int(rank[3]), (rank[4] or "").strip())
+        elif starts is not None:
+            self.collective = _named(starts[1], f"{self.source}, line {number}")
+        elif line.startswith("#"):
+            titles = tuple(line.lstrip("#").split())
+            times = _times(titles)
+            if titles[:1] in (("size",), ("bytes",)) and all(titles[i + 1 : i + 3] == _RATES for i in times):
+                self._titles = titles
+        elif program is not None and (name := _NAMES.get(program[1], program[1])) in COLLECTIVES:
+            self.collective = name
+        return []
+
+    def _row(self, words: Sequence[str], number: int) -> list[BenchmarkRow]:
+        if len(words[0]) > 19:
+            raise at(self.source, number, f"a size of {shortened(words[0], 40)} bytes; expected less than 2^63")
+        size_bytes = int(words[0])
+        timings = self._by_titles(words, number) if self._titles else self._without_titles(words)
+        run = self._run()
+        rows = [
+            BenchmarkRow(f"line {number}", run, size_bytes, *timing, in_place=place == 1)
+            for place, timing in enumerate(timings)
+            if timing is not None
+        ]
+        checked = [row.checked(self.source) for row in rows] if size_bytes else []
+        self.rows += len(checked)
+        return checked
+
+    def _run(self) -> BenchmarkRun:
+        listed = [self.ranks[rank] for rank in sorted(self.ranks)]
+        names = {name for _, _, name in listed if name}
+        hosts = len({host for host, _, _ in listed}) or 1
+        gpus = tuple(device for _, device, _ in listed)
+        return BenchmarkRun(self.collective, len(listed), hosts, gpus, names.pop() if len(names) == 1 else "")
+
+    def _by_titles(self, words: Sequence[str], number: int) -> list[tuple[float, float, float, float] | None]:
+        """(seconds, algbw, busbw, wrong) out of place and in place, None for what was not measured."""
+        titles = self._titles
+        # The time of day under the title "timestamp" is two words.
+        expected = len(titles) + (titles[-1] == "timestamp")
+        if len(words) != expected:
+            raise at(
+                self.source, number, f"{len(words)} columns, but the titles above name {expected}: {' '.join(titles)}"
+            )
+
+        def number_at(column: int) -> float:
+            value = self._number(words[column])
+            if value is None:
+                quoted = repr(shortened(words[column], 40))
+                raise at(self.source, number, f"{quoted} under {titles[column]!r}; expected a number")
+            return value
+
+        unit_s = 1e-3 if titles[0] == "bytes" else 1e-6
+        timings: list[tuple[float, float, float, float] | None] = []
+        for column in _times(titles):
+            if words[column] == "N/A":
+                timings.append(None)
+                continue
+            counted = titles[column + 3 : column + 4] == ("#wrong",) and words[column + 3] != "N/A"
+            seconds, algbw, busbw = number_at(column) * unit_s, number_at(column + 1), number_at(column + 2)
+            timings.append((seconds, algbw, busbw, number_at(column + 3) if counted else 0.0))
+        return timings
+
+    def _without_titles(self, words: Sequence[str]) -> list[tuple[float, float, float, float] | None]:
+        """The same by the form of a row alone."""
+        rest = list(words[2:])
+        while rest and self._number(rest[0]) is None and rest[0] != "N/A":
+            rest = rest[1:]  # the type, and the operation
+        numbers = [self._number(word) for word in rest]
+        if len(numbers) in (5, 7, 9) or (numbers and numbers[0] is not None and numbers[0] < 0):
+            numbers = numbers[1:]  # the root
+        timings: list[tuple[float, float, float, float] | None] = []
+        step = 4 if len(numbers) in (4, 8) else 3
+        for start in range(0, len(numbers) - 2, step):
+            time, algbw, busbw = numbers[start : start + 3]
+            wrong = numbers[start + 3] if step == 4 else 0.0
+            if time is None or algbw is None or busbw is None:
+                timings.append(None)
+            else:
+                timings.append((time * 1e-6, algbw, busbw, wrong or 0.0))
+        return timings
+
+    def _number(self, word: str) -> float | None:
+        if _COMMA.fullmatch(word):
+            note = "nccl-tests: decimal commas are read as points"
+            self.notes += [note] if note not in self.notes else []
+            word = word.replace(",", ".")
+        try:
+            return float(word)
+        except ValueError:
+            return None
+
+
+def _log_rows(text: str, source: str) -> Iterator[BenchmarkRow]:
+    log = BenchmarkLog(source)
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from log.hear(untagged(line.strip()).strip(), number)
+
+
+def _times(titles: Sequence[str]) -> list[int]:
+    """The columns that hold times: out-of-place, then in-place."""
+    return [column for column, title in enumerate(titles) if title in ("time", "cputime")]
+
+
+def untagged(line: str) -> str:
+    """The line without a launcher's tag, which may come again where a line was put together from pieces."""
+    tag = _TAG.match(line)
+    if tag is None:
+        return line
+    return line.replace(tag[0].strip(), " ") if line.startswith("[") else line[tag.end() :]
+
+
+# JSON.
+
+
+def _document(text: str, source: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise at(source, error.lineno, f"not JSON: {error.msg} in column {error.colno}") from None
+    except (ValueError, RecursionError):
+        raise TopologyError(f"{source}: not JSON that a benchmark wrote: too deep, or with too long numbers") from None
+
+
+def document_rows(read: Any, source: str) -> Iterator[BenchmarkRow]:
+    """The timings of a JSON object; TopologyError, with the field, where it is none that a benchmark writes."""
+    if not isinstance(read, dict) or not isinstance(read.get("results"), list):
+        raise TopologyError(
+            f"{source}: no list 'results' in it; expected what blink bench --json or nccl-tests -J writes"
+        )
+    run = _json_run(read, source)
+    for number, row in enumerate(read["results"]):
+        where = f"results[{number}]"
+        size = row.get("size") if isinstance(row, dict) else None
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
+            raise TopologyError(f"{source}, {where}: expected an object with a 'size' in bytes, 0 to 2^63 - 1")
+        for place in ("out_of_place", "in_place") if size else ():
+            if row.get(place) is not None:
+                yield _json_row(size, row[place], f"{where}.{place}", source, run).checked(source)
+
+
+def _json_run(read: dict[str, Any], source: str) -> BenchmarkRun:
+    """The run; nccl-tests lists only the first rank of each process, and its other ranks are counted."""
+    config, arguments = read.get("config"), read.get("args")
+    config = config if isinstance(config, dict) else {}
+    program, named = arguments[0] if isinstance(arguments, list) and arguments else None, config.get("collective")
+    collective = ""
+    if isinstance(named, str):
+        collective = _named(named, f"{source}, config.collective")
+    elif isinstance(program, str) and re.search(r"_perf\w*$", program):
+        collective = _named(program, f"{source}, args[0]")
+    listed = config.get("devices")
+    devices = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    if not devices:
+        return BenchmarkRun(collective)
+    processes = {(str(row.get("hostname")), row.get("pid")) for row in devices}
+    per_process = [config.get(key, 1) for key in ("nthreads", "ngpus")]
+    if not all(isinstance(each, int) and 0 < each <= _MAX_RANKS for each in per_process):
+        raise TopologyError(f"{source}: config.nthreads and config.ngpus are {per_process}; expected numbers")
+    whole = "blink_version" in read or len(devices) > len(processes)
+    ranks = len(devices) if whole else len(processes) * math.prod(per_process)
+    models = {str(row.get("name") or row.get("device_name") or "") for row in devices}
+    hosts = len({host for host, _ in processes})
+    return BenchmarkRun(collective, ranks, hosts, model=models.pop() if len(models) == 1 else "")
+
+
+def _json_row(size: int, timed: Any, where: str, source: str, run: BenchmarkRun) -> BenchmarkRow:
+    if not isinstance(timed, dict):
+        raise TopologyError(f"{source}, {where}: expected an object with 'time', 'alg_bw' and 'bus_bw'")
+
+    def number(key: str) -> float | None:
+        """The number under ``key``; None where it is null or absent."""
+        value = timed.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
+            raise TopologyError(f"{source}, {where}.{key}: {shortened(repr(value), 40)}; expected a number")
+        return float(value)
+
+    micros = number("cpu_time" if "cpu_time" in timed else "time")
+    if micros is None:
+        raise TopologyError(f"{source}, {where}: neither 'time' nor 'cpu_time' in it; expected one of them, in us")
+    busbw, percent = number("bus_bw"), number("bound_percent")
+    limit = 100 * busbw / percent if busbw is not None and percent else None
+    in_place = where.endswith(".in_place")
+    return BenchmarkRow(
+        where, run, size, micros * 1e-6, number("alg_bw"), busbw, number("nwrong") or 0.0, in_place, limit
+    )
