@@ -632,7 +632,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=200)
     parser.add_argument("--healthy", type=int, default=100)
     parser.add_argument("--write", action="store_true", help="put the table into docs/doctor.md")
-    parser.add_argument("--misses", action="store_true", help="say what was missed, and every false alarm")
+    parser.add_argument("--misses", action="store_true", help="print missed faults and false alarms")
     arguments = parser.parse_args()
     outcomes = [run(seed) for seed in range(arguments.machines)]
     outcomes += [run(seed, healthy=True) for seed in range(arguments.healthy)]

@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("--forestcoll", type=Path, metavar="PATH", help="a checkout of it; without, our half alone")
     parser.add_argument("--python", default=sys.executable, help="interpreter with networkx for it (default: this one)")
     parser.add_argument("--limit", type=int, default=200, help="seconds for each of its plans (default 200)")
-    parser.add_argument("--runs", type=int, default=3, help="of ours, of which the median counts (default 3)")
+    parser.add_argument("--runs", type=int, default=3, help="our runs, of which the median counts (default 3)")
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose topology has this in its name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there too")
     options = parser.parse_args()

@@ -123,7 +123,7 @@ def main() -> int:
     making.add_argument("--no-nvrtc", action="store_true", help="the machine has a compiler")
     running = verbs.add_parser("run", help="install from the folder, and run")
     running.add_argument("folder", type=Path)
-    running.add_argument("--to", type=Path, default=HERE, metavar="WHERE", help="where the pages are written")
+    running.add_argument("--to", type=Path, default=HERE, metavar="WHERE", help="folder for the pages")
     running.add_argument("--within", type=float, default=WITHIN_S, metavar="SECONDS", help="of everything")
     options = parser.parse_args()
     if options.verb == "make":

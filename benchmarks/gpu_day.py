@@ -213,11 +213,11 @@ def _cell(value: Any) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--to", type=Path, default=HERE, metavar="FOLDER", help="where the page is written")
+    parser.add_argument("--to", type=Path, default=HERE, metavar="FOLDER", help="folder for the page")
     parser.add_argument("--quick", action="store_true", help="small buffers and few rounds: whether it works at all")
     parser.add_argument("--only", default=",".join(STEPS), help="names of steps; the first one runs always")
     parser.add_argument(
-        "--within", type=float, metavar="SECONDS", help="of all steps; each has more where there is more"
+        "--within", type=float, metavar="SECONDS", help="limit of all steps; more time is divided among them"
     )
     options = parser.parse_args()
     names = options.only.split(",")

@@ -190,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=1000, help="kills (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=WORK, help="what jobs do (default: everything in turn)")
+    parser.add_argument("--only", choices=WORK, help="activity of jobs (default: all in turn)")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds in which all must have heard (default 2)")
     arguments = parser.parse_args()
     CONTEXT.set_forkserver_preload(["blinkccl.runtime.communicator", "blinkccl.runtime.store"])

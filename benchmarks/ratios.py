@@ -262,13 +262,13 @@ def note(text: str) -> None:
 def main() -> int:
     """Measure, judge, print, write."""
     parser = argparse.ArgumentParser(description="Goals of the host engine against other libraries.")
-    parser.add_argument("--peer", help="as blink bench has it; default: all that are on PATH, and gloo")
+    parser.add_argument("--peer", help="peers as in blink bench; default: all on PATH, and gloo")
     parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="default 2,4,8")
     parser.add_argument("--rounds", type=int, default=7, help="default 7")
     parser.add_argument("--sizes", default=",".join(SIZES), help="default 8 bytes to 256M")
     parser.add_argument("--collectives", default=",".join((*ALLREDUCE, *ONE_WAY, *MOVES)), help="default: all")
     parser.add_argument(
-        "-a", "--average", type=int, default=3, choices=ACROSS_RANKS, help="as nccl-tests has it; default: 3"
+        "-a", "--average", type=int, default=3, choices=ACROSS_RANKS, help="as in nccl-tests; default: 3"
     )
     parser.add_argument("-o", "--output", help="also write all numbers as JSON")
     options = parser.parse_args()

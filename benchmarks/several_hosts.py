@@ -331,7 +331,7 @@ def main() -> int:
     parser.add_argument("--block-s", type=float, default=0.5, help="seconds that a block of runs takes on the network")
     parser.add_argument("--peer", type=lambda text: text.split(","), default="gloo,openmpi")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--clean", action="store_true", help="remove what killed runs have left, and end")
+    parser.add_argument("--clean", action="store_true", help="remove namespaces of killed runs, and exit")
     parser.add_argument("--exec", help="run this command on both hosts, and nothing else")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for --exec")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

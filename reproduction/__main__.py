@@ -21,7 +21,7 @@ Examples:
   python -m reproduction A B6 R5             those of a document, or single ones
   python -m reproduction --markdown c.md     the same as tables of Markdown
 
-Every number of ours is computed now, from plans, calibrations and the simulator; each says which.
+All our numbers are computed now, from plans, calibrations and the simulator; each row names them.
 """
 
 

@@ -17,9 +17,9 @@ _RELATIONS = {"=": "", "<=": "≤ ", ">=": "≥ "}
 MEANINGS = {
     "reproduced": "our number is the published one, within the tolerance given",
     "close": "beyond that tolerance, but within 20 %",
-    "fitted": "our numbers agree, as constants of ours were chosen so that they do: it confirms nothing",
-    "by construction": "true of our model or package because it was made so: it confirms nothing",
-    "differs": "further off; the reason is given",
+    "fitted": "our numbers agree because our constants were chosen to match: this confirms nothing",
+    "by construction": "true of our model or package by design: this confirms nothing",
+    "differs": "beyond 20 %; the reason is given",
     "contradicted": "the document is wrong here, by its own numbers or by a theorem; our number is the right one",
     "cannot be checked": "raw data were not published, or it needs machines that are not here",
 }

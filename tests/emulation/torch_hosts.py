@@ -172,7 +172,7 @@ def one_order(rank: int, size: int) -> None:
         dist.all_reduce_coalesced(buckets, group=group)
         assert same_bits(buckets[1].numpy(), buckets[0].numpy()[: count // 2])
     sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
-    with raises(UnsupportedError, "BLINK_DETERMINISTIC=order is kept for dense tensors that blink serves"):
+    with raises(UnsupportedError, "BLINK_DETERMINISTIC=order needs a dense tensor that blink serves"):
         dist.all_reduce(sparse, group=group)
     dist.destroy_process_group(group)
     os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]

@@ -71,10 +71,10 @@ VERDICTS = dict.fromkeys(BY_ID, REPRODUCED) | {i: v for v, ids in NOT_REPRODUCED
 class Asking(Context):
     """A context that records the requested calibrations."""
 
-    asked: set[str] = field(default_factory=set)
+    requested: set[str] = field(default_factory=set)
 
     def calibration(self, name: str) -> Calibration:
-        self.asked.add(name)
+        self.requested.add(name)
         return super().calibration(name)
 
 
@@ -86,8 +86,8 @@ def computed(claim: str) -> tuple[tuple[Value, ...], str, set[str]]:
         return pickle.loads(cached.read_bytes())
     context = Asking()
     judged = judge(BY_ID[claim], context)
-    write_at_once(cached, pickle.dumps((judged.values, judged.verdict, context.asked)))
-    return judged.values, judged.verdict, context.asked
+    write_at_once(cached, pickle.dumps((judged.values, judged.verdict, context.requested)))
+    return judged.values, judged.verdict, context.requested
 
 
 def row(claim: str) -> JudgedClaim:

@@ -65,8 +65,8 @@ def test_a_delayed_tree_is_free_if_only_its_link_limits() -> None:
 def test_a_delayed_tree_costs_time_where_it_is_the_slower_one() -> None:
     """While the first tree takes both lanes of the first hop, the links of the second are idle.
 
-    Half of the data at two lanes, then half at one: 1.5 times the time of both at one lane each, less what the second
-    tree gets in the gaps between the first one's copies.
+    Half of the data at two lanes, then half at one: 1.5 times the time of both at one lane each, minus the second
+    tree's progress in the gaps between the first one's copies.
     """
     job = figure_13(WIDE_AND_NARROW)
     fair, unfair, reused = (timed(job, settings, 1000 * MB).seconds for settings in (FAIR, UNFAIR, UNFAIR_REUSED))

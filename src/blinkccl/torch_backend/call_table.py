@@ -236,7 +236,7 @@ class CallTable:
         """Each whole (``what``: input or output) with its part, the other of the two."""
         other = "input" if what == "output" else "output"
         if len(wholes) != len(parts):
-            raise ValueError(f"{title}: {len(wholes)} {what}s for {len(parts)} {other}s; expected as many")
+            raise ValueError(f"{title}: {len(wholes)} {what}s for {len(parts)} {other}s; expected equal numbers")
         _check_device(title, wholes)
         for whole, part in zip(wholes, parts, strict=True):
             if whole.dtype != part.dtype:

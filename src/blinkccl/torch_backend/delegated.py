@@ -22,8 +22,8 @@ from blinkccl.torch_backend.memory import SharedBlocks
 
 #: Error for a device for which the user named blink.
 CPU_ALONE = (
-    'backend blink serves CPU tensors alone, not those on {}: make the group as "cpu:blink,cuda:nccl", and start the '
-    "program by blink run, which takes NCCL's calls to trees"
+    'backend blink serves only CPU tensors, not those on {}: make the group with "cpu:blink,cuda:nccl", and start the '
+    "program with blink run, so that NCCL's calls use trees"
 )
 
 

@@ -110,7 +110,7 @@ def shared_buckets(model: Any, group: Any = None, in_background: bool | None = N
             "shared_buckets(model, blinkccl.torch.group())"
         )
     if model.device_type != "cpu":
-        raise UnsupportedError(f"gradients on {model.device_type} are no memory that processes of a host share")
+        raise UnsupportedError(f"shared_buckets needs gradients on the CPU, got gradients on {model.device_type}")
     if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise UnsupportedError(f"shared_buckets needs torch 2.12 or newer, this is {torch.__version__}")
     if in_background is None:

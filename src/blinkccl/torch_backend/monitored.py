@@ -48,8 +48,10 @@ class MonitoredBarrier:
             if self._comes(f"{prefix}/{peer}", left):
                 continue
             if left <= 0 and not wait_all_ranks:
-                text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {milliseconds}: {peer - 1} ranks had come"
-                raise for_torch(DeadlineError(f"{text} by then, rank {peer} had not"))
+                text = (
+                    f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {milliseconds}: {peer - 1} ranks joined"
+                )
+                raise for_torch(DeadlineError(f"{text} by then, rank {peer} did not"))
             missing.append(peer)
             if not wait_all_ranks:
                 break
@@ -58,7 +60,7 @@ class MonitoredBarrier:
             return
         named = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0]}"
         text = f"[Rank 0]: {named} failed to pass monitoredBarrier in {milliseconds}"
-        raise for_torch(DeadlineError(f"{text}; their own output says where they are"))
+        raise for_torch(DeadlineError(f"{text}; see the output of these ranks"))
 
     def _follow(self, prefix: str, timeout: timedelta) -> None:
         self._store.set(f"{prefix}/{self._rank}", b"1")

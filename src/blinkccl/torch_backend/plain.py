@@ -49,8 +49,8 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensor.data_ptr() == 0 and tensor._is_zerotensor():
             raise for_torch(
                 UnsupportedError(
-                    f"backend blink cannot write into the ZeroTensor of shape {tuple(tensor.shape)}, whose zeros lie "
-                    "nowhere: give tensor.clone()"
+                    f"backend blink cannot write into the ZeroTensor of shape {tuple(tensor.shape)}, which has no "
+                    "memory: give tensor.clone()"
                 )
             )
     return bare

@@ -42,7 +42,7 @@ _NO_TIME = timedelta(0)
 #: Number of cached sums: small ones spend no time on making them again.
 _KEPT_SUMS = 4096
 _NO_ORDER = (
-    "BLINK_DETERMINISTIC=order is kept for dense tensors that blink serves, not for this one on {}: unset it or move it"
+    "BLINK_DETERMINISTIC=order needs a dense tensor that blink serves, got one on {}: unset it, or move the tensor"
 )
 
 

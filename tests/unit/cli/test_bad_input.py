@@ -58,9 +58,9 @@ def test_plan(blink, arguments, message):
         (["broadcast", "--lane", "0"], "--lane must be a positive number, got 0"),
         (["broadcast", "--lane", "0.001"], "would be shaped to 0.001 Mbit/s; give a --lane for which every link is"),
         (["broadcast", "--algo", "optimal,best"], "unknown algorithm 'best'; expected one of"),
-        (["broadcast", "--algo", "double_binary_tree"], "there is nothing to run: "),
+        (["broadcast", "--algo", "double_binary_tree"], "no algorithm can run: "),
         (["broadcast", "--fail", "melt:0-3"], "--fail melt:0-3: expected cut:0-3, slow:0-3 or lossy:0-3"),
-        (["broadcast", "--fail", "9"], "--fail kill:9: no rank of the job"),
+        (["broadcast", "--fail", "9"], "--fail kill:9: not a rank of the job"),
         (["broadcast", "-b", "2M", "-e", "1M"], "-e 1M is below -b 2M"),
         (
             ["broadcast", "-o", "t.json", "--fail", "cut:0-3"],

@@ -27,8 +27,8 @@ def test_all_rings_at_once_and_the_first_of_them_alone() -> None:
 def test_what_there_is_none_of_is_told() -> None:
     field = experiment.prepare(asked("dgx-1v", "broadcast", "1,4,5,6"), ALL, 100)
     assert [one.name for one in field.candidates] == ["optimal", "blink", "ring"]
-    assert field.absent == (("one_ring", "one_ring: there is but one ring, which ring is"),)
-    with pytest.raises(UnsupportedError, match=r"there is nothing to run: .*one_ring"):
+    assert field.absent == (("one_ring", "one_ring: there is only one ring; use ring"),)
+    with pytest.raises(UnsupportedError, match=r"no algorithm can run: .*one_ring"):
         experiment.prepare(asked("dgx-1v", "broadcast", "1,4,5,6"), ("one_ring",), 100)
 
 
@@ -222,8 +222,8 @@ def test_gloo_is_refused_where_it_cannot_go() -> None:
     ).absent[0]
     assert refused == "gloo_links"
     for spec, name, reason in (
-        ("dgx-1v", "broadcast", "gloo_ranks runs allreduce here"),
-        ("ring:4", "allreduce", "gloo_ranks connects all ranks, and 0 reaches 2 over other ranks only"),
+        ("dgx-1v", "broadcast", "gloo_ranks supports only allreduce here"),
+        ("ring:4", "allreduce", "gloo_ranks connects all ranks, but 0 reaches 2 only over other ranks"),
     ):
         with pytest.raises(UnsupportedError, match=reason):
             experiment.prepare(asked(spec, name), ("gloo_ranks",))
@@ -238,5 +238,5 @@ def test_a_name_may_say_which_links() -> None:
 def test_a_size_that_moves_nothing_is_refused() -> None:
     (one,) = experiment.prepare(asked("ring:4", "allgather"), ("optimal",), 100).candidates
     assert experiment.planned(one, 64, 1.0).pattern.size == 64
-    with pytest.raises(UsageError, match="allgather of 15 bytes moves nothing"):
+    with pytest.raises(UsageError, match="allgather of 15 bytes moves no data"):
         experiment.planned(one, 15, 1.0)

@@ -49,9 +49,9 @@ def test_a_root_that_dies_is_replaced_and_another_keeps_its_place() -> None:
 
 
 def test_a_job_of_two_does_not_outlive_one() -> None:
-    with pytest.raises(UsageError, match="without 1 there is nothing to do"):
+    with pytest.raises(UsageError, match="without 1 only one is left"):
         Fault.parse("1").request(asked("dgx-1v", "sendrecv", "0,1"))
-    with pytest.raises(UsageError, match="--fail kill:7: no rank of the job"):
+    with pytest.raises(UsageError, match="--fail kill:7: not a rank of the job"):
         Fault.parse("7").request(asked("dgx-1v", "allreduce", "0,1"))
 
 
@@ -61,7 +61,7 @@ def test_a_link_that_no_plan_takes_cannot_fail() -> None:
     Fault.parse("1-0").check(layout)
     Fault.parse("kill:1").check(layout)
     for typed in ("4-5", "slow:0-99"):
-        with pytest.raises(UsageError, match=r"no plan here takes a link .*; expected one of 0-1"):
+        with pytest.raises(UsageError, match=r"no plan here uses a link .*; expected one of 0-1"):
             Fault.parse(typed).check(layout)
 
 
@@ -86,6 +86,6 @@ def test_a_story_is_told_and_written_down() -> None:
     assert "no plan: there is no other" in story.text()
     assert story.document()["during"] == {"error": "link 0 → 1", "after_s": 2.0}
     went_on = Story(Fault.parse("slow:0-1"), done, 0.5, Run(3.0, 0, 0.1), done)
-    assert "it went on: 3.00 s, 0 wrong" in went_on.text()
+    assert "it continued: 3.00 s, 0 wrong" in went_on.text()
     assert isinstance(went_on.after, Measured)
     assert went_on.document()["after"]["wrong"] == 0

@@ -107,7 +107,7 @@ def test_two_paths_between_the_same_ends_take_their_own_switches() -> None:
     topology = parse_spec("dgx-a100")
     first, *_ = {path for path in laid_out("dgx-a100", "broadcast", "0,1")[0].receivers if path[0] == 0}
     both = [(0, 1), first]
-    with pytest.raises(UsageError, match=r"path \[0, 1\] takes link 0 → 1, which is not there"):
+    with pytest.raises(UsageError, match=r"path \[0, 1\] uses link 0 → 1, which does not exist"):
         lay_out([topology], both, 4e6)
     square = asked("ring:4", "broadcast").network
     layout = lay_out([square], [(0, 1, 2), (0, 3, 2), (1, 0, 3, 2)], 1e7)
@@ -150,7 +150,7 @@ def test_hosts_reach_each_other_by_one_address_over_fast_links_or_pcie() -> None
 
 def test_two_ways_to_one_address_are_refused() -> None:
     square = asked("ring:4", "broadcast").network
-    with pytest.raises(UsageError, match="vertex 1 would have two ways to host 2, over 2 and 0"):
+    with pytest.raises(UsageError, match="vertex 1 would have two paths to host 2, over 2 and 0"):
         lay_out([square], [], 1e7, {(0, 2): (0, 1, 2), (1, 2): (1, 0, 3, 2)})
 
 

@@ -17,7 +17,7 @@ dist = torch.distributed
 process_group = import_module("blinkccl.torch_backend.process_group")
 
 MAX = dist.ReduceOp.MAX  # a sum of a tensor that is on the CPU in fact would use the fast path
-ALONE = r'serves CPU tensors alone, not those on cuda: make the group as "cpu:blink,cuda:nccl".* by blink run'
+ALONE = r'serves only CPU tensors, not those on cuda: make the group with "cpu:blink,cuda:nccl".* with blink run'
 
 
 @pytest.fixture

@@ -157,8 +157,8 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
     for title, knows, read in documents.KINDS:
         if knows(document):
             return _understood(case, source, title, partial(read, document, source))
-    ours = isinstance(document, dict) and "shares" in document
-    what = "a plan, for blink check and blink show" if ours else "JSON of an unknown kind"
+    is_plan = isinstance(document, dict) and "shares" in document
+    what = "a plan, for blink check and blink show" if is_plan else "JSON of an unknown kind"
     case.notes.append(f"{source}: {what}")
     return []
 

@@ -360,7 +360,7 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
             one = MeasuredMultiPath(name, forest, one.program, classes=alone)
         candidates.append(one)
     if not candidates:
-        raise UnsupportedError(f"there is nothing to run: {'; '.join(reason for _, reason in absent)}")
+        raise UnsupportedError(f"no algorithm can run: {'; '.join(reason for _, reason in absent)}")
     lane = lane_mbit_per_s or held_mbit_per_s(request, candidates)
     return Field(request, tuple(candidates), tuple(absent), lane_gb_per_s(request) * 8e3 / lane)
 
@@ -378,7 +378,7 @@ def foreign_ring(request: Request, name: str) -> Forest:
     some ranks: libraries connect all pairs.
     """
     if request.collective.name != "allreduce":
-        raise UnsupportedError(f"{name} runs allreduce here, and no {request.collective.name}")
+        raise UnsupportedError(f"{name} supports only allreduce here, got {request.collective.name}")
     if name == "openmpi":
         installation(name, None)
     elif find_spec("torch") is None:
@@ -394,7 +394,7 @@ def foreign_ring(request: Request, name: str) -> Forest:
     missing = missing_pairs(paths, request.ranks)
     if missing:
         a, b = missing[0]
-        raise UnsupportedError(f"{name} connects all ranks, and {a} reaches {b} over other ranks only")
+        raise UnsupportedError(f"{name} connects all ranks, but {a} reaches {b} only over other ranks")
     shares = []
     for place, root in enumerate(order):
         down = cyclic(order, root)
@@ -431,7 +431,7 @@ def one_ring(request: Request) -> Forest:
     forest = ring.plan(request)
     rings = len(ring.rings_for(request)[1])
     if rings == 1:
-        raise UnsupportedError("one_ring: there is but one ring, which ring is")
+        raise UnsupportedError("one_ring: there is only one ring; use ring")
     first = forest.shares[: len(forest.shares) // rings]
     total = sum(share.weight for share in first)
     shares = tuple(replace(share, weight=share.weight / total) for share in first)
@@ -471,6 +471,8 @@ def planned(candidate: LabCandidate, size: int, slower: float) -> Measured:
     collective = candidate.forest.collective
     count = block_count(collective, size, _ITEMSIZE)
     if count == 0:
-        raise UsageError(f"{collective.name} of {size} bytes moves nothing, as blocks are rounded down: take more (-b)")
+        raise UsageError(
+            f"{collective.name} of {size} bytes moves no data, as blocks are rounded down: give a larger size (-b)"
+        )
     pattern = Pattern(collective, count, in_place=collective.name != "alltoall")
     return Measured(candidate, pattern, candidate.chunk_bytes(size), slower)

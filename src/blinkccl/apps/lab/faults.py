@@ -60,16 +60,14 @@ class Fault:
                 return replace(request, topology=slowed(request.topology, [self.link], SLOW))
             return replace(request, topology=without(request.topology, [self.link]))
         if self.host not in request.ranks:
-            raise UsageError(f"--fail kill:{self.host}: no rank of the job; its ranks are {list(request.ranks)}")
+            raise UsageError(f"--fail kill:{self.host}: not a rank of the job; expected one of {list(request.ranks)}")
         return without_rank(request, self.host)
 
     def check(self, layout: Layout) -> None:
         """Raise UsageError if the laboratory has no such link."""
         if self.link is not None and self.link not in layout.port:
             known = ", ".join(f"{a.vertex}-{a.peer}" for a, _ in layout.links)
-            raise UsageError(
-                f"--fail: no plan here takes a link {self.link[0]}-{self.link[1]}; expected one of {known}"
-            )
+            raise UsageError(f"--fail: no plan here uses a link {self.link[0]}-{self.link[1]}; expected one of {known}")
 
     def inject(self, lab: Laboratory) -> None:
         """Cause the fault."""
@@ -87,7 +85,7 @@ def without_rank(request: Request, vertex: int) -> Request:
     ranks = tuple(rank for rank in request.ranks if rank != vertex)
     old = request.collective
     if old.src is not None:
-        raise UsageError(f"{old.name} has two ranks: without {vertex} there is nothing to do")
+        raise UsageError(f"{old.name} needs two ranks: without {vertex} only one is left")
     root = None if old.root is None else request.ranks[old.root]
     place = None if root is None else ranks.index(root) if root in ranks else 0
     return replace(
@@ -114,7 +112,7 @@ class Story:
         lines = [
             f"before  {_rate(self.before)}",
             f"then    {self.fault} after {self.at_s:.2f} s",
-            f"        it went on: {during.seconds:.2f} s, {during.wrong} wrong"
+            f"        it continued: {during.seconds:.2f} s, {during.wrong} wrong"
             if isinstance(during, Run)
             else f"        after {during[1]:.2f} s: {during[0]}",
             f"after   {self.after if isinstance(self.after, str) else _rate(self.after)}",

@@ -131,7 +131,7 @@ def _routed(bare: Layout, paths: Iterable[Path], rates: Mapping[tuple[int, int],
     for path in paths:
         for pair in pairwise(path):
             if pair not in rates:
-                raise UsageError(f"path {list(path)} takes link {pair[0]} → {pair[1]}, which is not there")
+                raise UsageError(f"path {list(path)} uses link {pair[0]} → {pair[1]}, which does not exist")
         if len(path) == 2:
             receivers[path] = bare.port[path[1], path[0]].address
             continue
@@ -162,7 +162,7 @@ def _with_hosts(layout: Layout, ways: Mapping[tuple[int, int], Path]) -> Layout:
     for (_, end), path in ways.items():
         for a, b in pairwise(path):
             if ports.setdefault((a, end), layout.port[a, b]) != layout.port[a, b]:
-                raise UsageError(f"vertex {a} would have two ways to host {end}, over {ports[a, end].peer} and {b}")
+                raise UsageError(f"vertex {a} would have two paths to host {end}, over {ports[a, end].peer} and {b}")
     routes = {v: list(rows) for v, rows in layout.routes.items()}
     for (at, end), port in ports.items():
         routes[at].append(Route(hosts[end], port, hosts.get(at)))

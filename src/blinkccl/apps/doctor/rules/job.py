@@ -190,7 +190,7 @@ def machines_with_gpus(case: Case) -> list[MachineRead]:
 
 
 def machine_of(case: Case, row: MeasuredCall) -> MachineRead | None:
-    """The machine that was read last; if there is none, a server with GPUs of this name and number."""
+    """The machine that was read last, or else a server with GPUs of this name and number."""
     read = machines_with_gpus(case)
     if read:
         return read[-1]
