@@ -48,9 +48,7 @@ class MonitoredBarrier:
             if self._comes(f"{prefix}/{peer}", left):
                 continue
             if left <= 0 and not wait_all_ranks:
-                text = (
-                    f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {milliseconds}: {peer - 1} ranks joined"
-                )
+                text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {milliseconds}: {peer - 1} ranks joined"
                 raise for_torch(DeadlineError(f"{text} by then, rank {peer} did not"))
             missing.append(peer)
             if not wait_all_ranks:
