@@ -1,7 +1,7 @@
-"""A laboratory that runs programs: a process per vertex, each in its namespace, and who tells them what to do.
+"""A laboratory that runs programs: a process per vertex, each in its namespace, and their controller.
 
-Times are those of the machine's one clock: all sites begin at a time that is agreed beforehand, and a collective has
-taken until its last site was done. The processes stay, so programs can be run in turns.
+Times are those of the machine's one clock: all sites begin at a time agreed in advance, and a collective ends with its
+last site. The processes stay, so programs can run in turns.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from blinkccl.engines.sites import Sites
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, StalledError, UsageError
 from blinkccl.schedule.program import Program
 
-#: What a process of a laboratory runs, which also tells it from others.
+#: Command of a laboratory's process, which also distinguishes it from others.
 _WORK = "from blinkccl.apps.lab import worker; worker.main"
-#: For a process to start, to connect, and to answer beyond a deadline.
+#: Seconds for a process to start, to connect, and to answer beyond a timeout.
 _START_S = 60.0
 _CONNECT_S = 30.0
 _GRACE_S = 2.0
-#: Within which errors with one cause come.
+#: Seconds within which errors with one cause arrive.
 _TOGETHER_S = 0.5
-#: Between the order and the beginning, for all sites to have heard it.
+#: Seconds between the order and the beginning, so that all sites have received it.
 _LEAD_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One collective: seconds, wrong elements in all, and what part of the processors was at work meanwhile."""
+    """One collective: seconds, wrong elements in all, and the busy part of the processors' time."""
 
     seconds: float
     wrong: int
@@ -65,8 +65,8 @@ class _Process:
 class Laboratory:
     """Namespaces and processes for the programs whose paths a layout has; a context manager.
 
-    Every call ends within its deadline: with a CommunicationError that names who is missing or which link nothing
-    comes over. After one the laboratory goes on; the program that failed has to be opened again.
+    Every call ends within its timeout, with a CommunicationError that names the missing vertices or the blocked link.
+    The laboratory survives an error; the program that failed has to be opened again.
     """
 
     def __init__(self, layout: Layout, sites: Iterable[int]) -> None:
@@ -74,7 +74,7 @@ class Laboratory:
         self._wanted = sorted(set(sites))
         self._stack = ExitStack()
         self._processes: dict[int, _Process] = {}
-        #: By number, what is opened, and the vertices that take part.
+        #: Open programs by number, with the vertices that take part.
         self._open: dict[int, tuple[Sites, tuple[int, ...]]] = {}
         self._foreign: dict[int, RunningCandidate] = {}
         self._numbers = self._serial = 0
@@ -95,31 +95,31 @@ class Laboratory:
         self._stack.close()
 
     def _start(self, vertex: int) -> None:
-        ours, theirs = Pipe()
-        with self.namespaces.inside(vertex), theirs:
+        parent, child_end = Pipe()
+        with self.namespaces.inside(vertex), child_end:
             child = subprocess.Popen(
-                [sys.executable, "-c", f"{_WORK}({theirs.fileno()})"],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", f"{_WORK}({child_end.fileno()})"],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
-        process = _Process(vertex, child, ours)
+        process = _Process(vertex, child, parent)
         self._processes[vertex] = process
         self._stack.callback(_end, process)
-        ours.send(vertex)
+        parent.send(vertex)
 
     def pid(self, vertex: int) -> int:
-        """The process of a vertex."""
+        """The process id of a vertex."""
         return self._processes[vertex].child.pid
 
     def kill(self, vertex: int) -> None:
-        """Kills the process of a vertex, as if its host had died."""
+        """Kill the process of a vertex, as if its host had died."""
         self._processes[vertex].child.send_signal(signal.SIGKILL)
 
     def reshape(self, part: float, links: Iterable[tuple[int, int]] | None = None, lossy: bool = False) -> None:
-        """Shapes these links (None: all), by (vertex, peer), to ``part`` of the rate that the layout says.
+        """Shape these links (None: all), by (vertex, peer), to ``part`` of the layout's rate.
 
-        ``lossy``: with a queue so short that it drops packets.
+        ``lossy``: with a short queue that drops packets.
         """
         wanted = self.layout.port if links is None else links
         by_vertex: dict[int, list[str]] = {}
@@ -129,17 +129,17 @@ class Laboratory:
             self.namespaces.run(vertex, "tc", lines)
 
     def cut(self, a: int, b: int) -> None:
-        """Takes a link down, in both directions."""
+        """Take a link down, in both directions."""
         self.namespaces.turn(a, b, up=False)
 
     def join(self, a: int, b: int) -> None:
-        """Takes a link up again."""
+        """Bring a link up again."""
         self.namespaces.turn(a, b, up=True)
 
     def open(self, program: Program, buffer_bytes: int) -> int:
-        """Connects the sites of a program; the number by which :meth:`run` and :meth:`close` know it.
+        """Connect the sites of a program; return its number for :meth:`run` and :meth:`close`.
 
-        ``buffer_bytes``: of each end of a connection.
+        ``buffer_bytes``: size at each end of a connection.
         """
         sites = Sites(program)
         lacking = [vertex for vertex in sites.vertices if vertex not in self._processes]
@@ -152,7 +152,7 @@ class Laboratory:
         return opening.number
 
     def open_gloo(self, program: Program, order: tuple[int, ...]) -> int:
-        """As :meth:`open`, but gloo does the AllReduce of ``program``, with its ranks (vertices) in this order."""
+        """Open as :meth:`open`, but gloo does the AllReduce of ``program``, with its ranks (vertices) in this order."""
         lacking = [vertex for vertex in order if vertex not in self._processes or vertex not in self.layout.hosts]
         if lacking:
             raise UsageError(f"this laboratory was not laid out for gloo at vertices {lacking}")
@@ -164,7 +164,7 @@ class Laboratory:
         return number
 
     def open_mpi(self, program: Program) -> int:
-        """As :meth:`open`, but Open MPI does the AllReduce of ``program``."""
+        """Open as :meth:`open`, but Open MPI does the AllReduce of ``program``."""
         launched = launch({vertex: self.pid(vertex) for vertex in program.ranks})
         with self.namespaces.inside(program.ranks[0]):
             candidate = RunningCandidate(launched, _START_S)
@@ -179,7 +179,7 @@ class Laboratory:
         return self._numbers
 
     def close(self, number: int) -> None:
-        """Hangs up the connections of a program."""
+        """Close the connections of a program."""
         if number in self._foreign:
             self._foreign.pop(number).close()
         alive = [v for v in self._open[number][1] if self._processes[v].child.poll() is None]
@@ -187,7 +187,7 @@ class Laboratory:
         del self._open[number]
 
     def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
-        """Runs once what is opened."""
+        """Run an open program once."""
         self._ask(number, deadline_s, "prepare", "prepare", ProgramCall(number, pattern, chunk_bytes, deadline_s))
         before, began = _processor_seconds(), time.monotonic() + _LEAD_S
         if number in self._foreign:
@@ -205,23 +205,23 @@ class Laboratory:
     def _ask(
         self, number: int, deadline_s: float, what: str, *command: Any, vertices: Sequence[int] | None = None
     ) -> dict[int, Any]:
-        """The answer of everybody who takes part to one command; ``what`` they do, in words."""
+        """The answers of all participants (or ``vertices``) to one command; ``what`` names it for error messages."""
         sites, everybody = self._open[number]
-        asked = everybody if vertices is None else vertices
+        recipients = everybody if vertices is None else vertices
         self._serial += 1
-        for vertex in asked:
+        for vertex in recipients:
             with suppress(OSError):  # then there will be no answer either
                 self._processes[vertex].pipe.send((self._serial, *command))
-        return self._answers(asked, deadline_s, what, sites)
+        return self._answers(recipients, deadline_s, what, sites)
 
     def _answers(self, vertices: Sequence[int], deadline_s: float, what: str, sites: Sites | None) -> dict[int, Any]:
-        """One answer of each vertex. That one has failed is told to all others, so that none waits any longer."""
+        """One answer of each vertex. A failure is sent to all others, so that none waits any longer."""
         answers = _Answers(self._serial, {v: self._processes[v].pipe for v in vertices})
         errors: list[Exception] = []
         deadline = time.monotonic() + deadline_s + _GRACE_S
-        while answers.missing and (found := answers.next(deadline)) is not None:
-            errors += [self._dead(v, sites) if error is None else error for v, error in found]
-            # Those who wait past their deadlines say so at the same time, and what all of them say tells the link.
+        while answers.missing and (news := answers.next(deadline)) is not None:
+            errors += [self._dead(v, sites) if error is None else error for v, error in news]
+            # Sites that reach their timeouts report at the same time, and all reports together identify the link.
             if errors and deadline > (soon := time.monotonic() + _TOGETHER_S):
                 deadline = soon
         if answers.missing and not errors:
@@ -250,7 +250,7 @@ class Laboratory:
 
 
 class _Answers:
-    """Answers that come by pipes, by vertex, to the command of a serial number; later ones to earlier are dropped."""
+    """Answers from pipes, by vertex, to the command of a serial number; answers to earlier commands are dropped."""
 
     def __init__(self, serial: int, pipes: Mapping[int, Connection]) -> None:
         self._serial = serial
@@ -258,7 +258,7 @@ class _Answers:
         self.values: dict[int, Any] = {}
 
     def next(self, deadline: float) -> list[tuple[int, CommunicationError | None]] | None:
-        """Takes what is there or comes next, and returns the errors in it, None for who has ended; None: nothing."""
+        """Read the available or next answers; return their errors (None: a dead process), or None at the deadline."""
         ready = wait(list(self.missing.values()), max(0.0, deadline - time.monotonic()))
         errors: list[tuple[int, CommunicationError | None]] = []
         for vertex in [v for v, pipe in self.missing.items() if pipe in ready]:
@@ -277,7 +277,7 @@ class _Answers:
 
 
 def _cause(errors: Sequence[Exception]) -> Exception:
-    """The error that explains the others: a process that ended, or the link that all stalls point at."""
+    """The error that explains the others: a dead process, or the link common to all stalls."""
     for error in errors:
         if isinstance(error, PeerLostError) and error.pid is not None:
             return error
@@ -294,7 +294,7 @@ def _names(sites: Sites | None, vertices: Iterable[int]) -> str:
 
 
 def _end(process: _Process) -> None:
-    """Hangs up, which ends a process; one that does not hear it is killed."""
+    """Close the pipe, which ends a process; kill one that does not react."""
     process.pipe.close()
     try:
         process.child.wait(_GRACE_S)
@@ -304,6 +304,6 @@ def _end(process: _Process) -> None:
 
 
 def _processor_seconds() -> float:
-    """What all processors have done so far, by the first line of /proc/stat: everything but idle and waiting."""
+    """Seconds of all processors so far, by the first line of /proc/stat, without idle and waiting time."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
-"""Builds what a layout says, with ``ip`` and ``tc``: namespaces, shaped links, routes.
+"""Construction of a layout with ``ip`` and ``tc``: namespaces, shaped links, routes.
 
-The namespaces have no name. They are held by descriptors of this process and by the processes that it starts in them,
-and the kernel takes them down, with every device, route and qdisc in them, when the last of these ends, however it
-ends. So nothing can be left, and nothing that others made is ever touched. To look into one: ``nsenter -n -t PID``.
+The namespaces have no name. Descriptors of this process and of its processes inside hold them. When the last of these
+ends, in any way, the kernel removes them with every device, route and qdisc in them. So nothing remains, and nothing of
+others is touched. To inspect one: ``nsenter -n -t PID``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from blinkccl.errors import UnsupportedError
 
 _CLONE_NEWNET = 0x40000000
 _TOOLS = ("ip", "tc")
-#: A bucket must hold a packet with its headers, and is credit: much more of it would let data go faster than its rate.
-#: A queue that drops packets costs whole retransmission time-outs.
+#: Bytes of a bucket and of queues. A bucket must hold a packet with its headers, and is credit: with much more, data
+#: would exceed its rate. A queue that drops packets costs whole retransmission timeouts.
 _BURST, _QUEUE, _SHORT_QUEUE = 33000, 8388608, 65600
-#: Packets of 16 KiB: larger ones take long to serve on a slow link, smaller ones take the processor's time.
+#: Packets of 16 KiB: larger ones take long on a slow link, smaller ones take the processor's time.
 _PACKET = "mtu 16384 gso_max_size 16384"
 #: Those that fill a queue. Nothing is dropped here, so which of them makes no difference; not all may be allowed.
 _CONGESTION_CONTROLS = ("cubic", "reno")
@@ -35,7 +35,7 @@ _SYSCTLS = {
 
 
 def lacking() -> str | None:
-    """What this machine lacks for a laboratory, and what to do about it; None: nothing."""
+    """The reason why this machine cannot run a laboratory, with a remedy; None: it can."""
     for tool in _TOOLS:
         if shutil.which(tool) is None:
             return f"it needs the command {tool}, which is not there; install iproute2"
@@ -68,7 +68,7 @@ def _call(name: str, *arguments: int) -> None:
 
 
 class Namespaces:
-    """A namespace per vertex of a layout, with its links up; closing it gives them back."""
+    """A namespace per vertex of a layout, with its links up; closing it removes them."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -104,16 +104,16 @@ class Namespaces:
             os.close(home)
 
     def run(self, vertex: int, tool: str, lines: Iterable[str]) -> None:
-        """Gives ``lines`` to ``ip`` or ``tc`` in a namespace; UnsupportedError with what it says of them."""
+        """Pass ``lines`` to ``ip`` or ``tc`` in a namespace; UnsupportedError with the tool's message."""
         batch = "".join(f"{line}\n" for line in lines)
         with self.inside(vertex):
             done = subprocess.run([tool, "-batch", "-"], input=batch, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = "; ".join(done.stderr.split("\n")[:2])
-            raise UnsupportedError(f"{tool} refused to build the links of vertex {vertex}: {said}")
+            message = "; ".join(done.stderr.split("\n")[:2])
+            raise UnsupportedError(f"{tool} refused to build the links of vertex {vertex}: {message}")
 
     def _build(self, vertex: int) -> None:
-        """The pairs whose first end is here, and what the system is to do."""
+        """Create the pairs whose first end is here, and set the system's parameters."""
         me = os.getpid()
         made = [pair for pair in self._layout.links if pair[0].vertex == vertex]
         self.run(
@@ -136,7 +136,7 @@ class Namespaces:
                 Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
     def _raise(self, vertex: int) -> None:
-        """Addresses, shapes and routes, when both ends of every link are there."""
+        """Set addresses, shapes and routes, when both ends of every link exist."""
         layout = self._layout
         ports = [port for pair in layout.links for port in pair if port.vertex == vertex]
         lines = ["link set lo up", *(f"addr add {address}/32 dev lo" for address in layout.addresses[vertex])]
@@ -149,7 +149,7 @@ class Namespaces:
         self.run(vertex, "tc", [shape(port) for port in ports])
 
     def turn(self, a: int, b: int, up: bool) -> None:
-        """Takes a link up or down; with an end that is down its routes are gone."""
+        """Take a link up or down; the routes of an end that is down are lost, so they are added again."""
         for port in (self._layout.port[a, b], self._layout.port[b, a]):
             routes = [route for route in self._layout.routes[port.vertex] if route.port == port]
             back = map(_line, routes) if up else ()
@@ -157,7 +157,7 @@ class Namespaces:
 
 
 def _line(route: Route) -> str:
-    """The line for ``ip`` that makes a route."""
+    """The line for ``ip`` that adds a route."""
     source = f" src {route.source}" if route.source else ""
     port = route.port
     return f"route replace {route.destination}/32 via {port.gateway} dev {port.device} onlink{source}"

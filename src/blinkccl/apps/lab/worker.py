@@ -1,8 +1,8 @@
-"""The process of one vertex of a laboratory: it does what the laboratory says, until that is gone.
+"""The process of one vertex of a laboratory: it executes the laboratory's commands until the pipe closes.
 
-It is started in its namespace with the number of a descriptor: one end of a pipe that both ways carries pickled
-messages. A message is a serial number and a command with its arguments; the answer has the same number, and "ok" with
-a value or "error" with an exception.
+It is started in its namespace with the number of a descriptor: one end of a pipe that carries pickled messages in both
+directions. A message is a serial number and a command with its arguments. The answer has the same number, and "ok"
+with a value or "error" with an exception.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from blinkccl.engines.sites import Sites
 from blinkccl.errors import BlinkError, CommunicationError
 from blinkccl.schedule.program import Program
 
-#: Where every worker listens, in a namespace of its own.
+#: Port on which every worker listens, in a namespace of its own.
 PORT = 7000
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A program to be connected: its number, whom to call for each leg, and the bytes of a connection's buffers."""
+    """A program to connect: its number, the address for each leg, and the bytes of a connection's buffers."""
 
     number: int
     program: Program
@@ -50,7 +50,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class GlooOpening:
-    """A process group of gloo among the hosts ``order``, which meet by the file ``store``."""
+    """A process group of gloo among the hosts ``order``, which connect through the file ``store``."""
 
     number: int
     collective: Collective
@@ -72,7 +72,7 @@ class ProgramCall:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """When a site had done its part, by the clock that all processes share, and how many elements were wrong."""
+    """The time at which a site finished, by the clock that all processes share, and its number of wrong elements."""
 
     at: float
     wrong: int
@@ -95,7 +95,7 @@ class _Program:
         return self.sites.program.ranks
 
     def prepare(self, asked: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
-        """What does it, within so many seconds."""
+        """Return a function that runs the call within a timeout in seconds."""
         pattern = asked.pattern
         call = CollectiveCall.of(self.collective, pattern.dtype, pattern.count, pattern.op)
         work = sockets.Work.of(self.sites.program, call, element_type(pattern.dtype), None, asked.chunk_bytes)
@@ -116,7 +116,7 @@ class _Gloo:
     vertex: int
 
     def prepare(self, asked: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
-        """What does it; it hears nothing meanwhile, and ends at its deadline."""
+        """Return a function that runs the call; it reads no messages meanwhile, and ends at its timeout."""
         import torch
 
         tensor = torch.from_numpy(buffers.outputs[self.ranks.index(self.vertex)])
@@ -145,7 +145,7 @@ class _Prepared:
 
 @contextmanager
 def _before_others() -> Iterator[None]:
-    """Threads of this process run before others of this machine, where that is allowed: links do not know these."""
+    """Run threads of this process before others of the machine, if permitted: links do not model the others."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except PermissionError:
@@ -158,7 +158,7 @@ def _before_others() -> Iterator[None]:
 
 
 class Worker:
-    """What a process holds: what was opened, by number."""
+    """State of a process: the open programs, by number."""
 
     def __init__(self, vertex: int, control: Connection) -> None:
         self._vertex, self._control = vertex, control
@@ -167,7 +167,7 @@ class Worker:
         self._prepared: _Prepared | None = None
 
     def open(self, opening: Opening) -> None:
-        """Connects to the other sites of a program."""
+        """Connect to the other sites of a program."""
         sites = Sites(opening.program)
         connections = connect(
             sites,
@@ -180,7 +180,7 @@ class Worker:
         self._open[opening.number] = _Program(sites, self._vertex, connections)
 
     def open_gloo(self, opening: GlooOpening) -> None:
-        """Joins a process group."""
+        """Join a process group."""
         import torch
         import torch.distributed as dist
 
@@ -194,13 +194,13 @@ class Worker:
         self._open[opening.number] = _Gloo(group, opening.collective, opening.ranks, self._vertex)
 
     def close(self, number: int) -> None:
-        """Hangs up; nothing where it failed to open."""
-        found = self._open.pop(number, None)
-        if found is not None:
-            found.close()
+        """Close a program; does nothing if it failed to open."""
+        opened = self._open.pop(number, None)
+        if opened is not None:
+            opened.close()
 
     def prepare(self, asked: ProgramCall) -> None:
-        """Fills the buffers of a rank."""
+        """Fill the buffers of a rank."""
         opened, pattern = self._open[asked.number], asked.pattern
         row = element_type(pattern.dtype)
         buffers = allocate(opened.collective, pattern.count, row, pattern.in_place)
@@ -211,7 +211,7 @@ class Worker:
         self._prepared = _Prepared(opened.prepare(asked, buffers), opened, buffers, asked)
 
     def go(self, at: float) -> Done:
-        """Does what was prepared, from this time on, and checks what came out."""
+        """Run the prepared call from this time on, and check its result."""
         prepared, self._prepared = self._prepared, None
         assert prepared is not None
         time.sleep(max(0.0, at - time.monotonic()))
@@ -231,13 +231,13 @@ class Worker:
         return opened.ranks.index(self._vertex) if self._vertex in opened.ranks else None
 
     def _told(self) -> None:
-        """While a collective runs there is one message only: that another site has failed."""
+        """Read the only message that can come during a collective: another site has failed."""
         raise CommunicationError(str(self._control.recv()[-1]))
 
 
 def main(descriptor: int) -> None:
-    """Does one command after the other, until the laboratory hangs up or is killed."""
-    # The laboratory may be killed while this process waits for something else than its words.
+    """Run one command after the other, until the laboratory closes the pipe or is killed."""
+    # The laboratory may be killed while this process waits elsewhere than on the pipe.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     for number in (signal.SIGINT, signal.SIGHUP):  # to a whole group of processes: the laboratory decides
         signal.signal(number, signal.SIG_IGN)
@@ -250,7 +250,7 @@ def _serve(control: Connection) -> None:
     control.send((0, "ok", None))
     while True:
         serial, name, *arguments = control.recv()
-        if name == "fail":  # what this was about is over here
+        if name == "fail":  # the call that this refers to has ended here
             continue
         try:
             answer: tuple[int, str, Any] = serial, "ok", getattr(worker, name)(*arguments)
