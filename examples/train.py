@@ -1,9 +1,7 @@
 """Training of a small transformer on generated text, with DDP or FSDP2, on gloo or blink; only one word differs.
 
     torchrun --nproc-per-node 2 examples/train.py --backend gloo
-    torchrun --nproc-per-node 2 examples/train.py --backend blink
-    torchrun --nproc-per-node 2 examples/train.py --backend blink --mode fsdp2
-    torchrun --nproc-per-node 2 examples/train.py --backend blink --shared-buckets
+    torchrun --nproc-per-node 2 examples/train.py --backend blink [--mode fsdp2] [--shared-buckets]
 
 This is plain PyTorch; only the backend's name refers to blink, except --shared-buckets, which is one line. The last
 line of output has results of training, without time or backend. At 2 ranks it is the same for gloo and blink, because

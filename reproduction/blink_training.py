@@ -42,23 +42,23 @@ Steps = tuple[TrainingStep, TrainingStep]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same step with our AllReduce and with theirs. Reductions are fractions of theirs: below 0 ours is slower."""
+    """A step with Blink's AllReduce and with NCCL's. Reductions are fractions of NCCL's; below 0 Blink is slower."""
 
-    ours: TrainingStep
-    theirs: TrainingStep
+    blink: TrainingStep
+    nccl: TrainingStep
 
     @property
     def step_reduction(self) -> float:
-        """Blink's Fig 18, end to end: 1 - our step / their step."""
-        return 1.0 - self.ours.total_s / self.theirs.total_s
+        """Blink's Fig 18, end to end: 1 - Blink's step / NCCL's step."""
+        return 1.0 - self.blink.total_s / self.nccl.total_s
 
     @property
     def communication_reduction(self) -> float:
-        """Blink's Fig 18, communication: of the time spent in AllReduce, hidden or not.
+        """Blink's Fig 18, communication: the reduction of the time in AllReduce, hidden or not.
 
-        The text does not say which of the two it means; its 87 % is what the 8-fold AllReduce of its Fig 17 saves.
+        The text does not state the kind of time; its 87 % equals the saving of the 8-fold AllReduce of its Fig 17.
         """
-        return 1.0 - self.ours.communication_s / self.theirs.communication_s
+        return 1.0 - self.blink.communication_s / self.nccl.communication_s
 
 
 def _seconds(side: Prepared) -> Seconds:

@@ -200,7 +200,7 @@ def test_communication_beside_the_backward_pass_is_faster() -> None:
     assert len(steps) == 46 * len(NETWORKS)
     assert all(late.overhead_percent >= beside.overhead_percent for _, _, (beside, late) in steps)
     one, *_ = trained(Context(), [(0, 1, 4)])
-    assert one.late.ours.total_s >= one.overlapped.ours.total_s
+    assert one.late.blink.total_s >= one.overlapped.blink.total_s
 
 
 # Changes of numbers.
