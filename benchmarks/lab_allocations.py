@@ -237,8 +237,8 @@ HYBRID = """
 
 The table shows the gain of both over NVLink alone for a Broadcast on a DGX-1V, where processes stage PCIe data in the
 hosts' memories. `hybrid` is the paper's split, `optimal` one forest on all links. Medians are of 41 turns up to 256
-KiB, 25 of 1 MiB, 15 of 4 MiB, 7 of 16 MiB, and 3 of 64 MiB (5 on 8 GPUs) and of 128 MiB. 64 and 128 MiB stand for the
-500 MB of Fig 21, because a call on 8 GPUs takes 4 s.
+KiB, 25 turns of 1 MiB, 15 of 4 MiB and 7 of 16 MiB. Of 64 and 128 MiB they are of 3 turns (5 of 64 MiB on 8 GPUs).
+These two sizes stand for the 500 MB of Fig 21, because a call on 8 GPUs takes 4 s.
 
 **Split.** The first calls of `hybrid` decide for each size: ten of 64 KiB and of 4 MiB over NVLink, PCIe and both.
 PCIe gets the part of Eq 8 by the measured rates and the later end of both, limited by the rates of its links. It gets
