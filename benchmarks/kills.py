@@ -157,7 +157,9 @@ def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally) -> No
             if time.monotonic() > end:
                 texts = [f"rank {r}: {receiver.recv()[2]}" for r, (receiver, _) in enumerate(pipes) if receiver.poll()]
                 entries = sorted(path.name for path in directory.glob("k*"))
-                tally.wrong.append(f"{size} ranks did not start: {texts or 'nobody says why'}; the store has {entries}")
+                tally.wrong.append(
+                    f"{size} ranks did not start: {texts or 'without a report'}; the store has {entries}"
+                )
                 return
             time.sleep(0.002)
         time.sleep(rng.uniform(0.05 if making else 0, SPREAD_S.get(work, DEFAULT_SPREAD_S)))

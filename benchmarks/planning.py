@@ -102,7 +102,7 @@ def median_s(line: Line, runs: int) -> float:
 
 def main() -> None:
     """Measure all lines and print them."""
-    parser = argparse.ArgumentParser(description="How long planning takes.")
+    parser = argparse.ArgumentParser(description="Measure planning times.")
     parser.add_argument("--runs", type=int, default=9, help="cold runs per line (default 9)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -138,7 +138,7 @@ def cluster(algo: str) -> Question:
 
 def main() -> None:
     """Measure everything and print it."""
-    parser = argparse.ArgumentParser(description="How long simulating takes.")
+    parser = argparse.ArgumentParser(description="Measure the simulator's speed.")
     parser.add_argument("--runs", type=int, default=5, help="runs per kernel (default 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -116,7 +116,7 @@ class Contestant:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What communication takes of a DDP step.")
+    parser = argparse.ArgumentParser(description="Measure the cost of communication in a DDP step.")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument(
         "--width", type=int, default=train.WIDTH, help="of the transformer: parameters grow by its square"

@@ -72,7 +72,7 @@ def main() -> int:
     print("\n".join(columns(header, rows, left=(0, 6))))
     near = sum(ratio <= BEHIND for ratio in against_best) / len(against_best)
     worst, gained = max(against_base), sum(cell.times[0].algorithm != BUILT_IN for cell in file.cells)
-    print(f"\n{gained} of {len(rows)} tuned; at worst {worst:.3f} times what is built in takes")
+    print(f"\n{gained} of {len(rows)} tuned; at worst {worst:.3f} times the built-in choice's time")
     print(f"within 5 % of the best fixed choice at {near:.0%} of the sizes")
     return int(worst > SLOWER or near < OFTEN)
 

@@ -234,7 +234,7 @@ def test_what_a_file_says_forges_no_line_and_no_colour(tmp_path):
     (finding,) = diagnosis.findings
     assert finding.cause == "call-mismatch"
     assert finding.got == "a?        try     evil?[2J of []"
-    assert finding.attempt.startswith("compare what rank 0 calls")
+    assert finding.attempt.startswith("compare the call of rank 0")
     assert all(line.isprintable() for line in diagnosis.text(plain).split("\n"))
 
 
@@ -254,7 +254,7 @@ def test_the_channels_that_nccl_printed_are_what_it_expects(tmp_path):
     assert [(graph.ranks, graph.total_gb_per_s) for graph in case.of(RingGraph)] == [(4, 240.0), (2, 5.0)]
     (finding,) = diagnose(case).findings
     assert (finding.cause, finding.severity) == ("measured-low", "warning")
-    assert "42% of what NCCL expects" in finding.title
+    assert "42% of NCCL's expectation" in finding.title
 
 
 def test_ras_lists_ranks_of_smaller_sets_one_by_one(tmp_path):

@@ -104,7 +104,7 @@ def _who(named: dict[str, str], device: str) -> str:
     if name is None:
         made = ",".join(f"{kind}:{backend}" for kind, backend in named.items()) or "blink"
         example = "gloo" if device == "cpu" else "nccl"
-        text = f'this group, made as "{made}", has nobody for tensors on {device}; name a backend for them, e.g. '
+        text = f'this group, made as "{made}", has no backend for tensors on {device}; name one, e.g. '
         raise for_torch(UnsupportedError(f'{text}"{made},{device}:{example}"'))
     if name == "blink":
         raise for_torch(UnsupportedError(CPU_ALONE.format(device)))

@@ -109,7 +109,6 @@ def _refused(tensor: Tensor) -> UnsupportedError:
         hint = _HINTS["NestedTensor"] if tensor.is_nested else "call the collective outside of the transform"
     return for_torch(
         UnsupportedError(
-            f"backend blink takes tensors with memory of their own, got a {name}: {hint}; "
-            "no rank has heard of this call"
+            f"backend blink needs tensors with memory of their own, got a {name}: {hint}; this call was sent to no rank"
         )
     )

@@ -377,7 +377,9 @@ def _kind(tensor: Tensor) -> str:
 def _first(tensors: Any) -> Tensor:
     """The first of a list; torch's methods accept a single tensor too, whose rows must not be mistaken for a list."""
     if not isinstance(tensors, (list, tuple)):
-        raise TypeError("backend blink takes a list of tensors and an options object, as torch.distributed passes them")
+        raise TypeError(
+            "backend blink expects a list of tensors and an options object, as torch.distributed passes them"
+        )
     first: Tensor = tensors[0]
     return first
 

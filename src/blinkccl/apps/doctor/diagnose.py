@@ -43,7 +43,7 @@ class Diagnosis:
         if not self.known:
             return "nothing was read that describes a job or a machine; blink doctor -h lists the formats"
         if not wrong:
-            return "nothing wrong was found in what was read"
+            return "nothing wrong was found in the evidence"
         return f"{count(len(wrong), 'problem')}; the worst: {wrong[0].title}"
 
     def document(self) -> dict[str, Any]:

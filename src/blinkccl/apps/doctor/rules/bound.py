@@ -44,7 +44,7 @@ def _cut(job: MeasuredJob, parts: list[tuple[int, ...]]) -> Finding:
         got     {_got(job)}
         cause   between {shown} all data cross PCIe or the bus between sockets with any algorithm; up to
                 {max(map(len, parts))} GPUs stay within NVLink
-        try     {_plan(job)} shows what these can do{_pick(job, f"the best sets of {len(job.ranks)}")}
+        try     {_plan(job)} shows their best plan{_pick(job, f"the best sets of {len(job.ranks)}")}
         """).at(job.machine, job.measured)
 
 
@@ -63,7 +63,7 @@ def _leaves_nvlink(job: MeasuredJob, away: list[ChannelHop]) -> Finding:
 def _little(job: MeasuredJob, expected: Expected, most: ProvedBound) -> Finding:
     part = expected.busbw_gb_per_s / most.busbw_gb_per_s
     return finding(f"""
-        warning: NCCL uses {part:.0%} of what the links allow for {job.name}  [nccl-gap]
+        warning: NCCL uses {part:.0%} of the links' limit for {job.name}  [nccl-gap]
         bound   {job.bound_text}
         got     {_got(job)}
         cause   NCCL finds {expected.how}; trees packed into the same links reach more

@@ -128,7 +128,7 @@ def _call_mismatch(group: str, odd: Sequence[RankReport], states: Sequence[RankR
         bound   {shortened(other, 80)} on every rank
         got     {shortened(odd[0].doing, 80)}{line}
         cause   ranks match collectives by their order: this call never completes, or mixes up data
-        try     compare what {those} calls there with the others; TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first
+        try     compare the call of {those} there with the others; TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first
                 difference
         """).at(odd[:4])
 

@@ -91,7 +91,7 @@ def memory_bound(case: Case) -> Iterator[Finding]:
         if part < LOW_OF_MEMORY:
             severity, why = "warning", "other processes, too few processors, or memory of another NUMA node"
         yield finding(f"""
-            {severity}: {name} gets {part:.0%} of what memory allows  [memory-bound]
+            {severity}: {name} gets {part:.0%} of the memory's limit  [memory-bound]
             bound   {gb_per_s_text(row.limit_gb_per_s)} busbw, by the rate at which memory is copied here
             got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {size_text(row.size_bytes)}
             cause   {why}

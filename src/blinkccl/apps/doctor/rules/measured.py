@@ -135,7 +135,7 @@ def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineR
         return
     source = "the channels that it printed" if isinstance(by, RingGraph) else "its model on these links"
     yield finding(f"""
-        warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of what NCCL expects  [measured-low]
+        warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of NCCL's expectation  [measured-low]
         bound   {gb_per_s_text(expected)} busbw by {source}; the bound: {most}
         got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {size_text(row.size_bytes)} ({row.place})
         cause   not in the evidence; possible are a link below its stated rate, another job on the same links,
