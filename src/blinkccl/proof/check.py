@@ -9,7 +9,7 @@ plan is right and that its bound is proved.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
@@ -19,12 +19,13 @@ from math import isclose, lcm
 from blinkccl.errors import ScheduleError
 from blinkccl.proof.bound import combining, refute
 from blinkccl.proof.meaning import Block, Requirement, meaning, wrong_ends
-from blinkccl.proof.order import wrong_orders
 from blinkccl.proof.reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, Walk, read_network, read_plan
 from blinkccl.proof.turns import written_out
 
 #: Kinds of vertices that can be ranks of a job; all others only pass data on.
 _RANK_KINDS = ("gpu", "cpu")
+#: Characters of an order in a message.
+_ORDER_SHOWN = 60
 #: Relative tolerances: a float printed and read back is exact; a link's rate may have been rounded by hand.
 _RELATIVE = 1e-9
 _RATES = 1e-6
@@ -73,7 +74,7 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
     walks = [walk_share(share, joints, wrong, violations) for share in read.shares]
     violations += _coverage(read.shares, walks, items)
     if not violations:  # without trees there is no order
-        violations += wrong_orders(read, walks, items)
+        violations += _wrong_orders(read, walks, items)
     rate = _loads(read, network, violations)
     bound, refuted = refute(read.certificate, read.collective, items, read.ranks, network)
     violations += refuted
@@ -347,3 +348,55 @@ def _claims(
     moving = sum(1 for share in plan.shares if share.reduce or share.broadcast)
     if plan.trees is not None and plan.trees != moving:
         yield f"trees: {plan.trees} is stated, {moving} share{' has' if moving == 1 else 's have'} edges"
+
+
+# The order of sums, from the trees alone: a vertex folds its own contribution and what its senders fold, each placed by
+# the first of the ranks in it, and writes that in parentheses unless it is a lone operand.
+def _wrong_orders(plan: ClaimedPlan, walks: Sequence[Walk], items: Mapping[Block, Requirement]) -> Iterator[str]:
+    """A sentence for each share that departs, with the vertex at which it does, what is expected and what is there.
+
+    The trees are right, and every share's block is one of ``items``.
+    """
+    if plan.order is None:
+        return
+    if all(len(item.sources) == 1 for item in items.values()):
+        if plan.order:
+            yield f"order: {_short(plan.order)!r} is stated, but {plan.collective} sums nothing: expected ''"
+        return
+    place = {rank: i for i, rank in enumerate(plan.ranks)}
+    expected = f"({plan.order})"
+    for share, walk in zip(plan.shares, walks, strict=True):
+        written = _written(share.root, walk.senders, items[share.block].sources, place)
+        if written[share.root] == expected:
+            continue
+        # The deepest vertex whose sum is nowhere in the order is where the share leaves it.
+        at = next((v for v, text in written.items() if text not in expected), share.root)
+        yield (
+            f"{share.where}: it departs at vertex {at}, which sums {_short(written[at])}; expected the order "
+            f"{_short(plan.order)}, got {_short(written[share.root][1:-1])}"
+        )
+
+
+def _written(root: int, senders: Mapping[int, int], sources: Sequence[int], place: Mapping[int, int]) -> dict[int, str]:
+    """What each vertex folds, senders before receivers."""
+    below: dict[int, list[int]] = {}
+    for child, parent in senders.items():
+        below.setdefault(parent, []).append(child)
+    down = [root]
+    for vertex in down:
+        down += below.get(vertex, ())
+    own = frozenset(sources)
+    first: dict[int, int] = {}
+    text: dict[int, str] = {}
+    for vertex in reversed(down):
+        operands = [(first[child], text[child]) for child in below.get(vertex, ())]
+        if vertex in own:
+            operands.append((place[vertex], str(vertex)))
+        operands.sort()
+        first[vertex] = operands[0][0]
+        text[vertex] = operands[0][1] if len(operands) == 1 else f"({'+'.join(each for _, each in operands)})"
+    return text
+
+
+def _short(order: str) -> str:
+    return order if len(order) <= _ORDER_SHOWN else f"{order[: _ORDER_SHOWN - 1]}…"
