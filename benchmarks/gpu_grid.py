@@ -38,7 +38,7 @@ TIMEOUT_S = 10
 SLOTS, SLOT_BYTES, LINE_BYTES = 4, 128 << 10, 32 << 10
 
 TEXT = f"""\
-#include "blink/fold.h"
+#include "blink/block.h"
 {FRAME}
 namespace blink {{
 struct Grid {{
@@ -49,20 +49,11 @@ struct Grid {{
   uint32_t blocks;    // of each rank
 }};
 
-// A block of a rank, with the code of a wire.
-#ifdef BLINK_BLOCKS
 template <class Wire, device::Text kText>
 BLINK_INLINE void bench_block(const Call& call, uint32_t block) {{
   BENCH_SHARED(device::BlockMemory, memory);
   device::run<Wire, kText>(memory, call, block);
 }}
-#else
-template <class Wire, void (*kText)(KernelContext<Wire>&, uint32_t, uint32_t)>
-void bench_block(const Call& call, uint32_t block) {{
-  KernelContext<Wire> context(call, block / call.parts, block % call.parts);
-  kText(context, call.rank, block / call.parts);
-}}
-#endif
 
 // A round begins where the one before has ended for this block: nobody waits for all.
 template <class Run>
@@ -77,12 +68,12 @@ BLINK_INLINE void bench_rounds(const Grid& grid, uint32_t block, Run run) {{
 }}
 }}  // namespace blink
 
-#define BENCH_GRID(name, Wire, text)                                                                    \\
-  BLINK_INLINE void name##_body(const blink::Grid& grid, uint32_t block) {{                              \\
-    blink::bench_rounds(grid, block, [](const blink::Call& call, uint32_t part) {{                       \\
-      blink::bench_block<blink::Wire, text>(call, part);                                                \\
-    }});                                                                                                 \\
-  }}                                                                                                     \\
+#define BENCH_GRID(name, Wire, text)                                                                   \\
+  BLINK_INLINE void name##_body(const blink::Grid& grid, uint32_t block) {{                            \\
+    blink::bench_rounds(grid, block, [](const blink::Call& call, uint32_t part) {{                     \\
+      blink::bench_block<blink::Wire, text>(call, part);                                               \\
+    }});                                                                                               \\
+  }}                                                                                                   \\
   BENCH_KERNEL(name, blink::Grid, name##_body)
 """
 

@@ -178,9 +178,10 @@ bool CopyEngineRun::open_object(int program, Program* made, std::string* why) {
       *why = file + " cannot be opened: " + (text == nullptr ? "no reason given" : text);
       return false;
     }
-    made->entry = reinterpret_cast<CopyEntry>(dlsym(made->object, name.c_str()));
-    if (made->entry == nullptr) *why = file + " has no " + name;
-    return made->entry != nullptr;
+    const auto entry = reinterpret_cast<CopyEntry>(dlsym(made->object, name.c_str()));
+    if (entry == nullptr) return *why = file + " has no " + name, false;
+    made->rows = entry();
+    return true;
   }
   *why = "the plan has no code for copy engines of " + std::string(name_of(told.kind()));
   return false;
@@ -201,11 +202,7 @@ bool CopyEngineRun::add(int program, CUfunction fold, std::string* why) {
   Program& made = programs_[program];
   made.fold = fold;
   std::vector<CopyRole> roles;
-  if (!open_object(program, &made, why) ||
-      !survey(bundle_, bundle_.programs[static_cast<std::size_t>(program)], place_.rank, made.entry, &roles,
-              &made.first, why)) {
-    return false;
-  }
+  if (!open_object(program, &made, why) || !survey(bundle_, *made.rows, place_.rank, &roles, why)) return false;
   for (CopyRole& told : roles) {
     Role role;
     for (const std::uint32_t id : told.sends) {
@@ -256,17 +253,32 @@ void CopyEngineRun::describe(const Call& call) {
   state_.chunk_bytes = std::min<Word>(std::max(call.chunk_bytes, least), bundle_.copy_slot_bytes);
 }
 
-Slice CopyEngineRun::slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-                           Word stop_den, Word rounds) const {
-  return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, 0, rounds);
-}
-
-bool CopyEngineRun::execute(const Slice& slice, Word k, const CopyExecution& execution) {
-  Role& role = program_->roles[program_->first[execution.channel] + execution.ordinal];
-  const std::uint32_t divisor = call_->average != 0 ? execution.what.divisor : 1;
-  steps_.push_back({k, &role, device::chunk_of(state_, slice, k), execution.what.own_operand_index, divisor,
-                    execution.what.keeps != 0});
-  return true;
+// The executions of a channel, tick by tick.
+void CopyEngineRun::list_steps(const device::Channel& of) {
+  const device::ProgramRows& program = *program_->rows;
+  const std::uint32_t first = program.channel[static_cast<std::uint32_t>(place_.rank) * program.channels].first_row;
+  const Word rounds = of.den == 0 ? 0 : device::rounds_of(state_, of.num, of.den);
+  std::vector<Slice> slices;
+  for (std::uint32_t n = of.first_piece; n < of.first_piece + of.pieces; ++n) {
+    const device::Piece& piece = program.pieces[n];  // there is one part, so it is all the same where pieces begin
+    slices.push_back(device::cut(state_, piece.source_block, piece.target_block, piece.start_num, piece.start_den,
+                                 piece.stop_num, piece.stop_den, 0, rounds));
+  }
+  bool more = true;
+  for (std::int64_t tick = 0; more; ++tick) {
+    more = false;
+    for (std::uint32_t n = of.first_row; n < of.first_row + of.rows; ++n) {
+      const device::Row& row = program.rows[n];
+      const Slice& slice = slices[row.slice];
+      const std::int64_t k = tick + row.chunk, chunks = static_cast<std::int64_t>(slice.chunks);
+      more = more || k + 1 < chunks;
+      if (k < 0 || k >= chunks) continue;
+      const auto number = static_cast<Word>(k);
+      const std::uint32_t divisor = row.order.completes && call_->average != 0 ? of.contributors : 1;
+      steps_.push_back({number, &program_->roles[n - first], device::chunk_of(state_, slice, number),
+                        row.order.own_operand_index, divisor, row.order.keeps});
+    }
+  }
 }
 
 // ---- enqueueing
@@ -276,9 +288,9 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
   call_ = &call;
   describe(call);
   steps_.clear();
-  for (std::uint32_t channel = 0; channel < bundle_.programs[static_cast<std::size_t>(program)].channels; ++channel) {
-    program_->entry(this, channel);
-  }
+  const device::ProgramRows& rows = *program_->rows;
+  const device::Channel* const own = rows.channel + static_cast<std::uint32_t>(place_.rank) * rows.channels;
+  for (std::uint32_t channel = 0; channel < rows.channels; ++channel) list_steps(own[channel]);
   std::stable_sort(steps_.begin(), steps_.end(), [](const Step& a, const Step& b) {
     return a.chunk_number != b.chunk_number ? a.chunk_number < b.chunk_number
                                             : a.role->role.level < b.role->role.level;

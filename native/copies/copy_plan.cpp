@@ -1,7 +1,7 @@
 #include "copy_plan.h"
 
 #include <algorithm>
-#include <array>
+#include <cstddef>
 #include <map>
 #include <utility>
 
@@ -12,46 +12,48 @@ namespace {
 
 constexpr std::size_t kNobody = ~std::size_t{0};
 
-// Walks through the loops of all ranks for a collective of one chunk per slice: each role fires once.
-class Surveyor final : public Copies {
- public:
-  Surveyor(std::vector<CopyRole>* roles, std::uint32_t rank) : roles_(*roles), rank_(rank) {}
+bool alike(const device::Piece& a, const device::Piece& b) {
+  return a.source_block == b.source_block && a.target_block == b.target_block && a.start_num == b.start_num &&
+         a.start_den == b.start_den && a.stop_num == b.stop_num && a.stop_den == b.stop_den;
+}
 
-  std::uint32_t rank() const override { return rank_; }
-  void open(std::uint32_t, const std::uint32_t* connections, std::uint32_t count) override {
-    connections_.assign(connections, connections + count);
+CopyRole role_of(const device::ProgramRows& program, const device::Channel& of, std::uint32_t number) {
+  const device::Row& row = program.rows[number];
+  const device::Piece* const pieces = program.pieces + of.first_piece;
+  const bool listed = row.order.receives > device::kPacked || row.order.sends > device::kPacked;
+  const std::uint8_t* const list = program.ends + row.first_end;
+  const auto connection = [&](Word packed, std::uint32_t i, std::uint32_t place) {
+    return program.connections[of.first_connection + (listed ? list[place] : packed >> (8 * i) & 255)];
+  };
+  CopyRole role;
+  role.row = number;
+  while (!alike(pieces[role.slice], pieces[row.slice])) ++role.slice;
+  role.reads = row.order.own_operand_index != kNoOwnOperand;
+  role.keeps = row.order.keeps;
+  for (std::uint32_t i = 0; i < row.order.receives; ++i) role.receives.push_back(connection(row.from, i, i));
+  for (std::uint32_t i = 0; i < row.order.sends; ++i) {
+    role.sends.push_back(connection(row.to, i, row.order.receives + i));
   }
-  Word rounds(Word, Word) const override { return 1; }
-  // Its `source` is a number of the slice.
-  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num, Word stop_den,
-              Word) const override {
-    const Cut cut{source_block, target_block, start_num, start_den, stop_num, stop_den};
-    return {slices_.emplace(cut, slices_.size()).first->second, 0, 1, 1, 1};
-  }
-  bool execute(const Slice& slice, Word, const CopyExecution& execution) override {
-    CopyRole role;
-    role.rank = rank_;
-    role.channel = execution.channel;
-    role.ordinal = execution.ordinal;
-    role.slice = slice.source;
-    role.reads = execution.what.own_operand_index != kNoOwnOperand;
-    role.keeps = execution.what.keeps != 0;
-    for (std::uint32_t i = 0; i < execution.what.receives; ++i) {
-      role.receives.push_back(connections_.at(execution.what.from[i]));
+  return role;
+}
+
+// Of all ranks, in the order of ranks and channels, and within these of ticks.
+std::vector<CopyRole> roles_of(const device::ProgramRows& program, int nranks) {
+  std::vector<CopyRole> all;
+  for (std::uint32_t number = 0; number < static_cast<std::uint32_t>(nranks) * program.channels; ++number) {
+    const device::Channel& of = program.channel[number];
+    const auto begin = static_cast<std::ptrdiff_t>(all.size());
+    for (std::uint32_t row = of.first_row; row < of.first_row + of.rows; ++row) {
+      all.push_back(role_of(program, of, row));
+      all.back().rank = number / program.channels;
+      all.back().channel = number % program.channels;
     }
-    for (std::uint32_t i = 0; i < execution.what.sends; ++i)
-      role.sends.push_back(connections_.at(execution.what.to[i]));
-    roles_.push_back(std::move(role));
-    return true;
+    std::stable_sort(all.begin() + begin, all.end(), [&program](const CopyRole& a, const CopyRole& b) {
+      return program.rows[a.row].chunk > program.rows[b.row].chunk;
+    });
   }
-
- private:
-  std::vector<CopyRole>& roles_;
-  typedef std::array<Word, 6> Cut;
-  std::uint32_t rank_;
-  std::vector<std::uint32_t> connections_;
-  mutable std::map<Cut, std::size_t> slices_;
-};
+  return all;
+}
 
 struct Uses {
   std::vector<std::size_t> sender, receiver;  // roles, by connection
@@ -80,8 +82,7 @@ bool find_uses(const Bundle& bundle, const std::vector<CopyRole>& roles, Uses* u
   return good;
 }
 
-// Who comes after whom, by role: messages, and own data that are read before the result takes their place. Roles are in
-// the order of ranks, channels and ticks.
+// Who comes after whom, by role: messages, and own data that are read before the result takes their place.
 std::vector<std::vector<std::size_t>> find_followers(const Uses& uses, const std::vector<CopyRole>& roles) {
   std::vector<std::vector<std::size_t>> followers(roles.size());
   std::map<std::size_t, std::vector<std::size_t>> readers;  // of the channel's slices
@@ -123,38 +124,21 @@ bool find_levels(const Uses& uses, std::vector<CopyRole>* roles, std::string* wh
 
 }  // namespace
 
-bool survey(const Bundle& bundle, const Bundle::Program& program, int rank, CopyEntry entry,
-            std::vector<CopyRole>* roles, std::vector<std::size_t>* first, std::string* why) {
-  std::vector<CopyRole> all;
-  for (int one = 0; one < bundle.nranks; ++one) {
-    Surveyor surveyor(&all, static_cast<std::uint32_t>(one));
-    for (std::uint32_t channel = 0; channel < program.channels; ++channel) entry(&surveyor, channel);
-  }
+bool survey(const Bundle& bundle, const device::ProgramRows& program, int rank, std::vector<CopyRole>* roles,
+            std::string* why) {
+  std::vector<CopyRole> all = roles_of(program, bundle.nranks);
   Uses uses;
   if (!find_uses(bundle, all, &uses, why) || !find_levels(uses, &all, why)) return false;
-  first->assign(program.channels, 0);
   roles->clear();
-  for (std::uint32_t channel = 0; channel < program.channels; ++channel) {
-    (*first)[channel] = roles->size();
-    std::vector<CopyRole> own;
-    for (const CopyRole& role : all) {
-      if (role.rank == static_cast<std::uint32_t>(rank) && role.channel == channel) own.push_back(role);
-    }
-    // They fired in the order of their ticks, and have their place by the order within one.
-    std::sort(own.begin(), own.end(), [](const CopyRole& a, const CopyRole& b) { return a.ordinal < b.ordinal; });
-    if (!own.empty() && own.back().ordinal + 1 != own.size()) {
-      *why = "channel " + std::to_string(channel) + " does not go through all its roles";
-      return false;
-    }
-    roles->insert(roles->end(), own.begin(), own.end());
-  }
-  for (const CopyRole& role : all) {
+  for (CopyRole& role : all) {
     if (role.receives.size() > kMostOperands) {
       *why = "rank " + std::to_string(role.rank) + " combines " + std::to_string(role.receives.size()) +
              " messages at once; a reduce kernel takes at most " + std::to_string(kMostOperands);
       return false;
     }
+    if (role.rank == static_cast<std::uint32_t>(rank)) roles->push_back(std::move(role));
   }
+  std::sort(roles->begin(), roles->end(), [](const CopyRole& a, const CopyRole& b) { return a.row < b.row; });
   return true;
 }
 

@@ -13,24 +13,24 @@
 #include <string>
 #include <vector>
 
-#include "blink/copy_engine.h"
+#include "blink/rows.h"
 #include "bundle.h"
 
 namespace blink::shim {
 
 // A copy entry of generated code (BLINK_COPY_ENTRY).
-typedef void (*CopyEntry)(Copies* copies, std::uint32_t channel);
+typedef const device::ProgramRows* (*CopyEntry)();
 
 struct CopyRole {
-  std::uint32_t rank = 0, channel = 0, ordinal = 0, level = 0;
+  std::uint32_t rank = 0, channel = 0, row = 0, level = 0;
   std::vector<std::uint32_t> receives, sends;  // connections
-  std::size_t slice = 0;                       // one of the rank's, in any channel
+  std::size_t slice = 0;                       // the first of the channel's that is the same
   bool reads = false, keeps = false;           // own data of the slice; its place in the output
 };
 
-// This rank's roles by channel and ordinal: a role's place in the result is first[channel] + ordinal. False and `why`:
-// the program has a connection that two roles use, messages that go in a circle, or more operands than a kernel takes.
-bool survey(const Bundle& bundle, const Bundle::Program& program, int rank, CopyEntry entry,
-            std::vector<CopyRole>* roles, std::vector<std::size_t>* first, std::string* why);
+// This rank's roles, by row. False and `why`: the program has a connection that two roles use, messages that go in a
+// circle, or more operands than a kernel takes.
+bool survey(const Bundle& bundle, const device::ProgramRows& program, int rank, std::vector<CopyRole>* roles,
+            std::string* why);
 
 }  // namespace blink::shim

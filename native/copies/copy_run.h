@@ -64,7 +64,7 @@ class CopyWatch {
   std::thread thread_;
 };
 
-class CopyEngineRun final : public CopyEngines, private Copies {
+class CopyEngineRun final : public CopyEngines {
  public:
   CopyEngineRun(const Driver& driver, const Bundle& bundle, const Place& place);
   bool prepare(std::string* why);
@@ -96,10 +96,9 @@ class CopyEngineRun final : public CopyEngines, private Copies {
   };
   struct Program {
     void* object = nullptr;
-    CopyEntry entry = nullptr;
+    const device::ProgramRows* rows = nullptr;  // in the object
     CUfunction fold = nullptr;
-    std::vector<Role> roles;
-    std::vector<std::size_t> first;  // role of each channel
+    std::vector<Role> roles;  // of this rank's rows
   };
   // An execution, remembered until all are in order.
   struct Step {
@@ -119,18 +118,11 @@ class CopyEngineRun final : public CopyEngines, private Copies {
     std::size_t bytes;
   };
 
-  // --- Copies
-  std::uint32_t rank() const override { return static_cast<std::uint32_t>(place_.rank); }
-  void open(std::uint32_t, const std::uint32_t*, std::uint32_t) override {}  // the survey has seen them
-  Word rounds(Word num, Word den) const override { return device::rounds_of(state_, num, den); }
-  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num, Word stop_den,
-              Word rounds) const override;
-  bool execute(const Slice& slice, Word k, const CopyExecution& execution) override;
-
   // --- preparing
   bool open_object(int program, Program* made, std::string* why);
   Stream* stream_for(std::uint32_t level, Use use, int peer, std::string* why);
   void describe(const Call& call);
+  void list_steps(const device::Channel& of);
 
   // --- enqueueing; the first error stops it
   struct Result {

@@ -22,18 +22,13 @@ constexpr std::uint32_t kNobody = 0xffffffff;
 constexpr std::uint32_t kRanks = 3;
 
 // The connections from a rank to the one before it, and back.
-std::uint32_t up(std::uint32_t child) { return 2 * (child - 1); }
-std::uint32_t down(std::uint32_t child) { return up(child) + 1; }
+constexpr std::uint32_t up(std::uint32_t child) { return 2 * (child - 1); }
+constexpr std::uint32_t down(std::uint32_t child) { return up(child) + 1; }
 
-// The launch at hand; entries get a call and a block only.
-bool in_place = false;
-bool reduces = false;               // an AllReduce: up the chain to rank 0 and down again; else a broadcast from rank 0
-std::uint32_t delay_ms[kRanks] = {};  // kNobody: does not come at all
-
-template <class Wire>
-void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
-  if (delay_ms[rank] == kNobody) return;
-  if (delay_ms[rank] > 0) linger(delay_ms[rank]);
+// An AllReduce: up the chain to rank 0 and down again; else a broadcast from rank 0.
+template <bool kReduces, class Wire>
+BLINK_DEVICE void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
+  context.program(kRanks, 1);
   const bool root = rank == 0;
   const bool leaf = rank == kRanks - 1;
   const Slice& slice = context.slice(0, 0, 0, 1, 1, 1);
@@ -45,10 +40,10 @@ void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
     context.open(up(rank + 1), down(rank + 1), up(rank), down(rank));
   }
   const Word upward = kRanks - 1 - rank;
-  const Word downward = rank + (reduces ? kRanks - 1 : 0);
+  const Word downward = rank + (kReduces ? kRanks - 1 : 0);
   const Word end = blink::latest(slice.chunks + upward, slice.chunks + downward);
   for (Word tick = 0; tick < end && context.running(); ++tick) {
-    if (reduces) {
+    if (kReduces) {
       const Word k = tick - upward;
       if (leaf) {
         context.send(slice, k, ends(0));
@@ -63,7 +58,7 @@ void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
       context.recv(slice, k, 1);
     } else if (!root) {
       context.recv_copy_send(slice, k, 3, ends(1));
-    } else if (!reduces) {
+    } else if (!kReduces) {
       context.copy_send(slice, k, ends(1));
     }
   }
@@ -72,9 +67,9 @@ void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
 
 }  // namespace
 
-TEST_ENTRY(context_simple, Simple, run)
-TEST_ENTRY(context_ll, LL, run)
-TEST_ENTRY(context_ll128, LL128, run)
+BLINK_ENTRY(chain_simple, Simple, run<false>, run<true>)
+BLINK_ENTRY(chain_ll, LL, run<false>, run<true>)
+BLINK_ENTRY(chain_ll128, LL128, run<false>, run<true>)
 
 namespace {
 
@@ -112,7 +107,19 @@ namespace {
 
 using Values = std::vector<std::uint32_t>;
 using Entry = void (*)(const Call*, std::uint32_t);
-const Entry kEntries[] = {context_simple, context_ll, context_ll128};
+
+// The launch at hand; entries get a call and a block only.
+bool in_place = false;
+bool reduces = false;
+std::uint32_t delay_ms[kRanks] = {};  // kNobody: does not come at all
+
+template <Entry kEntry>
+void in_time(const Call* call, std::uint32_t block) {
+  if (delay_ms[call->rank] == kNobody) return;
+  if (delay_ms[call->rank] > 0) linger(delay_ms[call->rank]);
+  kEntry(call, block);
+}
+const Entry kEntries[] = {in_time<chain_simple>, in_time<chain_ll>, in_time<chain_ll128>};
 
 struct Run {
   Mesh mesh;
@@ -135,6 +142,7 @@ struct Run {
       call.chunk_bytes = chunk_bytes;
       call.timeout_ns = timeout_ns;
       call.parts = parts;
+      call.program = reduces ? 1 : 0;
       calls.push_back(call);
     }
     return launch_blocks(kEntries[wire], calls.data(), kRanks, parts, timeout_s);

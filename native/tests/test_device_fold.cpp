@@ -15,8 +15,6 @@
 
 namespace {
 
-using blink::ends;
-using blink::KernelContext;
 using blink_test::expect;
 
 constexpr std::uint32_t kSenders = 3;
@@ -47,51 +45,27 @@ std::string describe(const Case& at, std::uint32_t wire) {
 }
 
 template <class Wire>
-decltype(auto) whole(KernelContext<Wire>& context) {
-  return context.slice(0, 0, 0, 1, 1, 1);
-}
-
-template <class Wire>
 void send_own(const Call& call, std::uint32_t connection) {
-  run_block<Wire>(call, [&](KernelContext<Wire>& context) {
-    const blink::Slice& slice = whole(context);
-    context.open(connection);
-    context.send(slice, 0, ends(0));
-    context.close();
-  });
+  blink::device::Row row = {};
+  row.order.sends = 1;
+  run_row<Wire>(call, row, {connection});
 }
 
 template <class Wire>
 void fold(const Call& call, const Case& at) {
-  run_block<Wire>(call, [&](KernelContext<Wire>& context) {
-    context.contributors(at.divisor);
-    const blink::Slice& slice = whole(context);
-    context.open(0, 1, 2, 3);
-    const auto go = [&](auto from) {
-      if (at.passes_on) {
-        context.recv_reduce_copy_send(slice, 0, from, at.own_operand, ends(3), blink::complete);
-      } else {
-        context.recv_reduce_copy(slice, 0, from, at.own_operand, blink::complete);
-      }
-    };
-    switch (at.messages) {
-      case 0: go(ends()); break;
-      case 1: go(ends(0)); break;
-      case 2: go(ends(0, 1)); break;
-      default: go(ends(0, 1, 2)); break;
-    }
-    context.close();
-  });
+  blink::device::Row row = {};
+  row.from = 0x020100;
+  row.to = 3;
+  row.order = {static_cast<std::uint8_t>(at.messages), static_cast<std::uint8_t>(at.passes_on ? 1 : 0),
+               static_cast<std::uint8_t>(at.own_operand), true, true};
+  run_row<Wire>(call, row, {0, 1, 2, 3}, at.divisor);
 }
 
 template <class Wire>
 void receive(const Call& call) {
-  run_block<Wire>(call, [&](KernelContext<Wire>& context) {
-    const blink::Slice& slice = whole(context);
-    context.open(3);
-    context.recv(slice, 0, 0);
-    context.close();
-  });
+  blink::device::Row row = {};
+  row.order = {1, 0, blink::kNoOwnOperand, true, false};
+  run_row<Wire>(call, row, {3});
 }
 
 Word scale_bits(const Case& at) {

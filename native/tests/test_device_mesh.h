@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "blink/block.h"
 #include "blink/context.h"
 #include "check.h"
 
@@ -55,27 +56,15 @@ inline int launch_blocks(void (*entry)(const blink::Call*, std::uint32_t), const
   return 0;
 }
 
-// Text that changes from launch to launch is run as it stands, and not by rows.
-#define TEST_ENTRY(name, Wire, function)                                                                          \
-  extern "C" void name(const blink::Call* call, std::uint32_t block) {                                            \
-    auto& memory = blink::device::block_state<blink::device::BlockMemory>();                                      \
-    blink::KernelContext<blink::Wire> context(memory, *call, block / call->parts, block % call->parts);           \
-    function(context, call->rank, block / call->parts);                                                           \
-  }
+#define TEST_MEMORY(name) auto& name = blink::device::block_state<blink::device::BlockMemory>()
 
-// Runs body(context) as the only block of the only rank.
-template <class Wire, class Body>
-void run_block(const blink::Call& call, Body body) {
+// Runs body() as the only block of the only rank.
+template <class Body>
+void run_alone(Body body) {
   blink::emulate::Options options;
   options.seed = schedule++;
-  const std::string finding = blink::emulate::run(
-      {1, 1, block_threads()},
-      [&](std::uint32_t, std::uint32_t) {
-        auto& memory = blink::device::block_state<blink::device::BlockMemory>();
-        blink::KernelContext<Wire> context(memory, call, 0, 0);
-        body(context);
-      },
-      options);
+  const std::string finding =
+      blink::emulate::run({1, 1, block_threads()}, [&](std::uint32_t, std::uint32_t) { body(); }, options);
   blink_test::expect(finding.empty(), "%s", finding.c_str());
 }
 
@@ -86,22 +75,37 @@ inline void linger(std::uint32_t ms) {
 #else
 
 constexpr bool kEmulated = false;
-#define TEST_ENTRY BLINK_ENTRY
 
 inline int launch_blocks(void (*entry)(const blink::Call*, std::uint32_t), const blink::Call* calls,
                          std::uint32_t ranks, std::uint32_t blocks, double timeout_s) {
   return blink_launch(entry, calls, ranks, blocks, timeout_s);
 }
 
-template <class Wire, class Body>
-void run_block(const blink::Call& call, Body body) {
-  blink::KernelContext<Wire> context(call, 0, 0);
-  body(context);
+#define TEST_MEMORY(name) blink::device::BlockMemory name
+
+template <class Body>
+void run_alone(Body body) {
+  body();
 }
 
 inline void linger(std::uint32_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 #endif
+
+// One execution as the only block of the only rank: of all elements, in one chunk.
+template <class Wire>
+void run_row(blink::Call call, const blink::device::Row& row, const std::vector<std::uint32_t>& connections,
+             std::uint32_t contributors = 1) {
+  const blink::device::Piece whole = {0, 0, 0, 1, 1, 1, 0};
+  const auto count = static_cast<std::uint32_t>(connections.size());
+  const blink::device::Channel channel = {0, 1, 0, count, 0, 1, 0, 0, contributors};
+  const blink::device::ProgramRows program = {1, &channel, &whole, connections.data(), &row, nullptr};
+  call.rank = 0;
+  run_alone([&] {
+    TEST_MEMORY(memory);
+    blink::device::run_channel<Wire>(memory, call, program, 0, 0);
+  });
+}
 
 using blink::Call;
 using blink::Connection;

@@ -1,17 +1,31 @@
-"""What the device layer cuts of a program's slices for one part of one call: asked of ``libblink_device.so`` itself."""
+"""The pieces that the device layer cuts of a program's slices for one part of one call, asked of its own code."""
 
 from __future__ import annotations
 
 import ctypes as c
+from functools import cache
 
-from blinkccl.engines import generated
+from blinkccl.codegen.build import build
+from blinkccl.codegen.host_compiler import host_compiler
 from blinkccl.engines.generated import LaunchCall
 from blinkccl.schedule.chunking import Extent, largest_share
 from blinkccl.schedule.dealing import turns
 from blinkccl.schedule.program import Program
 
-#: More than kRoomBytes of context_host.h.
-ROOM_BYTES = 1 << 15
+TEXT = """\
+#include "blink/cut.h"
+
+extern "C" void cut(const blink::Call* call, uint32_t part, uint64_t num, uint64_t den, const uint64_t (*asked)[5],
+                    uint32_t count, blink::Slice* pieces) {
+  blink::device::State state;
+  blink::device::begin(state, *call, blink::Simple::kNumber, 0, part);
+  const uint64_t rounds = den == 0 ? 0 : blink::device::rounds_of(state, num, den);
+  for (uint32_t n = 0; n < count; ++n) {
+    const uint64_t* of = asked[n];
+    pieces[n] = blink::device::cut(state, 5, 7, of[0], of[1], of[2], of[3], of[4], rounds);
+  }
+}
+"""
 
 
 class Piece(c.Structure):
@@ -20,18 +34,22 @@ class Piece(c.Structure):
     _fields_ = [(name, c.c_uint64) for name in ("source", "target", "length", "chunks", "chunk")]
 
 
+@cache
+def _library() -> c.CDLL:
+    return c.CDLL(str(build(TEXT, host_compiler())))
+
+
 def pieces(of: Program, call: LaunchCall, part: int, begins: tuple[int, ...] | None = None) -> list[Extent]:
-    """What the context of one part gets, as the generated text asks for it; ``begins``: the slices' turns."""
-    library = generated.load()
-    library.blink_context_rounds.restype = c.c_uint64
-    room, piece, found = (c.c_uint64 * (ROOM_BYTES // 8))(), Piece(), []
-    library.blink_context_begin(room, c.byref(call), 0, 0, part)
-    share, rounds = largest_share(of), 0
-    if share is not None:
-        rounds = library.blink_context_rounds(room, c.c_uint64(share.numerator), c.c_uint64(share.denominator))
-    for one, turn in zip(of.slices, turns(of) if begins is None else begins, strict=True):
-        numbers = (5, 7, *one.start.as_integer_ratio(), *one.stop.as_integer_ratio(), turn, rounds)
-        library.blink_context_slice(room, *map(c.c_uint64, numbers), c.byref(piece))
-        assert piece.target - piece.source == 2 * call.count
-        found.append(Extent(piece.source - 5 * call.count, piece.length, piece.chunks, piece.chunk))
-    return found
+    """Those of one part; ``begins``: the slices' turns."""
+    begins = turns(of) if begins is None else begins
+    asked = [
+        (*one.start.as_integer_ratio(), *one.stop.as_integer_ratio(), turn)
+        for one, turn in zip(of.slices, begins, strict=True)
+    ]
+    share = largest_share(of)
+    largest = (0, 0) if share is None else share.as_integer_ratio()
+    cut = (Piece * len(asked))()
+    table = (c.c_uint64 * 5 * len(asked))(*asked)
+    _library().cut(c.byref(call), part, *map(c.c_uint64, largest), table, len(asked), cut)
+    assert all(piece.target - piece.source == 2 * call.count for piece in cut)
+    return [Extent(piece.source - 5 * call.count, piece.length, piece.chunks, piece.chunk) for piece in cut]

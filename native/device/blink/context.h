@@ -9,9 +9,9 @@
 //   context.recv_reduce_…   the execution of one role each (blinkccl/schedule/program.py says what one does)
 //   context.close()
 //
-// The same text is compiled by nvcc or NVRTC, and then everything is in these headers, and kernels go by what the text
-// says (rows.h); and by any C++17 compiler, and then the bodies are in libblink_device.so, a block is one thread, and
-// the text compiles in a moment.
+// The text is run once, with a context that notes what it says as rows (rows.h), and kernels go by the rows. nvcc and NVRTC
+// compile all of it. Any C++17 compiler compiles the text alone, in a moment: what goes by the rows is in
+// libblink_device.so then, and a block is one thread.
 #pragma once
 
 #include "blink/call.h"
@@ -69,15 +69,9 @@ BLINK_DEVICE Word latest(Word first, Word second, More... more) {
   return latest(first < second ? second : first, static_cast<Word>(more)...);
 }
 
-}  // namespace blink
-
-#ifdef BLINK_BLOCKS
-#include "blink/context_block.h"
-#else
-#include "blink/context_host.h"
-#endif
-
-namespace blink {
+// What becomes of an execution: it is noted (rows.h).
+template <class Wire>
+class ContextBase;
 
 // What a channel's loop calls.
 template <class Wire>
@@ -127,8 +121,5 @@ class KernelContext : public ContextBase<Wire> {
 
 }  // namespace blink
 
-#ifdef BLINK_BLOCKS
 #include "blink/rows.h"
-#endif
 #include "blink/reduction.h"
-#include "blink/copy_engine.h"

@@ -5,6 +5,7 @@
 
 #include "blink/cut.h"
 #include "blink/fold.h"
+#include "blink/rows.h"
 
 namespace blink {
 namespace device {
@@ -58,13 +59,6 @@ BLINK_INLINE void step_back(const State& state, Side& side) {
   --side.position;
   side.slot = (side.slot == 0 ? state.slots : side.slot) - 1;
 }
-
-// What an execution is asked to do with the ends that stand in state.at.
-struct Order {
-  uint8_t receives, sends;
-  uint8_t own_operand_index;
-  bool keeps, completes;
-};
 
 template <class Wire>
 BLINK_INLINE void write_job(State& state, const Slice& slice, Word k, const Order& order) {

@@ -31,7 +31,11 @@ static_assert(sizeof(Reduction) == sizeof(Call), "kernels of both kinds take as 
 
 }  // namespace blink
 
-#ifdef BLINK_BLOCKS
+#if defined(BLINK_COPIES)
+
+#define BLINK_FOLD_ENTRY(name)
+
+#elif defined(BLINK_BLOCKS)
 
 #include "blink/reduce.h"
 

@@ -1,9 +1,10 @@
-// Programs as rows. The compiler runs the functions of generated text once, with a context that notes what they ask
-// for, and a kernel goes by the rows, whatever they are. So its code does not grow with programs, and one kernel runs
-// all programs of a file: what moves and combines data is compiled once per wire, which is most of a compiler's work.
+// Programs as rows. The functions of generated text are run once, with a context that notes what they ask for, and
+// kernels and copy engines go by the rows, whatever they are. So a kernel's code does not grow with programs, and one
+// kernel runs all programs of a file: what moves and combines data is compiled once per wire, which is most of a GPU
+// compiler's work. That one runs the text itself; on a CPU it is run when the rows are first asked for.
 #pragma once
 
-#include "blink/context_block.h"
+#include "blink/context.h"
 
 namespace blink {
 
@@ -17,6 +18,25 @@ struct Piece {
   uint32_t source_block, target_block;
   uint32_t start_num, start_den, stop_num, stop_den;
   uint32_t turn;
+};
+
+// What an execution does with its ends.
+struct Order {
+  uint8_t receives, sends;
+  uint8_t own_operand_index;
+  bool keeps, completes;
+};
+
+// So many ends of either kind fit into a word.
+constexpr uint32_t kPacked = 8;
+
+// An execution of each tick.
+struct Row {
+  Word from, to;       // its ends, 8 bits each
+  int32_t chunk;       // in the first tick; below 0: it begins later
+  uint32_t first_end;  // of the list, where there are too many ends for that
+  uint8_t slice;
+  Order order;
 };
 
 // What a channel of a rank does: where its rows begin, and how many there are.
@@ -34,7 +54,7 @@ struct Sizes {
   uint32_t pieces, connections, rows, ends;
 };
 
-// A program in the memory of a GPU.
+// A program, in the memory of a GPU or of this process.
 struct ProgramRows {
   uint32_t channels;
   const Channel* channel;  // number rank · channels + channel
@@ -135,49 +155,6 @@ typedef void (*Text)(KernelContext<Noted>&, uint32_t rank, uint32_t channel);
 
 BLINK_DEVICE uint32_t at_least_one(uint32_t count) { return count == 0 ? 1 : count; }
 
-// One block's way through its channel, tick by tick.
-template <class Wire>
-BLINK_INLINE void run_channel(BlockMemory& memory, const Call& call, const ProgramRows& program, uint32_t channel,
-                              uint32_t part) {
-  State& state = memory.state;
-  begin(state, call, Wire::kNumber, channel, part);
-  const Channel& of = program.channel[call.rank * program.channels + channel];
-  if (thread_index() == 0) state.contributors = of.contributors;
-  // Divisions take long: each slice is cut by a warp of its own, side by side. open() makes all wait for them.
-  for (uint32_t n = 0; n < of.pieces; ++n) {
-    if (thread_index() != n * kWarp % threads()) continue;
-    const Piece& piece = program.pieces[of.first_piece + n];
-    const Word rounds = of.den == 0 ? 0 : rounds_of(state, of.num, of.den);
-    const Slice slice = cut(state, piece.source_block, piece.target_block, piece.start_num, piece.start_den,
-                            piece.stop_num, piece.stop_den, piece.turn, rounds);
-    memory.slices[n] = slice;
-  }
-  const Row* const rows = program.rows + of.first_row;
-  for (uint32_t n = thread_index(); n < of.rows && n < kNearRows; n += threads()) memory.rows[n] = rows[n];
-  for (uint32_t i = thread_index(); i < of.connections; i += threads()) {
-    state.at[i] = program.connections[of.first_connection + i];
-  }
-  open(state, of.connections);
-  bool more = true;
-  for (Word tick = 0; more; ++tick) {
-    more = false;
-    for (uint32_t n = 0; n < of.rows; ++n) {
-      const Row row = n < kNearRows ? memory.rows[n] : rows[n];
-      const Slice& slice = memory.slices[row.slice];
-      const long long k = static_cast<long long>(tick) + row.chunk;
-      const long long chunks = static_cast<long long>(slice.chunks);
-      more = more || k + 1 < chunks;
-      if (k < 0 || k >= chunks) continue;
-      PackedEnds ends;
-      ends.from = row.from;
-      ends.to = row.to;
-      if (row.order.receives > kPacked || row.order.sends > kPacked) ends.listed = program.ends + row.first_end;
-      if (!carry_out<Wire>(state, slice, static_cast<Word>(k), row.order, ends)) return close(state);
-    }
-  }
-  close(state);
-}
-
 // All channels of all ranks, one after the other.
 template <Text kText>
 BLINK_DEVICE Sizes noted(Notes notes, Channel* channels) {
@@ -192,6 +169,8 @@ BLINK_DEVICE Sizes noted(Notes notes, Channel* channels) {
   }
   return notes.sizes;
 }
+
+#ifdef BLINK_BLOCKS
 
 template <Text kText>
 struct Table {
@@ -214,31 +193,86 @@ BLINK_INLINE ProgramRows rows_of() {
   return {Table<kText>::kSizes.channels, all.channels, all.pieces, all.connections, all.rows, all.ends};
 }
 
-// One block of a rank, of one of several programs.
-template <class Wire, Text... kTexts>
-BLINK_INLINE void run(BlockMemory& memory, const Call& call, uint32_t block) {
+#else
+
+template <class T>
+struct List {
+  explicit List(uint32_t count) : at(new T[at_least_one(count)]()) {}
+  List(const List&) = delete;
+  List& operator=(const List&) = delete;
+  ~List() { delete[] at; }
+  T* const at;
+};
+
+struct Table {
+  explicit Table(Sizes (*note)(Notes, Channel*)) : sizes(note({}, nullptr)) {
+    note({{}, {}, pieces.at, connections.at, rows.at, ends.at}, channels.at);
+  }
+  const Sizes sizes;
+  List<Channel> channels{sizes.ranks * sizes.channels};
+  List<Piece> pieces{sizes.pieces};
+  List<uint32_t> connections{sizes.connections};
+  List<Row> rows{sizes.rows};
+  List<uint8_t> ends{sizes.ends};
+};
+
+template <Text kText>
+ProgramRows rows_of() {
+  static const Table all(noted<kText>);
+  return {all.sizes.channels, all.channels.at, all.pieces.at, all.connections.at, all.rows.at, all.ends.at};
+}
+
+#endif
+
+// Of one of several programs.
+template <Text... kTexts>
+BLINK_INLINE ProgramRows program_rows(uint32_t wanted) {
   ProgramRows program = {};
   uint32_t number = 0;
-  ((number++ == call.program ? static_cast<void>(program = rows_of<kTexts>()) : static_cast<void>(0)), ...);
-  run_channel<Wire>(memory, call, program, block / call.parts, block % call.parts);
+  ((number++ == wanted ? static_cast<void>(program = rows_of<kTexts>()) : static_cast<void>(0)), ...);
+  return program;
 }
 
 }  // namespace device
 }  // namespace blink
 
 // A kernel that runs all of `…`, each the text of a program; the call says which. Block b is part b % parts of channel
-// b / parts.
-#ifdef BLINK_CUDA
+// b / parts. And the rows of a program for copy engines, which move data without a kernel: libblink.so puts copies, waits
+// and reduce kernels into streams (native/copies/copy_engine.h; Blink, MLSys 2020, §4.1 and §4.2.2). Where BLINK_COPIES
+// is defined a file is compiled for this and nothing else, and the object needs no library.
+#define BLINK_COPY_ENTRY(name, function)
+#if defined(BLINK_COPIES)
+#define BLINK_ENTRY(name, Wire, ...)
+#undef BLINK_COPY_ENTRY
+#define BLINK_COPY_ENTRY(name, function)                                                                          \
+  extern "C" __attribute__((visibility("default"))) const ::blink::device::ProgramRows* name() {                  \
+    static const ::blink::device::ProgramRows rows = ::blink::device::rows_of<function>();                        \
+    return &rows;                                                                                                 \
+  }
+#elif defined(BLINK_CUDA)
+#include "blink/block.h"
 #define BLINK_ENTRY(name, Wire, ...)                                                                              \
   extern "C" __global__ void __launch_bounds__(::blink::kMostThreads, ::blink::kBlocksAtOnce)                     \
       name(const __grid_constant__ ::blink::Call call) {                                                          \
     __shared__ ::blink::device::BlockMemory memory;                                                               \
     ::blink::device::run<::blink::Wire, __VA_ARGS__>(memory, call, blockIdx.x);                                   \
   }
-#else  // for each of its threads
+#elif defined(BLINK_EMULATED)  // for each of its threads
+#include "blink/block.h"
 #define BLINK_ENTRY(name, Wire, ...)                                                                              \
   extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
     auto& memory = ::blink::device::block_state<::blink::device::BlockMemory>();                                  \
     ::blink::device::run<::blink::Wire, __VA_ARGS__>(memory, *call, block);                                       \
   }
+#else
+// A block of a program, in libblink_device.so. `wire` is its kNumber.
+extern "C" void blink_run_block(const blink::device::ProgramRows* program, uint32_t wire, const blink::Call* call,
+                                uint32_t block);
+#define BLINK_ENTRY(name, Wire, ...)                                                                              \
+  extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
+    const ::blink::device::ProgramRows program = ::blink::device::program_rows<__VA_ARGS__>(call->program);       \
+    blink_run_block(&program, ::blink::Wire::kNumber, call, block);                                               \
+  }                                                                                                               \
+  extern "C" __attribute__((visibility("default"))) const char name##_programs[];                                 \
+  const char name##_programs[] = #__VA_ARGS__;
 #endif

@@ -163,11 +163,9 @@ BLINK_INLINE void open_end(State& state, End end, uint32_t connection) {
   side.connection = connection;
 }
 
-// The connections that stand in state.at, by one thread.
-BLINK_OUTLINE void open(State& state, uint32_t ends) {
+BLINK_OUTLINE void open(State& state, const uint32_t* connections, uint32_t ends) {
   if (thread_index() == 0) state.ends = ends;
-  barrier();
-  for (End end = thread_index(); end < ends; end += threads()) open_end(state, end, state.at[end]);
+  for (End end = thread_index(); end < ends; end += threads()) open_end(state, end, connections[end]);
   barrier();
   if (thread_index() < workers(state.wire)) return;
   for (uint32_t turn = 0; turn < 2; ++turn) arrive_at(kFree + turn, 2 * kWarp);

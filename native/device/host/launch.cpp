@@ -1,9 +1,13 @@
-// Runs every block as a thread.
+// The bodies behind rows.h and reduction.h on a CPU: the device layer's own code, with a block of one thread. And how all
+// blocks of a launch run, each as a thread.
 #include "host/launch.h"
 
 #include <chrono>
 #include <future>
 #include <vector>
+
+#include "blink/block.h"
+#include "blink/reduce.h"
 
 namespace {
 
@@ -14,9 +18,29 @@ void abort_all(const blink::Call* calls, std::uint32_t ranks) {
   }
 }
 
+template <class Wire>
+void run_block(const blink::device::ProgramRows& program, const blink::Call& call, std::uint32_t block) {
+  blink::device::BlockMemory memory;
+  blink::device::run_channel<Wire>(memory, call, program, block / call.parts, block % call.parts);
+}
+
 }  // namespace
 
 extern "C" {
+
+__attribute__((visibility("default"))) void blink_run_block(const blink::device::ProgramRows* program, uint32_t wire,
+                                                            const blink::Call* call, uint32_t block) {
+  switch (wire) {
+    case blink::Simple::kNumber: return run_block<blink::Simple>(*program, *call, block);
+    case blink::LL::kNumber: return run_block<blink::LL>(*program, *call, block);
+    default: return run_block<blink::LL128>(*program, *call, block);
+  }
+}
+
+__attribute__((visibility("default"))) void blink_reduce(const blink::Reduction* reduction, uint32_t block) {
+  blink::device::State state;
+  blink::device::reduce(state, *reduction, block);
+}
 
 __attribute__((visibility("default"))) int blink_launch(void (*entry)(const blink::Call*, uint32_t block),
                                                         const blink::Call* calls, uint32_t ranks, uint32_t blocks,

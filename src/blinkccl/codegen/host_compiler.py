@@ -19,7 +19,7 @@ from blinkccl.errors import UnsupportedError
 
 #: The work is done in the library; optimizing what calls it would take longer than it saves.
 FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
-#: BLINK_COPIES: kernels' entries are left out (native/device/blink/copy_engine.h).
+#: BLINK_COPIES: kernels' entries are left out (native/device/blink/rows.h).
 COPIES_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-DBLINK_COPIES")
 
 
