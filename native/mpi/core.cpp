@@ -24,8 +24,10 @@
 #include "blink/host.h"
 #include "bundles.h"
 #include "deadline.h"
+#include "environment.h"
 #include "job.h"
 #include "log.h"
+#include "names.h"
 #include "report.h"
 #include "segment.h"
 
@@ -105,21 +107,10 @@ void copy_text(char* target, std::size_t room, const std::string& text) {
   target[length] = '\0';
 }
 
-// 0 of what is no type of ours.
-std::size_t itemsize(std::uint32_t dtype) {
-  switch (dtype) {
-    case BLINK_INT8: case BLINK_UINT8: case BLINK_FLOAT8_E4M3FN: case BLINK_FLOAT8_E5M2: case BLINK_BOOL: return 1;
-    case BLINK_INT16: case BLINK_UINT16: case BLINK_FLOAT16: case BLINK_BFLOAT16: return 2;
-    case BLINK_INT32: case BLINK_UINT32: case BLINK_FLOAT32: return 4;
-    case BLINK_INT64: case BLINK_UINT64: case BLINK_FLOAT64: return 8;
-    default: return 0;
-  }
-}
-
 // How many calls a communicator passes on before its ranks share memory. The same on all ranks: mpirun passes it on.
 std::int32_t early_calls() {
-  const char* const text = std::getenv("BLINK_MPI_AFTER");
-  return text == nullptr || *text == '\0' ? kEarlyCalls : std::max(0, std::atoi(text));
+  const char* const text = variable("BLINK_MPI_AFTER");
+  return text == nullptr ? kEarlyCalls : std::max(0, std::atoi(text));
 }
 
 // Of a call, in all; of blocks that differ what this rank knows.
@@ -135,7 +126,7 @@ std::uint64_t bytes_of(const Key& key, int size, std::int32_t sources) {
     elements = std::max(std::accumulate(first, first + sources, std::int64_t{0}),
                         std::accumulate(second, second + targets, std::int64_t{0}));
   }
-  return static_cast<std::uint64_t>(elements) * itemsize(call.dtype);
+  return static_cast<std::uint64_t>(elements) * bytes_of_element(call.dtype);
 }
 
 }  // namespace
@@ -237,8 +228,7 @@ Rank this_rank(int size) {
   own.same.host = host_number();
   own.same.binding = static_cast<std::uint64_t>(blink_abi_version()) << 32 | BLINK_MPI_BINDING_VERSION;
   own.pid = static_cast<std::int32_t>(getpid());
-  const char* const off = std::getenv("BLINK_DISABLE");
-  if (off != nullptr && std::strcmp(off, "1") == 0) copy_text(own.refuses, sizeof own.refuses, "BLINK_DISABLE=1");
+  if (is_disabled()) copy_text(own.refuses, sizeof own.refuses, "BLINK_DISABLE=1");
   if (!has_descriptors(size)) copy_text(own.refuses, sizeof own.refuses, "has few file descriptors left (ulimit -n)");
   if (has_cuda()) copy_text(own.refuses, sizeof own.refuses, "a GPU's library is loaded, and Blink serves memory of the host");
   if (sched_getaffinity(0, sizeof own.cores, &own.cores) != 0) CPU_ZERO(&own.cores);
@@ -249,7 +239,7 @@ std::string of_rank(int rank, const std::string& what) { return "rank " + std::t
 
 // What a rank calls, for people.
 std::string call_text(std::uint64_t what, std::int64_t elements) {
-  const auto collective = static_cast<std::int32_t>(what & 0xff) - 1;
+  const auto collective = static_cast<std::uint32_t>(what & 0xff) - 1;
   const auto dtype = static_cast<std::uint32_t>(what >> 8 & 0xff), op = static_cast<std::uint32_t>(what >> 16 & 0xff);
   const std::string blocks = elements == 0 ? "blocks of several sizes, " : std::to_string(elements) + " × ";
   std::string text = std::string(name_of_collective(collective)) + " of " + blocks;

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "deadline.h"
+#include "environment.h"
 #include "report.h"
 
 namespace blink::mpi {
@@ -31,8 +32,7 @@ bool announced = false;
 
 const char* first_of(std::initializer_list<const char*> names) {
   for (const char* name : names) {
-    const char* const value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
+    if (const char* const value = variable(name); value != nullptr) return value;
   }
   return nullptr;
 }
@@ -99,7 +99,7 @@ int world_size() { return number_of({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_
 
 std::uint64_t host_number() {
   std::string text;
-  if (const char* given = std::getenv("BLINK_HOSTID"); given != nullptr && *given != '\0') {
+  if (const char* given = variable("BLINK_HOSTID"); given != nullptr) {
     text = given;
   } else {
     std::ifstream("/proc/sys/kernel/random/boot_id") >> text;

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "core.h"
+#include "environment.h"
 #include "forward.h"
 #include "report.h"
 
@@ -82,8 +83,8 @@ bool is_of(const std::string& version, const std::string& family) {
 
 // The binding that BLINK_MPI_BINDING names, if it is for this library; else null and why.
 void* open_binding(void* library, std::string* why) {
-  const char* file = std::getenv("BLINK_MPI_BINDING");
-  if (file == nullptr || *file == '\0') {
+  const char* file = variable("BLINK_MPI_BINDING");
+  if (file == nullptr) {
     *why = "BLINK_MPI_BINDING is not set: start the program by blink run --mpi";
     return nullptr;
   }

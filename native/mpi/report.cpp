@@ -9,9 +9,9 @@
 #include <mutex>
 #include <sstream>
 
-#include "blink/types.h"
 #include "job.h"
 #include "log.h"
+#include "names.h"
 
 namespace blink::mpi {
 namespace {
@@ -43,10 +43,7 @@ Passed& passed() {
 }
 
 std::string beginning(const std::string& communicator, int rank, int size, const char* state) {
-  std::ostringstream line;
-  line << "{\"pid\":" << getpid() << ",\"rank\":" << rank << ",\"nranks\":" << size
-       << ",\"comm\":" << shim::quoted(communicator) << ",\"state\":\"" << state << "\"";
-  return line.str();
+  return shim::report_start(rank, size, communicator) + ",\"state\":\"" + state + "\"";
 }
 
 std::string of_this_rank() {
@@ -109,35 +106,6 @@ void report_served(const std::string& communicator, int rank, int size, const Se
          << ",\"bytes\":" << served.bytes << "}";
     shim::report(line.str());
   }
-}
-
-const char* name_of_collective(std::int32_t collective) {
-  switch (collective) {
-    case BLINK_BROADCAST: return "broadcast";
-    case BLINK_REDUCE: return "reduce";
-    case BLINK_ALLREDUCE: return "allreduce";
-    case BLINK_ALLGATHER: return "allgather";
-    case BLINK_REDUCE_SCATTER: return "reduce_scatter";
-    case BLINK_GATHER: return "gather";
-    case BLINK_SCATTER: return "scatter";
-    case BLINK_ALLTOALL: return "alltoall";
-    default: return "another collective";
-  }
-}
-
-const char* name_of_dtype(std::uint32_t dtype) {
-  static const char* const names[] = {"int8",  "uint8",  "int16",   "uint16",   "int32",   "uint32",
-                                      "int64", "uint64", "float16", "bfloat16", "float32", "float64"};
-  return dtype < sizeof names / sizeof *names ? names[dtype] : "another type";
-}
-
-const char* name_of_operation(std::uint32_t operation) {
-  static const char* const names[] = {"sum", "prod", "min", "max", "band", "bor", "bxor"};
-  return operation < sizeof names / sizeof *names ? names[operation] : "another operation";
-}
-
-bool has_operation(std::int32_t collective) {
-  return collective == BLINK_REDUCE || collective == BLINK_ALLREDUCE || collective == BLINK_REDUCE_SCATTER;
 }
 
 }  // namespace blink::mpi

@@ -25,10 +25,4 @@ struct Served {
 using ServedCalls = std::map<std::tuple<std::int32_t, std::uint32_t, std::uint32_t>, Served>;
 void report_served(const std::string& communicator, int rank, int size, const ServedCalls& calls);
 
-// For people.
-const char* name_of_collective(std::int32_t collective);
-const char* name_of_dtype(std::uint32_t dtype);
-const char* name_of_operation(std::uint32_t operation);
-bool has_operation(std::int32_t collective);
-
 }  // namespace blink::mpi

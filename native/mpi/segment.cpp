@@ -1,6 +1,5 @@
 #include "segment.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -9,24 +8,13 @@
 #include <cstring>
 
 #include "log.h"
+#include "memory_file.h"
 
 namespace blink::mpi {
 namespace {
 
 constexpr double kMeetS = 30;
 constexpr int kStepMs = 1000;
-
-// A file without a name, that nobody can make shorter under the others.
-int new_memory(std::uint64_t bytes) {
-  const int file = memfd_create("blink-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) return -1;
-  if (ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
-      fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
-    return file;
-  }
-  close(file);
-  return -1;
-}
 
 }  // namespace
 
@@ -59,7 +47,7 @@ bool SharedSegment::join(const Meeting& meeting, int rank, int size, const blink
   if (rank != 0) bootstrap_ = blink_bootstrap_connect(meeting.address, meeting.token, rank, size, &reason);
   if (bootstrap_ == nullptr) return fail(reason.text, why);
   bytes_ = blink_segment_bytes(&shape);
-  const int made = rank == 0 ? new_memory(bytes_) : -1;
+  const int made = rank == 0 ? shim::shared_file("blink-segment", bytes_) : -1;
   if (rank == 0 && made < 0) return fail(std::string("rank 0 gets no shared memory: ") + std::strerror(errno), why);
   if (rank == 0 && (!map(made) || blink_segment_format(memory_, bytes_, &shape, meeting.secret, cores) != BLINK_OK)) {
     close(made);

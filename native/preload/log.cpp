@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <ctime>
 
+#include "environment.h"
+
 namespace blink::shim {
 namespace {
 
@@ -26,11 +28,6 @@ int level_of(const char* text) {
     if (text != nullptr && strcasecmp(text, word.name) == 0) return static_cast<int>(word.level);
   }
   return -1;
-}
-
-bool is_set(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr && *value != '\0';
 }
 
 std::string host() {
@@ -98,8 +95,8 @@ bool append_to(const std::string& path, const std::string& text) {
 // Where NCCL_DEBUG_FILE sends lines; empty: to stderr. NCCL truncates its own file when it opens it, and goes on
 // writing where it left off: so ours is another beside it, unless it names a device, which is no file but a place.
 std::string file_of_lines() {
-  const char* pattern = std::getenv("NCCL_DEBUG_FILE");
-  if (pattern == nullptr || *pattern == '\0') return "";
+  const char* pattern = variable("NCCL_DEBUG_FILE");
+  if (pattern == nullptr) return "";
   std::string path;
   for (const char* at = pattern; *at != '\0'; ++at) {
     if (at[0] != '%' || at[1] == '\0') {
@@ -128,7 +125,7 @@ Level log_level() {
       if (const int wanted = level_of(std::getenv(name)); wanted >= 0) return static_cast<Level>(wanted);
     }
     // What keeps a job from running on trees is not to wait for the table at the job's end.
-    const bool silent = is_set("BLINK_DEBUG") || is_set("NCCL_DEBUG") || !is_set("BLINK_REPORT");
+    const bool silent = variable("BLINK_DEBUG") != nullptr || variable("NCCL_DEBUG") != nullptr || variable("BLINK_REPORT") == nullptr;
     return silent ? Level::kNone : Level::kWarn;
   }();
   return level;
@@ -155,12 +152,17 @@ void log(Level level, const std::string& text) {
 
 void report(const std::string& json) {
   const KeepErrno keep;
-  const char* path = std::getenv("BLINK_REPORT");
-  if (path == nullptr || *path == '\0') return;
+  const char* path = variable("BLINK_REPORT");
+  if (path == nullptr) return;
   try {
     if (!append_to(path, json + "\n")) warn(std::string("BLINK_REPORT ") + path + " cannot be written");
   } catch (...) {
   }
+}
+
+std::string report_start(int rank, int nranks, const std::string& communicator) {
+  return "{\"pid\":" + process() + ",\"rank\":" + std::to_string(rank) + ",\"nranks\":" + std::to_string(nranks) +
+         ",\"comm\":" + quoted(communicator);
 }
 
 std::string hex(const void* bytes, std::size_t size) {

@@ -21,6 +21,9 @@ inline void info(const std::string& text) { log(Level::kInfo, text); }
 // Appends one line of JSON to the file that BLINK_REPORT names (O_APPEND, one write); nothing without the variable.
 void report(const std::string& json);
 
+// How a line of a rank begins, up to its communicator.
+std::string report_start(int rank, int nranks, const std::string& communicator);
+
 // Leaves errno as it found it.
 class KeepErrno {
  public:

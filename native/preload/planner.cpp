@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "environment.h"
 #include "log.h"
 #include "memory_file.h"
 
@@ -283,8 +284,8 @@ std::string trouble(const Ended& ended, std::string* line) {
 
 bool run_python(const std::string& module, const std::vector<std::string>& words, const std::string& input,
                 const Deadline& deadline, std::string* line, std::string* why) {
-  const char* named = std::getenv("BLINK_PYTHON");
-  const std::string python = named != nullptr && *named != '\0' ? named : "python3";
+  const char* named = variable("BLINK_PYTHON");
+  const std::string python = named != nullptr ? named : "python3";
   const std::string planner = "the planner (" + python + " -m " + module + ") ";
   std::vector<std::string> command = {python, "-m", module};
   command.insert(command.end(), words.begin(), words.end());

@@ -9,6 +9,7 @@
 
 #include "blink/call.h"
 #include "log.h"
+#include "names.h"
 #include "sha256.h"
 
 namespace blink::shim {
@@ -19,9 +20,6 @@ constexpr std::int64_t kMostRanks = 4096, kMostSlots = 1 << 16, kMostRows = 1 <<
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;  // of a segment: no sum or product overflows
 // Whatever lies in a segment begins on a line, and so do the counters of every part.
 constexpr std::int64_t kLine = 128, kGroup = 16;
-
-constexpr std::array<const char*, 8> kCollectives = {"broadcast",      "reduce", "allreduce", "allgather",
-                                                     "reduce_scatter", "gather", "scatter",   "alltoall"};
 
 struct Refused {
   std::string text;
@@ -219,7 +217,7 @@ class Checks {
   }
 
   void program(const Bundle::Program& row) const {
-    range("collective", row.collective, 0, kCollectives.size() - 1);
+    range("collective", row.collective, 0, BLINK_ALLTOALL);
     const bool rooted = has_root(row.kind());
     range("root", row.root, rooted ? 0 : -1, rooted ? ranks() - 1 : -1);
     range("channels", row.channels, 1, 1 << 16);
@@ -232,7 +230,7 @@ class Checks {
   }
 
   void choice(const Bundle::Choice& row) const {
-    range("collective", row.collective, 0, kCollectives.size() - 1);
+    range("collective", row.collective, 0, BLINK_ALLTOALL);
     text("why", row.why);
     range("program", row.program, -1, b_.program_rows - std::int64_t{1});
     range("other_program", row.other_program, -1, row.program < 0 ? -1 : b_.program_rows - std::int64_t{1});
@@ -290,7 +288,7 @@ bool Bundle::read_image(const Image& image, std::string* code, std::string* why)
 
 const char* name_of(Collective collective) {
   if (is_message(collective)) return collective == Collective::kSend ? "send" : "recv";
-  return kCollectives[static_cast<std::size_t>(collective)];
+  return name_of_collective(static_cast<std::uint32_t>(collective));
 }
 
 bool has_root(Collective collective) {

@@ -2,22 +2,15 @@
 
 #include <iterator>
 
+#include "names.h"
+
 namespace blink::shim {
 namespace {
 
-// In NCCL's order.
-struct TypeRow {
-  const char* name;
-  std::uint32_t code;  // of blink_dtype
-  std::size_t bytes;
-};
-constexpr TypeRow kTypes[] = {
-    {"int8", BLINK_INT8, 1},       {"uint8", BLINK_UINT8, 1},
-    {"int32", BLINK_INT32, 4},     {"uint32", BLINK_UINT32, 4},
-    {"int64", BLINK_INT64, 8},     {"uint64", BLINK_UINT64, 8},
-    {"float16", BLINK_FLOAT16, 2}, {"float32", BLINK_FLOAT32, 4},
-    {"float64", BLINK_FLOAT64, 8}, {"bfloat16", BLINK_BFLOAT16, 2},
-    {"float8_e4m3fn", BLINK_FLOAT8_E4M3FN, 1}, {"float8_e5m2", BLINK_FLOAT8_E5M2, 1},
+// Both in NCCL's order.
+constexpr blink_dtype kTypes[] = {
+    BLINK_INT8,    BLINK_UINT8,   BLINK_INT32,   BLINK_UINT32,   BLINK_INT64,         BLINK_UINT64,
+    BLINK_FLOAT16, BLINK_FLOAT32, BLINK_FLOAT64, BLINK_BFLOAT16, BLINK_FLOAT8_E4M3FN, BLINK_FLOAT8_E5M2,
 };
 struct OperationRow {
   const char* name;
@@ -31,13 +24,10 @@ constexpr OperationRow kOperations[] = {
 }  // namespace
 
 std::size_t size_of(int dtype) {
-  return dtype >= 0 && static_cast<std::size_t>(dtype) < std::size(kTypes) ? kTypes[dtype].bytes : 0;
+  return dtype >= 0 && static_cast<std::size_t>(dtype) < std::size(kTypes) ? bytes_of_element(kTypes[dtype]) : 0;
 }
 
-bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
-         collective == Collective::kReduceScatter;
-}
+bool reduces(Collective collective) { return has_operation(static_cast<std::uint32_t>(collective)); }
 
 std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks) {
   const bool whole = is_message(collective) || collective == Collective::kBroadcast ||
@@ -65,7 +55,7 @@ Call call_of(const Operation& operation) {
   call.input = static_cast<const char*>(operation.send);
   call.output = static_cast<char*>(operation.recv);
   call.count = operation.count;
-  call.dtype = kTypes[operation.dtype].code;
+  call.dtype = kTypes[operation.dtype];
   if (!reduces(operation.collective)) return call;
   call.op = kOperations[operation.op].code;
   call.average = operation.op == kAvg ? 1 : 0;
@@ -76,7 +66,7 @@ Call call_of(const Operation& operation) {
   return call;
 }
 
-const char* type_name(int dtype) { return kTypes[dtype].name; }
+const char* type_name(int dtype) { return name_of_dtype(kTypes[dtype]); }
 const char* operation_name(int op) { return kOperations[op].name; }
 
 }  // namespace blink::shim

@@ -56,8 +56,7 @@ std::string size_text(std::uint64_t bytes) {
 }
 
 std::string beginning(const Caller& caller) {
-  return "{\"pid\":" + std::to_string(getpid()) + ",\"rank\":" + std::to_string(caller.rank) +
-         ",\"nranks\":" + std::to_string(caller.nranks) + ",\"comm\":" + quoted(caller.key.substr(0, 16));
+  return report_start(caller.rank, caller.nranks, caller.key.substr(0, 16));
 }
 
 // That the calls of `caller` begin, or have ended: who never says so was killed before it could report.

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "environment.h"
+
 namespace blink::shim {
 namespace {
 
@@ -23,8 +25,8 @@ std::string error_of_loader() {
 
 Opened open_driver() {
   Opened opened;
-  const char* named = std::getenv("BLINK_CUDA_LIB");
-  const std::string library = named != nullptr && *named != '\0' ? named : "libcuda.so.1";
+  const char* named = variable("BLINK_CUDA_LIB");
+  const std::string library = named != nullptr ? named : "libcuda.so.1";
   void* handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (handle == nullptr) {
     opened.why = "no CUDA driver: " + error_of_loader();

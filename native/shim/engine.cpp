@@ -11,6 +11,7 @@
 #include <map>
 #include <random>
 
+#include "environment.h"
 #include "log.h"
 
 namespace blink::shim {
@@ -34,8 +35,8 @@ bool from_hex(const std::string& text, char* bytes, std::size_t size) {
 
 // NCCL's own switch: with 0 the program orders graphs and calls itself, and graphs have no nodes for it.
 bool mixes_graphs() {
-  const char* text = std::getenv("NCCL_GRAPH_MIXING_SUPPORT");
-  if (text == nullptr || *text == '\0') return true;
+  const char* text = variable("NCCL_GRAPH_MIXING_SUPPORT");
+  if (text == nullptr) return true;
   char* end = nullptr;
   return std::strtol(text, &end, 0) != 0 || end == text;
 }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "environment.h"
+
 namespace blink::shim {
 
 // As a compiler lays out NCCL's own declarations on 64-bit machines.
@@ -41,9 +43,9 @@ int field(const ncclConfig_t* config, std::size_t at, unsigned since) {
   return value;
 }
 
-bool number_of(const char* variable, long* value) {
-  const char* const text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return false;
+bool number_of(const char* name, long* value) {
+  const char* const text = variable(name);
+  if (text == nullptr) return false;
   char* end = nullptr;
   *value = std::strtol(text, &end, 0);
   return *end == '\0';
@@ -84,8 +86,7 @@ Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited) {
   if (number_of("NCCL_COMM_BLOCKING", &value) && (value == 0 || value == 1)) wishes.blocking = value == 1;
   for (const char* name : {"NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS",
                            "NCCL_MIN_NCHANNELS", "NCCL_CGA_CLUSTER_SIZE", "NCCL_CTA_POLICY"}) {
-    const char* const text = std::getenv(name);
-    if (text != nullptr && *text != '\0') only_nccl(&wishes, name, text);
+    if (const char* const text = variable(name); text != nullptr) only_nccl(&wishes, name, text);
   }
   // One channel is what gives NCCL's own sums one order, which does not depend on how many blocks run ours.
   for (const char* name : {"NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"}) {
@@ -94,10 +95,7 @@ Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited) {
   return wishes;
 }
 
-bool order_promised() {
-  const char* const wanted = std::getenv("BLINK_DETERMINISTIC");
-  return wanted != nullptr && *wanted != '\0';
-}
+bool order_promised() { return variable("BLINK_DETERMINISTIC") != nullptr; }
 
 bool tuned(const ncclCollConfig_t* config) {
   if (config == nullptr) return false;

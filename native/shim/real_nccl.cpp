@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "environment.h"
 #include "exports.h"
 #include "log.h"
 
@@ -106,8 +107,8 @@ bool look_everywhere(Library* found, std::string* tried) {
   } else {
     *tried = "the loaded libnccl.so.2 is Blink or has no ncclGetVersion";
   }
-  const char* const file = std::getenv("BLINK_NCCL_LIB");
-  if (file == nullptr || *file == '\0') {
+  const char* const file = variable("BLINK_NCCL_LIB");
+  if (file == nullptr) {
     *tried += "; BLINK_NCCL_LIB is not set";
   } else if (void* const handle = dlopen(file, RTLD_LOCAL | RTLD_NOW); handle == nullptr) {
     const char* const why = dlerror();
@@ -178,10 +179,7 @@ void* find(Function function, ncclResult_t* refusal) {
 }
 
 bool disabled() {
-  static const bool yes = [] {
-    const char* const text = std::getenv("BLINK_DISABLE");
-    return text != nullptr && std::strcmp(text, "1") == 0;
-  }();
+  static const bool yes = is_disabled();
   return yes;
 }
 

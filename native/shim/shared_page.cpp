@@ -19,7 +19,6 @@ namespace {
 constexpr int kMostRanks = 4096;
 // The first part is what GPUs are shown: whole pages, on machines with large ones too.
 constexpr std::size_t kShownBytes = 64 << 10, kLine = 64;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 constexpr std::uint64_t kSealed = std::uint64_t{1} << 63;
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share them");
@@ -105,18 +104,9 @@ Agreement SharedPage::agreement(int slot) const {
 int SharedPage::create(int nranks, std::uint64_t staging, std::string* why) {
   if (!is_sensible(nranks, why)) return -1;
   const Layout layout(nranks);
-  const int descriptor = memory_file("blink-page");
-  if (descriptor < 0) {
-    *why = failed("memfd_create");
-    return -1;
-  }
   const std::uint64_t bytes = layout.bytes + (staging + kShownBytes - 1) / kShownBytes * kShownBytes;
-  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ||
-      fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
-    *why = failed("its memory");
-    close(descriptor);
-    return -1;
-  }
+  const int descriptor = shared_file("blink-page", bytes);
+  if (descriptor < 0) *why = failed("its memory");
   return descriptor;
 }
 

@@ -16,7 +16,10 @@
 #include <cstdio>
 #include <cstring>
 
+#include "clock.h"
 #include "kernels.h"
+
+using blink::now_us;
 
 namespace {
 
@@ -32,12 +35,6 @@ constexpr int kSpinsCrowded = 16;
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // in that time a process that dies has given its locks back
-
-std::int64_t now_us() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<std::int64_t>(t.tv_sec) * 1'000'000 + t.tv_nsec / 1000;
-}
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t us) {
   timespec t{us / 1'000'000, (us % 1'000'000) * 1000};

@@ -1,12 +1,14 @@
 #include "op.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "clock.h"
+
 using blink::Block;
 using blink::kNowhere;
+using blink::now_ns;
+using blink::now_us;
 
 namespace {
 
@@ -15,14 +17,6 @@ constexpr std::size_t kPieceBytes = 256 << 10;
 
 // How long steps are in vain until an execution makes do with what is there, as in a wait.
 constexpr std::int64_t kPatienceUs = 2'000;
-
-double seconds_now() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-std::int64_t now_us() { return static_cast<std::int64_t>(1e6 * seconds_now()); }
 
 }  // namespace
 
@@ -651,13 +645,13 @@ int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* outp
   std::int32_t here = 1, there = 0;
   if (barrier != nullptr && !barrier->fits(sizeof here)) return BLINK_INVALID;
   for (std::int64_t i = 0; i < iterations; ++i) {
-    double began = seconds_now();
+    std::int64_t began = now_ns();
     if (barrier != nullptr) {
       if (const int code = barrier->run(&here, &there, false, 1.0, timeout_us)) return code;
     }
-    if (with_barrier == 0) began = seconds_now();
+    if (with_barrier == 0) began = now_ns();
     if (const int code = op->run(input, output, false, 1.0, timeout_us)) return code;
-    seconds[i] = seconds_now() - began;
+    seconds[i] = 1e-9 * static_cast<double>(now_ns() - began);
   }
   return BLINK_OK;
 }

@@ -6,8 +6,6 @@
 // tells the time by it; that is fitted to CLOCK_MONOTONIC when the events are read.
 #pragma once
 
-#include <time.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +14,7 @@
 #include <new>
 
 #include "blink/host.h"
+#include "clock.h"
 
 namespace blink {
 
@@ -103,12 +102,6 @@ class Recorder {
   struct Anchor {
     std::int64_t ns, count;
   };
-
-  static std::int64_t now_ns() {
-    timespec t{};
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return static_cast<std::int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-  }
 
   // Whether all cores count alike, and always: then Linux goes by it.
   static bool has_counter() {

@@ -1,8 +1,8 @@
 #include "variants.h"
 
-#include <time.h>
-
 #include <algorithm>
+
+#include "clock.h"
 
 namespace blink {
 namespace {
@@ -33,12 +33,6 @@ struct Decision {
   }
   int variant(std::uint64_t sequence) const { return sequence >= from ? now : before; }
 };
-
-std::int64_t now_ns() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<std::int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
 
 }  // namespace
 
