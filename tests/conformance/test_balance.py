@@ -15,8 +15,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, channel_loops
-from blinkccl.codegen.stores import require_direct_stores
+from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, channel_loops, require_direct_stores
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.cost.choice.programs import SLOTS

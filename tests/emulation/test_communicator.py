@@ -65,10 +65,10 @@ class _Case:
         # In place as in nccl.h where the collective has that.
         in_place = self.in_place and self.collective.name not in ("alltoall", "sendrecv")
         zeros = blinkccl.empty if self.shared[comm.rank] else np.zeros
-        buffers, row = filled(self.collective, inputs, self.count, self.dtype, in_place, zeros)
+        buffers = filled(self.collective, inputs, self.count, self.dtype, in_place, zeros)
         send, recv = buffers.inputs[comm.rank], buffers.outputs[comm.rank]
         if send is None and recv is None:  # looks on, and passes a buffer for its size and type alone
-            recv = zeros(self.count, row.storage)
+            recv = zeros(self.count, element_type(self.dtype).storage)
         given = None if send is None or in_place else send.copy()
         result = comm._call(
             (self.collective.name, self.op, self.collective.root or self.collective.src or 0, self.collective.dst or 0),

@@ -287,7 +287,7 @@ def _one_as_defined(comm: Communicator, call: CollectiveCall, rank: int, size: i
     expected = oracle(collective, inputs, call.op, scales)
     scale = None if scales is None else scales[rank]
     for in_place in (False, True)[: 1 if call.collective == "alltoall" else 2]:
-        buffers, _ = filled(collective, inputs, call.elements, call.dtype, in_place)
+        buffers = filled(collective, inputs, call.elements, call.dtype, in_place)
         send, recv = buffers.inputs[rank], buffers.outputs[rank]
         addresses = [None if each is None else each.ctypes.data for each in (send, recv)]
         comm.group.run(call, *addresses, scale)

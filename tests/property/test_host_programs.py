@@ -143,7 +143,7 @@ def prepared(random: Random, ranks: int, seed: int) -> tuple[HostPlan, int, int,
     program, _ = random_program(random, random_collective(random, ranks))
     plan, count = HostPlan(program), random.choice([1, 60, 300])
     inputs = make_inputs(program.collective, count, "int32", seed)
-    buffers, _ = filled(program.collective, inputs, count, "int32", random.choice(places(program)))
+    buffers = filled(program.collective, inputs, count, "int32", random.choice(places(program)))
     return plan, count, random.choice([16, 64, 400]), buffers, oracle(program.collective, inputs)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.bench.perform import Bytes, private_memory, typed
-from blinkccl.bench.protocol import Command, Flag
+from blinkccl.bench.protocol import Command, Flag, Kind
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host import NativeOp
@@ -47,16 +47,16 @@ class OwnLibrary:
         #: Kept between blocks, as a group keeps its own: what variants it found the fastest it goes on with.
         self._ops: dict[tuple[tuple[Way, ...], CollectiveCall], NativeOp] = {}
 
-    def use(self, program: str, chunk_bytes: int) -> None:
+    def prepare(self, kind: Kind, number: int, text: str) -> None:
         """As :class:`blinkccl.bench.perform.Library` says."""
-        self._told, self._rows = (_laid_out(program), chunk_bytes) if program else None, ()
+        if kind is Kind.RECORD:
+            self._record(number, text)
+        elif kind is Kind.CHOICE:
+            self._told, self._rows = None, msgspec.json.decode(text, type=tuple[Way, ...])
+        else:
+            self._told, self._rows = (_laid_out(text), number) if text else None, ()
 
-    def use_rows(self, rows: str) -> None:
-        """As :class:`blinkccl.bench.perform.Library` says."""
-        self._told, self._rows = None, msgspec.json.decode(rows, type=tuple[Way, ...])
-
-    def record(self, events: int, directory: str) -> None:
-        """As :class:`blinkccl.bench.perform.Library` says."""
+    def _record(self, events: int, directory: str) -> None:
         group = self.communicator.group
         if not isinstance(group, HostGroup):
             raise UnsupportedError("recorders are in the engine between ranks of one host")
@@ -149,6 +149,7 @@ def _laid_out(program: str) -> HostPlan:
 
 _TYPES = {"int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+_REFUSALS = {Kind.PROGRAM: "runs no Program", Kind.CHOICE: "reads no table", Kind.RECORD: "has no recorder"}
 _REDUCING = {"reduce", "allreduce", "reduce_scatter"}
 _WAIT = timedelta(seconds=120)
 
@@ -175,17 +176,9 @@ class GlooLibrary:
         """Leave the group."""
         self._dist.destroy_process_group()
 
-    def use(self, program: str, chunk_bytes: int) -> None:
-        """Refuses: Gloo has its own."""
-        raise UnsupportedError("gloo runs no Program")
-
-    def record(self, events: int, directory: str) -> None:
-        """Refuses: Gloo has none."""
-        raise UnsupportedError("gloo has no recorder")
-
-    def use_rows(self, rows: str) -> None:
-        """Refuses: Gloo has its own."""
-        raise UnsupportedError("gloo reads no table")
+    def prepare(self, kind: Kind, number: int, text: str) -> None:
+        """Refuses: Gloo has its own ways."""
+        raise UnsupportedError(f"gloo {_REFUSALS[kind]}")
 
     def allocate(self, size: int, shared: bool) -> Bytes:
         """Private memory."""

@@ -35,16 +35,8 @@ class Library(Protocol):
         """
         ...
 
-    def use(self, program: str, chunk_bytes: int) -> None:
-        """Run this Program (JSON) from now on, with messages of so many bytes; "": what the library chooses."""
-        ...
-
-    def record(self, events: int, directory: str) -> None:
-        """Record the last ``events`` events from now on; 0: stop, and leave what there is in ``directory``."""
-        ...
-
-    def use_rows(self, rows: str) -> None:
-        """Run what these rows of a host's table (JSON) say from now on."""
+    def prepare(self, kind: Kind, number: int, text: str) -> None:
+        """What a command of another kind than RUN and QUIT says (:mod:`blinkccl.bench.protocol`); UnsupportedError."""
         ...
 
 
@@ -67,16 +59,10 @@ class Performer:
         """Fills the input with ``pattern``, runs, times and checks; a refusal or a failure is a reply too."""
         signal.alarm(command.deadline_s)
         try:
-            if command.kind is Kind.PROGRAM:
-                self._library.use(pattern.decode(), command.count)
-                return Reply(ReplyStatus.OK)
-            if command.kind is Kind.CHOICE:
-                self._library.use_rows(pattern.decode())
-                return Reply(ReplyStatus.OK)
-            if command.kind is Kind.RECORD:
-                self._library.record(command.count, pattern.decode())
-                return Reply(ReplyStatus.OK)
-            return self._perform(command, pattern, expected)
+            if command.kind is Kind.RUN:
+                return self._perform(command, pattern, expected)
+            self._library.prepare(command.kind, command.count, pattern.decode())
+            return Reply(ReplyStatus.OK)
         except UnsupportedError as error:
             return Reply(ReplyStatus.UNSUPPORTED, text=str(error))
         except (BlinkError, RuntimeError, OSError, ValueError) as error:

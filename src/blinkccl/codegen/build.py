@@ -25,6 +25,9 @@ MAX_BYTES = 256 << 20
 #: A longer file is none of ours.
 MAX_FILE_BYTES = 64 << 20
 COMPILE_DEADLINE_S = 120.0
+_SUFFIXES = (".so", ".cubin", ".fatbin", ".peer")
+#: For its owner alone; some of it is programs.
+_MODE = 0o700
 
 _log = logging.getLogger(__name__)
 
@@ -58,13 +61,13 @@ def build(text: str, compiler: Compiler, deadline_s: float = COMPILE_DEADLINE_S)
         return found
     content = compiler.compile(text, deadline_s)
     try:
-        write_at_once(directory / name, content)
+        write_at_once(directory / name, content, _MODE)
     except OSError as error:
         _note(str(directory), str(error))
         directory = _temporary()
-        write_at_once(directory / name, content)
+        write_at_once(directory / name, content, _MODE)
     else:
-        throw_out(directory, MAX_BYTES, lambda path: path.suffix in (".so", ".cubin", ".fatbin"))
+        throw_out(directory, MAX_BYTES, lambda path: path.suffix in _SUFFIXES)
     return directory / name
 
 

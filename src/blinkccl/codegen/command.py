@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -93,6 +94,20 @@ def run(arguments: Sequence[str], deadline_s: float, given: str | None = None) -
                 ) from None
             raise
     return child.returncode, log
+
+
+def output_of(line: Sequence[str], deadline_s: float, what: str, advice: str = "") -> bytes:
+    """What a compiler of ``what`` prints; an UnsupportedError says why it does not, and ``advice``."""
+    try:
+        done = subprocess.run(line, capture_output=True, timeout=deadline_s, check=False)
+    except OSError as error:
+        raise UnsupportedError(f"{line[0]} cannot be started for {what}: {error.strerror or error}") from None
+    except subprocess.TimeoutExpired:
+        raise UnsupportedError(f"{line[0]} took more than {deadline_s:.0f} s for {what}") from None
+    if done.returncode != 0:
+        said = "\n  ".join(done.stderr.decode(errors="replace").strip().splitlines()[:6])
+        raise UnsupportedError(f"{what} does not compile: {shlex.join(line)}\n  {said}{advice}")
+    return done.stdout
 
 
 @lru_cache(maxsize=32)

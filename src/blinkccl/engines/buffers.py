@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.ops import DType, Operation, Scale, element_type, fold
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DType, Operation, Scale, element_type, fold, operation, scalars
 from blinkccl.collectives.oracle import check_inputs
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, UnsupportedError, UsageError
@@ -73,8 +74,8 @@ def filled(
     dtype: str,
     in_place: bool,
     zeros: Zeros = np.zeros,
-) -> tuple[RankBuffers, DType]:
-    """Buffers made by ``zeros`` that hold a copy of ``inputs``, and the row of their element type.
+) -> RankBuffers:
+    """Buffers made by ``zeros`` that hold a copy of ``inputs``.
 
     A UsageError if an input does not fit the collective, ``count`` or ``dtype``; AllToAll in place is an
     UnsupportedError.
@@ -87,7 +88,24 @@ def filled(
     for target, source in zip(buffers.inputs, inputs, strict=True):
         if target is not None and source is not None:
             target[...] = source
-    return buffers, row
+    return buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """A call's element type and operation; ``factors``: of a reduction, the scalars of all ranks, if it has some."""
+
+    dtype: DType
+    chosen: Operation
+    factors: tuple[Scale, ...] | None
+
+    @classmethod
+    def of(cls, collective: Collective, call: CollectiveCall, scales: Sequence[float] | None) -> Arithmetic:
+        """Refuses, before anything runs, what the type does not have and scales that do not fit."""
+        dtype, chosen = element_type(call.dtype), operation(call.op)
+        dtype.combine(chosen)
+        factors = scalars(chosen, dtype, scales, collective.world_size)
+        return cls(dtype, chosen, factors if collective.reduces else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +119,8 @@ class RoleViews:
     scale: Scale
 
 
-def role_views(
-    bound: Bound, buffers: RankBuffers, role: Role, chosen: Operation, factors: tuple[Scale, ...] | None
-) -> RoleViews:
-    """The memory that ``role``, checked by :func:`check_roles`, reads and writes; ``factors``: all ranks' scalars."""
+def role_views(bound: Bound, buffers: RankBuffers, role: Role, values: Arithmetic) -> RoleViews:
+    """The memory that ``role``, checked by :func:`check_roles`, reads and writes."""
     extent = bound.extents[role.slice]
     views: list[Array | None] = []
     for used, at, memories in (
@@ -113,15 +129,12 @@ def role_views(
     ):
         memory = memories[role.rank] if used else None  # a relay has none
         views.append(memory[at : at + extent.length] if memory is not None and at is not None else None)
-    divisor = bound.contributions(role.slice) if role.completes and chosen.averages else 1
-    scaled = factors is not None and role.contributes and bound.program.collective.reduces
-    scale = factors[role.rank] if factors is not None and scaled else None
+    divisor = bound.contributions(role.slice) if role.completes and values.chosen.averages else 1
+    scale = values.factors[role.rank] if values.factors is not None and role.contributes else None
     return RoleViews(views[0], views[1], extent.chunks, divisor, scale)
 
 
-def execute(
-    role: Role, memory: RoleViews, span: slice, messages: Sequence[Array], dtype: DType, chosen: Operation
-) -> Array:
+def execute(role: Role, memory: RoleViews, span: slice, messages: Sequence[Array], values: Arithmetic) -> Array:
     """The value of one execution, as :mod:`blinkccl.schedule.program` says; it is kept where the role keeps it."""
     operands = list(messages)
     factors: list[Scale] = [None] * len(operands)
@@ -129,7 +142,7 @@ def execute(
         # A copy: where it is sent as it is, a later execution may overwrite its memory in place.
         operands.insert(role.own_operand_index, memory.source[span].copy())
         factors.insert(role.own_operand_index, memory.scale)
-    value = fold(dtype, chosen, operands, factors, memory.divisor)
+    value = fold(values.dtype, values.chosen, operands, factors, memory.divisor)
     if memory.target is not None:
         memory.target[span] = value
     return value

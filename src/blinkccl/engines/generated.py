@@ -23,8 +23,8 @@ from blinkccl.codegen.host_compiler import host_compiler
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
-from blinkccl.engines.buffers import check_roles, filled
+from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES
+from blinkccl.engines.buffers import Arithmetic, check_roles, filled
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.native import open_library
 from blinkccl.native.headers import Functions, header
@@ -200,17 +200,15 @@ class Session:
             raise UsageError(f"chunk_bytes: a message of {protocol} carries at most {capacity} bytes, got {chunk}")
         if deadline_s <= 0:
             raise UsageError(f"deadline_s must be positive, got {deadline_s}")
-        buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
-        chosen = operation(call.op)
-        row.combine(chosen)  # refuses what the type has not
-        factors = scalars(chosen, row, scales, program.collective.world_size)
+        buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+        values = Arithmetic.of(program.collective, call, scales)
         n = len(program.ranks)
         abort, status, calls = c.c_uint32(0), (LaunchStatus * n)(), (LaunchCall * n)()
         for rank, told in enumerate(calls):
             told.input, told.output = _address(buffers.inputs[rank]), _address(buffers.outputs[rank])
             told.abort, told.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
             told.timeout_ns = int(deadline_s * 1e9)
-            self._describe(told, rank, row, chosen, factors if program.collective.reduces else None)
+            self._describe(told, rank, values)
             told.parts = self._parts[program]
             told.count, told.chunk_bytes, told.piece_bytes = call.elements, chunk, piece_bytes
         entry = _entry(self._names[program], protocol)
@@ -220,17 +218,16 @@ class Session:
             raise DeadlineError(self._story(late[0], status[late[0]], deadline_s))
         return list(buffers.outputs)
 
-    def _describe(
-        self, call: LaunchCall, rank: int, dtype: DType, chosen: Operation, factors: tuple[Scale, ...] | None
-    ) -> None:
+    def _describe(self, call: LaunchCall, rank: int, values: Arithmetic) -> None:
         """Fills in what does not depend on sizes and buffers."""
         geometry = self._geometry
         call.connections = c.addressof(self._tables[rank])
         call.slot_bytes, call.line_bytes = geometry.slot_bytes, geometry.line_bytes
         call.slots, call.rank = geometry.slots, rank
-        call.dtype, call.op, call.average = DTYPE_CODES[dtype.name], OP_CODES[chosen.base], chosen.averages
-        if factors is not None:
-            bits = np.asarray(factors[rank], dtype.accumulator).tobytes()
+        chosen = values.chosen
+        call.dtype, call.op, call.average = DTYPE_CODES[values.dtype.name], OP_CODES[chosen.base], chosen.averages
+        if values.factors is not None:
+            bits = np.asarray(values.factors[rank], values.dtype.accumulator).tobytes()
             call.scale_kind, call.scale = _HEADER.constants["kScaleGiven"], int.from_bytes(bits, sys.byteorder)
 
     def _story(self, rank: int, status: LaunchStatus, deadline_s: float) -> str:

@@ -26,16 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import (
-    DTYPE_CODES,
-    Scale,
-    element_type,
-    operation,
-    scalars,
-)
+from blinkccl.collectives.ops import DTYPE_CODES, Scale, element_type, operation
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import native_library as native
-from blinkccl.engines.buffers import RankBuffers, Zeros, filled
+from blinkccl.engines.buffers import Arithmetic, RankBuffers, Zeros, filled
 from blinkccl.engines.host_plan import STAGES, Area, HostPlan
 from blinkccl.errors import (
     BlinkError,
@@ -445,18 +439,16 @@ def run(
     The same bits as the reference engine. Cost: mapping a segment and a thread per rank, besides the run.
     """
     ways = options or HostOptions()
-    row, chosen = element_type(call.dtype), operation(call.op)
-    row.combine(chosen)
-    factors = scalars(chosen, row, scales, len(program.ranks)) if program.collective.reduces else None
+    values = Arithmetic.of(program.collective, call, scales)
     plan = HostPlan(program)
-    block_bytes = call.elements * row.itemsize
+    block_bytes = call.elements * values.dtype.itemsize
     heap = mmap.mmap(-1, _heap_bytes(program.collective, block_bytes)) if ways.shared else None
     zeros = np.zeros if heap is None else _in_heap(heap)
-    buffers, _ = filled(program.collective, inputs, call.elements, call.dtype, in_place, zeros)
+    buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place, zeros)
     with local_endpoints(len(program.ranks), plan.area, heap) as endpoints:
         ops = [NativeOp(endpoint, plan, call, chunk_bytes, ways.cross_memory) for endpoint in endpoints]
         try:
-            _go(ops, buffers, int(deadline_s * 1e6), factors)
+            _go(ops, buffers, int(deadline_s * 1e6), values.factors)
             if ways.stats is not None:
                 ways.stats.extend([endpoint.stats() for endpoint in endpoints])
         finally:

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DType, Operation, Scale, operation, scalars
-from blinkccl.engines.buffers import RankBuffers, RoleViews, check_roles, execute, filled, role_views
+from blinkccl.engines.buffers import Arithmetic, RankBuffers, RoleViews, check_roles, execute, filled, role_views
 from blinkccl.errors import DeadlineError, ScheduleError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
@@ -60,13 +59,12 @@ def run(
     -----
     Cost: a few microseconds per role and chunk, plus the copies.
     """
-    chosen, deadline = operation(call.op), time.monotonic() + deadline_s
-    buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
-    row.combine(chosen)  # refuses, before anything runs, what this type does not have
-    factors = scalars(chosen, row, scales, program.collective.world_size)
-    bound = bind(program, call.elements, row.itemsize, chunk_bytes)
+    deadline = time.monotonic() + deadline_s
+    buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+    values = Arithmetic.of(program.collective, call, scales)
+    bound = bind(program, call.elements, values.dtype.itemsize, chunk_bytes)
     check_roles(program, relays=True, switches=True)
-    machine = _Machine(bound, buffers, row, chosen, factors, split=order != "program")
+    machine = _Machine(bound, buffers, values, split=order != "program")
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
         machine.go(order, deadline)
     return list(buffers.outputs)
@@ -99,18 +97,9 @@ _Wait = tuple[_Queue, _Step, int] | None
 class _Machine:
     """All ranks of a bound program, ready to run."""
 
-    def __init__(
-        self,
-        bound: Bound,
-        buffers: RankBuffers,
-        dtype: DType,
-        chosen: Operation,
-        factors: tuple[Scale, ...] | None,
-        split: bool,
-    ) -> None:
+    def __init__(self, bound: Bound, buffers: RankBuffers, values: Arithmetic, split: bool) -> None:
         self.bound = bound
-        self.dtype = dtype
-        self.chosen = chosen
+        self.values = values
         program = bound.program
         slots = [1] * len(program.queues)
         for role in program.roles:
@@ -121,7 +110,7 @@ class _Machine:
         for role in program.roles:
             step = _Step(
                 role,
-                role_views(bound, buffers, role, chosen, factors),
+                role_views(bound, buffers, role, values),
                 tuple(self.queues[q] for q in role.receives),
                 tuple(self.queues[q] for q in role.sends),
             )
@@ -174,7 +163,7 @@ class _Machine:
                 if queue.waiting:
                     ready.extend(queue.waiting)
                     queue.waiting.clear()
-            value = execute(step.role, step.memory, span, messages, self.dtype, self.chosen)
+            value = execute(step.role, step.memory, span, messages, self.values)
             for queue in step.sends:
                 while len(queue.messages) >= queue.slots:
                     yield queue, step, chunk

@@ -40,10 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DType, Operation, Scale, operation, scalars
-from blinkccl.engines.buffers import RankBuffers, check_roles, execute, filled, role_views
-from blinkccl.engines.connections import Connections, listen, prepare
-from blinkccl.engines.sites import Leg, Sites
+from blinkccl.engines.buffers import Arithmetic, RankBuffers, check_roles, execute, filled, role_views
+from blinkccl.engines.sites import Connections, Leg, Sites, listen, prepare
 from blinkccl.errors import CommunicationError, PeerLostError, StalledError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
@@ -194,20 +192,14 @@ class Work:
     """A call, sized: what all sites of it share."""
 
     bound: Bound
-    row: DType
-    chosen: Operation
-    factors: tuple[Scale, ...] | None
+    values: Arithmetic
 
     @classmethod
-    def of(
-        cls, program: Program, call: CollectiveCall, row: DType, scales: Sequence[float] | None, chunk_bytes: int
-    ) -> Work:
+    def of(cls, program: Program, call: CollectiveCall, scales: Sequence[float] | None, chunk_bytes: int) -> Work:
         """Refuses programs, types and operations that do not fit, before anything is sent."""
-        chosen = operation(call.op)
-        row.combine(chosen)
-        factors = scalars(chosen, row, scales, program.collective.world_size)
+        values = Arithmetic.of(program.collective, call, scales)
         check_roles(program, relays=True)
-        return cls(bind(program, call.elements, row.itemsize, chunk_bytes, even_chunks=True), row, chosen, factors)
+        return cls(bind(program, call.elements, values.dtype.itemsize, chunk_bytes, even_chunks=True), values)
 
 
 class _Pace:
@@ -270,7 +262,7 @@ class Site:
         self, work: Work, buffers: RankBuffers, roles: Sequence[Role], pace: _Pace, channel: int
     ) -> Iterator[_End | _Pace]:
         """The roles of one channel here: receive, combine, keep, send, as :mod:`blinkccl.schedule.program` says."""
-        views = [role_views(work.bound, buffers, role, work.chosen, work.factors) for role in roles]
+        views = [role_views(work.bound, buffers, role, work.values) for role in roles]
         for place, chunk, span in work.bound.executions(roles):
             role, messages = roles[place], []
             pace.reach(channel, role.offset + chunk)
@@ -279,10 +271,10 @@ class Site:
             for queue in role.receives:
                 inlet = self.inlets[queue]
                 inlet.what = role, chunk
-                while (message := inlet.take(span.stop - span.start, work.row.storage)) is None:
+                while (message := inlet.take(span.stop - span.start, work.values.dtype.storage)) is None:
                     yield inlet
                 messages.append(message)
-            value = execute(role, views[place], span, messages, work.row, work.chosen)
+            value = execute(role, views[place], span, messages, work.values)
             for queue in role.sends:
                 yield from _put(self.outlets[queue], value, role, chunk)
         pace.reach(channel, inf)
@@ -293,7 +285,7 @@ class Site:
         inlet, outlet = self.inlets[queue], self.outlets[queue]
         for place, chunk, span in work.bound.executions(senders):
             inlet.what = senders[place], chunk
-            while (message := inlet.take(span.stop - span.start, work.row.storage)) is None:
+            while (message := inlet.take(span.stop - span.start, work.values.dtype.storage)) is None:
                 yield inlet
             yield from _put(outlet, message, senders[place], chunk)
 
@@ -412,8 +404,8 @@ def run(
     deadline_s: float = 60.0,
 ) -> list[Array | None]:
     """Runs a collective once, all sites in this thread; see :class:`blinkccl.engines.registry.RunProgram`."""
-    buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
-    work = Work.of(program, call, row, scales, chunk_bytes)
+    buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+    work = Work.of(program, call, scales, chunk_bytes)
     sites = Sites(program)
     with ExitStack() as stack:
         connections = _on_loopback(sites, stack)

@@ -24,8 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DType, Operation, element_type, operation, scalars
-from blinkccl.engines.buffers import RankBuffers, RoleViews, check_overlap, check_roles, execute, filled, role_views
+from blinkccl.collectives.ops import element_type
+from blinkccl.engines.buffers import (
+    Arithmetic,
+    RankBuffers,
+    RoleViews,
+    check_overlap,
+    check_roles,
+    execute,
+    filled,
+    role_views,
+)
 from blinkccl.errors import (
     CommunicationError,
     DeadlineError,
@@ -111,19 +120,17 @@ class TorchP2P:
         """As :meth:`run`, on arrays; only this rank's are used."""
         if self._failed is not None:
             raise CommunicationError(f"this execution failed before ({self._failed}); make a new process group")
-        row, chosen = element_type(call.dtype), operation(call.op)
-        row.combine(chosen)  # refuses what the type does not have
-        factors = scalars(chosen, row, scales, len(self._program.ranks)) if self._program.collective.reduces else None
-        bound = bind(self._program, call.elements, row.itemsize, chunk_bytes)
+        values = Arithmetic.of(self._program.collective, call, scales)
+        bound = bind(self._program, call.elements, values.dtype.itemsize, chunk_bytes)
         self._calls += 1
         told = f"{self._hash} {self._calls} {call.elements} {call.dtype} {call.op} {chunk_bytes}"
         queues = max(1, len(self._program.queues))
         first_tag = 1 + zlib.crc32(told.encode()) % max(1, _TAGS // queues) * queues  # 0 is other users' of the group
         deadline = time.monotonic() + deadline_s
         try:
-            actor = _RankActor(self._group, bound, row, chosen, first_tag, deadline)
+            actor = _RankActor(self._group, bound, values, first_tag, deadline)
             with np.errstate(all="ignore"):  # an overflow to inf is a result
-                actor.go([role_views(bound, buffers, role, chosen, factors) for role in actor.roles])
+                actor.go([role_views(bound, buffers, role, values) for role in actor.roles])
         except BaseException as error:
             self._failed = f"{type(error).__name__}: {error}"
             raise
@@ -148,10 +155,8 @@ class TorchP2P:
 class _RankActor:
     """One rank in one call: its roles, and the messages that are under way to and from it."""
 
-    def __init__(
-        self, group: Any, bound: Bound, row: DType, chosen: Operation, first_tag: int, deadline: float
-    ) -> None:
-        self._group, self._rank, self._bound, self._row, self._chosen = group, group.rank(), bound, row, chosen
+    def __init__(self, group: Any, bound: Bound, values: Arithmetic, first_tag: int, deadline: float) -> None:
+        self._group, self._rank, self._bound, self._values = group, group.rank(), bound, values
         self._first_tag, self._deadline = first_tag, deadline
         program = bound.program
         self.roles = [role for role in program.roles if role.rank == self._rank and bound.extents[role.slice].chunks]
@@ -180,7 +185,7 @@ class _RankActor:
     def _execute(self, role: Role, view: RoleViews, chunk: int, span: slice) -> None:
         """One execution: receive, combine, keep, send, as :mod:`blinkccl.schedule.program` says."""
         messages = [self._received(queue, role, chunk) for queue in role.receives]
-        value = execute(role, view, span, messages, self._row, self._chosen)
+        value = execute(role, view, span, messages, self._values)
         for queue in role.sends:
             if len(self._leaving.setdefault(queue, deque())) >= self._slots[queue]:
                 self._sent(queue)
@@ -199,7 +204,7 @@ class _RankActor:
 
     def _post(self, queue: int) -> None:
         if self._expected[queue]:
-            message = np.empty(self._expected[queue].popleft(), self._row.storage)
+            message = np.empty(self._expected[queue].popleft(), self._values.dtype.storage)
             peer = self._bound.program.queues[queue].src
             receive = partial(self._group.recv, [_as_tensor(message)], peer, self._first_tag + queue)
             self._arriving[queue].append((self._try(receive, f"a message from rank {peer}", peer), message))
@@ -276,7 +281,7 @@ def run(
     deadline_s: float = 60.0,
 ) -> list[Array | None]:
     """Runs a collective once over gloo, a thread per rank; see :class:`blinkccl.engines.registry.RunProgram`."""
-    buffers, _ = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+    buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     size = len(program.ranks)
     with _one_at_a_time, ThreadPoolExecutor(size, "blink-torch-p2p") as pool:
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blinkccl.codegen.stores import require_direct_stores
+from blinkccl.codegen.channels import require_direct_stores
 from blinkccl.codegen.text import Kernel, cuda_text
 from blinkccl.formats.registry import Choices, File
 from blinkccl.schedule.program import Program

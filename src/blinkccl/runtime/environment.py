@@ -3,25 +3,30 @@
 The first launcher in the table below whose variables are set decides: of "blink" and "torchrun" the rank's or the
 size's, of Slurm also those of a step.
 
-`mpich` stands for Intel MPI too. A job's own BLINK_STORE goes before everything else. Without it, torchrun's
-variables name a store; the ranks that an MPI launcher or srun started on one host meet in a directory named
-after the launcher's process (`job_directory`). Those that mpirun started on several hosts ask MPI, and ranks of srun
-on several hosts meet at the step's first node, at a port made from the job's number. Otherwise there is no store, and
-:func:`store_of` says what to do.
+`mpich` stands for Intel MPI too. A job's own BLINK_STORE goes before everything else. Without it, torchrun's variables
+name a store; the ranks that an MPI launcher or srun started on one host meet in a directory named after the launcher's
+process (:func:`job_directory`). Those that mpirun started on several hosts ask MPI, and ranks of srun on several hosts
+meet at the step's first node, at a port made from the job's number. Otherwise there is no store, and :func:`store_of`
+says what to do.
 
 PMIx tells a process its rank but not how many there are, so it cannot be a row of this table.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
 from blinkccl.errors import LaunchError
-from blinkccl.runtime.job_directory import base_directory, job_directory
-from blinkccl.runtime.process import nearest_without
+from blinkccl.private_files import private_directory
+from blinkccl.runtime.process import has_ended, mark, nearest_without
 
+_JOB = re.compile(r"job-[0-9]+-[0-9]+-[0-9]+-[0-9a-f]{16}")
 #: What finds a launcher's (process number, start time) by a variable that it sets; None: it cannot be found.
 FindLauncher = Callable[[str], tuple[int, int] | None]
 
@@ -201,3 +206,47 @@ def first_host(nodelist: str) -> str | None:
     """The first host of Slurm's compressed list: ``gpu[03-05,9],x`` begins with gpu03. None: it is no such list."""
     match = re.match(r"([\w.-]+)(?:\[([0-9]+)[0-9,-]*\]([\w.-]*))?(?:,|$)", nodelist)
     return match[1] + (match[2] or "") + (match[3] or "") if match else None
+
+
+def base_directory(environ: Mapping[str, str]) -> Path:
+    """Where this user's jobs meet: in XDG_RUNTIME_DIR if that is this user's directory, else in /tmp."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    # Slurm hands on the variable of the host that one logged in to; here that directory may be absent.
+    if runtime.startswith("/") and _is_ours(runtime):
+        return Path(runtime, "blink")
+    return Path("/tmp", f"blink-{os.geteuid()}")
+
+
+def job_directory(base: Path, launcher: tuple[int, int], names: Iterable[str]) -> Path:
+    """The directory of the job that process ``launcher`` (number, start time) started and calls ``names``.
+
+    All ranks that one launcher started come to the same name, and nobody else does: a process number with its start
+    time belongs to one process only, within one boot and one namespace of process numbers. The directory stays
+    behind when its job ends; the next job's rank 0 sweeps it away once its launcher is gone.
+    """
+    digest = sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()[:16]
+    return base / f"job-{mark(*launcher)}-{digest}"
+
+
+def prepare(path: Path, environ: Mapping[str, str], rank: int) -> None:
+    """Where ``path`` is a job's directory, sees to it that its parent is this user's alone; rank 0 sweeps there."""
+    base = base_directory(environ)
+    if path.parent != base or not _JOB.fullmatch(path.name):
+        return
+    private_directory(base)
+    if rank == 0:
+        _sweep(base)
+
+
+def _sweep(base: Path) -> None:
+    """Removes directories of jobs whose launcher has ended."""
+    for path in sorted(base.iterdir()):
+        if _JOB.fullmatch(path.name) and has_ended(path.name.removeprefix("job-")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        return os.stat(path).st_uid == os.geteuid()
+    except OSError:
+        return False

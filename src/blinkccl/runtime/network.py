@@ -19,12 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, UnsupportedError
+from blinkccl.errors import CommunicationError, DeadlineError, UnsupportedError
 from blinkccl.runtime.bootstrap import own_address_towards
 from blinkccl.runtime.hierarchy import Hosts, partners
 from blinkccl.runtime.monitor import check_paths
 from blinkccl.runtime.store import Store, TorchStore, own_addresses
 from blinkccl.runtime.tcp_network import connect
+from blinkccl.runtime.timeouts import positive_number
 
 _NAME = "BLINK_NETWORK"
 #: Before the name of the library for messages, where collectives go over connections of our own.
@@ -389,14 +390,7 @@ def interface_bytes_per_s(host: str) -> float:
 
     LaunchError if the variable is no positive number.
     """
-    text = os.environ.get(_RATE, "")
-    if text:
-        try:
-            gbits = float(text)
-        except ValueError:
-            gbits = 0.0
-        if not 0 < gbits < float("inf"):
-            raise LaunchError(f"{_RATE}={text!r}: expected a positive number of gigabits per second")
+    if (gbits := positive_number(_RATE, "gigabits per second")) is not None:
         return gbits * 1e9 / 8
     own = own_address_towards(host)
     name = next((name for name, address in own_addresses().items() if address == own), "")

@@ -46,7 +46,7 @@ from blinkccl.errors import (
     UnsupportedError,
 )
 from blinkccl.private_files import private_directory, write_at_once
-from blinkccl.runtime.job_directory import prepare
+from blinkccl.runtime.environment import prepare
 from blinkccl.runtime.peer_info import package_version
 
 #: Limits that no honest rank comes near, and that keep a stranger's garbage small.

@@ -13,15 +13,20 @@ _VARIABLE = "BLINK_TIMEOUT"
 
 def default_timeout_s() -> float:
     """Seconds, from the environment, or 300; LaunchError if the environment's value is no positive number."""
-    text = os.environ.get(_VARIABLE, "")
+    return positive_number(_VARIABLE, "seconds") or DEFAULT_TIMEOUT_S
+
+
+def positive_number(variable: str, unit: str) -> float | None:
+    """What this variable of the environment says; None: it is not set; LaunchError if it says something else."""
+    text = os.environ.get(variable, "")
     if not text:
-        return DEFAULT_TIMEOUT_S
+        return None
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise LaunchError(f"{_VARIABLE}={text!r}: expected a positive number of seconds")
+        raise LaunchError(f"{variable}={text!r}: expected a positive number of {unit}")
     return value
 
 

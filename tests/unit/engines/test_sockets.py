@@ -16,13 +16,11 @@ from math import inf
 import pytest
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.oracle import make_inputs
 from blinkccl.engines import sockets
 from blinkccl.engines.buffers import RankBuffers, filled
-from blinkccl.engines.connections import Connections, connect, listen
 from blinkccl.engines.registry import ENGINES
-from blinkccl.engines.sites import Leg, Sites
+from blinkccl.engines.sites import Connections, Leg, Sites, connect, listen
 from blinkccl.engines.sockets import Site
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, StalledError
 from blinkccl.schedule.lower import lower
@@ -46,8 +44,8 @@ def relayed() -> Program:
 
 def work_for(program: Program, count: int = 4000, chunk_bytes: int = 256) -> tuple[sockets.Work, RankBuffers]:
     call = CollectiveCall.of(program.collective, "int32", count)
-    buffers, row = filled(program.collective, make_inputs(program.collective, count, "int32"), count, "int32", False)
-    return sockets.Work.of(program, call, row, None, chunk_bytes), buffers
+    buffers = filled(program.collective, make_inputs(program.collective, count, "int32"), count, "int32", False)
+    return sockets.Work.of(program, call, None, chunk_bytes), buffers
 
 
 def test_sites_are_ranks_relays_and_homes_and_legs_lie_between() -> None:
@@ -212,7 +210,7 @@ def test_a_type_without_the_operation_is_refused_before_anything_is_sent() -> No
     program = program_for("ring:5", "allreduce")
     call = CollectiveCall.of(program.collective, "float32", 10, "bor")
     with pytest.raises(Exception, match="bor is not defined for float32"):
-        sockets.Work.of(program, call, element_type("float32"), None, 64)
+        sockets.Work.of(program, call, None, 64)
 
 
 def test_no_connection_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blinkccl.apps.lab.diagnosis import sentence, stalled, stalled_links
+from blinkccl.apps.lab.laboratory import sentence, stalled, stalled_links
 from blinkccl.engines.sites import Sites
 from blinkccl.engines.sockets import Stall
 from blinkccl.schedule.lower import lower

@@ -103,7 +103,7 @@ def differs(bundle: int, ends: list[Endpoint], call: CollectiveCall, crosses: bo
     world = len(ends)
     coll = call.among(world)
     inputs = make_inputs(coll, call.elements, call.dtype, op=call.op)
-    buffers, _ = filled(coll, inputs, call.elements, call.dtype, False)
+    buffers = filled(coll, inputs, call.elements, call.dtype, False)
 
     def run(rank: int) -> None:
         at = [None if side[rank] is None else side[rank].ctypes.data for side in (buffers.inputs, buffers.outputs)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.errors import CommunicationError, LaunchError, PeerLostError, PlanMismatchError
-from blinkccl.runtime.job_directory import job_directory
+from blinkccl.runtime.environment import job_directory
 from blinkccl.runtime.process import start_time
 from blinkccl.runtime.store import (
     MAGIC,

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from blinkccl.apps.lab.diagnosis import sentence
 from blinkccl.apps.lab.layout import Layout
 from blinkccl.apps.lab.namespaces import Namespaces, shape
 from blinkccl.apps.lab.openmpi import launch
@@ -29,6 +29,7 @@ from blinkccl.bench.candidate import RunningCandidate
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.pattern import commands
 from blinkccl.engines.sites import Sites
+from blinkccl.engines.sockets import Stall
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, StalledError, UsageError
 from blinkccl.schedule.program import Program
 
@@ -287,6 +288,40 @@ def _cause(errors: Sequence[Exception]) -> Exception:
     if link:
         return StalledError(link, stalls)
     return errors[0]
+
+
+def stalled(stalls: Iterable[Stall]) -> list[Stall]:
+    """What senders could not deliver to those who wait for it; all other waits follow from these.
+
+    Of a link that is only slow, those behind it are kept from time to time with a few bytes: where some hold back more
+    than twice as much, they are the cause.
+    """
+    waited, held = set(), []
+    for stall in stalls:
+        if stall.undelivered:
+            held.append(stall)
+        else:
+            waited.add(stall.leg)
+    found = [stall for stall in held if stall.leg in waited]
+    most = max((stall.undelivered for stall in found), default=0)
+    return [stall for stall in found if 2 * stall.undelivered >= most]
+
+
+def stalled_links(stalls: Iterable[Stall]) -> list[tuple[int, int]]:
+    """The links that lie on all legs of these, or where none does, on any of them; in the direction of the data."""
+    links = [dict.fromkeys(pairwise(stall.leg.path)) for stall in stalls]
+    shared = list(dict.fromkeys(link for found in links for link in found))
+    common = [link for link in shared if all(link in found for found in links)]
+    return common or shared
+
+
+def sentence(stalls: Iterable[Stall]) -> str:
+    """What a person should look at; "" where the waits do not tell."""
+    found = stalled(stalls)
+    if not found:
+        return ""
+    named = " or ".join(f"{a} → {b}" for a, b in stalled_links(found))
+    return f"nothing, or too little, comes over link {named}: {found[0].words}"
 
 
 def _names(sites: Sites | None, vertices: Iterable[int]) -> str:

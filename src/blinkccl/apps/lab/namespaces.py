@@ -12,13 +12,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from blinkccl.apps.lab.layout import HOST_DEVICE, Layout, Port, Route
 from blinkccl.errors import UnsupportedError
 
 _CLONE_NEWNET = 0x40000000
+_OWN = "/proc/thread-self/ns/net"
 _TOOLS = ("ip", "tc")
 #: Bytes of a bucket and of queues. A bucket must hold a packet with its headers, and is credit: with much more, data
 #: would exceed its rate. A queue that drops packets costs whole retransmission timeouts.
@@ -50,11 +51,18 @@ def lacking() -> str | None:
 @contextmanager
 def _unshared() -> Iterator[int]:
     """A descriptor of a new namespace. The calling thread is in it meanwhile."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    with _elsewhere("unshare", _CLONE_NEWNET):
+        yield os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@contextmanager
+def _elsewhere(name: str, *arguments: int) -> Iterator[None]:
+    """The calling thread is in the namespace into which this call of the system brings it."""
+    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _call("unshare", _CLONE_NEWNET)
+        _call(name, *arguments)
         try:
-            yield os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            yield
         finally:
             _call("setns", home, _CLONE_NEWNET)
     finally:
@@ -90,18 +98,9 @@ class Namespaces:
     def close(self) -> None:
         self._stack.close()
 
-    @contextmanager
-    def inside(self, vertex: int) -> Iterator[None]:
+    def inside(self, vertex: int) -> AbstractContextManager[None]:
         """The calling thread, and processes that it starts, are in the namespace of ``vertex``."""
-        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _call("setns", self._number[vertex], _CLONE_NEWNET)
-            try:
-                yield
-            finally:
-                _call("setns", home, _CLONE_NEWNET)
-        finally:
-            os.close(home)
+        return _elsewhere("setns", self._number[vertex], _CLONE_NEWNET)
 
     def run(self, vertex: int, tool: str, lines: Iterable[str]) -> None:
         """Pass ``lines`` to ``ip`` or ``tc`` in a namespace; UnsupportedError with the tool's message."""

@@ -28,8 +28,7 @@ from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import sockets
 from blinkccl.engines.buffers import RankBuffers, allocate
-from blinkccl.engines.connections import Connections, connect, listen
-from blinkccl.engines.sites import Sites
+from blinkccl.engines.sites import Connections, Sites, connect, listen
 from blinkccl.errors import BlinkError, CommunicationError
 from blinkccl.schedule.program import Program
 
@@ -98,7 +97,7 @@ class _Program:
         """Return a function that runs the call within a timeout in seconds."""
         pattern = asked.pattern
         call = CollectiveCall.of(self.collective, pattern.dtype, pattern.count, pattern.op)
-        work = sockets.Work.of(self.sites.program, call, element_type(pattern.dtype), None, asked.chunk_bytes)
+        work = sockets.Work.of(self.sites.program, call, None, asked.chunk_bytes)
         site = sockets.Site(self.sites, self.vertex, self.connections)
         return lambda left_s, watch: sockets.drive([site], work, buffers, left_s, watch)
 

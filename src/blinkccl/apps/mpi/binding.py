@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from blinkccl.codegen.build import COMPILE_DEADLINE_S, build
+from blinkccl.codegen.command import output_of
 from blinkccl.errors import UnsupportedError
 from blinkccl.native import absent, headers
 
@@ -127,16 +126,5 @@ def _macros(line: tuple[str, ...]) -> bytes:
 
 
 def _run(line: Sequence[str], deadline_s: float) -> bytes:
-    try:
-        done = subprocess.run(line, capture_output=True, timeout=deadline_s, check=False)
-    except OSError as error:
-        raise UnsupportedError(f"{line[0]} cannot be started: {error.strerror or error}") from None
-    except subprocess.TimeoutExpired:
-        raise UnsupportedError(f"{line[0]} took more than {deadline_s:.0f} s for the binding to MPI") from None
-    if done.returncode != 0:
-        errors = "\n  ".join(done.stderr.decode(errors="replace").strip().splitlines()[:6])
-        raise UnsupportedError(
-            f"the binding to MPI does not compile: {shlex.join(line)}\n  {errors}\n"
-            f"Is the header mpi.h of the MPI library there? Else {_INSTALL}"
-        )
-    return done.stdout
+    advice = f"\nIs the header mpi.h of the MPI library there? Else {_INSTALL}"
+    return output_of(line, deadline_s, "the binding to MPI", advice)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from blinkccl.codegen.channels import channel_loops
+from blinkccl.codegen.channels import channel_loops, require_direct_stores
 from blinkccl.codegen.layout import Geometry
-from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.baselines.nccl_links import CountedLinks, guess_arch
 from blinkccl.cost.baselines.nccl_system import check_nvidia
