@@ -12,6 +12,7 @@ import pytest
 from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.formats.cuda import write
+from blinkccl.formats.registry import ANY
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.assembly import Assembly
@@ -95,7 +96,7 @@ def test_what_is_emitted_has_its_rate(name, job):
     except BlinkError:
         return  # the algorithm does not serve these GPUs
     try:
-        text = write(program, forest)[0].text
+        text = write(program, forest, None, ANY)[0].text
     except UnsupportedError:
         return
     assert "BLINK_ENTRY(" in text
@@ -113,14 +114,14 @@ def test_what_is_emitted_has_its_rate(name, job):
 def test_a_path_that_no_store_takes_is_refused(name, job, why):
     forest, program = plan_of(name, job)
     with pytest.raises(UnsupportedError, match=rf"^queue \d+, from GPU \d to GPU \d: its path .*{why}") as refused:
-        write(program, forest)
+        write(program, forest, None, ANY)
     assert "plan with --links fast, without --relays, or" in str(refused.value)
 
 
 def test_a_relay_with_a_role_is_refused():
     forest, program = plan_of("blink", ("dgx-1v", "0,7", "fast", True))
     with pytest.raises(UnsupportedError, match=r"^data goes on at GPU1, GPU2, GPU3, GPU4, GPU5, GPU6, where no kernel"):
-        write(program, forest)
+        write(program, forest, None, ANY)
 
 
 def test_gpus_with_nvlink_do_not_store_over_pcie():
@@ -147,7 +148,7 @@ def test_gpus_with_nvlink_do_not_store_over_pcie():
 )
 def test_paths_over_what_forwards_packets_and_processors_memories_are_written(job):
     forest, program = plan_of("optimal", job)
-    assert "BLINK_ENTRY(" in write(program, forest)[0].text
+    assert "BLINK_ENTRY(" in write(program, forest, None, ANY)[0].text
 
 
 def built(kinds: tuple[str, ...], links: tuple[str, ...]) -> Topology:
