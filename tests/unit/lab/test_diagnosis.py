@@ -1,4 +1,4 @@
-"""Which link the waits of all sites point at."""
+"""The link that the waits of all sites identify."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_leg_is_stalled_where_one_waits_for_what_the_other_cannot_deliver() ->
     assert stalled_links(stalled(both)) == [(16, 1)]
     assert sentence(both) == "nothing, or too little, comes over link 16 → 1: holds"
     assert sentence([waits]) == ""
-    # Where one holds back much more than the other, the other is behind it.
+    # One holds back much more than the other, so the other is behind it.
     assert stalled([*both[:3], replace(both[3], undelivered=100)]) == [replace(both[3], undelivered=100)]
 
 

@@ -291,10 +291,10 @@ def _cause(errors: Sequence[Exception]) -> Exception:
 
 
 def stalled(stalls: Iterable[Stall]) -> list[Stall]:
-    """What senders could not deliver to those who wait for it; all other waits follow from these.
+    """The undelivered data of senders whose receivers wait for it; all other waits follow from these.
 
-    Of a link that is only slow, those behind it are kept from time to time with a few bytes: where some hold back more
-    than twice as much, they are the cause.
+    If a link is only slow, senders behind it also hold back a few bytes from time to time. So senders with less than
+    half of the largest amount are dropped.
     """
     waited, held = set(), []
     for stall in stalls:
@@ -302,26 +302,26 @@ def stalled(stalls: Iterable[Stall]) -> list[Stall]:
             held.append(stall)
         else:
             waited.add(stall.leg)
-    found = [stall for stall in held if stall.leg in waited]
-    most = max((stall.undelivered for stall in found), default=0)
-    return [stall for stall in found if 2 * stall.undelivered >= most]
+    blocked = [stall for stall in held if stall.leg in waited]
+    most = max((stall.undelivered for stall in blocked), default=0)
+    return [stall for stall in blocked if 2 * stall.undelivered >= most]
 
 
 def stalled_links(stalls: Iterable[Stall]) -> list[tuple[int, int]]:
-    """The links that lie on all legs of these, or where none does, on any of them; in the direction of the data."""
+    """The links common to all legs of these stalls, or else the links of any leg; in the direction of the data."""
     links = [dict.fromkeys(pairwise(stall.leg.path)) for stall in stalls]
-    shared = list(dict.fromkeys(link for found in links for link in found))
-    common = [link for link in shared if all(link in found for found in links)]
+    shared = list(dict.fromkeys(link for leg_links in links for link in leg_links))
+    common = [link for link in shared if all(link in leg_links for leg_links in links)]
     return common or shared
 
 
 def sentence(stalls: Iterable[Stall]) -> str:
-    """What a person should look at; "" where the waits do not tell."""
-    found = stalled(stalls)
-    if not found:
+    """A hint for people; "" if the waits are inconclusive."""
+    blocked = stalled(stalls)
+    if not blocked:
         return ""
-    named = " or ".join(f"{a} → {b}" for a, b in stalled_links(found))
-    return f"nothing, or too little, comes over link {named}: {found[0].words}"
+    named = " or ".join(f"{a} → {b}" for a, b in stalled_links(blocked))
+    return f"nothing, or too little, comes over link {named}: {blocked[0].words}"
 
 
 def _names(sites: Sites | None, vertices: Iterable[int]) -> str:

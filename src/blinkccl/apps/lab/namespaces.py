@@ -50,14 +50,14 @@ def lacking() -> str | None:
 
 @contextmanager
 def _unshared() -> Iterator[int]:
-    """A descriptor of a new namespace. The calling thread is in it meanwhile."""
+    """A descriptor of a new namespace, which the calling thread is in meanwhile."""
     with _elsewhere("unshare", _CLONE_NEWNET):
         yield os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
 
 @contextmanager
 def _elsewhere(name: str, *arguments: int) -> Iterator[None]:
-    """The calling thread is in the namespace into which this call of the system brings it."""
+    """A context in which the calling thread is in the namespace that this system call selects."""
     home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _call(name, *arguments)
@@ -99,7 +99,7 @@ class Namespaces:
         self._stack.close()
 
     def inside(self, vertex: int) -> AbstractContextManager[None]:
-        """The calling thread, and processes that it starts, are in the namespace of ``vertex``."""
+        """A context in which the calling thread, and processes that it starts, are in the namespace of ``vertex``."""
         return _elsewhere("setns", self._number[vertex], _CLONE_NEWNET)
 
     def run(self, vertex: int, tool: str, lines: Iterable[str]) -> None:
@@ -119,9 +119,9 @@ class Namespaces:
             vertex,
             "ip",
             [
-                f"link add name {here.device} {_PACKET} type veth peer name {there.device} {_PACKET} "
-                f"netns /proc/{me}/fd/{self._number[there.vertex]}"
-                for here, there in made
+                f"link add name {near.device} {_PACKET} type veth peer name {far.device} {_PACKET} "
+                f"netns /proc/{me}/fd/{self._number[far.vertex]}"
+                for near, far in made
             ],
         )
         with self.inside(vertex):

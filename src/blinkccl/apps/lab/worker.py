@@ -93,11 +93,11 @@ class _Program:
     def ranks(self) -> tuple[int, ...]:
         return self.sites.program.ranks
 
-    def prepare(self, asked: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
+    def prepare(self, request: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
         """Return a function that runs the call within a timeout in seconds."""
-        pattern = asked.pattern
+        pattern = request.pattern
         call = CollectiveCall.of(self.collective, pattern.dtype, pattern.count, pattern.op)
-        work = sockets.Work.of(self.sites.program, call, None, asked.chunk_bytes)
+        work = sockets.Work.of(self.sites.program, call, None, request.chunk_bytes)
         site = sockets.Site(self.sites, self.vertex, self.connections)
         return lambda left_s, watch: sockets.drive([site], work, buffers, left_s, watch)
 
@@ -114,7 +114,7 @@ class _Gloo:
     ranks: tuple[int, ...]
     vertex: int
 
-    def prepare(self, asked: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
+    def prepare(self, request: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
         """Return a function that runs the call; it reads no messages meanwhile, and ends at its timeout."""
         import torch
 
@@ -139,7 +139,7 @@ class _Prepared:
     run: Callable[[float, sockets.Watch], None]
     opened: _Program | _Gloo
     buffers: RankBuffers
-    asked: ProgramCall
+    request: ProgramCall
 
 
 @contextmanager
@@ -198,16 +198,16 @@ class Worker:
         if opened is not None:
             opened.close()
 
-    def prepare(self, asked: ProgramCall) -> None:
+    def prepare(self, request: ProgramCall) -> None:
         """Fill the buffers of a rank."""
-        opened, pattern = self._open[asked.number], asked.pattern
+        opened, pattern = self._open[request.number], request.pattern
         row = element_type(pattern.dtype)
         buffers = allocate(opened.collective, pattern.count, row, pattern.in_place)
         rank = self._rank(opened)
         if rank is not None and (source := buffers.inputs[rank]) is not None:
             command = commands(pattern)[rank]
             fill(source.view(np.uint8), command.fill, command.in_blocks, row.itemsize)
-        self._prepared = _Prepared(opened.prepare(asked, buffers), opened, buffers, asked)
+        self._prepared = _Prepared(opened.prepare(request, buffers), opened, buffers, request)
 
     def go(self, at: float) -> Done:
         """Run the prepared call from this time on, and check its result."""
@@ -215,10 +215,10 @@ class Worker:
         assert prepared is not None
         time.sleep(max(0.0, at - time.monotonic()))
         with _before_others():
-            left_s = at + prepared.asked.deadline_s - time.monotonic()
+            left_s = at + prepared.request.deadline_s - time.monotonic()
             prepared.run(left_s, (self._control.fileno(), self._told))
             ended = time.monotonic()
-        pattern = prepared.asked.pattern
+        pattern = prepared.request.pattern
         rank = self._rank(prepared.opened)
         wrong = 0
         if rank is not None and pattern.check and (target := prepared.buffers.outputs[rank]) is not None:
