@@ -110,7 +110,7 @@ def _places(place: Path) -> Doubles:
 
 def _build(found: Doubles, sanitizer: str | None) -> None:
     flags = ("-fPIC", "-fvisibility=hidden", f"-I{SHARED}")
-    objects = _objects(sorted((HERE / "cuda").glob("*.cpp")), flags, sanitizer)
+    objects = _objects([_whole("cuda")], flags, sanitizer)
     for library, lacks in {
         found.cuda: "",
         found.cuda_old: "cuDeviceGetUuid_v2;",
@@ -122,7 +122,7 @@ def _build(found: Doubles, sanitizer: str | None) -> None:
         _link(objects, library, link, sanitizer)
 
     link = ("-shared", f"-Wl,--version-script={HERE / 'nccl' / 'exports.map'}", "-Wl,-soname,libnccl.so.2", "-ldl")
-    _link(_objects(sorted((HERE / "nccl").glob("*.cpp")), ("-fPIC",), sanitizer), found.nccl, link, sanitizer)
+    _link(_objects([_whole("nccl")], ("-fPIC",), sanitizer), found.nccl, link, sanitizer)
 
     sources = sorted((HERE / "client" / "nccl_client").glob("*.c"))
     link = (str(found.nccl), "-ldl")
@@ -131,6 +131,19 @@ def _build(found: Doubles, sanitizer: str | None) -> None:
     objects = _objects(ranks, ("-fPIC", "-fvisibility=hidden"), sanitizer)
     _link(objects, found.ranks, link, sanitizer)
     _link(objects, found.ranks_library, ("-shared", *link), sanitizer)
+
+
+def _whole(library: str) -> Path:
+    """One file of all sources of a library of doubles: most of a source's time would be the standard headers'."""
+    sources = sorted((HERE / library).glob("*.cpp"))
+    text = "".join(f'#include "{source}"\n' for source in sources)
+    content = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    place = ROOT / "build" / "doubles" / f"{library}.cpp"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fresh = place.with_suffix(f".{os.getpid()}")
+    fresh.write_text(f"// {content}\n{text}")
+    fresh.rename(place)
+    return place
 
 
 def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | None) -> list[Path]:
@@ -160,7 +173,7 @@ def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | Non
 
 def _headers(source: Path) -> bytes:
     """What a source may include: the doubles all of theirs and those that they share with Blink, others their own."""
-    ours = HERE in source.parents
+    ours = HERE in source.parents or source.parent == ROOT / "build" / "doubles"
     found = sorted([*HERE.rglob("*.h"), *SHARED.glob("blink/*.h")] if ours else source.parent.glob("*.h"))
     return hashlib.sha256(b"".join(header.read_bytes() for header in found)).digest()
 

@@ -36,7 +36,7 @@ bool joined(const Capture& capture, const Stream& origin) {
 }
 
 // One launch of a graph: by node what it waits for or tells outside of the graph.
-struct Launch {
+struct GraphLaunch {
   std::shared_ptr<const std::vector<Node>> nodes;
   std::vector<OpPtr> outside;
 };
@@ -44,8 +44,8 @@ typedef std::map<std::shared_ptr<CUevent_st>, OpPtr> Records;
 
 // What an event means to a launch is fixed when the graph is launched: a wait is for the record before, never for one
 // of the same launch. Where a launch records an event several times, the last node counts. With the lock held.
-Launch resolve(std::shared_ptr<const std::vector<Node>> nodes, Records* records, std::vector<OpPtr>* waits) {
-  Launch launch{std::move(nodes), {}};
+GraphLaunch resolve(std::shared_ptr<const std::vector<Node>> nodes, Records* records, std::vector<OpPtr>* waits) {
+  GraphLaunch launch{std::move(nodes), {}};
   launch.outside.resize(launch.nodes->size());
   for (std::size_t n = 0; n < launch.nodes->size(); ++n) {
     const Node& node = (*launch.nodes)[n];
@@ -61,7 +61,7 @@ Launch resolve(std::shared_ptr<const std::vector<Node>> nodes, Records* records,
   return launch;
 }
 
-void run(const Launch& launch, std::size_t n) {
+void run(const GraphLaunch& launch, std::size_t n) {
   const Node& node = (*launch.nodes)[n];
   if (node.work) node.work();
   if (node.waits && launch.outside[n]) await_lazily(launch.outside[n]);
@@ -72,7 +72,7 @@ void run(const Launch& launch, std::size_t n) {
 }
 
 // Runs each node when those before it have run; where nothing orders them side by side, or in any order.
-void run(const Launch& launch) {
+void run(const GraphLaunch& launch) {
   const std::vector<Node>& nodes = *launch.nodes;
   std::mutex mutex;
   std::condition_variable changed;
@@ -162,7 +162,7 @@ CU_API cuGraphLaunch(CUgraphExec handle, CUstream stream) {
   if (into->capture) return kNotSupported;  // no graphs inside graphs here
   std::vector<OpPtr> after, waits;
   Records records;
-  const auto launch = std::make_shared<const Launch>(resolve(exec->nodes, &records, &waits));
+  const auto launch = std::make_shared<const GraphLaunch>(resolve(exec->nodes, &records, &waits));
   if (exec->last) after.push_back(exec->last);
   exec->last = enqueue(*into, [launch] { run(*launch); }, std::move(after));
   exec->last->within = std::move(waits);

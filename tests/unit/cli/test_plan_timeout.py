@@ -16,7 +16,9 @@ from support.planned import asked
 JOB = ("plan", "allgather", "--topo", "mi250")
 
 
-@pytest.mark.parametrize("more", [[], ["--algo", "ring"], ["--size", "1M"], ["--deterministic", "order"]])
+@pytest.mark.parametrize(
+    "more", [[], ["--algo", "ring"], ["--topo", "mist", "--size", "1M"], ["--deterministic", "order"]]
+)
 def test_with_time_it_is_the_plan_without_a_limit(blink, more):
     assert blink(*JOB, *more, "--timeout", "600").out == blink(*JOB, *more).out
 

@@ -78,8 +78,8 @@ def test_few_blocks_take_nothing_that_is_large():
     for blocks in (2, 20):
         planned = candidates(where, ("optimal",), blocks, {})
         terms = Terms(70, blocks, no_copies="not asked for")
-        rows = choices.table(planned, 4, terms, NcclPredictor(where, 70)).choices
-        largest_sizes[blocks] = next(row for row in reversed(rows) if row.collective == "allreduce")
+        rows = choices.rows_of(Collective("allreduce", 4), planned, terms, NcclPredictor(where, 70))
+        largest_sizes[blocks] = rows[-1]
     assert largest_sizes[20].candidate is not None
     assert largest_sizes[2].candidate is None
     two = candidates(where, ("optimal",), 2, {}).found["allreduce", -1][0]

@@ -47,10 +47,20 @@ def on_machine(spec, ranks=None):
     return JobPlacement(topology, topology.ranks if ranks is None else ranks)
 
 
-def table(where, capability=70, algorithms=DEFAULT, forced="", predictor=True, **terms):
+def question(where, capability=70, algorithms=DEFAULT, forced="", predictor=True, **terms):
     planned = candidates(where, algorithms, BLOCKS, {})
     against = NcclPredictor(where, capability) if predictor else None
-    return choices.table(planned, len(where.ranks), Terms(capability, BLOCKS, forced, **terms), against)
+    return planned, Terms(capability, BLOCKS, forced, **terms), against
+
+
+def table(where, *arguments, **terms):
+    planned, *rest = question(where, *arguments, **terms)
+    return choices.table(planned, len(where.ranks), *rest)
+
+
+def allreduce_rows(where, *arguments, **terms):
+    """Those rows of the table alone: all collectives and roots take ten times as long."""
+    return choices.rows_of(Collective("allreduce", len(where.ranks)), *question(where, *arguments, **terms))
 
 
 @pytest.fixture(scope="module")
@@ -222,15 +232,14 @@ def test_without_nccl_the_fastest_of_ours_is_taken():
 
 
 def test_reduction_in_the_switch_is_left_to_nccl():
-    own = rows(table(on_machine("hgx-h100"), 90), "allreduce")
+    own = allreduce_rows(on_machine("hgx-h100"), 90)
     assert own[0].candidate is not None
     assert own[-1].candidate is None
     assert "NCCL NVLS 274 GB/s" in own[-1].why
 
 
 def test_ranks_on_one_gpu_are_compared_with_a_ring():
-    found = table(JobPlacement(parse_spec("clique:4"), (0, 1, 2, 3), real=False), 90)
-    row = rows(found, "allreduce")[0]
+    row = allreduce_rows(JobPlacement(parse_spec("clique:4"), (0, 1, 2, 3), real=False), 90)[0]
     assert row.why.endswith("(no model of NCCL here: several ranks share a GPU)")
     assert "a ring in NCCL's place" in row.why
 
@@ -301,7 +310,7 @@ def test_plans_promise_what_stores_can_have():
     for one in candidates(where, DEFAULT, BLOCKS, {}).every:
         assert all(len(queue.path) == 2 for queue in one.program.queues)
         assert one.program.rate * one.network.unit_gb_per_s * bus_factor(one.collective.name, 2) <= 75
-    last = rows(table(where, predictor=False), "allreduce")[-1]
+    last = allreduce_rows(where, predictor=False)[-1]
     assert "blink optimal simple 60 GB/s" in last.why
 
 
@@ -385,7 +394,7 @@ def test_of_two_programs_the_one_that_was_compiled_is_left(hybrid):
 def test_hybrid_is_never_slower_than_nvlink_alone(machine, gpus):
     """As predicted, at any size: what is tried beside NVLink alone is predicted faster, and that is not slower."""
     where = on_machine(machine, gpus)
-    taken = rows(table(where, algorithms=wanted("hybrid"), forced="hybrid"), "allreduce")
+    taken = allreduce_rows(where, algorithms=wanted("hybrid"), forced="hybrid")
     (alone,) = (one for one in candidates(where, ("optimal",), BLOCKS, {}).found["allreduce", -1])
     compared = 0
     for row in taken:
