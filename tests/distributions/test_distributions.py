@@ -27,6 +27,7 @@ from packaging.requirements import Requirement
 
 from blinkccl.cli.exits import HARDWARE
 from support.examples import ALL_TESTS
+from support.processes import readelf
 
 #: To compile everything.
 DEADLINE_S = 1500 if ALL_TESTS else 250
@@ -164,13 +165,6 @@ def run(command: str, programs: Path, folder: Path) -> subprocess.CompletedProce
     return subprocess.run(
         ["/bin/sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
-
-
-def readelf(option: str, path: Path) -> str:
-    tool = shutil.which("readelf")
-    if tool is None:
-        pytest.skip("readelf (binutils) is not installed")
-    return subprocess.run([tool, "-W", option, path], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def test_the_papers_beside_the_package_are_of_this_version() -> None:

@@ -19,7 +19,9 @@ from blinkccl.cost.simulate.run import bind_bytes
 from blinkccl.schedule.chunking import Bound, placements
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Role
+from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.forest.model import Forest
+from support.planned import asked, plan_or_reason
 
 #: Slices begin and end on whole groups of so many bytes.
 GROUP = 16
@@ -34,6 +36,14 @@ JOBS = {
     "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
 }
 SIZE, CHUNK = 24_680, 2048
+
+
+def plans(spec: str, collective: str) -> Iterator[Forest]:
+    """Those of all algorithms that serve this job, and have few shares."""
+    for algorithm in ALGORITHMS:
+        forest = plan_or_reason(algorithm, asked(spec, collective, JOBS[spec], root=2))
+        if not isinstance(forest, str) and len(forest.shares) <= 60:
+            yield forest
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import pytest
+
 #: For programs that import what tests share.
 TESTS = Path(__file__).parents[1]
 
@@ -65,6 +67,14 @@ def said_with_any_hash_seed(code: str, *arguments: str) -> str:
     )
     assert one == other
     return one
+
+
+def readelf(option: str, path: Path) -> str:
+    """What binutils say of a library; where they are not, the test is skipped."""
+    tool = shutil.which("readelf")
+    if tool is None:
+        pytest.skip("readelf (binutils) is not installed")
+    return subprocess.run([tool, "-W", option, path], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def fixed_addresses() -> list[str]:

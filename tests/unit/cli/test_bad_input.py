@@ -10,10 +10,9 @@ import pytest
 
 FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
 
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+#: What is typed first: (what comes behind it, what is said).
+REFUSED: dict[str, list[tuple[list[str], str]]] = {
+    "plan allreduce": [
         (["--topo", "dgx-1v", "--gpus", "1,1,4"], "GPU 1 is given twice"),
         (["--topo", "dgx-1v", "--gpus", "0,99"], "GPU 99 is not in dgx-1v"),
         (["--topo", "dgx-1v", "--gpus", "0,8"], "8 is not a GPU of dgx-1v but its switch"),
@@ -47,14 +46,12 @@ FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
         (["--topo", "clique:2", "--without", "0-1"], "--links fast leaves the GPUs 0,1 in 2 parts"),
         (["--topo", "dgx-1v", "-o", "p.svg"], "a plan is written as JSON; expected a name that ends in .json"),
     ],
-)
-def test_plan(blink, arguments, message):
-    blink("plan", "allreduce", *arguments).assert_refused(message)
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
+    "plan broadcast --topo dgx-1v --gpus 1,4,5,6": [
+        (["--root", "0"], "--root 0 is not among the GPUs of the job: expected one of 1, 4, 5, 6"),
+        (["--root", "-1"], "--root -1 is not among the GPUs"),
+    ],
+    "plan sendrecv --topo dgx-1v": [(["--gpus", "5"], "fewer than two ranks")],
+    "lab --topo dgx-1v": [
         (["broadcast", "--lane", "0"], "--lane must be a positive number, got 0"),
         (["broadcast", "--lane", "0.001"], "would be shaped to 0.001 Mbit/s; give a --lane for which every link is"),
         (["broadcast", "--algo", "optimal,best"], "unknown algorithm 'best'; expected one of"),
@@ -68,22 +65,66 @@ def test_plan(blink, arguments, message):
         ),
         (["sendrecv", "--algo", "path:0-x"], "path:0-x: expected a path of vertices, as in path:0-4-1"),
     ],
-)
-def test_lab(blink, monkeypatch, typed, message):
-    monkeypatch.setattr("blinkccl.apps.lab.namespaces.lacking", lambda: None)
-    blink("lab", *typed, "--topo", "dgx-1v").assert_refused(message)
+    "bench allreduce --topo ring:4": [
+        (["-b", "1Q"], "-b: not a size"),
+        (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
+        (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
+        (["-b", "999T"], "at most 1T"),
+        (["-b", "900G"], "of memory for 4 ranks"),
+        (["-n", "0"], "-n must be at least 1"),
+        (["-d", "complex64"], "-d complex64: expected one of int8, uint8"),
+        (["-d", "float99"], "half, bfloat16, float, double, f8e4m3"),
+        (["-o", "xor"], "--op xor: expected one of sum, prod, min, max, avg, mulsum, band"),
+    ],
+    "pick --topo dgx-1v": [
+        (["-k", "1"], "-k 1"),
+        (["-k", "9"], "-k 9"),
+        (["-k", "3", "--free", ""], "--free is empty; leave it out for all GPUs"),
+        (["-k", "3", "--free", "0-9"], "--free 0-9: the range 0-9 goes beyond the last GPU, 7"),
+        (["-k", "3", "--free", "0,1"], "the 2 that are free"),
+        (["-k", "3", "--collective", "sum"], "unknown collective 'sum'"),
+        (["-k", "3", "--top", "0"], "--top"),
+        (["-k", "20", "--topo", "8x dgx-a100"], "name fewer with --free"),
+        ([], "-k"),
+    ],
+    "sim allreduce --topo dgx-1v": [
+        (["--size", ""], "--size: not a size in bytes: ''"),
+        (["--size", "9E"], "--size: not a size in bytes"),
+        (["--size", "9999999999T"], "at most 2^63 - 1 bytes"),
+        (["-b", "1M", "-e", "4K"], "-e 4K is below -b 1M; expected sizes from the smaller to the larger"),
+        (["--chunk", "0"], "at least one byte"),
+        (["--calibration", "v200"], "no calibration 'v200': expected one of"),
+        (["--algo", "rings"], "unknown algorithm 'rings'"),
+        # An empty word is none of those that there are, as a script's empty variable makes it.
+        (["--algo", ""], "unknown algorithm ''"),
+        (["--calibration", ""], "no calibration ''"),
+        (["--chunk", ""], "--chunk: not a size in bytes: ''"),
+        (["--code", ""], "unknown code ''; expected one of"),
+        (["--links", ""], "unknown links ''; expected one of fast, pcie, staged, all"),
+        (["--plot", "f.doc"], "expected a name that ends in"),
+        (["--size", "1M", "-b", "4K"], "--size is one size"),
+        (["--algo", "nccl-2.30", "--timeline", "t.json"], "none of these is one plan with a timeline (models, and"),
+        (["--algo", "optimal", "--model", "lenet"], "lenet"),
+        (["--algo", "optimal", "--topo", "hgx-h100", "--model", "vgg16"], "no published throughputs for h100 GPUs"),
+    ],
+    "tune": [
+        (["-g", "2", "--topo", "clique:3"], "-g is for ranks on this host's CPUs, --topo and --gpus for GPUs"),
+        (["alltoall", "--topo", "clique:3"], "alltoall: on GPUs, expected some of allreduce, "),
+        (["--topo", "clique:3", "--gpus", "1"], "clique:3 has 1 rank(s) to tune: expected at least 2 GPUs"),
+        (["--topo", "nowhere"], "nowhere"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("collective", "typed", "message"),
-    [
-        ("broadcast", ["--root", "0"], "--root 0 is not among the GPUs of the job: expected one of 1, 4, 5, 6"),
-        ("broadcast", ["--root", "-1"], "--root -1 is not among the GPUs"),
-        ("sendrecv", ["--gpus", "5"], "fewer than two ranks"),
-    ],
+    ("typed", "message"),
+    [([*verb.split(), *options], message) for verb, rows in REFUSED.items() for options, message in rows],
 )
-def test_ends_that_cannot_be(blink, collective, typed, message):
-    blink("plan", collective, "--topo", "dgx-1v", "--gpus", "1,4,5,6", *typed).assert_refused(message)
+def test_what_is_typed(blink, tmp_path, monkeypatch, typed, message):
+    monkeypatch.setattr("blinkccl.apps.lab.namespaces.lacking", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    blink(*typed).assert_refused(message)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("gpus", "ends"), [("1,4,5,6", (1, 6)), ("6,1", (6, 1))])
@@ -250,39 +291,3 @@ def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
     ended = blink("topo", "mist", "-o", tmp_path / "x.xml")
     assert ended.code == 0
     assert "x.xml does not keep everything, JSON would: read back, --links pcie gives" in ended.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-b", "1Q"], "-b: not a size"),
-        (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
-        (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
-        (["-b", "999T"], "at most 1T"),
-        (["-b", "900G"], "of memory for 4 ranks"),
-        (["-n", "0"], "-n must be at least 1"),
-        (["-d", "complex64"], "-d complex64: expected one of int8, uint8"),
-        (["-d", "float99"], "half, bfloat16, float, double, f8e4m3"),
-        (["-o", "xor"], "--op xor: expected one of sum, prod, min, max, avg, mulsum, band"),
-    ],
-)
-def test_bench(blink, arguments, message):
-    blink("bench", "allreduce", "--topo", "ring:4", *arguments).assert_refused(message)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-k", "1"], "-k 1"),
-        (["-k", "9"], "-k 9"),
-        (["-k", "3", "--free", ""], "--free is empty; leave it out for all GPUs"),
-        (["-k", "3", "--free", "0-9"], "--free 0-9: the range 0-9 goes beyond the last GPU, 7"),
-        (["-k", "3", "--free", "0,1"], "the 2 that are free"),
-        (["-k", "3", "--collective", "sum"], "unknown collective 'sum'"),
-        (["-k", "3", "--top", "0"], "--top"),
-        (["-k", "20", "--topo", "8x dgx-a100"], "name fewer with --free"),
-        ([], "-k"),
-    ],
-)
-def test_pick(blink, arguments, message):
-    blink("pick", "--topo", "dgx-1v", *arguments).assert_refused(message)

@@ -74,35 +74,6 @@ def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
     assert trace.counters
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--size", ""], "--size: not a size in bytes: ''"),
-        (["--size", "9E"], "--size: not a size in bytes"),
-        (["--size", "9999999999T"], "at most 2^63 - 1 bytes"),
-        (["-b", "1M", "-e", "4K"], "-e 4K is below -b 1M; expected sizes from the smaller to the larger"),
-        (["--chunk", "0"], "at least one byte"),
-        (["--calibration", "v200"], "no calibration 'v200': expected one of"),
-        (["--algo", "rings"], "unknown algorithm 'rings'"),
-        # An empty word is none of those that there are, as a script's empty variable makes it.
-        (["--algo", ""], "unknown algorithm ''"),
-        (["--calibration", ""], "no calibration ''"),
-        (["--chunk", ""], "--chunk: not a size in bytes: ''"),
-        (["--code", ""], "unknown code ''; expected one of"),
-        (["--links", ""], "unknown links ''; expected one of fast, pcie, staged, all"),
-        (["--plot", "f.doc"], "expected a name that ends in"),
-        (["--size", "1M", "-b", "4K"], "--size is one size"),
-        (["--algo", "nccl-2.30", "--timeline", "t.json"], "none of these is one plan with a timeline (models, and"),
-        (["--algo", "optimal", "--model", "lenet"], "lenet"),
-        (["--algo", "optimal", "--topo", "hgx-h100", "--model", "vgg16"], "no published throughputs for h100 GPUs"),
-    ],
-)
-def test_what_is_refused(blink, tmp_path: Path, monkeypatch, arguments: list[str], says: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    blink("sim", "allreduce", "--topo", "dgx-1v", *arguments).assert_refused(says)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_calibration_without_the_links_class_says_so(blink, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(

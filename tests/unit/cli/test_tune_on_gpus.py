@@ -26,19 +26,6 @@ def path(tmp_path, monkeypatch):
     return tables.path_of_gpus(MACHINE)
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (["-g", "2", "--topo", "clique:3"], "-g is for ranks on this host's CPUs, --topo and --gpus for GPUs"),
-        (["alltoall", "--topo", "clique:3"], "alltoall: on GPUs, expected some of allreduce, "),
-        (["--topo", "clique:3", "--gpus", "1"], "clique:3 has 1 rank(s) to tune: expected at least 2 GPUs"),
-        (["--topo", "nowhere"], "nowhere"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(blink, path, typed, message):
-    blink("tune", *typed).assert_refused(message)
-
-
 def test_gpus_that_are_renumbered_are_refused(blink, path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     blink("tune", "--topo", "clique:3").assert_refused("unset it, and name GPUs by --gpus as nvidia-smi numbers them")

@@ -241,7 +241,3 @@ def test_help_starts_with_examples(blink, verb):
     assert usage.startswith(f"Usage: blink {verb}")
     assert rest.lstrip().startswith("Examples:")
     assert f"blink {verb}" in rest
-
-
-def test_version(blink):
-    assert blink("--version").out.startswith("blink 0.")

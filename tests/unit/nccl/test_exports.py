@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+
+from support.processes import readelf
 
 HERE = Path(__file__).parent
 SHIM = HERE.parents[2] / "native" / "shim"
@@ -32,13 +33,6 @@ def library() -> Path:
             pytest.fail(f"{COMPILER} is here but {path} is not: run `make native`")
         pytest.skip("no C++ compiler built a native library")
     return path
-
-
-def readelf(option: str, path: Path) -> str:
-    tool = shutil.which("readelf")
-    if tool is None:
-        pytest.skip("readelf (binutils) is not installed")
-    return subprocess.run([tool, "-W", option, path], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def exported(path: Path) -> dict[str, str]:
