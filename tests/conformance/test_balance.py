@@ -158,7 +158,7 @@ def machines() -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
 @pytest.mark.parametrize(("name", "gpus", "algorithms"), list(machines()))
 def test_every_number_of_blocks(name: str, gpus: tuple[int, ...], algorithms: tuple[str, ...]) -> None:
     """From 1 to 32; refused is only what has more connections than so many blocks hold."""
-    checked, most, where = 0, 1.0, ""
+    checked = 0
     for algorithm, program in lowered(name, gpus, algorithms):
         for blocks in range(1, MOST_BLOCKS + 1) if ALL_TESTS or len(gpus) == 4 else (1, 4, 7, 20):
             shared = dealt(program, blocks)
@@ -176,10 +176,7 @@ def test_every_number_of_blocks(name: str, gpus: tuple[int, ...], algorithms: tu
             if len(shared.channels) == 1 and blocks not in (1, 7, MOST_BLOCKS):
                 continue
             for size_bytes in (LARGE, least_even_bytes(shared, parts)):
-                found = worst(shared, parts, blocks, size_bytes)
-                assert found <= limit, (key, size_bytes)
-                most, where = max((most, where), (found, f"{key} at {size_bytes} bytes"))
-    print(f"{name}, {len(gpus)} GPUs: {checked} programs, at most {most:.3f} {where}")
+                assert worst(shared, parts, blocks, size_bytes) <= limit, (key, size_bytes)
     assert checked >= 20
 
 

@@ -206,13 +206,6 @@ def test_another_program_is_refused() -> None:
         assert any(isinstance(one, PlanMismatchError) for one in meeting.all(1).values())
 
 
-def test_a_type_without_the_operation_is_refused_before_anything_is_sent() -> None:
-    program = program_for("ring:5", "allreduce")
-    call = CollectiveCall.of(program.collective, "float32", 10, "bor")
-    with pytest.raises(Exception, match="bor is not defined for float32"):
-        sockets.Work.of(program, call, None, 64)
-
-
 def test_no_connection_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_files()
     assert difference(sockets.run, relayed(), count=100) is None
