@@ -16,11 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Pages and folders that are written plainly.
 PLAIN = (
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md", "docs/howto", "docs/reference"),
-    *(f"docs/{page}.md" for page in ("design", "gpu", "interfaces", "optimum", "running", "index", "tutorial")),
-    *(f"docs/{page}.md" for page in ("algorithms", "claims", "doctor", "glossary", "lab", "mpi", "pytorch")),
-    *(f"benchmarks/{page}.md" for page in ("README", "auto_choice", "cables", "exports", "forestcoll", "in_switch")),
-    *("benchmarks/models.md", "benchmarks/order.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks", "docs", "examples", "reproduction"),
+    *("src/blinkccl/apps", "src/blinkccl/torch_backend"),
+    *("tests/doctor", "tests/reproduction", "tests/unit/lab", "tests/unit/torch_backend"),
 )
 #: The most of these words in a thousand, and of sentences with more than thirty words in a hundred.
 MOST_CLAUSES, MOST_LONG = 2.0, 2.0
