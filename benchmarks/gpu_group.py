@@ -15,7 +15,7 @@ from typing import Any
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import CommunicationError, UnsupportedError
-from blinkccl.native import absent, find_library
+from blinkccl.native import library_file
 from blinkccl.native.headers import header
 
 LIBRARY = "libblink.so"
@@ -38,9 +38,7 @@ def gpu_library() -> Any:
 
     UnsupportedError if the file is missing or is no such library.
     """
-    path = find_library(LIBRARY, LIBRARY_OVERRIDE)
-    if path is None:
-        raise UnsupportedError(absent(LIBRARY))
+    path = library_file(LIBRARY, LIBRARY_OVERRIDE)
     try:
         library = c.CDLL(str(path))
         for name, (result, arguments) in header("gpu_comm.h").functions.items():

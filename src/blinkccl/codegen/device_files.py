@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import absent, find_library, headers
+from blinkccl.native import headers, library_file
 
 LIBRARY = "libblink_device.so"
 #: Names another library file; for people who work on it.
@@ -31,10 +31,7 @@ def include_directory() -> Path:
 
 def host_library() -> Path:
     """The library that runs generated code on this CPU."""
-    path = find_library(LIBRARY, LIBRARY_OVERRIDE)
-    if path is None:
-        raise UnsupportedError(absent(LIBRARY))
-    return path
+    return library_file(LIBRARY, LIBRARY_OVERRIDE)
 
 
 def searched(include: Path) -> tuple[Path, Path]:

@@ -27,6 +27,14 @@ def find_library(name: str, override: str) -> Path | None:
     return path if path.is_file() else None
 
 
+def library_file(name: str, override: str) -> Path:
+    """The file of ``name`` as :func:`find_library` finds it; an UnsupportedError where there is none."""
+    path = find_library(name, override)
+    if path is None:
+        raise UnsupportedError(absent(name))
+    return path
+
+
 #: Those that are built on every system but Windows; the others need Linux and the GNU C library.
 _PORTABLE = ("libblink_packing.so", "libblink_simulate.so")
 

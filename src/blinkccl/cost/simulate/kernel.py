@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from blinkccl.cost.simulate.workload import SHARINGS, Actors, Hops, Outcome, Trace, Workload, dtype_of, not_live
-from blinkccl.errors import InternalError, UnsupportedError
-from blinkccl.native import absent, find_library, open_library
+from blinkccl.errors import InternalError
+from blinkccl.native import library_file, open_library
 from blinkccl.native.headers import header
 
 LIBRARY = "libblink_simulate.so"
@@ -43,10 +43,7 @@ class _Outcome(c.Structure):
 @lru_cache(maxsize=1)
 def load() -> c.CDLL:
     """The library, opened once; a run releases the GIL."""
-    path = find_library(LIBRARY, OVERRIDE)
-    if path is None:
-        raise UnsupportedError(absent(LIBRARY))
-    return open_library(path, HEADER.functions, "blink_simulate_abi")
+    return open_library(library_file(LIBRARY, OVERRIDE), HEADER.functions, "blink_simulate_abi")
 
 
 def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:

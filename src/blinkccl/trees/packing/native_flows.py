@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from blinkccl.errors import InternalError, PackingError, UnsupportedError
-from blinkccl.native import absent, find_library, open_library
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.native import library_file, open_library
 from blinkccl.native.headers import header
 from blinkccl.trees.packing import clock
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops
@@ -40,10 +40,7 @@ class _Arcs(c.Structure):
 @lru_cache(maxsize=1)
 def load() -> c.CDLL:
     """The library, opened once; an UnsupportedError where there is none, or an unfit one."""
-    path = find_library(LIBRARY, OVERRIDE)
-    if path is None:
-        raise UnsupportedError(absent(LIBRARY))
-    return open_library(path, HEADER.functions, "blink_packing_abi")
+    return open_library(library_file(LIBRARY, OVERRIDE), HEADER.functions, "blink_packing_abi")
 
 
 class Arcs:

@@ -264,7 +264,7 @@ def test_a_library_that_is_named_and_unusable_is_an_error(monkeypatch: pytest.Mo
     kernel.load.cache_clear()
     with pytest.raises(UnsupportedError, match=r"broken\.so cannot be used"):
         kernel.run(workload, "fifo")
-    monkeypatch.setattr(kernel, "find_library", lambda *_: None)
+    monkeypatch.setattr("blinkccl.native.find_library", lambda *_: None)
     with pytest.raises(UnsupportedError, match=r"this installation has no libblink_simulate\.so"):
         kernel.run(workload, "fifo")
 

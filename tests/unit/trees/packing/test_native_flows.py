@@ -61,7 +61,7 @@ def test_looks_at_signals_change_no_tree(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_the_library_a_plan_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_flows, "find_library", lambda *_: None)
+    monkeypatch.setattr("blinkccl.native.find_library", lambda *_: None)
     native_flows.load.cache_clear()
     with pytest.raises(UnsupportedError, match=r"no libblink_packing\.so"):
         broadcast_rate(CLIQUE, 0)
