@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 #: Pages and folders that are written plainly.
 PLAIN = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks", "docs", "examples", "reproduction"),
-    *("src/blinkccl/apps", "src/blinkccl/torch_backend"),
-    *("tests/doctor", "tests/reproduction", "tests/unit/lab", "tests/unit/torch_backend"),
+    *("src/blinkccl/apps", "src/blinkccl/proof", "src/blinkccl/torch_backend", "src/blinkccl/trees/forest"),
+    *("tests/doctor", "tests/reproduction", "tests/unit/lab", "tests/unit/proof", "tests/unit/torch_backend"),
+    *("tests/unit/trees/forest",),
 )
 #: The most of these words in a thousand, and of sentences with more than thirty words in a hundred.
 MOST_CLAUSES, MOST_LONG = 2.0, 2.0

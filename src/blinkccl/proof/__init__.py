@@ -1,1 +1,1 @@
-"""Is a plan what it says it is? The independent checker, and the verifier beside it."""
+"""Checks of a plan file: the independent checker, and the audit that also runs the verifier."""

@@ -1,4 +1,4 @@
-"""Checking a plan file: the independent checker, then the verifier, on the links that the plan was made for."""
+"""Audit of a plan file: the independent checker, then the verifier, on the links that the plan was made for."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from blinkccl.topology.plan_links import links_of, same_links
 from blinkccl.trees.forest.document import from_document, without_collection
 from blinkccl.trees.forest.model import Forest
 
-#: The links that every proof speaks of.
+#: The default scope of a proof.
 LISTED = "the links that the plan lists"
-#: A document without these is no plan, and what is missing is named in its order.
+#: Fields of every plan. If one is missing, the reader names it, before any topology is added.
 _PLAN_MARKS = frozenset({"schema_version", "ranks", "shares"})
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found: ``faults`` has one sentence per violation of the verifier, naming rank, channel and step.
+    """Results of checker and verifier. ``faults`` has a sentence per verifier violation, with rank, channel and step.
 
-    ``verdict`` is the independent checker's; ``program`` is None where the plan cannot be lowered; ``scope`` are the
-    links on which nothing is faster, if the verdict is "optimal".
+    ``verdict`` comes from the independent checker. Without ``program`` the plan cannot be lowered. ``scope`` names
+    the links on which nothing is faster, if the verdict is "optimal".
     """
 
     forest: Forest
@@ -41,12 +41,12 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is false and the program is valid."""
+        """True if the checker and the verifier found no violation."""
         return not self.verdict.violations and not self.faults
 
     @property
     def all_faults(self) -> list[str]:
-        """What the checker and the verifier found."""
+        """Violations of the checker, then of the verifier."""
         return [*self.verdict.violations, *self.faults]
 
     def document(self) -> dict[str, Any]:
@@ -73,13 +73,13 @@ class Audit:
 def audit(
     document: dict[str, Any], topology: Topology | None = None, links: str | None = None, source: str = "plan"
 ) -> Audit:
-    """Check a plan, the JSON object of ``blink plan --json``, which messages call ``source``.
+    """Check a plan: the JSON object of ``blink plan --json``. Messages call it ``source``.
 
-    ``topology`` is a machine that must have the plan's links; a plan that brings no topology is checked on its
-    ``links`` (None: those that the plan was made for, as far as it tells).
+    ``topology`` is a machine that must have the plan's links. A plan without a topology is checked on the machine's
+    ``links`` (None: the links that the plan was made for, if they can be derived).
 
-    ScheduleError if it is no plan: a field is missing or has the wrong shape; UsageError if neither it nor ``topology``
-    says which links there are; TopologyError if the ranks are not connected on ``links`` of ``topology``.
+    ScheduleError if it is no plan: a field is missing or has the wrong shape. UsageError if neither the plan nor the
+    caller gives a topology. TopologyError if the ranks are not connected on ``links`` of ``topology``.
     """
     try:
         written_as = document.get("schema_version", SCHEMA_VERSION)
@@ -100,16 +100,16 @@ def audit(
 
 
 def _with_topology(document: dict[str, Any], machine: Topology | None, links: str | None) -> dict[str, Any]:
-    """``document`` with the links of ``machine`` that it was made for, where it brings none of its own."""
+    """``document``; if it has no topology, with the links of ``machine`` that it was made for."""
     if document.get("topology") is not None or not document.keys() >= _PLAN_MARKS:
         return document
     if machine is None:
-        raise UsageError("the plan brings no topology: give --topo SPEC, the machine that it was made for")
+        raise UsageError("the plan has no topology: give the machine that it was made for, --topo SPEC")
     return {**document, "topology": to_document(links_of(document, machine, links).network)}
 
 
 def _scope(forest: Forest, machine: Topology | None, links: str | None) -> str:
-    """On which links the plan's proof holds."""
+    """The links for which the plan's proof holds, in words."""
     if machine is None:
         return LISTED
     choice = same_links(forest.topology, machine, forest.ranks, links)

@@ -1,21 +1,20 @@
-"""The bound that a certificate proves, recomputed from the certificate, the topology and the collective.
+"""The bound proved by a certificate, recomputed from the certificate, the topology and the collective.
 
-Three arguments, each checkable by hand:
+Each argument can be checked by hand:
 
-* **cut, ratio**: what lies in ``side`` and is wanted outside must leave through the links that leave
-  ``side``. Holds for any schedule, also one whose relays copy or combine.
-* **partition** (allreduce): between k blocks every element crosses at least 2(k−1) times, k−1 before one
-  block knows the sum and k−1 after. Both directions together carry that over the capacity between blocks.
-* **dual with sets**: the same price on every link, for trees in which switches that combine may stand too, as joints
-  beside the ranks. Every set holds a rank, so what is sent to all enters each set without the root, and what is
-  combined from all leaves it. If every hop from joint to joint costs at least what the sets that it enters weigh, and
-  those that it leaves, one S from root r costs at least the weight of all sets without r; ``cost`` is that of the
-  cheapest root that there may be.
-* **dual**: put a price on every link. At rate x, every second all links together sell at most ``value`` and
-  x × S must be bought for at least ``cost`` per S: x ≤ value / cost. ``cost`` prices unicast
-  store-and-forward trees over the ranks. Where the topology has GPUs outside the job, the claim is for relays
-  that pass on unicast data; relays that copy or combine may do better (Steiner packing), and only a cut
-  or partition binds those.
+* **cut, ratio**: data in ``side`` that is needed outside must cross the links that leave ``side``. This holds for any
+  schedule, also if relays copy or reduce.
+* **partition** (allreduce): every element crosses between k blocks at least 2(k−1) times: k−1 times before one block
+  has the sum, and k−1 times after. The links between the blocks, both directions together, carry all crossings.
+* **dual**: every link has a price. At rate x, all links together sell at most ``value`` per second, and x × S costs at
+  least ``cost`` per S. Hence x ≤ value / cost. ``cost`` prices unicast store-and-forward trees over the ranks.
+  If the topology has GPUs outside the job, the claim holds for relays that pass on unicast data. Relays that copy or
+  reduce may be faster (Steiner packing); only a cut or a partition bounds those.
+* **dual with sets**: prices for trees that may also contain switches with in-network reduction. These switches and the
+  ranks are the *joints*. Every set holds a rank. So data sent to all ranks enters each set without the root, and data
+  reduced from all ranks leaves it. Every hop between joints must cost at least the weight of the sets that it enters,
+  and at least the weight of the sets that it leaves. Then one S with root r costs at least the weight of all sets
+  without r. ``cost`` is the cost of the cheapest possible root.
 
 Sources: Edmonds 1973; Tutte 1961, Nash-Williams 1961; arXiv 2402.06787; LP duality. Minimum arborescences
 of all roots at once are the dual of Fulkerson 1974, found by Chu-Liu's and Edmonds' contractions.
@@ -33,14 +32,14 @@ from blinkccl.proof.meaning import Block, Requirement
 from blinkccl.proof.reading import Arc, ClaimedProof, GivenLinks
 
 Ranks = tuple[int, ...]
-#: Cost from every tail to every head; None where nothing leads.
+#: Cost from every tail to every head; None without a path.
 Costs = list[list[int | None]]
 
 
 def refute(
     claim: ClaimedProof, collective: str, items: Mapping[Block, Requirement], ranks: Ranks, network: GivenLinks
 ) -> tuple[Fraction | None, list[str]]:
-    """The bound that the certificate proves (None where it proves none), and every false statement in it.
+    """The bound proved by the certificate (None if it proves none), and every false statement in it.
 
     Cost: O(links) for cuts and partitions; N Dijkstra runs and O(N³) for the contractions of a dual.
     """
@@ -118,20 +117,20 @@ def _dual(
     value = sum((network.capacity[arc] * price for arc, price in stated.items()), Fraction(0))
     if claim.sets:
         return _with_sets(claim, items, ranks, network, stated, value)
-    # Whole numbers from here on: one common denominator, taken back at the end.
+    # Integers over one common denominator are faster than Fractions; the division follows at the end.
     scale = lcm(*(price.denominator for price in stated.values())) if stated else 1
     scaled = cheapest_service(items, ranks, network, {a: int(p * scale) for a, p in stated.items()})
     if scaled is None:
-        return None, ["certificate: some item cannot be served on these links at all, so no price bounds it"]
+        return None, ["certificate: some data cannot reach its destination on these links, so no price bounds it"]
     cost = scaled / scale
     wrong = _differing(claim, {"value": value, "cost": cost})
     if cost == 0:
-        return None, [*wrong, "certificate.prices: one S costs nothing, so the prices bound no rate"]
+        return None, [*wrong, "certificate.prices: one S costs nothing under these prices, so they prove no bound"]
     return value / cost, wrong
 
 
 def combining(network: GivenLinks) -> frozenset[int]:
-    """The vertices that may stand in a tree beside ranks: switches that say so."""
+    """Vertices that may stand in a tree beside ranks: switches with ``combines`` in the topology."""
     return frozenset(vertex for vertex in network.combining if network.kinds[vertex] == "switch")
 
 
@@ -150,19 +149,19 @@ def _with_sets(
             if weight <= 0 or len(set(some)) != len(some):
                 return None, [f"{where}: expected a positive weight and different vertices"]
             if not set(some) & set(ranks) or not set(some) <= set(joints):
-                return None, [f"{where}: expected ranks, and switches that combine, with a rank among them"]
+                return None, [f"{where}: expected ranks and switches with in-network reduction, at least one rank"]
     too_cheap = _too_cheap(claim, joints, network, prices)
     if too_cheap:
         return None, [too_cheap]
     cost = sum((item.weight * _least_weight(claim, item, joints) for item in items.values()), Fraction(0))
     wrong = _differing(claim, {"value": value, "cost": cost})
     if cost == 0:
-        return None, [*wrong, "certificate: the sets weigh nothing for some root, so they bound no rate"]
+        return None, [*wrong, "certificate: the sets weigh nothing for some root, so they prove no bound"]
     return value / cost, wrong
 
 
 def _too_cheap(claim: ClaimedProof, joints: Ranks, network: GivenLinks, prices: Mapping[Arc, Fraction]) -> str:
-    """The first hop that costs less than its sets weigh; "" where none does. Sets are bits of whole numbers."""
+    """A sentence on the first hop that costs less than its sets weigh, or "". The bits of integers are sets."""
     families = [claim.sets.get(key, ()) for key in ("entered", "left")]
     scale = lcm(*(price.denominator for price in prices.values()), *(w.denominator for f in families for w, _ in f))
     costs = hop_costs(joints, network, {arc: int(price * scale) for arc, price in prices.items()})
@@ -190,7 +189,7 @@ def _too_cheap(claim: ClaimedProof, joints: Ranks, network: GivenLinks, prices: 
 
 
 def _least_weight(claim: ClaimedProof, item: Requirement, joints: Ranks) -> Fraction:
-    """What an item pays at least: the sets without its root that must be entered for a keeper, or left by a source."""
+    """Least cost of an item: the sets without its root that must be entered for a keeper, or left by a source."""
     roots: Ranks = joints
     if len(item.sources) == 1:
         roots = item.sources
@@ -218,10 +217,10 @@ def _differing(claim: ClaimedProof, truth: dict[str, Fraction]) -> list[str]:
 def cheapest_service(
     items: Mapping[Block, Requirement], ranks: Ranks, network: GivenLinks, prices: Mapping[Arc, int]
 ) -> Fraction | None:
-    """What serving one S costs at least under ``prices`` (absent links are free); None where nothing serves.
+    """The least cost of one S under ``prices`` (absent links are free); None if some item cannot be served.
 
-    Every item has one rank or all ranks as sources, and one or all as keepers: a shortest path, an out- or
-    an in-arborescence, or both at the root where they are cheapest together.
+    Every item has one rank or all ranks as sources, and one or all as keepers. Its cost is that of a shortest path, of
+    an out-arborescence, of an in-arborescence, or of both with the root at which their sum is least.
     """
     services = _Services(hop_costs(ranks, network, prices))
     position = {rank: i for i, rank in enumerate(ranks)}
@@ -239,7 +238,7 @@ def cheapest_service(
 
 
 class _Services:
-    """Cheapest ways over given hops, by position, each computed when first asked for."""
+    """Costs of the cheapest paths and trees over given hops, by position; each is computed at its first use."""
 
     def __init__(self, hops: Costs) -> None:
         self.hops = hops
@@ -263,7 +262,7 @@ class _Services:
 
 
 def hop_costs(ranks: Ranks, network: GivenLinks, prices: Mapping[Arc, int]) -> Costs:
-    """Cheapest hop from rank to rank, by position, through vertices that are no ranks; None where none is."""
+    """Cost of the cheapest hop between ranks, by position, through vertices that are no ranks; None without a path."""
     leaving: dict[int, list[tuple[int, int]]] = {vertex: [] for vertex in network.kinds}
     for u, v in network.capacity:
         leaving[u].append((v, prices.get((u, v), 0)))
@@ -281,7 +280,7 @@ def _hops_from(start: int, leaving: dict[int, list[tuple[int, int]]], position: 
             continue
         settled[u] = cost
         if u in position and u != start:
-            continue  # A hop ends at the first rank: from there on it would be the next hop.
+            continue  # A hop ends at the first rank; beyond it begins the next hop.
         for v, price in leaving[u]:
             if v not in best or cost + price < best[v]:
                 best[v] = cost + price
@@ -290,7 +289,7 @@ def _hops_from(start: int, leaving: dict[int, list[tuple[int, int]]], position: 
 
 
 def _closure(costs: Costs) -> Costs:
-    """Cheapest way from rank to rank over any number of hops (Floyd 1962, Warshall 1962)."""
+    """Cost of the cheapest path between ranks over any number of hops (Floyd 1962, Warshall 1962)."""
     size = len(costs)
     best = [list(row) for row in costs]
     for k in range(size):
@@ -306,14 +305,14 @@ def _closure(costs: Costs) -> Costs:
 
 
 def arborescence_costs(costs: Costs) -> list[int | None]:
-    """Cost of the cheapest spanning out-arborescence from every root, None where a root reaches not all.
+    """Cost of the cheapest spanning out-arborescence from every root; None if the root cannot reach every vertex.
 
-    ``costs[u][v]`` ≥ 0 is the cost of u → v. One series of contractions serves all roots: each set S that appears pays
-    y(S), the cheapest (reduced) arc into it; root r costs the sum over all S without r (Chu-Liu 1965, Edmonds 1967;
-    Fulkerson 1974). Cost: O(N²) a round, at most N rounds, in practice about log N.
+    ``costs[u][v]`` ≥ 0 is the cost of u → v. One series of contractions serves all roots. Each set S in it pays y(S),
+    the least reduced cost of an arc into S. The cost from root r is the sum of y(S) over all S without r (Chu-Liu 1965,
+    Edmonds 1967; Fulkerson 1974). Cost: O(N²) per round, at most N rounds, in practice about log N.
     """
     size = len(costs)
-    # Missing arcs cost more than any tree of real arcs: a total that high means that there is no tree.
+    # A missing arc costs more than any tree of real arcs, so a higher total means that no tree exists.
     absent = 1 + sum(c for row in costs for c in row if c is not None)
     reduced = {u: {v: absent if c is None else c for v, c in enumerate(row) if v != u} for u, row in enumerate(costs)}
     parent: list[int | None] = [None] * size
@@ -332,7 +331,7 @@ def arborescence_costs(costs: Costs) -> list[int | None]:
 
 
 def _pay_cheapest(reduced: dict[int, dict[int, int]], paid: list[int]) -> dict[int, int]:
-    """Lower all arcs into each set by the cheapest, which the set pays; return the tail of that arc."""
+    """Subtract the cheapest arc into each set from all arcs into it, add it to ``paid``, and return its tail by set."""
     entering = {}
     for v in reduced:
         price, tail = min((row[v], u) for u, row in reduced.items() if u != v)
@@ -346,7 +345,7 @@ def _pay_cheapest(reduced: dict[int, dict[int, int]], paid: list[int]) -> dict[i
 
 
 def _cycles(entering: dict[int, int]) -> list[list[int]]:
-    """The cycles of the graph in which every vertex has one arc in."""
+    """The cycles of a graph in which exactly one arc enters each vertex."""
     seen: dict[int, int] = {}
     cycles = []
     for start in entering:
@@ -363,7 +362,7 @@ def _cycles(entering: dict[int, int]) -> list[list[int]]:
 
 
 def _contract(reduced: dict[int, dict[int, int]], cycle: list[int], name: int) -> None:
-    """Make one vertex ``name`` of the vertices of ``cycle``."""
+    """Contract the vertices of ``cycle`` into one vertex, ``name``."""
     rows = [reduced.pop(member) for member in cycle]
     leaving = {v: min(row[v] for row in rows) for v in reduced}
     for row in reduced.values():
@@ -372,7 +371,7 @@ def _contract(reduced: dict[int, dict[int, int]], cycle: list[int], name: int) -
 
 
 def _ancestry(vertex: int, parent: list[int | None], paid: list[int]) -> int:
-    """What ``vertex`` and all sets around it have paid."""
+    """Total paid by ``vertex`` and all sets that contain it."""
     total, at = 0, vertex
     while True:
         total += paid[at]

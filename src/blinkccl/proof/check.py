@@ -1,9 +1,8 @@
-"""The independent checker of plans, from the plan's JSON and the topology alone.
+"""The independent checker of plans. Its input is the plan's JSON and the topology alone.
 
-It shares no code with what makes plans (packing, algorithms, lowering) nor with the types they use: the
-meaning of each collective, the loads, the rate and the proof of the bound are worked out here a second time,
-from the schema of ``blink plan --json`` (docs/design.md). A sentence per false statement; none means that the
-plan is right and that its bound is proved.
+It shares no code and no types with the planner (packing, algorithms, lowering). It computes a second time the semantics
+of each collective, the loads, the rate and the proof of the bound, from the schema of ``blink plan --json``
+(docs/design.md). It gives a sentence per false statement; without any, the plan is right and its bound is proved.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from blinkccl.proof.meaning import Block, Requirement, meaning, wrong_ends
 from blinkccl.proof.reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, Walk, read_network, read_plan
 from blinkccl.proof.turns import written_out
 
-#: Kinds of vertices that can be ranks of a job; all others only pass data on.
+#: Kinds of vertices that can be ranks of a job.
 _RANK_KINDS = ("gpu", "cpu")
-#: Characters of an order in a message.
+#: Most characters of an order in a message.
 _ORDER_SHOWN = 60
-#: Relative tolerances: a float printed and read back is exact; a link's rate may have been rounded by hand.
+#: Relative tolerances: for floats that were printed and read back, and for link rates, which may be rounded by hand.
 _RELATIVE = 1e-9
 _RATES = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the checker found; ``rate`` and ``bound`` are recomputed, None where no link is used or nothing is proved.
+    """Result of the checker. ``rate`` and ``bound`` are recomputed: None if no link is used, or nothing is proved.
 
-    ``violations`` start with their JSON path. ``optimal``: the plan is right and its rate is the bound.
+    Each of ``violations`` starts with its JSON path. ``optimal``: the plan is right and its rate is the bound.
     """
 
     violations: list[str]
@@ -47,33 +46,34 @@ class Verdict:
 def check_plan(plan: object, topology: object = None) -> Verdict:
     """Check every statement of a plan. Cost: linear in the plan, plus the certificate.
 
-    ``plan`` is the JSON object of ``blink plan --json``, whose ``root``, ``src``, ``dst``, ``depth`` and ``trees`` may
-    be absent; ``topology`` that of ``blink topo --json``. A plan that brings its own (``--gpus`` and ``--links`` may
-    leave links out) is checked on that, whose links ``topology`` must have, at least as fast; "optimal" then speaks of
-    the links in the plan. A certificate of kind ``dual`` bounds schedules whose relays pass on unicast data.
-    ScheduleError if the JSON is no plan at all: a missing field, a wrong type, an unknown collective, no topology.
+    ``plan`` is the JSON object of ``blink plan --json``; its ``root``, ``src``, ``dst``, ``depth`` and ``trees`` may be
+    absent. ``topology`` is the JSON object of ``blink topo --json``. A plan with its own topology (``--gpus`` and
+    ``--links`` may leave links out) is checked on that one; ``topology`` must have its links, at least as fast.
+    "optimal" then holds for the links in the plan. A certificate of kind ``dual`` bounds schedules whose relays pass on
+    unicast data. ScheduleError if the JSON is no plan at all: a missing field, a wrong type, an unknown collective, or
+    no topology.
     """
     read = read_plan(plan)
-    given = None if topology is None else read_network(topology)
-    network = read.network or given
+    machine = None if topology is None else read_network(topology)
+    network = read.network or machine
     if network is None:
-        raise ScheduleError("topology: missing in the plan; give the topology beside it")
+        raise ScheduleError("topology: missing in the plan; pass the topology of its machine as well")
     violations = list(_frame(read, network))
-    if read.network is not None and given is not None:
-        violations += _contained(read.network, given)
+    if read.network is not None and machine is not None:
+        violations += _contained(read.network, machine)
     violations += wrong_ends(read.collective, read.ranks, read.ends)
     if violations:
-        # Without ranks and ends that exist there is no meaning to compare the shares with.
+        # Shares can be compared only with the semantics of valid ranks, root, src and dst.
         return Verdict(violations, None, None, False)
     read = written_out(read, network)
     items = meaning(read.collective, read.ranks, read.ends)
     job = frozenset(read.ranks)
     joints = job | combining(network)
-    # Trees have many hops in common.
+    # The cache helps because trees have many hops in common.
     wrong = cache(partial(_wrong_path, job=job, joints=joints, network=network))
     walks = [walk_share(share, joints, wrong, violations) for share in read.shares]
     violations += _coverage(read.shares, walks, items)
-    if not violations:  # without trees there is no order
+    if not violations:  # an order needs valid trees
         violations += _wrong_orders(read, walks, items)
     rate = _loads(read, network, violations)
     bound, refuted = refute(read.certificate, read.collective, items, read.ranks, network)
@@ -84,7 +84,7 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
 
 
 def _frame(plan: ClaimedPlan, network: GivenLinks) -> Iterator[str]:
-    """Ranks, unit and links: what everything else is built on."""
+    """Faults of ranks, unit and link rates. All other checks assume that there are none."""
     if len(plan.ranks) < 2:
         yield f"ranks: expected at least two, got {len(plan.ranks)}"
     for i, rank in enumerate(plan.ranks):
@@ -105,9 +105,9 @@ def _frame(plan: ClaimedPlan, network: GivenLinks) -> Iterator[str]:
 
 
 def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
-    """Whether the plan's own topology exists within the one given beside it.
+    """Vertices and links of the plan's own topology that the topology given beside it does not have.
 
-    A plan may see less in a vertex than is there: parts of it that do not meet, or a memory where a host could forward.
+    The plan may restrict a vertex: split it into parts without links between them, or treat a host as a memory only.
     """
     whole = {vertex: plan.part_of.get(vertex, vertex) for vertex in plan.kinds}
     for vertex, kind in plan.kinds.items():
@@ -120,19 +120,19 @@ def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
     for (src, dst), gb_per_s in plan.gb_per_s.items():
         together[(whole[src], whole[dst]), plan.by[src, dst]] += gb_per_s
     for (arc, by), gb_per_s in together.items():
-        there = {
+        available = {
             "write": given.gb_per_s.get(arc, 0.0),
             "read": given.read_gb_per_s.get(arc, 0.0),
         }.get(by, min(given.gb_per_s.get(arc, 0.0), given.read_gb_per_s.get(arc, 0.0)))
-        if gb_per_s > there * (1 + _RATES):
+        if gb_per_s > available * (1 + _RATES):
             yield (
-                f"topology: link {arc[0]} → {arc[1]} has {gb_per_s} GB/s in the plan, {there} GB/s in the "
+                f"topology: link {arc[0]} → {arc[1]} has {gb_per_s} GB/s in the plan, {available} GB/s in the "
                 "topology given beside it"
             )
 
 
 def _beyond_prices(plan: ClaimedPlan, walks: list[Walk]) -> Iterator[str]:
-    """Prices without sets bound trees over ranks alone."""
+    """A fault if a dual without sets, which bounds trees over ranks alone, is given for a tree with a switch."""
     if plan.certificate.kind != "dual" or plan.certificate.sets:
         return
     job = frozenset(plan.ranks)
@@ -140,8 +140,8 @@ def _beyond_prices(plan: ClaimedPlan, walks: list[Walk]) -> Iterator[str]:
         switch = next((v for v in (share.root, *walk.senders, *walk.receivers) if v not in job), None)
         if switch is not None:
             yield (
-                f"certificate: its prices are for trees that branch at ranks, and in {share.where} switch {switch} "
-                "combines; expected sets beside them"
+                f"certificate: prices without sets bound trees over ranks only, but in {share.where} switch {switch} "
+                "reduces or copies; expected sets beside the prices"
             )
             return
 
@@ -149,9 +149,9 @@ def _beyond_prices(plan: ClaimedPlan, walks: list[Walk]) -> Iterator[str]:
 def walk_share(
     share: PlanShare, joints: frozenset[int], wrong_path: Callable[[Path], str], violations: list[str]
 ) -> Walk:
-    """Adds what is wrong with both trees of ``share``; ``senders`` and ``receivers`` map vertices to their parents.
+    """Walk both trees of ``share`` and append their faults to ``violations``.
 
-    ``joints`` are the ranks, and the switches that combine.
+    ``joints`` are the ranks and the switches with in-network reduction.
     """
     if share.weight <= 0:
         violations.append(f"{share.where}.weight: expected a positive fraction, got {share.weight}")
@@ -175,13 +175,13 @@ def walk_share(
 
 
 def _wrong_path(path: Path, job: frozenset[int], joints: frozenset[int], network: GivenLinks) -> str:
-    """What is wrong with one hop; "" where nothing is."""
+    """The fault of one hop, or ""."""
     for arc in pairwise(path):
         if arc not in network.capacity:
             return f"there is no link {arc[0]} → {arc[1]}"
     if path[0] not in joints or path[-1] not in joints:
         end = path[-1] if path[0] in joints else path[0]
-        return f"hop {list(path)} ends at {end}, which is no rank of the job, nor a switch that combines"
+        return f"hop {list(path)} ends at {end}, which is no rank of the job and no switch with in-network reduction"
     if len(path) > 2:
         inside = next((v for v in path[1:-1] if v in job), None)
         if inside is not None:
@@ -192,7 +192,7 @@ def _wrong_path(path: Path, job: frozenset[int], joints: frozenset[int], network
 
 
 def _walk_tree(edges: list[Path], root: int, up: bool, where: str, violations: list[str]) -> tuple[dict[int, int], int]:
-    """Parent of each vertex that hangs on ``root``, and the most hops down to one."""
+    """Parent of each vertex connected to ``root``, and the tree's depth in hops."""
     children: dict[int, list[int]] = {}
     parent: dict[int, int] = {}
     for path in edges:
@@ -214,7 +214,7 @@ def _walk_tree(edges: list[Path], root: int, up: bool, where: str, violations: l
     loose = [vertex for vertex in parent if vertex not in hanging]
     if loose:
         violations.append(
-            f"{where}: not one tree: {loose[:8]} do not hang on the root {root} by edges that point {_direction(up)}"
+            f"{where}: not one tree: no edges that point {_direction(up)} join {loose[:8]} to the root {root}"
         )
     return hanging, depth
 
@@ -224,7 +224,7 @@ def _direction(up: bool) -> str:
 
 
 def _coverage(shares: tuple[PlanShare, ...], walks: list[Walk], items: dict[Block, Requirement]) -> Iterator[str]:
-    """Each slice combined from each source and delivered to each keeper once; slices fill each block."""
+    """Slices not reduced from every source and delivered to every keeper once; blocks that slices do not fill."""
     slices: dict[tuple[Block, int], list[int]] = {}
     for i, share in enumerate(shares):
         if share.block not in items:
@@ -264,25 +264,25 @@ def _sources(share: PlanShare, walk: Walk, item: Requirement) -> Iterator[str]:
 
 
 def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Requirement) -> Iterator[str]:
-    kept: dict[int, str] = {}
+    holder: dict[int, str] = {}
     keepers = frozenset(item.keepers)
     for share, walk in members:
-        # Data of one source is complete wherever it passes on its way up, so it need not come back down.
+        # Data of one source is complete at every vertex on its way up, so it need not come back down.
         passed = [v for v in walk.senders if v not in walk.receivers] if len(item.sources) == 1 else []
         for vertex in (share.root, *walk.receivers, *passed):
             if vertex not in keepers:
-                continue  # A relay passes on what it does not keep.
-            if vertex in kept:
-                yield f"{share.where}: vertex {vertex} gets slice {name} twice, from {kept[vertex]} too"
-            kept[vertex] = share.where
-    missing = [vertex for vertex in item.keepers if vertex not in kept]
+                continue  # A relay only passes the slice on.
+            if vertex in holder:
+                yield f"{share.where}: vertex {vertex} gets slice {name} twice, from {holder[vertex]} too"
+            holder[vertex] = share.where
+    missing = [vertex for vertex in item.keepers if vertex not in holder]
     if missing:
         yield f"{members[0][0].where}: slice {name} never reaches {missing[:8]}"
 
 
 def _loads(plan: ClaimedPlan, network: GivenLinks, violations: list[str]) -> Fraction | None:
-    """The rate at which the fullest link is full; differences from the stated loads go to ``violations``."""
-    # Whole numbers in the loop over all edges: weights over one common denominator.
+    """The rate at which the most loaded link is full; wrong stated loads are appended to ``violations``."""
+    # The loop over all edges uses integers: weights over one common denominator.
     scale = lcm(*(share.weight.denominator for share in plan.shares))
     use: dict[Arc, int] = {}
     for share in plan.shares:
@@ -326,7 +326,7 @@ def _wrong_loads(plan: ClaimedPlan, network: GivenLinks, load: dict[Arc, Fractio
 def _claims(
     plan: ClaimedPlan, network: GivenLinks, rate: Fraction | None, bound: Fraction | None, depth: int
 ) -> Iterator[str]:
-    """The plan's numbers about itself against the recomputed ones."""
+    """Stated numbers of the plan that differ from the recomputed ones."""
     if rate is not None:
         if plan.rate != rate:
             excess = "; at the stated rate a link is over its capacity" if plan.rate > rate else ""
@@ -350,12 +350,12 @@ def _claims(
         yield f"trees: {plan.trees} is stated, {moving} share{' has' if moving == 1 else 's have'} edges"
 
 
-# The order of sums, from the trees alone: a vertex folds its own contribution and what its senders fold, each placed by
-# the first of the ranks in it, and writes that in parentheses unless it is a lone operand.
+# The order of sums follows from the trees alone. A vertex folds its own contribution and the results of its senders,
+# sorted by the first rank in each. Its result is written in parentheses unless it is a single operand.
 def _wrong_orders(plan: ClaimedPlan, walks: Sequence[Walk], items: Mapping[Block, Requirement]) -> Iterator[str]:
-    """A sentence for each share that departs, with the vertex at which it does, what is expected and what is there.
+    """A sentence for each share that sums in another order: the vertex that differs, expected order and actual order.
 
-    The trees are right, and every share's block is one of ``items``.
+    The trees must be right, and every share's block must be in ``items``.
     """
     if plan.order is None:
         return
@@ -369,16 +369,16 @@ def _wrong_orders(plan: ClaimedPlan, walks: Sequence[Walk], items: Mapping[Block
         written = _written(share.root, walk.senders, items[share.block].sources, place)
         if written[share.root] == expected:
             continue
-        # The deepest vertex whose sum is nowhere in the order is where the share leaves it.
+        # The order differs first at the deepest vertex whose sum is not part of the stated order.
         at = next((v for v, text in written.items() if text not in expected), share.root)
         yield (
-            f"{share.where}: it departs at vertex {at}, which sums {_short(written[at])}; expected the order "
+            f"{share.where}: its order differs at vertex {at}, which sums {_short(written[at])}; expected the order "
             f"{_short(plan.order)}, got {_short(written[share.root][1:-1])}"
         )
 
 
 def _written(root: int, senders: Mapping[int, int], sources: Sequence[int], place: Mapping[int, int]) -> dict[int, str]:
-    """What each vertex folds, senders before receivers."""
+    """The sum of each vertex as text, senders before receivers."""
     below: dict[int, list[int]] = {}
     for child, parent in senders.items():
         below.setdefault(parent, []).append(child)

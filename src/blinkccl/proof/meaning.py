@@ -1,10 +1,10 @@
-"""What the nine collectives mean, said a second time, for the independent checker.
+"""Semantics of the nine collectives, defined a second time for the independent checker.
 
-Written from nccl-tests' conventions and the plan's schema, not from :mod:`blinkccl.collectives`: where the two
-disagree, one of them is wrong and the checker says so. Everything here speaks in vertex ids.
+Derived from nccl-tests' conventions and the plan's schema, not from :mod:`blinkccl.collectives`. If the two disagree,
+one of them is wrong, and the checker reports it. All ids are vertex ids.
 
-S is the size that nccl-tests prints: for allgather, reduce_scatter, gather and scatter the N blocks of all ranks, so
-one block weighs 1/N; for alltoall one rank's buffer, so one of the N² blocks weighs 1/N.
+S is the size that nccl-tests prints. For allgather, reduce_scatter, gather and scatter it is the N blocks of all ranks,
+so one block weighs 1/N. For alltoall it is one rank's buffer, so one of the N² blocks weighs 1/N.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ends = dict[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Data of size ``weight`` × S: all ``sources`` contribute once, all ``keepers`` must end up with it."""
+    """Data of size ``weight`` × S: every source contributes once, and every keeper must receive the result."""
 
     weight: Fraction
     sources: Ranks
@@ -41,7 +41,7 @@ def _alltoall(ranks: Ranks) -> dict[Block, Requirement]:
     return {(s, d): Requirement(Fraction(1, len(ranks)), (s,), (d,)) for s in ranks for d in ranks}
 
 
-#: Name → the ends it takes, and its items by block, given the ranks and those ends.
+#: Name → its parameters among root, src and dst, and a function of ranks and parameters that gives items by block.
 _MEANING: dict[str, tuple[tuple[str, ...], Callable[..., dict[Block, Requirement]]]] = {
     "broadcast": (("root",), lambda ranks, root: _whole((root,), ranks)),
     "reduce": (("root",), lambda ranks, root: _whole(ranks, (root,))),
@@ -56,7 +56,7 @@ _MEANING: dict[str, tuple[tuple[str, ...], Callable[..., dict[Block, Requirement
 
 
 def wrong_ends(collective: str, ranks: Ranks, ends: Ends) -> list[str]:
-    """What is wrong with root, src and dst for this collective; empty where all is well."""
+    """Faults of root, src and dst for this collective; empty if there are none."""
     if collective not in _MEANING:
         raise ScheduleError(f"collective: expected one of {', '.join(_MEANING)}, got {collective[:40]!r}")
     wrong = []
@@ -74,6 +74,6 @@ def wrong_ends(collective: str, ranks: Ranks, ends: Ends) -> list[str]:
 
 
 def meaning(collective: str, ranks: Ranks, ends: Ends) -> dict[Block, Requirement]:
-    """The items of the collective by block, in vertex ids; call only where :func:`wrong_ends` is empty."""
-    wanted, items = _MEANING[collective]
-    return items(ranks, **{key: ends[key] for key in wanted})
+    """The items of the collective by block, in vertex ids; call only if :func:`wrong_ends` is empty."""
+    parameters, items = _MEANING[collective]
+    return items(ranks, **{key: ends[key] for key in parameters})

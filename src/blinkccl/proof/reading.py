@@ -1,7 +1,7 @@
-"""Plan JSON as plain values for the independent checker: shapes only, no opinion about what is right.
+"""Reader of plan JSON for the independent checker: it checks shapes only and returns plain values.
 
-The checker trusts nothing that made the plan, so it reads the JSON by itself: this page knows the schema
-of ``blink plan --json`` and ``blink topo --json``, and imports only the standard library and our errors.
+The checker trusts no code that made the plan, so it has its own reader. This module contains the schema of
+``blink plan --json`` and ``blink topo --json``. It imports the standard library, our errors and our schema versions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from blinkccl.errors import ScheduleError
 from blinkccl.schema import READABLE, READABLE_PLANS, turns_fault, upgraded
 
-#: A block as the plan names it: None, a rank's vertex id, or (source, destination).
+#: A block in the plan's notation: None, a rank's vertex id, or (source, destination).
 Block = int | tuple[int, int] | None
 Path = tuple[int, ...]
 Arc = tuple[int, int]
 _WeighedSets = tuple[tuple[Fraction, tuple[int, ...]], ...]
 
-#: More digits than any honest plan has; sums of such fractions would make the checker crawl.
+#: No honest plan has more digits. Sums of longer fractions would make the checker too slow.
 MAX_DIGITS = 200
 _FRACTION = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}(?:/[0-9]{{1,{MAX_DIGITS}}})?", re.ASCII)
 #: Bound on the common denominator of all weights (or prices), so that loads stay within MAX_DIGITS.
@@ -33,7 +33,10 @@ _MAX_ID = 2**31
 
 @dataclass(frozen=True, slots=True)
 class GivenLinks:
-    """The topology: kind of each vertex, which combine, what some are part of; capacity and GB/s of each link."""
+    """The topology. ``combining`` are switches with in-network reduction; ``part_of`` maps a part to its vertex.
+
+    ``by`` is "write", "read" or "" (both); ``read_gb_per_s`` is a link's rate for reads.
+    """
 
     unit_gb_per_s: float
     kinds: dict[int, str]
@@ -60,7 +63,7 @@ class PlanShare:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What walking a share's trees from its root shows: who sends up, who receives, how far it is."""
+    """A share's trees, walked from the root: the parent of each sender and of each receiver, and the depth in hops."""
 
     senders: dict[int, int]
     receivers: dict[int, int]
@@ -81,7 +84,7 @@ class StatedLoad:
 class ClaimedProof:
     """The certificate: ``vertices`` is the side or the blocks, ``parts`` the fractions it states.
 
-    ``sets``: of prices those that trees enter, and those that they leave, with their weights.
+    ``sets`` has the sets "entered" and "left" by trees, with their weights, for a dual with sets.
     """
 
     kind: str
@@ -93,9 +96,9 @@ class ClaimedProof:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedPlan:
-    """A plan as it stands in the JSON; None where an optional statement is absent.
+    """A plan as stated in the JSON, with None for an absent optional statement.
 
-    ``turns`` has the cycles of each; () where every share and every load is stated.
+    ``turns`` has the cycles of each turn; () if the plan states every share and every load.
     """
 
     collective: str
@@ -118,7 +121,7 @@ class ClaimedPlan:
 
 
 def read_plan(data: object) -> ClaimedPlan:
-    """The plan in ``data``; a ScheduleError's message starts with the JSON path of what is missing or misshapen."""
+    """The plan in ``data``. ScheduleError, with the JSON path, if a field is missing or has the wrong shape."""
     plan = upgraded(_versioned(data, "plan", READABLE_PLANS))
     shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_typed(plan, "shares", "", list)))
     _workable((share.weight for share in shares), "shares", "weights")
@@ -145,7 +148,7 @@ def read_plan(data: object) -> ClaimedPlan:
 
 
 def read_network(data: object) -> GivenLinks:
-    """The topology in ``data``, a JSON object as ``blink topo --json`` prints it; a ScheduleError gives the path."""
+    """The topology in ``data``, the JSON object of ``blink topo --json``. ScheduleError as in :func:`read_plan`."""
     topology = upgraded(_versioned(data, "topology", READABLE))
     kinds: dict[int, str] = {}
     combining: set[int] = set()
@@ -182,7 +185,7 @@ def _link(network: GivenLinks, entry: dict[str, Any], where: str) -> None:
     if capacity <= 0:
         raise ScheduleError(f"{where}.capacity: expected a positive integer, got {capacity}")
     network.capacity[arc] = capacity
-    # A rate left out follows from the capacity, as in ``blink topo``'s own reader.
+    # An absent rate follows from the capacity, as in the reader of ``blink topo``.
     stated = entry.get("gb_per_s") is not None
     network.gb_per_s[arc] = _number(entry, "gb_per_s", where) if stated else capacity * network.unit_gb_per_s
     network.read_gb_per_s[arc] = network.gb_per_s[arc]
@@ -221,7 +224,7 @@ def _edges(entry: dict[str, Any], key: str, where: str) -> list[Path] | None:
 
 
 def _path(value: object, where: str, key: str, index: int) -> Path:
-    # The inner loop of reading a big plan: the path of an error is put together only when there is one.
+    # This is the inner loop of reading a big plan, so the JSON path is built only for an error.
     if type(value) is list and len(value) > 1 and all(type(v) is int and 0 <= v < _MAX_ID for v in value):
         return tuple(value)
     raise _expected(f"{where}.{key}[{index}]", "an array of at least two vertex ids", value)
@@ -254,13 +257,13 @@ def _price(data: object, index: int) -> tuple[int, int, Fraction]:
 
 
 def _sets(entry: dict[str, Any], key: str) -> _WeighedSets:
-    found = []
+    sets = []
     for i, row in enumerate(_typed(entry, key, "certificate", list)):
         where = f"certificate.{key}[{i}]"
         if not isinstance(row, list) or len(row) != 2:
             raise _expected(where, "[weight, vertices]", row)
-        found.append((parse_fraction(row[0], f"{where}[0]"), _ids(row[1], f"{where}[1]")))
-    return tuple(found)
+        sets.append((parse_fraction(row[0], f"{where}[0]"), _ids(row[1], f"{where}[1]")))
+    return tuple(sets)
 
 
 def _load(data: object, index: int) -> StatedLoad:
@@ -285,20 +288,20 @@ def _cycles(data: object, where: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _filled(entry: dict[str, Any], key: str, where: str) -> list[Any]:
-    """The field ``key`` where it is a list with something in it."""
+    """The field ``key``, a list of at least one entry."""
     value: list[Any] = _typed(entry, key, where, list)
     if not value:
         raise _expected(_join(where, key), "at least one entry", value)
     return value
 
 
-def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
+def _workable(numbers: Iterable[Fraction], where: str, name: str) -> None:
     common = 1
     for number in numbers:
         common = lcm(common, number.denominator)
         if common > _MAX_COMMON:
             raise ScheduleError(
-                f"{where}: the {what} have a common denominator of more than "
+                f"{where}: the {name} have a common denominator of more than "
                 f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction"
             )
 
@@ -311,8 +314,8 @@ def _versioned(data: object, where: str, readable: Sequence[int]) -> dict[str, A
     return entry
 
 
-def _expected(where: str, wanted: str, got: object) -> ScheduleError:
-    return ScheduleError(f"{where}: expected {wanted}, got {_show(got)}")
+def _expected(where: str, expected: str, got: object) -> ScheduleError:
+    return ScheduleError(f"{where}: expected {expected}, got {_show(got)}")
 
 
 def _show(value: object) -> str:
@@ -344,7 +347,7 @@ def _object(value: object, where: str) -> dict[str, Any]:
 
 
 def _typed(entry: dict[str, Any], key: str, where: str, kind: type) -> Any:
-    """The field ``key`` where it is a list, str or bool, as ``kind`` says."""
+    """The field ``key``, of type ``kind`` (list, str or bool)."""
     value = _field(entry, key, where)
     if not isinstance(value, kind):
         raise _expected(_join(where, key), _KINDS[kind], value)
@@ -373,7 +376,7 @@ def _ids(values: object, where: str, least: int = 0) -> tuple[int, ...]:
 
 def _number(entry: dict[str, Any], key: str, where: str) -> float:
     value = _field(entry, key, where)
-    # An integer too big for a float is refused before the conversion overflows.
+    # Comparison refuses an integer too big for a float before the conversion would overflow.
     if type(value) not in (int, float) or not abs(value) < 1e300:
         raise _expected(_join(where, key), "a finite number", value)
     return float(value)

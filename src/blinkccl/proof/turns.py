@@ -1,8 +1,8 @@
-"""A plan that states its shares by orbits, written out: what each share and each row of ``link_load`` stands for.
+"""Expansion of a plan that states its shares by orbits: every share and every row of ``link_load``.
 
-The checker's own reading of ``turns`` (docs/optimum.md, "Plans by orbits"), which trusts no symmetry: what comes out is
-checked share by share like any plan. The paths of images name the share in the plan and how often each turn has turned
-it: ``shares[2]@[0,17]``.
+This is the checker's own reader of ``turns`` (docs/optimum.md, "Plans by orbits"). It trusts no symmetry: the expanded
+shares are checked one by one, like those of any plan. The path of an image names the share in the plan and the number
+of times that each turn was applied: ``shares[2]@[0,17]``.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass, replace
 from blinkccl.errors import ScheduleError
 from blinkccl.proof.reading import Arc, Block, ClaimedPlan, GivenLinks, Path, PlanShare, StatedLoad
 
-#: No honest plan comes near these.
+#: Limits of shares and of vertices in hops, far above any honest plan.
 MAX_SHARES = 1_000_000
 MAX_CROSSED = 2**26
 
 
 @dataclass(frozen=True, slots=True)
 class _StatedTurn:
-    """A permutation: ``to`` where each vertex goes, ``paths`` what has been turned already."""
+    """A permutation of vertices. ``to`` maps each vertex to its image; ``paths`` caches turned paths."""
 
     to: dict[int, int]
     order: int
     paths: dict[Path, Path]
 
     def path(self, path: Path) -> Path:
-        found = self.paths.get(path)
-        if found is None:
-            found = self.paths[path] = tuple([self.to.get(v, v) for v in path])
-        return found
+        image = self.paths.get(path)
+        if image is None:
+            image = self.paths[path] = tuple([self.to.get(v, v) for v in path])
+        return image
 
 
 def written_out(plan: ClaimedPlan, network: GivenLinks) -> ClaimedPlan:
-    """The plan with all its shares and loads; ScheduleError, with the JSON path, where the turns are none.
+    """The plan with all its shares and loads. ScheduleError, with the JSON path, if a turn is invalid.
 
-    Ranks must be vertices of ``network``. Refused before anything is turned: more than :data:`MAX_SHARES` shares, or
-    hops that cross more than :data:`MAX_CROSSED` vertices.
+    Ranks must be vertices of ``network``. Before any expansion, a plan is refused that would have more than
+    :data:`MAX_SHARES` shares, or hops with more than :data:`MAX_CROSSED` vertices.
     """
     if not plan.turns:
         return plan
@@ -46,11 +46,12 @@ def written_out(plan: ClaimedPlan, network: GivenLinks) -> ClaimedPlan:
     for i, turn in enumerate(turns):
         moves *= turn.order
         if moves > len(plan.ranks):
-            raise ScheduleError(f"turns[{i}]: expected at most as many images of a share as ranks, {len(plan.ranks)}")
+            raise ScheduleError(f"turns[{i}]: expected at most {len(plan.ranks)} images of a share, got {moves}")
     crossed = sum(len(path) for share in plan.shares for path in (*(share.reduce or ()), *(share.broadcast or ())))
     if moves * len(plan.shares) > MAX_SHARES or moves * crossed > MAX_CROSSED:
         raise ScheduleError(
-            f"turns: {moves} images of every share are more than {MAX_SHARES} shares or cross {MAX_CROSSED} vertices"
+            f"turns: {moves} images of each share; expected at most {MAX_SHARES} shares and {MAX_CROSSED} vertices "
+            "in their hops"
         )
     return replace(
         plan, shares=_in_order(plan, turns), link_load=tuple(_loads(plan.link_load, turns, network.capacity)), turns=()
@@ -72,18 +73,18 @@ def _turn(cycles: tuple[tuple[int, ...], ...], where: str, ranks: tuple[int, ...
     job = frozenset(ranks)
     for rank in ranks:
         if to.get(rank, rank) not in job:
-            raise ScheduleError(f"{where}: rank {rank} is turned to {to[rank]}, which is no rank")
+            raise ScheduleError(f"{where}: rank {rank} maps to {to[rank]}, which is no rank")
     return _StatedTurn(to, order, {})
 
 
 def _in_order(plan: ClaimedPlan, turns: list[_StatedTurn]) -> tuple[PlanShare, ...]:
-    """All images by root, block, share in the plan and turns, the first turn the fastest; ``slice`` is the place."""
+    """All images sorted by root, block, share and turns, with the first turn the fastest; ``slice`` is the index."""
     place = {rank: i for i, rank in enumerate(plan.ranks)}
     images: list[tuple[list[int], PlanShare]] = []
     for share in plan.shares:
         for vertex in _named(share):
             if vertex not in place:
-                raise ScheduleError(f"{share.where}: its root and block are turned, but {vertex} is no rank")
+                raise ScheduleError(f"{share.where}: its root and block must be ranks, but {vertex} is no rank")
         images += [([place[vertex] for vertex in _named(image)], image) for image in _images(share, turns)]
     images.sort(key=lambda entry: entry[0])
     stated = {share.where: share for share in plan.shares}
@@ -94,20 +95,20 @@ def _in_order(plan: ClaimedPlan, turns: list[_StatedTurn]) -> tuple[PlanShare, .
 
 
 def _named(share: PlanShare) -> tuple[int, ...]:
-    """The vertices that are to be ranks."""
+    """The vertices that must be ranks: root and block."""
     block = () if share.block is None else share.block if isinstance(share.block, tuple) else (share.block,)
     return (share.root, *block)
 
 
 def _images(share: PlanShare, turns: list[_StatedTurn]) -> Iterator[PlanShare]:
-    found: list[tuple[tuple[int, ...], PlanShare]] = [((), share)]
+    images: list[tuple[tuple[int, ...], PlanShare]] = [((), share)]
     for turn in turns:
-        layer, found = found, []
+        layer, images = images, []
         for k in range(turn.order):
             if k > 0:
                 layer = [(times, _turned(image, turn)) for times, image in layer]
-            found += [((*times, k), image) for times, image in layer]
-    for times, image in found:
+            images += [((*times, k), image) for times, image in layer]
+    for times, image in images:
         yield replace(image, where=f"{share.where}@[{','.join(map(str, times))}]") if any(times) else image
 
 
@@ -119,15 +120,15 @@ def _turned(share: PlanShare, turn: _StatedTurn) -> PlanShare:
 
 
 def _loads(rows: tuple[StatedLoad, ...], turns: list[_StatedTurn], links: Container[Arc]) -> Iterator[StatedLoad]:
-    """Each row for all links that turns make of its own; of a link that is none, or stated before, nothing is made."""
-    seen: set[Arc] = set()
+    """Each row for all images of its link. A missing link, or one stated before, has no further images."""
+    stated: set[Arc] = set()
     for row in rows:
         line, queued = [row.arc], {row.arc}
         for arc in line:
             yield replace(row, arc=arc)
-            if arc in seen or arc not in links:
+            if arc in stated or arc not in links:
                 continue
-            seen.add(arc)
+            stated.add(arc)
             for turn in turns:
                 image = (turn.to.get(arc[0], arc[0]), turn.to.get(arc[1], arc[1]))
                 if image not in queued:

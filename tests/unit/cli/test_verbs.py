@@ -86,7 +86,9 @@ def _changed_plan(blink, path, change, collective, *options):
 def test_a_plan_without_topology_needs_one(blink, tmp_path):
     path = tmp_path / "plan.json"
     _changed_plan(blink, path, lambda plan: plan.pop("topology"), "allreduce", "--gpus", "1,4,5,6")
-    blink("check", path).assert_refused(f"{path}: the plan brings no topology: give --topo SPEC")
+    blink("check", path).assert_refused(
+        f"{path}: the plan has no topology: give the machine that it was made for, --topo SPEC"
+    )
     assert blink("check", path, "--topo", "dgx-1v").code == 0
 
 

@@ -1,4 +1,4 @@
-"""The audit of a plan: checker and verifier, and what happens when one of them cannot start."""
+"""The audit of a plan: checker and verifier, also for a plan that one of them cannot process."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def document():
     return to_document(algorithm("optimal").plan(request))
 
 
-def test_a_good_plan(document):
-    found = audit(document)
-    assert found.ok
-    assert found.verdict.optimal
-    assert found.document()["violations"] == []
+def test_a_good_plan_is_optimal_without_violations(document):
+    result = audit(document)
+    assert result.ok
+    assert result.verdict.optimal
+    assert result.document()["violations"] == []
 
 
 def test_a_plan_that_cannot_be_lowered_is_broken_not_unreadable(document):
     document["shares"][0]["reduce"].append([2, 5])
-    found = audit(document)
-    assert not found.ok
-    assert found.program is None
-    assert "vertex 2" in found.faults[0]
+    result = audit(document)
+    assert not result.ok
+    assert result.program is None
+    assert "vertex 2" in result.faults[0]
 
 
-def test_the_topology_beside_it_is_used_where_it_brings_none(document):
+def test_a_plan_without_a_topology_is_checked_on_the_one_beside_it(document):
     del document["topology"]
     assert audit(document, parse_spec("dgx-1v")).ok
     with pytest.raises(UsageError, match="topology"):
@@ -44,7 +44,7 @@ def test_the_topology_beside_it_is_used_where_it_brings_none(document):
         audit(document, parse_spec("chain:8"))
 
 
-def test_ranks_that_are_none_are_the_readers_business(document):
+def test_the_reader_refuses_ranks_that_are_no_numbers(document):
     del document["topology"]
     document["ranks"] = ["one", {}]
     with pytest.raises(ScheduleError, match="ranks"):

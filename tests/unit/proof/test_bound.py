@@ -17,7 +17,7 @@ NO_ENDS = {"root": None, "src": None, "dst": None}
 
 
 def random_costs(rng: random.Random, size: int, density: float) -> list[list[int | None]]:
-    # Few different costs make many ties, and ties are where contractions go wrong.
+    # Few different costs make many ties, and ties are the hard case for contractions.
     return [
         [rng.choice((0, 1, 1, 2, 3, 7, 50)) if u != v and rng.random() < density else None for v in range(size)]
         for u in range(size)
@@ -49,7 +49,7 @@ def test_a_single_vertex_costs_nothing() -> None:
 
 
 def test_nested_contractions() -> None:
-    """Two rings of two, joined by dear arcs: each ring is contracted, then both."""
+    """Two rings of two vertices, joined by expensive arcs: each ring is contracted, then both."""
     costs: list[list[int | None]] = [
         [None, 1, None, 10],
         [1, None, None, None],
@@ -79,8 +79,8 @@ def test_hops_run_through_transit_only(seed: int) -> None:
             graph.add_weighted_edges_from(
                 (a, b, p) for (a, b), p in prices.items() if all(x in (u, v) or x >= 4 for x in (a, b))
             )
-            there = nx.has_path(graph, u, v)
-            assert hops[i][j] == (nx.shortest_path_length(graph, u, v, "weight") if there else None)
+            joined = nx.has_path(graph, u, v)
+            assert hops[i][j] == (nx.shortest_path_length(graph, u, v, "weight") if joined else None)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -124,7 +124,7 @@ def test_cut_capacity_by_networkx(seed: int) -> None:
     graph = nx.DiGraph()
     graph.add_nodes_from(network.kinds)
     graph.add_weighted_edges_from((u, v, c) for (u, v), c in network.capacity.items())
-    # networkx counts both directions in cut_size; the boundary of a set is directed.
+    # cut_size of networkx counts both directions; edge_boundary is directed.
     capacity = sum(c for _, _, c in nx.edge_boundary(graph, side, data="weight"))
     claim = ClaimedProof("ratio", (side,), (), {"capacity": Fraction(capacity), "demand": Fraction(inside, 4)})
     bound, wrong = refute(claim, "allgather", meaning("allgather", ranks, NO_ENDS), ranks, network)

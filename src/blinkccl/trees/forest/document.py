@@ -1,10 +1,9 @@
 """A forest as the JSON of ``blink plan --json``, and back.
 
-Writing is canonical: the same forest gives the same bytes in any process. Reading judges shapes only. A plan
-that is readable but wrong (a tree that is none, weights that do not add up, a stated rate that is false)
-becomes a :class:`Forest` without complaint: it is the verifier's and the checker's part to refuse it, and their
-messages say more. What a forest cannot even name (ranks that the topology lacks, a root outside the ranks)
-is refused here.
+Writing is canonical: the same forest gives the same bytes in any process. Reading checks shapes only. A readable but
+wrong plan (edges that form no tree, wrong sums of weights, a false rate) becomes a :class:`Forest`. The verifier and
+the checker refuse it later, with better messages. This module refuses only names that a forest cannot hold: ranks that
+the topology lacks, or a root outside the ranks.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ from blinkccl.trees.forest.model import Certificate, Cut, Dual, Forest, Partitio
 from blinkccl.trees.forest.turns import orbits_of, read_expanded, read_turns
 from blinkccl.trees.packing.network import Arc
 
-#: Limits that no honest plan comes near (1,024 GPUs: 2·10⁶ edges) and that keep nonsense from filling memory.
+#: Limits far above any honest plan (1,024 GPUs: 2·10⁶ edges), so that a broken file cannot fill memory.
 MAX_BYTES = 256 * 2**20
 MAX_SHARES = 1_000_000
-#: Of the hops of all shares: in a file without turns a vertex takes at least four bytes.
+#: Most vertices in the hops of all shares: in a file without turns a vertex takes at least four bytes.
 MAX_VERTICES = MAX_BYTES // 4
 MAX_DIGITS = 200
-#: Of an order: a thousand ranks take five thousand characters.
+#: Most characters of an order: a thousand ranks take five thousand.
 MAX_ORDER = 2**20
 _MAX_COMMON = 10 ** (MAX_DIGITS - 20)
 _WIDTH = 110
 
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Ids = list[_Id]
-# At most MAX_DIGITS a side, and nothing divides by zero: Fraction() takes whatever these let through.
+# At most MAX_DIGITS a side and no division by zero, so Fraction() accepts every match.
 _NATURAL = rf"0*[1-9][0-9]{{0,{MAX_DIGITS - 1}}}"
 _Number = Annotated[str, msgspec.Meta(pattern=rf"\A-?[0-9]{{1,{MAX_DIGITS}}}(/{_NATURAL})?\Z")]
 _Positive = Annotated[str, msgspec.Meta(pattern=rf"\A{_NATURAL}(/{_NATURAL})?\Z")]
@@ -105,7 +104,7 @@ class _TurnForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _PlanForm(msgspec.Struct):
-    # Unknown fields at the top are let through: the command line adds statements that no forest holds.
+    # Unknown fields at the top are accepted: the command line adds statements that no forest holds.
     schema_version: int
     collective: str
     algorithm: str
@@ -131,13 +130,13 @@ class _PlanForm(msgspec.Struct):
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """For what makes objects and no garbage: looking for some took three quarters of the time to read 20 MB."""
-    wanted = gc.isenabled()
+    """Disable garbage collection while many objects are made: it took three quarters of the time to read 20 MB."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if wanted:
+        if was_enabled:
             gc.enable()
 
 
@@ -145,8 +144,8 @@ def without_collection() -> Iterator[None]:
 def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, Any]:
     """The JSON object of ``blink plan --json``, keys in their canonical order.
 
-    ``plan_seconds`` is how long planning took; left out where None, as in every file: the same forest is to give the
-    same bytes. ScheduleError if a number has more than :data:`MAX_DIGITS` digits, which no reader would take back.
+    ``plan_seconds`` is the time of planning. Files leave it out (None), so that the same forest gives the same bytes.
+    ScheduleError if a number has more than :data:`MAX_DIGITS` digits, which every reader refuses.
     """
     collective, ranks = forest.collective, forest.ranks
     orbits = orbits_of(forest)
@@ -180,9 +179,9 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
 def from_document(data: dict[str, Any] | bytes) -> Forest:
     """The forest in a plan's JSON: the object, or its UTF-8 text.
 
-    What a forest works out itself (bound, loads, depth, counts) is read for its shape and left to the checker.
-    ScheduleError, which names the place as in ``shares[3].broadcast[1]``, if it is no JSON, a field is missing or has
-    the wrong shape, a limit is passed, or ranks, root, src or dst name what is not there.
+    Numbers that a forest computes itself (bound, loads, depth, counts) are read for their shape only; the checker
+    compares them. ScheduleError, with the place as in ``shares[3].broadcast[1]``, if the text is no JSON, a field is
+    missing or has the wrong shape, or a limit is exceeded; also if ranks, root, src or dst name a missing vertex.
     """
     plan = _convert(_of_our_version(upgraded(loads(data) if isinstance(data, bytes) else data)))
     fault = label_fault(plan.algorithm)
@@ -211,34 +210,34 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
 
 
 def stated_hops(document: dict[str, Any]) -> int:
-    """Hops of all trees that a plan states, images of turned shares included; 0 where its shape is not a plan's."""
+    """Number of hops of all trees of a plan, with the images of turned shares; 0 if the document is no plan."""
     try:
         images = prod(max(map(len, turn["cycles"])) for turn in document.get("turns", ()))
         return images * sum(
             len(share[stage] or ()) for share in document["shares"] for stage in ("reduce", "broadcast")
         )
     except (TypeError, LookupError, ValueError):
-        return 0  # whoever reads it says what is wrong
+        return 0  # the reader reports the fault
 
 
 def moving_shares(forest: Forest) -> int:
-    """How many shares move data: the number of trees, an up-tree and its down-tree counted once."""
+    """Number of shares that move data. An up-tree and its down-tree count as one."""
     return sum(1 for share in forest.shares if any(tree.edges for tree in share.trees()))
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """Canonical text of a document, with a newline: keys as they stand, one line per entry of a list of objects."""
+    """Canonical text of a document, ending in a newline: keys in given order, a line per object of a list."""
     return _render(document, "") + "\n"
 
 
 @without_collection()
 def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
-    """The JSON object in ``raw``, for :func:`from_document` and for the checker, which are to see the same.
+    """The JSON object in ``raw``, the common input of :func:`from_document` and of the checker.
 
     ScheduleError, with ``source``, if it is no JSON object, nested too deeply, or longer than :data:`MAX_BYTES`.
     """
     if len(raw) > MAX_BYTES:
-        raise ScheduleError(f"{source}: expected at most {MAX_BYTES} bytes, got more")
+        raise ScheduleError(f"{source}: expected at most {MAX_BYTES} bytes, got {len(raw)}")
     if not raw.strip():
         raise ScheduleError(f'{source}: the file is empty; expected what "blink plan -o" writes')
     try:
@@ -257,7 +256,7 @@ def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
 
 
 def _of_our_version(data: dict[str, Any]) -> dict[str, Any]:
-    """``data``; refused before its fields are looked at where another version wrote it."""
+    """``data``. ScheduleError if its schema version is unknown, before any other field is read."""
     topology = data.get("topology")
     for where, document, readable in (("", data, READABLE_PLANS), ("topology: ", topology, READABLE)):
         fault = version_fault(document.get("schema_version"), readable) if isinstance(document, dict) else None
@@ -272,14 +271,14 @@ def _of_our_version(data: dict[str, Any]) -> dict[str, Any]:
 def _text(number: Fraction) -> str:
     if max(abs(number.numerator), number.denominator) >= 10**MAX_DIGITS:
         raise ScheduleError(
-            f"a number of this forest has more than {MAX_DIGITS} digits; round its weights "
+            f"a number of this plan has more than {MAX_DIGITS} digits; round its weights "
             "to multiples of one small fraction"
         )
     return str(number)
 
 
 def _share_document(share: Share) -> dict[str, Any]:
-    """A share as the document of a plan has it."""
+    """The document of a share."""
     return {
         "weight": _text(share.weight),
         "slice": share.slice,
@@ -291,7 +290,7 @@ def _share_document(share: Share) -> dict[str, Any]:
 
 
 def _link_load(forest: Forest, links: Iterable[Arc]) -> list[dict[str, Any]]:
-    # A wrong plan that was read can be written again: a link that is not there has no capacity.
+    # A wrong plan can be written too: a link that the topology lacks has capacity 0.
     capacity = {arc: link.capacity for arc, link in forest.topology.link.items()}
     return [
         {"src": arc[0], "dst": arc[1], "load": _text(forest.link_load[arc]), "capacity": str(capacity.get(arc, 0))}
@@ -300,7 +299,7 @@ def _link_load(forest: Forest, links: Iterable[Arc]) -> list[dict[str, Any]]:
 
 
 def certificate_document(certificate: Certificate) -> dict[str, Any]:
-    """A proof as the document of a plan has it, without sets where there are none."""
+    """The document of a certificate, without empty sets."""
     values = {field.name: _plain(getattr(certificate, field.name)) for field in fields(certificate)}
     return {"kind": certificate.kind, **{name: value for name, value in values.items() if value != []}}
 
@@ -320,40 +319,40 @@ def _convert(data: dict[str, Any]) -> _PlanForm:
 
 
 def _located(message: str, data: dict[str, Any]) -> str:
-    """msgspec's "what - at `$.path`" as our "path: what, got value"."""
+    """msgspec's "fault - at `$.path`" as our "path: fault, got value"."""
     match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", message, re.DOTALL)
-    what, where = (match.group(1), match.group(2)) if match else (message, "")
-    wanted = re.search(r"matching regex '(.*)'", what)
-    if wanted:
-        sign = "" if wanted[1].startswith(r"\\A-") else "positive "
-        what = f'Expected a {sign}fraction like "24/7" of at most {MAX_DIGITS} digits a side'
-    if match and what.startswith("Expected") and ", got" not in what:
-        what += _got(data, where)
-    return f"{where or 'plan'}: {shortened(what[:1].lower() + what[1:])}"
+    fault, where = (match.group(1), match.group(2)) if match else (message, "")
+    pattern = re.search(r"matching regex '(.*)'", fault)
+    if pattern:
+        sign = "" if pattern[1].startswith(r"\\A-") else "positive "
+        fault = f'Expected a {sign}fraction like "24/7" of at most {MAX_DIGITS} digits a side'
+    if match and fault.startswith("Expected") and ", got" not in fault:
+        fault += _got(data, where)
+    return f"{where or 'plan'}: {shortened(fault[:1].lower() + fault[1:])}"
 
 
 def _got(data: dict[str, Any], where: str) -> str:
-    """ ", got …" for the value at the place ``where``; "" where it cannot be shown."""
+    """Text ", got …" for the value at the place ``where``; "" if the value cannot be read."""
     try:
         value: Any = data
         for key, index in re.findall(r"(\w+)|\[(\d+)\]", where):
             value = value[key] if key and not index else value[int(index)]
     except (LookupError, TypeError):
-        return ""  # A place that the message describes otherwise, such as a key that is no string.
+        return ""  # msgspec describes some places in words, such as a key that is no string
     if isinstance(value, list | dict):
         return f", got {len(value)} entries"
     shown = repr(value) if not isinstance(value, int) or value.bit_length() < 64 else "a bigger number"
     return f", got {shown if len(shown) <= 60 else shown[:57] + '…'}"
 
 
-def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
-    """Refuse numbers whose sums would have too many digits to write back."""
+def _workable(numbers: Iterable[Fraction], where: str, name: str) -> None:
+    """Refuse numbers with a common denominator too long for their sums to be written."""
     common = 1
     for number in numbers:
         common = lcm(common, number.denominator)
         if common > _MAX_COMMON:
             raise ScheduleError(
-                f"{where}: the {what} have a common denominator of more than "
+                f"{where}: the {name} have a common denominator of more than "
                 f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction"
             )
 
@@ -373,15 +372,15 @@ def _collective(plan: _PlanForm, ranks: tuple[int, ...]) -> Collective:
         raise ScheduleError(f"collective: expected one of {', '.join(COLLECTIVES)}, got {name[:40]!r}")
     positions = {}
     for key in ("root", "src", "dst"):
-        vertex, wanted = getattr(plan, key), key in COLLECTIVES[name].parameters
-        if wanted and vertex not in ranks:
+        vertex, needed = getattr(plan, key), key in COLLECTIVES[name].parameters
+        if needed and vertex not in ranks:
             raise ScheduleError(
                 f"{key}: {name} needs one of the ranks {list(ranks)[:16]}, got "
                 + ("null" if vertex is None else str(vertex))
             )
-        if not wanted and vertex is not None:
+        if not needed and vertex is not None:
             raise ScheduleError(f"{key}: {name} takes none, got {vertex}")
-        positions[key] = ranks.index(vertex) if wanted else None
+        positions[key] = ranks.index(vertex) if needed else None
     if name == "sendrecv" and plan.src == plan.dst:
         raise ScheduleError(f"dst: sendrecv needs two different ranks, got {plan.src} as src and dst")
     return Collective(name, len(ranks), **positions)
@@ -416,7 +415,7 @@ def _read_certificate(stated: _Cut | _Ratio | _Partition | _Dual) -> Certificate
 
 
 def _render(value: Any, indent: str) -> str:
-    """JSON text behind ``indent`` spaces: an entry per line where it is not short; an entry of a list is one line."""
+    """JSON text after ``indent`` spaces: long objects have a line per entry, lists of objects a line per object."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     inner = indent + "  "
     if isinstance(value, dict) and (not indent or len(indent) + len(line) > _WIDTH):

@@ -1,7 +1,7 @@
-"""Forests: weighted shares of the data, each with the trees it travels.
+"""Forests: weighted shares of the data, each with its trees.
 
-One type carries Blink, every baseline and everything beyond. A share is a slice of the data that first goes
-up a tree to its root, combining, and then down a tree, copying; either stage may be absent:
+One type represents Blink, every baseline and all further algorithms. A share is a slice of the data. It is reduced up a
+tree to its root, and then copied down a tree. Either stage may be absent:
 
 =================  ==========================  =====================================
 collective         ``reduce`` (up)             ``broadcast`` (down)
@@ -15,14 +15,14 @@ gather, scatter,   —                           a path to the one keeper; the r
 alltoall, sendrecv                             between only pass on
 =================  ==========================  =====================================
 
-A rank keeps a slice that it should have when the down-tree brings it, when it is the root, or when the data of
-one single source passes it on the way up; without a down-tree only the root of a reduction keeps it.
+A rank that needs a slice has it in three cases: the down-tree delivers it, the rank is the root, or data of a single
+source passes the rank on the way up. Without a down-tree, only the root of a reduction has the result.
 
-A switch that says that it ``combines`` may stand in a tree as a rank does, and be its root: it adds up what comes up to
-it, and sends to several what comes down (:mod:`blinkccl.trees.algorithms.in_switch`). It has no data of its own.
+A switch with ``combines`` (in-network reduction) may stand in a tree like a rank, and be its root. It reduces data on
+the way up and multicasts data on the way down (:mod:`blinkccl.trees.algorithms.in_switch`). It has no data of its own.
 
-All vertices are the topology's ids. ``ranks[i]`` is rank ``i`` of the job; only
-:class:`~blinkccl.collectives.spec.Collective` speaks in positions.
+All vertices are ids of the topology. ``ranks[i]`` is rank ``i`` of the job; only
+:class:`~blinkccl.collectives.spec.Collective` uses positions.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from blinkccl.collectives.spec import Block, Collective, Item
 from blinkccl.errors import InternalError
 from blinkccl.topology.model import Topology
 
-#: Sets of vertex ids, and what each weighs.
+#: Weights and their sets of vertex ids.
 WeighedSets = tuple[tuple[Fraction, tuple[int, ...]], ...]
-#: One hop of a tree: vertex ids ``(u, …, v)`` in the direction of the data; the interior only passes on.
+#: One hop of a tree: vertex ids ``(u, …, v)`` in the direction of the data. Inner vertices only pass it on.
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A rooted tree over ranks, and switches that combine.
+    """A rooted tree over ranks and switches with in-network reduction.
 
-    Edges are in data-flow direction, so toward the root going up, away going down.
+    Edges point in the direction of the data: toward the root in an up-tree, away from it in a down-tree.
 
-    Going down, edges with the same parent are in the order of sending. Going up, operands are combined by the lowest
-    rank in them (:mod:`blinkccl.schedule.lower`), whatever the order of the edges.
+    In a down-tree, edges with the same parent are in the order of sending. In an up-tree, operands are reduced in the
+    order of their lowest ranks (:mod:`blinkccl.schedule.lower`), independent of the order of edges.
     """
 
     root: int
     edges: tuple[Path, ...]
 
     def reversed(self) -> Tree:
-        """The same tree run the other way: up becomes down."""
+        """The same tree with all edges reversed: an up-tree becomes a down-tree."""
         return Tree(self.root, tuple(path[::-1] for path in self.edges))
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One slice of the data and its trees; the slices of one ``block`` (a vertex id, see :class:`Item`) lie in order.
+    """One slice of the data and its trees. The slices of a ``block`` (a vertex id, see :class:`Item`) lie in order.
 
     ``weight`` is the size of the slice as a fraction of S. Shares with the same ``slice`` carry the same data
-    (one-shot), and their weight counts once. ``root`` is where the up-tree ends and the down-tree begins.
+    (one-shot), and their weight counts once. The up-tree ends at ``root``, and the down-tree begins there.
     """
 
     weight: Fraction
@@ -80,7 +80,7 @@ class Share:
     broadcast: Tree | None
 
     def trees(self) -> Iterator[Tree]:
-        """The stages that are there, up before down."""
+        """The trees of the stages, up before down."""
         if self.reduce is not None:
             yield self.reduce
         if self.broadcast is not None:
@@ -91,8 +91,8 @@ class Share:
 class Cut:
     """Links leaving ``side`` carry ``capacity``; at least ``demand`` of S must cross: rate ≤ capacity / demand.
 
-    ``kind`` is ``"cut"`` where the demand is the whole of S (Edmonds 1973), ``"ratio"`` where it counts the
-    ranks on one side (the bottleneck ratio of AllGather and its kin, arXiv 2402.06787).
+    ``kind`` is ``"cut"`` if the demand is the whole of S (Edmonds 1973), ``"ratio"`` if the demand counts the ranks on
+    one side (the bottleneck ratio of AllGather and similar collectives, arXiv 2402.06787).
     """
 
     side: tuple[int, ...]
@@ -130,10 +130,10 @@ class Partition:
 class Dual:
     """A price on every link: all links cost ``value``, one S costs at least ``cost``: rate ≤ value / cost.
 
-    ``prices`` lists positive ones. ``cost`` is for unicast store-and-forward trees (LP duality). Where there are sets
-    it is for trees in which switches that say so combine too: an out-tree enters every set of ``entered``, and an
-    in-tree leaves every one of ``left``, that its root is not in. A hop costs at least what the sets weigh that it
-    enters, and what those do that it leaves (:mod:`blinkccl.trees.packing.in_network`).
+    ``prices`` lists the positive prices. Without sets, ``cost`` holds for unicast store-and-forward trees (LP duality).
+    With sets, it holds also for trees with in-network reduction. An out-tree enters every set of ``entered`` without
+    its root, and an in-tree leaves every set of ``left`` without its root. A hop costs at least the weight of the sets
+    that it enters, and at least that of the sets that it leaves (:mod:`blinkccl.trees.packing.in_network`).
     """
 
     prices: tuple[tuple[int, int, Fraction], ...]
@@ -154,11 +154,11 @@ Certificate = Cut | Partition | Dual
 
 @dataclass(frozen=True)
 class Forest:
-    """A collective as weighted trees, with the rate reached and a proof of the rate that cannot be passed.
+    """A collective as weighted trees, with the rate reached and a proof of an upper bound.
 
-    ``rate`` and ``bound`` are S per unit of time, in units of the topology's ``unit_gb_per_s``; a share's load
-    on a link is weight × rate × the number of times its trees cross it. ``order``: that in which the plan claims to sum
-    every element (:mod:`blinkccl.trees.forest.order`), None where it claims none.
+    ``rate`` and ``bound`` are S per unit of time, in units of the topology's ``unit_gb_per_s``. A share's load on a
+    link is weight × rate × the number of times its trees cross the link. ``order`` is the order in which the plan
+    claims to sum every element (:mod:`blinkccl.trees.forest.order`), or None.
     """
 
     collective: Collective
@@ -180,7 +180,7 @@ class Forest:
 
     @property
     def price(self) -> Fraction:
-        """How many times as fast the bound is: what an order costs at most."""
+        """Bound / rate: an upper limit of the slowdown that an order causes."""
         return self.bound / self.rate
 
     @property
@@ -194,7 +194,7 @@ class Forest:
         return {vertex: i for i, vertex in enumerate(self.ranks)}
 
     def item(self, share: Share) -> Item:
-        """The item of the collective that ``share`` carries a slice of."""
+        """The item of the collective to which the slice of ``share`` belongs."""
         return self._items[share.block]
 
     @cached_property
@@ -203,7 +203,7 @@ class Forest:
 
     @cached_property
     def combining(self) -> tuple[int, ...]:
-        """The switches that stand in trees as ranks do, and may."""
+        """Switches with in-network reduction that are ends of hops."""
         able = {vertex.id for vertex in self.topology.vertices if vertex.combines}
         ends = {end for share in self.shares for tree in share.trees() for p in tree.edges for end in (p[0], p[-1])}
         return tuple(sorted(ends & able))
@@ -215,23 +215,23 @@ class Forest:
 
     @cached_property
     def trees_per_block(self) -> int:
-        """The most shares that one block is cut into; all that an AllReduce, a broadcast or a reduce has."""
+        """The most shares of one block. AllReduce, broadcast and reduce have one block, so all shares count."""
         return max(Counter(share.block for share in self.shares).values())
 
     @cached_property
     def longest_weight(self) -> int:
-        """The largest denominator of a share's weight, as a part of a rank's block: of S where there is a root."""
+        """The largest denominator of a weight, as a fraction of a rank's block (of S if the collective has a root)."""
         blocks = 1 if self.collective.root is not None else len(self.ranks)
         return max((weight * blocks).denominator for weight in {share.weight for share in self.shares})
 
     @cached_property
     def link_load(self) -> dict[tuple[int, int], Fraction]:
-        """Load per link at ``rate``, in the topology's units, for links that are used."""
+        """Load per used link at ``rate``, in the topology's units."""
         return {arc: use * self.rate for arc, use in link_use(self.shares).items()}
 
 
 def to_ids(block: Block, ranks: tuple[int, ...]) -> Block:
-    """A block named by positions (as in Item), by vertex ids."""
+    """A block as vertex ids; the argument holds positions, as in Item."""
     if block is None:
         return None
     return ranks[block] if isinstance(block, int) else (ranks[block[0]], ranks[block[1]])
@@ -243,43 +243,43 @@ def tree_depth(tree: Tree) -> int:
     for path in tree.edges:
         near[path[0]].append(path[-1])
         near[path[-1]].append(path[0])
-    seen, level, depth = {tree.root}, [tree.root], 0
+    reached, level, depth = {tree.root}, [tree.root], 0
     while True:
-        level = sorted({w for v in level for w in near[v]} - seen)
+        level = sorted({w for v in level for w in near[v]} - reached)
         if not level:
             return depth
-        seen.update(level)
+        reached.update(level)
         depth += 1
 
 
 def crossings(shares: Iterable[Share]) -> Counter[tuple[int, int]]:
-    """How many times the trees of these shares cross each link."""
+    """Number of times that the trees of these shares cross each link."""
     hops = itertools.chain.from_iterable(tree.edges for share in shares for tree in share.trees())
     return Counter(itertools.chain.from_iterable(map(itertools.pairwise, hops)))
 
 
 def link_use(shares: Iterable[Share]) -> dict[tuple[int, int], Fraction]:
-    """How much of S crosses each link, as a fraction of S."""
+    """Data that crosses each link, as a fraction of S."""
     units, scale = _use_in_units(shares)
     return {arc: Fraction(count, scale) for arc, count in units.items()}
 
 
 def _use_in_units(shares: Iterable[Share]) -> tuple[Counter[tuple[int, int]], int]:
-    """The same in whole units, of which S has so many: sums of fractions are slow."""
+    """Integer units of data by link, and the number of units in S. Sums of fractions would be slow."""
     by_weight: dict[Fraction, list[Share]] = defaultdict(list)
     for share in shares:
         by_weight[share.weight].append(share)
     scale = lcm(*(weight.denominator for weight in by_weight))
     units: Counter[tuple[int, int]] = Counter()
-    for weight, alike in by_weight.items():
+    for weight, equal in by_weight.items():
         part = weight.numerator * (scale // weight.denominator)
-        for arc, times in crossings(alike).items():
+        for arc, times in crossings(equal).items():
             units[arc] += part * times
     return units, scale
 
 
 def attained_rate(topology: Topology, shares: Iterable[Share]) -> Fraction:
-    """The rate at which the fullest link is exactly full; InternalError if no link is used, or a missing one."""
+    """The rate at which the most loaded link is full. InternalError if no link is used, or a missing one is."""
     units, scale = _use_in_units(shares)
     if not units:
         raise InternalError("a forest without edges has no rate")
@@ -291,12 +291,12 @@ def attained_rate(topology: Topology, shares: Iterable[Share]) -> Fraction:
 
 
 def digest(lines: list[str]) -> str:
-    """The first 16 hexadecimal digits of SHA-256 over ``lines``: short enough to read."""
+    """The first 16 hexadecimal digits of SHA-256 over ``lines``; a reader can compare so few."""
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def topology_hash(topology: Topology) -> str:
-    """A hash of unit, vertices and links; names, notes and provenance are for people and take no part."""
+    """Hash of unit, vertices and links. Names, notes and provenance do not affect a plan, so they are left out."""
     lines = [f"unit {topology.unit_gb_per_s!r}"]
     lines += [f"vertex {v.id} {v.kind} {v.server}" for v in sorted(topology.vertices, key=lambda v: v.id)]
     lines += [
@@ -307,7 +307,7 @@ def topology_hash(topology: Topology) -> str:
 
 
 def forest_hash(forest: Forest) -> str:
-    """A hash of collective, ranks, rate and shares; algorithm and certificate move no data."""
+    """Hash of collective, ranks, rate and shares. Algorithm and certificate move no data, so they are left out."""
     collective = forest.collective
     lines = [
         f"{collective.name} {collective.world_size} {collective.root} {collective.src} {collective.dst}",

@@ -1,13 +1,13 @@
-"""The order in which elements are summed: which operands each rounding combines, from left to right.
+"""The order in which elements are summed: the operands of each rounding, from left to right.
 
-An *order* is a list of operands, each a rank's own contribution or an order in parentheses, whose result was sent as
-one message: ``(0+1+2+3)+4+5+6+7``. Every list is folded from left to right in the accumulator of the type and rounded
-once (:mod:`blinkccl.collectives.ops`), so the bits of an element follow from its order and its contributions, and from
-nothing else. A list of one operand is that operand: it passes bit for bit. Two orders are the same only if they are
-equal as written. ``0+1`` and ``1+0`` are two, although IEEE 754's sum commutes: our min and max do not, of two zeros.
-Of a NaN, sign and payload are left open as everywhere.
+An *order* is a list of operands: ``(0+1+2+3)+4+5+6+7``. An operand is a rank's own contribution, or an order in
+parentheses whose result was sent as one message. Every list is folded from left to right in the accumulator of the type
+and rounded once (:mod:`blinkccl.collectives.ops`). So the bits of an element depend only on its order and its
+contributions. A single operand passes bit for bit. Two orders are equal only if their texts are equal. ``0+1``
+and ``1+0`` differ: the sum of IEEE 754 commutes, but our min and max of two zeros do not. Sign and payload of a NaN are
+unspecified, as everywhere.
 
-In a forest the lists follow from who combines with whom, as operands stand by the lowest rank in them
+In a forest the trees define the lists, because operands are sorted by the lowest rank in them
 (:mod:`blinkccl.schedule.lower`). A collective that does not reduce has the order "".
 """
 
@@ -19,7 +19,7 @@ from blinkccl.trees.forest.model import Forest, Share
 
 
 class Orders:
-    """Orders as numbers, equal for equal orders: 0 … ``names`` − 1 are the contributions of these ranks."""
+    """A number per different order. The contributions of the ranks ``names`` are 0 … len(``names``) − 1."""
 
     def __init__(self, names: Sequence[object]) -> None:
         self._names = [str(name) for name in names]
@@ -27,7 +27,7 @@ class Orders:
         self._known: dict[tuple[int, ...], int] = {}
 
     def listed(self, operands: tuple[int, ...], *, collapse: bool = True) -> int:
-        """The order that folds these; unless ``collapse``, one operand is a list too."""
+        """The order that folds these operands. With ``collapse``, a single operand is its own order."""
         if len(operands) == 1 and collapse:
             return operands[0]
         if operands not in self._known:
@@ -37,16 +37,16 @@ class Orders:
 
     def parts(self, order: int) -> frozenset[int]:
         """All orders within ``order``, itself among them."""
-        found = {order}
+        parts = {order}
         todo = [order]
         for each in todo:
-            fresh = [part for part in self._operands(each) if part not in found]
-            found.update(fresh)
+            fresh = [part for part in self._operands(each) if part not in parts]
+            parts.update(fresh)
             todo += fresh
-        return frozenset(found)
+        return frozenset(parts)
 
     def text(self, order: int) -> str:
-        """The order as written. Without recursion: chains are deep."""
+        """The order as text. Not recursive, because chains are deep."""
         words: list[str] = []
         stack: list[int | str] = [order]
         while stack:
@@ -69,28 +69,28 @@ class Orders:
 
 
 def order_of(forest: Forest) -> str | None:
-    """The one order in which every element is summed, by vertex ids; None where :func:`departure` says who departs."""
-    orders, made = _made(forest)
-    return orders.text(made[0]) if len(dict.fromkeys(made)) == 1 else None if made else ""
+    """The common order of all elements, by vertex ids; None if shares differ (see :func:`departure`)."""
+    orders, by_share = _orders_by_share(forest)
+    return orders.text(by_share[0]) if len(dict.fromkeys(by_share)) == 1 else None if by_share else ""
 
 
 def departure(forest: Forest) -> str | None:
-    """Which share sums in another order than the first, in a sentence; None where none does."""
-    orders, made = _made(forest)
-    for index, order in enumerate(made):
-        if order != made[0]:
-            here, first = (shortened(orders.text(each)) for each in (order, made[0]))
-            return f"share {index}, with root {forest.shares[index].root}, sums {here}, but share 0 {first}"
+    """A sentence on the first share that sums in another order than share 0, or None."""
+    orders, by_share = _orders_by_share(forest)
+    for index, order in enumerate(by_share):
+        if order != by_share[0]:
+            other, first = (shortened(orders.text(each)) for each in (order, by_share[0]))
+            return f"share {index}, with root {forest.shares[index].root}, sums {other}, but share 0 {first}"
     return None
 
 
 def shortened(order: str, most: int = 60) -> str:
-    """An order for people, who do not want all of a thousand ranks."""
+    """An order for a message, cut to ``most`` characters."""
     return order if len(order) <= most else f"{order[: most - 1]}…"
 
 
-def _made(forest: Forest) -> tuple[Orders, list[int]]:
-    """The order of every share, none where nothing is reduced; the forest must be valid."""
+def _orders_by_share(forest: Forest) -> tuple[Orders, list[int]]:
+    """The order of every share; an empty list if the collective does not reduce. The forest must be valid."""
     orders = Orders(forest.ranks)
     if not forest.collective.reduces:
         return orders, []
@@ -105,9 +105,9 @@ def _order_of_share(orders: Orders, share: Share, forest: Forest) -> int:
     down = [share.root]
     for vertex in down:
         down += below.get(vertex, ())
-    made: dict[int, tuple[int, int]] = {}  # lowest rank and order
+    sums: dict[int, tuple[int, int]] = {}  # lowest rank and order
     for vertex in reversed(down):
         own = [(forest.position[vertex],) * 2] if vertex in sources else []
-        operands = sorted([*own, *(made[child] for child in below.get(vertex, ()))])
-        made[vertex] = operands[0][0], orders.listed(tuple(order for _, order in operands))
-    return made[share.root][1]
+        operands = sorted([*own, *(sums[child] for child in below.get(vertex, ()))])
+        sums[vertex] = operands[0][0], orders.listed(tuple(order for _, order in operands))
+    return sums[share.root][1]

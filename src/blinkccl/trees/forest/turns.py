@@ -1,14 +1,14 @@
-"""Shares by orbits: of a symmetric forest a plan states one share per orbit, and the turns that lead to the others.
+"""Shares by orbits: the plan of a symmetric forest states one share per orbit, and the turns that give the others.
 
 A *turn* is a permutation of the topology's vertices that maps ranks onto ranks. It is stated by its cycles: each vertex
-of a cycle goes to the next, the last to the first, and a vertex in no cycle stays. The turn's *order* is the length of
-its longest cycle, which the lengths of the others divide. Turning a share turns its root, its block and every vertex
-of its trees; weight and order of edges stay.
+of a cycle maps to the next, the last to the first, and a vertex in no cycle stays. The turn's *order* is the length of
+its longest cycle; the lengths of all cycles divide it. A turned share has the turned root, block and vertices of trees;
+its weight and the order of edges stay.
 
 A share in the plan stands for all its images: turned e₁ times by the first turn, then e₂ times by the second, and so
-on, for all 0 ≤ eₖ < order of turn k. The shares of the forest are the images of all shares in the plan, sorted by the
-place of the root among the ranks, then of the block (of its source, then of its destination), then by the share in the
-plan, then by (…, e₂, e₁). Their ``slice`` is their place in this order, from 0; a share in the plan states its own.
+on, for all 0 ≤ eₖ < order of turn k. The forest has the images of all shares in the plan. They are sorted by the index
+of the root among the ranks, the index of the block (its source, then its destination), the share in the plan, and
+(…, e₂, e₁), in this order of priority. Their ``slice`` is their index in this order, from 0; a share states its own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from blinkccl.trees.forest.model import Forest, Path, Share, Tree
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 from blinkccl.trees.packing.symmetry import Permutation, symmetry_of
 
-#: A permutation of vertices, as in a plan.
+#: A permutation of vertices by its cycles, as in a plan.
 Cycles = Sequence[Sequence[int]]
 
 
 class Turn:
-    """A permutation of vertices by its ``cycles``, at least one. ``path`` keeps the images that it has worked out."""
+    """A permutation of vertices by its ``cycles``, at least one. ``path`` caches images of paths."""
 
     def __init__(self, cycles: Iterable[Iterable[int]]) -> None:
         self.cycles = tuple(map(tuple, cycles))
@@ -39,31 +39,31 @@ class Turn:
 
 
 class _Image(dict[int, int]):
-    """Where each vertex goes; one that is not in it stays."""
+    """The image of each vertex; a vertex that is no key maps to itself."""
 
     def __missing__(self, vertex: int) -> int:
         return vertex
 
 
 class _Paths(dict[Path, Path]):
-    """Where each path goes, as one tuple however many trees have it: that takes a quarter of the memory."""
+    """The image of each path. Trees share one tuple per path, which takes a quarter of the memory."""
 
     def __init__(self, image: _Image) -> None:
         super().__init__()
         self._to = image.__getitem__
 
     def __missing__(self, path: Path) -> Path:
-        found = self[path] = tuple(map(self._to, path))
-        return found
+        image = self[path] = tuple(map(self._to, path))
+        return image
 
 
 def expanded(shares: Sequence[Share], turns: Sequence[Turn], ranks: Sequence[int]) -> tuple[Share, ...]:
-    """All shares of the forest of which ``shares`` and ``turns`` are stated; roots and blocks must be ranks."""
+    """All shares of the forest stated by ``shares`` and ``turns``. Roots and blocks must be ranks."""
     return _numbered(_in_order(shares, turns, ranks))
 
 
 def _in_order(shares: Sequence[Share], turns: Sequence[Turn], ranks: Sequence[int]) -> list[Share]:
-    """The images, among them ``shares`` themselves, with the slices of what they are images of."""
+    """The images of ``shares``, with the shares themselves; each has the slice of its share."""
     place = {rank: i for i, rank in enumerate(ranks)}
     images = [image for share in shares for image in _images(share, turns)]
     images.sort(key=lambda image: [place[rank] for rank in _named(image)])
@@ -75,7 +75,7 @@ def _numbered(images: Iterable[Share]) -> tuple[Share, ...]:
 
 
 def _named(share: Share) -> tuple[int, ...]:
-    """The root, and the ranks that the block names."""
+    """The root and the ranks of the block."""
     block = share.block
     return (share.root, *(block if isinstance(block, tuple) else () if block is None else (block,)))
 
@@ -105,7 +105,7 @@ def _turned_tree(tree: Tree, turn: Turn) -> Tree:
 
 
 def read_turns(stated: Sequence[Cycles], ranks: Sequence[int], vertices: Collection[int]) -> list[Turn]:
-    """The turns of a plan; ScheduleError, with the place, where one is none or they make more moves than ranks."""
+    """The turns of a plan. ScheduleError, with the place, if one is invalid, or shares have more images than ranks."""
     turns: list[Turn] = []
     named, moves = frozenset(ranks), 1
     for i, cycles in enumerate(stated):
@@ -114,32 +114,32 @@ def read_turns(stated: Sequence[Cycles], ranks: Sequence[int], vertices: Collect
         for j, cycle in enumerate(turn.cycles):
             if turn.order % len(cycle):
                 raise ScheduleError(
-                    f"turns[{i}].cycles[{j}]: its length {len(cycle)} does not divide {turn.order}, the longest one's"
+                    f"turns[{i}].cycles[{j}]: expected a length that divides {turn.order}, got {len(cycle)}"
                 )
         outside = next((rank for rank in ranks if turn.vertex[rank] not in named), None)
         if outside is not None:
-            raise ScheduleError(f"turns[{i}]: rank {outside} goes to {turn.vertex[outside]}, which is no rank")
+            raise ScheduleError(f"turns[{i}]: rank {outside} maps to {turn.vertex[outside]}, which is no rank")
         moves *= turn.order
         if moves > len(ranks):
-            raise ScheduleError(f"turns[{i}]: with it a share has more than {len(ranks)} images, one a rank")
+            raise ScheduleError(f"turns[{i}]: expected at most {len(ranks)} images of a share, got {moves}")
         turns.append(turn)
     return turns
 
 
 def _read_cycles(cycles: Cycles, where: str, vertices: Collection[int]) -> None:
-    seen: set[int] = set()
+    named: set[int] = set()
     for j, cycle in enumerate(cycles):
         for vertex in cycle:
-            if vertex not in vertices or vertex in seen:
-                wrong = "is no vertex of the topology" if vertex not in vertices else "is named before in this turn"
+            if vertex not in vertices or vertex in named:
+                wrong = "is no vertex of the topology" if vertex not in vertices else "is named twice in this turn"
                 raise ScheduleError(f"{where}.cycles[{j}]: {vertex} {wrong}")
-            seen.add(vertex)
+            named.add(vertex)
 
 
 def read_expanded(
     shares: Sequence[Share], turns: Sequence[Turn], ranks: Sequence[int], most_shares: int, most_vertices: int
 ) -> tuple[Share, ...]:
-    """All shares of a plan; ScheduleError, with the place, where it has none, or they would take too much memory."""
+    """All shares of a plan. ScheduleError, with the place, if one is invalid or they would take too much memory."""
     moves = math.prod(turn.order for turn in turns)
     crossed = sum(len(path) for share in shares for tree in share.trees() for path in tree.edges)
     if moves * len(shares) > most_shares or moves * crossed > most_vertices:
@@ -151,7 +151,7 @@ def read_expanded(
     for i, share in enumerate(shares):
         for rank in _named(share):
             if rank not in known:
-                raise ScheduleError(f"shares[{i}]: {rank} is no rank, and its root and its block are to be turned")
+                raise ScheduleError(f"shares[{i}]: its root and block must be ranks, but {rank} is no rank")
     images = _in_order(shares, turns, ranks)
     stated = {id(share): i for i, share in enumerate(shares)}
     for number, image in enumerate(images):
@@ -161,14 +161,14 @@ def read_expanded(
     return _numbered(images)
 
 
-# Whether a forest is symmetric: the orbits of its shares and loads, by which a plan states them.
-#: A forest with more shares and hops is looked at for symmetry when it is written; what is smaller is easier to read.
+# Symmetry of a forest: the orbits of its shares and loads, as a plan states them.
+#: A forest with more shares and hops is written by orbits if it is symmetric; a smaller file is easier to read in full.
 TURNED_ABOVE = 20_000
 
 
 @dataclass(frozen=True)
 class Orbits:
-    """``shares`` and ``turns`` that state all shares of a forest."""
+    """The ``shares`` and ``turns`` that state all shares of a forest."""
 
     shares: tuple[Share, ...]
     turns: tuple[Turn, ...]
@@ -192,7 +192,7 @@ class Orbits:
 
 
 def orbits_of(forest: Forest) -> Orbits | None:
-    """How to state a big forest by orbits; None where it is small, or no symmetry of its links moves it onto itself."""
+    """The orbits of a big forest; None if it is small, or no symmetry of its links maps it onto itself."""
     if len(forest.shares) + sum(len(tree.edges) for share in forest.shares for tree in share.trees()) <= TURNED_ABOVE:
         return None
     ids, network = _network(forest.topology, forest.ranks)
@@ -206,7 +206,7 @@ def orbits_of(forest: Forest) -> Orbits | None:
 
 
 def _network(topology: Topology, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], FlowNetwork]:
-    """The topology with the ranks as terminals, and the vertex ids of its vertices."""
+    """The vertex ids of the network's vertices, and the topology as a network with the ranks as terminals."""
     ids = tuple(dict.fromkeys((*ranks, *sorted(topology.vertex))))
     index = {vertex: i for i, vertex in enumerate(ids)}
     arcs = sorted((index[u], index[v], link.capacity) for (u, v), link in topology.link.items())
@@ -214,13 +214,13 @@ def _network(topology: Topology, ranks: tuple[int, ...]) -> tuple[tuple[int, ...
 
 
 def _cycles(turn: Permutation, ids: tuple[int, ...]) -> list[list[int]]:
-    """The cycles of what moves, by ids."""
+    """The cycles of the vertices that move, by ids."""
     cycles: list[list[int]] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     for start in range(len(turn)):
         cycle, at = [], start
-        while at not in seen:
-            seen.add(at)
+        while at not in visited:
+            visited.add(at)
             cycle.append(ids[at])
             at = turn[at]
         if len(cycle) > 1:

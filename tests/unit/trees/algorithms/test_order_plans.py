@@ -195,7 +195,7 @@ def test_the_checker_says_where_a_share_departs() -> None:
     wrong = planted(document, order="0+1+2+4+6")
     assert len(wrong) == len(document["shares"])
     assert re.fullmatch(
-        r"shares\[0\]: it departs at vertex \d, which sums \(4\+6\); expected the order 0\+1\+2\+4\+6, "
+        r"shares\[0\]: its order differs at vertex \d, which sums \(4\+6\); expected the order 0\+1\+2\+4\+6, "
         r"got 0\+1\+2\+\(4\+6\)",
         wrong[0],
     )
@@ -213,9 +213,9 @@ def test_the_checker_notices_another_tree() -> None:
     a, b, c = (path[0] for path in share.reduce.edges)
     up = replace(share.reduce, edges=((a, b), (b, share.root), (c, share.root)))
     document = to_document(replace(forest, shares=(replace(share, reduce=up), *forest.shares[1:])))
-    wrong = [text for text in check_plan(document).violations if "departs" in text]
+    wrong = [text for text in check_plan(document).violations if "its order differs" in text]
     assert len(wrong) == 1
-    assert wrong[0].startswith(f"shares[0]: it departs at vertex {b}, which sums ({min(a, b)}+{max(a, b)})")
+    assert wrong[0].startswith(f"shares[0]: its order differs at vertex {b}, which sums ({min(a, b)}+{max(a, b)})")
 
 
 def test_an_order_that_is_none_is_no_plan() -> None:

@@ -1,4 +1,4 @@
-"""A forest as JSON and back: canonical bytes, shapes refused with their path, wrong plans let through."""
+"""A forest as JSON and back: canonical bytes, wrong shapes refused with their path, wrong plans accepted."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def changed(way: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 
 class TestReadableButWrong:
-    """Wrong plans become forests: the verifier and the checker refuse them."""
+    """Readable but wrong plans become forests; the verifier and the checker refuse them."""
 
     @pytest.mark.parametrize(
         ("way", "value"),
@@ -124,7 +124,7 @@ class TestReadableButWrong:
         again = dumps(to_document(from_document(plan))).encode()
         assert from_document(again) == from_document(plan)
 
-    def test_unknown_statements_at_the_top_are_let_through(self) -> None:
+    def test_unknown_fields_at_the_top_are_accepted(self) -> None:
         plan = json.loads(GOOD)
         plan["ring_gb_per_s"] = 0.0
         assert from_document(plan) == from_document(GOOD)
@@ -176,11 +176,11 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("way", "value", "said"), SHAPES, ids=[said[:50] for _, _, said in SHAPES])
-def test_a_wrong_shape_is_refused_with_its_path(way: tuple[Any, ...], value: Any, said: str) -> None:
+@pytest.mark.parametrize(("way", "value", "message"), SHAPES, ids=[message[:50] for _, _, message in SHAPES])
+def test_a_wrong_shape_is_refused_with_its_path(way: tuple[Any, ...], value: Any, message: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         from_document(changed(way, value))
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_missing_field_is_named() -> None:
@@ -191,7 +191,7 @@ def test_a_missing_field_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"", "plan: the file is empty"),
         (b"[]", "plan: expected an object, got list"),
@@ -206,15 +206,15 @@ def test_a_missing_field_is_named() -> None:
         (GOOD.replace(b'"depth": 2', b'"d": ' + b"2" * 5000), "plan: not JSON"),
     ],
 )
-def test_what_is_no_plan_at_all_is_refused(raw: bytes, said: str) -> None:
+def test_bytes_that_are_no_plan_are_refused(raw: bytes, message: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         from_document(raw)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "MAX_BYTES", 100)
-    with pytest.raises(ScheduleError, match="plan: expected at most 100 bytes, got"):
+    with pytest.raises(ScheduleError, match=f"plan: expected at most 100 bytes, got {len(GOOD)}"):
         from_document(GOOD)
 
 
@@ -225,14 +225,14 @@ def test_weights_without_a_common_denominator_are_refused() -> None:
         from_document(plan)
 
 
-def test_a_number_that_no_reader_would_take_back_is_not_written() -> None:
+def test_a_number_too_long_for_every_reader_is_not_written() -> None:
     huge = replace(from_document(GOOD), rate=Fraction(10**200 + 1, 7))
     with pytest.raises(ScheduleError, match="more than 200 digits"):
         to_document(huge)
 
 
 def as_version_1(document: object) -> object:
-    """A document as blink 0.1 wrote it."""
+    """The document in the schema of blink 0.1."""
     if isinstance(document, list):
         return [as_version_1(entry) for entry in document]
     if not isinstance(document, dict):
@@ -254,18 +254,18 @@ def test_plans_of_schema_version_1_are_read(path: Path) -> None:
     assert json.dumps(old) == before
 
 
-@pytest.mark.parametrize("wanted", [True, False], ids=["collecting", "not collecting"])
-def test_reading_looks_for_no_garbage_and_leaves_the_collector_as_it_was(wanted: bool) -> None:
+@pytest.mark.parametrize("enabled", [True, False], ids=["collecting", "not collecting"])
+def test_reading_disables_the_garbage_collector_and_restores_it(enabled: bool) -> None:
     edges = ",".join(f"[{i},{i + 1}]" for i in range(20_000))
     collections: list[str] = []
     gc.callbacks.append(lambda phase, info: collections.append(phase))
-    (gc.enable if wanted else gc.disable)()
+    (gc.enable if enabled else gc.disable)()
     try:
-        found = document.loads(f'{{"shares": [{edges}]}}'.encode())
-        assert collections.count("start") <= 2  # Before and behind; else one per 700 lists.
+        plan = document.loads(f'{{"shares": [{edges}]}}'.encode())
+        assert collections.count("start") <= 2  # One before and one after; otherwise one per 700 lists.
         with pytest.raises(ScheduleError):
-            from_document(found)
-        assert gc.isenabled() == wanted
+            from_document(plan)
+        assert gc.isenabled() == enabled
     finally:
         gc.callbacks.pop()
         gc.enable()

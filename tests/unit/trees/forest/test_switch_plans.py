@@ -1,4 +1,4 @@
-"""The checker on plans whose switches combine: one by hand with both kinds of proof, and every damage to it by name."""
+"""The checker on in-network reduction: a hand-written plan with both kinds of proof, and a message per damage."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ LINKS = [(g, SWITCH) for g in GPUS] + [(SWITCH, g) for g in GPUS]
 
 
 def star() -> Json:
-    """An AllReduce of three GPUs: all of it goes up to the switch, which adds up and sends the sum to all.
+    """An AllReduce of three GPUs: the switch reduces all data and multicasts the sum.
 
-    By hand: a root that is a GPU has two others to be left and entered, and what is not it, left and entered once, at
-    1/6 each: 6/6. The switch has three of each. A hop to a GPU enters the GPU, and leaves what is not it: 1/6.
+    The sets are the GPUs, and for each GPU the set of all other joints, each of weight 1/6, both entered and left. With
+    a GPU as root, the trees leave and enter two GPUs, and one set of others: 6/6 in all. With the switch as root they
+    leave and enter three GPUs: also 6/6. A hop to a GPU enters that GPU and leaves the set of its others: 1/6.
     """
     others = [sorted({*GPUS, SWITCH} - {g}) for g in GPUS]
     sets = [["1/6", [g]] for g in GPUS] + [["1/6", some] for some in others]
@@ -79,7 +80,7 @@ def by_cut(plan: Json) -> None:
     plan["certificate"] = {"kind": "cut", "side": [0], "capacity": "1", "demand": "1"}
 
 
-def test_both_proofs_pass_and_the_document_is_read_and_written() -> None:
+def test_both_proofs_pass_and_survive_reading_and_writing() -> None:
     plan = star()
     for damage in (lambda _: None, by_cut):
         damage(plan)
@@ -102,7 +103,7 @@ def gpu_that_combines(plan: Json) -> None:
 
 
 def all_the_lower(plan: Json) -> None:
-    """Half of every price: value and cost are what the prices come to, but the sets weigh more."""
+    """Half of every price, with the value that follows. The sets then weigh more than the hops cost."""
     certificate = plan["certificate"]
     certificate["prices"] = [[u, v, "1/12"] for u, v, _ in certificate["prices"]]
     certificate["value"] = "1/2"
@@ -121,9 +122,9 @@ DAMAGE: dict[str, tuple[Callable[[Json], None], str]] = {
     "root not below": (put("shares", 0, "root", 0), "contributions of [1, 2] never reach the root 0"),
     "load as if each went by itself": (put("link_load", 3, "load", "3"), "load 3 stated, recomputed 1"),
     "rate": (put("rate", "3/2"), "rate"),
-    "prices for ranks alone": (drop_sets, "its prices are for trees that branch at ranks, and in shares[0] switch 3"),
-    "a set without a rank": (put("certificate", "left", 2, ["1/6", [3]]), "left[2]: expected ranks, and switches"),
-    "a set of nothing that is there": (put("certificate", "entered", 0, 1, [0, 9]), "entered[0]: expected ranks, and"),
+    "prices for ranks alone": (drop_sets, "prices without sets bound trees over ranks only, but in shares[0] switch 3"),
+    "a set without a rank": (put("certificate", "left", 2, ["1/6", [3]]), "left[2]: expected ranks and switches"),
+    "a set of nothing that is there": (put("certificate", "entered", 0, 1, [0, 9]), "entered[0]: expected ranks and"),
     "a vertex twice": (put("certificate", "entered", 0, 1, [0, 0]), "positive weight and different vertices"),
     "a weight below zero": (put("certificate", "entered", 0, 0, "-1/6"), "positive weight and different vertices"),
     "a set that weighs more": (put("certificate", "entered", 0, 0, "1/3"), "a hop 3 → 0 costs 1/6, but the sets that"),
@@ -149,8 +150,8 @@ def test_planted_faults_are_found(name: str) -> None:
     assert any(message in text for text in verdict.violations), verdict.violations
 
 
-def test_a_hop_to_the_switch_that_only_passes_on_is_its_price() -> None:
-    """The same sets over two GPUs and what lies between them: a hop costs both its links."""
+def test_a_hop_through_a_passive_switch_costs_both_links() -> None:
+    """The switch is no joint without ``combines``, so hops join two GPUs through it."""
     plan = star()
     no_word_of_combining(plan)
     plan["shares"] = [
@@ -168,7 +169,7 @@ def test_a_hop_to_the_switch_that_only_passes_on_is_its_price() -> None:
     assert verdict.bound == Fraction(3, 4)  # six links at 1/6, over two GPUs entered and two left at 1/3
 
 
-def test_what_combines_in_the_plan_must_in_the_machine() -> None:
+def test_a_reducing_switch_of_the_plan_must_reduce_in_the_machine() -> None:
     plan, machine = star(), star()["topology"]
     assert check_plan(plan, machine).optimal
     del machine["vertices"][SWITCH]["combines"]
@@ -186,7 +187,7 @@ def test_what_combines_in_the_plan_must_in_the_machine() -> None:
         (put("topology", "vertices", 3, "combines", 1), "combines: expected true or false"),
     ],
 )
-def test_what_is_no_proof_at_all_is_named_by_its_place(damage: Callable[[Json], None], message: str) -> None:
+def test_an_unreadable_proof_is_refused_with_its_place(damage: Callable[[Json], None], message: str) -> None:
     plan = star()
     damage(plan)
     with pytest.raises(ScheduleError) as refused:

@@ -1,4 +1,4 @@
-"""Plans by orbits: which forests are written so, what reads them, which turns are refused before they cost anything."""
+"""Plans by orbits: their writer, their two readers, and turns refused before any expansion."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_symmetric_plan_states_a_share_and_a_load_per_orbit() -> None:
     assert (written["trees"], written["depth"]) == (len(SERVERS.shares), SERVERS.depth)
 
 
-def test_vertices_and_shares_of_one_orbit_are_told_in_the_example_of_a_ring() -> None:
+def test_a_ring_has_one_turn_and_the_shares_of_one_root() -> None:
     written = turned(RING)
     assert written["turns"] == [{"cycles": [[0, 1, 2, 3, 4, 5]]}]
     assert {share["root"] for share in written["shares"]} == {0}
@@ -57,7 +57,7 @@ def test_vertices_and_shares_of_one_orbit_are_told_in_the_example_of_a_ring() ->
 
 
 @pytest.mark.parametrize("forest", [RING, SERVERS, plan("optimal", "dgx-1v", None, "allreduce")])
-def test_hops_are_counted_as_if_all_were_stated(forest: Forest) -> None:
+def test_hops_of_images_are_counted(forest: Forest) -> None:
     hops = sum(len(tree.edges) for share in forest.shares for tree in share.trees())
     assert stated_hops(turned(forest)) == stated_hops(flat(forest)) == hops
 
@@ -65,7 +65,7 @@ def test_hops_are_counted_as_if_all_were_stated(forest: Forest) -> None:
 @pytest.mark.parametrize(
     "change", [{"turns": 3}, {"turns": [{}]}, {"turns": [{"cycles": []}]}, {"shares": [{}]}, {"shares": 1}]
 )
-def test_hops_of_what_is_no_plan_are_none(change: Json) -> None:
+def test_a_document_that_is_no_plan_has_no_hops(change: Json) -> None:
     assert stated_hops({**turned(SERVERS), **change}) == 0
     assert stated_hops({}) == 0
 
@@ -76,7 +76,7 @@ def test_a_forest_without_symmetry_states_every_share(spec: str, collective: str
     assert turned(forest) == flat(forest)
 
 
-def test_one_share_that_differs_is_enough() -> None:
+def test_one_different_share_breaks_the_symmetry() -> None:
     for changed in (
         replace(SERVERS.shares[5], slice=77),
         replace(SERVERS.shares[5], weight=SERVERS.shares[5].weight / 2),
@@ -120,7 +120,7 @@ BAD = [
 
 @pytest.mark.parametrize(("change", "place"), BAD)
 @pytest.mark.parametrize("read", [from_document, check_plan])
-def test_what_is_no_turn_is_refused_with_its_place(
+def test_an_invalid_turn_is_refused_with_its_place(
     read: Callable[[Json], Any], change: Callable[[Json], None], place: str
 ) -> None:
     written = turned(RING)
@@ -148,16 +148,16 @@ def test_a_rank_is_turned_to_a_rank(read: Callable[[Json], Any]) -> None:
         (check_plan, check_turns, "MAX_CROSSED", (check_turns, "_in_order")),
     ],
 )
-def test_what_would_be_too_big_is_refused_before_it_is_made(
+def test_too_many_images_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch, read: Callable[[Json], Any], room: Any, limit: str, worker: tuple[Any, str]
 ) -> None:
     written = turned(RING)
     hops = sum(len(path) for share in RING.shares for tree in share.trees() for path in tree.edges)
-    all_of_it = len(RING.shares) if limit == "MAX_SHARES" else hops
-    monkeypatch.setattr(room, limit, all_of_it)
+    size = len(RING.shares) if limit == "MAX_SHARES" else hops
+    monkeypatch.setattr(room, limit, size)
     read(written)
-    monkeypatch.setattr(room, limit, all_of_it - 1)
-    monkeypatch.setattr(*worker, None)  # What is called now would fail in another way.
+    monkeypatch.setattr(room, limit, size - 1)
+    monkeypatch.setattr(*worker, None)  # A call of the worker would now be a TypeError.
     with pytest.raises(ScheduleError, match=r"^turns: 6 images"):
         read(written)
 
@@ -169,8 +169,8 @@ def test_a_load_stands_for_its_orbit_and_for_no_link_twice() -> None:
     assert any("link_load[6]: link 3 → 16 is listed twice" in text for text in check_plan(twice).violations)
     wrong = copy.deepcopy(written)
     wrong["link_load"][0]["load"] = "1/7"
-    found = [text for text in check_plan(wrong).violations if text.startswith("link_load[0]")]
-    assert len(found) == 16
+    faults = [text for text in check_plan(wrong).violations if text.startswith("link_load[0]")]
+    assert len(faults) == 16
     less = copy.deepcopy(written)
     del less["link_load"][0]
     assert sum("is not listed" in text for text in check_plan(less).violations) == 16
@@ -179,14 +179,14 @@ def test_a_load_stands_for_its_orbit_and_for_no_link_twice() -> None:
     assert "link_load[0]: link 0 → 3 does not exist" in check_plan(nowhere).violations
 
 
-def test_a_plan_by_orbits_is_proved_whole() -> None:
-    found = audit(turned(SERVERS))
-    assert found.ok
-    assert found.verdict.rate == SERVERS.rate
-    assert found.schema_version == 3
-    assert "earlier" not in audit_text(found)
-    assert found.program is not None
-    assert len(found.program.slices) == len(SERVERS.shares)
+def test_a_plan_by_orbits_is_checked_with_all_its_shares() -> None:
+    result = audit(turned(SERVERS))
+    assert result.ok
+    assert result.verdict.rate == SERVERS.rate
+    assert result.schema_version == 3
+    assert "earlier" not in audit_text(result)
+    assert result.program is not None
+    assert len(result.program.slices) == len(SERVERS.shares)
 
 
 @pytest.mark.slow
