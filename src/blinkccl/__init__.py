@@ -1,9 +1,9 @@
 """Blink: collective communication planned from the links a job really has.
 
-``blinkccl.plan()`` packs trees into the links of a job, ``blinkccl.topo()`` says what these are, ``blinkccl.load()``
-reads a plan from a file. ``blinkccl.init()`` joins this process to its job; ``blinkccl.empty()`` makes arrays in memory
-that all ranks of a host share; ``blinkccl.torch`` is for programs on PyTorch. What goes wrong is a
-``blinkccl.BlinkError``. Everything else is imported from the rooms (docs/design.md). Importing this loads none of them.
+``blinkccl.plan()`` packs trees into the links of a job, ``blinkccl.topo()`` describes these links, ``blinkccl.load()``
+reads a plan from a file. ``blinkccl.init()`` joins this process to its job; ``blinkccl.empty()`` allocates arrays in
+memory that all ranks of a host share; ``blinkccl.torch`` is for programs on PyTorch. All errors derive from
+``blinkccl.BlinkError``. Other names are imported from the rooms (docs/design.md). Importing this package loads no room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors, by who must act: the caller, another rank, or us.
+"""Errors, classified by their cause: the caller, another rank, or a mistake in Blink.
 
 Examples
 --------
@@ -17,10 +17,10 @@ from typing import Any
 
 
 class BlinkError(Exception):
-    """Root of every error this package raises on purpose.
+    """Base class of every error that this package raises on purpose.
 
-    A message says what is wrong, where (file and line, or rank, channel and op), what was expected
-    against what was got, and what to do next.
+    A message states the fault, its place (file and line, or rank, channel and op), the expected value against the value
+    got, and the next step.
 
     Examples
     --------
@@ -34,25 +34,25 @@ class BlinkError(Exception):
 
 
 class UsageError(BlinkError):
-    """What the caller asked for makes no sense: an unknown name, or a count, root or buffer that does not fit."""
+    """An invalid argument: an unknown name, or a count, root or buffer that does not fit."""
 
 
 class TopologyError(BlinkError):
-    """A topology, a specification of one, or an allocation on one is unreadable or inconsistent."""
+    """An unreadable or inconsistent topology, specification of a topology, or allocation of GPUs."""
 
 
 class PackingError(BlinkError):
-    """A packing problem has no answer: parts that no link joins, a demand that does not fit, a bad capacity."""
+    """A packing problem without a solution: disconnected parts, a demand that does not fit, or a bad capacity."""
 
 
 class ScheduleError(BlinkError):
-    """A plan, forest or program cannot be read or cannot be run."""
+    """A plan, forest or program that cannot be read or run."""
 
 
 class VerificationError(ScheduleError):
-    """A readable program is invalid: it is wrong, incomplete, overloaded or deadlocks.
+    """A readable program that is invalid: its result is wrong or incomplete, its links are overloaded, or it deadlocks.
 
-    ``violations`` has a sentence for each, naming rank, channel and step.
+    ``violations`` has one sentence per violation, with its rank, channel and step.
     """
 
     def __init__(self, violations: list[str]) -> None:
@@ -68,7 +68,7 @@ class VerificationError(ScheduleError):
 
 
 class UnsupportedError(BlinkError):
-    """This algorithm, engine or format cannot serve this request, for the reason given."""
+    """A request that this algorithm, engine or format does not support, with the reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -76,29 +76,29 @@ class UnsupportedError(BlinkError):
 
 
 class LimitError(UnsupportedError):
-    """A plan is too large for the format that it is to be written in: fewer chunks or other trees may fit."""
+    """A plan that is too large for its export format; fewer chunks or other trees may fit."""
 
 
 class TimeUpError(BlinkError):
-    """Planning took as long as it may, and has no plan yet: the message says what it has, and how long would do."""
+    """Planning reached its time limit without a plan; the message states the progress and a sufficient limit."""
 
 
 class LaunchError(BlinkError):
-    """The environment does not say, or says wrongly, which rank of how many this process is."""
+    """A missing or wrong rank or world size in the environment of this process."""
 
 
 class CommunicationError(BlinkError):
-    """Another rank did not do its part."""
+    """Failed communication with another rank."""
 
 
 class DeadlineError(CommunicationError):
-    """A wait passed its deadline; the message says which rank waited for which chunk from whom."""
+    """A wait that passed its deadline; the message names the waiting rank, its peer and the chunk."""
 
 
 class StalledError(DeadlineError):
-    """Messages over TCP did not come or go until the deadline.
+    """Messages over TCP that did not arrive or leave before the deadline.
 
-    ``stalls`` are all :class:`blinkccl.engines.sockets.Stall` of who gave up.
+    ``stalls`` are all :class:`blinkccl.engines.sockets.Stall` of the rank that gave up.
     """
 
     def __init__(self, message: str, stalls: Iterable[Any]) -> None:
@@ -111,7 +111,7 @@ class StalledError(DeadlineError):
 
 
 class RendezvousTimeout(DeadlineError):
-    """Ranks did not come in time: ``missing`` are those that are not there, ``present`` those that are, rising."""
+    """Ranks that did not join before the timeout: ``missing``, and those that did: ``present``, both ascending."""
 
     def __init__(self, missing: Iterable[int], present: Iterable[int], message: str) -> None:
         self.missing = tuple(sorted(missing))
@@ -124,43 +124,43 @@ class RendezvousTimeout(DeadlineError):
 
 
 class PeerLostError(CommunicationError):
-    """A rank that was there is gone: its process ended, or it hung up.
+    """The loss of a connected rank: its process ended, or it closed the connection.
 
-    ``rank`` is as the group counts; ``pid`` is its process, where that is known; ``message`` a sentence without a full
-    stop that says what was going on.
+    ``rank`` is its number in the group; ``pid`` is its process, if known; ``message`` describes the operation in
+    progress, in a sentence without a full stop.
     """
 
     def __init__(self, rank: int, message: str = "", pid: int | None = None) -> None:
-        if not isinstance(rank, int):  # torch's DataLoader makes a worker's error anew, of its text alone
+        if not isinstance(rank, int):  # torch's DataLoader constructs a worker's error again from its text alone
             raise TypeError(f"a lost rank is a number, got {rank!r}")
         self.rank = rank
         self.message = message
         self.pid = pid
         process = f" (process {pid})" if pid is not None else ""
-        what = message or "its process ended or hung up"
-        super().__init__(f"rank {rank}{process} was lost: {what}; its own output says why")
+        event = message or "its process ended or hung up"
+        super().__init__(f"rank {rank}{process} was lost: {event}; its own output says why")
 
     def __reduce__(self) -> tuple[type[PeerLostError], tuple[int, str, int | None]]:
         return type(self), (self.rank, self.message, self.pid)
 
 
 class PlanMismatchError(CommunicationError):
-    """Ranks of one job want different things, or the same rank; the message says both sides."""
+    """Ranks of one job that disagree, or that claim the same rank number; the message states both sides."""
 
 
 class InternalError(BlinkError):
-    """Our own mistake: a solver or an engine gave an answer that the exact re-check refuses."""
+    """A mistake in Blink: the exact check refuses the result of a solver or an engine."""
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'dgx-1v'?)`` where one of ``known`` is near, whatever its case and signs between words; else "".
+    """`` (did you mean 'dgx-1v'?)`` if ``text`` resembles a name of ``known``, ignoring case and punctuation; else "".
 
     Examples
     --------
     >>> did_you_mean("DGX_1V", ["dgx-1p", "dgx-1v"])
     " (did you mean 'dgx-1v'?)"
     """
-    from difflib import get_close_matches  # only here: what is right need not wait for it
+    from difflib import get_close_matches  # imported here, since valid input does not need it
 
     def letters(name: str) -> str:
         return "".join(filter(str.isalnum, name.lower()))
@@ -171,7 +171,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """These ranks, in words."""
+    """The ranks as text for messages; of more than 16, the first 16 and their number."""
     if not ranks:
         return "no rank"
     shown = ", ".join(map(str, ranks[:16])) + (f" … ({len(ranks)} in all)" if len(ranks) > 16 else "")

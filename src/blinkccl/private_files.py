@@ -1,4 +1,4 @@
-"""Files that this user's processes leave for each other, in directories of this user's alone."""
+"""Files shared by processes of one user, in directories that only this user can access."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from blinkccl.errors import LaunchError
 
 
 def cache_directory(environ: Mapping[str, str], kind: str) -> Path | None:
-    """The directory for cached files of one kind; None: there is to be no cache.
+    """The directory for cached files of one kind, which may not exist yet; None if there is no cache.
 
-    ``kind`` in BLINK_CACHE if that is set (empty: no cache at all), else ``blink/kind`` in XDG_CACHE_HOME, else in
-    ``~/.cache``. It need not exist yet.
+    ``kind`` in BLINK_CACHE if that is set (empty: no cache), else ``blink/kind`` in XDG_CACHE_HOME, else in
+    ``~/.cache``.
     """
     if "BLINK_CACHE" in environ:
         return Path(environ["BLINK_CACHE"], kind) if environ["BLINK_CACHE"] else None
     cache = environ.get("XDG_CACHE_HOME", "")
-    if not cache.startswith("/"):  # a relative path is to be ignored, says the XDG specification
+    if not cache.startswith("/"):  # the XDG specification requires that a relative path is ignored
         home = environ.get("HOME", "")
         cache = f"{home}/.cache" if home.startswith("/") else ""
     return Path(cache, "blink", kind) if cache else None
 
 
 def private_directory(path: Path) -> Path:
-    """``path``, made with its parents if it is not there, and seen to be this user's alone, or a LaunchError."""
+    """Create ``path`` and its parents if missing; raise a LaunchError unless only this user has access."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -42,28 +42,29 @@ def private_directory(path: Path) -> Path:
         raise LaunchError(f"directory {path}: expected owner {os.geteuid()}, got {row.st_uid}; name another one")
     if row.st_mode & 0o077:
         raise LaunchError(
-            f"directory {path}: expected mode 0700, got {stat.S_IMODE(row.st_mode):04o}: others could answer in a "
-            f"rank's place; chmod 700 {path}, or name a directory that does not exist yet"
+            f"directory {path}: expected mode 0700, got {stat.S_IMODE(row.st_mode):04o}, with which other users could "
+            f"pose as a rank; run chmod 700 {path}, or name a directory that does not exist yet"
         )
     return path
 
 
 def open_trusted(path: Path, max_bytes: int) -> BinaryIO:
-    """A cached file for reading; an OSError says why it is not there or not to be trusted.
+    """Open a cached file for reading; an OSError states why it is missing or not trusted.
 
-    It must be a regular file of at most ``max_bytes``, no link, that this user or root wrote: an administrator may have
-    filled a cache for everybody.
+    It must be a regular file, no link, of at most ``max_bytes``, owned by this user or by root: an administrator may
+    have filled a cache for all users.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     row, owners = os.fstat(fd), (os.geteuid(), 0)
     if stat.S_ISREG(row.st_mode) and row.st_size <= max_bytes and row.st_uid in owners:
         return os.fdopen(fd, "rb")
     os.close(fd)
-    raise OSError("no file of ours" if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}")
+    fault = f"expected a regular file of at most {max_bytes} bytes"
+    raise OSError(fault if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}")
 
 
 def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Writes ``path`` so that readers see all of ``content`` or what was there; an OSError leaves nothing behind."""
+    """Write ``path`` atomically: readers see the old or the new content; an OSError leaves no temporary file."""
     written = path.with_name(f".{secrets.token_hex(8)}")
     try:
         with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
@@ -76,21 +77,21 @@ def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def write_or_replace(path: Path, content: bytes) -> None:
-    """Writes a file that somebody named, all of it or nothing; an OSError leaves what was there."""
-    if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
+    """Write a file that the user named, completely or not at all; an OSError leaves the old content."""
+    if path.exists() and not path.is_file():  # a device or a pipe must not be replaced
         path.write_bytes(content)
     else:
         write_at_once(path.resolve(), content, 0o644)
 
 
 def throw_out(directory: Path, max_bytes: int, is_ours: Callable[[Path], bool]) -> None:
-    """Removes the files not used for longest until those that ``is_ours`` has take ``max_bytes`` at most.
+    """Remove the least recently used files until the files that pass ``is_ours`` take ``max_bytes`` at most.
 
-    Unfinished files, whose names begin with a dot, count as ours.
+    Unfinished files count too: their names begin with a dot.
     """
     rows = []
     for path in directory.glob("*"):
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # another process may have removed the file
             row = path.lstat()
             if stat.S_ISREG(row.st_mode) and (is_ours(path) or path.name.startswith(".")):
                 rows.append((row.st_mtime_ns, path.name, row.st_size, path))

@@ -1,4 +1,4 @@
-"""What programs on PyTorch call by name; the backend itself needs no import (:mod:`blinkccl.torch_backend`)."""
+"""Functions for programs on PyTorch; the backend itself needs no import (:mod:`blinkccl.torch_backend`)."""
 
 from __future__ import annotations
 

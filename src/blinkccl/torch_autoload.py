@@ -1,7 +1,7 @@
-"""What torch before 2.14 calls at the end of ``import torch``, so that it knows the backend "blink".
+"""Registration of the backend "blink" with torch before 2.14, which calls :func:`autoload` after ``import torch``.
 
-A module of its own: importing :mod:`blinkccl.torch_backend` registers the backend, and that is not wanted from
-torch 2.14 on, which looks backends up by name when somebody asks for one.
+This is a separate module because importing :mod:`blinkccl.torch_backend` registers the backend. From torch 2.14 on this
+is not necessary: torch looks up a backend by name when a program requests it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from importlib import import_module
 
 
 def autoload() -> None:
-    """Registers the backend with torch before 2.14. Never raises: ``import torch`` would fail with it."""
+    """Register the backend with torch before 2.14. It never raises, since ``import torch`` would fail too."""
     try:
         major, minor = sys.modules["torch"].__version__.split(".")[:2]
         if (int(major), int(minor)) < (2, 14):
             import_module("blinkccl.torch_backend")
-    except Exception as error:  # whatever it is: who imports torch may not want us at all
+    except Exception as error:  # of any kind: a program that imports torch may not use Blink
         logging.getLogger(__name__).warning("backend blink is not registered with torch: %s", error)

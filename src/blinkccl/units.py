@@ -11,7 +11,7 @@ _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from ``"4K"``, ``"64MiB"`` or ``"123"``; K, M and G are powers of 1024 as in nccl-tests. Or ValueError."""
+    """Bytes from ``"4K"``, ``"64MiB"`` or ``"123"``, else ValueError; K, M, G are powers of 1024 as in nccl-tests."""
     match = _SIZE.match(text)
     if match is None:
         raise ValueError(f"not a size in bytes: {text!r} (expected a number with an optional K, M, G or T)")
@@ -22,7 +22,7 @@ def parse_bytes(text: str) -> int:
 
 
 def size_text(size_bytes: int) -> str:
-    """``64M`` as it is typed, with K, M and G as powers of 1024; to three digits where it is not whole."""
+    """A size such as ``64M``, with K, M and G as powers of 1024, rounded to three digits."""
     for unit, power in (("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)):
         if size_bytes >= 2**power:
             return f"{size_bytes / 2**power:{'.3g' if size_bytes < 1000 * 2**power else '.0f'}}{unit}"
@@ -30,7 +30,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def parse_gb_per_s(text: str) -> Fraction:
-    """GB/s (1e9 bytes per second) from ``"40Gbps"``, ``"25GB/s"`` or ``"100Gb/s"``, exactly. Else ValueError."""
+    """GB/s (1e9 bytes per second) from ``"40Gbps"``, ``"25GB/s"`` or ``"100Gb/s"``, exactly, else ValueError."""
     match = re.match(r"^\s*(\d{1,30}(?:\.\d{1,30})?)\s*(Gbps|Gb/s|Gbit/s|GB/s|GBps)\s*$", text)
     if match is None:
         raise ValueError(f"not a rate: {text!r} (expected e.g. '40Gbps' or '25GB/s')")
@@ -39,11 +39,11 @@ def parse_gb_per_s(text: str) -> Fraction:
 
 
 def algbw_gb_per_s(size_bytes: int, seconds: float) -> float:
-    """Algorithm bandwidth in GB/s: nccl-tests' S / t."""
+    """Algorithm bandwidth in GB/s: S / t, as in nccl-tests."""
     return size_bytes / seconds / GB
 
 
-#: busbw = algbw × factor(n), nccl-tests' PERFORMANCE.md: what one rank's link must carry per byte of S.
+#: busbw = algbw × factor(n), nccl-tests' PERFORMANCE.md: the bytes that one rank's link must carry per byte of S.
 _BUS_FACTOR = {
     "allreduce": lambda n: Fraction(2 * (n - 1), n),
     "allgather": lambda n: Fraction(n - 1, n),

@@ -1,4 +1,4 @@
-"""No test is lost between `make test` without torch and its like, and `make test-more`: what needs them is marked."""
+"""Marks of tests that need an extra such as torch, so that `make test-more` runs every test that `make test` skips."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from support.extras import EXTRAS, MODULES
 
 TESTS = Path(__file__).parents[1]
-#: A skip for want of a module at the head of a file, or (indented) inside of a test.
+#: A skip without a module, at the head of a file or (indented) in a test.
 SKIPS = re.compile(rf"""^( *).*(?:importorskip|find_spec)\(["']({"|".join(MODULES)})\b""", re.MULTILINE)
 
 
 def unmarked(text: str) -> list[str]:
-    """The extras for want of which tests of a file skip themselves without the mark."""
+    """The extras without which tests of a file skip themselves, but which they do not state in a mark."""
     marked = re.findall(r"^pytestmark = .*\bneeds\(\"(\w+)\"\)", text, re.MULTILINE)
     return [MODULES[module] for indent, module in SKIPS.findall(text) if indent or MODULES[module] not in marked]
 
 
-def test_what_is_skipped_without_an_extra_has_its_mark() -> None:
+def test_every_skip_without_an_extra_has_its_mark() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py") if path != Path(__file__)}
     assert {str(path): extras for path, text in texts.items() if (extras := unmarked(text))} == {}
     named = {name for text in texts.values() for name in re.findall(r"\b(?:needs|more_with)\(\"(\w+)\"\)", text)}

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: A word that was struck out, as it stands in prose and in identifiers (any case, singular), and what to say instead.
+#: Struck words in prose and in identifiers (any case, singular), and their replacements.
 STRUCK = {
     "arrivals": "peer write probe",
     "births": "pending communicators",
@@ -39,7 +39,7 @@ STRUCK = {
     "spokes": "clients",
     "weather": "memory baseline",
 }
-#: Where a struck word is a name that others gave, or says what files of an earlier version hold.
+#: Uses of a struck word as a name from elsewhere, or for the contents of files of an earlier version.
 ALLOWED = {
     "gbps": re.compile(r"Gbps\b|of an earlier blink|since version 2|Version 1 called|_renamed|\.replace\("),
 }
@@ -48,20 +48,20 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def texts() -> list[Path]:
-    """What a reader of the project reads: sources, native sources, pages."""
+    """The texts of the project: sources, native sources, pages."""
     folders = [path for folder in ("src", "native", "docs") for path in (ROOT / folder).rglob("*")]
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"]
     return sorted(path for path in [*folders, *pages] if path.suffix in _SUFFIXES and path.name != "glossary.md")
 
 
 def test_struck_words_stay_away() -> None:
-    found = []
+    faults = []
     for path in texts():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             for word in dict.fromkeys(word.lower() for word in _WORD.findall(line)):
                 if word in STRUCK and not (word in ALLOWED and ALLOWED[word].search(line)):
-                    found.append(f"{path.relative_to(ROOT)}:{number}: {word!r}: say {STRUCK[word]}")
-    assert not found, "\n".join(found)
+                    faults.append(f"{path.relative_to(ROOT)}:{number}: {word!r}: say {STRUCK[word]}")
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize("line", ["law_faults", "LawError", "the law.", "keepsLaw", "KEEP_LAW"])
@@ -69,13 +69,13 @@ def test_words_are_found_inside_identifiers(line: str) -> None:
     assert "law" in [word.lower() for word in _WORD.findall(line)]
 
 
-def test_modules_say_what_they_are() -> None:
-    """In the indicative; only a room asks a question, which the table in docs/design.md repeats."""
+def test_docstrings_of_modules_are_statements() -> None:
+    """Only a room's docstring may be a question, which the table in docs/design.md repeats."""
     asking = []
     for path in sorted((ROOT / "src").rglob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if "?" in said.partition("\n")[0] and path.name != "__init__.py":
-            asking.append(f"{path.relative_to(ROOT)}: {said.partition(chr(10))[0]}")
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if "?" in docstring.partition("\n")[0] and path.name != "__init__.py":
+            asking.append(f"{path.relative_to(ROOT)}: {docstring.partition(chr(10))[0]}")
     assert not asking, "\n".join(asking)
 
 

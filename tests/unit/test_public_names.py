@@ -1,4 +1,4 @@
-"""What ``blinkccl`` offers is typed, documented, and its examples run."""
+"""Public names of ``blinkccl``: each has documentation, and its examples run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import blinkccl
 import blinkccl.errors
 from support.extras import needs
 
-#: And the module whose classes say who must act.
+#: The public names, and the module with the classes of errors.
 DOCUMENTED = [*blinkccl.__all__, "errors"]
 
 
-def run_examples(found: object, name: str) -> None:
-    """Those in the docstrings of ``found``, which itself must have one, and of its methods."""
-    names = None if isinstance(found, ModuleType) else {}  # An example brings what it uses.
-    tests = [test for test in doctest.DocTestFinder().find(found, name, globs=names) if test.examples]
+def run_examples(public: object, name: str) -> None:
+    """Run the examples in the docstrings of ``public``, which must have one, and of its methods."""
+    names = None if isinstance(public, ModuleType) else {}  # an example imports the names that it uses
+    tests = [test for test in doctest.DocTestFinder().find(public, name, globs=names) if test.examples]
     assert any(test.name == name for test in tests), f"blinkccl.{name} has no example in its docstring"
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    said: list[str] = []
+    output: list[str] = []
     for test in tests:
         assert not any(doctest.SKIP in one.options for one in test.examples), f"{test.name}: an example is skipped"
-        runner.run(test, out=said.append)
-    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+        runner.run(test, out=output.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(output)
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
@@ -37,12 +37,12 @@ def test_every_public_name_has_an_example_and_it_runs(name: str) -> None:
 
 @needs("torch")
 @pytest.mark.parametrize("name", ["group", "shared_buckets", "stats"])
-def test_so_has_every_name_for_programs_on_pytorch(name: str) -> None:
+def test_every_name_for_pytorch_has_an_example_and_it_runs(name: str) -> None:
     assert name in blinkccl.torch.__all__
     run_examples(getattr(blinkccl.torch, name), name)
 
 
-def test_names_are_there_and_others_are_not() -> None:
+def test_public_names_exist_and_an_unknown_name_is_an_error() -> None:
     assert set(blinkccl.__all__) <= set(dir(blinkccl))
     with pytest.raises(AttributeError, match="no attribute 'plna'"):
         blinkccl.plna  # noqa: B018

@@ -1,7 +1,7 @@
-"""A collective call: what is called, on which type and how much of it, as all ranks of a group must agree on it.
+"""A collective call: the collective, element type and count, on which all ranks of a group must agree.
 
-It passes through every layer, from what a program calls to the engines. What varies from one call to the next of the
-same kind and is each rank's own (addresses, its scale, a deadline) goes beside it.
+It passes through every layer, from the public functions to the engines. Arguments that each rank sets per call
+(addresses, its scale, a deadline) are passed separately.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 
 
 class CollectiveCall(NamedTuple):
-    """One collective on ``elements`` per block (nccl.h's ``count``). Prepared calls are found by it.
+    """One collective on ``elements`` per block (nccl.h's ``count``); the key of prepared calls.
 
-    ``root`` of ``sendrecv`` is the source, and ``dst`` is of ``sendrecv`` alone. A named tuple: it is made and hashed
-    for small calls too, for which a frozen dataclass takes four times as long.
+    ``root`` of ``sendrecv`` is the source, and only ``sendrecv`` has ``dst``. Small calls construct and hash it too, so
+    it is a named tuple: a frozen dataclass takes four times as long.
     """
 
     collective: str
@@ -28,20 +28,20 @@ class CollectiveCall(NamedTuple):
 
     @classmethod
     def of(cls, collective: Collective, dtype: str, elements: int, op: str = "sum") -> CollectiveCall:
-        """The call of this collective."""
+        """The call of ``collective`` on ``elements`` per block."""
         root = collective.src if collective.root is None else collective.root
         return cls(collective.name, dtype, elements, op, root or 0, collective.dst or 0)
 
     def among(self, world_size: int) -> Collective:
-        """The collective among so many ranks; a UsageError if its name, root or ends are none of them."""
-        known = COLLECTIVES.get(self.collective)
+        """The collective on ``world_size`` ranks; a UsageError if its name, root, source or destination is invalid."""
+        definition = COLLECTIVES.get(self.collective)
         values = {"root": self.root, "src": self.root, "dst": self.dst}
-        parameters = known.parameters if known else ()
+        parameters = definition.parameters if definition else ()
         return Collective(self.collective, world_size, **{key: values[key] for key in parameters})
 
     @property
     def reduces(self) -> bool:
-        """Whether an operation combines contributions."""
+        """True if an operation reduces the contributions."""
         return self.collective in COLLECTIVES and COLLECTIVES[self.collective].reduces
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class CollectiveCall(NamedTuple):
         )
 
     def number(self) -> int:
-        """Everything but the elements and ``dst``, in 64 bits: native code shows it to other ranks."""
+        """All fields but the elements and ``dst``, in 64 bits: native code compares this number between ranks."""
         kind = list(COLLECTIVES).index(self.collective) + 1
         return kind | DTYPE_CODES[self.dtype] << 8 | OPS[self.op].code << 16 | (self.root & 0xFFFFFFFF) << 24
 

@@ -1,16 +1,21 @@
-"""The operations and element types, and what combining elements does, bit for bit.
+"""The operations and element types, and the exact bits of a reduction.
 
-Every engine computes what :func:`fold` says, so that two engines that follow the same Program give the same bits.
+:func:`fold` defines the arithmetic of every engine, so two engines that follow the same Program give the same bits.
 CONTRIBUTING.md lists the other places of an operation or a type.
 
-**Accumulation.** float16, bfloat16 and the 8-bit floats are combined in float32, their *accumulator*, and rounded once
-to the type, to the nearest and ties to even, when a value leaves the execution of a role: when it is kept or sent. All
-other types are their own accumulators: integers wrap modulo 2^bits, float32 and float64 round after every operation.
-A product of ``premul_sum`` and the sum that it enters are two operations, and the product is rounded to the type: it is
-the same wherever it is added, by its rank or by one that it is sent to.
+Accumulation
+------------
+float16, bfloat16 and the 8-bit floats are reduced in float32, their *accumulator*. A value is rounded once to the type,
+to the nearest and ties to even, when it leaves the execution of a role: when it is kept or sent. All other types are
+their own accumulators: integers wrap modulo 2^bits, float32 and float64 round after every operation.
 
-**What is not defined.** IEEE 754 does not say which NaN comes out of an operation on NaNs, and neither does this
-table: a result that is NaN is NaN everywhere, but its sign and payload may differ between engines.
+In ``premul_sum`` the product is rounded to the type before the sum, which is a second operation. The product is thus
+the same on every rank that adds it.
+
+Undefined bits
+--------------
+IEEE 754 leaves open which NaN an operation on NaNs returns, and so does this table: a result that is NaN is NaN on
+every engine, but its sign and payload may differ.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.native.headers import header
 
 Array = NDArray[Any]
-#: A rank's scalar of ``premul_sum``, in the accumulator type; None where nothing is scaled.
+#: A rank's scalar of ``premul_sum``, in the accumulator type; None for no scaling.
 Scale = Any
 #: a ∘ b, element by element, in a new array.
 Combine = Callable[[Array, Array], Array]
@@ -36,11 +41,10 @@ Combine = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One reduction; ``base`` (a key of :data:`OP_CODES`) combines two elements.
+    """One reduction; ``base`` (a key of :data:`OP_CODES`) reduces two elements.
 
-    Where it ``averages`` the result is divided once by the number of contributions, in the accumulator. Where it
-    ``scales`` every rank's own contribution is multiplied by that rank's scalar, in the accumulator, and rounded,
-    before anything else.
+    If it ``averages``, the result is divided once by the number of contributions, in the accumulator. If it ``scales``,
+    every rank's contribution is first multiplied by that rank's scalar, in the accumulator, and rounded.
     """
 
     name: str
@@ -56,10 +60,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class DType:
-    """One element type, called as in NumPy, ml_dtypes, PyTorch and on the command line.
+    """One element type; NumPy, ml_dtypes, PyTorch and the command line use the same name.
 
-    ``itemsize`` is in bytes; ``kind`` is "signed", "unsigned", "float" or "bool"; ``exact_sum`` is the largest n such
-    that every integer of magnitude up to n is represented exactly.
+    ``itemsize`` is in bytes; ``kind`` is "signed", "unsigned", "float" or "bool"; ``exact_sum`` is the largest n for
+    which the type represents every integer of magnitude up to n exactly.
     """
 
     name: str
@@ -69,9 +73,9 @@ class DType:
 
     @cached_property
     def storage(self) -> np.dtype[Any]:
-        """What buffers of this type are made of."""
+        """The NumPy type of buffers."""
         if self.name in _FOREIGN:
-            import ml_dtypes  # only here: it costs milliseconds that no other type has to pay
+            import ml_dtypes  # imported here, since it takes milliseconds and other types do not need it
 
             foreign: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.name))
             return foreign
@@ -79,35 +83,35 @@ class DType:
 
     @cached_property
     def accumulator(self) -> np.dtype[Any]:
-        """The type in which one execution combines: float32 for narrower floats, else :attr:`storage`."""
+        """The type in which one execution reduces: float32 for narrower floats, else :attr:`storage`."""
         return np.dtype(np.float32) if self.rounds_once else self.storage
 
     @property
     def rounds_once(self) -> bool:
-        """Whether the accumulator is another type, so that values are rounded where they leave an execution."""
+        """True if the accumulator is another type, so values are rounded when they leave an execution."""
         return self.kind == "float" and self.itemsize < 4
 
     def serves(self, operation: Operation) -> bool:
-        """Whether this type has ``operation``."""
+        """True if ``operation`` is defined for this type."""
         if self.kind == "bool":
             return not (operation.averages or operation.scales)
         return self.kind != "float" or operation.base not in _BITWISE
 
     def combine(self, operation: Operation) -> Combine:
-        """The function that combines two arrays of accumulators; an UnsupportedError names the types that have it."""
+        """The function that reduces two arrays of accumulators; an UnsupportedError names the types that have one."""
         if not self.serves(operation):
             served = ", ".join(row.name for row in DTYPES.values() if row.serves(operation))
             raise UnsupportedError(f"{operation.name} is not defined for {self.name}, only for {served}")
         return _COMBINE["integer" if self.kind in ("signed", "unsigned") else self.kind][operation.base]
 
     def widen(self, values: Array) -> Array:
-        """``values`` as accumulators, exactly; the same array where that is the same type."""
+        """``values`` as accumulators, exactly; the same array if the type is the same."""
         return values.astype(self.accumulator, copy=False)
 
     def narrow(self, values: Array) -> Array:
-        """Accumulators as elements, rounded once to the nearest, ties to even; the same array where exact.
+        """Accumulators as elements, rounded once to the nearest, ties to even; the same array if the type is the same.
 
-        Too large a magnitude becomes infinity; in float8_e4m3fn, which has none, NaN.
+        A magnitude out of range becomes infinity, or NaN in float8_e4m3fn, which has no infinity.
         """
         return values.astype(self.storage, copy=False)
 
@@ -128,7 +132,7 @@ class DType:
         return self.storage.type(whole)
 
     def divide(self, values: Array, n: int) -> Array:
-        """Ends an average of accumulators: see :func:`_truncate` for integers."""
+        """Accumulators divided by ``n``, the last step of an average; :func:`_truncate` divides integers."""
         return values / values.dtype.type(n) if self.kind == "float" else _truncate(values, n)
 
 
@@ -139,11 +143,11 @@ def fold(
     scales: Sequence[Scale] = (),
     divisor: int = 1,
 ) -> Array:
-    """What one execution of a role makes of its operands: the definition that all engines follow.
+    """The result of one execution of a role, as all engines compute it.
 
-    ``round((round(s₀·x₀) ∘ round(s₁·x₁) ∘ …) / divisor)``, from left to right in the accumulator type, in a new array.
-    A single operand that is neither scaled nor divided is returned as it is: it keeps its bits, also those of a NaN.
-    ``scales`` has a scalar or None for each operand, or is empty; a ``divisor`` of more than 1 ends an average.
+    It is ``round((round(s₀·x₀) ∘ round(s₁·x₁) ∘ …) / divisor)``, from left to right in the accumulator type, in a new
+    array. A single operand without scale and divisor is returned unchanged, including the bits of a NaN. ``scales`` has
+    a scalar or None for each operand, or is empty. A ``divisor`` greater than 1 is for an average.
     """
     combine = dtype.combine(operation)
     factors = scales or [None] * len(operands)
@@ -164,22 +168,23 @@ def fold(
 def scalars(
     operation: Operation, dtype: DType, scales: Sequence[float] | None, world_size: int
 ) -> tuple[Scale, ...] | None:
-    """Every rank's scalar as an accumulator, or None if the operation scales nothing.
+    """Every rank's scalar as an accumulator, or None if the operation does not scale.
 
-    A UsageError if ``premul_sum`` has not one for every rank, another operation has some, or a type cannot hold one.
+    ``premul_sum`` needs one scale per rank, and other operations take none, else it is a UsageError; so is a scale that
+    the type cannot represent.
     """
     if not operation.scales:
         if scales is not None:
             raise UsageError(f"{operation.name} takes no scales, got {len(scales)}; only premul_sum has them")
         return None
-    got = "none" if scales is None else str(len(scales))
+    count = "none" if scales is None else str(len(scales))
     if scales is None or len(scales) != world_size:
-        raise UsageError(f"{operation.name} needs one scale per rank: expected {world_size}, got {got}")
+        raise UsageError(f"{operation.name} needs one scale per rank: expected {world_size}, got {count}")
     return tuple(dtype.scalar(value) for value in scales)
 
 
 def _lesser(a: Array, b: Array) -> Array:
-    """(a < b or a is NaN) ? a : b. Spelled out because NumPy leaves open which zero its minimum returns."""
+    """(a < b or a is NaN) ? a : b. NumPy's minimum does not define which zero it returns."""
     return np.where((a < b) | (a != a), a, b)
 
 
@@ -203,15 +208,15 @@ def _integer(name: str) -> DType:
 
 
 def _float(name: str, itemsize: int, significand_bits: int) -> DType:
-    """``significand_bits`` counts the leading one, which is not stored."""
+    """A float type; ``significand_bits`` includes the leading one, which is not stored."""
     return DType(name, itemsize, "float", 2**significand_bits)
 
 
-#: Element types that NumPy gets from ml_dtypes.
+#: Element types from ml_dtypes.
 _FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _BITWISE = ("band", "bor", "bxor")
 
-#: By kind and base operation. On bool sum, max and bor are "or", prod, min and band "and", bxor is "xor".
+#: Functions by kind and base operation. For bool, sum, max and bor are "or"; prod, min and band are "and".
 _COMBINE: dict[str, dict[str, Combine]] = {
     "integer": {
         "sum": np.add,

@@ -1,11 +1,11 @@
-"""The nine collectives, each as what must be true before and after.
+"""The nine collectives, each defined by its inputs and its outputs.
 
-A collective is a list of **items**. An item is a piece of data that is combined from the input blocks in
-``contributions`` and must end in the output blocks in ``destinations``. Everything else follows: the NumPy
-oracle, the verifier, the load that a cut must carry, the names on the command line.
+A collective is a list of **items**. An item is a piece of data that is reduced from the input blocks in
+``contributions`` and must end in the output blocks in ``destinations``. The NumPy oracle, the verifier, the load that a
+cut must carry and the names on the command line all derive from these items.
 
-Buffers are cut into *blocks* of ``count`` elements. Input and output of a rank hold one block or
-``world_size`` blocks (nccl.h), e.g. AllGather: one in, N out. Ranks here are positions 0 … N−1, not ids.
+Buffers are cut into *blocks* of ``count`` elements. Input and output of a rank hold one block or ``world_size`` blocks
+(nccl.h), e.g. AllGather: one in, N out. Ranks in this module are positions 0 … N−1, not ids.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import lru_cache
 
 from blinkccl.errors import UsageError, did_you_mean
 
-#: Names an item: None (the whole buffer), a rank's block, or (source, destination) for alltoall.
+#: The name of an item: None (the whole buffer), a rank's block, or (source, destination) for alltoall.
 Block = int | tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Data combined from ``contributions`` and delivered to ``destinations``.
+    """Data reduced from ``contributions`` and delivered to ``destinations``.
 
     Both are tuples of ``(rank, block index in that rank's input / output buffer)``, by ascending rank.
     ``weight`` is the item's size as a fraction of S, the size that nccl-tests prints.
@@ -37,9 +37,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective on ``world_size`` ranks, with its root or its ends where it has them.
+    """One collective on ``world_size`` ranks, with its ``root``, or ``src`` and ``dst``, if it has them.
 
-    A UsageError if the name is unknown, there is no rank, or a root or end is missing, superfluous or out of range.
+    An unknown name, no rank, or a missing, superfluous or invalid ``root``, ``src`` or ``dst`` is a UsageError.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Collective:
             raise UsageError(f"unknown collective {self.name!r}{near}; expected one of {', '.join(COLLECTIVES)}")
         if self.world_size < 1:
             raise UsageError(f"{self.name}: world_size must be at least 1, got {self.world_size}")
-        wanted = COLLECTIVES[self.name].parameters
+        required = COLLECTIVES[self.name].parameters
         for key in ("root", "src", "dst"):
             value = getattr(self, key)
-            if key in wanted and value is None:
+            if key in required and value is None:
                 raise UsageError(f"{self.name} needs {key}: a rank in 0 … {self.world_size - 1}")
-            if key not in wanted and value is not None:
+            if key not in required and value is not None:
                 raise UsageError(f"{self.name} takes no {key}, got {value}")
             if value is not None and not 0 <= value < self.world_size:
                 raise UsageError(f"{self.name}: {key} {value} is outside 0 … {self.world_size - 1}")
@@ -68,28 +68,28 @@ class Collective:
 
     @property
     def reduces(self) -> bool:
-        """Whether an operation (sum, …) combines contributions."""
+        """True if an operation (sum, …) reduces the contributions."""
         return COLLECTIVES[self.name].reduces
 
     @property
     def only_reduces(self) -> bool:
-        """Whether what is combined ends at one rank, as in reduce and reduce_scatter: trees lead up, and none down."""
+        """True if each reduced item ends at one rank, as in reduce and reduce_scatter: only up-trees are needed."""
         return self.reduces and self.name != "allreduce"
 
     def items(self) -> tuple[Item, ...]:
-        """The items, whose weights sum to 1 (to N for alltoall: S is one rank's buffer)."""
+        """The items; their weights sum to 1 (to N for alltoall, as S is one rank's buffer)."""
         return _items(self)
 
     def input_blocks(self, rank: int) -> int:
-        """Blocks of ``count`` elements in ``rank``'s input buffer; 0 where it passes none."""
+        """Number of blocks of ``count`` elements in ``rank``'s input buffer; 0 if it has none."""
         return _buffer_blocks(self, rank, "contributions")
 
     def output_blocks(self, rank: int) -> int:
-        """Blocks of ``count`` elements in ``rank``'s output buffer; 0 where it passes none."""
+        """Number of blocks of ``count`` elements in ``rank``'s output buffer; 0 if it has none."""
         return _buffer_blocks(self, rank, "destinations")
 
     def total_blocks(self) -> int:
-        """S / count: how many blocks nccl-tests counts as the size of this collective."""
+        """S / count: the number of blocks in the size that nccl-tests prints for this collective."""
         return 1 if COLLECTIVES[self.name].whole else self.world_size
 
 
@@ -105,7 +105,7 @@ def _buffer_blocks(coll: Collective, rank: int, side: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A registry row: the items and the parameters of one collective."""
+    """A row of the registry: the items and the parameters of one collective."""
 
     items: Callable[[Collective], list[Item]]
     reduces: bool = False
@@ -129,7 +129,7 @@ def _per_rank(
     return [Item(j, weight, *make(j)) for j in range(coll.world_size)]
 
 
-#: The registry: to add a collective is to add one row.
+#: The registry: a new collective is one more row.
 COLLECTIVES: dict[str, Definition] = {
     "broadcast": Definition(lambda c: [Item(None, Fraction(1), _at(c.root), _all(c))], parameters=("root",)),
     "reduce": Definition(lambda c: [Item(None, Fraction(1), _all(c), _at(c.root))], True, ("root",)),

@@ -1,1 +1,1 @@
-"""Packing trees into links (``packing``), planning with them (``algorithms``), and what a plan is (``forest``)."""
+"""Packing of trees into links (``packing``), planning algorithms (``algorithms``), and the plan itself (``forest``)."""

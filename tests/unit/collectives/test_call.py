@@ -1,4 +1,4 @@
-"""What is called: in words, in a number that native code shows, and as a collective among ranks."""
+"""Collective calls as text, as the number that native code compares, and as a collective among ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_call_of_another_version_reads_as_a_question_mark() -> None:
     assert CollectiveCall.from_number(0, 0).collective == "nothing yet"
 
 
-def test_calls_say_only_what_they_have() -> None:
+def test_the_text_of_a_call_has_only_its_own_fields() -> None:
     assert str(CollectiveCall("allgather", "int8", 5, "sum", 2)) == "allgather of 5 × int8"
     assert str(CollectiveCall("reduce", "int8", 5, "max", 2)) == "reduce of 5 × int8, max, root 2"
 

@@ -1,4 +1,4 @@
-"""Types, operations, and what one execution makes of its operands, bit for bit."""
+"""Types, operations, and the exact bits of the result of one execution."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bits(array: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_type_is_its_numpy_self(name: str) -> None:
+def test_every_type_has_the_numpy_type_of_its_name(name: str) -> None:
     row = DTYPES[name]
     assert row.storage == np.dtype(getattr(ml_dtypes, name, name))
     assert row.storage.name == name
@@ -77,7 +77,7 @@ def test_largest_exact_integer(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "operands", "wanted"),
+    ("name", "operands", "expected"),
     [
         ("float16", (2048, 1, 1), 2050),  # rounding after each step would stay at 2048
         ("float16", (2048, 1), 2048),  # a tie goes to the even one
@@ -90,14 +90,14 @@ def test_largest_exact_integer(name: str) -> None:
         ("float32", (2**24, 1, 1), 2**24),
     ],
 )
-def test_a_sum_is_rounded_once(name: str, operands: tuple[int, ...], wanted: float) -> None:
-    assert folded(name, "sum", *([x] for x in operands)).astype(np.float64).tolist() == [wanted]
+def test_a_sum_is_rounded_once(name: str, operands: tuple[int, ...], expected: float) -> None:
+    assert folded(name, "sum", *([x] for x in operands)).astype(np.float64).tolist() == [expected]
 
 
 def test_an_average_is_divided_before_it_is_rounded() -> None:
-    one, other = [1.0], [0.010803223]  # the sum is no bfloat16
-    got = folded("bfloat16", "avg", one, other, divisor=3)
-    assert got.astype(np.float64).tolist() == [0.337890625]
+    one, other = [1.0], [0.010803223]  # bfloat16 cannot represent the sum
+    result = folded("bfloat16", "avg", one, other, divisor=3)
+    assert result.astype(np.float64).tolist() == [0.337890625]
     rounded_first = folded("bfloat16", "avg", folded("bfloat16", "sum", one, other).tolist(), divisor=3)
     assert rounded_first.astype(np.float64).tolist() == [0.3359375]
 
@@ -129,16 +129,16 @@ def test_min_and_max_return_nan_and_are_exact_about_zeros(name: str) -> None:
     low, high = folded(name, "min", a, b), folded(name, "max", a, b)
     assert low[:2].tolist() == [1, 1]
     assert high[:2].tolist() == [2, 2]
-    for got in (low, high):
-        assert np.isnan(got.astype(np.float64)).tolist() == [False, False, True, True, False, False, True]
-        assert np.signbit(got[4:6].astype(np.float64)).tolist() == [True, False]  # equal: the second operand
+    for result in (low, high):
+        assert np.isnan(result.astype(np.float64)).tolist() == [False, False, True, True, False, False, True]
+        assert np.signbit(result[4:6].astype(np.float64)).tolist() == [True, False]  # equal: the second operand
 
 
 def test_booleans() -> None:
     a, b = [False, False, True, True], [False, True, False, True]
-    found = {op: folded("bool", op, a, b).tolist() for op, row in OPS.items() if DTYPES["bool"].serves(row)}
+    results = {op: folded("bool", op, a, b).tolist() for op, row in OPS.items() if DTYPES["bool"].serves(row)}
     either, both, one = [False, True, True, True], [False, False, False, True], [False, True, True, False]
-    assert found == {
+    assert results == {
         "sum": either,
         "max": either,
         "bor": either,
@@ -150,7 +150,7 @@ def test_booleans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "op", "operands", "divisor", "wanted"),
+    ("name", "op", "operands", "divisor", "expected"),
     [
         ("int8", "sum", ([127], [1]), 1, [-128]),
         ("uint8", "prod", ([16], [17]), 1, [16]),
@@ -168,15 +168,15 @@ def test_booleans() -> None:
     ],
 )
 def test_integers_wrap_and_averages_truncate(
-    name: str, op: str, operands: tuple[list[int], ...], divisor: int, wanted: list[int]
+    name: str, op: str, operands: tuple[list[int], ...], divisor: int, expected: list[int]
 ) -> None:
-    assert folded(name, op, *operands, divisor=divisor).tolist() == wanted
+    assert folded(name, op, *operands, divisor=divisor).tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_float_average_divides_in_its_own_type(name: str) -> None:
-    got = folded(name, "avg", [7, -7, 1], divisor=3)
-    assert got.tolist() == (np.array([7, -7, 1], dtype=name) / np.dtype(name).type(3)).tolist()
+    result = folded(name, "avg", [7, -7, 1], divisor=3)
+    assert result.tolist() == (np.array([7, -7, 1], dtype=name) / np.dtype(name).type(3)).tolist()
 
 
 def test_folding_changes_no_operand() -> None:

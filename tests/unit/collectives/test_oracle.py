@@ -1,4 +1,4 @@
-"""The oracle against definitions written out by hand, and inputs that can tell."""
+"""The oracle against definitions written out by hand, and inputs that reveal errors."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_definitions_by_hand(name: str) -> None:
-    inputs, wanted = BY_HAND[name]
+    inputs, expected = BY_HAND[name]
     outputs = oracle(a_collective(name), inputs)
-    assert mismatch(outputs, wanted, 2) is None
+    assert mismatch(outputs, expected, 2) is None
 
 
 def test_operations_by_hand() -> None:
     inputs = rows([1, -7], [2, 5], [4, -5])
     coll = a_collective("allreduce")
-    found = {op: oracle(coll, inputs, op, [1, 2.9, -3] if op == "premul_sum" else None)[0] for op in OPS}
-    assert {op: out.tolist() for op, out in found.items() if out is not None} == {
+    outputs = {op: oracle(coll, inputs, op, [1, 2.9, -3] if op == "premul_sum" else None)[0] for op in OPS}
+    assert {op: out.tolist() for op, out in outputs.items() if out is not None} == {
         "sum": [7, -7],
         "prod": [8, 175],
         "min": [1, -7],
@@ -84,8 +84,8 @@ def test_scales_where_nothing_is_reduced() -> None:
     inputs = rows(None, [5, 7], None)
     for name, root in (("broadcast", 1), ("scatter", 1)):
         coll = Collective(name, 3, root=root)
-        given = inputs if name == "broadcast" else rows(None, [1, 2, 3], None)
-        assert mismatch(oracle(coll, given, "premul_sum", [9, 9, 9]), oracle(coll, given), 1) is None
+        buffers = inputs if name == "broadcast" else rows(None, [1, 2, 3], None)
+        assert mismatch(oracle(coll, buffers, "premul_sum", [9, 9, 9]), oracle(coll, buffers), 1) is None
     with pytest.raises(UsageError, match="needs one scale per rank: expected 3, got 2"):
         oracle(a_collective("allreduce"), rows([1], [1], [1]), "premul_sum", [1, 2])
     with pytest.raises(UsageError, match="sum takes no scales"):
@@ -98,18 +98,18 @@ SERVED = [(dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.ite
 
 
 def combined(dtype: str, op: str, values: list[np.ndarray]) -> np.ndarray:
-    """An execution that does not finish: no division, as every execution below the root's is."""
+    """An execution below the root, without the division of an average."""
     return fold(DTYPES[dtype], OPS[op], values)
 
 
 @pytest.mark.parametrize(("dtype", "op"), SERVED)
 @pytest.mark.parametrize("ranks", [4, 8, 13, 64])
 def test_made_inputs_are_exact_in_every_order(dtype: str, op: str, ranks: int) -> None:
-    """Also if every partial result is rounded to the type, as on the way up a tree."""
+    """Exactness also holds if every partial result is rounded to the type, as in an up-tree."""
     coll = a_collective("allreduce", ranks)
-    made = [x for x in make_inputs(coll, 33, dtype, 5, op) if x is not None]
+    buffers = [x for x in make_inputs(coll, 33, dtype, 5, op) if x is not None]
     factors = scalars(OPS[op], DTYPES[dtype], make_scales(coll, dtype) if OPS[op].scales else None, ranks)
-    inputs = [fold(DTYPES[dtype], OPS[op], [x], [f]) for x, f in zip(made, factors or [None] * ranks, strict=True)]
+    inputs = [fold(DTYPES[dtype], OPS[op], [x], [f]) for x, f in zip(buffers, factors or [None] * ranks, strict=True)]
     once = combined(dtype, op, inputs)
     orders = list(permutations(range(ranks))) if ranks == 4 else [range(ranks), range(ranks)[::-1]]
     for order in orders:
@@ -122,7 +122,7 @@ def test_made_inputs_are_exact_in_every_order(dtype: str, op: str, ranks: int) -
     assert combined(dtype, op, tree).tobytes() == once.tobytes()
     assert np.all(np.isfinite(once.astype(np.float64)))
     if dtype != "bool" and ranks <= DTYPES[dtype].exact_sum:
-        assert all(np.all(x != 0) for x in made)
+        assert all(np.all(x != 0) for x in buffers)
     if op == "band" and dtype != "bool":
         assert np.all(once != 0)
 
@@ -171,8 +171,8 @@ def test_wrong_inputs_name_the_rank(name: str, inputs: list[np.ndarray | None], 
 
 
 def test_mismatch_names_the_first_wrong_element() -> None:
-    want, got = rows([1, 2, 3, 4], [5, 6, 7, 8]), rows([1, 2, 3, 4], [5, 6, 0, 0])
-    assert mismatch(got, want, 2) == "rank 1, block 1, element 0: expected 7, got 0 (2 of 4 elements are wrong)"
+    expected, outputs = rows([1, 2, 3, 4], [5, 6, 7, 8]), rows([1, 2, 3, 4], [5, 6, 0, 0])
+    assert mismatch(outputs, expected, 2) == "rank 1, block 1, element 0: expected 7, got 0 (2 of 4 elements are wrong)"
     assert mismatch([None], rows([1]), 1) == "rank 0: expected 1 × int32, got no buffer"
 
 
