@@ -1,9 +1,8 @@
-"""Slices in elements and chunks: the only place where sizes meet a Program.
+"""Slices in elements and chunks: the only module that applies sizes to a Program.
 
-No element is ever cut, whatever the fractions: a slice's boundary x·count is rounded down to a multiple of 16
-bytes (of one element where the element is larger), the end of the block stays where it is. So slices tile the
-block for every count; with fewer elements than slices some are empty and have no chunks at all, which every
-engine serves by never executing their roles.
+No boundary cuts an element. A slice's boundary x·count is rounded down to a multiple of 16 bytes, or of one element if
+an element is larger. The end of the block is exact, so slices tile the block for every count. With fewer elements than
+slices some slices are empty: they have no chunks, and engines never execute their roles.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from blinkccl.collectives.spec import Block, Collective
 from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.schedule.program import Program, Role
 
-#: Vector loads and stores are 16 bytes wide on every GPU and CPU we know.
+#: The width of vector loads and stores on all known GPUs and CPUs.
 ALIGNMENT_BYTES = 16
-#: Large enough to hide the cost of a hand-over, small enough to stay in a core's cache.
+#: Large enough to hide the cost of a message, small enough to stay in a core's cache.
 DEFAULT_CHUNK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A slice in elements, inside its block; every chunk has ``chunk_elements``, but the last what is left."""
+    """A slice in elements, relative to its block; every chunk has ``chunk_elements``, the last one the rest."""
 
     offset: int
     length: int
@@ -35,7 +34,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an item lies: rank → block index in that rank's input, and in its output."""
+    """The places of an item: rank → block index in that rank's input (``sources``) and output (``targets``)."""
 
     sources: Mapping[int, int]
     targets: Mapping[int, int]
@@ -49,7 +48,7 @@ def placements(collective: Collective) -> dict[Block, Placement]:
 
 @dataclass(frozen=True)
 class Bound:
-    """A Program for ``count`` elements per block: each slice's extent, and ``chunk_elements``, the most in a chunk."""
+    """A Program for ``count`` elements per block: each slice's extent, and ``chunk_elements``, the largest chunk."""
 
     program: Program
     count: int
@@ -59,27 +58,27 @@ class Bound:
 
     @cached_property
     def tasks(self) -> int:
-        """At most so many transfers and reductions does a run have."""
+        """The largest number of transfers and reductions in a run."""
         return sum(
             extent.chunks * tasks for extent, tasks in zip(self.extents, self.program.tasks_per_chunk, strict=True)
         )
 
     def source(self, rank: int, index: int) -> int | None:
-        """First element of slice ``index`` in ``rank``'s input buffer; None where it has no such block."""
+        """First element of slice ``index`` in ``rank``'s input buffer; None if it has no such block."""
         block = self._placements[self.program.slices[index].block].sources.get(rank)
         return None if block is None else block * self.count + self.extents[index].offset
 
     def target(self, rank: int, index: int) -> int | None:
-        """First element of slice ``index`` in ``rank``'s output buffer; None where it has no such block."""
+        """First element of slice ``index`` in ``rank``'s output buffer; None if it has no such block."""
         block = self._placements[self.program.slices[index].block].targets.get(rank)
         return None if block is None else block * self.count + self.extents[index].offset
 
     def contributions(self, index: int) -> int:
-        """How many ranks' contributions slice ``index`` combines: what an average divides by."""
+        """The number of contributions to slice ``index``, which is the divisor of an average."""
         return len(self._placements[self.program.slices[index].block].sources)
 
     def executions(self, roles: Sequence[Role]) -> Iterator[tuple[int, int, slice]]:
-        """What a thread with these ``roles`` executes, in order: which role, which chunk, its elements in the slice."""
+        """The executions of a thread with these ``roles``, in order: index of role, chunk, elements in the slice."""
         extents = [self.extents[role.slice] for role in roles]
         first = min((role.offset for role in roles), default=0)
         last = max((role.offset + extent.chunks for role, extent in zip(roles, extents, strict=True)), default=0)
@@ -100,14 +99,16 @@ def bind(
 ) -> Bound:
     """The extents of all slices for ``count`` elements per block (nccl.h's ``count``), of ``itemsize`` bytes each.
 
-    ``chunk_bytes`` is the wanted size of a chunk; it is rounded down to whole 16-byte groups where it holds one, and to
-    whole elements, at least one. All ranks get the same extents: they are a function of agreed numbers only.
+    ``chunk_bytes`` is the desired size of a chunk. It is rounded down to whole 16-byte groups if it holds one, else to
+    whole elements, at least one. All ranks get the same extents, since these depend on agreed numbers only.
 
-    ``even_chunks`` cuts every slice into as many chunks as the largest has, instead of into chunks of one size. Trees
-    that share a link and take turns on it then get it in proportion to their weights, as the plan has it: on a DGX-1V
-    the simulator gives an AllReduce of 1 GB 26 % more. Generated code cuts like that where slices differ (``cut.h``),
-    but counts from :func:`largest_share` and not from the slice that is longest for this count: where that fraction is
-    no whole number of 16-byte groups, it may come to a chunk more or less.
+    ``even_chunks`` cuts every slice into as many chunks as the largest slice, instead of into chunks of one size. Trees
+    that take turns on a shared link then get its capacity in proportion to their weights, as the plan assumes. On a
+    DGX-1V the simulator gives an AllReduce of 1 GB 26 % more.
+
+    Generated code cuts in the same way if slices differ (``cut.h``), but counts chunks by :func:`largest_share` instead
+    of by the longest slice for this count. If that fraction is no whole number of 16-byte groups, its number of chunks
+    may differ by one.
     """
     for name, value, least in (
         ("count", count, 0),
@@ -116,14 +117,14 @@ def bind(
     ):
         if value < least:
             raise UsageError(f"{name} must be at least {least}, got {value}")
-    known = placements(program.collective)
+    places = placements(program.collective)
     group = max(1, ALIGNMENT_BYTES // itemsize)
     chunk_elements = max(1, chunk_bytes // itemsize)
     if chunk_elements >= group:
         chunk_elements -= chunk_elements % group
     extents: list[tuple[int, int]] = []
     for index, part in enumerate(program.slices):
-        if part.block not in known:
+        if part.block not in places:
             raise ScheduleError(
                 f"slice {index} is cut from block {part.block!r}, which {program.collective.name} "
                 f"on {program.collective.world_size} ranks does not have"
@@ -140,13 +141,13 @@ def bind(
 
 
 def largest_share(program: Program) -> Fraction | None:
-    """How much of a block the largest slice holds; None where all slices hold as much."""
+    """The fraction of a block that the largest slice holds; None if all slices are equal."""
     shares = dict.fromkeys(part.stop - part.start for part in program.slices)
     return max(shares) if len(shares) > 1 else None
 
 
 def _even(length: int, chunks: int, group: int, most: int) -> int:
-    """Elements of a chunk where ``length`` elements are cut into at most ``chunks``, in whole groups."""
+    """Elements per chunk, in whole groups, for ``length`` elements in at most ``chunks`` chunks."""
     if not chunks:
         return most
     own = -(-length // chunks)
@@ -154,8 +155,8 @@ def _even(length: int, chunks: int, group: int, most: int) -> int:
 
 
 def boundary(share: Fraction, count: int, group: int) -> int:
-    """``share``·count, rounded down to a multiple of ``group`` where ``share`` is neither 0 nor 1."""
-    # Every simulation asks this twice per slice: whole numbers compare ten times as fast as Fractions.
+    """``share``·count, rounded down to a multiple of ``group`` unless ``share`` is 0 or 1."""
+    # Every simulation calls this twice per slice; integers compare ten times as fast as Fractions.
     numerator, denominator = share.as_integer_ratio()
     if numerator >= denominator:
         return count

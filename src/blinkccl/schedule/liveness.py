@@ -1,17 +1,21 @@
 """Liveness of Programs: the token rule on the folded chunk loop.
 
-Fold the loop: one node per role, standing for all its executions, and arcs "execution T of *head* waits
-for execution T − tokens of *tail*" for messages, for slots given back, and for the order in which a rank, which
-is one thread, walks through its steps (no token down the list, one from its end to its start in the next
-tick). A directed cycle whose tokens sum to 0 or less is an execution that waits for itself; without
-one, every execution waits only for what can happen before it. So a program is live for all sizes exactly if every
-directed cycle has a positive sum (Commoner, Holt, Even, Pnueli: Marked directed graphs, JCSS 5, 1971;
-there for arcs without negative tokens; counting in ticks may make single arcs negative, sums over cycles
-stay the same).
+The folded loop is a graph with one node per role, for all its executions. An arc means "execution T of *head* waits for
+execution T − tokens of *tail*". There are three kinds of arcs:
 
-A role is not one action, though: it frees the slots it received from before it waits to send. Where the
-rule finds a cycle among roles (possible with few slots only), it is asked again with one node per receive
-and per send, which is exact for a rank that runs as :mod:`blinkccl.schedule.program` says.
+- a message;
+- a slot that is freed;
+- the order of the steps of a rank, which is one thread: no token from a step to the next, one token from the last step
+  to the first one of the next tick.
+
+A directed cycle whose tokens sum to 0 or less is an execution that waits for itself. Without such a cycle, every
+execution waits only for earlier ones. So a program is live for all sizes exactly if every directed cycle has a positive
+sum (Commoner, Holt, Even, Pnueli: Marked directed graphs, JCSS 5, 1971). Their arcs have no negative tokens. Counting
+in ticks may make single arcs negative, but sums over cycles stay the same.
+
+A role is more than one action, though: it frees the slots of its messages before it waits to send. If the rule finds a
+cycle among roles, which needs few slots, it is checked again with one node per receive and per send. That is exact for
+a rank that runs as in :mod:`blinkccl.schedule.program`.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ from blinkccl.schedule.wiring import Arc, Wiring, connect, name_role
 
 
 def liveness_fault(program: Program, wiring: Wiring) -> str | None:
-    """The cycle that deadlocks, in words, or None. Linear for what we lower, O(nodes · arcs) with negative tokens."""
-    # Roles are numbered in the order of every body. Where what waits without a token comes later, there is no cycle.
+    """The cycle that deadlocks, as text, or None. Linear for lowered programs, O(nodes · arcs) with negative tokens."""
+    # Roles are numbered in the order of every body. If all arcs without a token lead forward, there is no cycle.
     if all(arc.tokens > 0 or (arc.tokens == 0 and arc.tail < arc.head) for arc in wiring.arcs):
         return None
     bodies: list[list[int]] = [[] for _ in program.vertices]
@@ -44,10 +48,10 @@ def liveness_fault(program: Program, wiring: Wiring) -> str | None:
 
 
 def atomic_liveness_fault(program: Program) -> str | None:
-    """As :func:`liveness_fault`, for ranks that run differently: as the blocks of a GPU do.
+    """The cycle that deadlocks on the thread blocks of a GPU, as in :func:`liveness_fault`, or None.
 
-    An execution waits for all its messages and all its slots before it moves any, which makes a role one action; and a
-    rank's channels run side by side, so there is an order among the roles of a channel only.
+    An execution waits for all its messages and all its slots before it moves any, so a role is one action. The channels
+    of a rank run in parallel, so only the roles of one channel are ordered.
     """
     channels: dict[tuple[int, int], list[int]] = {}
     for index, role in enumerate(program.roles):
@@ -58,30 +62,30 @@ def atomic_liveness_fault(program: Program) -> str | None:
 
 
 def _circle(program: Program, cycle: list[Arc]) -> str:
-    """A cycle, read backwards, in words."""
+    """A cycle, in backward order, as text."""
     tokens = sum(arc.tokens for arc in cycle)
     waits = [_describe(program, arc) for arc in _without_chains(cycle)]
-    return f"deadlock: a circle of waits with {tokens} tokens, where it takes 1 to go on: " + "; ".join(waits)
+    return f"deadlock: a cycle of waits with {tokens} tokens, expected at least 1: " + "; ".join(waits)
 
 
 def _without_chains(cycle: list[Arc]) -> list[Arc]:
-    """The cycle, read backwards, with every run of steps of one rank told as one wait."""
+    """The cycle, in backward order, with consecutive steps of one rank merged into one wait."""
     first = next((i for i, arc in enumerate(cycle) if arc.kind != "order"), 0)
-    told: list[Arc] = []
+    merged: list[Arc] = []
     for arc in cycle[first:] + cycle[:first]:
-        if told and told[-1].kind == arc.kind == "order":
-            told[-1] = Arc(arc.tail, told[-1].head, told[-1].tokens + arc.tokens, "order", -1)
+        if merged and merged[-1].kind == arc.kind == "order":
+            merged[-1] = Arc(arc.tail, merged[-1].head, merged[-1].tokens + arc.tokens, "order", -1)
         else:
-            told.append(arc)
-    return told
+            merged.append(arc)
+    return merged
 
 
 def _in_order(bodies: Iterable[list[int]]) -> list[Arc]:
-    """Arcs for roles that one thread walks through: down each body, and from its end to its start one tick later."""
+    """Arcs for the order of roles in one thread: down each body, and from its end to its start one tick later."""
     arcs = []
     for roles in bodies:
         arcs += [Arc(a, b, 0, "order", -1) for a, b in itertools.pairwise(roles)]
-        if roles:  # also where there is one: its last action precedes its first of the next tick
+        if roles:  # also for a single role: its last action precedes its first one of the next tick
             arcs.append(Arc(roles[-1], roles[0], 1, "order", -1))
     return arcs
 
@@ -126,7 +130,7 @@ def _cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] | None:
 
 
 def _zero_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] | None:
-    """A cycle of arcs without tokens: strip nodes that nothing leads to; what is left holds a cycle."""
+    """A cycle of arcs without tokens: nodes without incoming arcs are removed; the remaining nodes hold a cycle."""
     indegree = [0] * nodes
     out: list[list[int]] = [[] for _ in range(nodes)]
     for index, (tail, head, tokens) in enumerate(arcs):
@@ -142,7 +146,7 @@ def _zero_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] | Non
                 ready.append(head)
     if len(ready) == nodes:
         return None
-    entered = [-1] * nodes  # every node left has an arc from another one left: walk backwards until it closes
+    entered = [-1] * nodes  # every remaining node has an arc from another one: walking backwards closes a cycle
     for v in range(nodes):
         if indegree[v]:
             for index in out[v]:
@@ -152,7 +156,7 @@ def _zero_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] | Non
 
 
 def _negative_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] | None:
-    """Bellman and Ford with a queue: a sum ≤ 0 is a negative one of lengths (nodes + 1) · tokens − 1."""
+    """Bellman and Ford with a queue: tokens sum to ≤ 0 exactly if the lengths (nodes + 1) · tokens − 1 sum to < 0."""
     out: list[list[tuple[int, int, int]]] = [[] for _ in range(nodes)]
     for index, (tail, head, tokens) in enumerate(arcs):
         out[tail].append((head, tokens * (nodes + 1) - 1, index))
@@ -168,7 +172,7 @@ def _negative_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] |
                     cycle = _walk_back(head, entered, arcs)
                     if cycle is not None:
                         return cycle
-                    hops[head] = 0  # the way here has become shorter since it was counted
+                    hops[head] = 0  # the path to this node has become shorter since its hops were counted
                 if not queued[head]:
                     queue.append(head)
                     queued[head] = True
@@ -176,11 +180,11 @@ def _negative_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] |
 
 
 def _walk_back(start: int, entered: list[int], arcs: list[tuple[int, int, int]]) -> list[int] | None:
-    """The cycle that following ``entered`` backwards from ``start`` runs into; None if it ends instead."""
-    seen = [False] * len(entered)
+    """The cycle on the backward walk along ``entered`` from ``start``; None if the walk ends instead."""
+    visited = [False] * len(entered)
     v = start
-    while not seen[v]:
-        seen[v] = True
+    while not visited[v]:
+        visited[v] = True
         if entered[v] < 0:
             return None
         v = arcs[entered[v]][0]

@@ -1,27 +1,32 @@
-"""Lowering of a forest to a Program: who sends which chunk to whom, in which tick.
+"""Lowering of a forest to a Program: the sender, receiver, chunk and tick of every message.
 
-Lowering translates and does not judge: a forest that is wrong becomes a program that the verifier refuses, naming
-rank, channel and step. Only what cannot be written down as a Program at all is an error here.
+Lowering translates and does not judge: an invalid forest becomes a program that the verifier refuses, with rank,
+channel and step. Lowering only refuses forests that have no form as a Program.
 
-**Offsets.** All shares of one slice meet in the same tick: with H the height of the highest up-tree among
-them, a vertex at depth d of an up-tree has offset H − d, every root H, a vertex at depth d of a down-tree
-H + d. Every queue takes one tick, and a rank reads its own input of a slice no later than any share writes
-the slice's output (in place these are the same memory).
+Offsets
+-------
+The roots of all shares of one slice work in the same tick H, the height of the highest up-tree among them. A vertex at
+depth d has offset H − d in an up-tree and H + d in a down-tree. Every queue takes one tick. A rank reads its own input
+of a slice no later than any share writes the slice's output, since in place these are the same memory.
 
-**Order.** In one tick, roles run by falling offset: receivers before their senders. So a message that a
-sender appends finds the slot that the receiver freed earlier in the same tick, and one slot per queue is
-enough. In the folded graph every arc without a token then goes from a higher offset to a lower one, or
-down the list: no cycle.
+Order of roles
+--------------
+In one tick, roles run by descending offset: receivers before their senders. A receiver frees its slot before the sender
+needs it in the same tick, so one slot per queue is enough. In the folded graph every arc without a token then leads
+from a higher offset to a lower one, or down the list: no cycle.
 
-**Order of reduction.** At every vertex operands are combined by the lowest rank in them: a child's message stands where
-the lowest of its contributors would, the own contribution at its rank. So the order depends on who is combined with
-whom and on nothing else: a star reduces in rank order wherever its root is, N stars over one slice give all ranks the
-same bits, and so do trees that differ in which member of a group collects it (:mod:`blinkccl.schedule.order`).
+Order of reduction
+------------------
+Every vertex reduces its operands in the order of the lowest rank in them: of a child's message, its lowest contributor;
+of the own contribution, its rank. So the order depends only on the sets of contributions that are reduced together. A
+star reduces in rank order for any root, and N stars over one slice give all ranks the same bits. So do trees that
+differ only in the root of a group (:mod:`blinkccl.schedule.order`).
 
-**Memories on the way.** An edge whose path leads through one memory is a queue staged there. Through more, it is
-several queues: at every second memory a relay takes from one and puts into the next.
-
-**Switches that combine** are relays too, with the roles that their places in the trees give them.
+Memories and switches
+---------------------
+An edge whose path leads through one memory is a queue staged there. Through more memories it is several queues: at
+every second memory a relay receives from one queue and sends into the next. Switches with in-network reduction are
+relays too, with the roles of their places in the trees.
 """
 
 from __future__ import annotations
@@ -42,12 +47,11 @@ from blinkccl.trees.forest.model import Forest, Path, Share, Tree, forest_hash, 
 
 
 def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Program:
-    """The program that runs ``forest``: a queue per tree edge and relay on it, roles in one list, by falling offset.
+    """The program that runs ``forest``: a queue per tree edge and relay on it, roles in one list by descending offset.
 
-    Each queue may hold ``slots`` messages. Slices are dealt round robin to so many parallel ``channels``; None: one
-    channel per slice. A ScheduleError says what cannot be written down: a block that is none of the collective's, a
-    tree that visits a vertex that is no rank of the job, an edge that joins nothing, shares of one slice with different
-    weights.
+    Each queue holds ``slots`` messages. Slices are assigned round robin to ``channels`` parallel channels; None: one
+    channel per slice. A ScheduleError reports a forest that has no program: an unknown block, a tree vertex outside the
+    job, an edge with fewer than two vertices or equal ends, or shares of one slice with different weights.
     """
     if slots < 1 or (channels is not None and channels < 1):
         raise UsageError(f"slots and channels must be at least 1, got {slots} and {channels}")
@@ -77,7 +81,7 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     )
 
 
-#: What becomes of each path: the queues on it, as the path and home of each.
+#: The queues on each path, as the path and home of each.
 _Pieces = dict[Path, tuple[tuple[Path, int], ...]]
 
 
@@ -88,8 +92,8 @@ def _pieces(forest: Forest) -> _Pieces:
 
 
 def _queues_on(topology: Topology, path: Path) -> Iterator[tuple[Path, int]]:
-    """A queue is pushed or pulled, as the plan's links want, or staged at the first memory on its way to the second."""
-    exists = all(pair in topology.link for pair in pairwise(path))  # else the verifier says so
+    """The queues on ``path``: pushed or pulled as its links require, or staged at every first of two memories."""
+    exists = all(pair in topology.link for pair in pairwise(path))  # else the verifier reports it
     memories = memories_on(topology, path) if exists else ()
     begin = 0
     for home, end in zip_longest(memories[::2], memories[1::2], fillvalue=path[-1]):
@@ -102,19 +106,19 @@ def _queues_on(topology: Topology, path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _check_paths(forest: Forest) -> None:
-    """Edges must join two vertices; everything else about trees is the verifier's business."""
+    """Raise a ScheduleError unless edges join two vertices; the verifier checks all other properties of trees."""
     for index, share in enumerate(forest.shares):
         for tree in share.trees():
             for path in tree.edges:
                 if len(path) < 2 or path[0] == path[-1]:
                     raise ScheduleError(
-                        f"share {index}: edge {list(path)} joins nothing; an edge is a path of at least two "
+                        f"share {index}: edge {list(path)} joins nothing; expected a path of at least two "
                         "vertices with different ends"
                     )
 
 
 def _slices(forest: Forest) -> tuple[tuple[Slice, ...], list[int]]:
-    """The slice table, block by block in the collective's order, and each share's index into it."""
+    """The slice table, by block in the collective's order, and the index of each share's slice in it."""
     by_block: dict[Block, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     position = forest.position
     for index, share in enumerate(forest.shares):
@@ -144,7 +148,7 @@ def _slices(forest: Forest) -> tuple[tuple[Slice, ...], list[int]]:
 
 
 def _positions(share: Share, position: dict[int, int], index: int) -> Block:
-    """The share's block by positions instead of vertex ids."""
+    """The share's block, with positions instead of vertex ids."""
     try:
         if share.block is None:
             return None
@@ -158,7 +162,7 @@ def _positions(share: Share, position: dict[int, int], index: int) -> Block:
 
 
 def _summits(forest: Forest, slice_of: list[int], pieces: _Pieces) -> dict[int, int]:
-    """Per slice, the height of the highest up-tree among its shares: the tick in which its roots work."""
+    """Per slice the height of the highest up-tree among its shares, which is the tick of its roots."""
     summits: dict[int, int] = defaultdict(int)
     for index, share in enumerate(forest.shares):
         height = 0
@@ -169,7 +173,7 @@ def _summits(forest: Forest, slice_of: list[int], pieces: _Pieces) -> dict[int, 
 
 
 def _depths(edges: tuple[Path, ...], root: int, pieces: _Pieces, upward: bool) -> dict[int, int]:
-    """Queues between the root and each vertex of a tree; what no edge joins to the root lies below all else."""
+    """The number of queues between the root and each vertex of a tree; unreachable vertices are below all others."""
     near: dict[int, list[Path]] = defaultdict(list)
     for path in edges:
         near[path[-1] if upward else path[0]].append(path)
@@ -190,7 +194,7 @@ def _depths(edges: tuple[Path, ...], root: int, pieces: _Pieces, upward: bool) -
 
 @dataclass(slots=True)
 class _Draft:
-    """A role in the making."""
+    """A role under construction."""
 
     rank: int
     stage: str
@@ -205,7 +209,7 @@ class _Draft:
 
 @dataclass
 class _Builder:
-    """Collects queues and roles share by share."""
+    """The queues and roles of the program, collected share by share."""
 
     forest: Forest
     channel_count: int
@@ -215,7 +219,7 @@ class _Builder:
     roles: list[Role] = field(default_factory=list)
 
     def add(self, index: int, share: Share, part: int, summit: int) -> None:
-        """The roles of one share, whose root works ``summit`` ticks after its slice's first tick."""
+        """Add the roles of one share, whose root works ``summit`` ticks after its slice's first tick."""
         placement = placements(self.forest.collective)[_positions(share, self.forest.position, index)]
         root = _Draft(self._rank(index, "root", share.root), "root", summit, completes=True)
         up, down = {share.root: root}, {share.root: root}
@@ -231,15 +235,15 @@ class _Builder:
             draft.keeps = draft.rank in placement.targets
         for vertex, draft in up.items():
             draft.contributes = draft.rank in placement.sources
-            # A source above which nothing is added (a lone contributor on its way to a relay root) already
-            # holds the result; it keeps it here if the down-tree does not bring it back.
+            # If nothing is reduced above a source (a single contributor below a relay as root), the source already
+            # holds the result; it keeps it in this role if the down-tree does not bring it back.
             if vertex in full and vertex not in down:
                 draft.keeps = draft.rank in placement.targets
         del down[share.root]
         self.roles += [self._role(index, part, draft) for draft in (*up.values(), *down.values(), *relayed)]
 
     def _role(self, index: int, part: int, draft: _Draft) -> Role:
-        """The role of a draft that is complete, with its operands by the lowest rank in them."""
+        """The role of a complete draft, with its operands in the order of the lowest rank in them."""
         receives = draft.receives
         if len(receives) > 1:
             receives = sorted(receives)
@@ -269,9 +273,9 @@ class _Builder:
         *,
         upward: bool = False,
     ) -> list[_Draft]:
-        """Adds a role for every vertex of ``tree`` to ``drafts``, which has the root's, and its queues.
+        """Add a role for every vertex of ``tree`` to ``drafts``, which has the root's, and add its queues.
 
-        ``lowest`` is the lowest rank in what a vertex sends, where it says so. Returns the roles of relays.
+        ``lowest`` has the lowest rank in the message of a vertex, by default its own rank. Returns the roles of relays.
         """
         stage, sign = ("reduce", -1) if upward else ("broadcast", 1)
         summit = drafts[root].offset
@@ -287,7 +291,7 @@ class _Builder:
                     rank = len(self.forest.ranks) + self.relays.index(piece[-1])
                     receiver = _Draft(rank, "relay", sender.offset + 1)
                     relayed.append(receiver)
-                number = len(self.queues)  # One object for both: of a million queues they take 30 MB.
+                number = len(self.queues)  # one object for both: for a million queues these integers take 30 MB
                 sender.sends.append(number)
                 receiver.receives.append((lowest.get(path[0], drafts[path[0]].rank), number))
                 self.queues.append(Queue(sender.rank, receiver.rank, piece, home))
@@ -300,22 +304,22 @@ class _Builder:
         if vertex not in self.forest.position:
             raise ScheduleError(
                 f"share {index}: its {stage} visits vertex {vertex}, which is no rank of the job "
-                f"{list(self.forest.ranks)} and does not combine; a vertex that only passes data on belongs into the "
-                "interior of a path"
+                f"{list(self.forest.ranks)} and has no in-network reduction; put a vertex that only forwards data into "
+                "the interior of a path"
             )
         return self.forest.position[vertex]
 
     def in_order(self) -> tuple[Role, ...]:
-        """All roles by the one global stamp; in one tick, readers of a slice precede its keeper."""
+        """All roles by descending offset; in one tick, readers of a slice precede its keeper."""
         return tuple(sorted(self.roles, key=lambda r: (-r.offset, r.channel, r.keeps, r.share, r.rank, r.stage)))
 
 
 def _lowest(tree: Tree, root: int, sources: list[tuple[int, int]]) -> dict[int, int]:
-    """The lowest of the sources, each a rank and its vertex, that are combined at each vertex of an up-tree."""
+    """The lowest rank among the sources below each vertex of an up-tree; ``sources`` are pairs of rank and vertex."""
     parent = {path[0]: path[-1] for path in tree.edges}
     lowest: dict[int, int] = {}
     for rank, vertex in sorted(sources):
-        while vertex not in lowest:  # so a cycle, which only broken trees have, ends too
+        while vertex not in lowest:  # this also ends on a cycle in an invalid tree
             lowest[vertex] = rank
             if vertex == root or vertex not in parent:
                 break
@@ -324,13 +328,13 @@ def _lowest(tree: Tree, root: int, sources: list[tuple[int, int]]) -> dict[int, 
 
 
 def _complete(tree: Tree, root: int, sources: list[int]) -> set[int]:
-    """Vertices of an up-tree at which every source has been combined already."""
+    """Vertices of an up-tree that hold the reduction of all sources."""
     parent = {path[0]: path[-1] for path in tree.edges}
     needed = len(sources)
     counts: dict[int, int] = defaultdict(int)
     for source in sources:
         vertex = source
-        for _ in range(len(parent) + 1):  # a bound instead of a test: broken trees may hold a cycle
+        for _ in range(len(parent) + 1):  # bounded, since an invalid tree may have a cycle
             counts[vertex] += 1
             if vertex == root or vertex not in parent:
                 break

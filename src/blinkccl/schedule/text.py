@@ -1,6 +1,6 @@
-"""Programs written down: as text for people and for comparing, and as JSON for other programs.
+"""Programs as text, for reading and comparison, and as JSON, for other software.
 
-Both are canonical: equal programs give equal bytes, in every process.
+Both are canonical: equal programs give equal bytes in every process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ROLE = attrgetter(*(field.name for field in fields(Role)))
 def to_text(program: Program) -> str:
     """One line per slice, queue, channel and role, in the program's order.
 
-    A role's line reads: rank, channel, share, stage, ``@offset``, slice, then what one execution does, in order.
+    A role's line has its rank, channel, share, stage, ``@offset`` and slice, then the actions of one execution.
     """
     return "\n".join(_lines(program)) + "\n"
 
 
 def program_hash(program: Program) -> str:
-    """16 hexadecimal digits that tell programs apart: a hash of :func:`to_text`."""
+    """A hash of :func:`to_text`, 16 hexadecimal digits."""
     return digest(_lines(program))
 
 
@@ -72,7 +72,7 @@ def _role(role: Role) -> str:
     if role.own_operand_index != (min(max(role.own_operand_index, 0), len(role.receives)) if role.contributes else 0):
         actions.append(
             f"own operand {role.own_operand_index}"
-        )  # the verifier refuses it; equal texts must still mean equal programs
+        )  # an invalid index, which the verifier refuses: different programs must have different texts
     if role.completes:
         actions.append("complete")
     if role.keeps:
@@ -109,7 +109,7 @@ class _CollectiveForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class _SliceForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    # Plain int on purpose: msgspec 0.22.0 corrupts memory on a constrained int beside a fixed-length tuple.
+    # An int without limits: msgspec 0.22.0 corrupts memory on a constrained int beside a fixed-length tuple.
     block: int | tuple[int, int] | None
     start: _Ratio
     stop: _Ratio
@@ -119,7 +119,7 @@ class _QueueForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     src: _Number
     dst: _Number
     path: tuple[_Number, ...]
-    home: _Number | msgspec.UnsetType = _UNSET  # where it is not the receiver
+    home: _Number | msgspec.UnsetType = _UNSET  # set unless it is the receiver
 
 
 class _ChannelForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -158,7 +158,7 @@ class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     relays: tuple[_Number, ...] | msgspec.UnsetType = _UNSET
 
 
-#: Made with the module: where two threads decode a type for the first time at once, msgspec 0.22.0 crashes.
+#: Constructed on import: msgspec 0.22.0 crashes if two threads decode a type for the first time at once.
 _DECODER = msgspec.json.Decoder(_ProgramForm)
 
 
@@ -182,7 +182,7 @@ def to_json(program: Program) -> str:
 
 
 def from_json(text: str | bytes) -> Program:
-    """The program that :func:`to_json` wrote, valid or not; a ScheduleError gives the path of what does not fit."""
+    """The program that :func:`to_json` wrote, valid or not; a ScheduleError states the JSON path of the fault."""
     try:
         form = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -219,7 +219,7 @@ def from_json(text: str | bytes) -> Program:
 def _home(queue: _QueueForm) -> int:
     if queue.home is not _UNSET:
         return queue.home
-    return queue.path[-1] if queue.path else -1  # an empty path is the verifier's business
+    return queue.path[-1] if queue.path else -1  # the verifier refuses an empty path
 
 
 def _fraction(text: str, where: str) -> Fraction:

@@ -1,8 +1,8 @@
 """The verifier of Programs: they compute their collective, cannot deadlock, and overload no link.
 
-Everything is checked for all sizes at once, since a Program has none: the chunks of a slice all go the same way, so
-one symbolic pass over sets of contributing ranks covers who holds what, and the folded loop covers finite buffers
-(:mod:`~blinkccl.schedule.liveness`). Engines, exporters and the simulator rely on what passes here.
+A Program has no size, so the checks hold for all sizes at once. All chunks of a slice take the same path, so one
+symbolic pass over sets of contributing ranks covers the data of every rank. The folded loop covers finite buffers
+(:mod:`~blinkccl.schedule.liveness`). Engines, exporters and the simulator rely on these checks.
 """
 
 from __future__ import annotations
@@ -26,47 +26,51 @@ from blinkccl.trees.forest.model import Path
 
 
 def verify(program: Program, topology: Topology) -> None:
-    """Raises a VerificationError with all :func:`violations`, if there are any."""
-    found = violations(program, topology)
-    if found:
-        raise VerificationError(found)
+    """Raise a VerificationError with all :func:`violations`, if there are any."""
+    faults = violations(program, topology)
+    if faults:
+        raise VerificationError(faults)
 
 
 def violations(program: Program, topology: Topology) -> list[str]:
-    """Every way in which ``program`` is invalid on ``topology``; empty if it is valid.
+    """The violations of ``program`` on ``topology``, one sentence each; empty if it is valid.
 
-    A program is valid if its indexes are; both ends of each queue exist and agree on the order of messages; each
-    contribution enters each slice exactly once, the reduction is completed exactly where all are in, every
-    destination gets every slice once and nothing else is written; slices tile every block; no cycle of
-    waits closes for any size (finite buffers included); where input and output share memory, no rank
-    overwrites what it still has to read; every message's path exists and has no memory on it but the queue's home, and
-    the load of each link, at ``program.rate``, is within its capacity.
+    A program is valid if
 
-    Each sentence names rank, channel and step (the index in the rank's body), or the link. Linear in roles and
-    messages, but for :func:`~blinkccl.schedule.liveness.liveness_fault`.
+    - all indexes are valid;
+    - both ends of each queue exist and agree on the order of messages;
+    - each contribution enters each slice exactly once, and the reduction is completed where all contributions are in;
+    - every destination gets every slice once, and nothing else is written;
+    - slices tile every block;
+    - no cycle of waits closes for any size, with finite buffers;
+    - in place, no rank overwrites input that it still has to read;
+    - every message's path exists and has no memory on it but the queue's home;
+    - the load of each link, at ``program.rate``, is within its capacity.
+
+    Each sentence names rank, channel and step (the index in the rank's body), or the link. The time is linear in roles
+    and messages, except for :func:`~blinkccl.schedule.liveness.liveness_fault`.
     """
-    found = list(_table_faults(program, topology))
-    found = found or list(_switch_faults(program, topology))
-    if found:  # the other checks follow indexes, so they need valid ones
-        return found
+    faults = list(_table_faults(program, topology))
+    faults = faults or list(_switch_faults(program, topology))
+    if faults:  # the other checks need valid indexes
+        return faults
     wiring = connect(program)
-    found += wiring.faults
-    found += _tiling_faults(program)
-    found += _Propagation(program, wiring).faults() if not wiring.faults else []
+    faults += wiring.faults
+    faults += _tiling_faults(program)
+    faults += _Propagation(program, wiring).faults() if not wiring.faults else []
     deadlock = liveness_fault(program, wiring)
     if deadlock is not None:
-        found.append(deadlock)
-    found += _overwrite_faults(program)
-    found += _load_faults(program, topology)
-    return found
+        faults.append(deadlock)
+    faults += _overwrite_faults(program)
+    faults += _load_faults(program, topology)
+    return faults
 
 
 def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
-    """Indexes, ranks and numbers that point nowhere."""
+    """Invalid indexes, ranks and numbers."""
     n = program.collective.world_size
     if len(program.ranks) != n or len(dict.fromkeys(program.ranks)) != n:
-        got = list(program.ranks)
-        yield f"{program.collective.name} on {n} ranks needs {n} different vertices, got {got}"
+        yield f"{program.collective.name} on {n} ranks needs {n} different vertices, got {list(program.ranks)}"
         return
     for rank, vertex in enumerate(program.vertices):
         if vertex not in topology.vertex:
@@ -75,9 +79,9 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
         yield f"relays {list(program.relays)} must be different vertices outside the job {list(program.ranks)}"
     if program.rate <= 0:
         yield f"the rate must be positive, got {program.rate}"
-    known = placements(program.collective)
+    places = placements(program.collective)
     for index, part in enumerate(program.slices):
-        if part.block not in known:
+        if part.block not in places:
             name = program.collective.name
             yield f"slice {index} is cut from block {part.block!r}, which {name} does not have"
     for index, queue in enumerate(program.queues):
@@ -100,7 +104,7 @@ def _switch_faults(program: Program, topology: Topology) -> Iterator[str]:
     for vertex in program.combining:
         if not topology.vertex[vertex].combines:
             label = topology.vertex[vertex].label
-            yield f"relay {vertex} combines or sends to several, and {label} only passes data on"
+            yield f"relay {vertex} reduces or multicasts, but {label} only forwards packets"
 
 
 def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
@@ -133,7 +137,7 @@ def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
 
 
 def _tiling_faults(program: Program) -> Iterator[str]:
-    """Slices of every block must cover it from 0 to 1 without gap or overlap."""
+    """Gaps, overlaps and empty slices: the slices of every block must cover it from 0 to 1."""
     cuts: dict[Block, list[tuple[Fraction, Fraction, int]]] = {block: [] for block in placements(program.collective)}
     for index, part in enumerate(program.slices):
         cuts[part.block].append((part.start, part.stop, index))
@@ -142,7 +146,7 @@ def _tiling_faults(program: Program) -> Iterator[str]:
         reached = Fraction(0)
         for start, stop, index in sorted(parts):
             if start != reached:
-                verb = "overlaps what is before it" if start < reached else "leaves a gap before it"
+                verb = "overlaps the slice before it" if start < reached else "leaves a gap before it"
                 yield f"slice {index} of {name} starts at {start}, expected {reached}: it {verb}"
             if stop <= start:
                 yield f"slice {index} of {name} goes from {start} to {stop}: it is empty"
@@ -153,18 +157,18 @@ def _tiling_faults(program: Program) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a message holds: contributing ranks as bits, and whether the reduction has been completed."""
+    """The content of a message: contributing ranks as bits, and True if the reduction has been completed."""
 
     ranks: int
     completed: bool
 
 
 class _Propagation:
-    """Finds every combination, completion or write that breaks the collective's definition, in linear time.
+    """Check of every reduction, completion and write against the collective's definition, in linear time.
 
-    A rank contributes only what it has, once; ``completes`` is set exactly once on every way, exactly where all
-    contributions are in; what is kept is complete and is kept where the collective wants it, once; every destination
-    gets every slice. Roles behind a missing message are left out: their cause is reported elsewhere.
+    A rank contributes only its own data, once. Every path has exactly one role that ``completes``, where all
+    contributions are in. Roles keep complete values only, only at destinations, once. Every destination gets every
+    slice. Roles after a missing message are skipped, since another check reports the cause.
     """
 
     def __init__(self, program: Program, wiring: Wiring) -> None:
@@ -172,8 +176,8 @@ class _Propagation:
         self.placements = placements(program.collective)
         self.full = {block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()}
         self.wiring = wiring
-        # Who sends into each queue; where that are several, -1, and whose message each receiver takes. A dictionary of
-        # all would have a million entries of what is nearly always one.
+        # The role that sends into each queue, or -1 for several: then ``sender`` has the one of each receiver. Nearly
+        # all queues have one sender; a dictionary of all would have a million entries.
         self.only = [-2] * len(program.queues)
         for arc in wiring.data:
             self.only[arc.queue] = arc.tail if self.only[arc.queue] == -2 else -1
@@ -186,12 +190,12 @@ class _Propagation:
         order = in_data_order(self.program, self.wiring)
         for index in order:
             self.values[index] = self._fire(index)
-        if len(order) == len(self.values):  # else chunks are missing for another reason, which is reported
+        if len(order) == len(self.values):  # else chunks are missing for a reason that another check reports
             self._check_all_written()
         return self.found
 
     def _message(self, queue: int, index: int) -> _Value:
-        """What role ``index`` receives from ``queue``."""
+        """The message that role ``index`` receives from ``queue``."""
         tail = self.only[queue]
         message = self.values[tail if tail >= 0 else self.sender[queue, index]]
         assert message is not None
@@ -201,7 +205,7 @@ class _Propagation:
         role = self.program.roles[index]
         block = self.program.slices[role.slice].block
         place = self.placements[block]
-        if len(role.receives) == 1 and not (role.contributes or role.completes):  # It only passes on, as most do.
+        if len(role.receives) == 1 and not (role.contributes or role.completes):  # it only forwards, as most roles do
             value = self._message(role.receives[0], index)
             if role.keeps:
                 self._keep(index, role, value.ranks, value.completed, block, place)
@@ -284,14 +288,13 @@ def _ranks(bits: int) -> str:
 
 
 def _overwrite_faults(program: Program) -> Iterator[str]:
-    """In place, a rank's input and output block of one item are the same memory: read before write.
+    """Writes before reads in place, where a rank's input and output block of one item are the same memory.
 
-    Chunk k is read in tick offset + k by every role that contributes, and must not have been overwritten
-    by the role that keeps. Between two channels of a rank there is no order to rely on: engines may run
-    them apart.
+    Every role that contributes reads chunk k in tick offset + k, before the role that keeps may overwrite it. Channels
+    of a rank have no order, since engines may run them in parallel.
     """
     if program.collective.name == "alltoall":
-        return  # its input and output blocks are different items: it runs out of place only
+        return  # its input and output blocks are different items, so it runs out of place only
     writers = {(role.rank, role.slice): index for index, role in enumerate(program.roles) if role.keeps}
     for index, role in enumerate(program.roles):
         if not role.contributes or writers.get((role.rank, role.slice), index) == index:
@@ -311,7 +314,7 @@ def _overwrite_faults(program: Program) -> Iterator[str]:
 
 
 def _way_faults(queue: Queue, topology: Topology, job: Collection[int]) -> Iterator[str]:
-    """What is wrong with the path and the home of a queue whose ends are right."""
+    """Faults in the path and the home of a queue with correct ends."""
     if queue.home not in queue.path:
         yield f"its home {queue.home} is not on its path {list(queue.path)}"
     elif all(pair in topology.link for pair in itertools.pairwise(queue.path)):
@@ -326,29 +329,29 @@ def _crossed_ranks(queue: Queue, job: Collection[int]) -> Iterator[str]:
 
 
 def _home_faults(queue: Queue, topology: Topology) -> Iterator[str]:
-    """Memories on the way of a queue that are not its home, and homes that keep nothing."""
+    """Memories on the path of a queue that are not its home, and homes without memory."""
     home = topology.vertex[queue.home]
     if home.kind in ("switch", "nic") and not home.combines:
-        yield f"its home {home.label} is a {home.kind}, which forwards packets and keeps none"
+        yield f"its home {home.label} is a {home.kind}, which has no memory for messages"
     for number, leg in enumerate(queue.legs):
         moved = "read" if number == 1 or queue.home == queue.path[0] else "write"
         for pair in itertools.pairwise(leg):
             by = topology.link[pair].by
             if by not in ("", moved):
                 yield (
-                    f"its messages lie with {topology.vertex[queue.home].label}, so link {pair[0]} → "
-                    f"{pair[1]} is crossed by a {moved}, but the plan counts on its capacity for a {by}"
+                    f"its home is {topology.vertex[queue.home].label}, so link {pair[0]} → {pair[1]} is crossed by a "
+                    f"{moved}, but the plan uses its capacity for a {by}"
                 )
         at = memory_inside(topology, leg)
         if at is not None:
             yield (
-                f"what crosses the memory of {topology.vertex[at].label} on the way {list(leg)} has to "
-                f"be stored there, but its messages lie in that of {topology.vertex[queue.home].label}"
+                f"path {list(leg)} crosses the memory of {topology.vertex[at].label}, so its home must be "
+                f"there, got {topology.vertex[queue.home].label}"
             )
 
 
 def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
-    """Paths that do not exist, and links that carry more than they can at the program's rate."""
+    """Paths that do not exist, and links with a load above their capacity at the program's rate."""
     of_whole = weights(program)
     scale = lcm(*(part.denominator for part in of_whole))
     scaled = [int(part * scale) for part in of_whole]
@@ -358,7 +361,7 @@ def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
             sent[index] += scaled[role.slice]
     job = frozenset(program.ranks)
     vertices = program.vertices
-    # Many queues lie on one path: it is looked at once.
+    # Many queues share one path, which is checked once.
     carried_on: dict[Path, int] = {}
     right: set[tuple[Path, int]] = set()
     for index, queue in enumerate(program.queues):

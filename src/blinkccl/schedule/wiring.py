@@ -1,11 +1,12 @@
 """Matching of sends with receives: the two ends of every queue, for any number of roles per queue.
 
-A queue is a FIFO, so its two ends must agree on the order of messages *for every size*: roles may have
-different numbers of chunks. In the order of time, message k of role A precedes message j of role B where
-(offset_A + k, place_A) < (offset_B + j, place_B); both ends give the same order for all k and j exactly
-if, read from the role that starts first, they list the same slices with the same relative offsets.
-Reading from another role than the first of the tick means: those before it count as the last of the tick
-before, with their offset lowered by one.
+A queue is a FIFO, so its two ends must agree on the order of messages *for every size*: roles may have different
+numbers of chunks. In the order of time, message k of role A precedes message j of role B if
+(offset_A + k, place_A) < (offset_B + j, place_B).
+
+Each end lists its roles from the one that starts first. Both ends give the same order for all k and j exactly if these
+lists have the same slices with the same relative offsets. A list may start after the first role of the tick. Then the
+roles before its start count as the last ones of the previous tick, with their offset lowered by one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Arc(NamedTuple):
 
 @dataclass(frozen=True)
 class Wiring:
-    """The arcs of a program's queues; ``faults`` has a sentence for every queue whose ends do not fit."""
+    """The arcs of a program's queues; ``faults`` has one sentence for every queue with mismatched ends."""
 
     arcs: tuple[Arc, ...]
     faults: tuple[str, ...]
@@ -44,15 +45,15 @@ class Wiring:
 
 
 def name_role(program: Program, index: int) -> str:
-    """How messages name the role number ``index``."""
+    """The name of role ``index`` in messages: its rank or relay, channel, step, stage and share."""
     role = program.roles[index]
     n = len(program.ranks)
-    who = f"rank {role.rank}" if role.rank < n else f"relay {program.relays[role.rank - n]}"
-    return f"{who}, channel {role.channel}, step {program.steps[index]} ({role.stage} of share {role.share})"
+    owner = f"rank {role.rank}" if role.rank < n else f"relay {program.relays[role.rank - n]}"
+    return f"{owner}, channel {role.channel}, step {program.steps[index]} ({role.stage} of share {role.share})"
 
 
 def connect(program: Program) -> Wiring:
-    """Pairs every send with its receive. Indexes in the program must be valid."""
+    """Pair every send with its receive. Indexes in the program must be valid."""
     count = len(program.queues)
     senders, receivers = (
         _ends(count, (r.sends for r in program.roles)),
@@ -61,7 +62,7 @@ def connect(program: Program) -> Wiring:
     arcs: list[Arc] = []
     faults: list[str] = []
     for queue, ends in enumerate(program.queues):
-        if len(senders[queue]) == len(receivers[queue]) == 1:  # nearly all are of this kind
+        if len(senders[queue]) == len(receivers[queue]) == 1:  # nearly all queues are like this
             s, r = senders[queue][0], receivers[queue][0]
             sender, receiver = program.roles[s], program.roles[r]
             if (
@@ -82,7 +83,7 @@ def connect(program: Program) -> Wiring:
 
 
 def in_data_order(program: Program, wiring: Wiring) -> list[int]:
-    """Roles in the order of the data, senders first; those that wait for each other are left out."""
+    """Roles in the order of the data, senders first, without roles that wait for each other."""
     followers: dict[int, list[int]] = {}
     for arc in wiring.data:
         followers.setdefault(arc.tail, []).append(arc.head)
@@ -97,20 +98,20 @@ def in_data_order(program: Program, wiring: Wiring) -> list[int]:
 
 
 def _ends(count: int, sides: Iterable[tuple[int, ...]]) -> list[Sequence[int]]:
-    """For each queue the roles at one of its ends, in order: nearly always one, so lists are only made for more."""
+    """For each queue the roles at one of its ends, in order: nearly always one, so only several are a list."""
     ends: list[Sequence[int]] = [()] * count
     for index, queues in enumerate(sides):
         for queue in queues:
-            there = ends[queue]
-            if isinstance(there, list):
-                there.append(index)
+            roles = ends[queue]
+            if isinstance(roles, list):
+                roles.append(index)
             else:
-                ends[queue] = [*there, index] if there else (index,)
+                ends[queue] = [*roles, index] if roles else (index,)
     return ends
 
 
 def _misfit(program: Program, queue: int, senders: Sequence[int], receivers: Sequence[int]) -> str | None:
-    """Why the two ends of a queue do not fit, or None."""
+    """The reason that the two ends of a queue do not match, or None."""
     roles = program.roles
     src, dst = program.queues[queue].src, program.queues[queue].dst
     where = f"queue {queue} from rank {src} to rank {dst}"
@@ -138,7 +139,7 @@ def _disorder(
     sent: list[tuple[int, int]],
     received: list[tuple[int, int]],
 ) -> str | None:
-    """Where the messages that go in are not the messages that come out, or None."""
+    """The first difference between the messages sent and the messages expected, or None."""
     for (s, s_offset), (r, r_offset) in zip(sent, received, strict=True):
         sender, receiver = program.roles[s], program.roles[r]
         if sender.slice != receiver.slice:
@@ -146,32 +147,32 @@ def _disorder(
                 f"wrong order: {name_role(program, r)} expects slice {receiver.slice} from {where}, "
                 f"but {name_role(program, s)} sends slice {sender.slice} at this place"
             )
-        went, came = s_offset - sent[0][1], r_offset - received[0][1]
-        if went != came:
+        send_delay, receive_delay = s_offset - sent[0][1], r_offset - received[0][1]
+        if send_delay != receive_delay:
             return (
-                f"wrong order: {name_role(program, r)} receives from {where} {came} ticks after its "
-                f"first message, but {name_role(program, s)} sends {went} ticks after it; chunks of "
+                f"wrong order: {name_role(program, r)} receives from {where} {receive_delay} ticks after its "
+                f"first message, but {name_role(program, s)} sends {send_delay} ticks after it; chunks of "
                 "several slices would be mixed up"
             )
     return None
 
 
 def _cycle(program: Program, ends: Sequence[int]) -> list[tuple[int, int]]:
-    """The roles at one end in the order of a tick, read from the one that fires first, with their offsets."""
+    """The roles at one end in the order of a tick, from the one that runs first, with their offsets."""
     roles = program.roles
     if len(ends) == 1:
         return [(ends[0], roles[ends[0]].offset)]
-    order = sorted(ends)  # all are of one rank, which walks through its roles in this order
+    order = sorted(ends)  # all are of one rank, which runs its roles in this order
     first = order.index(min(order, key=lambda i: (roles[i].offset, i)))
     return [(i, roles[i].offset) for i in order[first:]] + [(i, roles[i].offset - 1) for i in order[:first]]
 
 
 def _arcs(program: Program, queue: int, senders: Sequence[int], receivers: Sequence[int]) -> Iterator[Arc]:
-    """Data and credit arcs of a queue whose ends fit.
+    """Data and credit arcs of a queue whose ends match.
 
-    With m messages per tick, the i-th needs the slot of the message ``slots`` places before it: the
-    ((i − slots) mod m)-th, ⌊(i − slots) / m⌋ ticks from now. With fewer messages in a tick, because some
-    slices have run out of chunks, it needs an older one; so this is the strictest case.
+    With m messages per tick, the i-th needs the slot of the message ``slots`` places before it. That is message
+    (i − slots) mod m, ⌊(i − slots) / m⌋ ticks later. A tick has fewer messages if some slices have run out of chunks.
+    Then it needs an older slot, so m messages are the strictest case.
     """
     roles = program.roles
     sent, received = _cycle(program, senders), _cycle(program, receivers)
@@ -181,6 +182,6 @@ def _arcs(program: Program, queue: int, senders: Sequence[int], receivers: Seque
         yield Arc(s, r, roles[r].offset - roles[s].offset, "data", queue)
         ticks, j = divmod(i - slots, m)
         giver, g_read = received[j]
-        # A role that is read one tick late (offset lowered by one) really fires one tick after its place.
+        # A role listed one tick late (its offset lowered by one) runs one tick after its place.
         late = (roles[s].offset - s_read) - (roles[giver].offset - g_read)
         yield Arc(giver, s, late - lag - ticks, "credit", queue)

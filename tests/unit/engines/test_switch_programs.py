@@ -58,7 +58,7 @@ def test_no_other_engine_takes_it():
 def test_a_switch_that_only_passes_on_must_not_combine():
     program, network = switched()
     plain = replace(network, vertices=tuple(replace(v, combines=False) for v in network.vertices))
-    assert violations(program, plain) == ["relay 8 combines or sends to several, and NVSwitch only passes data on"]
+    assert violations(program, plain) == ["relay 8 reduces or multicasts, but NVSwitch only forwards packets"]
     forest = algorithm("in_switch").plan(asked("hgx-h100"))
     with pytest.raises(ScheduleError, match="its root visits vertex 8, which is no rank of the job"):
         lower(replace(forest, topology=plain))

@@ -13,18 +13,18 @@ from support.planned import by_hand
 
 
 def clique(size: int) -> Topology:
-    """Every pair of ``size`` GPUs joined by a lane."""
+    """``size`` GPUs with a lane between every two."""
     return parse_spec(f"clique:{size}")
 
 
 def chain_allreduce() -> Forest:
-    """0 → 1 → 2 and back, one share."""
+    """One share, 0 → 1 → 2 and back."""
     share = Share(Fraction(1), 0, None, 2, Tree(2, ((0, 1), (1, 2))), Tree(2, ((2, 1), (1, 0))))
     return by_hand(Collective("allreduce", 3), clique(3), [share])
 
 
 def one_shot_allreduce(size: int = 3) -> Forest:
-    """Everybody sends all to everybody."""
+    """Every rank sends all its data to every other rank."""
     shares = [
         Share(Fraction(1), 0, None, r, Tree(r, tuple((s, r) for s in range(size) if s != r)), None) for r in range(size)
     ]
@@ -32,7 +32,7 @@ def one_shot_allreduce(size: int = 3) -> Forest:
 
 
 def ring_allreduce(size: int = 4) -> Forest:
-    """One ring: share r is reduced into rank r and spread from there."""
+    """One ring: share r is reduced at rank r and broadcast from it."""
     shares = []
     for r in range(size):
         up = Tree(r, tuple(itertools.pairwise((r + 1 + i) % size for i in range(size))))
@@ -42,7 +42,7 @@ def ring_allreduce(size: int = 4) -> Forest:
 
 
 def two_slices_broadcast() -> Forest:
-    """Two thirds over a chain, one third over the other chain."""
+    """Two thirds over one chain, one third over another."""
     shares = [
         Share(Fraction(2, 3), 0, None, 0, None, Tree(0, ((0, 1), (1, 2)))),
         Share(Fraction(1, 3), 4, None, 0, None, Tree(0, ((0, 2), (2, 1)))),

@@ -1,4 +1,4 @@
-"""Sizes meet programs: no element is cut, nothing is lost."""
+"""Programs for given sizes: no element is cut or lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.schedule.chunking import Bound, bind, boundary
 from blinkccl.schedule.program import Program, Slice
 
-#: Where slices are cut, and for which size.
+#: The boundaries of slices, and the size.
 SIZES = given(
     cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
     count=st.integers(0, 5000),
@@ -42,7 +42,7 @@ def test_shares_fall_on_16_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "wanted"),
+    ("count", "expected"),
     [
         (0, [(0, 0, 0), (0, 0, 0)]),
         (1, [(0, 0, 0), (0, 1, 1)]),
@@ -50,8 +50,8 @@ def test_shares_fall_on_16_bytes() -> None:
         (8, [(0, 4, 1), (4, 4, 1)]),
     ],
 )
-def test_fewer_elements_than_shares(count: int, wanted: list[tuple[int, int, int]]) -> None:
-    assert spans(bind(program(Fraction(1, 2)), count, 4, 1024)) == wanted
+def test_fewer_elements_than_shares(count: int, expected: list[tuple[int, int, int]]) -> None:
+    assert spans(bind(program(Fraction(1, 2)), count, 4, 1024)) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_slices_tile_every_count(cuts: list[Fraction], count: int, itemsize: int
     assert reached == count
 
 
-def test_where_slices_lie_in_the_buffers() -> None:
+def test_the_places_of_slices_in_the_buffers() -> None:
     bound = bind(program(Fraction(1, 2), name="allgather", n=3), 8, 4, 64)
     assert [bound.source(1, i) for i in range(6)] == [None, None, 0, 4, None, None]
     assert [bound.target(1, i) for i in range(6)] == [0, 4, 8, 12, 16, 20]
@@ -116,7 +116,7 @@ def test_numbers_out_of_range(arguments: tuple[int, int, int], message: str) -> 
         bind(program(), *arguments)
 
 
-def test_a_block_that_is_not_there() -> None:
+def test_a_block_that_the_collective_does_not_have_is_refused() -> None:
     wrong = Program(Collective("allreduce", 2), (0, 1), Fraction(1), (Slice(7, Fraction(0), Fraction(1)),), (), (), ())
     with pytest.raises(ScheduleError, match="slice 0 is cut from block 7, which allreduce on 2 ranks"):
         bind(wrong, 4, 4, 64)
@@ -126,8 +126,8 @@ def test_a_block_that_is_not_there() -> None:
 def test_even_chunks_are_as_many_for_every_slice(
     cuts: list[Fraction], count: int, itemsize: int, chunk_bytes: int
 ) -> None:
-    asked = program(*sorted(cuts)), count, itemsize, chunk_bytes
-    even, equal = bind(*asked, even_chunks=True), bind(*asked)
+    arguments = program(*sorted(cuts)), count, itemsize, chunk_bytes
+    even, equal = bind(*arguments, even_chunks=True), bind(*arguments)
     most, group = max(extent.chunks for extent in equal.extents), max(1, 16 // itemsize)
     for extent, same in zip(even.extents, equal.extents, strict=True):
         assert (extent.offset, extent.length) == (same.offset, same.length)
@@ -135,7 +135,7 @@ def test_even_chunks_are_as_many_for_every_slice(
         assert (extent.chunks - 1) * extent.chunk_elements < max(1, extent.length)
         assert extent.chunks * extent.chunk_elements >= extent.length
         assert extent.chunk_elements <= even.chunk_elements
-        # As many as the largest slice has; fewer only where chunks are rounded up to whole groups.
+        # As many as the largest slice has; fewer only if chunks are rounded up to whole groups.
         assert extent.chunks <= most
         assert (extent.chunk_elements - group) * most < max(1, extent.length)
 

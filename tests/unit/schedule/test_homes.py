@@ -1,4 +1,4 @@
-"""Where messages lie on their way: pushed, pulled, staged, and relayed behind more than one memory."""
+"""Homes of messages: pushed, pulled, staged, and relayed behind more than one memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.planned import asked
 
 
 def line(*kinds: str, link: str = "nvlink", gb_per_s: int = 10) -> Topology:
-    """Vertices one behind the other."""
+    """A chain of vertices of these kinds."""
     box = Assembly("line", "declared")
     for a, b in pairwise([box.add(kind) for kind in kinds]):
         box.join(a, b, gb_per_s, link)
@@ -38,7 +38,7 @@ def line(*kinds: str, link: str = "nvlink", gb_per_s: int = 10) -> Topology:
 
 
 def relayed(between: int) -> Forest:
-    """From the first of a line of GPUs to the last, through ``between`` others."""
+    """A send from the first GPU of a line to the last, through ``between`` others."""
     topology = line(*["gpu"] * (between + 2))
     return algorithm("optimal").plan(asked(topology, "sendrecv", (0, between + 1), relays=True))
 
@@ -48,7 +48,7 @@ def queues(program: Program) -> list[tuple[tuple[int, ...], int]]:
 
 
 @pytest.mark.parametrize(
-    ("between", "wanted", "relays"),
+    ("between", "expected", "relays"),
     [
         (0, [((0, 1), 1)], ()),
         (1, [((0, 1, 2), 1)], ()),
@@ -57,10 +57,10 @@ def queues(program: Program) -> list[tuple[tuple[int, ...], int]]:
         (4, [((0, 1, 2), 1), ((2, 3, 4), 3), ((4, 5), 5)], (2, 4)),
     ],
 )
-def test_every_other_memory_is_a_relay_and_those_before_hold_the_messages(between, wanted, relays) -> None:
+def test_every_other_memory_is_a_relay_and_those_before_hold_the_messages(between, expected, relays) -> None:
     forest = relayed(between)
     program = lower(forest)
-    assert (queues(program), program.relays) == (wanted, relays)
+    assert (queues(program), program.relays) == (expected, relays)
     assert violations(program, forest.topology) == []
     assert sorted((role.offset, role.rank) for role in program.roles)[1:-1] == [
         (place + 1, 2 + place) for place in range(len(relays))
@@ -70,7 +70,12 @@ def test_every_other_memory_is_a_relay_and_those_before_hold_the_messages(betwee
 @pytest.mark.parametrize(
     ("spec", "gpus", "path", "home"),
     [
-        ("mist", (0, 2), (0, 4, 5, 2), 5),  # the last processor's memory: written ahead, read near
+        (
+            "mist",
+            (0, 2),
+            (0, 4, 5, 2),
+            5,
+        ),  # the last processor's memory, written by the sender and read by the receiver
         ("dgx-2", (0, 1), (0, 16, 1), 1),
         ("pcie-8gpu", (0, 4), None, None),  # root complexes forward: pushed to the receiver
     ],
@@ -85,7 +90,7 @@ def test_a_processor_stores_what_comes_by_nvlink_and_forwards_the_rest(spec, gpu
         assert path is None or queue.path == path
 
 
-def test_text_and_json_say_where_messages_lie() -> None:
+def test_text_and_json_state_the_homes_of_messages() -> None:
     program = lower(relayed(2))
     assert "program sendrecv src 0 dst 1 ranks 0,3 relays 2 rate 1\n" in to_text(program)
     assert "\nqueue 0 rank 0 to 2 path 0,1,2 home 1\nqueue 1 rank 2 to 1 path 2,3\n" in to_text(program)
@@ -110,8 +115,8 @@ def with_queue(program: Program, number: int, **changes: object) -> Program:
 
 WRONG: list[tuple[Callable[[Program], Program], str]] = [
     (lambda p: with_queue(p, 0, home=3), r"queue 0: its home 3 is not on its path \[0, 1, 2\]"),
-    (lambda p: with_queue(p, 0, home=2), r"queue 0: what crosses the memory of GPU1 on the way \[0, 1, 2\] has to be"),
-    (lambda p: with_queue(p, 0, home=0), "stored there, but its messages lie in that of GPU0"),
+    (lambda p: with_queue(p, 0, home=2), r"queue 0: path \[0, 1, 2\] crosses the memory of GPU1, so its home"),
+    (lambda p: with_queue(p, 0, home=0), "so its home must be there, got GPU0"),
     (lambda p: replace(p, relays=(1,)), "queue 0 from rank 0 to rank 2 lies on path"),
     (lambda p: replace(p, relays=()), "queue 0 ends at rank 2, outside 0 … 1"),
     (lambda p: replace(p, relays=(9,)), "rank 2 is vertex 9, which line does not have"),
@@ -127,19 +132,19 @@ WRONG: list[tuple[Callable[[Program], Program], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), WRONG, ids=[said[:30] for _, said in WRONG])
-def test_wrong_homes_and_relays_are_refused(damage, said) -> None:
+@pytest.mark.parametrize(("damage", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+def test_wrong_homes_and_relays_are_refused(damage, message) -> None:
     forest = relayed(2)
-    found = violations(damage(lower(forest)), forest.topology)
-    assert any(re.search(said, sentence) for sentence in found), found
+    faults = violations(damage(lower(forest)), forest.topology)
+    assert any(re.search(message, sentence) for sentence in faults), faults
 
 
-def test_a_switch_keeps_nothing() -> None:
+def test_a_switch_is_no_home_of_messages() -> None:
     topology = line("gpu", "switch", "gpu")
     program = lower(algorithm("optimal").plan(asked(topology, "broadcast")))
     staged = with_queue(program, 0, home=1)
     assert violations(staged, topology) == [
-        f"queue 0: its home {topology.vertex[1].label} is a switch, which forwards packets and keeps none"
+        f"queue 0: its home {topology.vertex[1].label} is a switch, which has no memory for messages"
     ]
 
 
@@ -155,8 +160,8 @@ def test_programs_with_homes_compute_their_collective(spec, gpus, name) -> None:
     inputs = make_inputs(program.collective, 103, "int32")
     call = CollectiveCall.of(program.collective, "int32", 103)
     for run in (partial(reference.run, order=5), sockets.run):
-        found = run(program, inputs, call, chunk_bytes=64)
-        assert mismatch(found, oracle(program.collective, inputs), 103) is None
+        outputs = run(program, inputs, call, chunk_bytes=64)
+        assert mismatch(outputs, oracle(program.collective, inputs), 103) is None
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("reference", "host", "sockets")])
@@ -177,13 +182,13 @@ def test_generated_code_is_not_prepared_for_relays() -> None:
 @pytest.mark.parametrize("between", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("chunks", [1, 8, 30])
 def test_the_simulator_takes_as_long_as_store_and_forward(between, chunks) -> None:
-    """Every memory is a stage: (k + m)·t for k chunks through m memories; transfers begin within 1 % of that."""
+    """Every memory is a stage of the pipeline: k chunks through m memories take (k + m)·t, within 1 %."""
     forest = relayed(between)
     size = 240_000_000
-    done = simulate(lower(forest), forest.topology, calibration("nominal"), size, chunk_bytes=size // chunks)
-    assert done.seconds == pytest.approx((chunks + between) * size / chunks / 10e9, rel=0.01)
-    assert done.outcome.transfers == chunks * (between + 1)
-    assert len(done.translation.legs) == between + 1
+    simulation = simulate(lower(forest), forest.topology, calibration("nominal"), size, chunk_bytes=size // chunks)
+    assert simulation.seconds == pytest.approx((chunks + between) * size / chunks / 10e9, rel=0.01)
+    assert simulation.outcome.transfers == chunks * (between + 1)
+    assert len(simulation.translation.legs) == between + 1
 
 
 def test_queues_know_their_legs() -> None:

@@ -1,4 +1,4 @@
-"""Forest → Program: roles, offsets, order, and what cannot be written down."""
+"""Forest → Program: roles, offsets, order, and forests without a program."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def test_unequal_one_shot_trees_are_aligned_at_their_roots() -> None:
         Share(Fraction(1), 0, None, 1, Tree(1, ((0, 1), (2, 1))), None),
         Share(Fraction(1), 0, None, 2, Tree(2, ((0, 2), (1, 2))), None),
     ]
-    made = by_hand(Collective("allreduce", 3), clique(3), shares)
-    program = lower(made)
+    forest = by_hand(Collective("allreduce", 3), clique(3), shares)
+    program = lower(forest)
     assert {role.offset for role in program.roles if role.keeps} == {2}
-    assert violations(program, made.topology) == []
+    assert violations(program, forest.topology) == []
 
 
 def test_slices_lie_in_ascending_order_of_their_names() -> None:
@@ -93,7 +93,7 @@ def test_slices_lie_in_ascending_order_of_their_names() -> None:
 
 
 def operands(program: Program, rank: int, stage: str) -> list[int]:
-    """Ranks whose messages a role combines, in order, with its own where it contributes."""
+    """Ranks in the order in which a role reduces their messages, with its own rank if it contributes."""
     (role,) = (r for r in program.roles if (r.rank, r.stage) == (rank, stage))
     order = [program.queues[queue].src for queue in role.receives]
     return [*order[: role.own_operand_index], rank, *order[role.own_operand_index :]] if role.contributes else order
@@ -101,42 +101,42 @@ def operands(program: Program, rank: int, stage: str) -> list[int]:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_stars_reduce_in_rank_order_on_every_rank(size: int) -> None:
-    """In whatever order the tree lists its edges."""
-    for made in (one_shot_allreduce(size), reversed_edges(one_shot_allreduce(size))):
-        program = lower(made)
+    """The order of the edges in the tree makes no difference."""
+    for forest in (one_shot_allreduce(size), reversed_edges(one_shot_allreduce(size))):
+        program = lower(forest)
         assert [operands(program, rank, "root") for rank in range(size)] == [list(range(size))] * size
 
 
-def reversed_edges(made: Forest) -> Forest:
-    shares = tuple(replace(s, reduce=Tree(s.root, s.reduce.edges[::-1])) for s in made.shares if s.reduce)
-    return replace(made, shares=shares)
+def reversed_edges(forest: Forest) -> Forest:
+    shares = tuple(replace(s, reduce=Tree(s.root, s.reduce.edges[::-1])) for s in forest.shares if s.reduce)
+    return replace(forest, shares=shares)
 
 
 def test_inner_vertices_reduce_in_rank_order_too() -> None:
     share = Share(Fraction(1), 0, None, 4, Tree(4, ((3, 1), (0, 1), (2, 1), (1, 4))), None)
-    made = by_hand(Collective("reduce", 5, root=4), clique(5), [share])
-    program = lower(made)
+    forest = by_hand(Collective("reduce", 5, root=4), clique(5), [share])
+    program = lower(forest)
     assert operands(program, 1, "reduce") == [0, 1, 2, 3]
     assert operands(program, 4, "root") == [1, 4]
-    assert violations(program, made.topology) == []
+    assert violations(program, forest.topology) == []
 
 
 def test_reduction_order_is_by_position() -> None:
     shares = [Share(Fraction(1), 0, None, 0, Tree(0, ((5, 0), (2, 0))), None)]
-    made = by_hand(Collective("reduce", 3, root=1), clique(6), shares, ranks=(5, 0, 2))
-    assert operands(lower(made), 1, "root") == [0, 1, 2]
+    forest = by_hand(Collective("reduce", 3, root=1), clique(6), shares, ranks=(5, 0, 2))
+    assert operands(lower(forest), 1, "root") == [0, 1, 2]
 
 
-def test_a_role_that_does_not_contribute_has_turn_0() -> None:
-    made = chain_allreduce()
-    assert [role.own_operand_index for role in lower(made).roles if not role.contributes] == [0, 0]
+def test_a_role_that_does_not_contribute_has_own_operand_index_0() -> None:
+    forest = chain_allreduce()
+    assert [role.own_operand_index for role in lower(forest).roles if not role.contributes] == [0, 0]
     share = Share(Fraction(1), 0, None, 1, Tree(1, ((0, 1),)), Tree(1, ((1, 2),)))
     relayed = lower(by_hand(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
     assert [(role.rank, role.own_operand_index) for role in relayed.roles] == [(2, 0), (1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(
-    ("channels", "wanted"),
+    ("channels", "expected"),
     [
         (None, [(0,), (1,), (2,), (3,)]),
         (1, [(0, 1, 2, 3)]),
@@ -144,9 +144,9 @@ def test_a_role_that_does_not_contribute_has_turn_0() -> None:
         (9, [(0,), (1,), (2,), (3,)]),
     ],
 )
-def test_slices_are_dealt_to_channels_in_turn(channels: int | None, wanted: list[tuple[int, ...]]) -> None:
+def test_slices_are_dealt_to_channels_in_turn(channels: int | None, expected: list[tuple[int, ...]]) -> None:
     program = lower(ring_allreduce(4), channels=channels)
-    assert [channel.shares for channel in program.channels] == wanted
+    assert [channel.shares for channel in program.channels] == expected
 
 
 def test_a_block_that_stays_is_one_copying_role() -> None:
@@ -182,17 +182,17 @@ def test_a_source_below_a_relay_root_keeps_its_own_block() -> None:
         )
         for j in range(3)
     ]
-    made = by_hand(Collective("allgather", 3), clique(3), shares)
-    program = lower(made)
-    assert violations(program, made.topology) == []
+    forest = by_hand(Collective("allgather", 3), clique(3), shares)
+    program = lower(forest)
+    assert violations(program, forest.topology) == []
     assert [(r.rank, brief(r)[3]) for r in program.roles if r.stage == "reduce"] == [(0, "iks"), (2, "iks")]
 
 
 def test_positions_and_ids_are_told_apart() -> None:
     topology = clique(6)
     shares = [Share(Fraction(1, 2), 0, v, v, None, Tree(v, ((v, w),))) for v, w in ((5, 2), (2, 5))]
-    made = by_hand(Collective("allgather", 2), topology, shares, ranks=(5, 2))
-    program = lower(made)
+    forest = by_hand(Collective("allgather", 2), topology, shares, ranks=(5, 2))
+    program = lower(forest)
     assert [s.block for s in program.slices] == [0, 1]
     assert [(q.src, q.dst, q.path) for q in program.queues] == [(0, 1, (5, 2)), (1, 0, (2, 5))]
     assert violations(program, topology) == []
@@ -211,16 +211,16 @@ def test_positions_and_ids_are_told_apart() -> None:
         ({"broadcast": Tree(2, ((),))}, "joins nothing"),
     ],
 )
-def test_what_is_no_program_is_an_error(change: dict[str, object], message: str) -> None:
-    made = chain_allreduce()
+def test_a_forest_without_a_program_is_an_error(change: dict[str, object], message: str) -> None:
+    forest = chain_allreduce()
     with pytest.raises(ScheduleError, match=message):
-        lower(replace(made, shares=(replace(made.shares[0], **change),)))
+        lower(replace(forest, shares=(replace(forest.shares[0], **change),)))
 
 
 def test_shares_of_one_slice_have_one_weight() -> None:
-    made = one_shot_allreduce()
+    forest = one_shot_allreduce()
     with pytest.raises(ScheduleError, match=r"same slice 0 of block None, but with weights 1/2, 1, 1"):
-        lower(replace(made, shares=(replace(made.shares[0], weight=Fraction(1, 2)), *made.shares[1:])))
+        lower(replace(forest, shares=(replace(forest.shares[0], weight=Fraction(1, 2)), *forest.shares[1:])))
 
 
 @pytest.mark.parametrize(("slots", "channels"), [(0, None), (1, 0), (-1, 2)])
@@ -243,33 +243,33 @@ BROKEN_TREES = [
 
 @pytest.mark.parametrize(("tree", "cause"), [pytest.param(t, c, id=n) for n, t, c in BROKEN_TREES])
 def test_broken_up_trees_lower_and_are_invalid(tree: Tree, cause: str) -> None:
-    made = chain_allreduce()
-    program = lower(replace(made, shares=(replace(made.shares[0], reduce=tree),)))
-    found = violations(program, made.topology)
-    assert any(word in text for text in found for word in cause.split("|")), found
+    forest = chain_allreduce()
+    program = lower(replace(forest, shares=(replace(forest.shares[0], reduce=tree),)))
+    faults = violations(program, forest.topology)
+    assert any(word in text for text in faults for word in cause.split("|")), faults
 
 
 def test_broken_forests_never_crash() -> None:
     for seed in range(300):
         random = Random(seed)
-        made = random_forest(random)
-        index = random.randrange(len(made.shares))
-        share = made.shares[index]
+        forest = random_forest(random)
+        index = random.randrange(len(forest.shares))
+        share = forest.shares[index]
         tree = share.broadcast or share.reduce or Tree(share.root, ())
         edges = list(tree.edges)
         for _ in range(random.randint(1, 3)):
-            a, b = random.choice(made.ranks), random.choice(made.ranks)
+            a, b = random.choice(forest.ranks), random.choice(forest.ranks)
             edges.insert(random.randint(0, len(edges)), (a, b))
         random.shuffle(edges)
         bent = replace(
             share,
             broadcast=Tree(share.root, tuple(edges)),
             weight=share.weight * random.choice([1, 1, 2, -1]),
-            root=random.choice([share.root, random.choice(made.ranks)]),
+            root=random.choice([share.root, random.choice(forest.ranks)]),
         )
-        shares = (*made.shares[:index], bent, *made.shares[index + 1 :])
+        shares = (*forest.shares[:index], bent, *forest.shares[index + 1 :])
         try:
-            program = lower(replace(made, shares=shares), random.choice([1, 2]))
+            program = lower(replace(forest, shares=shares), random.choice([1, 2]))
         except ScheduleError:
             continue
-        assert isinstance(violations(program, made.topology), list)
+        assert isinstance(violations(program, forest.topology), list)

@@ -1,4 +1,4 @@
-"""The order in which a Program sums: as written, it gives the engine's bits; and whatever changes it is noticed."""
+"""The order in which a Program sums: it predicts the engine's bits, and every change of it is noticed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.planned import by_hand, with_homes
 
 
 def two_groups(*heads: int) -> Forest:
-    """Of five ranks 0 and 1 combine at one of them, whose sum goes to a star among 2, 3 and 4; a share per head."""
+    """Five ranks: 0 and 1 reduce at one of them (a share per head), and its sum goes to a star among 2, 3 and 4."""
     shares = []
     for number, head in enumerate(heads):
         top = 2 + number % 3
@@ -43,16 +43,16 @@ def two_groups(*heads: int) -> Forest:
 
 
 @pytest.mark.parametrize(
-    ("forest", "wanted"),
+    ("forest", "expected"),
     [
         (chain_allreduce(), "(0+1)+2"),
         (one_shot_allreduce(4), "0+1+2+3"),
         (two_groups(0, 1, 1), "(0+1)+2+3+4"),
     ],
 )
-def test_a_forest_and_its_program_have_one_order(forest: Forest, wanted: str) -> None:
-    assert forest_order.order_of(forest) == order_of(lower(forest)) == wanted
-    assert order_faults(lower(forest)) == order_faults(lower(forest), wanted) == []
+def test_a_forest_and_its_program_have_one_order(forest: Forest, expected: str) -> None:
+    assert forest_order.order_of(forest) == order_of(lower(forest)) == expected
+    assert order_faults(lower(forest)) == order_faults(lower(forest), expected) == []
     assert forest_order.departure(forest) is None
 
 
@@ -66,39 +66,39 @@ def test_a_ring_sums_every_part_in_an_order_of_its_own() -> None:
     assert "departs" in faults[0]
 
 
-def test_operands_stand_by_the_lowest_rank_in_them_whoever_sends() -> None:
+def test_operands_are_ordered_by_the_lowest_rank_in_them_for_any_sender() -> None:
     """The sum of 0 and 3, sent by 3, comes before 1 and 2."""
     share = Share(Fraction(1), 0, None, 1, Tree(1, ((0, 3), (3, 1), (2, 1))), None)
-    made = by_hand(Collective("reduce", 4, root=1), clique(4), [share])
-    assert order_of(lower(made)) == "(0+3)+1+2"
+    forest = by_hand(Collective("reduce", 4, root=1), clique(4), [share])
+    assert order_of(lower(forest)) == "(0+3)+1+2"
 
 
-def test_what_sums_nothing_has_the_order_of_nothing() -> None:
+def test_a_collective_without_reduction_has_no_order() -> None:
     share = Share(Fraction(1), 0, None, 0, None, Tree(0, ((0, 1), (0, 2))))
-    made = by_hand(Collective("broadcast", 3, root=0), clique(3), [share])
-    assert forest_order.order_of(made) == order_of(lower(made)) == ""
-    assert order_faults(lower(made), "0+1+2") == ["broadcast sums nothing, so it has no order 0+1+2"]
+    forest = by_hand(Collective("broadcast", 3, root=0), clique(3), [share])
+    assert forest_order.order_of(forest) == order_of(lower(forest)) == ""
+    assert order_faults(lower(forest), "0+1+2") == ["broadcast sums nothing, so it has no order 0+1+2"]
 
 
 @examples(60)
 @given(st.integers(0, 2**32))
 def test_the_order_of_every_value_gives_its_bits(seed: int) -> None:
-    """On any forest, also one whose shares have different orders: engine and expression say the same."""
+    """Engine and expression agree on any forest, also if its shares have different orders."""
     random = Random(seed)
     name = random.choice(["allreduce", "reduce", "reduce_scatter"])
-    made = random_forest(random, random_collective(random, random.randint(2, 6), name))
-    program = lower(made, random.choice([1, 2]))
+    forest = random_forest(random, random_collective(random, random.randint(2, 6), name))
+    program = lower(forest, random.choice([1, 2]))
     dtype = random.choice(["float32", "bfloat16", "float16", "float64", "int8"])
     op = random.choice(["sum", "avg", "min", "premul_sum"])
     check_bits(program, dtype, op, 37, seed)
     texts = tuple(dict.fromkeys(kept_orders(program).values()))
     assert order_of(program) == (texts[0] if len(texts) == 1 else None)
-    assert forest_order.order_of(made) == order_of(program)
-    assert bool(order_faults(program)) == (len(texts) > 1) == (forest_order.departure(made) is not None)
+    assert forest_order.order_of(forest) == order_of(program)
+    assert bool(order_faults(program)) == (len(texts) > 1) == (forest_order.departure(forest) is not None)
 
 
 def check_bits(program: Program, dtype: str, op: str, count: int, seed: int) -> None:
-    """The reference engine's bits are those of the orders that the program has."""
+    """Check that the reference engine gives the bits of the program's orders."""
     row, chosen, collective = element_type(dtype), operation(op), program.collective
     size = collective.world_size
     inputs = rough(row, size, collective.input_blocks(0) * count, seed)
@@ -112,24 +112,24 @@ def check_bits(program: Program, dtype: str, op: str, count: int, seed: int) -> 
         start = bound.target(rank, index)
         assert start is not None
         place = placements(collective)[program.slices[index].block]
-        given_ = {}
+        operands = {}
         for source in place.sources:
             at = bound.source(source, index)
             assert at is not None
-            given_[program.ranks[source]] = inputs[source][at : at + extent.length]
+            operands[program.ranks[source]] = inputs[source][at : at + extent.length]
         factors = None if scales is None else {v: row.scalar(s) for v, s in zip(program.ranks, scales, strict=True)}
-        got = outputs[rank]
-        assert got is not None
-        wanted = evaluated(order, given_, row, chosen, factors)
-        assert same_bits(got[start : start + extent.length], wanted), (rank, index, order)
+        output = outputs[rank]
+        assert output is not None
+        expected_bits = evaluated(order, operands, row, chosen, factors)
+        assert same_bits(output[start : start + extent.length], expected_bits), (rank, index, order)
 
 
 def test_other_orders_have_other_bits() -> None:
-    """Otherwise the test before this one could not fail."""
+    """Without this, the previous test could not fail."""
     row, chosen = element_type("float32"), operation("sum")
     values = dict(enumerate(rough(row, 4, 200)))
-    seen = [evaluated(order, values, row, chosen) for order in ("0+1+2+3", "0+(1+2)+3", "(0+1)+(2+3)", "0+1+3+2")]
-    assert not any(same_bits(a, b) for i, a in enumerate(seen) for b in seen[:i])
+    sums = [evaluated(order, values, row, chosen) for order in ("0+1+2+3", "0+(1+2)+3", "(0+1)+(2+3)", "0+1+3+2")]
+    assert not any(same_bits(a, b) for i, a in enumerate(sums) for b in sums[:i])
     row = element_type("bfloat16")
     values = dict(enumerate(rough(row, 4, 200)))
     assert not same_bits(evaluated("0+1+2+3", values, row, chosen), evaluated("(0+1)+2+3", values, row, chosen))
@@ -138,28 +138,28 @@ def test_other_orders_have_other_bits() -> None:
 INVARIANT = lower(two_groups(0, 1, 1))
 
 
-def changed(program: Program, wanted: Callable[[object], bool], **changes: object) -> Program:
-    """The first role that ``wanted`` takes, otherwise."""
+def changed(program: Program, matches: Callable[[object], bool], **changes: object) -> Program:
+    """The program with ``changes`` in the first role that ``matches``."""
     roles = list(program.roles)
-    index = next(i for i, role in enumerate(roles) if wanted(role))
+    index = next(i for i, role in enumerate(roles) if matches(role))
     roles[index] = replace(roles[index], **changes)
     return replace(program, roles=tuple(roles))
 
 
 def swapped(program: Program) -> Program:
-    """Two operands of one root change places."""
+    """The program with two operands of one root exchanged."""
     root = next(role for role in program.roles if role.stage == "root" and role.share == 2)
     turned = (root.receives[1], root.receives[0], *root.receives[2:])
     return changed(program, lambda role: role is root, receives=turned)
 
 
 def moved(program: Program) -> Program:
-    """A root's own contribution comes first."""
+    """The program with a root's own contribution first."""
     return changed(program, lambda r: r.stage == "root" and r.share == 1, own_operand_index=0)
 
 
 def other_grouping() -> Program:
-    """One more rounding: 3 sends by way of 4."""
+    """A program with one more rounding: 2 sends to the root 3 through 4."""
     forest = two_groups(0, 1)
     share = forest.shares[1]
     up = Tree(3, ((0, 1), (1, 3), (2, 4), (4, 3)))
@@ -167,14 +167,14 @@ def other_grouping() -> Program:
 
 
 def another_tree() -> Program:
-    """Another root's tree: a chain instead of the two groups."""
+    """A program with a chain instead of the two groups for one root."""
     forest = two_groups(0, 1)
     up = Tree(3, ((0, 1), (1, 2), (2, 4), (4, 3)))
     return lower(replace(forest, shares=(forest.shares[0], replace(forest.shares[1], reduce=up))))
 
 
 def test_a_completion_apart_is_one_rounding_more() -> None:
-    """A rank that divides what another has rounded: right, but not the bits of those that divide at once."""
+    """A rank that divides a value rounded by another one: correct, but with other bits than a division at once."""
     share = Share(Fraction(1), 0, None, 2, Tree(2, ((0, 2), (1, 2))), Tree(2, ((2, 0),)))
     program = lower(by_hand(Collective("reduce", 3, root=0), clique(3), [share]))
     assert order_of(program) == "0+1+2"
@@ -185,15 +185,15 @@ def test_a_completion_apart_is_one_rounding_more() -> None:
 
 
 def test_a_premul_sum_has_the_same_bits_at_every_root() -> None:
-    """A product that is sent is rounded, and so is a rank's own."""
-    values, made = rough(element_type("bfloat16"), 3, 99), []
+    """The product of a sent message is rounded, and so is the product of the own contribution."""
+    values, results = rough(element_type("bfloat16"), 3, 99), []
     for root in (0, 1):
         star = Share(Fraction(1), 0, None, root, Tree(root, tuple((v, root) for v in range(3) if v != root)), None)
         program = lower(by_hand(Collective("reduce", 3, root=root), clique(3), [star]))
         assert order_of(program) == "0+1+2"
         call = CollectiveCall.of(program.collective, "bfloat16", 99, "premul_sum")
-        made.append(reference.run(program, values, call, scales=[0.3, 0.7, 1.1])[root])
-    assert same_bits(*made)
+        results.append(reference.run(program, values, call, scales=[0.3, 0.7, 1.1])[root])
+    assert same_bits(*results)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_planted_departures_are_named(program: Program, expected: str, departs: 
         assert re.search(departs, fault), fault
 
 
-def test_the_order_that_a_plan_states_is_the_one_that_counts() -> None:
+def test_faults_are_departures_from_the_stated_order() -> None:
     faults = order_faults(INVARIANT, "0+1+2+3+4")
     assert len(faults) == 15
     assert faults[0].endswith("it keeps slice 0 summed as (0+1)+2+3+4, expected 0+1+2+3+4")

@@ -1,4 +1,4 @@
-"""Programs written down: as text and as JSON."""
+"""Programs as text and as JSON."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CHAIN = lower(chain_allreduce())
 
 
 def test_text_of_a_small_program() -> None:
-    made = chain_allreduce()
+    forest = chain_allreduce()
     assert (
         to_text(CHAIN)
         == f"""\
 program allreduce ranks 0,1,2 rate 1
-made from forest {forest_hash(made)} topology {topology_hash(made.topology)}
+made from forest {forest_hash(forest)} topology {topology_hash(forest.topology)}
 slice 0 block - from 0 to 1
 queue 0 rank 2 to 1 path 2,1
 queue 1 rank 1 to 0 path 1,0
@@ -72,7 +72,7 @@ for _ in range(40):
 
 
 def test_threads_may_read_at_once_from_the_first_time_on() -> None:
-    """Ranks may be threads. msgspec 0.22.0 crashes where several make what it needs of a type."""
+    """Ranks may be threads, and msgspec 0.22.0 crashes if several threads decode a new type at once."""
     command = [sys.executable, "-c", READERS]
     ended = subprocess.run(command, input=to_json(CHAIN), capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("0\n" * 40, "")

@@ -1,4 +1,4 @@
-"""Links that are slower to read than to write, or the other way round: push or pull is a choice of the plan."""
+"""Links with different rates for reads and writes, where the plan selects push or pull."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def switched(written: int, read: int) -> Topology:
 
 @pytest.mark.parametrize(("written", "read", "by"), [(3, 52, "read"), (50, 13, "write"), (20, 20, "")])
 def test_links_are_written_or_read_as_is_faster(written: int, read: int, by: str) -> None:
-    """As a whole where vertices forward packets, for a queue's path is written or read; a plan's rate is of that."""
+    """A path through forwarding vertices is written or read as a whole, and the plan's rate is the rate of that."""
     machine = switched(written, read)
     network = network_for(machine, (0, 1, 2, 3))
     assert {link.by for link in network.links} == {by}
@@ -46,19 +46,19 @@ def test_links_are_written_or_read_as_is_faster(written: int, read: int, by: str
     assert not violations(program, forest.topology)
     assert check_plan(plan_document(forest), to_document(machine)).optimal
     wrong = [replace(queue, home=queue.path[-1 if by == "read" else 0]) for queue in program.queues]
-    said = violations(replace(program, queues=tuple(wrong)), forest.topology)
-    crossed = f"is crossed by a {'write' if by == 'read' else 'read'}, but the plan counts on its capacity for a {by}"
-    assert any(crossed in text for text in said) if by else not said
+    faults = violations(replace(program, queues=tuple(wrong)), forest.topology)
+    crossed = f"is crossed by a {'write' if by == 'read' else 'read'}, but the plan uses its capacity for a {by}"
+    assert any(crossed in text for text in faults) if by else not faults
 
 
 def test_between_gpus_a_link_of_their_own_is_read_where_that_is_faster() -> None:
-    """A GPU is no memory on the way, whatever the kind of its links."""
+    """A GPU is never a memory inside a path, for any kind of links."""
     ends = [Vertex(0, "gpu"), Vertex(1, "gpu")]
     links = [Link(a, b, 20, "nvlink", 20.0, "declared", 50) for a, b in ((0, 1), (1, 0))]
     assert {(link.by, link.capacity) for link in by_operation(ends, links, relays=False)} == {("read", 50)}
 
 
-def test_pcie_is_staged_once_and_where_that_is_asked() -> None:
+def test_pcie_is_staged_once_and_on_the_requested_servers_only() -> None:
     machine = parse_spec("dgx-1v")
     vertices, links = staged(machine.vertices, machine.links, {0})
     assert len(vertices) > len(machine.vertices)
@@ -67,21 +67,21 @@ def test_pcie_is_staged_once_and_where_that_is_asked() -> None:
 
 
 def test_a_plan_cannot_count_on_reads_that_are_slower() -> None:
-    """The checker takes a link for what the operation leaves of it on the machine."""
+    """The checker uses the capacity that a link of the machine has for the plan's operation."""
     machine = switched(3, 52)
     document = plan_document(plan("optimal", machine, None, "broadcast"))
     for link in document["topology"]["links"]:
         link["by"] = "write"
-    said = check_plan(document, to_document(machine)).violations
-    assert any("link 0 → 4 has 52.0 GB/s in the plan, 3.0 GB/s in the topology given beside it" in x for x in said)
+    faults = check_plan(document, to_document(machine)).violations
+    assert any("link 0 → 4 has 52.0 GB/s in the plan, 3.0 GB/s in the topology given beside it" in x for x in faults)
 
 
-def test_relays_have_what_both_operations_leave() -> None:
+def test_relays_have_the_lower_rate_of_both_operations() -> None:
     network = network_for(switched(3, 52), (0, 1, 2), relays=True)
     assert {(link.by, link.gb_per_s) for link in network.links if link.src < 4} == {("", 3.0)}
 
 
-def test_towards_a_memory_is_written_and_from_there_read() -> None:
+def test_links_to_a_memory_are_written_and_links_from_it_are_read() -> None:
     machine = parse_spec("dgx-a100")
     links = [replace(x, read_capacity=2 * x.capacity) if x.kind == "pcie" else x for x in machine.links]
     network = network_for(replace(machine, links=tuple(links)), (0, 1), "staged")
@@ -93,7 +93,7 @@ def test_towards_a_memory_is_written_and_from_there_read() -> None:
     assert not violations(lower(plan("optimal", network, None, "allreduce", links="staged")), network)
 
 
-def test_they_are_written_and_read_back() -> None:
+def test_topologies_with_both_rates_are_written_and_read_back() -> None:
     machine = switched(3, 52)
     assert parse(write(machine)) == machine
     assert parse(write(network_for(machine, (0, 1)))) == network_for(machine, (0, 1))

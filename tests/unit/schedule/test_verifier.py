@@ -1,4 +1,4 @@
-"""Every way in which a program is invalid, and the sentence that says so."""
+"""Every kind of invalid program, and the sentence that reports it."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ TABLES: list[tuple[Callable[[Program], Program], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), TABLES)
 def test_tables(change: Callable[[Program], Program], message: str) -> None:
-    found = violations(change(CHAIN), TOPOLOGY)
-    assert found
+    faults = violations(change(CHAIN), TOPOLOGY)
+    assert faults
     with pytest.raises(VerificationError, match=message):
         verify(change(CHAIN), TOPOLOGY)
 
@@ -166,14 +166,14 @@ MEANING: list[tuple[Callable[[Program], Program], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), MEANING)
 def test_meaning(change: Callable[[Program], Program], message: str) -> None:
-    found = violations(change(CHAIN), TOPOLOGY)
-    assert any(message in text for text in found), found
+    faults = violations(change(CHAIN), TOPOLOGY)
+    assert any(message in text for text in faults), faults
 
 
-def test_a_deadlock_is_told_as_a_circle_of_waits() -> None:
+def test_a_deadlock_is_reported_as_a_cycle_of_waits() -> None:
     wrong = role(role(CHAIN, 0, offset=0), 4, offset=1)
     assert violations(wrong, TOPOLOGY)[0] == (
-        "deadlock: a circle of waits with -2 tokens, where it takes 1 to go on: "
+        "deadlock: a cycle of waits with -2 tokens, expected at least 1: "
         "rank 0, channel 0, step 0 (broadcast of share 0) waits for a chunk from "
         "rank 1, channel 0, step 0 (broadcast of share 0); "
         "rank 1, channel 0, step 0 (broadcast of share 0) runs after "
@@ -195,16 +195,16 @@ def test_shared_queue_with_another_order_at_its_end() -> None:
 
 
 def share_queues(program: Program) -> Program:
-    """All queues on one path become one."""
+    """The program with one queue per path instead of several."""
     first = {queue.path: index for index, queue in reversed(list(enumerate(program.queues)))}
     renamed = [first[queue.path] for queue in program.queues]
-    kept = sorted(set(renamed))
-    number = [kept.index(i) for i in renamed]
+    used = sorted(set(renamed))
+    number = [used.index(i) for i in renamed]
     roles = tuple(
         replace(r, receives=tuple(number[q] for q in r.receives), sends=tuple(number[q] for q in r.sends))
         for r in program.roles
     )
-    return replace(program, queues=tuple(program.queues[i] for i in kept), roles=roles)
+    return replace(program, queues=tuple(program.queues[i] for i in used), roles=roles)
 
 
 def test_queues_belong_to_one_channel() -> None:
@@ -215,8 +215,10 @@ def test_queues_belong_to_one_channel() -> None:
 def test_reading_after_overwriting_in_place() -> None:
     program = lower(one_shot_allreduce())
     late = [role_ if role_.share != 1 else replace(role_, offset=role_.offset + 5) for role_ in program.roles]
-    found = violations(replace(program, roles=tuple(late)), clique(3))
-    assert any("reads chunks of slice 0 at offset 5 after" in text and "in place at offset 1" in text for text in found)
+    faults = violations(replace(program, roles=tuple(late)), clique(3))
+    assert any(
+        "reads chunks of slice 0 at offset 5 after" in text and "in place at offset 1" in text for text in faults
+    )
 
 
 def test_reading_and_overwriting_in_two_channels_has_no_order() -> None:
@@ -237,7 +239,7 @@ def test_one_slot_and_the_order_of_the_tick() -> None:
     ring = lower(ring_allreduce(4), slots=1)
     backward = replace(ring, roles=ring.roles[::-1])
     assert any(
-        text.startswith("deadlock: a circle of waits with 0 tokens") and "frees one of 1 slot(s)" in text
+        text.startswith("deadlock: a cycle of waits with 0 tokens") and "frees one of 1 slot(s)" in text
         for text in violations(backward, clique(4))
     )
     assert violations(lower(ring_allreduce(4), slots=1), clique(4)) == []
@@ -246,20 +248,20 @@ def test_one_slot_and_the_order_of_the_tick() -> None:
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_refused_with_their_cause(name: str, odd: bool) -> None:
-    """In programs as we lower them, and in odd ones that lowering would never make."""
+    """Faults are planted in lowered programs, and in odd ones that lowering would never produce."""
     planted = 0
     for seed in range(100):
         random = Random(seed)
         if odd:
             program, topology = random_program(random)
         else:
-            made = random_forest(random)
-            program, topology = lower(made, random.choice([1, 2]), random.choice([None, 1])), made.topology
+            forest = random_forest(random)
+            program, topology = lower(forest, random.choice([1, 2]), random.choice([None, 1])), forest.topology
         damaged = FAULTS[name].plant(program, random)
         if damaged is not None:
             planted += 1
-            found = violations(damaged, topology)
-            assert any(FAULTS[name].cause in text for text in found), (seed, found)
+            faults = violations(damaged, topology)
+            assert any(FAULTS[name].cause in text for text in faults), (seed, faults)
     assert planted >= 10
 
 
@@ -272,28 +274,28 @@ def test_a_role_without_a_rank_of_its_own_body_is_named_by_step() -> None:
     )
 
 
-def test_no_graph_is_searched_where_the_order_of_roles_shows_that_nothing_deadlocks(
+def test_no_graph_is_searched_if_the_order_of_roles_excludes_a_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(liveness, "_cycle", None)  # A call would fail.
+    monkeypatch.setattr(liveness, "_cycle", None)  # a call would fail
     for slots in (1, 2):
         forest = random_forest(Random(slots))
         assert violations(lower(forest, slots=slots), forest.topology) == []
 
 
-def test_a_path_is_looked_at_once_while_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_valid_path_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     forest = plan("optimal", "2x dgx-a100", None, "allgather")
     program = lower(forest)
-    looked: list[tuple[int, ...]] = []
+    checked: list[tuple[int, ...]] = []
 
     def counted(topology: Topology, path: tuple[int, ...]) -> int | None:
-        looked.append(path)
+        checked.append(path)
         return memory_inside(topology, path)
 
     monkeypatch.setattr(verifier, "memory_inside", counted)
     assert violations(program, forest.topology) == []
-    assert sorted(looked) == sorted({queue.path for queue in program.queues})
-    assert len(looked) < len(program.queues)
+    assert sorted(checked) == sorted({queue.path for queue in program.queues})
+    assert len(checked) < len(program.queues)
     wrong = replace(program, queues=tuple(replace(queue, home=-1) for queue in program.queues))
     assert sum("its home -1 is not on its path" in text for text in violations(wrong, forest.topology)) == len(
         program.queues
