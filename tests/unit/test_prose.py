@@ -17,12 +17,32 @@ ROOT = Path(__file__).parents[2]
 #: Pages and folders that are written plainly.
 PLAIN = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks", "docs", "examples", "reproduction"),
-    *("src/blinkccl/apps", "src/blinkccl/collectives", "src/blinkccl/errors.py", "src/blinkccl/private_files.py"),
-    *("src/blinkccl/proof", "src/blinkccl/schedule", "src/blinkccl/schema.py", "src/blinkccl/torch_autoload.py"),
-    *("src/blinkccl/torch_backend", "src/blinkccl/trace_events.py", "src/blinkccl/trees/forest"),
-    *("src/blinkccl/units.py",),
-    *("tests/doctor", "tests/reproduction", "tests/unit/collectives", "tests/unit/lab", "tests/unit/proof"),
-    *("tests/unit/schedule", "tests/unit/torch_backend", "tests/unit/trees/forest"),
+    *(
+        "src/blinkccl/apps",
+        "src/blinkccl/collectives",
+        "src/blinkccl/errors.py",
+        "src/blinkccl/private_files.py",
+        "src/blinkccl/proof",
+        "src/blinkccl/schedule",
+        "src/blinkccl/schema.py",
+        "src/blinkccl/topology",
+        "src/blinkccl/torch_autoload.py",
+        "src/blinkccl/torch_backend",
+        "src/blinkccl/trace_events.py",
+        "src/blinkccl/trees/forest",
+        "src/blinkccl/units.py",
+    ),
+    *(
+        "tests/doctor",
+        "tests/reproduction",
+        "tests/unit/collectives",
+        "tests/unit/lab",
+        "tests/unit/proof",
+        "tests/unit/schedule",
+        "tests/unit/topology",
+        "tests/unit/torch_backend",
+        "tests/unit/trees/forest",
+    ),
 )
 #: The most of these words in a thousand, and of sentences with more than thirty words in a hundred.
 MOST_CLAUSES, MOST_LONG = 2.0, 2.0

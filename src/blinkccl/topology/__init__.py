@@ -1,4 +1,4 @@
-"""What is connected to what, how fast: machines by name, by rule, from files, or this one.
+"""Topologies: machines by name, by rule, from files, or the present machine.
 
 Start at :func:`blinkccl.topology.spec.load`; the types are in :mod:`blinkccl.topology.model`.
 """

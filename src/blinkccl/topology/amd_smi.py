@@ -1,20 +1,20 @@
-"""``rocm-smi --showtopo`` and ``amd-smi topology`` text: tables of every pair of GPUs, and the machine behind them.
+"""``rocm-smi --showtopo`` and ``amd-smi topology`` text: tables with a cell for every pair of GPUs.
 
-The two print the same tables of the kernel's (KFD), under other titles:
+Both tools print the kernel's tables (KFD), under different titles:
 
 ============  ================================  =====================================================================
 rocm-smi      amd-smi                           cells
 ============  ================================  =====================================================================
 Link Type     LINK TYPE TABLE                   XGMI or PCIE
-Weight        WEIGHT TABLE                      15 for each xGMI link on the way, 20 and more for each PCIe segment
-Hops          HOPS TABLE                        1 over xGMI, *however many links*; 2 and 3 over one and two processors
-accessib…     ACCESS TABLE                      True or ENABLED: peers may reach each other's memory
-Bandwidth     NUMA BW TABLE                     MB/s of one link and of all links between two, 0-0 where there is none
+Weight        WEIGHT TABLE                      15 for each xGMI link on the path, 20 and more for each PCIe segment
+Hops          HOPS TABLE                        1 over xGMI, *for any number of links*; 2 and 3 over 1 and 2 processors
+accessib…     ACCESS TABLE                      True or ENABLED: peers may access each other's memory
+Bandwidth     NUMA BW TABLE                     MB/s of one link and of all links of the pair, 0-0 without a link
 ============  ================================  =====================================================================
 
-So two GPUs are joined directly where there is a bandwidth between them; on drivers that give none (0-0 everywhere),
-where the weight is that of one link. The source is AMD's documentation of both tools, and what its engineers say of
-hops in their trackers.
+Two GPUs have a direct link if the pair has a bandwidth. Some drivers give none (0-0 everywhere); there, a direct link
+has the weight of one link. Sources: AMD's documentation of both tools, and remarks of AMD's engineers on hops in the
+projects' issue trackers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.select import ids_text
 from blinkccl.topology.stated import NOTHING, Stated
 
-#: GB/s: one xGMI link, PCIe 4 ×16, and between processors, of MI200 servers.
+#: GB/s of one xGMI link, of PCIe 4 ×16 and of the bus between processors, in MI200 servers.
 XGMI_GB_PER_S, PCIE_GB_PER_S, SMP_GB_PER_S = 50, 24, 16
 _ROCM = re.compile(r"\s*=+ (?:(Weight|Hops|Link Type|Link accessibility) between two GPUs|(Bandwidth)) =+\s*")
 _AMD = re.compile(r"\s*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:\s*")
@@ -60,7 +60,7 @@ class AmdTable:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """The checked tables by name (:data:`_CELLS`), all of the same GPUs, and each GPU's NUMA node, "" if unknown."""
+    """The checked tables by name (:data:`_CELLS`), all of the same GPUs; per GPU its NUMA node, "" if unknown."""
 
     source: str
     tool: str
@@ -68,29 +68,29 @@ class Dump:
     numa: tuple[str, ...]
 
     def number(self, table: str, a: int, b: int) -> int | None:
-        """A cell that is a number (of a bandwidth, that of all links); None without such a table or number."""
+        """A numeric cell (for a bandwidth: the sum of all links); None without the table or a number."""
         if table not in self.tables or (cell := self.tables[table].cells[a][b]) == "N/A":
             return None
         return int(cell.rpartition("-")[2])
 
 
 def looks_like(text: str) -> bool:
-    """Whether ``text`` has the title of such a table."""
+    """True if ``text`` contains the title of such a table."""
     return any(_key(line) or _key(line.partition(": ")[2]) for line in without_escapes(text))
 
 
 def parse(text: str, source: str = "rocm-smi", stated: Stated = NOTHING) -> Topology:
-    """The machine that the tables show, GPUs numbered as they stand; what stands between tables is passed over.
+    """The machine that the tables describe, GPUs in the order of the tables; text between tables is ignored.
 
-    Direct xGMI links become links at the rate that the driver states; pairs over several are not linked. PCIe is a
-    link from every GPU to its NUMA node's host: switches are not in the tables. Where peers may not reach each other
-    over PCIe, hosts are memories.
+    Direct xGMI links become links, at the driver's rate. GPUs that xGMI joins over other GPUs get no link. The tables
+    do not show PCIe switches, so PCIe is one link from each GPU to the host of its NUMA node. If GPUs lack peer access
+    over PCIe, hosts become memories.
 
     Raises
     ------
     TopologyError
-        With the line: no table of link types, rows missing or cut short, unknown cells, a pair that differs between
-        its two cells, tables of different GPUs, a table that comes twice.
+        With the line: no table of link types, missing or truncated rows, unknown cells, two different cells for one
+        pair, tables of different GPUs, the same table twice.
     """
     dump = read_dump(text, source)
     box = Assembly(source, dump.tool)
@@ -102,7 +102,7 @@ def parse(text: str, source: str = "rocm-smi", stated: Stated = NOTHING) -> Topo
 
 
 def read_dump(text: str, source: str) -> Dump:
-    """The tables that say something of links, checked."""
+    """The tables of links, checked."""
     lines = of_one_node(without_escapes(text), lambda line: bool(_key(line)), source)
     tables: dict[str, AmdTable] = {}
     begun: dict[str, int] = {}
@@ -111,7 +111,7 @@ def read_dump(text: str, source: str) -> Dump:
         if not key:
             continue
         if key in begun:
-            raise at(source, number, f"a second such table; the first is in line {begun[key]}: {MANY_NODES}")
+            raise at(source, number, f"the same table again, first in line {begun[key]}; {MANY_NODES}")
         begun[key] = number
         tables[key] = _table(lines, number, key, source)
     if "type" not in tables:
@@ -121,13 +121,17 @@ def read_dump(text: str, source: str) -> Dump:
     names = tables["type"].names
     for key, table in tables.items():
         if table.names != names:
-            raise at(source, begun[key], f"this table is of {' '.join(table.names)}, that of link types of others")
+            raise at(
+                source,
+                begun[key],
+                f"this table lists {' '.join(table.names)}, but the table of link types lists {' '.join(names)}",
+            )
     tool = "amd-smi" if any(map(_AMD.fullmatch, lines)) else "rocm-smi"
     return Dump(source, tool, tables, _numa(lines, len(names)))
 
 
 def _key(line: str) -> str:
-    """Which table has this line for its title; "" where it is none."""
+    """The key of the table with this title line; "" for other lines."""
     match = _ROCM.fullmatch(line) or _AMD.fullmatch(line)
     if match is None:
         return ""
@@ -173,9 +177,9 @@ def _check(table: AmdTable, key: str, source: str) -> None:
 
 
 def _numa(lines: list[str], count: int) -> tuple[str, ...]:
-    """The NUMA node of every GPU, if all are known (−1 is none)."""
-    found = {int(match[1]): match[2] for line in lines if (match := _NUMA.fullmatch(line)) is not None}
-    nodes = [found.get(gpu, "-1") for gpu in range(count)]
+    """The NUMA node of every GPU; "" for all of them if one is unknown (−1)."""
+    node_of = {int(match[1]): match[2] for line in lines if (match := _NUMA.fullmatch(line)) is not None}
+    nodes = [node_of.get(gpu, "-1") for gpu in range(count)]
     return ("",) * count if any(node.startswith("-") for node in nodes) else tuple(nodes)
 
 
@@ -189,7 +193,7 @@ def _add_xgmi(box: Assembly, dump: Dump, stated: Stated) -> None:
     barred = [pair for pair in pairs if not _accessible(dump, pair)]
     pairs = [pair for pair in pairs if pair not in barred]
     if barred:
-        box.notes.append(f"xGMI left out where peers may not reach each other: {_named(barred)}")
+        box.notes.append(f"xGMI links left out between GPUs without peer access: {_named(barred)}")
     if not pairs:
         return
     direct = [pair for pair in pairs if dump.number("bandwidth", *pair)]
@@ -202,13 +206,15 @@ def _add_xgmi(box: Assembly, dump: Dump, stated: Stated) -> None:
         for a, b in direct:
             box.join(a, b, rate, "xgmi")
         if "weight" not in dump.tables:
-            box.notes.append("GPUs that xGMI joins are taken for joined directly: there is no table of weights")
+            box.notes.append("every xGMI pair is assumed to have a direct link, as there is no table of weights")
     if len(direct) < len(pairs):
-        box.notes.append(f"{len(pairs) - len(direct)} pairs are joined over several xGMI links, by way of other GPUs")
+        box.notes.append(
+            f"{len(pairs) - len(direct)} pairs have no direct xGMI link and are connected through other GPUs"
+        )
 
 
 def _add_rated(box: Assembly, dump: Dump, direct: list[tuple[int, int]], stated: Stated) -> None:
-    """Links at the driver's rate, or as many of the stated rate as the driver counts."""
+    """Links at the driver's rate; with a stated rate, that rate times the driver's number of links."""
     cells = dump.tables["bandwidth"].cells
     usual = Fraction(min(int(cells[a][b].partition("-")[0]) or 1000 * XGMI_GB_PER_S for a, b in direct), 1000)
     for a, b in direct:
@@ -216,7 +222,7 @@ def _add_rated(box: Assembly, dump: Dump, direct: list[tuple[int, int]], stated:
         links = every / one if one else Fraction(1)
         box.join(a, b, every if stated.xgmi is None else links * stated.xgmi, "xgmi")
     if stated.xgmi is None:
-        box.notes.append(f"xGMI links are of {float(usual):g} GB/s, as the driver states")
+        box.notes.append(f"xGMI links have {float(usual):g} GB/s, as reported by the driver")
     else:
         stated.rate(box, "xgmi", "an xGMI link", usual)
 
@@ -231,7 +237,7 @@ def _named(pairs: Sequence[tuple[int, int]]) -> str:
 
 
 def _add_pcie(box: Assembly, dump: Dump, stated: Stated) -> None:
-    """A host for every NUMA node, or for GPUs that are two hops apart; pairs joined by xGMI tell nothing."""
+    """Add a host for every NUMA node, or for GPUs two hops apart; xGMI pairs give no PCIe distance."""
     gpus = range(len(dump.numa))
     distances = [[0] * len(gpus) for _ in gpus]
     pcie = _pairs(dump, "PCIE")
@@ -241,17 +247,19 @@ def _add_pcie(box: Assembly, dump: Dump, stated: Stated) -> None:
         distances[a][b] = distances[b][a] = 3 if near else pcie_tree.SYS
     try:
         hosts = pcie_tree.classes(distances, pcie_tree.NODE)
-    except pcie_tree.ContradictionError as found:
-        text = f"GPU {found.a} and {found.b} are on different processors, but others are near both"
-        raise at(dump.source, dump.tables["type"].lines[found.a], text) from None
+    except pcie_tree.ContradictionError as contradiction:
+        text = f"GPU {contradiction.a} and {contradiction.b} are on different processors, but other GPUs are near both"
+        raise at(dump.source, dump.tables["type"].lines[contradiction.a], text) from None
     hosts = pcie_tree.merge_by_affinity(hosts, distances, dump.numa)
     if not dump.numa[0] and len(hosts) == 1 and len(pcie) < len(gpus) * (len(gpus) - 1) // 2:
-        box.notes.append(f"GPU {ids_text(gpus)} are taken for one processor's: no cell and no NUMA node says otherwise")
+        box.notes.append(
+            f"GPU {ids_text(gpus)} are assumed to share one processor: no cell or NUMA node says otherwise"
+        )
     rate = stated.rate(box, "pcie", "the PCIe link of a GPU", PCIE_GB_PER_S, "generation 4 ×16")
     smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if len(hosts) > 1 else SMP_GB_PER_S
     alone = [[gpu] for gpu in gpus]
     pcie_tree.attach(box, hosts, alone, alone, len(gpus), rate, smp)
     barred = [pair for pair in pcie if not _accessible(dump, pair)]
     if barred:
-        box.notes.append(f"PCIe crosses the hosts' memories, as peers may not reach each other: {_named(barred)}")
+        box.notes.append(f"PCIe goes through the hosts' memories, without peer access between {_named(barred)}")
         box.vertices = [replace(v, kind="memory") if v.kind == "host" else v for v in box.vertices]

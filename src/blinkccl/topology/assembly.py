@@ -1,4 +1,4 @@
-"""Putting a machine together, link by link, before a unit of capacity is chosen; and several of them."""
+"""Machines built link by link, with exact rates until a unit of capacity is chosen; and copies of several machines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fractions import Fraction
 from blinkccl.errors import TopologyError
 from blinkccl.topology.model import Link, Topology, Vertex, common_unit
 
-#: More than this is taken for nonsense rather than for a cluster: 16 servers of an NVL72 row have 2,500.
+#: Limit against nonsense input; 16 servers of an NVL72 row have 2,500 vertices.
 MAX_VERTICES = 4096
 #: A clique of 256 has 65,280 directed links.
 MAX_LINKS = 100_000
-#: GB/s of one GPU's NVLinks to switches, at least, where these combine: 18 lanes of an H100, not the 12 of an A100.
+#: Least GB/s per GPU to NVSwitches with in-network reduction: 18 lanes of an H100 pass, 12 lanes of an A100 do not.
 COMBINING_GB_PER_S = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """What is known of one direction of a link before a unit is chosen: exact GB/s instead of a capacity."""
+    """One direction of a link before a unit is chosen: exact GB/s instead of a capacity."""
 
     gb_per_s: Fraction
     kind: str
@@ -28,7 +28,7 @@ class Rated:
 
 @dataclass
 class Assembly:
-    """A machine under construction; ``provenance`` is where the links come from, unless a link says otherwise."""
+    """A machine under construction; ``provenance`` is the default origin of its links."""
 
     name: str
     provenance: str
@@ -40,7 +40,7 @@ class Assembly:
         """Add one vertex with the next free id, and return that id; TopologyError beyond :data:`MAX_VERTICES`."""
         number = len(self.vertices)
         if number >= MAX_VERTICES:
-            raise TopologyError(f"{self.name}: more than {MAX_VERTICES} vertices, the most we take")
+            raise TopologyError(f"{self.name}: more than {MAX_VERTICES} vertices, which is the limit")
         self.vertices.append(Vertex(number, kind, server, name))
         return number
 
@@ -49,7 +49,7 @@ class Assembly:
         return [self.add(kind, f"{name}{i}", server) for i in range(count)]
 
     def arc(self, src: int, dst: int, gb_per_s: Fraction | int, kind: str, provenance: str | None = None) -> None:
-        """Add one direction of a link; parallel links of one kind add up, of two kinds they are a TopologyError."""
+        """Add one direction of a link; rates of parallel links are summed, TopologyError if their kinds differ."""
         rate = Rated(Fraction(gb_per_s), kind, provenance or self.provenance)
         if rate.gb_per_s <= 0:
             raise TopologyError(f"{self.name}: link {src} → {dst}: rate must be positive, got {gb_per_s} GB/s")
@@ -63,7 +63,7 @@ class Assembly:
             rate = Rated(known.gb_per_s + rate.gb_per_s, kind, known.provenance)
         self.links[src, dst] = rate
         if len(self.links) > MAX_LINKS:
-            raise TopologyError(f"{self.name}: more than {MAX_LINKS} links, the most we take")
+            raise TopologyError(f"{self.name}: more than {MAX_LINKS} links, which is the limit")
 
     def join(self, a: int, b: int, gb_per_s: Fraction | int, kind: str, provenance: str | None = None) -> None:
         """Add both directions of a link, ``gb_per_s`` GB/s each."""
@@ -76,9 +76,9 @@ class Assembly:
             self.join(vertex, centre, gb_per_s, kind)
 
     def finish(self) -> Topology:
-        """The topology; its unit is the largest rate of which every link is a whole multiple.
+        """The topology; its unit is the greatest common divisor of the rates.
 
-        Switches combine where NVLink joins them with GPUs of :data:`COMBINING_GB_PER_S`.
+        Switches get ``combines`` if NVLink joins them to a GPU with at least :data:`COMBINING_GB_PER_S` in total.
         """
         unit = common_unit(rate.gb_per_s for rate in self.links.values())
         links = tuple(
@@ -102,7 +102,7 @@ class Assembly:
 
 
 def exact_unit(topology: Topology) -> Fraction:
-    """``unit_gb_per_s`` as the decimal number that was meant, so that 0.1 stays one tenth."""
+    """``unit_gb_per_s`` as the exact decimal number of its text, so that 0.1 stays one tenth."""
     return Fraction(repr(topology.unit_gb_per_s))
 
 
@@ -110,10 +110,10 @@ def exact_unit(topology: Topology) -> Fraction:
 def copies(
     box: Assembly, servers: Sequence[tuple[str, Topology]], nic_gb_per_s: Fraction | None = None
 ) -> list[dict[int, int]]:
-    """Put machines, each a server of its own with a name, side by side; per server, the new id of each old vertex.
+    """Put named machines side by side, each as one server; return the new id of each old vertex, per server.
 
-    Ids: all ranks, server by server in ascending order of their old ids, then everything else likewise.
-    ``nic_gb_per_s``: of all their network links, where that is not the machines' own.
+    Ids: all ranks first, server by server in ascending order of their old ids, then all other vertices likewise.
+    ``nic_gb_per_s`` replaces the rate of all network links.
     """
     ids: list[dict[int, int]] = [{} for _ in servers]
     for transit in (False, True):
@@ -128,7 +128,7 @@ def copies(
 
 
 def nics_of(machine: Topology) -> list[int]:
-    """Its NICs, ascending."""
+    """The NICs of ``machine``, ascending."""
     return sorted(v.id for v in machine.vertices if v.kind == "nic")
 
 
@@ -142,7 +142,7 @@ def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb
 
 
 def nic_rate(machine: Topology, nic: int, nic_gb_per_s: Fraction | None) -> tuple[Fraction, str]:
-    """The rate of the network side of a NIC: as given, else that of its widest link."""
+    """GB/s and provenance of a NIC on its network side: ``nic_gb_per_s``, else the rate of its widest link."""
     if nic_gb_per_s is not None:
         return nic_gb_per_s, "declared"
     widest = max((x for x in machine.links if x.src == nic), key=lambda x: x.capacity, default=None)

@@ -1,4 +1,4 @@
-"""A file with a line per cable, for machines that no switch joins::
+"""Files with one cable per line, for machines that are joined without a switch::
 
     # four Sparks in a ring
     machine dgx-spark: spark0 spark1 spark2 spark3
@@ -7,8 +7,8 @@
     spark2:p0  spark3:p1
     spark3:p0  spark0:p1
 
-``machine`` gives the machines of one kind their names: a kind of the catalog, or a rule (``clique:2``). A cable has two
-ends, ``NAME:PORT``, and a rate, where it is not that of the slower port. What follows a ``#`` is for people.
+``machine`` names machines of one kind, which is a catalog entry or a rule (``clique:2``). A cable has two ends,
+``NAME:PORT``, and an optional rate; the default is the rate of its slower port. A ``#`` begins a comment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_GB_PER_S = 100_000
 
 
 def looks_like(text: str) -> bool:
-    """Whether the first line that says something names machines."""
+    """True if the first line with content declares machines."""
     return next((words[0][0] == "machine" for _, words in _lines(text)), False)
 
 
@@ -44,9 +44,8 @@ def parse(text: str, source: str) -> Topology:
     Raises
     ------
     TopologyError
-        With line and column: words that are no line of such a file, machines or ports that are not there, a name or a
-        port that is used twice, a cable from a machine to itself, and what is no rate; or as
-        :func:`~blinkccl.topology.fabric.cabled`.
+        With line and column: unknown lines, unknown machines or ports, duplicate names or ports, a cable from a
+        machine to itself, invalid rates; also the errors of :func:`~blinkccl.topology.fabric.cabled`.
     """
     reader = _CablesReader(source)
     for number, words in _lines(text):
@@ -61,7 +60,7 @@ def parse(text: str, source: str) -> Topology:
 
 
 def _name(source: str, servers: Collection[CabledServer]) -> str:
-    """``4x dgx-spark @ cables=ring.txt``, where all are of one kind: so that it has their calibration."""
+    """``4x dgx-spark @ cables=ring.txt`` for machines of one kind, which selects the calibration of that kind."""
     kinds = {server.machine.name for server in servers}
     file = PurePath(source).name
     if len(kinds) > 1 or label_fault(file) is not None:
@@ -70,39 +69,39 @@ def _name(source: str, servers: Collection[CabledServer]) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[Word]]]:
-    """The lines that say something, with their words; a colon that ends a word is a word."""
+    """Lines with content, as words; a colon at the end of a word is a separate word."""
     for number, line in enumerate(text.splitlines(), 1):
-        said = line.partition("#")[0]
-        words = [(found[0], found.start() + 1) for found in re.finditer(r":(?=\s|$)|\S+?(?=:?(?:\s|$))", said)]
+        content = line.partition("#")[0]
+        words = [(word[0], word.start() + 1) for word in re.finditer(r":(?=\s|$)|\S+?(?=:?(?:\s|$))", content)]
         if words:
             yield number, words
 
 
 @dataclass
 class _CablesReader:
-    """What has been read up to ``line``."""
+    """State of the parser after ``line``."""
 
     source: str
     line: int = 0
     servers: dict[str, CabledServer] = field(default_factory=dict)
-    #: Their places, by name.
+    #: Index of each server, by name.
     place: dict[str, int] = field(default_factory=dict)
     cables: list[Cable] = field(default_factory=list)
-    #: Where each port has its cable.
+    #: Line of the cable in each port.
     taken: dict[Port, int] = field(default_factory=dict)
 
     def wrong(self, column: int, text: str) -> TopologyError:
         return TopologyError(f"{self.source}, line {self.line}, column {column}: {text}")
 
     def example(self) -> str:
-        """Two ends, of machines that are there if two are."""
+        """An example of a cable, with the names of the first two machines if there are two."""
         if len(self.servers) < 2:
             return "spark0:p0 spark1:p0"
         first = list(self.servers.values())[:2]
         return " ".join(f"{server.name}:{next(iter(ports_of(server.machine)), 'p0')}" for server in first)
 
     def machines(self, words: list[Word]) -> None:
-        """``dgx-spark : spark0 spark1``: their kind, and a name for each."""
+        """``dgx-spark : spark0 spark1``: the kind, and a name for each machine."""
         texts = [text for text, _ in words]
         if texts[1:2] != [":"] or len(words) < 3:
             column = words[0][1] if words else 1
@@ -112,11 +111,11 @@ class _CablesReader:
         kind = self._kind(*words[0])
         for name, column in words[2:]:
             if not _NAME.fullmatch(name):
-                raise self.wrong(column, f"{_quoted(name)} is no name; use letters, digits, and - _ . in it")
+                raise self.wrong(column, f"{_quoted(name)} is no valid name; use letters, digits, and - _ . only")
             if name in self.servers:
-                raise self.wrong(column, f"there is a machine {name} already; give each a name of its own")
+                raise self.wrong(column, f"the name {name} is already used; give each machine its own name")
             if len(self.servers) >= MAX_SERVERS:
-                raise self.wrong(column, f"more than {MAX_SERVERS} machines, the most we take")
+                raise self.wrong(column, f"more than {MAX_SERVERS} machines, which is the limit")
             self.place[name] = len(self.servers)
             self.servers[name] = CabledServer(name, kind)
 
@@ -130,15 +129,15 @@ class _CablesReader:
             except TopologyError as error:
                 raise self.wrong(column, str(error)) from None
         near = did_you_mean(name, [*CATALOG, *ALIASES, *FAMILIES])
-        raise self.wrong(column, f"unknown machine {_quoted(name)}{near}; blink topo --list has all")
+        raise self.wrong(column, f"unknown machine {_quoted(name)}{near}; blink topo --list shows all")
 
     def cable(self, words: list[Word]) -> None:
-        """``spark0:p0 spark1:p1 200Gbps``: two ends, and what it carries."""
+        """``spark0:p0 spark1:p1 200Gbps``: two ends, and the rate."""
         if not 2 <= len(words) <= 3:
             column = words[3][1] if len(words) > 3 else words[0][1]
-            raise self.wrong(column, f"expected two ends and at most a rate, as in {self.example()} 200Gbps")
+            raise self.wrong(column, f"expected two ends and optionally a rate, as in {self.example()} 200Gbps")
         if len(self.cables) >= MAX_CABLES:
-            raise self.wrong(words[0][1], f"more than {MAX_CABLES} cables, the most we take")
+            raise self.wrong(words[0][1], f"more than {MAX_CABLES} cables, which is the limit")
         a, b = (self._end(*word) for word in words[:2])
         if a[0] == b[0]:
             raise self.wrong(
@@ -156,7 +155,7 @@ class _CablesReader:
         if name not in self.servers:
             near = did_you_mean(name, self.servers)
             raise self.wrong(
-                column, f"no machine is called {_quoted(name)}{near}; name it in a line machine KIND: NAME …"
+                column, f"no machine is named {_quoted(name)}{near}; declare it in a line machine KIND: NAME …"
             )
         ports = ports_of(self.servers[name].machine)
         if ports and port not in ports:
@@ -164,10 +163,9 @@ class _CablesReader:
         end = self.place[name], port
         if end in self.taken:
             free = [p for p in ports if (end[0], p) not in self.taken]
-            rest = (
-                f"free are {', '.join(free)}" if free else f"all ports of {name} are taken" if ports else "name another"
-            )
-            raise self.wrong(column, f"{text} has a cable already, that of line {self.taken[end]}; {rest}")
+            used = f"all ports of {name} are in use" if ports else "name another"
+            rest = f"free ports: {', '.join(free)}" if free else used
+            raise self.wrong(column, f"{text} already has a cable, in line {self.taken[end]}; {rest}")
         self.taken[end] = self.line
         return end
 
@@ -179,7 +177,7 @@ class _CablesReader:
         if not 0 < rate <= MAX_GB_PER_S:
             raise self.wrong(
                 column,
-                f"{_quoted(text)} is no rate of a cable; expected more than 0 and at most {8 * MAX_GB_PER_S}Gbps",
+                f"{_quoted(text)} is no valid cable rate; expected more than 0 and at most {8 * MAX_GB_PER_S}Gbps",
             )
         return rate
 

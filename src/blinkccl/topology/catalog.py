@@ -1,6 +1,6 @@
-"""Machines that people name: what is in the box, by the vendors' documents.
+"""Known machines by name, with the links of the vendors' documents.
 
-Rates are nominal, in GB/s per direction; what a copy really reaches is the simulator's business.
+Rates are nominal, in GB/s per direction; the simulator models the rates that copies reach.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from blinkccl.topology.select import network_for
 NVLINK1, NVLINK, NVLINK5 = 20, 25, 50
 #: PCIe ×16 of generation 3, 4, 5 after encoding and headers, as NCCL counts it.
 PCIE3, PCIE4, PCIE5 = 12, 24, 48
-#: Between sockets, by NCCL's constants: QPI and UPI, Infinity Fabric, Sapphire Rapids' UPI, POWER9's X-bus.
+#: GB/s between sockets, from NCCL's constants: QPI and UPI, Infinity Fabric, Sapphire Rapids' UPI, POWER9's X-bus.
 QPI, AMD_FABRIC, SPR_UPI, XBUS = 10, 16, 22, 32
 
-#: What GPUs of Macs are called first: NCCL runs on none.
+#: First word of the GPU names of Macs, which NCCL does not support.
 APPLE = "Apple"
-#: Of a Thunderbolt 5 link each way, as macOS says (exo-explore/exo, issue 1390).
+#: GB/s of a Thunderbolt 5 link each way, as reported by macOS (exo-explore/exo, issue 1390).
 THUNDERBOLT5 = 10
 
 #: The hybrid cube mesh: pairs of GPUs and the NVLink 2 lanes between them. NVLink 1 has one lane per pair.
@@ -58,7 +58,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class _Pcie:
-    """A PCIe tree: GPUs in order fill switches, switches fill hosts; ``upper`` adds a second switch level."""
+    """A PCIe tree: GPUs in order fill switches, then switches fill hosts; ``upper`` adds a second switch level."""
 
     gb_per_s: int
     smp: int
@@ -94,7 +94,7 @@ def _hybrid_cube_mesh(box: Assembly, lane: int, doubled: bool) -> None:
 def _nvswitch_box(
     box: Assembly, gpu_count: int, lanes: int, pcie: _Pcie | None, nic_gb_per_s: int = 0, lane: int = NVLINK
 ) -> None:
-    """GPUs on one NVSwitch vertex: its switch chips are one non-blocking plane, as NCCL takes them."""
+    """GPUs on one NVSwitch vertex; as in NCCL, all switch chips are one non-blocking plane."""
     gpus = box.add_many("gpu", gpu_count, "GPU")
     box.join_all(gpus, box.add("switch", "NVSwitch"), lanes * lane, "nvlink")
     if pcie is not None:
@@ -109,9 +109,9 @@ def _nic_each(box: Assembly, gpus: Sequence[int], gb_per_s: int) -> None:
 
 
 def _mi300x(box: Assembly) -> None:
-    """AMD's MI300X platform, from its data sheet: every pair of GPUs by one xGMI link of 64 GB/s each way.
+    """AMD's MI300X platform, from its data sheet: one xGMI link of 64 GB/s each way for every pair of GPUs.
 
-    PCIe 5 with a switch for each GPU, and a 400 Gb/s NIC each, as in servers that are sold with it.
+    Each GPU has a PCIe 5 switch and a 400 Gb/s NIC, as in servers sold with the platform.
     """
     gpus = box.add_many("gpu", 8, "GPU")
     for a, b in combinations(gpus, 2):
@@ -121,7 +121,7 @@ def _mi300x(box: Assembly) -> None:
 
 
 def _mist(box: Assembly) -> None:
-    """IBM AC922: three NVLinks between the GPUs of a socket, three from each GPU into its POWER9."""
+    """IBM AC922: three NVLinks between the GPUs of a socket, and three from each GPU to its POWER9."""
     gpus = box.add_many("gpu", 4, "GPU")
     hosts = box.add_many("host", 2, "CPU")
     for socket, host in enumerate(hosts):
@@ -132,7 +132,7 @@ def _mist(box: Assembly) -> None:
 
 
 def _cedar(box: Assembly) -> None:
-    """Dell C4140: every pair by two NVLinks; each GPU with PCIe 3 ×16 to the host of its socket."""
+    """Dell C4140: two NVLinks for every pair; PCIe 3 ×16 from each GPU to the host of its socket."""
     gpus = box.add_many("gpu", 4, "GPU")
     for a, b in combinations(gpus, 2):
         box.join(a, b, 2 * NVLINK, "nvlink")
@@ -141,11 +141,11 @@ def _cedar(box: Assembly) -> None:
 
 
 def _mi250(box: Assembly) -> None:
-    """Eight MI250 modules of two GCDs: a model, as vendors' wirings of eight modules differ.
+    """Eight MI250 modules of two GCDs: a model, since vendors wire eight modules differently.
 
     The two GCDs of a module share 4 xGMI links (200 GB/s). The modules form a cube: GCD ``2m + p`` has one
     link (50 GB/s) to the GCD of the same half ``p`` in each of the modules ``m ^ 1``, ``m ^ 2``, ``m ^ 4``.
-    That makes 7 links a GCD, and every GCD alike. One NIC of 16 GB/s per GCD, as in public models.
+    Thus every GCD has 7 links, in the same pattern. Each has one NIC of 16 GB/s, as in public models.
     """
     gpus = box.add_many("gpu", 16, "GPU")
     for module in range(8):
@@ -159,7 +159,7 @@ def _mi250(box: Assembly) -> None:
 
 
 def _pcie_box(box: Assembly, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -> None:
-    """A PCIe server; with ``pair_lanes``, an NVLink bridge over every pair of neighbours 2i and 2i + 1."""
+    """A PCIe server; with ``pair_lanes``, each pair of neighbours 2i and 2i + 1 has an NVLink bridge."""
     gpus = box.add_many("gpu", gpu_count, "GPU")
     if pair_lanes:
         for a, b in zip(gpus[::2], gpus[1::2], strict=True):
@@ -168,12 +168,11 @@ def _pcie_box(box: Assembly, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -
 
 
 def _dgx_spark(box: Assembly) -> None:
-    """DGX Spark: its ConnectX-7 has two QSFP ports of 200 Gb/s, behind two PCIe 5 ×4 links, for either port.
+    """DGX Spark: a ConnectX-7 with two QSFP ports of 200 Gb/s, which share two PCIe 5 ×4 links.
 
-    Of each direction the two PCIe links carry 24 GB/s, as NCCL counts; 23.74 were measured over one cable
-    (NVIDIA/dgx-spark-playbooks, pull request 103), and 20 to 25 over both (ServeTheHome on the GB10's networking). What
-    goes out and what comes in have vertices of their own: the card does not pass data on from one port to the other
-    unless somebody sets it up to.
+    The two PCIe links carry 24 GB/s per direction by NCCL's count. Measured: 23.74 over one cable
+    (NVIDIA/dgx-spark-playbooks, pull request 103), and 20 to 25 over both (ServeTheHome on the GB10's networking).
+    Each direction has a vertex of its own, because the card does not forward between its ports by default.
     """
     gpu = box.add("gpu", "GB10")
     out, back = box.add("host", "PCIe out"), box.add("host", "PCIe in")
@@ -185,7 +184,7 @@ def _dgx_spark(box: Assembly) -> None:
 
 
 def _mac_studio(box: Assembly) -> None:
-    """Mac Studio with M3 Ultra: of six ports the one beside Ethernet has no RDMA (exo-explore/exo, issue 1293)."""
+    """Mac Studio with M3 Ultra: the port next to Ethernet, one of six, has no RDMA (exo-explore/exo, issue 1293)."""
     gpu = box.add("gpu", f"{APPLE} M3 Ultra")
     box.join_all(box.add_many("nic", 5, "tb"), gpu, THUNDERBOLT5, "net")
 
@@ -214,13 +213,13 @@ CATALOG: dict[str, Machine] = {
         "8×H200 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
         lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
     ),
-    # NVIDIA's user guide of the DGX B200: 1.8 TB/s of NVLink 5 per GPU, both ways together; eight ConnectX-7.
+    # NVIDIA's user guide of the DGX B200: 1.8 TB/s of NVLink 5 per GPU, sum of both ways; eight ConnectX-7.
     "dgx-b200": Machine(
         "8×B200 on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each",
         lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50, lane=NVLINK5),
     ),
-    # NVIDIA's pages of it: one NVLink domain of 18 trays with four GPUs and their NICs each. The nine switch trays are
-    # one plane, as in a server; the rack is one server here, since NVLink joins all its GPUs. The Grace processors are
+    # NVIDIA's pages: one NVLink domain of 18 trays, each with four GPUs and their NICs. The nine switch trays are one
+    # plane, as in a server. The rack is one server here, since NVLink joins all its GPUs. The Grace processors are
     # left out: no data of a collective crosses them.
     "gb200-nvl72": Machine(
         "72×B200 of a rack on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each",
@@ -245,7 +244,7 @@ CATALOG: dict[str, Machine] = {
     "mac-studio": Machine("1 M3 Ultra with five Thunderbolt 5 ports of 80 Gb/s; takes cables", _mac_studio),
 }
 
-#: Other names of machines there; those of NVIDIA's own servers have the links of the boards in them.
+#: Other names of these machines; NVIDIA's DGX servers have the links of the HGX boards in them.
 ALIASES = {
     "dgx-h100": "hgx-h100",
     "dgx-h200": "hgx-h200",
@@ -258,7 +257,7 @@ ALIASES = {
 
 @lru_cache(maxsize=len(CATALOG))
 def machine(name: str) -> Topology:
-    """The catalog's machine ``name``; a TopologyError lists those there are."""
+    """The catalog's machine ``name``; the TopologyError for an unknown name lists the catalog."""
     if name not in CATALOG:
         raise TopologyError(f"no machine {name!r} in the catalog; it has {', '.join(CATALOG)}")
     box = Assembly(name, "catalog")
@@ -266,19 +265,19 @@ def machine(name: str) -> Topology:
     return box.finish()
 
 
-# The allocations that the papers count: connected sets of GPUs, one of each isomorphism class.
-#: Width of the link between two GPUs of an allocation, by positions.
+# The allocations counted in the papers: connected sets of GPUs, one per isomorphism class.
+#: Width of the link between two GPUs of an allocation, by their positions in it.
 Widths = dict[tuple[int, int], int]
 
 
 @lru_cache(maxsize=8)
 def connected_allocations(name: str, smallest: int = 3) -> tuple[tuple[int, ...], ...]:
-    """One allocation of each class of NVLink-connected GPU sets of a machine, by size and then by ids.
+    """One allocation of each isomorphism class of NVLink-connected GPU sets of a machine, by size, then by ids.
 
-    46 for ``dgx-1v`` and 14 for ``dgx-1p`` with 3 to 8 GPUs (Blink, MLSys 2020, §5.2).
+    With 3 to 8 GPUs there are 46 for ``dgx-1v`` and 14 for ``dgx-1p`` (Blink, MLSys 2020, §5.2).
     """
     topology = machine(name)
-    found: list[tuple[int, ...]] = []
+    allocations: list[tuple[int, ...]] = []
     forms: dict[tuple[tuple[int, ...], ...], list[Widths]] = {}
     for size in range(smallest, len(topology.ranks) + 1):
         for gpus in combinations(topology.ranks, size):
@@ -292,8 +291,8 @@ def connected_allocations(name: str, smallest: int = 3) -> tuple[tuple[int, ...]
             form = _invariant(size, widths)
             if not any(_isomorphic(size, widths, other) for other in forms.get(form, [])):
                 forms.setdefault(form, []).append(widths)
-                found.append(gpus)
-    return tuple(found)
+                allocations.append(gpus)
+    return tuple(allocations)
 
 
 def _invariant(size: int, widths: Widths) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,4 @@
-"""Who reaches whom: the parts of a topology, and what lies on the way between ranks."""
+"""Reachability: the parts of a topology, and the vertices on paths between ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Neighbours = Mapping[int, Sequence[int]]
 
 
 def beside(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Each vertex's neighbours, whichever way the arcs point."""
+    """The neighbours of each vertex, regardless of the arcs' direction."""
     near: dict[int, list[int]] = {}
     for src, dst in arcs:
         near.setdefault(src, []).append(dst)
@@ -18,14 +18,14 @@ def beside(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 def reachable(start: int, neighbours: Neighbours) -> set[int]:
     """Vertices that ``start`` reaches, itself included. O(links)."""
-    seen = {start}
+    reached = {start}
     stack = [start]
     while stack:
         for other in neighbours.get(stack.pop(), ()):
-            if other not in seen:
-                seen.add(other)
+            if other not in reached:
+                reached.add(other)
                 stack.append(other)
-    return seen
+    return reached
 
 
 def parts(ranks: Sequence[int], arcs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
@@ -47,14 +47,14 @@ def parts(ranks: Sequence[int], arcs: Iterable[tuple[int, int]]) -> list[tuple[i
 def between(ranks: Iterable[int], neighbours: Neighbours) -> set[int]:
     """Vertices on a simple path between two ranks, and the ranks themselves.
 
-    With one more vertex ``t`` joined to every rank, a vertex lies on such a path exactly when two paths from
-    it to ``t`` share nothing else (Menger), that is, when no single vertex cuts it off from ``t``. One
-    depth-first search from ``t`` with lowpoints (Tarjan 1972) finds all of these. O(links).
+    Join one more vertex ``t`` to every rank. By Menger's theorem, a vertex lies on such a path if and only if no
+    single other vertex separates it from ``t``. One depth-first search from ``t`` with lowpoints (Tarjan 1972) finds
+    all of these. O(links).
     """
     ranks = list(ranks)
     top = -1
     rank_set = set(ranks)
-    found: dict[int, int] = {top: 0}
+    discovered: dict[int, int] = {top: 0}
     low: dict[int, int] = {top: 0}
     parent: dict[int, int] = {}
     order: list[int] = []
@@ -62,22 +62,22 @@ def between(ranks: Iterable[int], neighbours: Neighbours) -> set[int]:
     while stack:
         vertex, ahead = stack[-1]
         for other in ahead:
-            if other not in found:
-                found[other] = len(found)
-                low[other] = 0 if other in rank_set else found[other]
+            if other not in discovered:
+                discovered[other] = len(discovered)
+                low[other] = 0 if other in rank_set else discovered[other]
                 parent[other] = vertex
                 order.append(other)
                 stack.append((other, iter(neighbours.get(other, ()))))
                 break
             if other != parent.get(vertex):
-                low[vertex] = min(low[vertex], found[other])
+                low[vertex] = min(low[vertex], discovered[other])
         else:
             stack.pop()
             if stack:
                 low[stack[-1][0]] = min(low[stack[-1][0]], low[vertex])
-    kept = {top}
+    inside = {top}
     for vertex in order:
         above = parent[vertex]
-        if above == top or (above in kept and low[vertex] < found[above]):
-            kept.add(vertex)
-    return (kept | rank_set) - {top}
+        if above == top or (above in inside and low[vertex] < discovered[above]):
+            inside.add(vertex)
+    return (inside | rank_set) - {top}

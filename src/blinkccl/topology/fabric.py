@@ -1,18 +1,18 @@
-"""Several servers and what joins them: cables (below), or switches, as in ``"16x dgx-a100 @ fabric=tree:4:2"``.
+"""Several servers joined by cables (below) or by switches, as in ``"16x dgx-a100 @ fabric=tree:4:2"``.
 
 ==================  ====================================================================================
 rule                switches
 ==================  ====================================================================================
-(none)              one, which is never the limit
-``rails``           one for each place of a NIC: NIC i of every server on rail i, and no way between rails
-``rails:K``         with a spine above them; a rail's way up carries 1/K of what its NICs do together
-``tree:L:K``        one for every L servers, under a spine; its way up carries 1/K of its NICs
-``dragonfly:L:K``   one for every L servers, and a link for every pair of them; the links of one carry 1/K
-                    of its NICs, each as much as the others
+(none)              one non-blocking switch
+``rails``           one per NIC position: NIC i of every server on rail i, without a path between rails
+``rails:K``         rails under a spine; the uplink of a rail carries 1/K of the sum of its NICs
+``tree:L:K``        one per L servers, under a spine; the uplink carries 1/K of the sum of its NICs
+``dragonfly:L:K``   one per L servers, and a link for every pair of switches; the links of a switch have
+                    equal rates and carry 1/K of the sum of its NICs
 ==================  ====================================================================================
 
-``K``, the *oversubscription*, is 1 where it is left out, and may be a fraction (``3/2``). A spine is one switch that is
-never the limit: whatever stands for it in a real network, links up to it are what is bought less of.
+``K`` is the *oversubscription*: 1 by default, or a fraction (``3/2``). A spine is one non-blocking switch, since real
+networks save on its uplinks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES, Assembly, copies
 from blinkccl.topology.model import Link, Topology
 from blinkccl.topology.synthetic import circle_pairs, torus_pairs
 
-#: A NIC on the network: its vertex, GB/s each way, and where that is from.
+#: A NIC on the network: its vertex, GB/s each way, and the provenance of the rate.
 End = tuple[int, Fraction, str]
 FORMS = {"rails": "rails, rails:K", "tree": "tree:L, tree:L:K", "dragonfly": "dragonfly:L, dragonfly:L:K"}
 _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
@@ -39,20 +39,20 @@ _RATIO = re.compile(r"[1-9][0-9]{0,3}(?:/[1-9][0-9]{0,3})?")
 def compose(
     machine: Topology, servers: int, nic_gb_per_s: Fraction | None = None, fabric: str | None = None, where: str = ""
 ) -> Topology:
-    """``servers`` copies of ``machine`` on one non-blocking network switch, or on those of a ``fabric``.
+    """``servers`` copies of ``machine`` on one non-blocking network switch, or on the switches of a ``fabric``.
 
     GPU ``j`` of server ``s`` gets the id ``s·G + j`` (G GPUs a server, in ascending order of their ids in
-    ``machine``); switches, hosts and NICs follow, server by server; the network's switches come last and form a group
+    ``machine``). Switches, hosts and NICs follow, server by server. The network's switches come last and form a group
     of their own, ``server = servers``. ``nic_gb_per_s`` is GB/s per direction of every NIC, on its GPU side and on its
-    network side; without it the NICs keep the machine's rate. A machine that has no NIC gets one per server, joined to
-    each of its GPUs: then the rate must be given. ``fabric``: one of :data:`FORMS`; ``where`` is what messages of it
-    call the whole. TopologyError for what is no fabric, and where servers cannot be joined so.
+    network side; by default NICs keep the machine's rate. A machine without NICs gets one per server, joined to each
+    of its GPUs, and needs ``nic_gb_per_s``. ``fabric`` is one of :data:`FORMS`; its error messages begin with
+    ``where``. TopologyError for an unknown fabric, or one that does not fit the servers.
     """
     _check(machine, servers, nic_gb_per_s)
     count = f"{servers}x {machine.name}"
-    said = [f"fabric={fabric}"] * (fabric is not None)
-    said += [] if nic_gb_per_s is None else [f"{float(nic_gb_per_s * 8):g}Gbps"]
-    box = Assembly(f"{count} @ {', '.join(said)}" if said else count, "declared")
+    options = [f"fabric={fabric}"] * (fabric is not None)
+    options += [] if nic_gb_per_s is None else [f"{float(nic_gb_per_s * 8):g}Gbps"]
+    box = Assembly(f"{count} @ {', '.join(options)}" if options else count, "declared")
     ids = copies(box, [(str(server), machine) for server in range(servers)], nic_gb_per_s)
     if servers > 1 or nic_gb_per_s is not None:
         _join(box, _network_ends(box, machine, ids, nic_gb_per_s), fabric, where)
@@ -63,7 +63,7 @@ def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> No
     if servers < 1:
         raise TopologyError(f"{servers}x {machine.name}: give at least one server")
     if len({machine.vertex[r].server for r in machine.ranks}) > 1:
-        raise TopologyError(f"{machine.name} spans several servers already; compose single servers")
+        raise TopologyError(f"{machine.name} already has several servers; use a single server")
     if servers * len(machine.vertices) > MAX_VERTICES or servers * len(machine.links) > MAX_LINKS:
         raise TopologyError(
             f"{servers}x {machine.name}: {servers * len(machine.vertices)} vertices and "
@@ -71,8 +71,8 @@ def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> No
         )
     if servers > 1 and nic_gb_per_s is None and not nics_of(machine):
         raise TopologyError(
-            f"{servers}x {machine.name}: {machine.name} has no NIC, so say how fast the "
-            f'network is: "{servers}x {machine.name} @ 40Gbps"'
+            f"{servers}x {machine.name}: {machine.name} has no NIC; add the rate of the "
+            f'network: "{servers}x {machine.name} @ 40Gbps"'
         )
     if nic_gb_per_s is not None and nic_gb_per_s <= 0:
         raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gb_per_s}")
@@ -81,7 +81,7 @@ def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> No
 def _network_ends(
     box: Assembly, machine: Topology, ids: list[dict[int, int]], nic_gb_per_s: Fraction | None
 ) -> list[list[End]]:
-    """Per server its NICs, with rate and provenance; a NIC of its own where the machine has none."""
+    """The NICs of each server, with rate and provenance; a machine without NICs gets one."""
     nics = nics_of(machine)
     ends: list[list[End]] = [[] for _ in ids]
     for server, number in enumerate(ids):
@@ -98,8 +98,8 @@ def _network_ends(
 def _join(box: Assembly, servers: Sequence[Sequence[End]], rule: str | None, where: str) -> None:
     """Join the NICs of ``servers`` by a rule; None: one switch.
 
-    Switches form a group of their own. TopologyError, with ``where`` in front, for what is no rule, or no rule for
-    these servers.
+    Switches form a group of their own. TopologyError, beginning with ``where``, for an unknown rule, or one that does
+    not fit these servers.
     """
     if rule is None:
         _switch(box, len(servers), "NETWORK", [end for ends in servers for end in ends])
@@ -107,16 +107,14 @@ def _join(box: Assembly, servers: Sequence[Sequence[End]], rule: str | None, whe
     name, *numbers = (part.strip() for part in rule.split(":"))
     if name not in FORMS:
         raise TopologyError(
-            f"{where}: fabric={rule} is no network{did_you_mean(name, FORMS)}; expected one of "
+            f"{where}: fabric={rule} is no known fabric{did_you_mean(name, FORMS)}; expected one of "
             f"{', '.join(FORMS.values())}"
         )
     sizes, ratios = numbers[: name != "rails"], numbers[name != "rails" :]
     if len(ratios) > 1 or not all(map(_RATIO.fullmatch, ratios)) or not all(map(_NUMBER.fullmatch, sizes)):
         raise TopologyError(f"{where}: fabric={rule}; expected {FORMS[name]} with positive numbers")
     if name != "rails" and not sizes:
-        raise TopologyError(
-            f"{where}: fabric={rule} does not say how many servers share a switch; expected {FORMS[name]}"
-        )
+        raise TopologyError(f"{where}: fabric={rule} lacks the number of servers per switch; expected {FORMS[name]}")
     narrower = Fraction(ratios[0]) if ratios else Fraction(1)
     if name == "rails":
         _rails(box, servers, narrower if ratios else None, where)
@@ -138,7 +136,7 @@ def _total(ends: Sequence[End]) -> Fraction:
 
 
 def _by_leaf(box: Assembly, servers: Sequence[Sequence[End]], each: int, label: str) -> list[tuple[int, Fraction]]:
-    """A switch for every ``each`` servers, and what its NICs carry together."""
+    """One switch for every ``each`` servers, with the sum of the rates of its NICs."""
     groups = [servers[i : i + each] for i in range(0, len(servers), each)]
     ends = [[end for server in group for end in server] for group in groups]
     return [(_switch(box, len(servers), f"{label}{i}", each), _total(each)) for i, each in enumerate(ends)]
@@ -155,7 +153,7 @@ def _under_spine(box: Assembly, group: int, leaves: Sequence[tuple[int, Fraction
 def _rails(box: Assembly, servers: Sequence[Sequence[End]], narrower: Fraction | None, where: str) -> None:
     most = max(map(len, servers))
     if most < 2:
-        raise TopologyError(f"{where}: rails are for servers with several NICs, and here they have {most}")
+        raise TopologyError(f"{where}: rails need several NICs per server, but these servers have {most}")
     ends = [[server[place] for server in servers if place < len(server)] for place in range(most)]
     rails = [(_switch(box, len(servers), f"RAIL{i}", each), _total(each)) for i, each in enumerate(ends)]
     if narrower is not None:
@@ -167,22 +165,21 @@ def _dragonfly(box: Assembly, groups: Sequence[tuple[int, Fraction]], narrower: 
         box.join(a, b, min(some, more) / narrower / (len(groups) - 1), "net", "declared")
 
 
-# Servers joined by cables and no switch: which port is joined to which, and the topology that comes of it.
+# Servers joined by cables without a switch.
 #
-# A *port* is a NIC of a server. It passes data on between its cable and its server, and never to another port: what
-# goes on to a third server is stored in the memory of one in between, by a rank that combines it or hands it on. A
-# machine on which packets could go from port to port by themselves is refused, as it would be a switch that is not
-# there. ``"4x dgx-spark @ cables=ring"`` cables by a rule; a file says each cable
-# (:mod:`~blinkccl.topology.cables_file`).
-#: No cluster without a switch is larger: nonsense is refused at once.
+# A *port* is a NIC of a server. It forwards between its cable and its server, never to another port. On the way to a
+# third server, a rank of the server in between stores the data in its memory, then reduces or forwards it. Machines
+# that forward packets from port to port are refused, because such a model would contain a switch that does not exist.
+# ``"4x dgx-spark @ cables=ring"`` uses a rule; a file lists each cable (:mod:`~blinkccl.topology.cables_file`).
+#: Limits against nonsense input.
 MAX_SERVERS, MAX_CABLES = 1024, 10_000
-#: A server by its place, and the name of one of its ports.
+#: The index of a server, and the name of one of its ports.
 Port = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """Two ports and what the cable carries each way, in GB/s; None: what the slower of them does."""
+    """Two ports, and the cable's GB/s each way; None: the rate of the slower port."""
 
     a: Port
     b: Port
@@ -191,26 +188,26 @@ class Cable:
 
 @dataclass(frozen=True, slots=True)
 class CabledServer:
-    """A machine with the name that people call it by."""
+    """A machine with its host name."""
 
     name: str
     machine: Topology
 
 
 def ports_of(machine: Topology) -> dict[str, int]:
-    """Its NICs by name: the ports that cables go into; none where cables bring ports of their own."""
+    """The NICs of ``machine`` by name, which are its ports; empty if cables create the ports."""
     return {machine.vertex[nic].label: nic for nic in nics_of(machine)}
 
 
 def cabled(
     name: str, servers: Sequence[CabledServer], cables: Sequence[Cable], nic_gb_per_s: Fraction | None = None
 ) -> Topology:
-    """The topology of ``servers`` joined by ``cables``, each between free ports of two servers that have them.
+    """The topology of ``servers`` joined by ``cables``, each between two existing free ports of two servers.
 
-    A machine without NICs gets one for each port that is named, joined to each of its GPUs at the cable's rate. Ids are
-    those of :func:`~blinkccl.topology.assembly.copies`, such ports last. ``nic_gb_per_s``: of all ports, in place of
-    the machines' own rate. TopologyError where packets could pass from port to port in a server, or where nothing says
-    how fast a cable is.
+    A machine without NICs gets one for each port named in ``cables``, joined to each of its GPUs at the cable's rate.
+    Ids follow :func:`~blinkccl.topology.assembly.copies`; such ports come last. ``nic_gb_per_s`` replaces the
+    machines' rate for all ports. TopologyError if a server would forward packets from port to port, or if a cable
+    has no rate.
     """
     for server in {id(s.machine): s for s in servers}.values():
         _refuse_forwarding(server.machine)
@@ -220,15 +217,13 @@ def cabled(
         ends = cable.a, cable.b
         rates = [rate for rate in (cable.gb_per_s, *(_port_rate(servers, end, nic_gb_per_s) for end in ends)) if rate]
         if not rates:
-            raise TopologyError(
-                f"{name}: nothing says how fast {cable_text(servers, cable)} is; give it a rate: 100Gbps"
-            )
+            raise TopologyError(f"{name}: no rate is known for {cable_text(servers, cable)}; add one, such as 100Gbps")
         a, b = (_port(box, servers, ids, end, min(rates)) for end in ends)
         box.join(a, b, min(rates), "net")
         if cable.gb_per_s is not None and cable.gb_per_s > min(rates):
             box.notes.append(
-                f"{cable_text(servers, cable)} could carry {gbit_text(cable.gb_per_s)}, its ports "
-                f"{gbit_text(min(rates))}: it is taken for that"
+                f"{cable_text(servers, cable)} has {gbit_text(cable.gb_per_s)}, but its ports limit it to "
+                f"{gbit_text(min(rates))}"
             )
     return box.finish()
 
@@ -239,7 +234,7 @@ def cable_text(servers: Sequence[CabledServer], cable: Cable) -> str:
 
 
 def gbit_text(gb_per_s: Fraction | float) -> str:
-    """As cables are sold: ``200 Gb/s``."""
+    """A rate in the unit used for cables: ``200 Gb/s``."""
     return f"{float(gb_per_s) * 8:g} Gb/s"
 
 
@@ -250,7 +245,7 @@ def _port_rate(servers: Sequence[CabledServer], end: Port, nic_gb_per_s: Fractio
 
 
 def _port(box: Assembly, servers: Sequence[CabledServer], ids: list[dict[int, int]], end: Port, rate: Fraction) -> int:
-    """The vertex of a port, which is made where the machine has none."""
+    """The vertex of a port; it is created if the machine has no NIC of that name."""
     server, name = end
     machine = servers[server].machine
     nic = ports_of(machine).get(name)
@@ -262,28 +257,28 @@ def _port(box: Assembly, servers: Sequence[CabledServer], ids: list[dict[int, in
 
 
 def _refuse_forwarding(machine: Topology) -> None:
-    """Refuse a machine in which switches or hosts lead from one NIC to another."""
+    """Refuse a machine in which switches or hosts form a path from one NIC to another."""
     ports = nics_of(machine)
     ahead: dict[int, list[int]] = {}
     for link in machine.links:
         if machine.is_transit(link.src):
             ahead.setdefault(link.src, []).append(link.dst)
     for port in ports:
-        seen, line = {port}, [port]
+        reached, line = {port}, [port]
         for at in line:
-            fresh = [v for v in ahead.get(at, ()) if v not in seen]
-            seen.update(fresh)
+            fresh = [v for v in ahead.get(at, ()) if v not in reached]
+            reached.update(fresh)
             line += fresh
-        other = next((p for p in ports if p in seen and p != port), None)
+        other = next((p for p in ports if p in reached and p != port), None)
         if other is not None:
             names = " to ".join(machine.vertex[v].label for v in (port, other))
             raise TopologyError(
-                f"{machine.name}: its PCIe leads from {names}, so that a plan could send packets from cable to cable "
-                "as a switch does, which no server is; use a machine of the catalog with these ports and rates"
+                f"{machine.name}: its PCIe joins {names}, so a plan could forward packets from cable to cable, "
+                "which servers do not do; use a catalog machine with these ports and rates"
             )
 
 
-# Cables by rule: one between every two neighbours, or several, in ports from the first on.
+# Cables by rule: one or several between every two neighbours; ports are used in order.
 _TORUS = re.compile(r"torus:[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,9}")
 _RULES: dict[str, Callable[[int], list[tuple[int, int]]]] = {
     "ring": circle_pairs,
@@ -297,8 +292,8 @@ RULES = (*_RULES, "torus:AxB")
 def by_rule(rule: str, machine: Topology, servers: int, nic_gb_per_s: Fraction | None, where: str) -> Topology:
     """``servers`` copies of ``machine`` cabled by ``rule``: one of :data:`RULES`, with ``*K`` for K cables per pair.
 
-    A server's neighbours take its ports in their order. TopologyError, ``where`` in front, for another rule, fewer
-    servers than it needs, and machines with too few ports.
+    A server's neighbours use its ports in order. TopologyError, beginning with ``where``, for an unknown rule, too few
+    servers, or machines with too few ports.
     """
     shape, times, number = rule.partition("*")
     pairs = _pairs(shape, servers, where)
@@ -314,12 +309,12 @@ def by_rule(rule: str, machine: Topology, servers: int, nic_gb_per_s: Fraction |
         free[a], free[b] = free[a] + 1, free[b] + 1
     if names and max(free) > len(names):
         raise TopologyError(
-            f"{where}: a server needs {max(free)} ports for cables={rule} among {servers}, and {machine.name} has "
-            f"{len(names)} ({', '.join(names)}); expected fewer cables: a ring takes 2 ports of each"
+            f"{where}: a server needs {max(free)} ports for cables={rule} with {servers} servers, but {machine.name} "
+            f"has {len(names)} ({', '.join(names)}); use fewer cables (a ring needs 2 ports per server)"
         )
     if not names and nic_gb_per_s is None:
         raise TopologyError(
-            f'{where}: {machine.name} has no NIC, so say how fast the cables are: "… cables={rule}, 100Gbps"'
+            f'{where}: {machine.name} has no NIC; add the rate of the cables: "… cables={rule}, 100Gbps"'
         )
     rate = "" if nic_gb_per_s is None else f", {float(nic_gb_per_s * 8):g}Gbps"
     name = f"{servers}x {machine.name} @ cables={rule}{rate}"
@@ -332,27 +327,27 @@ def _name(names: Sequence[str], place: int) -> str:
 
 def _pairs(shape: str, servers: int, where: str) -> list[tuple[int, int]]:
     if servers < 2:
-        raise TopologyError(f"{where}: cables join servers, and there is {servers}; give at least 2")
+        raise TopologyError(f"{where}: cables need at least 2 servers, got {servers}")
     if servers > MAX_SERVERS:
-        raise TopologyError(f"{where}: {servers} servers; at most {MAX_SERVERS} by a rule for cables")
+        raise TopologyError(f"{where}: {servers} servers; a rule for cables allows at most {MAX_SERVERS}")
     if _TORUS.fullmatch(shape):
         sides = [int(side) for side in shape.removeprefix("torus:").split("x")]
         if prod(sides) != servers:
-            raise TopologyError(f"{where}: cables={shape} joins {prod(sides)} servers, and there are {servers}")
+            raise TopologyError(f"{where}: cables={shape} is for {prod(sides)} servers, got {servers}")
         return torus_pairs(*sides)
     if shape not in _RULES:
         near = did_you_mean(shape, _RULES)
         raise TopologyError(
-            f"{where}: {shape!r} is no rule for cables{near}; expected one of {', '.join(RULES)}; a file with a line "
-            "per cable names its machines itself, and is the whole topology"
+            f"{where}: {shape!r} is no rule for cables{near}; expected one of {', '.join(RULES)}; a cables file "
+            "replaces the whole topology"
         )
     return _RULES[shape](servers)
 
 
 def cables_of(topology: Topology) -> tuple[Link, ...]:
-    """The cables of a topology, one direction each: network links from NIC to NIC of another server, no switch between.
+    """The cables of a topology, one direction each: network links between NICs of two servers, without a switch.
 
-    From the lower vertex id to the higher, by these.
+    Each runs from the lower vertex id to the higher; they are sorted by these ids.
     """
     vertex = topology.vertex
     return tuple(

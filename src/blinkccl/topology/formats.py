@@ -1,7 +1,7 @@
-"""Topology files: recognised by what is in them, written in the format that the file's name asks for.
+"""Topology files: readers, selected by content, and writers, selected by the suffix of the file's name.
 
-To read another format: write its parser beside this file, and add its row to :data:`FORMATS`. To write one: its writer,
-and a row in :data:`WRITERS`.
+To read another format, write its parser beside this file and add its row to :data:`FORMATS`. To write one, add its
+writer to :data:`WRITERS`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from blinkccl.topology.stated import NOTHING, Stated
 class TopologyFormat:
     """A registry row: ``parse`` takes the text and the name of its source.
 
-    ``leaves_open`` names the rates that the format does not give; where there are any, ``parse`` takes what is
-    stated of them (:class:`~.stated.Stated`) as its third argument.
+    ``leaves_open`` lists the rates that the format does not contain. If there are any, ``parse`` takes the user's
+    rates (:class:`~.stated.Stated`) as its third argument.
     """
 
     name: str
@@ -40,17 +40,17 @@ class TopologyFormat:
     leaves_open: tuple[str, ...] = ()
 
 
-#: The registry; the first that recognises the text reads it.
+#: The registry; the first format that recognises the text reads it.
 FORMATS = (
-    TopologyFormat(  # before nvidia-smi's, whose headers its tables have too
+    TopologyFormat(  # before nvidia-smi, whose header line also matches these tables
         "rocm-smi --showtopo or amd-smi topology", amd_smi.looks_like, amd_smi.parse, ("xgmi", "pcie", "smp")
     ),
-    TopologyFormat(  # before JSON and XML: a prompt may begin with [ or <
+    TopologyFormat(  # before JSON and XML: a shell prompt may begin with [ or <
         "nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse, ("nvlink", "pcie", "smp", "nic")
     ),
     TopologyFormat("blink topo --gather", json_format.is_gathered, json_format.parse_gathered),
     TopologyFormat("MLX's hostfile", mlx_hostfile.looks_like, mlx_hostfile.parse, ("nic",)),
-    TopologyFormat("our JSON", json_format.looks_like, json_format.parse),
+    TopologyFormat("Blink's JSON", json_format.looks_like, json_format.parse),
     TopologyFormat("lstopo XML (hwloc 2)", hwloc_xml.looks_like, hwloc_xml.parse, ("xgmi", "pcie", "smp", "nic")),
     TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
     TopologyFormat("a line per cable", cables_file.looks_like, cables_file.parse),
@@ -58,7 +58,7 @@ FORMATS = (
 
 
 def read_topology(path: Path, source: str = "", stated: Stated = NOTHING) -> Topology:
-    """The topology in a file, ``source`` in messages; TopologyError also if it is unreadable, too large or no text."""
+    """The topology in a file, called ``source`` in messages; TopologyError also for unreadable or too large files."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -68,15 +68,15 @@ def read_topology(path: Path, source: str = "", stated: Stated = NOTHING) -> Top
 
 
 def parse_topology(data: bytes, source: str, name: str = "", stated: Stated = NOTHING) -> Topology:
-    """The topology in ``data`` (a whole file, UTF-8, at most 8 MiB), in whichever of :data:`FORMATS` it is.
+    """The topology in ``data`` (a whole file, UTF-8, at most 8 MiB), in one of :data:`FORMATS`.
 
-    ``source`` is what messages call it; ``name`` the topology's name where its format has no place for one;
-    ``stated`` what the file may leave open. A TopologyError if no format recognises it, or the format that does
-    refuses it (with the line), or gives itself what is stated (but a NIC's rate may always be that of a network to
-    come).
+    ``source`` is its name in messages; ``name`` names the topology if the file does not; ``stated`` gives rates that
+    the file leaves open. TopologyError if no format recognises the text, if the format's parser refuses it (with the
+    line), or if ``stated`` gives a rate that the format itself contains. A NIC's rate is always allowed: it may be for
+    a network added later.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; no topology file is")
+        raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB, the limit for topology files")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -92,13 +92,13 @@ def parse_topology(data: bytes, source: str, name: str = "", stated: Stated = NO
 def _parsed(known: TopologyFormat, text: str, source: str, stated: Stated) -> Topology:
     closed = [key for key in stated.names() if key != "nic" and key not in known.leaves_open]
     if closed:
-        may = f"; {', '.join(known.leaves_open)} can be stated of it" if known.leaves_open else ""
-        raise TopologyError(f"{source}: {known.name} leaves no {', '.join(closed)} rate open{may}")
+        may = f"; rates to state: {', '.join(known.leaves_open)}" if known.leaves_open else ""
+        raise TopologyError(f"{source}: {known.name} does not take a rate for {', '.join(closed)}{may}")
     return known.parse(text, source, stated) if known.leaves_open else known.parse(text, source)
 
 
 def _named(topology: Topology, source: str, name: str) -> Topology:
-    """``topology`` with the name that it is to have, if the texts that it took from the file are harmless."""
+    """``topology`` under its final name, after a check of all texts taken from the file."""
     check_labels(source, ((f"the name of vertex {v.id}", v.name) for v in topology.vertices))
     check_labels(source, ((f"note {i + 1}", note) for i, note in enumerate(topology.notes)), MAX_NOTE)
     if topology.name != source:

@@ -1,8 +1,9 @@
-"""``lstopo`` XML (hwloc 2), read: packages become hosts, PCI bridges that part GPUs switches, OS devices GPUs and NICs.
+"""Reader of ``lstopo`` XML (hwloc 2).
 
-GPUs are the devices of hwloc's NVML, RSMI or CUDA backend, in its numbers; where lstopo had none of these, the PCI
-devices that are GPUs by class and vendor. NVLinks and xGMI links are the matrices ``NVLinkBandwidth`` and
-``XGMIBandwidth`` (MB/s per direction). The format is hwloc's documentation and its DTD, ``hwloc2.dtd``.
+Packages become hosts, PCI bridges with several branches become switches, and OS devices become GPUs and NICs. GPUs are
+the devices of hwloc's NVML, RSMI or CUDA backend, with its numbers; without such a backend, PCI devices of a GPU class
+and vendor. NVLinks and xGMI links come from the matrices ``NVLinkBandwidth`` and ``XGMIBandwidth`` (MB/s per
+direction). Source: hwloc's documentation and its DTD, ``hwloc2.dtd``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BACKENDS = ("nvml", "rsmi", "cuda")
 _GPU_PCI = re.compile(r"(?:03|12)[0-9a-f]{2} \[(?:10de|1002):")
 _OPENFABRICS, _NETWORK = "3", "2"
 _SPEED = r"[0-9]{1,4}(?:\.[0-9]{1,9})?"
-#: hwloc's GB/s of a PCIe lane by NCCL's speed of it: transfer rate × encoding / 8.
+#: hwloc's GB/s of a PCIe lane (transfer rate × encoding / 8), by NCCL's number for its speed.
 _LANES = {
     15: Fraction("0.25"),
     30: Fraction("0.5"),
@@ -35,49 +36,49 @@ _LANES = {
     240: Fraction(512, 130),
     480: Fraction("7.5625"),
 }
-#: GB/s that hwloc's older RSMI backend writes for every pair of a hive, whatever joins it.
+#: GB/s that hwloc's older RSMI backend writes for every pair of a hive, also for pairs over several links.
 _ANY_XGMI = 100
 _ARCHITECTURES = {"ppc64le": "ppc64", "aarch64": "arm64"}
 
 
 @dataclass
 class _HwlocReading:
-    """What is known while a file becomes a machine; GPUs by their element, vertices of all that has one."""
+    """State while a file is read: GPUs by their element, and the vertex of each element that has one."""
 
     source: str
     box: Assembly
     root: Element
     stated: Stated
     vertex: dict[Element, int] = field(default_factory=dict)
-    #: Where a GPU hangs on PCIe (its PCI device, or the OS device alone), and that one's processor.
+    #: GPUs by their place on PCIe (a PCI device, or the OS device alone), and the processor of each place.
     gpus_of: dict[Element, list[int]] = field(default_factory=dict)
     host_of: dict[Element, Element] = field(default_factory=dict)
-    #: GPUs that NVLink joins with their host too, so that PCIe needs a vertex of its own.
+    #: GPUs with NVLinks to their host, whose PCIe therefore needs a vertex of its own.
     to_host: list[int] = field(default_factory=list)
-    #: PCIe links whose speed lstopo did not see.
+    #: Number of PCIe links without a speed in the file.
     unknown: int = 0
 
     def wrong(self, element: Element, text: str) -> TopologyError:
-        """The error ``text`` at the line of ``element``, for ``raise``."""
+        """A TopologyError with ``text`` and the line of ``element``."""
         return at(self.source, element.line, text)
 
 
 def looks_like(text: str) -> bool:
-    """Whether ``text`` is XML with hwloc's root."""
+    """True if ``text`` is XML with hwloc's root element."""
     return text.lstrip()[:1] == "<" and re.search(r"<topology[\s>]", text[:4000]) is not None
 
 
 def parse(text: str, source: str = "lstopo XML", stated: Stated = NOTHING) -> Topology:
-    """The machine that ``lstopo FILE.xml`` wrote.
+    """The machine in a file written by ``lstopo FILE.xml``.
 
-    Rates of PCIe are those that lstopo saw, counted as NCCL does (12 GB/s for generation 3 ×16); the bus between
-    processors is NCCL's for the model; NICs are left out unless their rate is ``stated``.
+    PCIe rates are the file's, in NCCL's count (12 GB/s for generation 3 ×16). The bus between processors has NCCL's
+    rate for the model. NICs are left out unless their rate is ``stated``.
 
     Raises
     ------
     TopologyError
-        With the line: not well-formed, a version other than hwloc 2's, no GPU, a device that comes twice, numbers
-        that are none, a matrix that is incomplete, not symmetric, or of objects that are not there.
+        With the line: not well-formed, a version other than hwloc 2's, no GPU, a duplicate device, invalid numbers,
+        a matrix that is incomplete, not symmetric, or of unknown objects.
     """
     root = parse_xml(text, source, "topology")
     if root.tag != "topology":
@@ -99,17 +100,19 @@ def parse(text: str, source: str = "lstopo XML", stated: Stated = NOTHING) -> To
 
 
 def _note_rates(reading: _HwlocReading) -> None:
-    """Says where the rates of PCIe and of the bus come from."""
+    """Add notes on the origin of the rates of PCIe and of the bus."""
     for key, what in (("pcie", "the PCIe link of a GPU"), ("smp", "the bus between processors")):
         if key in reading.stated.names():
             reading.stated.rate(reading.box, key, what, 0)
         elif key == "pcie":
             reading.box.notes.append(
-                "PCIe links are as fast as lstopo saw them, which is slower where a GPU was idle or an older NVML "
-                'was asked; state what you know: "FILE @ pcie=gen5"'
+                "PCIe rates are those seen by lstopo, which are too low if a GPU was idle or an older NVML "
+                'was used; to state the rate: "FILE @ pcie=gen5"'
             )
     if reading.unknown:
-        reading.box.notes.append(f"{reading.unknown} PCIe links are taken as generation 3 ×16: lstopo saw no speed")
+        reading.box.notes.append(
+            f"{reading.unknown} PCIe links are assumed to be generation 3 ×16, as lstopo saw no speed"
+        )
 
 
 def _type(element: Element) -> str:
@@ -121,39 +124,39 @@ def _objects(root: Element, kind: str) -> list[Element]:
 
 
 def _find_gpus(reading: _HwlocReading) -> None:
-    """GPUs as their backend numbers them, each with its PCI device."""
+    """Add the GPUs with their backend's numbers, each with its PCI device."""
     devices = _objects(reading.root, "OSDev")
     for backend in _BACKENDS:
-        found: dict[int, Element] = {}
+        device_of: dict[int, Element] = {}
         for device in devices:
             match = re.fullmatch(rf"{backend}([0-9]{{1,4}})", device.attributes.get("name", ""))
-            if match is not None and found.setdefault(int(match[1]), device) is not device:
-                line = found[int(match[1])].line
-                raise reading.wrong(device, f"{backend}{match[1]} stands twice, first in line {line}")
-        if found:
-            _add_gpus(reading, sorted(found.items()))
+            if match is not None and device_of.setdefault(int(match[1]), device) is not device:
+                line = device_of[int(match[1])].line
+                raise reading.wrong(device, f"{backend}{match[1]} appears twice, first in line {line}")
+        if device_of:
+            _add_gpus(reading, sorted(device_of.items()))
             return
     bare = [x for x in _objects(reading.root, "PCIDev") if _GPU_PCI.match(x.attributes.get("pci_type", ""))]
     if not bare:
         raise TopologyError(
-            f"{reading.source}: no GPU: no OS device nvml0, rsmi0 or cuda0, and no PCI device of a GPU's class; give "
-            "lstopo all I/O devices (lstopo --whole-io FILE.xml), or on Debian install libhwloc-plugins"
+            f"{reading.source}: no GPU: no OS device nvml0, rsmi0 or cuda0, and no PCI device of a GPU's class; run "
+            "lstopo with all I/O devices (lstopo --whole-io FILE.xml), on Debian with libhwloc-plugins"
         )
-    reading.box.notes.append("GPUs are numbered as on PCI, as this lstopo knew no NVML, ROCm or CUDA device")
+    reading.box.notes.append("GPUs are in PCI order, as this lstopo found no NVML, ROCm or CUDA device")
     _add_gpus(reading, list(enumerate(bare)))
 
 
-def _add_gpus(reading: _HwlocReading, found: list[tuple[int, Element]]) -> None:
-    if len(found) > MAX_MATRIX_DEVICES:
-        raise reading.wrong(found[-1][1], f"{len(found)} GPUs; at most {MAX_MATRIX_DEVICES}")
-    for number, element in found:
+def _add_gpus(reading: _HwlocReading, numbered: list[tuple[int, Element]]) -> None:
+    if len(numbered) > MAX_MATRIX_DEVICES:
+        raise reading.wrong(numbered[-1][1], f"{len(numbered)} GPUs; at most {MAX_MATRIX_DEVICES}")
+    for number, element in numbered:
         slot = next((x for x in element.above() if _type(x) == "PCIDev"), element)
         reading.vertex[element] = reading.box.add("gpu", f"GPU{number}")
         reading.gpus_of.setdefault(slot, []).append(reading.vertex[element])
 
 
 def _find_hosts(reading: _HwlocReading) -> list[Element]:
-    """The packages (sockets) with GPUs, as vertices; or where the file has none above GPUs, what they hang on."""
+    """Add a vertex for each package (socket) with GPUs; without packages above GPUs, for the nearest object above."""
     hosts: list[Element] = []
     packages: dict[Element, list[Element]] = {}
     for package in _objects(reading.root, "Package"):
@@ -169,7 +172,7 @@ def _find_hosts(reading: _HwlocReading) -> list[Element]:
 
 
 def _host(element: Element, packages: dict[Element, list[Element]]) -> Element:
-    """The package of a device; else what it hangs on, or the only one of its ``packages``."""
+    """The package of a device; else its nearest object above, or the single package below that."""
     own = next((x for x in element.above() if _type(x) == "Package"), None)
     if own is not None:
         return own
@@ -179,7 +182,7 @@ def _host(element: Element, packages: dict[Element, list[Element]]) -> Element:
 
 
 def _add_pcie(reading: _HwlocReading, host: Element) -> None:
-    """The PCI tree over the GPUs of ``host``: bridges that part them become switches, others lengthen a link."""
+    """Add the PCI tree over the GPUs of ``host``: a bridge with several branches is a switch, others extend a link."""
     holding: dict[Element, None] = {}
     for slot in reading.gpus_of:
         if reading.host_of[slot] is host:
@@ -204,10 +207,10 @@ def _add_pcie(reading: _HwlocReading, host: Element) -> None:
 
 
 def _tops(holding: dict[Element, None]) -> list[Element]:
-    """The bridges (or devices) directly over which nothing of PCI is, the last in the file first."""
+    """The bridges (or devices) without a PCI object directly above, last in the file first."""
     io = ("Bridge", "PCIDev", "OSDev")
-    found = [x for x in holding if _type(x) in io and x.parent is not None and _type(x.parent) not in io]
-    return sorted(found, key=lambda x: x.line, reverse=True)
+    tops = [x for x in holding if _type(x) in io and x.parent is not None and _type(x.parent) not in io]
+    return sorted(tops, key=lambda x: x.line, reverse=True)
 
 
 def _slower(a: Fraction | None, b: Fraction | None) -> Fraction | None:
@@ -222,7 +225,7 @@ def _rate(reading: _HwlocReading, rate: Fraction | None) -> Fraction:
 
 
 def _speed(reading: _HwlocReading, element: Element) -> Fraction | None:
-    """NCCL's GB/s of the link over a device or bridge, from hwloc's; None where hwloc did not see it."""
+    """The link over a device or bridge in NCCL's GB/s, from hwloc's rate; None if hwloc gives none."""
     if "pci_link_speed" not in element.attributes:
         return None
     speed = Fraction(element.read("pci_link_speed", _SPEED, "GB/s, e.g. 15.753846", reading.source))
@@ -234,7 +237,7 @@ def _speed(reading: _HwlocReading, element: Element) -> Fraction | None:
 
 
 def _join_hosts(reading: _HwlocReading, hosts: list[Element]) -> None:
-    """The bus between processors, at NCCL's rate for them."""
+    """Join the hosts by the bus between processors, at NCCL's rate."""
     if len(hosts) < 2:
         return
     rates = {host: _bus(reading, host) for host in hosts}
@@ -245,14 +248,14 @@ def _join_hosts(reading: _HwlocReading, hosts: list[Element]) -> None:
 def _bus(reading: _HwlocReading, host: Element) -> Fraction:
     if reading.stated.smp is not None:
         return reading.stated.smp
-    said = {
+    infos = {
         x.attributes.get("name"): x.attributes.get("value", "") for e in [*host.above(), host] for x in e.all("info")
     }
-    architecture = said.get("Architecture", "")
-    model = said.get("CPUModelNumber", "")
+    architecture = infos.get("Architecture", "")
+    model = infos.get("CPUModelNumber", "")
     number = int(model) if re.fullmatch(r"[0-9]{1,9}", model) else 0
     kind = _ARCHITECTURES.get(architecture, architecture)
-    return Fraction(nccl.smp_gb_per_s(kind, said.get("CPUVendor", ""), number))
+    return Fraction(nccl.smp_gb_per_s(kind, infos.get("CPUVendor", ""), number))
 
 
 def _add_matrices(reading: _HwlocReading) -> None:
@@ -260,7 +263,7 @@ def _add_matrices(reading: _HwlocReading) -> None:
     kinds = {"NVLinkBandwidth": "nvlink", "XGMIBandwidth": "xgmi"}
     known = [x for x in matrices if x.attributes.get("name") in kinds]
     if not known:
-        reading.box.notes.append("no NVLink and no xGMI: the file has no matrix of these, as of an lstopo without NVML")
+        reading.box.notes.append("no NVLink or xGMI: the file has no matrix of them (was lstopo built without NVML?)")
     by_index = {x.attributes["gp_index"]: x for x in reading.root.below("object") if "gp_index" in x.attributes}
     for matrix in known:
         kind = kinds[matrix.attributes["name"]]
@@ -268,7 +271,7 @@ def _add_matrices(reading: _HwlocReading) -> None:
 
 
 def _add_matrix(reading: _HwlocReading, matrix: Element, kind: str, ends: list[int | None]) -> None:
-    """Links of ``kind`` between GPUs, to the one NVSwitch that all its chips are, and to processors (POWER)."""
+    """Add links of ``kind`` between GPUs, to the NVSwitch (one vertex for all its chips), and to processors (POWER)."""
     values = " ".join(x.text for x in matrix.all("u64values")).split()
     count = len(ends)
     if len(values) != count * count or not all(re.fullmatch(r"[0-9]{1,12}", value) for value in values):
@@ -279,12 +282,12 @@ def _add_matrix(reading: _HwlocReading, matrix: Element, kind: str, ends: list[i
     if kind == "xgmi":
         links = _xgmi(reading, matrix, links)
     for a, b in combinations(range(count), 2):
-        there, back = numbers[a * count + b], numbers[b * count + a]
-        if there != back or there > 1000 * MAX_GB_PER_S:
-            problem = f"{there} and {back} MB/s between objects {a} and {b}"
+        forth, back = numbers[a * count + b], numbers[b * count + a]
+        if forth != back or forth > 1000 * MAX_GB_PER_S:
+            problem = f"{forth} and {back} MB/s between objects {a} and {b}"
             raise reading.wrong(matrix, f"{problem}, expected the same both ways, at most {1000 * MAX_GB_PER_S}")
         one, other = ends[a], ends[b]
-        if there and one is not None and other is not None and one != other:
+        if forth and one is not None and other is not None and one != other:
             reading.box.join(one, other, links[a, b], kind)
             kinds = [reading.box.vertices[end].kind for end in (one, other)]
             reading.to_host.extend(end for end in (one, other) if "host" in kinds)
@@ -293,18 +296,18 @@ def _add_matrix(reading: _HwlocReading, matrix: Element, kind: str, ends: list[i
 def _xgmi(
     reading: _HwlocReading, matrix: Element, links: dict[tuple[int, int], Fraction]
 ) -> dict[tuple[int, int], Fraction]:
-    """The matrix's GB/s, or one link's for every pair where hwloc knew no rate."""
+    """The matrix's GB/s; if hwloc knew no rate, the rate of one link for every pair."""
     if any(rate not in (0, _ANY_XGMI) for rate in links.values()):
         if reading.stated.xgmi is not None:
-            raise reading.wrong(matrix, "this matrix has the rates of xGMI, so state none")
+            raise reading.wrong(matrix, "this matrix contains the xGMI rates; remove the stated one")
         return links
-    why = "one link: this hwloc writes 100000 MB/s for every pair, also for those over several links"
+    why = "one link, as this hwloc writes 100000 MB/s for every pair, whatever its links"
     rate = reading.stated.rate(reading.box, "xgmi", "the xGMI link of two GPUs", XGMI_GB_PER_S, why)
     return dict.fromkeys(links, rate)
 
 
 def _ends(reading: _HwlocReading, matrix: Element, kind: str, by_index: dict[str, Element]) -> list[int | None]:
-    """The vertices of a matrix's objects; None for those that have none here (a GPU that is left out)."""
+    """The vertices of a matrix's objects; None for objects without a vertex (such as GPUs that are left out)."""
     words = " ".join(x.text for x in matrix.all("indexes")).split()
     if not 2 <= len(words) <= 2 * MAX_MATRIX_DEVICES:
         raise reading.wrong(matrix, f"{len(words)} objects, expected 2 to {2 * MAX_MATRIX_DEVICES}")
@@ -313,7 +316,7 @@ def _ends(reading: _HwlocReading, matrix: Element, kind: str, by_index: dict[str
     for word in words:
         element = by_index.get(word.rpartition(":")[2])
         if element is None:
-            raise reading.wrong(matrix, f"the object {word[:40]!r} is not there; expected gp_index numbers")
+            raise reading.wrong(matrix, f"unknown object {word[:40]!r}; expected a gp_index of this file")
         if element in reading.vertex:
             ends.append(reading.vertex[element])
         elif kind == "nvlink" and _type(element) == "PCIDev":
@@ -326,7 +329,7 @@ def _ends(reading: _HwlocReading, matrix: Element, kind: str, by_index: dict[str
 
 
 def _add_nics(reading: _HwlocReading) -> None:
-    """InfiniBand and RoCE devices; network interfaces where there are none of these."""
+    """Add InfiniBand and RoCE devices; network interfaces if there are none."""
     below: dict[Element, list[int]] = {}
     for slot, gpus in reading.gpus_of.items():
         for above in slot.above():
@@ -341,7 +344,7 @@ def _add_nics(reading: _HwlocReading) -> None:
 
 
 def _nic(reading: _HwlocReading, device: Element, below: dict[Element, list[int]]) -> pcie_tree.Nic:
-    """A NIC by the GPUs ``below`` the nearest thing above both."""
+    """A NIC with the GPUs ``below`` its nearest common ancestor with any GPU."""
     slot, *others = device.above()
     near = next(above for above in others if above in below)
     bridge = _type(near) == "Bridge" and near.attributes.get("bridge_type", "1-1") == "1-1"

@@ -1,4 +1,4 @@
-"""Our JSON for topologies (docs/design.md): what ``blink topo --json`` prints, and reads back exactly."""
+"""Blink's JSON for topologies (docs/design.md), printed by ``blink topo --json`` and read back exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_CAPACITY = 10**15
 
 
 class VertexRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """``Vertex`` as written; a missing name is taken from kind and id, the rest is there only where it says so."""
+    """``Vertex`` in a file; a missing name is derived from kind and id, other missing fields have their defaults."""
 
     id: int
     kind: str
@@ -30,7 +30,7 @@ class VertexRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """``Link`` as written; a missing rate follows from the capacity, a missing provenance is ``declared``."""
+    """``Link`` in a file; a missing rate is derived from the capacity, a missing provenance is ``declared``."""
 
     src: int
     dst: int
@@ -43,13 +43,13 @@ class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Version(msgspec.Struct):
-    """All that is read of a document before its version is known."""
+    """The version field, read before the rest of a document."""
 
     schema_version: object = SCHEMA_VERSION
 
 
 class TopologyRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """``Topology`` as written."""
+    """``Topology`` in a file."""
 
     schema_version: int
     name: str
@@ -60,22 +60,22 @@ class TopologyRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def looks_like(text: str) -> bool:
-    """Whether ``text`` is meant to be JSON."""
+    """True if ``text`` looks like JSON."""
     return text.lstrip()[:1] in ("{", "[")
 
 
 def is_gathered(text: str) -> bool:
-    """Whether ``text`` is what ``blink topo --gather`` wrote: more than a topology, which is its field."""
+    """True if ``text`` is output of ``blink topo --gather``, which contains the topology as one of its fields."""
     return looks_like(text) and '"blink_gather"' in text[:4096]
 
 
 def parse_gathered(text: str, source: str = "JSON") -> Topology:
-    """The topology in a gathered file; raises as :func:`parse`."""
+    """The topology in a gathered file; errors as in :func:`parse`."""
     try:
         document = msgspec.json.decode(text)
         topology = msgspec.json.encode(document["topology"]).decode()
     except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
-        raise TopologyError(f"{source}: no whole file of blink topo --gather; it may have been cut off") from None
+        raise TopologyError(f"{source}: incomplete output of blink topo --gather; copy the whole file") from None
     return parse(topology, source)
 
 
@@ -95,7 +95,7 @@ def to_document(topology: Topology) -> dict[str, Any]:
 
 
 def write(topology: Topology) -> str:
-    """``topology`` as JSON text, one vertex or link a line; the same topology gives the same bytes."""
+    """``topology`` as JSON text with one vertex or link per line; equal topologies give equal bytes."""
     document = to_document(topology)
     encode = msgspec.json.Encoder().encode
     head = ", ".join(
@@ -109,13 +109,13 @@ def write(topology: Topology) -> str:
 
 
 def parse(text: str, source: str = "JSON") -> Topology:
-    """The topology that :func:`write` wrote, or a person in the same schema.
+    """The topology in JSON written by :func:`write`, or by hand in the same schema.
 
     Raises
     ------
     TopologyError
         With the line or the place in the document: no JSON, unknown or missing fields, another schema
-        version, rates that are not finite and positive or differ from capacity × unit, or as
+        version, rates that are not finite and positive or differ from capacity × unit; also the errors of
         :class:`~blinkccl.topology.model.Topology`.
     """
     raw = text.encode()
@@ -131,7 +131,7 @@ def parse(text: str, source: str = "JSON") -> Topology:
 
 
 def from_fields(fields: dict[str, Any], source: str) -> Topology:
-    """The topology of a document in our version, as dictionaries and lists; TopologyError as :func:`parse`."""
+    """The topology in a document of the current version, as dictionaries and lists; errors as in :func:`parse`."""
     try:
         record = msgspec.convert({"schema_version": SCHEMA_VERSION, **fields}, TopologyRecord)
     except msgspec.ValidationError as error:
@@ -140,7 +140,7 @@ def from_fields(fields: dict[str, Any], source: str) -> Topology:
 
 
 def from_record(record: TopologyRecord, source: str) -> Topology:
-    """The topology of a record; TopologyError as :func:`parse`."""
+    """The topology of a record; errors as in :func:`parse`."""
     _check_version(record.schema_version, source)
     _check_size(record, source)
     _check_texts(record, source)
@@ -156,7 +156,7 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
 
 
 def _decoded(raw: bytes, source: str) -> TopologyRecord:
-    """The record in ``raw``; one of version 1 is read as version 2 says it."""
+    """The record in ``raw``; version 1 is converted to version 2."""
     version = msgspec.json.decode(raw, type=_Version).schema_version
     _check_version(version, source)
     if version == SCHEMA_VERSION:
@@ -195,7 +195,7 @@ def _check_size(record: TopologyRecord, source: str) -> None:
 
 
 def _gb_per_s(record: TopologyRecord, index: int, source: str) -> float:
-    """The rate of a link, checked against its capacity."""
+    """The rate of a link in GB/s, checked against its capacity."""
     link = record.links[index]
     where = f"{source}: links[{index}], {link.src} → {link.dst}"
     if not 0 < link.capacity <= MAX_CAPACITY:
@@ -204,7 +204,7 @@ def _gb_per_s(record: TopologyRecord, index: int, source: str) -> float:
         raise TopologyError(f"{where}: read_capacity must be a positive integer, got {link.read_capacity}")
     expected = link.capacity * record.unit_gb_per_s
     if expected > MAX_GB_PER_S:
-        raise TopologyError(f"{where}: {expected:g} GB/s is no rate of a link; at most {MAX_GB_PER_S}")
+        raise TopologyError(f"{where}: {expected:g} GB/s is no valid link rate; expected at most {MAX_GB_PER_S}")
     if link.gb_per_s is None:
         return expected
     if not math.isclose(link.gb_per_s, expected, rel_tol=1e-6):
@@ -216,7 +216,7 @@ def _gb_per_s(record: TopologyRecord, index: int, source: str) -> float:
 
 
 def place_of(message: str, raw: bytes) -> str:
-    """Line and column of the byte at which msgspec gave ``raw`` up, as ", line 2, column 7"; "" if it has none."""
+    """Position of the byte at which msgspec refused ``raw``, as ", line 2, column 7"; "" if its message has none."""
     offset = re.search(r"byte ([0-9]+)", message)
     if offset is None and "truncated" not in message:
         return ""
@@ -227,5 +227,5 @@ def place_of(message: str, raw: bytes) -> str:
 
 def _hint(text: str) -> str:
     if '"shares"' in text:
-        return "; this looks like a plan: a topology is wanted here"
-    return '; expected what "blink topo --json" prints'
+        return "; this looks like a plan, but a topology is expected"
+    return '; expected the output of "blink topo --json"'

@@ -1,4 +1,4 @@
-"""What terminals and launchers put around a tool's output: escapes, and the labels of ``srun -l`` and ``pdsh``."""
+"""Cleanup of captured output: a terminal's escapes, and the line labels of ``srun -l`` and ``pdsh``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from blinkccl.errors import TopologyError
 
-#: What to do about several dumps in one file.
-MANY_NODES = 'give those of one; several equal servers are "2x FILE @ 400Gbps"'
+#: Advice for a file with several dumps.
+MANY_NODES = 'give the output of one node; for several equal servers write "2x FILE @ 400Gbps"'
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: A task's number or a node's name.
 _LABELLED = re.compile(r" *([\w.-]{1,64}): ?(.*)")
@@ -20,13 +20,13 @@ def without_escapes(text: str) -> list[str]:
 
 
 def label_of(line: str, begins: Callable[[str], bool]) -> str:
-    """The label before a line with which the output proper ``begins``, or nothing."""
+    """The label in front of a line whose remainder ``begins`` the output; "" without one."""
     match = _LABELLED.match(line)
     return match[1] if match is not None and begins(match[2]) else ""
 
 
 def of_one_node(lines: list[str], begins: Callable[[str], bool], source: str) -> list[str]:
-    """The lines without labels; a TopologyError if there are those of several nodes."""
+    """The lines without labels; TopologyError for labels of several nodes."""
     labels = list(dict.fromkeys(label for line in lines if (label := label_of(line, begins))))
     if not labels:
         return lines

@@ -1,4 +1,4 @@
-"""What a topology file may be at most, so that nonsense is refused at once and cannot hang a reader."""
+"""Limits on topology files, to refuse nonsense at once before it can hang a reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blinkccl.errors import TopologyError
 MAX_FILE_BYTES = 8 * 1024 * 1024
 #: Devices of one ``nvidia-smi topo -m`` matrix, GPUs and NICs.
 MAX_MATRIX_DEVICES = 512
-#: NCCL itself reads 256 nodes; we leave room for racks.
+#: NCCL itself reads 256 nodes; this limit leaves room for racks.
 MAX_XML_ELEMENTS = 20_000
 MAX_XML_DEPTH = 64
 #: Characters of a name or label, and of a note.
@@ -21,7 +21,7 @@ MAX_GB_PER_S = 1_000_000
 
 
 def label_fault(text: str, most: int = MAX_LABEL) -> str | None:
-    """Why ``text``, from a file, is not to reach a terminal (control or invisible characters); None where it may."""
+    """The reason to keep ``text``, from a file, away from a terminal (unprintable characters); None if harmless."""
     if len(text) > most:
         return f"has {len(text)} characters, expected at most {most}"
     odd = next((c for c in text if not c.isprintable()), None)
@@ -29,7 +29,7 @@ def label_fault(text: str, most: int = MAX_LABEL) -> str | None:
 
 
 def check_labels(source: str, named: Iterable[tuple[str, str]], most: int = MAX_LABEL) -> None:
-    """Refuse texts that are no labels; ``named`` gives each with its place, which the error names without the text."""
+    """Refuse invalid labels; ``named`` pairs each text with its place, and the error quotes only the place."""
     for where, text in named:
         fault = label_fault(text, most)
         if fault is not None:
@@ -37,10 +37,10 @@ def check_labels(source: str, named: Iterable[tuple[str, str]], most: int = MAX_
 
 
 def shortened(text: str, most: int = MAX_LABEL) -> str:
-    """``text``, cut where it is longer than ``most``: a message may quote a key of a million characters."""
+    """``text``, cut after ``most`` characters, since messages may quote very long keys."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def at(source: str, line: int, text: str) -> TopologyError:
-    """The error ``text`` with its place, for ``raise``."""
+    """A TopologyError with ``text`` and its place."""
     return TopologyError(f"{source}, line {line}: {text}")

@@ -1,4 +1,4 @@
-"""What is left of a topology when links or vertices fail, or get slower."""
+"""Topologies after a failure or a slowdown of links or vertices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAIR = re.compile(r"\s*(?:GPU)?([0-9]{1,9})\s*-\s*(?:GPU)?([0-9]{1,9})\s*", re.
 
 
 def parse_pairs(text: str, option: str) -> tuple[Pair, ...]:
-    """``0-3,16-4`` or ``GPU0-GPU3`` as pairs of vertex ids; a TopologyError quotes what is none."""
+    """``0-3,16-4`` or ``GPU0-GPU3`` as pairs of vertex ids; a TopologyError quotes an invalid pair."""
     pairs = []
     for piece in text.split(","):
         match = _PAIR.fullmatch(piece)
@@ -28,24 +28,24 @@ def parse_pairs(text: str, option: str) -> tuple[Pair, ...]:
 
 
 def without(topology: Topology, pairs: Collection[Pair] = (), vertices: Collection[int] = ()) -> Topology:
-    """The same without these links and vertices; a TopologyError if one is not there."""
+    """``topology`` without these links and vertices; TopologyError if one does not exist."""
     _check(topology, pairs)
     for vertex in vertices:
         if vertex not in topology.vertex:
-            raise TopologyError(f"{topology.name} has no vertex {vertex}, so it cannot be lost")
+            raise TopologyError(f"{topology.name} has no vertex {vertex}")
     lost = {end for a, b in pairs for end in ((a, b), (b, a))}
-    kept = [x for x in topology.links if (x.src, x.dst) not in lost and not {x.src, x.dst} & {*vertices}]
+    remaining = [x for x in topology.links if (x.src, x.dst) not in lost and not {x.src, x.dst} & {*vertices}]
     words = [*(f"{a}-{b}" for a, b in pairs), *map(str, vertices)]
     return replace(
         topology,
         name=f"{topology.name} without {','.join(words)}" if words else topology.name,
         vertices=tuple(v for v in topology.vertices if v.id not in vertices),
-        links=tuple(kept),
+        links=tuple(remaining),
     )
 
 
 def slowed(topology: Topology, pairs: Collection[Pair], part: Fraction) -> Topology:
-    """The same with these links at ``part`` of their rates, in units that are as much smaller."""
+    """``topology`` with these links at ``part`` of their rates, in a unit divided by the denominator of ``part``."""
     _check(topology, pairs)
     slow = {end for a, b in pairs for end in ((a, b), (b, a))}
 

@@ -1,23 +1,22 @@
-"""What forwards packets on a path, and what is a memory: where data on its way is stored and fetched again.
+"""Memories on a path: the vertices that store data on its way, in contrast to those that forward packets.
 
-A kernel's store or load, and a peer copy, goes from one memory to another through pieces of hardware that keep
-nothing. What crosses a *memory* is written there and read again by somebody:
+A store, a load or a peer copy crosses hardware that keeps nothing. Data that cross a *memory* are written there and
+read again:
 
 ==========================================  ==========================================================================
 vertex inside a path                        a store or a load
 ==========================================  ==========================================================================
 ``switch`` (NVSwitch, PCIe switch), ``nic``  is forwarded
-``host`` between PCIe and processors' buses  is forwarded: a root complex passes peer traffic on, as far as a machine
-                                             allows it (libblink.so tries every pair before it relies on one)
-``host`` at an NVLink, C2C or other link     ends: such a link leads into the processor's memory (AC922, Grace). From
-                                             there it is forwarded to the memory of another processor
-``memory``                                   ends, likewise
+``host`` between PCIe and processors' buses  is forwarded: a root complex forwards peer traffic if the machine allows it
+                                             (libblink.so tests every pair first)
+``host`` at an NVLink, C2C or other link     ends: such a link leads into the processor's memory (AC922, Grace); from
+                                             there data are forwarded to the memory of another processor
+``memory``                                   ends, as above
 ``gpu``, ``cpu``                             ends: a rank's memory, or that of a GPU outside the job
 ==========================================  ==========================================================================
 
 Two GPUs that reach each other over NVLink (or xGMI), directly or through a switch, never store over PCIe: the driver
-gives every pair one route, and that is the fast one. What they send over PCIe they store in a host's memory: see
-:func:`staged`.
+gives every pair one route, the fast one. To send over PCIe they store in a host's memory: see :func:`staged`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SLOW_WORDS = {"pcie": "PCIe", "smp": "the bus between processors", "net": "the 
 
 
 def memory_inside(topology: Topology, path: Sequence[int]) -> int | None:
-    """The first vertex inside ``path`` (vertex ids, joined by links) that is a memory; None if all forward packets."""
+    """The first vertex inside ``path`` (vertex ids, joined by links) that is a memory; None if all of them forward."""
     in_host = any(topology.vertex[end].kind in HOST_KINDS for end in (path[0], path[-1]))
     for before, at, after in zip(path, path[1:], path[2:], strict=False):
         kind = topology.vertex[at].kind
@@ -51,11 +50,11 @@ def memory_inside(topology: Topology, path: Sequence[int]) -> int | None:
 
 
 def memories_on(topology: Topology, path: Sequence[int]) -> tuple[int, ...]:
-    """The fewest vertices inside ``path`` at which data on its way has to be stored, each as late as possible.
+    """The fewest vertices inside ``path`` that store the data on its way, each as late as possible.
 
-    Late, since what is written ahead need not wait for an answer, as what is read does.
+    Late storing favours writes, which need not wait for an answer as reads do.
     """
-    found: list[int] = []
+    stores: list[int] = []
     begin = 0
     while memory_inside(topology, path[begin:]) is not None:
         begin = max(
@@ -64,50 +63,48 @@ def memories_on(topology: Topology, path: Sequence[int]) -> tuple[int, ...]:
             if topology.vertex[path[at]].kind not in ("switch", "nic")
             and memory_inside(topology, path[begin : at + 1]) is None
         )
-        found.append(path[begin])
-    return tuple(found)
+        stores.append(path[begin])
+    return tuple(stores)
 
 
 @lru_cache(maxsize=64)
 def _fast_pairs(topology: Topology) -> frozenset[tuple[int, int]]:
-    """Ordered pairs of GPUs whose stores take fast links: directly, or through one switch."""
+    """Ordered pairs of GPUs whose stores use fast links: directly, or through one switch."""
     ahead: dict[int, list[int]] = {}
     for link in topology.links:
         if link.kind in FAST_KINDS:
             ahead.setdefault(link.src, []).append(link.dst)
     ranks = frozenset(topology.ranks)
-    found = set()
+    pairs = set()
     for src in topology.ranks:
         for near in ahead.get(src, ()):
             beyond = ahead.get(near, ()) if topology.vertex[near].kind == "switch" else (near,)
-            found |= {(src, dst) for dst in beyond if dst in ranks and dst != src}
-    return frozenset(found)
+            pairs |= {(src, dst) for dst in beyond if dst in ranks and dst != src}
+    return frozenset(pairs)
 
 
 def store_fault(topology: Topology, path: Sequence[int]) -> str | None:
-    """Why a store does not go from the first vertex of ``path`` to its last, as a clause; None if it does."""
+    """The reason, as a clause, why no store goes along ``path`` from end to end; None if one can."""
     src, dst = path[0], path[-1]
     way = " → ".join(map(str, path))
     at = memory_inside(topology, path)
     if at is not None:
         label = topology.vertex[at].label
-        return (
-            f"its path {way} leads through the memory of {label}; a store from GPU {src} to GPU {dst} crosses no memory"
-        )
+        return f"its path {way} goes through the memory of {label}, but a store from GPU {src} to GPU {dst} cannot"
     slow = dict.fromkeys(kind for pair in pairwise(path) if (kind := topology.link[pair].kind) not in FAST_KINDS)
     if slow and (src, dst) in _fast_pairs(topology):
         over = " and ".join(_SLOW_WORDS[kind] for kind in slow)
-        return f"its path {way} leads over {over}; stores from GPU {src} to GPU {dst} take the faster link between them"
+        return f"its path {way} uses {over}, but stores from GPU {src} to GPU {dst} use their faster link"
     return None
 
 
 def staged(
     vertices: Sequence[Vertex], links: Sequence[Link], servers: Collection[int]
 ) -> tuple[list[Vertex], list[Link]]:
-    """A part of a topology in which PCIe leads through the hosts' memories on these ``servers``.
+    """A part of a topology in which PCIe traffic on these ``servers`` goes through the hosts' memories.
 
-    Hosts become memories, and a PCIe switch does not pass data from one GPU below it to another: it becomes two
-    vertices, one on the way up to the host, which keeps its id, and one on the way down, with an id behind all others.
+    Hosts become memories. A PCIe switch becomes two vertices, since it must not forward between two GPUs below it:
+    one for the way up to the host, which keeps the id, and one for the way down, with an id after all others.
     A NIC counts as above its switch, as it takes data from GPUs directly.
     """
     done = {v.server for v in vertices if v.kind == "memory"}
@@ -147,18 +144,18 @@ def _heights(kind: Mapping[int, str], pcie: Sequence[Link]) -> dict[int, int]:
 
 
 def by_operation(vertices: Sequence[Vertex], links: Sequence[Link], relays: bool) -> list[Link]:
-    """The links with one capacity each: that of the operation by which a plan moves data on them.
+    """The links with one capacity each: that of the operation, write or read, by which a plan moves data on them.
 
-    A queue's path is written or read as a whole, so links are that meet in a vertex which forwards packets: written on
-    the way to a memory, read on the way from one, and between GPUs whichever leaves the slowest link more. With
-    ``relays`` a link may be on the way to one GPU's memory and on that from another's: it has what both leave.
+    One operation serves the whole path of a queue, so links that meet at a forwarding vertex have the same one. Links
+    to a memory are written, links from a memory are read; between GPUs, the operation with the faster slowest link is
+    used. With ``relays`` a link may lead to one GPU's memory and from another's, so it gets the smaller capacity.
     """
     if all(link.read_capacity is None for link in links):
         return list(links)
     kind = {v.id: v.kind for v in vertices}
     behind = {end for link in links if link.kind not in _FORWARDED_BYHOST_KINDS for end in (link.src, link.dst)}
     memories = {v for v in kind if kind[v] == "memory" or (kind[v] == "host" and v in behind)}
-    found: list[Link] = []
+    chosen_links: list[Link] = []
     for group in _forwarded_together(links, {v for v in kind if kind[v] in ("switch", "nic", "host")} - memories):
         rates = [(link.capacity, link.read_capacity or link.capacity) for link in group]
         if relays or all(write == read for write, read in rates):
@@ -172,12 +169,12 @@ def by_operation(vertices: Sequence[Vertex], links: Sequence[Link], relays: bool
             chosen = ["read" if by_reads > by_writes else "write" for _ in group]
         for link, by, (write, read) in zip(group, chosen, rates, strict=True):
             capacity = min(write, read) if by == "" else write if by == "write" else read
-            found.append(replace(link, capacity=capacity, read_capacity=None, by=by))
-    return sorted(found, key=lambda link: (link.src, link.dst))
+            chosen_links.append(replace(link, capacity=capacity, read_capacity=None, by=by))
+    return sorted(chosen_links, key=lambda link: (link.src, link.dst))
 
 
 def _forwarded_together(links: Sequence[Link], forwarding: Collection[int]) -> list[list[Link]]:
-    """The links in groups: those that vertices of ``forwarding`` join."""
+    """The links in groups: two links belong together if vertices of ``forwarding`` join them."""
     top = {end: end for link in links for end in (link.src, link.dst)}
 
     def root(v: int) -> int:
@@ -196,7 +193,7 @@ def _forwarded_together(links: Sequence[Link], forwarding: Collection[int]) -> l
 
 
 def without_memory_links(topology: Topology) -> Topology:
-    """The same, without links that lead into a processor's memory and nowhere else: no plan on it goes there."""
+    """``topology`` without links that lead only into a processor's memory, which no plan on it uses."""
 
     def leads_into_memory(link: Link) -> bool:
         hosts = [v for v in (link.src, link.dst) if topology.vertex[v].kind == "host"]

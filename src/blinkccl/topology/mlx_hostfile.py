@@ -1,4 +1,4 @@
-"""MLX's hostfile, as ``mlx.distributed_config`` writes it: Macs, and which port of each leads to which other.
+"""MLX's hostfile, as written by ``mlx.distributed_config``: Macs, and the cables between their ports.
 
 ::
 
@@ -6,9 +6,9 @@
       {"ssh": "m1", "ips": ["10.0.0.1"], "rdma": [null, "rdma_en5"]},
       {"ssh": "m2", "ips": ["10.0.0.2"], "rdma": ["rdma_en4", null]}]}
 
-A host's ``rdma`` has an entry per host: null where no cable leads there, a port, or several of them; of several cables
-between two Macs the first leads to the other's first. The file does not say what a cable carries: Thunderbolt 5's rate,
-or as stated (``hosts.json @ nic=40Gbps``). What else is in it is not read.
+A host's ``rdma`` has an entry per host: null without a cable, one port, or a list of ports. Of several cables between
+two Macs, the first port of one leads to the first port of the other. The file has no rates: the default is
+Thunderbolt 5's, unless stated (``hosts.json @ nic=40Gbps``). All other fields are ignored.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from blinkccl.topology.limits import shortened
 from blinkccl.topology.model import Topology
 from blinkccl.topology.stated import NOTHING, Stated
 
-#: JACCL meshes are small; a file of thousands is none.
+#: Limit against nonsense input; JACCL meshes are small.
 MAX_HOSTS = 256
 
 
 def looks_like(text: str) -> bool:
-    """Whether ``text`` is JSON with the words of a hostfile."""
+    """True if ``text`` looks like JSON with a hostfile's ``rdma`` lists."""
     return text.lstrip()[:1] in ("{", "[") and re.search(r'"rdma"\s*:\s*\[', text[:65536]) is not None
 
 
 def parse(text: str, source: str, stated: Stated = NOTHING) -> Topology:
-    """The topology of the Macs in a hostfile; TopologyError, with the host, for what is none or contradicts itself."""
+    """The topology of the Macs in a hostfile; TopologyError, with the host, for invalid or contradictory entries."""
     names, ports = _read(text, source)
     box = Assembly(source, "MLX's hostfile")
     rate = stated.rate(box, "nic", "a cable", THUNDERBOLT5, "Thunderbolt 5")
@@ -45,12 +45,12 @@ def parse(text: str, source: str, stated: Stated = NOTHING) -> Topology:
     servers = [CabledServer(name, mac.finish()) for name in names]
     cables = [Cable((a, port), (b, other), rate) for a, port, b, other in _joined(names, ports, source)]
     if not cables:
-        raise TopologyError(f"{source}: no cable: every rdma entry is null; blink plans on Thunderbolt cables here")
+        raise TopologyError(f"{source}: no cable: every rdma entry is null, but Blink plans on Thunderbolt cables")
     return cabled(source, servers, cables).noted(*box.notes)
 
 
 def _read(text: str, source: str) -> tuple[list[str], list[list[list[str]]]]:
-    """The hosts' names, and per host and other host its ports that lead there."""
+    """Read the hosts' names, and for each host its ports by the host at the other end."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -65,14 +65,14 @@ def _read(text: str, source: str) -> tuple[list[str], list[list[list[str]]]]:
             raise TopologyError(f'{where}: expected {{"ssh": NAME, "rdma": [PORT or null, …]}}')
         name = host.get("ssh", f"host{i}")
         if not isinstance(name, str) or not name or name in names:
-            raise TopologyError(f"{where}: ssh is a name of its own, got {shortened(repr(name))}")
+            raise TopologyError(f"{where}: ssh must be a name of no other host, got {shortened(repr(name))}")
         names.append(name)
         ports.append(_row(host["rdma"], i, len(hosts), where))
     return names, ports
 
 
 def _row(entries: list[Any], own: int, hosts: int, where: str) -> list[list[str]]:
-    """A host's ports by the host that they lead to; none twice, and none to itself."""
+    """A host's ports by the host at the other end; no port twice, none to the host itself."""
     if len(entries) != hosts:
         raise TopologyError(f"{where}: rdma has {len(entries)} entries for {hosts} hosts; expected one each")
     row = [[] if entry is None else entry if isinstance(entry, list) else [entry] for entry in entries]
@@ -81,7 +81,7 @@ def _row(entries: list[Any], own: int, hosts: int, where: str) -> list[list[str]
         if not isinstance(port, str) or not re.fullmatch(r"[\w.-]{1,64}", port):
             raise TopologyError(f"{where}: {shortened(repr(port))} is no port; expected e.g. rdma_en5, or null")
         if taken.count(port) > 1:
-            raise TopologyError(f"{where}: {port} leads to two hosts, and a port has one cable")
+            raise TopologyError(f"{where}: {port} leads to two hosts, but a port has one cable")
     if row[own]:
         raise TopologyError(f"{where}: {row[own][0]} leads to the host itself; expected null there")
     return row
@@ -91,12 +91,12 @@ def _joined(names: Sequence[str], ports: list[list[list[str]]], source: str) -> 
     """Each cable once, as (host, port, other host, its port)."""
     for a in range(len(names)):
         for b in range(a + 1, len(names)):
-            here, there = ports[a][b], ports[b][a]
-            if len(here) != len(there):
-                said = " and ".join(
-                    f"{name} has {', '.join(found) or 'no port'} for {other}"
-                    for name, found, other in ((names[a], here, names[b]), (names[b], there, names[a]))
+            near_ports, far_ports = ports[a][b], ports[b][a]
+            if len(near_ports) != len(far_ports):
+                mismatch = " and ".join(
+                    f"{name} has {', '.join(listed) or 'no port'} for {other}"
+                    for name, listed, other in ((names[a], near_ports, names[b]), (names[b], far_ports, names[a]))
                 )
-                raise TopologyError(f"{source}: {said}; a cable has a port at both ends")
-            for port, other in zip(here, there, strict=True):
+                raise TopologyError(f"{source}: {mismatch}; a cable has a port at both ends")
+            for port, other in zip(near_ports, far_ports, strict=True):
                 yield a, port, b, other

@@ -1,7 +1,7 @@
-"""What is connected to what, how fast: a directed graph of vertices and links.
+"""The topology model: a directed graph of vertices and links.
 
-The model holds no opinion about algorithms. Capacities are integers in units of ``unit_gb_per_s``, so that
-everything proved about rates stays exact; on a machine with one class of links the unit is one lane.
+The model is independent of algorithms. Capacities are integers in units of ``unit_gb_per_s``, which keeps proofs about
+rates exact; on a machine with one class of links the unit is one lane.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from blinkccl.errors import TopologyError
 
 #: Vertices that can be ranks. ``cpu`` is a core or NUMA node of a machine without GPUs.
 RANK_KINDS = ("gpu", "cpu")
-#: Everything else only passes data on: unicast, no reduction, no multicast. A ``memory`` is a host that stores what
-#: crosses it, where a ``host`` may forward it (:mod:`blinkccl.topology.memories`).
+#: All other vertices only forward data: unicast, no reduction, no multicast. Data that cross a ``memory`` are stored
+#: there; a ``host`` may forward them (:mod:`blinkccl.topology.memories`).
 TRANSIT_KINDS = ("switch", "nic", "host", "memory")
 VERTEX_KINDS = RANK_KINDS + TRANSIT_KINDS
 LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "smp", "net", "shm")
@@ -33,9 +33,9 @@ PROVENANCES = (
 class Vertex:
     """One device: ``kind`` is one of :data:`VERTEX_KINDS`, ``server`` the index of its server.
 
-    ``part_of``: the vertex of the machine of which this is one way through; None where it is the whole.
-    ``combines``: a switch that can also add up and multicast what crosses it (NVLink SHARP, SHARP). Plans take it for
-    one that passes data on, but for those of :mod:`blinkccl.trees.algorithms.in_switch`.
+    ``part_of``: the id of the whole vertex, if this vertex is one of the paths through it; else None.
+    ``combines``: a switch with in-network reduction and multicast (NVLink SHARP, SHARP). Only the plans of
+    :mod:`blinkccl.trees.algorithms.in_switch` use it; all others treat the switch as forwarding.
     """
 
     id: int
@@ -54,9 +54,9 @@ class Vertex:
 class Link:
     """One direction of a link: ``capacity`` in units of the topology, ``gb_per_s`` = capacity × unit.
 
-    Data crosses it because the end that it comes from writes, or because that to which it goes reads, and on real
-    machines one can be much slower. ``capacity`` is that of writes and ``read_capacity`` of reads, where it differs.
-    On the links to plan on, there is one: ``by`` ("write" or "read") says whose, "" where it is of both.
+    The source end writes the data, or the destination end reads them; on real machines one can be much slower.
+    ``capacity`` is the rate of writes, and ``read_capacity`` that of reads if it differs. Links prepared for planning
+    have one capacity: ``by`` is "write" or "read" if it holds for one of these only, "" if for both.
     """
 
     src: int
@@ -73,9 +73,9 @@ class Link:
 class Topology:
     """A directed graph with at most one link per ordered pair of vertices.
 
-    ``unit_gb_per_s`` is GB/s (1e9 bytes per second) of one unit of capacity; ``notes`` say what a reader assumed or
-    left out ("GPU1's nvlink to itself dropped"). Duplicate ids, unknown kinds or ends, self-links, doubled links and
-    capacities or rates that are not positive are a TopologyError.
+    ``unit_gb_per_s`` is GB/s (1e9 bytes per second) of one unit of capacity; ``notes`` list a reader's assumptions and
+    omissions ("GPU1's nvlink to itself dropped"). TopologyError for duplicate ids, unknown kinds or ends, self-links,
+    duplicate links, and capacities or rates that are not positive.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Topology:
                     f"{self.name}: vertex {v.id} has unknown kind {v.kind!r}; expected one of {', '.join(VERTEX_KINDS)}"
                 )
             if v.id < 0 or v.server < 0:
-                raise TopologyError(f"{self.name}: vertex {v.id} on server {v.server}: no id is negative")
+                raise TopologyError(f"{self.name}: vertex {v.id} on server {v.server}: ids must not be negative")
         seen: set[tuple[int, int]] = set()
         for link in self.links:
             fault = _fault(link, ids, seen)
@@ -120,7 +120,7 @@ class Topology:
         return tuple(sorted(v.id for v in self.vertices if v.kind in RANK_KINDS))
 
     def is_transit(self, vertex: int) -> bool:
-        """Whether ``vertex`` only passes data on (a switch, NIC or host bridge)."""
+        """True if ``vertex`` only forwards data (a switch, NIC, host bridge or memory)."""
         return self.vertex[vertex].kind in TRANSIT_KINDS
 
     def noted(self, *notes: str) -> Topology:
@@ -129,9 +129,9 @@ class Topology:
 
 
 def _fault(link: Link, ids: set[int], seen: set[tuple[int, int]]) -> str | None:
-    """What is wrong with ``link``, beside those ``seen`` before it."""
+    """The fault of ``link``, given the links ``seen`` before; None if valid."""
     if link.src not in ids or link.dst not in ids:
-        return " names a vertex that is not there"
+        return " names an unknown vertex"
     if link.src == link.dst:
         return " joins a vertex to itself"
     if (link.src, link.dst) in seen:

@@ -1,17 +1,17 @@
-"""The numbers by which NCCL's topology XML is read and written (facts of its format, v2.30).
+"""Constants of NCCL's topology XML, for reading and writing it (facts of its format, v2.30).
 
-Where NCCL counts what a link reaches in practice (an NVLink lane of a V100 as 20 GB/s), we take the nominal
-rate per direction instead, so that every source of a topology gives the same machine.
+NCCL rates some links by their rate in practice (an NVLink lane of a V100 as 20 GB/s). This package uses nominal
+rates per direction instead, so that all sources of a topology give the same machine.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-#: NCCL's speed of a PCIe lane by transfer rate in GT/s, in 100 Mb/s; times width / 80 gives GB/s.
+#: NCCL's speed of a PCIe lane in 100 Mb/s, by transfer rate in GT/s; times width / 80 it gives GB/s.
 PCI_SPEED = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 PCI_DEFAULT_SPEED, PCI_DEFAULT_WIDTH = 60, 16
-#: Bus id that virtual machines show for an NVSwitch that they cannot see; the second is what dumps print.
+#: Bus id of an NVSwitch that a virtual machine hides; the second is its form in dumps.
 HIDDEN_NVSWITCH = ("fffffff:ffff:ff", "fffffff:ff:ff.0")
 #: Prefixes of ``class`` and ``tclass``.
 CLASS_GPU, CLASS_NVSWITCH, CLASS_IBM_CPU, CLASS_NIC = "0x03", "0x068000", "0x068001", "0x02"
@@ -42,7 +42,7 @@ def smp_gb_per_s(arch: str, vendor: str, model: int) -> int:
     return 10
 
 
-#: The processor attributes that :func:`smp_gb_per_s` turns into each rate, for writing.
+#: For writing: processor attributes from which :func:`smp_gb_per_s` computes each rate.
 PROCESSORS = {
     6: ("x86_64", "GenuineIntel", 6, 79),
     10: ("x86_64", "GenuineIntel", 6, 85),

@@ -1,7 +1,7 @@
-"""NCCL's topology XML (``NCCL_TOPO_FILE``, ``NCCL_TOPO_DUMP_FILE``), read.
+"""Reader of NCCL's topology XML (``NCCL_TOPO_FILE``, ``NCCL_TOPO_DUMP_FILE``).
 
-Processors become hosts, PCI bridges switches, all NVSwitch chips one switch (as in NCCL, whose files hold
-several servers only where NVLink spans them), and a ``<nic>`` a NIC joined to the GPUs nearest to it on PCIe.
+Processors become hosts, PCI bridges become switches, and all NVSwitch chips become one switch (as in NCCL, whose files
+hold several servers only if NVLink spans them). A ``<nic>`` becomes a NIC joined to its nearest GPUs on PCIe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPLETE = (
 
 @dataclass
 class _Reading:
-    """What is known while a file becomes a machine."""
+    """State while a file is read."""
 
     source: str
     box: Assembly
@@ -34,7 +34,7 @@ class _Reading:
     server: dict[Element, int] = field(default_factory=dict)
 
     def wrong(self, element: Element, text: str) -> TopologyError:
-        """The error ``text`` at the line of ``element``, for ``raise``."""
+        """A TopologyError with ``text`` and the line of ``element``."""
         return at(self.source, element.line, text)
 
     def number(self, element: Element, key: str, default: int | None = None) -> int:
@@ -45,23 +45,22 @@ class _Reading:
 
 
 def looks_like(text: str) -> bool:
-    """Whether ``text`` is meant to be XML."""
+    """True if ``text`` looks like XML."""
     return text.lstrip()[:1] == "<"
 
 
 def parse(text: str, source: str = "NCCL XML") -> Topology:
     """The machine that an NCCL topology file describes.
 
-    GPUs get their ids by ``dev`` (server by server where ``host_hash`` tells servers apart). Rates are
+    GPUs get ids in the order of ``dev`` (server by server, if ``host_hash`` distinguishes servers). Rates are
     nominal: NVLink 20, 25 or 50 GB/s a lane by compute capability, PCIe by NCCL's width × speed / 80,
-    networks as given.
+    networks as in the file.
 
     Raises
     ------
     TopologyError
-        With the line: not well-formed, a document type, a *graph* file, files without ``<gpu>`` tags (with
-        what is missing), doubled bus ids or devices, numbers that are none, NVLinks that differ between
-        their two ends.
+        With the line: not well-formed, a document type, a *graph* file, no ``<gpu>`` tags (with the missing
+        facts), duplicate bus ids or devices, invalid numbers, NVLink counts that differ between both ends.
     """
     root = parse_xml(text, source)
     _check_root(root, source)
@@ -94,7 +93,7 @@ def _check_root(root: Element, source: str) -> None:
 
 
 def _number_servers(reading: _Reading, root: Element) -> None:
-    """A server for every ``host_hash``; processors without one are one server."""
+    """Assign a server to every ``host_hash``; processors without one form one server."""
     servers: dict[str, int] = {}
     for cpu in root.all("cpu"):
         server = servers.setdefault(cpu.attributes.get("host_hash", ""), len(servers))
@@ -113,7 +112,7 @@ def _check_busids(reading: _Reading, root: Element) -> None:
             raise reading.wrong(pci, "<pci> without busid")
         known = first.setdefault((reading.server.get(pci, 0), busid), pci)
         if known is not pci:
-            raise reading.wrong(pci, f"busid {busid} stands twice, first in line {known.line}")
+            raise reading.wrong(pci, f"busid {busid} appears twice, first in line {known.line}")
 
 
 def _busid(pci: Element) -> str:
@@ -121,7 +120,7 @@ def _busid(pci: Element) -> str:
 
 
 def _find_gpus(reading: _Reading, root: Element) -> None:
-    """The GPUs that take part, by server and ``dev``; as in NCCL, those without a rank do not."""
+    """Collect the GPUs by server and ``dev``; as in NCCL, GPUs without a rank are left out if others have one."""
     tags = [gpu for gpu in root.below("gpu") if gpu in reading.server]
     if not tags:
         raise TopologyError(_no_gpus(reading, root))
@@ -137,15 +136,15 @@ def _find_gpus(reading: _Reading, root: Element) -> None:
         reading.box.notes.append(
             f"{len(bare)} PCI devices of class GPU without <gpu> left out, the first in line {bare[0].line}"
         )
-    seen: dict[tuple[int, int], Element] = {}
+    gpu_at: dict[tuple[int, int], Element] = {}
     for gpu in ranked or tags:
         key = reading.server[gpu], reading.number(gpu, "dev")
-        if key in seen:
-            raise reading.wrong(gpu, f"<gpu> dev {key[1]} stands twice, first in line {seen[key].line}")
+        if key in gpu_at:
+            raise reading.wrong(gpu, f"<gpu> dev {key[1]} appears twice, first in line {gpu_at[key].line}")
         if gpu.parent is None or gpu.parent.tag != "pci":
-            raise reading.wrong(gpu, "<gpu> outside of a <pci>; its bus id is unknown")
-        seen[key] = gpu
-    reading.gpus = [seen[key] for key in sorted(seen)]
+            raise reading.wrong(gpu, "<gpu> outside of a <pci>, so its bus id is unknown")
+        gpu_at[key] = gpu
+    reading.gpus = [gpu_at[key] for key in sorted(gpu_at)]
 
 
 def _no_gpus(reading: _Reading, root: Element) -> str:
@@ -164,7 +163,7 @@ def _no_gpus(reading: _Reading, root: Element) -> str:
 
 
 def _add_pcie(reading: _Reading, root: Element) -> list[Element]:
-    """Vertices for processors and bridges above GPUs, and the links between; returns the processors kept."""
+    """Add processors and the bridges above GPUs, with their links; return the processors above GPUs."""
     hosts = []
     for cpu in root.all("cpu"):
         if not any(gpu in reading.vertex for gpu in cpu.below("gpu")):
@@ -184,7 +183,7 @@ def _add_pcie(reading: _Reading, root: Element) -> list[Element]:
 
 
 def _add_pci(reading: _Reading, pci: Element, parent: Element) -> bool:
-    """Add the device or bridge ``pci`` where it leads to a GPU; whether there may be more below it."""
+    """Add the device or bridge ``pci`` if it leads to a GPU; return True if there may be more below it."""
     own = [gpu for gpu in pci.all("gpu") if gpu in reading.vertex]
     if len(own) > 1:
         raise reading.wrong(own[1], "a second <gpu> in one <pci>")
@@ -202,13 +201,13 @@ def _add_pci(reading: _Reading, pci: Element, parent: Element) -> bool:
 
 
 def _reaches_host_otherwise(gpu: Element, parent: Element) -> bool:
-    """Whether PCIe needs a vertex of its own, as NVLink or C2C joins GPU and processor directly too."""
+    """True if NVLink or C2C joins GPU and processor directly too, so that PCIe needs a vertex of its own."""
     to_cpu = any(x.attributes.get("tclass", "").startswith(nccl.CLASS_IBM_CPU) for x in gpu.all("nvlink"))
     return parent.tag == "cpu" and (to_cpu or bool(gpu.all("c2c")))
 
 
 def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
-    """NCCL's rate of the link above ``pci``; missing speed or width count as generation 3, ×16."""
+    """NCCL's rate of the link above ``pci``; defaults: generation 3, ×16."""
     width = reading.number(pci, "link_width", 0) if pci.attributes.get("link_width") else 0
     speed = nccl.PCI_DEFAULT_SPEED
     text = pci.attributes.get("link_speed", "").strip()
@@ -226,7 +225,7 @@ def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
 
 
 def _join_hosts(reading: _Reading, hosts: list[Element]) -> None:
-    """The bus between the processors of a server, at the rate of the slower one."""
+    """Join the processors of a server by a bus, at the rate of the slower one."""
     rates = [
         nccl.smp_gb_per_s(
             cpu.attributes.get("arch", ""),
@@ -270,7 +269,7 @@ def _lanes(reading: _Reading, link: Element) -> int:
 
 
 def _target(reading: _Reading, gpu: Element, link: Element) -> Element | str | None:
-    """What an NVLink ends in: a GPU's element, ``"switch"``, ``"cpu"``, or None where it leads nowhere."""
+    """The end of an NVLink: a GPU's element, ``"switch"``, ``"cpu"``, or None if it leads nowhere."""
     busid = link.attributes.get("target", "").lower()
     kind = link.attributes.get("tclass", "")
     if busid in nccl.HIDDEN_NVSWITCH or kind.startswith(nccl.CLASS_NVSWITCH):
@@ -287,7 +286,9 @@ def _target(reading: _Reading, gpu: Element, link: Element) -> Element | str | N
         if x.parent is not None and _busid(x.parent) == busid and reading.server[x] == reading.server[gpu]
     ]
     if not others:
-        reading.box.notes.append(f"line {link.line}: NVLink of {label} to {busid or 'nothing'} left out: no GPU there")
+        reading.box.notes.append(
+            f"line {link.line}: NVLink of {label} to {busid or 'nothing'} left out, as there is no such GPU"
+        )
         return None
     return others[0]
 
@@ -299,15 +300,15 @@ def _add_direct(reading: _Reading, direct: dict[tuple[Element, Element], tuple[i
             other = "none" if back is None else f"{back[0]} (line {back[1].line})"
             raise reading.wrong(
                 link,
-                f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but {other} the other "
-                "way; NVLinks run both ways",
+                f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but {other} in the other "
+                "direction",
             )
         slower = min(nccl.nvlink_lane_gb_per_s(reading.number(x, "sm")) for x in (a, b))
         reading.box.arc(reading.vertex[a], reading.vertex[b], count * slower, "nvlink")
 
 
 def _add_c2c(reading: _Reading) -> None:
-    """Chip-to-chip links between a GPU and its processor: ``bw`` × ``count`` in MB/s."""
+    """Add chip-to-chip links between a GPU and its processor: ``bw`` × ``count`` in MB/s."""
     for gpu in reading.gpus:
         for link in gpu.all("c2c"):
             gb_per_s = Fraction(reading.number(link, "bw") * _lanes(reading, link), 1000)
@@ -323,7 +324,7 @@ def _add_nics(reading: _Reading, root: Element) -> None:
         near = _nearest_gpus(reading, nic)
         if not any(speeds) or not near:
             reading.box.notes.append(
-                f"line {nic.line}: <nic> without a network port of known speed, or without a GPU near it, left out"
+                f"line {nic.line}: <nic> left out, as it has no port of known speed or no GPU near it"
             )
             continue
         rate = Fraction(sum(speeds), 8000)
@@ -336,7 +337,7 @@ def _add_nics(reading: _Reading, root: Element) -> None:
 
 
 def _speed(reading: _Reading, port: Element) -> int:
-    """Mbit/s of a port; 0 where it does not say."""
+    """Mbit/s of a port; 0 if the file does not give it."""
     speed = reading.number(port, "speed", 0)
     if speed > 8000 * MAX_GB_PER_S:
         raise reading.wrong(port, f"<net> speed {speed} Mbit/s; expected at most {8000 * MAX_GB_PER_S}")
@@ -344,11 +345,11 @@ def _speed(reading: _Reading, port: Element) -> int:
 
 
 def _nearest_gpus(reading: _Reading, nic: Element) -> list[Element]:
-    """GPUs under the nearest ancestor of ``nic`` that has any."""
+    """The GPUs below the nearest ancestor of ``nic`` with any GPU."""
     above = nic.parent
     while above is not None and above.tag != "system":
-        found = [gpu for gpu in above.below("gpu") if gpu in reading.vertex]
-        if found:
-            return sorted(found, key=lambda gpu: reading.vertex[gpu])
+        gpus = [gpu for gpu in above.below("gpu") if gpu in reading.vertex]
+        if gpus:
+            return sorted(gpus, key=lambda gpu: reading.vertex[gpu])
         above = above.parent
     return []

@@ -1,7 +1,7 @@
-"""NCCL's topology XML, written: what ``NCCL_TOPO_FILE`` takes, and :mod:`~.nccl_xml` reads back.
+"""Writer of NCCL's topology XML, for ``NCCL_TOPO_FILE`` and for :mod:`~.nccl_xml`.
 
-NCCL has a place for GPUs, PCIe trees, NVLink, one NVSwitch plane, C2C, and NICs on PCIe, in one server. What
-has none (xGMI, several servers, links of different rates per direction) is refused; JSON writes everything.
+NCCL's format covers GPUs, PCIe trees, NVLink, one NVSwitch plane, C2C, and NICs on PCIe, in one server. Anything else
+(xGMI, several servers, links with different rates per direction) is refused; JSON covers everything.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from blinkccl.topology.connectivity import reachable
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import ids_text, network_for
 
-#: Transfer rates of PCIe in GT/s, in the order in which they are chosen.
+#: Transfer rates of PCIe in GT/s, in order of preference.
 _SPEEDS = ("8", "16", "32", "64", "5", "2.5")
 
 
 @dataclass
 class _XmlPlan:
-    """The tree to write: the PCIe parent of each vertex, and who hangs below."""
+    """The tree to write: the PCIe parent of each vertex, and its children."""
 
     topology: Topology
     rate: dict[tuple[int, int], Fraction]
@@ -34,21 +34,21 @@ class _XmlPlan:
     hosts: list[int]
 
     def subtree(self, vertex: int) -> set[int]:
-        """``vertex`` and what hangs below it."""
+        """``vertex`` and its descendants."""
         return reachable(vertex, self.children)
 
 
 def write(topology: Topology) -> str:
-    """``topology`` as NCCL topology XML, without a declaration, as NCCL's parser refuses one.
+    """``topology`` as NCCL topology XML, without an XML declaration, which NCCL's parser refuses.
 
-    GPUs that reach their processor by NVLink or C2C alone read back with PCIe beside it, as NCCL has no other
-    place for a GPU. A NIC goes to the lowest bridge above all its GPUs; the reader joins it with every GPU below it,
-    so where two GPUs with a NIC each share a bridge, each reads back as joined to both NICs.
+    A GPU joined to its processor by NVLink or C2C alone reads back with additional PCIe, as NCCL has no other
+    place for a GPU. A NIC is written below the lowest bridge above all its GPUs, and the reader joins it with every
+    GPU there. So two GPUs below one bridge, each with its own NIC, both read back with both NICs.
 
     Raises
     ------
     UnsupportedError
-        With the reason, if NCCL's XML has no place for some part of the topology.
+        With the reason, if the topology does not fit NCCL's XML.
     """
     _check(topology)
     plan = _plan(topology)
@@ -66,7 +66,7 @@ def write(topology: Topology) -> str:
 
 def _check(topology: Topology) -> None:
     if len({v.server for v in topology.vertices}) > 1:
-        raise UnsupportedError(f"{topology.name} has several servers, and NCCL's XML describes one; write JSON")
+        raise UnsupportedError(f"{topology.name} has several servers, but NCCL's XML describes one; write JSON")
     foreign = [v.label for v in topology.vertices if v.kind == "cpu"]
     if foreign:
         raise UnsupportedError(f"{topology.name}: the ranks {', '.join(foreign[:4])} are no GPUs; write JSON")
@@ -92,12 +92,12 @@ def _check(topology: Topology) -> None:
     ]
     if len(planes) > 1:
         raise UnsupportedError(
-            f"{topology.name} has {len(planes)} NVSwitch planes, which NCCL takes for one; write JSON"
+            f"{topology.name} has {len(planes)} NVSwitch planes, which NCCL treats as one; write JSON"
         )
 
 
 def _plan(topology: Topology) -> _XmlPlan:
-    """The forest of PCIe links, each tree hung up at its host."""
+    """The forest of PCIe links, with hosts as roots."""
     unit = exact_unit(topology)
     rate = {(x.src, x.dst): x.capacity * unit for x in topology.links}
     pcie: dict[int, list[int]] = {}
@@ -115,7 +115,7 @@ def _plan(topology: Topology) -> _XmlPlan:
                     continue
                 if other in plan.parent or other in hosts:
                     raise UnsupportedError(
-                        f"{topology.name}: PCIe is no tree below each host (vertex {other}); write JSON"
+                        f"{topology.name}: PCIe below a host is no tree (vertex {other}); write JSON"
                     )
                 plan.parent[other] = vertex
                 plan.children.setdefault(vertex, []).append(other)
@@ -125,7 +125,7 @@ def _plan(topology: Topology) -> _XmlPlan:
 
 
 def _place_others(plan: _XmlPlan) -> None:
-    """GPUs without PCIe go to their host by NVLink or C2C; NICs to their GPUs."""
+    """Place GPUs without PCIe at the host of their NVLink or C2C, and NICs near their GPUs."""
     topology = plan.topology
     for gpu in (g for g in topology.ranks if g not in plan.parent):
         home = next((x.dst for x in topology.links if x.src == gpu and x.dst in plan.hosts), None)
@@ -145,7 +145,7 @@ def _place_others(plan: _XmlPlan) -> None:
 
 
 def _lowest_above(plan: _XmlPlan, gpus: set[int]) -> int:
-    """The lowest vertex with all of ``gpus`` below it; their first host where none has."""
+    """The lowest vertex above all ``gpus``; without one, the host of the first GPU."""
     vertex = plan.parent[min(gpus)]
     while not gpus <= plan.subtree(vertex) and vertex in plan.parent:
         vertex = plan.parent[vertex]
@@ -165,7 +165,7 @@ def _processor(plan: _XmlPlan, host: int) -> tuple[str, str, int, int]:
 
 
 def _device(plan: _XmlPlan, vertex: int, depth: int) -> Iterator[str]:
-    """The lines of one PCI device or bridge and of what hangs below it."""
+    """The lines of one PCI device or bridge and of its descendants."""
     pad = "  " * depth
     kind = plan.topology.vertex[vertex].kind
     pci = {"busid": _busid(vertex), "class": {"gpu": "0x030200", "nic": "0x020700"}.get(kind, "0x060400")}
@@ -181,7 +181,7 @@ def _device(plan: _XmlPlan, vertex: int, depth: int) -> Iterator[str]:
 
 
 def _rate_above(plan: _XmlPlan, vertex: int) -> Fraction:
-    """GB/s of the PCIe link above; where the topology has none, one that hides no network rate."""
+    """GB/s of the PCIe link above; if the topology has none, a rate that does not limit the network."""
     link = plan.topology.link.get((vertex, plan.parent[vertex]))
     if link is not None and link.kind == "pcie":
         return plan.rate[vertex, plan.parent[vertex]]
@@ -193,7 +193,7 @@ def _busid(vertex: int) -> str:
 
 
 def _pcie_attributes(plan: _XmlPlan, vertex: int, gb_per_s: Fraction) -> dict[str, str]:
-    """A speed and a width that NCCL turns into ``gb_per_s``; ×16 where there is a choice."""
+    """A speed and a width that NCCL converts to ``gb_per_s``; ×16 is preferred."""
     for width in (16, 8, 4, 2, 1, *range(32, 0, -1)):
         for speed in _SPEEDS:
             if nccl.pcie_gb_per_s(nccl.PCI_SPEED[speed], width) == gb_per_s:
@@ -222,7 +222,7 @@ def _gpu(plan: _XmlPlan, gpu: int, depth: int) -> Iterator[str]:
 
 
 def _compute_capability(topology: Topology, rate: dict[tuple[int, int], Fraction]) -> int:
-    """An ``sm`` whose lane divides every NVLink of the topology."""
+    """An ``sm`` whose lane rate divides every NVLink of the topology."""
     rates = [rate[x.src, x.dst] for x in topology.links if x.kind == "nvlink"]
     for sm in (70, 60):
         if all((r / nccl.nvlink_lane_gb_per_s(sm)).denominator == 1 for r in rates):
@@ -254,32 +254,32 @@ def _attributes(values: dict[str, str]) -> str:
     return "".join(f" {key}={quoteattr(value)}" for key, value in values.items())
 
 
-# What the XML does not keep. The file is read back, and compared with what was written. The XML says where
-# devices are plugged in, not which links there are, so that some topologies come back with more links than they had.
+# Loss check: the file is read back and compared with the topology. The XML describes the devices' places, not their
+# links, so some topologies read back with additional links.
 #: Rounds of refinement: from the GPUs to the root of any PCIe tree and back.
 _ROUNDS = 8
-#: A vertex by all that is known of it: nested tuples, numbered anew in each round.
+#: Class of each vertex, from all facts known about it; renumbered in each round.
 _Colours = dict[int, int]
 
 
 def differences(topology: Topology, text: str) -> list[str]:
-    """A sentence for each choice of links whose network is another one when ``text`` is read back.
+    """One sentence for each choice of links whose network differs when ``text`` is read back.
 
-    Networks are compared by refinement of colours from the GPUs, in their order; vertices that only pass data
-    on have no identity of their own. Cost: O(links × rounds).
+    Networks are compared by colour refinement from the GPUs, in their order; forwarding vertices have no identity of
+    their own. Cost: O(links × rounds).
     """
     again = nccl_xml.parse(text, topology.name)
-    found = []
+    changes = []
     if again.ranks != topology.ranks:
-        found.append(f"GPUs {ids_text(topology.ranks)} become {ids_text(again.ranks)}")
+        changes.append(f"GPUs {ids_text(topology.ranks)} become {ids_text(again.ranks)}")
     for choice in ("fast", "pcie", "all"):
         before, after = _network(topology, choice), _network(again, choice)
         if not _same(before, after):
-            found.append(f"--links {choice} gives {_instead(before, after)}")
-    # What no server plans on alone: the NICs, which clusters of it would be joined by.
-    if not found and not _same(topology, again):
-        found.append(f"it has {_instead(topology, again)}")
-    return found
+            changes.append(f"--links {choice} gives {_instead(before, after)}")
+    # NICs: a single server has no plan on them, but clusters of it are joined by them.
+    if not changes and not _same(topology, again):
+        changes.append(f"it has {_instead(topology, again)}")
+    return changes
 
 
 def _instead(before: Topology | None, after: Topology | None) -> str:
@@ -289,7 +289,7 @@ def _instead(before: Topology | None, after: Topology | None) -> str:
 
 
 def _network(topology: Topology, links: str) -> Topology | None:
-    """The network of all GPUs on ``links``; None where these leave them apart."""
+    """The network of all GPUs on ``links``; None if these do not connect them."""
     try:
         return network_for(topology, topology.ranks, links, stored=False)
     except TopologyError:
@@ -318,14 +318,14 @@ def _same(a: Topology | None, b: Topology | None) -> bool:
 
 
 def _first(topology: Topology, vertex: int) -> int:
-    """GPUs by their place among the ranks, other vertices by their kind."""
+    """A GPU's index among the ranks; for other vertices a number for their kind."""
     if vertex in topology.ranks:
         return topology.ranks.index(vertex)
     return -1 - ("switch", "nic", "host").index(topology.vertex[vertex].kind)
 
 
 def _refined(topology: Topology, colours: _Colours, numbers: dict[object, int]) -> Iterator[tuple[int, int]]:
-    """Each vertex with the number of (its colour, the links at it with the colours at their other ends)."""
+    """Each vertex with a number for its colour, its links, and the colours at their other ends."""
     around: dict[int, list[tuple[str, float, bool, int]]] = {v.id: [] for v in topology.vertices}
     for x in topology.links:
         around[x.src].append((x.kind, x.gb_per_s, True, colours[x.dst]))

@@ -1,8 +1,8 @@
-"""``nvidia-smi topo -m`` text of every vintage: the matrix, and the machine behind it.
+"""Reader of the matrix printed by ``nvidia-smi topo -m``, in all its versions.
 
-Vintages differ: tabs or aligned spaces, SOC for SYS, header names run together, NICs as ``mlx5_0`` or
-``NIC0``, more columns behind the matrix, with or without a legend, with the terminal's underlining, and with lines
-broken where a terminal or a mail was too narrow.
+Versions differ in their separators (tabs or spaces), in the name SOC for SYS, in the names of NICs (``mlx5_0`` or
+``NIC0``), in additional columns and in the legend. Header names may run together. A terminal or a mail may have added
+underlining and line breaks.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.select import ids_text
 from blinkccl.topology.stated import NOTHING, Stated
 
-#: nvidia-smi names neither the generation of NVLink nor that of PCIe.
+#: Usual rates; nvidia-smi names neither the generation of NVLink nor that of PCIe.
 LANE_GB_PER_S, NVLINK1_LANE_GB_PER_S, NVLINK5_LANE_GB_PER_S = 25, 20, 50
 PCIE_GB_PER_S, SMP_GB_PER_S = 12, 10
-#: No GPU up to Blackwell has more NVLinks; a matrix that needs more shows an NVSwitch.
+#: Most NVLinks of a GPU up to Blackwell; a matrix that needs more shows an NVSwitch.
 MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
-#: Characters of a line that was put together again.
+#: Characters of a line after its parts are joined again.
 MAX_LINE = 16_384
 
 _TRAILING = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA\s*ID")
 _HEADER = re.compile(r"\s*GPU0(?:\s*GPU1|\s+(?!X\b)|$|\s*CPU)")
 _GPU = re.compile(r"GPU([0-9]{1,4})")
 _CELL = re.compile(rf"X|NV[0-9]{{1,3}}|{'|'.join(pcie_tree.DISTANCE)}")
-#: A cell or a device: what stands at both ends of a broken line is one word unless each part is such a one.
+#: A cell or a device. A break inside a word is recognised because its two parts are not both of this form.
 _WHOLE = re.compile(rf"{_CELL.pattern}|[A-Za-z]\w*[0-9]")
-#: What a line that goes on with the row before does not begin with.
+#: Beginning of a line that is not a continuation of the row before.
 _DEVICE = re.compile(r"GPU[0-9]|NIC[0-9]|\w+_")
 _NIC_LEGEND = re.compile(r"\s*(NIC[0-9]{1,4})\s*[:=]\s*(\S{1,64})\s*")
 
 
 @dataclass(frozen=True)
 class Cells:
-    """The matrix as read: GPUs first, ``cells[i][j]`` for devices in column order, and where each row was."""
+    """The checked matrix: GPUs first, ``cells[i][j]`` for devices in column order, and the line of each row."""
 
     source: str
     names: tuple[str, ...]
@@ -50,13 +50,13 @@ class Cells:
     cells: tuple[tuple[str, ...], ...]
     affinity: tuple[str, ...]
     lines: tuple[int, ...]
-    #: Of GPUs whose memory is a NUMA node of its own: those that Grace or POWER9 processors share memory with.
+    #: True for GPUs whose memory is a NUMA node of its own: they share memory with Grace or POWER9 processors.
     gpu_numa: tuple[bool, ...]
-    #: What the legend calls ``NIC0``.
+    #: Names in the legend, such as that of ``NIC0``.
     nic_names: tuple[tuple[str, str], ...]
 
     def wrong(self, row: int, text: str) -> TopologyError:
-        """The error ``text`` at the line of a row, for ``raise``."""
+        """A TopologyError with ``text`` and the line of a row."""
         return at(self.source, self.lines[row], text)
 
     def lanes(self, a: int, b: int) -> int:
@@ -66,25 +66,24 @@ class Cells:
 
 
 def looks_like(text: str) -> bool:
-    """Whether ``text`` has a header of such a matrix."""
+    """True if ``text`` contains the header of such a matrix."""
     lines = without_escapes(text)[:200]
     return any(map(_is_header, lines)) or any(label_of(line, _is_header) for line in lines)
 
 
 def parse(text: str, source: str = "nvidia-smi", stated: Stated = NOTHING) -> Topology:
-    """The machine that a matrix shows; what stands before or after the matrix is passed over.
+    """The machine that a matrix describes; text before or after the matrix is ignored.
 
-    NVLinks become direct links, or one NVSwitch vertex where all pairs of a group show the same number of
-    lanes and a GPU would need more than 18 of them. PCIe becomes hosts and switches (:mod:`~.pcie_tree`).
-    NICs help to find these; where their rate is ``stated`` they become vertices, joined to the GPUs nearest to them
-    (:func:`.pcie_tree.add_nics`). For other rates that are not stated the usual ones are taken.
+    NVLinks become direct links. If a GPU would need more than 18 of them, and all pairs of a group show the same
+    number, they become links to one NVSwitch vertex. PCIe becomes hosts and switches (:mod:`~.pcie_tree`). NICs help to
+    find these; with a ``stated`` rate they become vertices, joined to their nearest GPUs
+    (:func:`.pcie_tree.add_nics`). Other rates have usual values by default.
 
     Raises
     ------
     TopologyError
-        With the line: rows missing or cut short, unknown cells, ``X`` off the diagonal, a pair that differs
-        between its two cells, PCIe distances that contradict each other, more lanes than a GPU has, a second
-        matrix.
+        With the line: missing or truncated rows, unknown cells, ``X`` off the diagonal, two different cells for
+        one pair, contradictory PCIe distances, more lanes than a GPU has, a second matrix.
     """
     matrix = read_cells(text, source)
     box = Assembly(source, "nvidia-smi")
@@ -97,32 +96,30 @@ def parse(text: str, source: str = "nvidia-smi", stated: Stated = NOTHING) -> To
 
 
 def read_cells(text: str, source: str) -> Cells:
-    """The checked matrix: complete, known cells, symmetric."""
+    """The matrix, checked: complete, with known cells, and symmetric."""
     lines = of_one_node(without_escapes(text), _is_header, source)
     headers = [i for i, line in enumerate(lines) if _is_header(line)]
     if not headers:
-        raise TopologyError(
-            f'{source}: no header line "GPU0 GPU1 …" found; expected the output of "nvidia-smi topo -m"'
-        )
+        raise TopologyError(f'{source}: no header line "GPU0 GPU1 …"; expected the output of "nvidia-smi topo -m"')
     start = headers[0]
     if len(headers) > 1:
-        again = f"a second matrix begins here, the first in line {start + 1}; {MANY_NODES}"
+        again = f"a second matrix begins, the first is in line {start + 1}; {MANY_NODES}"
         raise at(source, headers[1] + 1, again)
     header, body = _header(lines, start)
     names = _columns(header, source, start + 1)
     rows = _rows(lines, body, names, source)
     _check_complete(rows, names, source)
-    found = [rows[name] for name in names]
+    ordered = [rows[name] for name in names]
     gpu_count = sum(1 for name in names if _GPU.fullmatch(name))
     own_memory = re.search(r"GPU\s*NUMA\s*ID", header) is not None
-    trailing = [row[1][len(names) :] for row in found]
+    trailing = [row[1][len(names) :] for row in ordered]
     matrix = Cells(
         source,
         tuple(names),
         gpu_count,
-        tuple(tuple(row[1][: len(names)]) for row in found),
+        tuple(tuple(row[1][: len(names)]) for row in ordered),
         tuple(map(_affinity, trailing)),
-        tuple(row[0] for row in found),
+        tuple(row[0] for row in ordered),
         tuple(own_memory and len(row) > 2 and row[-1].isdigit() for row in trailing),
         tuple((match[1], match[2]) for line in lines if (match := _NIC_LEGEND.fullmatch(line)) is not None),
     )
@@ -131,12 +128,12 @@ def read_cells(text: str, source: str) -> Cells:
 
 
 def _is_header(line: str) -> bool:
-    """Whether a matrix begins here; a row of one has its X."""
+    """True if a matrix begins with this line; rows contain an X, headers do not."""
     return _HEADER.match(line) is not None and "X" not in line.split()
 
 
 def _header(lines: list[str], start: int) -> tuple[str, int]:
-    """The header with what was broken off it, and where the rows begin: at the first line with a cell."""
+    """The header with its broken-off parts, and the index of the first row: the first line with a cell."""
     header, line = lines[start], start + 1
     while line < len(lines) and (tokens := lines[line].split()) and not any(map(_CELL.fullmatch, tokens)):
         if len(header) > MAX_LINE or not all(re.fullmatch(r"\w+", token) for token in tokens):
@@ -146,7 +143,7 @@ def _header(lines: list[str], start: int) -> tuple[str, int]:
 
 
 def _mended(line: str, rest: str) -> str:
-    """A line and what was broken off it, with a space between unless the break is inside a word."""
+    """Join a line and its broken-off part, with a space between them unless the break is inside a word."""
     if not line or line[-1].isspace() or rest[0].isspace():
         return f"{line} {rest}"
     end, begin = line[-64:].split()[-1], rest[:64].split()[0]
@@ -155,7 +152,7 @@ def _mended(line: str, rest: str) -> str:
 
 
 def _columns(header: str, source: str, line: int) -> list[str]:
-    """Device names of the header, also where a page has glued them together (``GPU7mlx5_0``)."""
+    """Device names of the header, also of headers without spaces between them (``GPU7mlx5_0``)."""
     trailing = _TRAILING.search(header)
     names: list[str] = []
     for token in header[: trailing.start() if trailing else None].split():
@@ -168,7 +165,7 @@ def _columns(header: str, source: str, line: int) -> list[str]:
         raise at(source, line, f"{len(names)} devices; at most {MAX_MATRIX_DEVICES}")
     if len(set(names)) != len(names):
         double = next(name for i, name in enumerate(names) if name in names[:i])
-        raise at(source, line, f"column {double} stands twice in the header")
+        raise at(source, line, f"column {double} appears twice in the header")
     numbers = [int(name[3:]) for name in names if _GPU.fullmatch(name)]
     if numbers != list(range(len(numbers))) or not all(_GPU.fullmatch(n) for n in names[: len(numbers)]):
         raise at(
@@ -180,7 +177,7 @@ def _columns(header: str, source: str, line: int) -> list[str]:
 
 
 def _rows(lines: list[str], start: int, names: list[str], source: str) -> dict[str, tuple[int, list[str]]]:
-    """Line number and cells by device; what follows an empty line is a legend unless it names a device."""
+    """Line number and cells by device; text after an empty line is a legend unless it names a device."""
     known = set(names)
     texts: dict[str, tuple[int, str]] = {}
     last = ""
@@ -192,18 +189,18 @@ def _rows(lines: list[str], start: int, names: list[str], source: str) -> dict[s
         if tokens[0].startswith("Legend"):
             break
         if tokens[0] in texts:
-            raise at(source, number, f"row {tokens[0]} stands twice, first in line {texts[tokens[0]][0]}")
+            raise at(source, number, f"row {tokens[0]} appears twice, first in line {texts[tokens[0]][0]}")
         if tokens[0] in known:
             last = tokens[0]
             texts[last] = number, line
         elif last in texts and not _DEVICE.match(tokens[0]) and len(texts[last][1]) <= MAX_LINE:
             texts[last] = texts[last][0], _mended(texts[last][1], line)
         elif last != "\n":
-            raise at(source, number, f"row {tokens[0]!r} is none of the columns {' '.join(names)}")
+            raise at(source, number, f"row {tokens[0]!r} is not among the columns {' '.join(names)}")
     rows = {name: (number, text.split()[1:]) for name, (number, text) in texts.items()}
     for name, (number, cells) in rows.items():
         if len(cells) < len(names):
-            raise at(source, number, f"row {name} has {len(cells)} cells, expected {len(names)}; it looks cut short")
+            raise at(source, number, f"row {name} has {len(cells)} cells, expected {len(names)}; it looks truncated")
     return rows
 
 
@@ -226,7 +223,7 @@ def _check_complete(rows: dict[str, tuple[int, list[str]]], names: list[str], so
 
 
 def _affinity(trailing: Sequence[str]) -> str:
-    """The CPU affinity of a row, or nothing where the row has none (NICs) or says N/A."""
+    """The CPU affinity of a row; "" for rows without one (NICs) and for N/A."""
     return "" if not trailing or trailing[0] == "N/A" else trailing[0]
 
 
@@ -235,14 +232,14 @@ def _check_cells(matrix: Cells) -> None:
         for j, cell in enumerate(row):
             nvlink = max(i, j) < matrix.gpu_count and re.fullmatch(r"NV[1-9][0-9]?", cell)
             if not (cell == "X" if i == j else cell in pcie_tree.DISTANCE or nvlink):
-                wanted = "X" if i == j else f"{', '.join(pcie_tree.DISTANCE)} or (between GPUs) NV#"
-                raise matrix.wrong(i, f"cell {matrix.names[i]} × {matrix.names[j]} is {cell!r}, expected {wanted}")
+                expected = "X" if i == j else f"{', '.join(pcie_tree.DISTANCE)} or (between GPUs) NV#"
+                raise matrix.wrong(i, f"cell {matrix.names[i]} × {matrix.names[j]} is {cell!r}, expected {expected}")
     for i, row in enumerate(matrix.cells):
         for j in range(i):
             if row[j] != matrix.cells[j][i]:
                 raise matrix.wrong(
                     i,
-                    f"{matrix.names[i]} × {matrix.names[j]} is {row[j]}, but {matrix.cells[j][i]} the other way round "
+                    f"{matrix.names[i]} × {matrix.names[j]} is {row[j]}, but {matrix.cells[j][i]} the other way "
                     f"in line {matrix.lines[j]}; a matrix is symmetric",
                 )
 
@@ -266,21 +263,23 @@ def _add_nvlinks(box: Assembly, matrix: Cells, stated: Stated) -> None:
                         box.join(a, b, lanes[a][b] * lane, "nvlink")
         elif all(lanes[a][b] == first for a in group for b in group if a != b):
             box.join_all(group, box.add("switch", "NVSwitch"), first * lane, "nvlink")
-            box.notes.append(f"GPU {ids_text(group)}: {first} lanes to every other are {first} lanes to an NVSwitch")
+            box.notes.append(
+                f"GPU {ids_text(group)}: {first} lanes to every other GPU are read as {first} lanes to an NVSwitch"
+            )
         else:
             worst = max(group, key=lambda a: sum(lanes[a]))
             raise matrix.wrong(
                 worst,
-                f"GPU{worst} shows {sum(lanes[worst])} NVLinks; a GPU has at most {MAX_LANES_PER_GPU}, and for an "
+                f"GPU{worst} shows {sum(lanes[worst])} NVLinks, but a GPU has at most {MAX_LANES_PER_GPU}; with an "
                 "NVSwitch all pairs would show the same number",
             )
 
 
 def _usual_lane(matrix: Cells, most_lanes: int) -> tuple[int, str]:
-    """GB/s of a lane, and why: drivers that say SOC date from the P100, whose GPUs have four NVLinks 1.
+    """GB/s of a lane, and the reason.
 
-    Of processors that share memory with their GPUs, Grace has one Hopper or two Blackwells, and POWER9 GPUs of six
-    lanes.
+    Drivers that print SOC date from the P100, whose GPUs have four NVLinks 1. Processors that share memory with
+    their GPUs are Grace, with one Hopper or two Blackwells, and POWER9, with GPUs of six lanes.
     """
     if any("SOC" in row for row in matrix.cells) and most_lanes <= NVLINK1_LANES_PER_GPU:
         return NVLINK1_LANE_GB_PER_S, "NVLink 1, as the driver is that old"
@@ -295,17 +294,17 @@ def _add_pcie(box: Assembly, matrix: Cells, stated: Stated) -> None:
     distances = _distances(matrix)
     try:
         pix, pxb, node = pcie_tree.levels(distances)
-    except pcie_tree.ContradictionError as found:
-        raise _contradiction(matrix, found) from None
+    except pcie_tree.ContradictionError as contradiction:
+        raise _contradiction(matrix, contradiction) from None
     hosts = pcie_tree.merge_by_affinity(node, distances, matrix.affinity)
     pcie = stated.rate(box, "pcie", "the PCIe link of a GPU", PCIE_GB_PER_S, "generation 3 ×16")
     several = sum(min(host) < matrix.gpu_count for host in hosts) > 1
     smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if several else SMP_GB_PER_S
     pcie_tree.attach(box, hosts, pxb, pix, matrix.gpu_count, pcie, smp)
     if any("NODE" in row for row in matrix.cells):
-        box.notes.append("the host bridges of a NUMA node (NODE) are taken for one (PHB)")
+        box.notes.append("several host bridges of a NUMA node (NODE) are treated as one (PHB)")
     if any(matrix.gpu_numa):
-        box.notes.append("the links by which GPUs share their processors' memory (C2C) are left out: no cell has them")
+        box.notes.append("the C2C links between GPUs and processors are left out, as no cell shows them")
 
 
 def _distances(matrix: Cells) -> list[list[int]]:
@@ -323,9 +322,9 @@ def _add_nics(box: Assembly, matrix: Cells, stated: Stated) -> None:
     pcie_tree.add_nics(box, nics, stated)
 
 
-def _contradiction(matrix: Cells, found: pcie_tree.ContradictionError) -> TopologyError:
-    a, b = found.a, found.b
-    nearer = next(name for name, distance in reversed(pcie_tree.DISTANCE.items()) if distance <= found.limit)
+def _contradiction(matrix: Cells, contradiction: pcie_tree.ContradictionError) -> TopologyError:
+    a, b = contradiction.a, contradiction.b
+    nearer = next(name for name, distance in reversed(pcie_tree.DISTANCE.items()) if distance <= contradiction.limit)
     return matrix.wrong(
         a,
         f"{matrix.names[a]} × {matrix.names[b]} is {matrix.cells[a][b]}, but other cells put both within {nearer} of "

@@ -1,16 +1,16 @@
-"""NVML's return codes as our errors: one total table."""
+"""Blink's errors for NVML's return codes, complete for all codes."""
 
 from __future__ import annotations
 
 from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
 
-_ASK = 'see what "nvidia-smi" says, and give a file or a catalog name with --topo meanwhile'
-_OURS = "this is a fault of this program; please report it, and give a file with --topo meanwhile"
+_ASK = 'run "nvidia-smi" to see the cause, and give a file or a catalog name with --topo meanwhile'
+_OURS = "this is a bug in Blink; please report it, and give a file with --topo meanwhile"
 _ROOT = "ask the administrator, or give a file with --topo"
-_DRIVER = "update the driver or nvidia-ml-py so that both fit, and reboot if the driver was just updated"
+_DRIVER = "update the driver or nvidia-ml-py to matching versions, and reboot after an update of the driver"
 _WAIT = "try again in a moment"
 
-#: What each code means, and what to do; from nvml.h.
+#: Meaning of each code of nvml.h, and advice to the user.
 NVML_ERRORS: dict[int, tuple[str, str]] = {
     1: ("NVML was not initialised", _OURS),
     2: ("an argument is invalid", _OURS),
@@ -23,7 +23,7 @@ NVML_ERRORS: dict[int, tuple[str, str]] = {
     9: ("the driver is not loaded", _ASK),
     10: ("the query timed out", _WAIT),
     11: ("the kernel found an interrupt problem with a GPU", _ROOT),
-    12: ("the NVML library is not there", _ASK),
+    12: ("the NVML library is missing", _ASK),
     13: ("this NVML has no such function", _DRIVER),
     14: ("the infoROM of a GPU is corrupted", _ROOT),
     15: ("a GPU has fallen off the bus", _ROOT),
@@ -45,14 +45,14 @@ NVML_ERRORS: dict[int, tuple[str, str]] = {
     999: ("an internal error of the driver", _ASK),
 }
 NOT_SUPPORTED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_NOT_FOUND = 3, 9, 12, 13, 28
-#: Codes that say that this is a machine without NVIDIA GPUs, rather than one whose GPUs fail.
+#: Codes of a machine without NVIDIA GPUs, in contrast to one whose GPUs fail.
 NO_GPUS = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_NOT_FOUND)
-#: Codes that say that this GPU, driver or virtual machine does not tell.
+#: Codes for a query that this GPU, driver or virtual machine does not answer.
 NOT_TOLD = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 
 
 def nvml_error(code: int, doing: str) -> BlinkError:
-    """The error for NVML's return ``code`` while ``doing`` something; total, also over codes yet to come."""
-    meaning, action = NVML_ERRORS.get(code, ("a code that this program does not know", _DRIVER))
+    """The error for NVML's return ``code`` while ``doing`` something; unknown codes are covered."""
+    meaning, action = NVML_ERRORS.get(code, ("unknown to this version of Blink", _DRIVER))
     text = f"NVML, {doing}: {meaning} (code {code}); {action}"
     return UnsupportedError(text) if code in NOT_TOLD else TopologyError(text)

@@ -1,10 +1,10 @@
-"""From "how far apart are these two devices" to the PCIe tree that explains it.
+"""PCIe trees derived from the distances between devices.
 
 ``nvidia-smi`` names the common ancestor of each pair: PIX (one bridge), PXB (several bridges), PHB and NODE
 (the processor), SYS (the bus between processors). Distances to a common ancestor form an ultrametric, so
-each level is an equivalence relation, and its classes are the switches and hosts. Pairs joined by NVLink
-hide their PCIe distance; a NIC that is near both tells it (d(a, b) ≤ max(d(a, n), d(n, b))), and
-where none is, equal CPU affinity is taken as a hint.
+each level is an equivalence relation, and its classes are the switches and hosts. NVLink cells hide the PCIe
+distance of a pair. A NIC ``n`` near both bounds it by d(a, b) ≤ max(d(a, n), d(n, b)); without one, equal CPU
+affinity is used as a hint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIX, PXB, NODE, SYS = 1, 2, 4, 5
 
 
 class ContradictionError(Exception):
-    """Two devices that other cells put nearer together (within ``limit``) than their own cell says."""
+    """Two devices whose own cell says a larger distance than other cells allow (``limit``)."""
 
     def __init__(self, a: int, b: int, limit: int) -> None:
         super().__init__(f"{a} and {b} are farther apart than {limit}")
@@ -30,7 +30,7 @@ class ContradictionError(Exception):
 
 
 def classes(distances: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
-    """Devices grouped by known distance at most ``limit``; 0 means unknown. Groups and members ascending."""
+    """Groups of devices with known distances of at most ``limit``; 0 means unknown. Groups and members ascending."""
     count = len(distances)
     group = [-1] * count
     members: list[list[int]] = []
@@ -38,42 +38,42 @@ def classes(distances: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
         if group[start] >= 0:
             continue
         group[start] = len(members)
-        found = [start]
-        for device in found:
+        connected = [start]
+        for device in connected:
             row = distances[device]
             for other in range(count):
                 if group[other] < 0 and 0 < row[other] <= limit:
                     group[other] = group[start]
-                    found.append(other)
-        members.append(sorted(found))
-    for found in members:
-        for a in found:
+                    connected.append(other)
+        members.append(sorted(connected))
+    for group_members in members:
+        for a in group_members:
             row = distances[a]
-            for b in found:
+            for b in group_members:
                 if row[b] > limit:
                     raise ContradictionError(a, b, limit)
     return members
 
 
 def levels(distances: Sequence[Sequence[int]]) -> tuple[list[list[int]], ...]:
-    """Devices grouped by one bridge, by several bridges, and by processor."""
+    """Groups of devices below one bridge, below several bridges, and below one processor."""
     return tuple(classes(distances, limit) for limit in (PIX, PXB, NODE))
 
 
 def merge_by_affinity(
     hosts: list[list[int]], distances: Sequence[Sequence[int]], affinity: Sequence[str]
 ) -> list[list[int]]:
-    """Hosts with those joined that the matrix leaves open and that share a CPU affinity.
+    """Merge hosts that share a CPU affinity, if the matrix allows it.
 
-    A SYS cell between two groups always keeps them apart, whatever the affinity says: a P100 page shows the
-    same affinity for all its GPUs. Groups without any affinity join the first group that no SYS cell forbids.
+    A SYS cell between two groups always keeps them apart, whatever their affinity: a matrix of P100s shows the
+    same affinity for all GPUs. Groups without any affinity join the first group without a SYS cell to them.
     """
     merged: list[list[int]] = []
     for host in hosts:
         mine = _affinities(host, affinity)
         for other in merged:
-            theirs = _affinities(other, affinity)
-            unlike = mine and theirs and not any(x in theirs for x in mine)
+            other_affinities = _affinities(other, affinity)
+            unlike = mine and other_affinities and not any(x in other_affinities for x in mine)
             if not unlike and all(distances[a][b] < SYS for a in host for b in other):
                 other.extend(host)
                 break
@@ -97,8 +97,8 @@ def attach(
 ) -> None:
     """Add hosts and switches over the GPUs (devices 0 … ``gpu_count`` − 1, with the same vertex ids).
 
-    A switch becomes a vertex where two or more things hang on it; other devices only told us the groups.
-    More than two hosts meet at one bus vertex, so that no host gets more than its one port.
+    A switch with at least two GPUs or switches below becomes a vertex; other devices only served to find the groups.
+    More than two hosts are joined through one bus vertex, so that each host keeps its single port.
     """
     vertices: list[int] = []
     for number, members in enumerate(hosts):
@@ -141,7 +141,7 @@ def _join_hosts(box: Assembly, hosts: list[int], smp_gb_per_s: Fraction | int) -
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A NIC, how far it is from the GPUs that are nearest to it, and which these are; what its own slot carries."""
+    """A NIC, its nearest GPUs and their distance, and GB/s of its own PCIe slot."""
 
     name: str
     distance: int
@@ -150,17 +150,17 @@ class Nic:
 
 
 def add_nics(box: Assembly, nics: Sequence[Nic], stated: Stated) -> None:
-    """Join every NIC to the GPUs nearest to it, at the stated rate; without one leave all out, with a note.
+    """Join every NIC to its nearest GPUs at the stated rate; without a stated rate, leave all out and add a note.
 
-    Where some are behind a PCIe switch with a GPU, these are the network of the GPUs, and those farther away (for
-    storage and management) are left out; where none is, the nearest of all are taken.
+    NICs behind a PCIe switch with a GPU are the GPUs' network; NICs farther away (for storage and management) are left
+    out. If no NIC is that close, the nearest ones are used.
     """
     if not nics:
         return
     if stated.nic is None:
         names = ", ".join(nic.name for nic in nics)
         box.notes.append(
-            f'NICs left out, as {box.provenance} does not give their rate: {names}; state it: "FILE @ nic=400Gbps"'
+            f'NICs left out, as {box.provenance} does not give their rate: {names}; to state it: "FILE @ nic=400Gbps"'
         )
         return
     nearest = max(PXB, min(nic.distance for nic in nics))
@@ -170,7 +170,7 @@ def add_nics(box: Assembly, nics: Sequence[Nic], stated: Stated) -> None:
         if nic.distance <= nearest:
             slot = rate if nic.pcie_gb_per_s is None else min(rate, nic.pcie_gb_per_s)
             if slot < rate:
-                box.notes.append(f"{nic.name}: {float(slot):g} GB/s, as its PCIe link has no more")
+                box.notes.append(f"{nic.name}: {float(slot):g} GB/s, the limit of its PCIe link")
             vertex = box.add("nic", nic.name)
             for gpu in nic.gpus:
                 box.join(gpu, vertex, slot, "net")

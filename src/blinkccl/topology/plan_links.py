@@ -1,4 +1,4 @@
-"""The links of a machine that a plan was made for."""
+"""The links that a plan was made for, recovered from a machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blinkccl.topology.select import LINK_CHOICES, check_ranks, network_for
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """The options that were typed for a plan, and the links that they give."""
+    """Options on the command line, and the links that they select."""
 
     links: str
     relays: bool
@@ -21,31 +21,32 @@ class LinkChoice:
 
     @property
     def typed(self) -> str:
-        """As on the command line."""
+        """The options as typed on the command line."""
         return f"--links {self.links}{' --relays' if self.relays else ''}"
 
 
 def same_links(plan: Topology, machine: Topology, ranks: Sequence[int], links: str | None) -> LinkChoice | None:
-    """The choice (``links``; None: any) that gives exactly the links that ``plan`` lists; None where there is none."""
-    wanted = _identity(plan)
-    return _first(machine, ranks, links, lambda network: _identity(network) == wanted)
+    """The choice (``links``; None: any) that selects exactly the links listed in ``plan``; None without one."""
+    identity = _identity(plan)
+    return _first(machine, ranks, links, lambda network: _identity(network) == identity)
 
 
 def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> LinkChoice:
-    """The links of ``machine`` that a plan without a topology was made for, told by its unit and loads.
+    """The links of ``machine`` for a plan without a topology, recognised by the plan's unit and loads.
 
-    ``links`` was typed: UsageError if the plan is for others; None: what fits, else the first that joins the ranks.
+    ``links`` is the user's choice: UsageError if the plan is for other links. None: the first choice that fits the
+    plan, else the first that joins the ranks.
     """
     ranks = document.get("ranks")
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-        return LinkChoice("all", False, machine)  # No ranks to choose links by; the reader says so with its place.
+        return LinkChoice("all", False, machine)  # No ranks to choose links by; the plan's reader reports it.
     check_ranks(machine, ranks)
-    found = _first(machine, ranks, links, lambda network: _carries(network, document))
-    if found is not None:
-        return found
+    fitting = _first(machine, ranks, links, lambda network: _carries(network, document))
+    if fitting is not None:
+        return fitting
     other = None if links is None else _first(machine, ranks, None, lambda network: _carries(network, document))
     if other is not None:
-        raise UsageError(f"its unit and capacities are those of {other.typed}, not of --links {links}")
+        raise UsageError(f"its unit and capacities match {other.typed}, not --links {links}")
     fallback = _first(machine, ranks, links, lambda network: True)
     if fallback is None or fallback.relays:
         return LinkChoice(links or "fast", False, network_for(machine, ranks, links or "fast"))
@@ -60,17 +61,17 @@ def _first(
 
 def _choices(machine: Topology, ranks: Sequence[int], links: str | None) -> Iterator[LinkChoice]:
     if links is not None and links not in LINK_CHOICES:
-        network_for(machine, ranks, links)  # Says what there is.
+        network_for(machine, ranks, links)  # Raises, and lists the choices.
     for relays in (False, True):
         for choice in LINK_CHOICES if links is None else (links,):
             try:
                 yield LinkChoice(choice, relays, network_for(machine, ranks, choice, relays=relays))
             except TopologyError:
-                continue  # These links leave the ranks in parts: no plan was made for them.
+                continue  # These links do not join the ranks, so no plan uses them.
 
 
 def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int, int], tuple[int, str]]]:
-    """Two networks with the same identity are the same to a planner; names and origins are no part of it."""
+    """All properties of a network that matter to a planner; names and origins do not."""
     return (
         network.unit_gb_per_s,
         {v.id: v.kind for v in network.vertices},
@@ -88,6 +89,6 @@ def _carries(network: Topology, document: dict[str, Any]) -> bool:
 
 def _listed(network: Topology, row: object) -> bool:
     if not isinstance(row, dict) or not all(type(row.get(key)) is int for key in ("src", "dst")):
-        return True  # No shape that says anything; the reader refuses it with its place.
+        return True  # Malformed; the plan's reader refuses it.
     link = network.link.get((row["src"], row["dst"]))
     return link is not None and str(link.capacity) == row.get("capacity")

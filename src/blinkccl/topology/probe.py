@@ -1,7 +1,7 @@
-"""The machine this runs on: its GPUs by NVML, or its CPUs where it has none.
+"""The present machine: its GPUs through NVML, or its CPUs if it has no GPUs.
 
-What GPUs can really do decides, not what is plugged: two GPUs count as joined by NVLink only where NVML's
-P2P status says so. In virtual machines and partitions links can be up that P2P may not use.
+NVML's P2P status decides, not the hardware: two GPUs count as joined by NVLink only if P2P is available. In
+virtual machines and partitions, links can be up although P2P may not use them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.nvml_errors import NO_GPUS, NOT_TOLD, nvml_error
 from blinkccl.topology.select import ids_text
 
-#: One core copying from memory to memory; nobody measured it on this host.
+#: Copies by one core from memory to memory; an assumption, not measured on the host.
 SHM_GB_PER_S = 10
 SMP_GB_PER_S = 10
-#: With more CPUs than this, NUMA nodes become the ranks.
+#: Above this number of CPUs, NUMA nodes become the ranks.
 MAX_CPU_RANKS = 16
-#: nvml.h. nvidia-ml-py's constant for the first of these is a tuple by mistake, so they stand here.
+#: From nvml.h, as nvidia-ml-py's constant for the first of these is a tuple by mistake.
 P2P_NVLINK, P2P_OK = 2, 0
 REMOTE_GPU, REMOTE_SWITCH = 0, 2
 MAX_NVLINKS = 36
@@ -38,11 +38,11 @@ _PCIE_GENERATION = {1: "2.5", 2: "5", 3: "8", 4: "16", 5: "32", 6: "64"}
 
 
 def probe(nvml: Any = None) -> Topology:
-    """This machine; ``nvml`` is a module with the functions of ``pynvml``, by default that of nvidia-ml-py.
+    """The present machine; ``nvml`` is a module with the functions of ``pynvml``, by default that of nvidia-ml-py.
 
-    GPUs with NVLinks and PCIe, provenance ``nvml``; without a driver or GPUs the CPUs or NUMA nodes on a
-    shared-memory switch, provenance ``host``. Its notes say what was assumed. A TopologyError if NVML is there and
-    fails, by :mod:`~.nvml_errors`; an UnsupportedError if it does not support a query that we need.
+    The result has GPUs with NVLinks and PCIe, provenance ``nvml``. Without a driver or GPUs it has the CPUs or NUMA
+    nodes on a shared-memory switch, provenance ``host``. Its notes list the assumptions. TopologyError if NVML exists
+    but fails, by :mod:`~.nvml_errors`; UnsupportedError if it does not support a required query.
     """
     driver = import_module("pynvml") if nvml is None else nvml
     try:
@@ -60,19 +60,19 @@ def probe(nvml: Any = None) -> Topology:
 
 @dataclass(frozen=True)
 class _Driver:
-    """Calls into NVML with its errors turned into ours."""
+    """Calls into NVML, with its errors converted to Blink's."""
 
     nvml: Any
 
     def ask(self, doing: str, function: str, *arguments: Any) -> Any:
-        """The answer, or our error for NVML's code."""
+        """The answer; raises Blink's error for NVML's code."""
         try:
             return getattr(self.nvml, function)(*arguments)
         except self.nvml.NVMLError as error:
             raise nvml_error(error.value, doing) from error
 
     def ask_if_told(self, doing: str, function: str, *arguments: Any) -> Any:
-        """The answer, or None where this GPU or driver does not tell."""
+        """The answer, or None if this GPU or driver does not support the query."""
         try:
             return getattr(self.nvml, function)(*arguments)
         except self.nvml.NVMLError as error:
@@ -83,13 +83,13 @@ class _Driver:
 
 @dataclass
 class _Gpus:
-    """What NVML said, before it becomes a topology."""
+    """NVML's answers, from which the topology is built."""
 
     busids: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     capability: list[int] = field(default_factory=list)
     pcie_gb_per_s: list[Fraction] = field(default_factory=list)
-    #: Per GPU: active NVLinks by the bus id of the GPU at the other end, and those to anything else.
+    #: Per GPU: active NVLinks by the bus id of the GPU at the other end, and the number of all others.
     direct: list[dict[str, int]] = field(default_factory=list)
     switched: list[int] = field(default_factory=list)
     p2p: list[list[bool]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class _Gpus:
 
     @classmethod
     def read(cls, driver: _Driver) -> _Gpus:
-        """Ask for everything; O(GPUs²) calls."""
+        """Query all GPUs; O(GPUs²) calls."""
         gpus = cls()
         count = driver.ask("counting GPUs", "nvmlDeviceGetCount")
         handles = [driver.ask(f"opening GPU {i}", "nvmlDeviceGetHandleByIndex", i) for i in range(count)]
@@ -120,7 +120,7 @@ class _Gpus:
         self.switched.append(switched)
 
     def topology(self) -> Topology:
-        """The machine behind these answers."""
+        """The machine with these answers."""
         box = Assembly("this machine", "nvml")
         for i in range(len(self.busids)):
             box.add("gpu", f"GPU{i}")
@@ -142,45 +142,49 @@ class _Gpus:
                 lanes = self._lanes(a, b)
                 joined = self.p2p[a][b] and self.p2p[b][a]
                 if lanes and not joined:
-                    box.notes.append(f"GPU{a} and GPU{b} share {lanes} NVLinks, but P2P over them is off: left out")
+                    box.notes.append(
+                        f"GPU{a} and GPU{b} share {lanes} NVLinks, but P2P over them is off, so they are left out"
+                    )
                 elif lanes:
                     box.join(a, b, lanes * min(self._lane(a), self._lane(b)), "nvlink")
 
     def _join_switched(self, box: Assembly) -> None:
-        """One switch vertex per group of GPUs that reach each other by NVLink without sharing a link."""
+        """Add a switch vertex for each group of GPUs that reach each other by NVLink without a common link."""
         count = range(len(self.busids))
         over = [[1 if self.p2p[a][b] and self.p2p[b][a] and not self._lanes(a, b) else 0 for b in count] for a in count]
         for group in (g for g in pcie_tree.classes(over, 1) if len(g) > 1):
             if not all(over[a][b] for a in group for b in group if a != b):
                 raise TopologyError(
                     f"NVML: P2P over NVSwitch among the GPUs {ids_text(group)} holds for some pairs "
-                    'only, which no switch explains; check "nvidia-smi topo -p2p n" and '
+                    'only, which does not fit a switch; check "nvidia-smi topo -p2p n" and '
                     "the fabric manager, or give a file with --topo"
                 )
             switch = box.add("switch", "NVSwitch")
             for a in group:
                 if not self.switched[a]:
-                    box.notes.append(f"GPU{a}: P2P over NVLink works, but its NVLinks are hidden: taken as one lane")
+                    box.notes.append(
+                        f"GPU{a}: P2P over NVLink works, but its NVLinks are hidden, so one lane is assumed"
+                    )
                 box.join(a, switch, max(1, self.switched[a]) * self._lane(a), "nvlink")
 
     def _join_pcie(self, box: Assembly) -> None:
         try:
             pix, pxb, node = pcie_tree.levels(self.distance)
-        except pcie_tree.ContradictionError as found:
+        except pcie_tree.ContradictionError as error:
             raise TopologyError(
-                f"NVML: the common ancestors of GPU{found.a} and GPU{found.b} contradict those of the other "
+                f"NVML: the common ancestors of GPU{error.a} and GPU{error.b} contradict those of the other "
                 "GPUs; give the topology as a file with --topo"
             ) from None
         slowest = min(self.pcie_gb_per_s)
         pcie_tree.attach(box, node, pxb, pix, len(self.busids), slowest, SMP_GB_PER_S)
         box.notes.append(
-            f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between processors is taken as "
+            f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between processors is assumed to have "
             f"{SMP_GB_PER_S} GB/s, as NVML does not say"
         )
 
 
 def _busid(raw: bytes | str) -> str:
-    """Lower case, with a four-digit domain: NVML writes four digits in one place and eight in another."""
+    """Lower case, with a four-digit domain; NVML writes four digits in some places and eight in others."""
     text = (raw.decode() if isinstance(raw, bytes) else raw).lower()
     domain, _, rest = text.partition(":")
     return f"{domain[-4:].rjust(4, '0')}:{rest}"
@@ -193,14 +197,14 @@ def _p2p(driver: _Driver, i: int, j: int, a: Any, b: Any) -> bool:
 
 
 def _distance(driver: _Driver, i: int, j: int, a: Any, b: Any) -> int:
-    """As in :mod:`~.pcie_tree`; where the driver does not tell, through the processor."""
+    """A distance as in :mod:`~.pcie_tree`; through the processor if the driver does not tell."""
     doing = f"common ancestor of GPU {i} and GPU {j}"
     level = driver.ask_if_told(doing, "nvmlDeviceGetTopologyCommonAncestor", a, b)
     return 3 if level is None else _ANCESTOR.get(int(level), 5)
 
 
 def _pcie(driver: _Driver, i: int, handle: Any) -> Fraction:
-    """GB/s by the largest generation and width of GPU and slot; the current ones sink when a GPU idles."""
+    """GB/s by the largest generation and width of GPU and slot, since the current ones drop on idle GPUs."""
     generation = driver.ask_if_told(f"PCIe generation of GPU {i}", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
     width = driver.ask_if_told(f"PCIe width of GPU {i}", "nvmlDeviceGetMaxPcieLinkWidth", handle)
     speed = nccl.PCI_SPEED[_PCIE_GENERATION.get(generation or 3, "8")]
@@ -208,7 +212,7 @@ def _pcie(driver: _Driver, i: int, handle: Any) -> Fraction:
 
 
 def _nvlinks(driver: _Driver, i: int, handle: Any) -> tuple[dict[str, int], int]:
-    """Active NVLinks of one GPU: by the bus id of a remote GPU, and the number of all others."""
+    """Active NVLinks of one GPU: per bus id of a remote GPU, and the number of all others."""
     direct: dict[str, int] = {}
     others = 0
     for link in range(MAX_NVLINKS):
@@ -229,7 +233,7 @@ def _nvlinks(driver: _Driver, i: int, handle: Any) -> tuple[dict[str, int], int]
 
 
 def this_host(cpus: Sequence[int] | None = None, nodes: Sequence[int] | None = None) -> Topology:
-    """CPUs, or NUMA nodes where there are many CPUs, as ranks on one shared-memory switch; by default this host's."""
+    """CPUs as ranks on one shared-memory switch, by default the host's; NUMA nodes on hosts with many CPUs."""
     if cpus is None:
         cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else range(os.cpu_count() or 1)
     nodes = _numa_nodes() if nodes is None else nodes
@@ -242,12 +246,12 @@ def this_host(cpus: Sequence[int] | None = None, nodes: Sequence[int] | None = N
         if len(cpus) > len(ranks):
             box.notes.append(f"{len(cpus)} CPUs: the first {len(ranks)} are ranks")
     box.join_all(ranks, box.add("switch", "SHM"), SHM_GB_PER_S, "shm")
-    box.notes.append(f"no NVIDIA GPUs here: CPUs over shared memory, {SHM_GB_PER_S} GB/s each by assumption")
+    box.notes.append(f"no NVIDIA GPUs on this machine: CPUs over shared memory, at an assumed {SHM_GB_PER_S} GB/s each")
     return box.finish()
 
 
 def _numa_nodes(read: Callable[[], str] | None = None) -> list[int]:
-    """Numbers of the NUMA nodes that are online; one where the system does not say."""
+    """Numbers of the online NUMA nodes; [0] if the system does not list them."""
     try:
         text = Path("/sys/devices/system/node/online").read_text() if read is None else read()
     except OSError:

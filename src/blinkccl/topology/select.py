@@ -1,4 +1,4 @@
-"""The links to plan on: a topology cut down to a job's ranks and to one choice of link kinds."""
+"""Networks to plan on: a topology reduced to a job's ranks and to one choice of link kinds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.memories import by_operation, staged
 from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology, Vertex
 
-#: What ``--links`` takes.
+#: Values of ``--links``.
 LINK_CHOICES = ("fast", "pcie", "staged", "all")
-#: Those that leave fast links out.
+#: Choices that leave out fast links.
 PCIE_CHOICES = ("pcie", "staged")
 PCIE_KINDS = ("pcie", "smp")
 
@@ -24,33 +24,33 @@ PCIE_KINDS = ("pcie", "smp")
 def network_for(
     topology: Topology, ranks: Sequence[int], links: str = "fast", *, relays: bool = False, stored: bool = True
 ) -> Topology:
-    """The links to plan on; results are cached, as planners ask again and again.
+    """The network to plan on; results are cached, as planners ask repeatedly.
 
-    Keeps the ``ranks`` (vertex ids), and of the switches, NICs and hosts those that lie on a way between two of them.
-    The unit is the largest rate of which every link *of the kinds kept* in the whole topology is a multiple,
-    so it does not change with the allocation: on the NVLinks of a DGX-1V it is one lane, 25 GB/s.
+    It contains the ``ranks`` (vertex ids), and the switches, NICs and hosts on paths between two of them. The unit is
+    the greatest common divisor of all links *of the selected kinds* in the whole topology, so it does not depend on
+    the allocation: on the NVLinks of a DGX-1V it is one lane, 25 GB/s.
 
-    - ``"fast"``: in a server, NVLink, xGMI, C2C or shared memory where these join two of its ranks, else
-      PCIe and the bus between sockets. That bus is kept beside fast links that end in the processors
-      (AC922), as it continues them. ``"pcie"``: PCIe and that bus alone, as if there were no NVLink. ``"staged"``:
-      the same by way of the hosts' memories (:func:`~blinkccl.topology.memories.staged`), which no GPU needs another
-      one's leave for. ``"all"``: everything; PCIe beside fast links that join all ranks of a server is staged.
-      Network links are kept with each, when the ranks span several servers.
-    - ``relays``: whether GPUs outside ``ranks`` may pass data on, those of other servers too where cables join these.
-      They keep their kind; a planner takes every vertex outside ``ranks`` for unicast transit.
-    - ``stored``: if not, ``"all"`` has PCIe as the machine has it, for people to look at.
+    - ``"fast"``: within a server, NVLink, xGMI, C2C or shared memory if these join two of its ranks, else PCIe and the
+      bus between sockets. Beside fast links that end in the processors (AC922), that bus is included, as it continues
+      them. ``"pcie"``: only PCIe and that bus, without NVLink. ``"staged"``: the same through the hosts' memories
+      (:func:`~blinkccl.topology.memories.staged`), which needs no peer access between GPUs. ``"all"``: everything; PCIe
+      is staged if fast links join all ranks of its server. Every choice includes network links if the ranks span
+      several servers.
+    - ``relays``: GPUs outside ``ranks`` may forward data, including those of other servers joined by cables. They keep
+      their kind; a planner treats every vertex outside ``ranks`` as unicast transit.
+    - ``stored``: False keeps PCIe under ``"all"`` as the machine has it, for display.
 
-    A TopologyError if a rank is unknown, no GPU, or given twice, ``links`` is none of the three, or some rank cannot
-    reach another on the links kept (the message names the parts, and what would join them).
+    TopologyError if a rank is unknown, no GPU, or duplicate, or if ``links`` is unknown. TopologyError also if some
+    rank cannot reach another; its message names the parts, and the options that would join them.
     """
     return _network(topology, tuple(ranks), links, relays, stored)
 
 
 def joining_links(topology: Topology, ranks: Sequence[int], *, relays: bool = False) -> tuple[str, str]:
-    """The first of :data:`LINK_CHOICES` that joins the ranks, and a line why it is not ``"fast"``; "" where it is.
+    """The first of :data:`LINK_CHOICES` that joins the ranks, and the reason if it is not ``"fast"``, else "".
 
-    So GPUs that NVLink leaves in parts have PCIe alone: ``libblink.so``'s kernels never use both. TopologyError where
-    no links join them.
+    GPUs that NVLink does not fully connect get PCIe alone, since ``libblink.so``'s kernels never use both.
+    TopologyError if no choice joins them.
     """
     refused: list[TopologyError] = []
     for links in LINK_CHOICES:
@@ -64,14 +64,14 @@ def joining_links(topology: Topology, ranks: Sequence[int], *, relays: bool = Fa
 
 
 def check_links(links: str) -> None:
-    """TopologyError for what is none of :data:`LINK_CHOICES`."""
+    """Raise TopologyError for a value outside :data:`LINK_CHOICES`."""
     if links not in LINK_CHOICES:
         raise TopologyError(f"unknown links {links!r}; expected one of {', '.join(LINK_CHOICES)}")
 
 
 def check_ranks(topology: Topology, ranks: Sequence[int]) -> None:
-    """Refuse unknown, doubled and transit vertices; the TopologyError names the first."""
-    seen: set[int] = set()
+    """Refuse unknown, duplicate and transit vertices; the TopologyError names the first."""
+    earlier: set[int] = set()
     for rank in ranks:
         vertex = topology.vertex.get(rank)
         if vertex is None:
@@ -81,13 +81,13 @@ def check_ranks(topology: Topology, ranks: Sequence[int]) -> None:
                 f"{rank} is not a GPU of {topology.name} but its {vertex.kind} "
                 f"{vertex.label}; its GPUs are {ids_text(topology.ranks)}"
             )
-        if rank in seen:
+        if rank in earlier:
             raise TopologyError(f"GPU {rank} is given twice in {','.join(map(str, ranks))}; give it once")
-        seen.add(rank)
+        earlier.add(rank)
 
 
 def ids_text(ids: Iterable[int]) -> str:
-    """Ids with runs folded: ``0-3,5``."""
+    """Ids with runs abbreviated: ``0-3,5``."""
     runs: list[list[int]] = []
     for number in ids:
         if runs and number == runs[-1][1] + 1:
@@ -109,12 +109,12 @@ def _network(topology: Topology, ranks: tuple[int, ...], links: str, relays: boo
 
 
 def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool, stored: bool = False) -> Topology:
-    wanted = set(ranks)
-    present = {v.id for v in topology.vertices if relays or v.id in wanted or v.kind not in RANK_KINDS}
+    rank_set = set(ranks)
+    present = {v.id for v in topology.vertices if relays or v.id in rank_set or v.kind not in RANK_KINDS}
     candidates = [x for x in topology.links if x.src in present and x.dst in present]
     server = {v.id: v.server for v in topology.vertices}
     fast = _fast_links(topology)
-    # Where cables are in place of a switch, what relays on other servers is reached by those alone.
+    # With cables instead of a switch, GPUs of other servers may relay too.
     passing = topology.ranks if relays and cables_of(topology) else ranks
     joined = _joined_by_fast_links(candidates, fast, passing, server)
     allowed = _allowed(candidates, fast, joined.keys(), {server[r] for r in passing}, server, links)
@@ -123,9 +123,11 @@ def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bo
         where = {*server.values()} if links == "staged" else {s for s, whole in joined.items() if whole}
         vertices, allowed = staged(vertices, allowed, where)
     allowed = by_operation(vertices, allowed, relays)
-    kept = between(ranks, beside((x.src, x.dst) for x in allowed))
+    on_paths = between(ranks, beside((x.src, x.dst) for x in allowed))
     return _rebuilt(
-        topology, [v for v in vertices if v.id in kept], [x for x in allowed if x.src in kept and x.dst in kept]
+        topology,
+        [v for v in vertices if v.id in on_paths],
+        [x for x in allowed if x.src in on_paths and x.dst in on_paths],
     )
 
 
@@ -137,7 +139,7 @@ def _allowed(
     server: dict[int, int],
     links: str,
 ) -> list[Link]:
-    """The candidates whose kind this choice plans on in their server; ``servers`` are those of the ranks."""
+    """The candidates whose kind is used in their server under this choice; ``servers`` are those of the ranks."""
 
     def plans_on(link: Link) -> bool:
         if link.kind == "net":
@@ -154,7 +156,7 @@ def _allowed(
 
 @lru_cache(maxsize=64)
 def _fast_links(topology: Topology) -> frozenset[tuple[int, int]]:
-    """Links of a fast kind, and the bus between sockets that such links end in."""
+    """Links of a fast kind, and the buses between sockets at which such links end."""
     fast = {(x.src, x.dst) for x in topology.links if x.kind in FAST_KINDS}
     ends = {v for pair in fast for v in pair}
     return frozenset(
@@ -165,17 +167,17 @@ def _fast_links(topology: Topology) -> frozenset[tuple[int, int]]:
 def _joined_by_fast_links(
     candidates: list[Link], fast: frozenset[tuple[int, int]], ranks: tuple[int, ...], server: dict[int, int]
 ) -> dict[int, bool]:
-    """Servers with a rank that fast links join to another rank, through switches too; and whether to all of its own."""
+    """Servers with a rank that fast links join to another, also through switches; True if they join all its ranks."""
     near = beside((x.src, x.dst) for x in candidates if (x.src, x.dst) in fast)
-    found: dict[int, bool] = {}
+    joined: dict[int, bool] = {}
     done: set[int] = set()
     for rank in ranks:
         if rank not in done:
             members = reachable(rank, near) & set(ranks)
             done |= members
             if len(members) > 1:
-                found |= {server[r]: _all_of_server(server, r, ranks) <= members for r in members}
-    return found
+                joined |= {server[r]: _all_of_server(server, r, ranks) <= members for r in members}
+    return joined
 
 
 def _all_of_server(server: dict[int, int], rank: int, ranks: tuple[int, ...]) -> set[int]:
@@ -183,7 +185,7 @@ def _all_of_server(server: dict[int, int], rank: int, ranks: tuple[int, ...]) ->
 
 
 def _rebuilt(topology: Topology, vertices: list[Vertex], links: list[Link]) -> Topology:
-    """The kept part with capacities in the unit of its kinds (see :func:`network_for`)."""
+    """The selected part, with capacities in the unit of its kinds (see :func:`network_for`)."""
     kinds = {x.kind for x in links}
     unit = gcd(*(c for x in topology.links if x.kind in kinds for c in (x.capacity, x.read_capacity or 0))) or 1
     exact = exact_unit(topology)
@@ -209,17 +211,17 @@ def _why_apart(
         text = f"{topology.name}: --links {links}, but this topology has no PCIe links"
     elif not cables_of(topology) and _one_way(topology, ranks, links, relays):
         text += " (some links lead only one way)"
-    others = [other for other in ("fast", "all", "pcie") if other != links]  # all is as fast as pcie, or faster
+    others = [other for other in ("fast", "all", "pcie") if other != links]  # "all" is never slower than "pcie"
     remedies = [f"--links {other}" for other in others if _joins(topology, ranks, other, relays)]
     if not relays and _joins(topology, ranks, links, True):
-        remedies.append("--relays (other GPUs pass data on)")
+        remedies.append("--relays (other GPUs forward data)")
     if remedies:
         return f"{text}; {' or '.join(remedies)} would join them"
     if cables_of(topology):
-        return f"{text}. No cable joins them; blink doctor says which one would"
+        return f"{text}. No cable joins them; blink doctor names one that would"
     several = len({topology.vertex[r].server for r in ranks}) > 1
-    there = {x.kind for x in topology.links}
-    kinds = "" if several else f"; it has {', '.join(kind for kind in LINK_KINDS if kind in there) or 'no links'}"
+    present = {x.kind for x in topology.links}
+    kinds = "" if several else f"; it has {', '.join(kind for kind in LINK_KINDS if kind in present) or 'no links'}"
     return f"{text}. No link of this topology joins them{kinds}; add PCIe or a network link between them"
 
 

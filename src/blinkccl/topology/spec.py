@@ -1,4 +1,4 @@
-"""What people type for a topology and for an allocation: ``SPEC`` and ``--gpus`` (docs/design.md)."""
+"""Syntax of ``SPEC``, the name of a topology, and of ``--gpus``, an allocation (docs/design.md)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ _KNOWN = re.compile(r"(?:\d{1,4}x )?([a-z][\w-]*(?::[\w:=-]+)?)(?: @ [\d.]+Gbps)
 
 
 def parse_spec(text: str) -> Topology:
-    """The topology that ``text`` names, as in ``parse_spec("2x dgx-1v @ 40Gbps")``.
+    """The topology named by ``text``, as in ``parse_spec("2x dgx-1v @ 40Gbps")``.
 
-    ``text`` is a name of the catalog or another one of a machine there (``dgx-1v``, ``b200``), a file in any format we
-    read, a synthetic spec (``torus:4x4``), or several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that
-    of each NIC), on one switch, on several (``16x dgx-a100 @ fabric=tree:4:2``; :mod:`blinkccl.topology.fabric`), or on
-    cables in place of one (``4x dgx-spark @ cables=ring``). Behind the ``@`` may stand
-    what a file does not say (``node7.txt @ nvlink=50GB/s, nic=400Gbps``; :mod:`blinkccl.topology.stated`), and that all
-    switches add up and multicast what crosses them (``2x dgx-a100 @ switches=sharp``). A TopologyError if it names
-    nothing, the file cannot be read, or says itself what is stated.
+    - One machine: a catalog name or its alias (``dgx-1v``, ``b200``), a file in any supported format, or a synthetic
+      spec (``torus:4x4``).
+    - Several of it on one switch (``2x dgx-1v @ 40Gbps``, with the rate of each NIC), on several switches
+      (``16x dgx-a100 @ fabric=tree:4:2``; :mod:`blinkccl.topology.fabric`), or on cables
+      (``4x dgx-spark @ cables=ring``).
+    - Rates that a file does not contain (``node7.txt @ nvlink=50GB/s, nic=400Gbps``;
+      :mod:`blinkccl.topology.stated`), and in-network reduction and multicast in all switches
+      (``2x dgx-a100 @ switches=sharp``).
+
+    TopologyError if the name is unknown, if the file cannot be read, or if it contains a stated rate itself.
     """
     text = text.strip()
     single = _single(text)
@@ -37,45 +40,43 @@ def parse_spec(text: str) -> Topology:
     parsed = _COMPOSED.fullmatch(text)
     if parsed is None or (parsed["count"] is None and parsed["stated"] is None):
         raise TopologyError(_unknown(text))
-    switches, said = _split("switches", parsed["stated"] or "", repr(text))
+    switches, rest = _split("switches", parsed["stated"] or "", repr(text))
     if switches is not None:
         if switches != "sharp":
-            raise TopologyError(f"{text!r}: switches={switches}: expected sharp, for switches that add up")
-        return with_every_switch(parse_spec(f"{text.partition('@')[0]}@ {said}" if said else text.partition("@")[0]))
-    rule, said = _split("cables", said, repr(text))
-    fabric, said = _split("fabric", said, repr(text))
-    stated = parse_stated(said, repr(text)) if said else NOTHING
+            raise TopologyError(f"{text!r}: switches={switches}: expected switches=sharp, for in-network reduction")
+        return with_every_switch(parse_spec(f"{text.partition('@')[0]}@ {rest}" if rest else text.partition("@")[0]))
+    rule, rest = _split("cables", rest, repr(text))
+    fabric, rest = _split("fabric", rest, repr(text))
+    stated = parse_stated(rest, repr(text)) if rest else NOTHING
     server = _single(parsed["machine"], stated)
     if server is None:
         raise TopologyError(_unknown(parsed["machine"]))
     if parsed["count"] is None:
         if rule is not None or fabric is not None:
             what = "cables join" if rule is not None else "a fabric joins"
-            raise TopologyError(f'{text!r}: {what} servers, so say how many: "4x {text}"')
+            raise TopologyError(f'{text!r}: {what} servers; add their number: "4x {text}"')
         if stated.nic is not None and not any(x.kind == "net" and x.provenance == "declared" for x in server.links):
-            raise TopologyError(
-                f'{text!r}: a rate is that of a network between servers, so say how many servers: "2x {text}"'
-            )
+            raise TopologyError(f'{text!r}: a network rate needs several servers; add their number: "2x {text}"')
         return server
     if len(parsed["count"]) > 4:
         raise TopologyError(f"{text!r}: {parsed['count']} servers; at most {MAX_VERTICES} vertices")
     if rule is not None and fabric is not None:
-        raise TopologyError(f"{text!r}: servers are joined by cables or by the switches of a fabric; give one of them")
+        raise TopologyError(f"{text!r}: servers have either cables or a fabric; give one of them")
     if rule is not None:
         return by_rule(rule, server, int(parsed["count"]), stated.nic, repr(text))
     return compose(server, int(parsed["count"]), stated.nic, fabric, repr(text))
 
 
 def with_every_switch(topology: Topology) -> Topology:
-    """``topology`` as if each of its switches combined."""
+    """``topology`` with in-network reduction in each of its switches."""
     vertices = tuple(replace(v, combines=v.kind == "switch" or v.combines) for v in topology.vertices)
     return replace(topology, vertices=vertices)
 
 
 def machine_named(name: str) -> Topology | None:
-    """The machine of that name, where it is one of ours, or a rule, or several of these; no file is read."""
-    found = _KNOWN.fullmatch(name)
-    if found is None or (found[1] not in CATALOG and found[1].partition(":")[0] not in FAMILIES):
+    """The machine named by a catalog name or a rule, or several of these; None for other names, and no file is read."""
+    match = _KNOWN.fullmatch(name)
+    if match is None or (match[1] not in CATALOG and match[1].partition(":")[0] not in FAMILIES):
         return None
     try:
         return parse_spec(name)
@@ -84,7 +85,7 @@ def machine_named(name: str) -> Topology | None:
 
 
 def _split(key: str, stated: str, where: str) -> tuple[str | None, str]:
-    """What ``key=RULE`` says among what is stated (None: nothing), and the rest."""
+    """The rule of ``key=RULE`` in ``stated`` (None without one), and the other items."""
     items = [item.strip() for item in stated.split(",")] if stated else []
     rules = [item.partition("=")[2].strip() for item in items if re.match(rf"{key}\s*=", item)]
     if len(rules) > 1:
@@ -93,7 +94,7 @@ def _split(key: str, stated: str, where: str) -> tuple[str | None, str]:
 
 
 def _single(text: str, stated: Stated = NOTHING) -> Topology | None:
-    """One machine: from the catalog, a file or a rule; None if the text is none of these."""
+    """One machine: from the catalog, a file or a rule; None for other text."""
     name = ALIASES.get(text, text)
     if name not in CATALOG and _is_path(text):
         # Read on demand: a catalog name needs no parser.
@@ -101,9 +102,9 @@ def _single(text: str, stated: Stated = NOTHING) -> Topology | None:
 
         return read_topology(Path(text), text, stated)
     named = machine(name) if name in CATALOG else synthetic(text) if text.partition(":")[0] in FAMILIES else None
-    said = [key for key in stated.names() if key != "nic"]
-    if named is not None and said:
-        raise TopologyError(f"{text} has rates of its own; {', '.join(said)} can be stated of files that have none")
+    rates = [key for key in stated.names() if key != "nic"]
+    if named is not None and rates:
+        raise TopologyError(f"{text} already has rates; {', '.join(rates)} can be stated only for files without them")
     return named
 
 
@@ -124,18 +125,18 @@ def _unknown(text: str) -> str:
     near = did_you_mean(text, [*CATALOG, *ALIASES, *FAMILIES])
     machines = "a machine" if near else f"one of {', '.join(CATALOG)}"
     return (
-        f"unknown topology {text!r}{near}; expected a file that is there, {machines}, a rule (ring:8) or several "
-        'servers ("2x dgx-1v @ 40Gbps"); blink topo --list has all machines and rules'
+        f"unknown topology {text!r}{near}; expected an existing file, {machines}, a rule (ring:8) or several "
+        'servers ("2x dgx-1v @ 40Gbps"); blink topo --list shows all machines and rules'
     )
 
 
 def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> tuple[int, ...]:
-    """The ranks of a job, in the order given: rank ``i`` is vertex ``result[i]``. ``option`` is what messages call it.
+    """The ranks of a job, in the order of ``text``: rank ``i`` is vertex ``result[i]``. Messages mention ``option``.
 
     ``"1,4,5,6"`` with ids of the topology, ``"1 4"`` or ``"GPU1,GPU4"``, ranges as ``"0-3"``; or one list per server,
-    joined by ``+`` and with each server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs. A
-    TopologyError if the text is empty or no such list, a GPU is unknown or given twice, or the lists are not one per
-    server.
+    joined by ``+``, with each server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs.
+    TopologyError for an empty or invalid list, an unknown or duplicate GPU, or a number of lists other than the
+    number of servers.
     """
     if text is None:
         return topology.ranks
@@ -187,7 +188,7 @@ def _by_server(topology: Topology) -> list[list[int]]:
 
 
 def load(spec: str | None, gpus: str | None = None) -> tuple[Topology, tuple[int, ...]]:
-    """The topology that ``spec`` names (None: this machine) and the ranks that ``gpus`` chooses on it."""
+    """The topology named by ``spec`` (None: the present machine), and the ranks selected by ``gpus``."""
     if spec is None:
         from blinkccl.topology.probe import probe
 

@@ -1,7 +1,7 @@
-"""What a topology file leaves open, and its reader may state: ``node7.txt @ nvlink=50GB/s, pcie=gen5, nic=400Gbps``.
+"""Rates stated by the user for a topology file without them: ``node7.txt @ nvlink=50GB/s, pcie=gen5, nic=400Gbps``.
 
-``nvidia-smi topo -m`` and its kin say what is joined to what, but of few links how fast they are. A reader takes the
-rate that is stated (its links are *declared* then), else a usual one, and a note of the topology says which it took.
+``nvidia-smi topo -m`` and similar tools list links but few rates. A reader uses the stated rate (its links are then
+*declared*), else a usual one, and records its choice in a note of the topology.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.nccl_constants import PCI_DEFAULT_WIDTH, PCI_SPEED, pcie_gb_per_s
 from blinkccl.units import parse_gb_per_s
 
-#: GB/s that a network may have.
+#: Limit of a network's rate in GB/s.
 MAX_NETWORK_GB_PER_S = 100_000
 _PCIE = re.compile(r"gen([1-6])(?:x(1|2|4|8|12|16|32))?")
 _GENERATIONS = dict(enumerate(PCI_SPEED.values(), 1))
@@ -35,60 +35,62 @@ class Stated:
     nic: Fraction | None = None
 
     def names(self) -> list[str]:
-        """The names of what is stated."""
+        """The names of the stated rates."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
     def rate(self, box: Assembly, key: str, what: str, usual: Fraction | int, basis: str = "") -> Fraction:
-        """GB/s of ``what``: as stated, else ``usual``, for ``basis``; adds the note that says which."""
+        """GB/s of ``what``: as stated, else ``usual``, with ``basis`` as the reason; a note records the choice."""
         stated: Fraction | None = getattr(self, key)
         if stated is not None:
             box.notes.append(f"{what}: {float(stated):g} GB/s, as stated")
             return stated
         why = f" ({basis})" if basis else ""
         box.notes.append(
-            f"{what} is taken as {float(usual):g} GB/s{why}, as {box.provenance} does not say; to state it: "
+            f"{what} is assumed to have {float(usual):g} GB/s{why}, as {box.provenance} does not say; to state it: "
             f'"FILE @ {key}={_EXAMPLES[key]}"'
         )
         return Fraction(usual)
 
     def declare(self, box: Assembly) -> None:
-        """Mark the links whose rate was stated as declared; a note where there are none."""
+        """Mark links with a stated rate as declared; add a note for a stated rate without links."""
         for key in self.names():
             mine = [ends for ends, link in box.links.items() if link.kind == _LINK_KINDS.get(key, key)]
             for ends in mine:
                 box.links[ends] = replace(box.links[ends], provenance="declared")
-            if not mine and key != "nic":  # which may be that of a network to come
-                box.notes.append(f"the rate of {key} is stated, but no link is one")
+            if not mine and key != "nic":  # a NIC's rate may be for a network added later
+                box.notes.append(f"a rate for {key} is stated, but there is no {key} link")
 
 
 NOTHING = Stated()
 
-#: A note of :meth:`Stated.rate`, of what was not stated.
-_TAKEN = re.compile(r'(?P<what>.*) is taken as (?P<rate>\S+ GB/s).* "FILE @ (?P<key>\w+)=')
+#: A note of :meth:`Stated.rate` about a rate that was not stated.
+_TAKEN = re.compile(r'(?P<what>.*) is assumed to have (?P<rate>\S+ GB/s).* "FILE @ (?P<key>\w+)=')
 
 
 def assumed(topology: Topology) -> list[str]:
-    """Each rate of the links of ``topology`` that is assumed, as its notes say it: ``an NVLink lane 25 GB/s``."""
+    """The assumed rates of the links of ``topology``, from its notes: ``an NVLink lane 25 GB/s``."""
     kinds = {link.kind for link in topology.links}
-    taken = [found for note in topology.notes if (found := _TAKEN.match(note)) is not None]
+    taken = [match for note in topology.notes if (match := _TAKEN.match(note)) is not None]
     return [f"{one['what']} {one['rate']}" for one in taken if _LINK_KINDS.get(one["key"], one["key"]) in kinds]
 
 
 def parse_stated(text: str, where: str) -> Stated:
-    """What ``text`` states: ``"nvlink=50GB/s, pcie=gen5x8, nic=400Gbps"``; a rate alone is that of each NIC.
+    """The rates stated in ``text``: ``"nvlink=50GB/s, pcie=gen5x8, nic=400Gbps"``; a rate alone is that of each NIC.
 
-    ``where`` is what messages call the whole. TopologyError for unknown or doubled names, and for what is no rate.
+    Messages begin with ``where``. TopologyError for unknown or duplicate names, and for invalid rates.
     """
-    found: dict[str, Fraction] = {}
+    rates: dict[str, Fraction] = {}
     for item in text.split(","):
         key, equals, value = item.partition("=")
         key, value = (key.strip().lower(), value.strip()) if equals else ("nic", item.strip())
         if key not in _EXAMPLES:
-            raise TopologyError(f"{where}: {key!r} is none of {', '.join(f'{k}={v}' for k, v in _EXAMPLES.items())}")
-        if key in found:
+            raise TopologyError(
+                f"{where}: {key!r} is no known rate; expected {', '.join(f'{k}={v}' for k, v in _EXAMPLES.items())}"
+            )
+        if key in rates:
             raise TopologyError(f"{where}: {key} is stated twice")
-        found[key] = _gb_per_s(key, value, where)
-    return Stated(**found)
+        rates[key] = _gb_per_s(key, value, where)
+    return Stated(**rates)
 
 
 def _gb_per_s(key: str, value: str, where: str) -> Fraction:
@@ -103,6 +105,7 @@ def _gb_per_s(key: str, value: str, where: str) -> Fraction:
     if not 0 < gb_per_s <= MAX_NETWORK_GB_PER_S:
         what = "a network" if key == "nic" else key
         raise TopologyError(
-            f"{where}: {value} is no rate of {what}; expected more than 0 and at most {MAX_NETWORK_GB_PER_S * 8}Gbps"
+            f"{where}: {value} is no valid rate for {what}; expected more than 0 and at most "
+            f"{MAX_NETWORK_GB_PER_S * 8}Gbps"
         )
     return gb_per_s

@@ -15,9 +15,9 @@ from blinkccl.topology.model import Topology
 
 LANE_GB_PER_S = 25
 MAX_RANKS = 1024
-#: Families with a link for nearly every pair.
+#: Limit for families with a link for nearly every pair.
 MAX_DENSE_RANKS = 256
-#: Of a torus; more have a side of 1.
+#: Limit for a torus; with more sides than this, some have length 1.
 MAX_SIDES = 10
 
 
@@ -26,7 +26,7 @@ Builder = Callable[[Assembly, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A registry row: ``form`` is what people type."""
+    """A registry row: ``form`` is the syntax for users."""
 
     form: str
     about: str
@@ -34,7 +34,7 @@ class Family:
 
 
 def synthetic(spec: str) -> Topology:
-    """The topology, on any machine, of a ``spec`` as in :data:`FAMILIES`; TopologyError if it is none or too large."""
+    """The topology for a ``spec`` as in :data:`FAMILIES`, equal on any machine; TopologyError if invalid."""
     name, _, rest = spec.strip().partition(":")
     family = FAMILIES.get(name)
     if family is None:
@@ -65,7 +65,7 @@ def _lane(box: Assembly, a: int, b: int, lanes: int = 1) -> None:
 
 
 def _by_pairs(pairs: Callable[[int], Iterable[tuple[int, int]]], most: int = MAX_RANKS) -> Builder:
-    """N GPUs, and a lane both ways for each of the pairs of N."""
+    """N GPUs, and a lane both ways for each pair that ``pairs`` yields."""
 
     def build(box: Assembly, text: str) -> None:
         n = _size(box, text, most=most)
@@ -77,7 +77,7 @@ def _by_pairs(pairs: Callable[[int], Iterable[tuple[int, int]]], most: int = MAX
 
 
 def circle_pairs(n: int) -> list[tuple[int, int]]:
-    """Neighbours in a circle; of two there is one pair."""
+    """Neighbours in a circle; a circle of two has one pair."""
     return [(i, (i + 1) % n) for i in range(n if n > 2 else 1)]
 
 
@@ -94,24 +94,24 @@ def _star(box: Assembly, text: str) -> None:
 
 
 def _torus(box: Assembly, text: str) -> None:
-    """Wrap-around grid; along a side of length 2 the two ways round are the same link, counted once."""
+    """Wrap-around grid; along a side of length 2, both directions lead to the same neighbour and count as one link."""
     sides = [_size(box, side, least=1) for side in text.split("x")]
     if len(sides) > MAX_SIDES or not 2 <= prod(sides) <= MAX_RANKS:
-        raise _wrong(box, f"at most {MAX_SIDES} sides with a product in 2 … {MAX_RANKS}, please")
+        raise _wrong(box, f"at most {MAX_SIDES} sides with a product in 2 … {MAX_RANKS}")
     box.add_many("gpu", prod(sides), "GPU")
     for a, b in torus_pairs(*sides):
         _lane(box, a, b)
 
 
 def torus_pairs(*sides: int) -> list[tuple[int, int]]:
-    """Neighbours on a wrap-around grid, the last side numbered the fastest; along a side of length 2 each pair once."""
+    """Neighbours on a wrap-around grid, numbered along the last side first; along a side of length 2 each pair once."""
     pairs: dict[tuple[int, int], None] = {}
     strides = [(prod(sides[i + 1 :]), side) for i, side in enumerate(sides)]
-    for here in range(prod(sides)):
+    for vertex in range(prod(sides)):
         for stride, side in reversed(strides):
-            there = here + stride if here // stride % side < side - 1 else here - stride * (side - 1)
-            if there != here:
-                pairs[min(here, there), max(here, there)] = None
+            neighbour = vertex + stride if vertex // stride % side < side - 1 else vertex - stride * (side - 1)
+            if neighbour != vertex:
+                pairs[min(vertex, neighbour), max(vertex, neighbour)] = None
     return list(pairs)
 
 
@@ -125,7 +125,7 @@ def _hypercube(box: Assembly, text: str) -> None:
 
 
 def _random(box: Assembly, text: str) -> None:
-    """A random tree (``directed``: a random cycle) joins all; then each further pair with chance 0.3."""
+    """A random tree (``directed``: a random cycle) joins all GPUs; each other pair gets a link with probability 0.3."""
     size, *options = text.split(":")
     n, seed, directed = _size(box, size, most=MAX_DENSE_RANKS), 0, False
     for option in options:

@@ -1,4 +1,4 @@
-"""XML as a tree with line numbers, from expat, with everything refused that files of our formats do not need."""
+"""XML as a tree with line numbers, from expat; features that topology files do not need are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blinkccl.topology.limits import MAX_XML_DEPTH, MAX_XML_ELEMENTS, at, shorte
 
 @dataclass(eq=False)
 class Element:
-    """One element: its attributes, its own text, and where it began. Compared by identity."""
+    """One element: its attributes, its own text, and the line of its start tag. Compared by identity."""
 
     tag: str
     attributes: dict[str, str]
@@ -27,7 +27,7 @@ class Element:
         return [child for child in self.children if child.tag == tag]
 
     def above(self, tag: str | None = None) -> Iterator[Element]:
-        """Ancestors, or those with this tag, nearest first."""
+        """Ancestors, or the ones with this tag, nearest first."""
         parent = self.parent
         while parent is not None:
             if tag is None or parent.tag == tag:
@@ -35,7 +35,7 @@ class Element:
             parent = parent.parent
 
     def read(self, key: str, pattern: str, expected: str, source: str) -> str:
-        """An attribute of which all matches ``pattern``; else the TopologyError says what is ``expected``."""
+        """An attribute that must match ``pattern`` as a whole; the TopologyError names the ``expected`` form."""
         text = self.attributes.get(key, "")
         if not re.fullmatch(pattern, text):
             got = repr(shortened(text, 40)) if key in self.attributes else "nothing"
@@ -53,7 +53,7 @@ class Element:
 
 
 class _TreeBuilder:
-    """Handlers that grow the tree and keep the limits."""
+    """Expat handlers that build the tree within the limits."""
 
     def __init__(self, source: str, doctype: str, most: int) -> None:
         self.source = source
@@ -97,15 +97,15 @@ class _TreeBuilder:
         raise at(
             self.source,
             self.parser.CurrentLineNumber,
-            "a document type or entities; no format here has any, so they are not expanded",
+            "document types and entities are refused, as no topology format needs them",
         )
 
 
 def parse_xml(text: str, source: str, doctype: str = "", most: int = MAX_XML_ELEMENTS) -> Element:
-    """The root of ``text``, of at most ``most`` elements; every TopologyError has the line.
+    """The root of ``text``, with at most ``most`` elements; every TopologyError has the line.
 
-    Document types are refused before they expand. ``doctype`` may be named, as some tools name a file of theirs that is
-    not read; it may define nothing.
+    Document types are refused before they expand. The exception is ``doctype``, the name of a DTD that some tools
+    mention: it is not read, and must define nothing.
     """
     builder = _TreeBuilder(source, doctype, most)
     try:

@@ -140,7 +140,7 @@ def test_sendrecv_goes_from_the_first_gpu_to_the_last(blink, gpus, ends):
         (b"\xff\xfe\x00", "no UTF-8"),
         (b"hello, world\n", "no topology (blink doctor reads logs)"),
         (b'{"schema_version": 2, "name": "x", "unit_gb_per_s": 1.0, "vertices": [', "no JSON"),
-        (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "not expanded"),
+        (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "are refused, as no topology format"),
         (b"<system>" * 400, ""),
         (
             b'<system><cpu><pci busid="0"><gpu dev="1000000000"/></pci></cpu></system>',

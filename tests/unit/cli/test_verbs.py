@@ -105,7 +105,7 @@ def test_the_links_of_a_plan_without_topology_are_found_again(blink, tmp_path, l
     assert f"optimal on the links of dgx-1v with {' '.join(options)}" in ended.out
     if links == "pcie":
         blink("check", path, "--topo", "dgx-1v", "--links", "fast").assert_refused(
-            "are those of --links pcie, not of --links fast"
+            "match --links pcie, not --links fast"
         )
 
 

@@ -1,4 +1,4 @@
-"""rocm-smi --showtopo and amd-smi topology."""
+"""Tables of rocm-smi --showtopo and amd-smi topology."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_mi250_has_one_four_or_no_links_between_two(printed: Printed) -> None:
     topology = read(printed(MI250))
     assert xgmi(topology) == {pair: 50.0 * count for pair, count in MI250.links.items()}
     assert {x.provenance for x in topology.links} == {"rocm-smi" if printed is dumps.rocm_smi else "amd-smi"}
-    assert "16 pairs are joined over several xGMI links, by way of other GPUs" in topology.notes
+    assert "16 pairs have no direct xGMI link and are connected through other GPUs" in topology.notes
     hosts = sum(v.kind == "host" for v in topology.vertices)
     assert hosts == (2 if printed is dumps.rocm_smi else 1), "amd-smi prints no NUMA nodes"
 
 
 @pytest.mark.parametrize("printed", [dumps.rocm_smi, dumps.amd_smi])
-def test_without_bandwidths_the_weight_says_which_links_are_direct(printed: Printed) -> None:
+def test_weights_show_direct_links_if_there_are_no_bandwidths(printed: Printed) -> None:
     topology = read(printed(MI250, 0))
     assert xgmi(topology) == dict.fromkeys(MI250.links, 50.0)
-    assert any("the xGMI link of two GPUs is taken as 50 GB/s" in note for note in topology.notes)
+    assert any("the xGMI link of two GPUs is assumed to have 50 GB/s" in note for note in topology.notes)
 
 
 def test_the_rate_of_a_link_can_be_stated() -> None:
@@ -62,7 +62,7 @@ def test_the_rate_of_a_link_can_be_stated() -> None:
     assert xgmi(read(dumps.rocm_smi(MI250), stated))[0, 1] == 256.0
 
 
-def test_gpus_without_xgmi_hang_on_their_numa_nodes() -> None:
+def test_gpus_without_xgmi_are_joined_to_their_numa_nodes() -> None:
     topology = read(dumps.rocm_smi(PCIE))
     assert {x.kind for x in topology.links} == {"pcie", "smp"}
     hosts = [sorted(x.src for x in topology.links if x.dst == h and x.kind == "pcie") for h in (4, 5)]
@@ -70,20 +70,20 @@ def test_gpus_without_xgmi_hang_on_their_numa_nodes() -> None:
     assert read(dumps.amd_smi(PCIE)).link.keys() == topology.link.keys(), "amd-smi has no NUMA nodes, but hops"
 
 
-def test_one_processor_is_said_to_be_assumed_where_nothing_tells() -> None:
+def test_a_note_says_that_one_processor_is_assumed() -> None:
     topology = read(dumps.amd_smi(MI300X))
     assert sum(v.kind == "host" for v in topology.vertices) == 1
-    assert any("GPU 0-7 are taken for one processor's" in note for note in topology.notes)
+    assert any("GPU 0-7 are assumed to share one processor" in note for note in topology.notes)
 
 
-def test_hosts_are_memories_where_peers_may_not_reach_each_other() -> None:
+def test_hosts_are_memories_without_peer_access() -> None:
     topology = read(dumps.rocm_smi(PCIE).replace("True", "False"))
     assert {v.kind for v in topology.vertices} == {"gpu", "memory"}
-    assert any("PCIe crosses the hosts' memories" in note for note in topology.notes)
+    assert any("PCIe goes through the hosts' memories" in note for note in topology.notes)
     assert not xgmi(read(dumps.amd_smi(MI300X).replace("ENABLED", "DISABLED")))
 
 
-def test_labels_prompts_and_other_tables_are_passed_over() -> None:
+def test_labels_prompts_and_other_tables_are_ignored() -> None:
     text = "[me@n1 ~]$ rocm-smi --showtopo\n" + dumps.rocm_smi(MI250)
     assert read("".join(f"n1: {line}\n" for line in text.splitlines())) == read(text)
     assert read("\ufeff" + text) == read(text)
@@ -100,7 +100,7 @@ TYPES = table("Link Type between two GPUs", "GPU0 0 XGMI", "GPU1 XGMI 0")
     ("text", "message"),
     [
         (dumps.rocm_smi(MI250).replace("Link Type", "Link Kind"), "no table of link types; give the whole output"),
-        (dumps.rocm_smi(MI250) * 2, r"x, line \d+: a second such table; the first is in line 3: give those of one"),
+        (dumps.rocm_smi(MI250) * 2, r"x, line \d+: the same table again, first in line 3; give the output of one"),
         (
             "".join(f"n{i}: {line}\n" for i in (1, 2) for line in dumps.amd_smi(PCIE).splitlines()),
             "output of several nodes: n1, n2",
@@ -121,7 +121,10 @@ TYPES = table("Link Type between two GPUs", "GPU0 0 XGMI", "GPU1 XGMI 0")
             TYPES + table("Weight between two GPUs").replace("GPU1", "GPU0"),
             "line 6: expected the GPUs of the table, each",
         ),
-        (TYPES + "=== Bandwidth ===\n GPU0\nGPU0 N/A\n", "line 5: this table is of GPU0, that of link types of others"),
+        (
+            TYPES + "=== Bandwidth ===\n GPU0\nGPU0 N/A\n",
+            "line 5: this table lists GPU0, but the table of link types lists GPU0 GPU1",
+        ),
         (TYPES + "=== Bandwidth ===", "line 5: expected the GPUs of the table"),
     ],
 )
@@ -130,10 +133,10 @@ def test_bad_tables(text: str, message: str) -> None:
         read(text)
 
 
-def test_a_processor_near_both_of_two_that_are_far_apart() -> None:
+def test_two_processors_near_one_gpu_are_a_contradiction() -> None:
     hops = "=== Hops between two GPUs ===\n GPU0 GPU1 GPU2\nGPU0 0 2 3\nGPU1 2 0 2\nGPU2 3 2 0\n"
     types = (
         "=== Link Type between two GPUs ===\n GPU0 GPU1 GPU2\nGPU0 0 PCIE PCIE\nGPU1 PCIE 0 PCIE\nGPU2 PCIE PCIE 0\n"
     )
-    with pytest.raises(TopologyError, match=r"x, line 8: GPU 0 and 2 are on different processors, but others"):
+    with pytest.raises(TopologyError, match=r"x, line 8: GPU 0 and 2 are on different processors, but other GPUs"):
         amd_smi.parse(hops + types, "x")

@@ -1,4 +1,4 @@
-"""Servers joined by cables: rules, files, and that no packet goes from cable to cable by itself."""
+"""Servers joined by cables: rules, files, and no forwarding from cable to cable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ spark3:p0 spark0:p1
 
 
 def pairs(topology: Topology) -> list[tuple[int, int]]:
-    """The servers that cables join."""
+    """Pairs of servers, one for each cable."""
     ends = ([topology.vertex[v].server for v in (x.src, x.dst)] for x in cables_of(topology))
     return sorted((min(a, b), max(a, b)) for a, b in ends)
 
@@ -61,13 +61,13 @@ def test_rules(spec: str, joined: list[tuple[int, int]]) -> None:
     assert not any(v.kind == "switch" for v in topology.vertices)
 
 
-def test_a_server_s_neighbours_take_its_ports_in_their_order() -> None:
+def test_neighbours_of_a_server_use_its_ports_in_order() -> None:
     topology = parse_spec("2x dgx-a100 @ cables=ring*8")
     names = [[topology.vertex[v].label for v in (x.src, x.dst)] for x in cables_of(topology)]
     assert names == [[f"0/NIC{i}", f"1/NIC{i}"] for i in range(8)]
 
 
-def test_the_rate_of_cables_is_that_of_the_ports_or_as_stated() -> None:
+def test_cables_have_the_rate_of_their_ports_or_the_stated_one() -> None:
     def rates(spec: str) -> set[float]:
         return {x.gb_per_s for x in cables_of(parse_spec(spec))}
 
@@ -80,8 +80,8 @@ def test_the_rate_of_cables_is_that_of_the_ports_or_as_stated() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("dgx-spark @ cables=ring", 'cables join servers, so say how many: "4x dgx-spark @ cables=ring"'),
-        ("1x dgx-spark @ cables=ring", "there is 1; give at least 2"),
+        ("dgx-spark @ cables=ring", 'cables join servers; add their number: "4x dgx-spark @ cables=ring"'),
+        ("1x dgx-spark @ cables=ring", "at least 2 servers, got 1"),
         ("4x dgx-spark @ cables=wheel", "'wheel' is no rule for cables; expected one of ring, line, mesh, star, torus"),
         ("4x dgx-spark @ cables=rign", r"'rign' is no rule for cables \(did you mean 'ring'\?\)"),
         ("4x dgx-spark @ cables=", "'' is no rule"),
@@ -89,12 +89,12 @@ def test_the_rate_of_cables_is_that_of_the_ports_or_as_stated() -> None:
         ("4x dgx-spark @ cables=ring*0", "'0' is no number of cables per pair"),
         (
             "4x dgx-spark @ cables=mesh",
-            r"a server needs 3 ports for cables=mesh among 4, and dgx-spark has 2 \(p0, p1\)",
+            r"a server needs 3 ports for cables=mesh with 4 servers, but dgx-spark has 2 \(p0, p1\)",
         ),
-        ("4x dgx-spark @ cables=torus:2x3", "cables=torus:2x3 joins 6 servers, and there are 4"),
-        ("4x dgx-1v @ cables=ring", 'dgx-1v has no NIC, so say how fast the cables are: "… cables=ring, 100Gbps"'),
-        ("4x dgx-spark @ cables=ring, 0Gbps", "is no rate of a network"),
-        ("9999x dgx-spark @ cables=ring", "9999 servers; at most 1024 by a rule for cables"),
+        ("4x dgx-spark @ cables=torus:2x3", "cables=torus:2x3 is for 6 servers, got 4"),
+        ("4x dgx-1v @ cables=ring", 'dgx-1v has no NIC; add the rate of the cables: "… cables=ring, 100Gbps"'),
+        ("4x dgx-spark @ cables=ring, 0Gbps", "is no valid rate for a network"),
+        ("9999x dgx-spark @ cables=ring", "9999 servers; a rule for cables allows at most 1024"),
         ("1000x chain:2 @ cables=mesh, 1Gbps", "499500 cables; at most 10000"),
         ("1024x gb200-nvl72 @ cables=ring", "more than 4096 vertices"),
     ],
@@ -107,7 +107,7 @@ def test_bad_specs(spec: str, message: str) -> None:
 # Files.
 
 
-def test_a_file_says_what_a_rule_says() -> None:
+def test_a_file_and_a_rule_give_the_same_topology() -> None:
     topology = parse_topology(RING.encode(), "folder/ring.txt")
     assert topology.name == "4x dgx-spark @ cables=ring.txt"
     assert calibration_for(topology).name == "spark"
@@ -136,7 +136,7 @@ def test_a_cable_that_is_faster_than_its_ports() -> None:
     topology = parse("machine dgx-spark: a b\na:p0 b:p0 400Gbps", "x")
     assert {x.gb_per_s for x in cables_of(topology)} == {25.0}
     assert topology.notes == (
-        "the cable a:p0 – b:p0 could carry 400 Gb/s, its ports 200 Gb/s: it is taken for that",
+        "the cable a:p0 – b:p0 has 400 Gb/s, but its ports limit it to 200 Gb/s",
     )  # fmt: skip
 
 
@@ -144,27 +144,27 @@ TWO, THREE = "machine dgx-spark: a b\n", "machine dgx-spark: a b c\n"
 FAULTS = [
     ("machine dgx-sprak: a b", "line 1, column 9: unknown machine 'dgx-sprak' (did you mean 'dgx-spark'?)"),
     ("machine ring:x: a b", "line 1, column 9: 'ring:x': 'x' is not a number of GPUs"),
-    ("machine 2x: a b", "line 1, column 9: unknown machine '2x'; blink topo --list has all"),
+    ("machine 2x: a b", "line 1, column 9: unknown machine '2x'; blink topo --list shows all"),
     ("machine", "line 1, column 1: expected machine, a kind, a colon and names, as in machine dgx-spark: spark0"),
     ("machine dgx-spark a b", "line 1, column 9: expected machine, a kind, a colon and names"),
-    ("machine dgx-spark: a a", "line 1, column 22: there is a machine a already; give each a name of its own"),
-    ("machine dgx-spark: a b/c", "line 1, column 22: 'b/c' is no name; use letters, digits, and - _ . in it"),
+    ("machine dgx-spark: a a", "line 1, column 22: the name a is already used; give each machine its own name"),
+    ("machine dgx-spark: a b/c", "line 1, column 22: 'b/c' is no valid name; use letters, digits, and - _ . only"),
     (TWO, "x: no cable; expected a line like a:p0 b:p0"),
-    (f"{TWO}a:p0", "line 2, column 1: expected two ends and at most a rate, as in a:p0 b:p0 200Gbps"),
-    (f"{TWO}a:p0 b:p0 200 Gbps", "line 2, column 15: expected two ends and at most a rate"),
+    (f"{TWO}a:p0", "line 2, column 1: expected two ends and optionally a rate, as in a:p0 b:p0 200Gbps"),
+    (f"{TWO}a:p0 b:p0 200 Gbps", "line 2, column 15: expected two ends and optionally a rate"),
     (f"{TWO}a:p0 b", "line 2, column 6: 'b' is no end of a cable; expected NAME:PORT, as in a:p0 b:p0"),
     (f"{TWO}a:p0 b:", "line 2, column 6: 'b' is no end of a cable"),
-    (f"{TWO}\n a:p0  c:p0", "line 3, column 8: no machine is called 'c'"),
+    (f"{TWO}\n a:p0  c:p0", "line 3, column 8: no machine is named 'c'"),
     (f"{TWO}a:p0 b:p2", "line 2, column 6: b has no port 'p2'; it has p0, p1"),
-    (f"{TWO}a:p0 b:p0\na:p0 b:p1", "line 3, column 1: a:p0 has a cable already, that of line 2; free are p1"),
+    (f"{TWO}a:p0 b:p0\na:p0 b:p1", "line 3, column 1: a:p0 already has a cable, in line 2; free ports: p1"),
     (
         f"{THREE}a:p0 b:p0\na:p1 b:p1\nc:p0 a:p1",
-        "line 4, column 6: a:p1 has a cable already, that of line 3; all ports",
+        "line 4, column 6: a:p1 already has a cable, in line 3; all ports",
     ),
     (f"{TWO}a:p0 a:p1", "line 2, column 6: this cable joins a to itself; plug one end into another machine"),
     (f"{TWO}a:p0 b:p0 fast", "line 2, column 11: not a rate: 'fast' (expected e.g. '40Gbps' or '25GB/s')"),
-    (f"{TWO}a:p0 b:p0 0Gbps", "line 2, column 11: '0Gbps' is no rate of a cable"),
-    ("machine clique:2: a b\na:x b:y", "x: nothing says how fast the cable a:x – b:y is; give it a rate: 100Gbps"),
+    (f"{TWO}a:p0 b:p0 0Gbps", "line 2, column 11: '0Gbps' is no valid cable rate"),
+    ("machine clique:2: a b\na:x b:y", "x: no rate is known for the cable a:x – b:y; add one, such as 100Gbps"),
 ]
 
 
@@ -175,7 +175,7 @@ def test_faults_have_a_place_and_a_remedy(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_more_than_anybody_has_is_refused_at_once() -> None:
+def test_nonsense_sizes_are_refused_at_once() -> None:
     with pytest.raises(TopologyError, match=r"line 1, column [0-9]+: more than 1024 machines"):
         parse("machine dgx-spark: " + " ".join(f"s{i}" for i in range(2000)), "x")
     cables = "".join(f"a:x{i} b:x{i} 1Gbps\n" for i in range(20_000))
@@ -185,26 +185,26 @@ def test_more_than_anybody_has_is_refused_at_once() -> None:
 
 @examples(300)
 @given(st.text(alphabet="machine dgx-spark:ab p01\n200Gbps#/é\t", max_size=200))
-def test_whatever_stands_there(rest: str) -> None:
+def test_arbitrary_text_is_read_or_refused(rest: str) -> None:
     with suppress(TopologyError):
         assert len(parse("machine dgx-spark: a b\n" + rest, "x").ranks) >= 2
 
 
-# No server is a switch.
+# Servers do not act as switches.
 
 
-def test_a_machine_that_would_pass_packets_on_is_refused() -> None:
+def test_a_machine_that_forwards_packets_is_refused() -> None:
     box = Assembly("two NICs below a switch", "declared")
     gpu, pcie = box.add("gpu"), box.add("switch", "PCIe")
     nics = box.add_many("nic", 2, "NIC")
     box.join_all([gpu, *nics], pcie, 24, "pcie")
     servers = [CabledServer(str(i), box.finish()) for i in range(3)]
-    with pytest.raises(TopologyError, match="its PCIe leads from NIC0 to NIC1, so that a plan could send packets from"):
+    with pytest.raises(TopologyError, match="its PCIe joins NIC0 to NIC1, so a plan could forward packets from"):
         cabled("x", servers, [Cable((0, "NIC1"), (1, "NIC0"), Fraction(1))])
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if len(machine(name).ranks) <= 16])
-def test_what_arrives_at_a_port_reaches_a_rank_and_no_other_port(name: str) -> None:
+def test_data_from_a_port_reach_a_rank_and_no_other_port(name: str) -> None:
     topology = parse_spec(f"3x {name} @ cables=line, 100Gbps")
     ends = {v for x in cables_of(topology) for v in (x.src, x.dst)}
     ahead: dict[int, list[int]] = {}
@@ -213,23 +213,23 @@ def test_what_arrives_at_a_port_reaches_a_rank_and_no_other_port(name: str) -> N
             ahead.setdefault(link.src, []).append(link.dst)
     for port in ends:
         server = topology.vertex[port].server
-        seen, line = {port}, [port]
+        reached, line = {port}, [port]
         for at in line:
-            line += [v for v in ahead.get(at, ()) if topology.vertex[v].server == server and v not in seen]
-            seen.update(line)
-        assert not seen & ends - {port}
-        assert any(v in topology.ranks for v in seen)
+            line += [v for v in ahead.get(at, ()) if topology.vertex[v].server == server and v not in reached]
+            reached.update(line)
+        assert not reached & ends - {port}
+        assert any(v in topology.ranks for v in reached)
 
 
-def test_ranks_that_no_cable_joins_are_told_apart() -> None:
+def test_ranks_without_a_cable_are_named_by_parts() -> None:
     ring = parse_spec("4x dgx-spark @ cables=ring")
     with pytest.raises(
-        TopologyError, match=r"parts: \{0\} and \{2\}; --relays \(other GPUs pass data on\) would join them"
+        TopologyError, match=r"parts: \{0\} and \{2\}; --relays \(other GPUs forward data\) would join them"
     ):
         network_for(ring, (0, 2))
     assert 1 in network_for(ring, (0, 2), relays=True).vertex
     two = parse("machine dgx-spark: a b c d\na:p0 b:p0\nc:p0 d:p0", "x")
     with pytest.raises(
-        TopologyError, match=r"parts: \{0,1\} and \{2,3\}\. No cable joins them; blink doctor says which"
+        TopologyError, match=r"parts: \{0,1\} and \{2,3\}\. No cable joins them; blink doctor names one"
     ):
         network_for(two, (0, 1, 2, 3))

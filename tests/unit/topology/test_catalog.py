@@ -1,4 +1,4 @@
-"""The catalog says what the vendors' documents say."""
+"""The catalog against the vendors' documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_machine_is_symmetric_connected_and_of_the_catalog(name: str) -> N
     assert topology.ranks == tuple(range(len(topology.ranks)))
     assert {x.provenance for x in topology.links} == {"catalog"}
     for x in topology.links:
-        if name != "dgx-spark":  # what leaves it and what comes in have ways of their own
+        if name != "dgx-spark":  # its two directions have separate paths
             assert topology.link[x.dst, x.src].capacity == x.capacity
         assert x.gb_per_s == pytest.approx(x.capacity * topology.unit_gb_per_s)
     assert len(network_for(topology, topology.ranks, "all").links) > 0 or len(topology.ranks) == 1
@@ -66,7 +66,7 @@ def test_nvswitch_servers_have_one_switch_and_a_nic_per_gpu(
     assert sum(v.kind == "nic" for v in topology.vertices) == (gpus if nic else 0)
 
 
-def test_mist_runs_over_nvlink_into_the_processors_and_their_bus() -> None:
+def test_mist_uses_nvlink_to_the_processors_and_their_bus() -> None:
     topology = machine("mist")
     assert lanes(topology)[0, 1] == 75.0
     network = network_for(topology, topology.ranks)
@@ -93,7 +93,7 @@ def test_every_pair_of_mi300x_has_a_link_of_64_gb_per_s() -> None:
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_other_names_are_of_machines_that_are_there(name: str) -> None:
+def test_aliases_name_existing_machines(name: str) -> None:
     assert name not in CATALOG
     assert parse_spec(name) is machine(ALIASES[name])
     assert len(parse_spec(f"2x {name}").ranks) == 2 * len(parse_spec(name).ranks)
@@ -106,6 +106,6 @@ def test_pcie_runs_through_switches_hosts_and_the_bus() -> None:
     assert not any(x.src in topology.ranks and x.dst in topology.ranks for x in topology.links)
 
 
-def test_an_unknown_machine_lists_those_there_are() -> None:
+def test_the_error_for_an_unknown_machine_lists_the_catalog() -> None:
     with pytest.raises(TopologyError, match=r"no machine 'dgx-9'.*dgx-1v"):
         machine("dgx-9")

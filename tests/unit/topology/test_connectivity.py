@@ -1,4 +1,4 @@
-"""Parts and ways, against networkx and against the definition."""
+"""Parts and paths, against networkx and against the definition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_parts_group_by_mutual_reach_in_the_order_given() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_between_is_what_lies_on_a_simple_path_between_two_ranks(seed: int) -> None:
+def test_between_gives_the_vertices_of_simple_paths_between_ranks(seed: int) -> None:
     dice = random.Random(seed)
     graph = nx.gnp_random_graph(8, 0.3, seed=seed)
     ranks = sorted(dice.sample(range(8), 3))

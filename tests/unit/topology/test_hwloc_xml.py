@@ -1,4 +1,4 @@
-"""lstopo XML, by samples of our own."""
+"""lstopo XML, with samples written for Blink."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nvswitch_chips_are_one_switch() -> None:
     assert {x.provenance for x in topology.links} == {"lstopo"}
 
 
-def test_bridges_that_part_gpus_are_switches_and_others_lengthen_a_link() -> None:
+def test_bridges_with_branches_are_switches_and_others_extend_links() -> None:
     topology = read(dumps.lstopo(H100, switched=9))
     pcie = rates(topology, "pcie")
     assert len(pcie) == 8 + 4
@@ -48,10 +48,10 @@ def test_nvlinks_between_gpus() -> None:
     assert rates(topology, "nvlink") == {(f"GPU{a}", f"GPU{b}"): 25.0 * n for (a, b), n in RING.links.items()}
 
 
-def test_xgmi_is_the_matrix_unless_hwloc_knew_no_rates() -> None:
+def test_xgmi_rates_come_from_the_matrix_if_hwloc_knew_them() -> None:
     known = dumps.lstopo(RING, "XGMIBandwidth", 50_000)
     assert set(rates(read(known), "xgmi").values()) == {50.0, 100.0}
-    with pytest.raises(TopologyError, match=r"line .*this matrix has the rates of xGMI, so state none"):
+    with pytest.raises(TopologyError, match=r"line .*this matrix contains the xGMI rates; remove the stated one"):
         read(known, parse_stated("xgmi=64GB/s", "x"))
     flat = dumps.lstopo(dumps.Machine(2, links={(0, 1): 1}), "XGMIBandwidth", 100_000)
     assert any("this hwloc writes 100000 MB/s" in note for note in read(flat).notes)
@@ -78,10 +78,10 @@ def test_nics_have_the_stated_rate_and_at_most_that_of_their_slot() -> None:
     assert rates(topology, "net") == {(f"GPU{gpu}", nic): 12.5 for gpu, nic in sorted(pairs)}
     fast = read(text, parse_stated("nic=400Gbps", "x"))
     assert set(rates(fast, "net").values()) == {24.0}
-    assert "mlx5_0: 24 GB/s, as its PCIe link has no more" in fast.notes
+    assert "mlx5_0: 24 GB/s, the limit of its PCIe link" in fast.notes
 
 
-def test_what_is_stated_of_pcie_and_the_bus() -> None:
+def test_stated_rates_of_pcie_and_the_bus() -> None:
     topology = read(dumps.lstopo(H100, switched=9), parse_stated("pcie=gen5, smp=40GB/s", "x"))
     assert set(rates(topology, "pcie").values()) == {48.0}
     assert set(rates(topology, "smp").values()) == {40.0}
@@ -90,21 +90,21 @@ def test_what_is_stated_of_pcie_and_the_bus() -> None:
     )
 
 
-def test_links_of_unknown_speed_and_gpus_that_no_backend_knew() -> None:
+def test_links_without_a_speed_and_gpus_without_a_backend() -> None:
     text = re.sub(r'pci_link_speed="[^"]*"', 'pci_link_speed="0.000000"', dumps.lstopo(dumps.Machine(4)))
     topology = read(text.replace('name="nvml', 'name="card'))
     assert [v.label for v in topology.vertices[:4]] == ["GPU0", "GPU1", "GPU2", "GPU3"]
     assert set(rates(topology, "pcie").values()) == {12.0}
-    assert "4 PCIe links are taken as generation 3 ×16: lstopo saw no speed" in topology.notes
-    assert "GPUs are numbered as on PCI, as this lstopo knew no NVML, ROCm or CUDA device" in topology.notes
-    assert any("no NVLink and no xGMI" in note for note in topology.notes)
+    assert "4 PCIe links are assumed to be generation 3 ×16, as lstopo saw no speed" in topology.notes
+    assert "GPUs are in PCI order, as this lstopo found no NVML, ROCm or CUDA device" in topology.notes
+    assert any("no NVLink or xGMI" in note for note in topology.notes)
 
 
-def test_an_idle_gpu_is_as_slow_as_it_was_seen() -> None:
+def test_an_idle_gpu_keeps_the_slow_rate_of_the_file() -> None:
     text = dumps.lstopo(dumps.Machine(2))
     slow = read(re.sub(r'(0302 \[10de:20b0\]" pci_link_speed=)"[^"]*"', r'\1"4.000000"', text))
     assert set(rates(slow, "pcie").values()) == {3.0}, "16 lanes of generation 1"
-    assert any("slower where a GPU was idle" in note for note in slow.notes)
+    assert any("too low if a GPU was idle" in note for note in slow.notes)
 
 
 SAMPLE = dumps.lstopo(RING)
@@ -115,13 +115,16 @@ SAMPLE = dumps.lstopo(RING)
     [
         (SAMPLE.replace('version="2.0"', 'version="3.0"'), "line 3: <topology> version '3.0', expected 2.0"),
         (SAMPLE.replace(' version="2.0"', ""), "line 3: <topology> version '1', expected 2.0"),
-        (SAMPLE.replace('"hwloc2.dtd">', '"hwloc2.dtd" [<!ENTITY a "b">]>'), "line 2: a document type or entities"),
+        (
+            SAMPLE.replace('"hwloc2.dtd">', '"hwloc2.dtd" [<!ENTITY a "b">]>'),
+            "line 2: document types and entities are refused",
+        ),
         (SAMPLE.replace("nvml0", "eth0").replace("nvml", "ib").replace("10de", "15b3"), "no GPU: no OS device nvml0"),
-        (SAMPLE.replace("nvml1", "nvml0"), r"line \d+: nvml0 stands twice, first in line \d+"),
+        (SAMPLE.replace("nvml1", "nvml0"), r"line \d+: nvml0 appears twice, first in line \d+"),
         (SAMPLE.replace('speed="31.507692"', 'speed="fast"'), r"line \d+: <object> pci_link_speed is 'fast', exp"),
         (SAMPLE.replace("1000000", "", 1), r"line \d+: NVLinkBandwidth: 15 values, expected 4 × 4 whole numbers"),
         (SAMPLE.replace("50000", "75000", 1), r"line \d+: 75000 and 50000 MB/s between objects 0 and 1, expected the"),
-        (SAMPLE.replace(">100 101", ">100 999"), r"line \d+: the object '999' is not there"),
+        (SAMPLE.replace(">100 101", ">100 999"), r"line \d+: unknown object '999'"),
         (SAMPLE.replace(">100 101 102 103", ">100"), r"line \d+: 1 objects, expected 2 to"),
         (SAMPLE[:-20], "not well-formed"),
     ],

@@ -27,7 +27,7 @@ def test_a_vertex_goes_with_its_links() -> None:
     assert len(left.links) == len(whole.links) - sum(5 in ends for ends in whole.link)
 
 
-def test_nothing_lost_is_the_same() -> None:
+def test_without_losses_the_topology_is_equal() -> None:
     assert without(machine("dgx-1v")) == machine("dgx-1v")
 
 
@@ -41,17 +41,17 @@ def test_a_slow_link_keeps_all_rates_exact() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-", "-3", "0-3-4", "a-b", "0-3;1-2", "9" * 5000 + "-2", "٣-0"])
-def test_what_is_no_link_is_refused(text: str) -> None:
+def test_bad_links_to_lose_are_refused(text: str) -> None:
     with pytest.raises(TopologyError, match="is no link; expected two vertices like 0-3"):
         parse_pairs(text, "--without")
 
 
-def test_links_are_read() -> None:
+def test_links_to_lose_are_read() -> None:
     assert parse_pairs("0-3, 16-4", "--without") == ((0, 3), (16, 4))
     assert parse_pairs("GPU0-gpu3", "--without") == ((0, 3),)
 
 
-def test_what_is_not_there_cannot_be_lost() -> None:
+def test_unknown_links_and_vertices_cannot_be_lost() -> None:
     whole = machine("dgx-1v")
     with pytest.raises(TopologyError, match="dgx-1v has no link 0-5; 0 has links to 1-4"):
         without(whole, [(0, 5)])

@@ -33,13 +33,13 @@ def test_the_sample_is_read() -> None:
 
 @settings(max_examples=30)
 @given(data=st.data(), ranks=st.integers(2, 10), channels=st.integers(1, 32))
-def test_what_is_written_is_read_back(data, ranks, channels) -> None:
+def test_written_graphs_read_back(data, ranks, channels) -> None:
     orders = tuple(tuple(data.draw(st.permutations(range(ranks)))) for _ in range(channels))
     kind = data.draw(st.sampled_from(nccl_graph.WRITTEN_KINDS))
     graph = ChannelGraph(0, nccl_graph.RING_PATTERN, orders, data.draw(st.integers(1, 200)) / 4, kind)
     text = nccl_graph.write([graph], ["a remark -- with what no comment may hold -->"])
-    (found,) = nccl_graph.parse(text, "written")
-    assert (found.id, found.pattern, found.orders, found.gb_per_s, found.kind, found.across) == (
+    (graph,) = nccl_graph.parse(text, "written")
+    assert (graph.id, graph.pattern, graph.orders, graph.gb_per_s, graph.kind, graph.across) == (
         *(graph.id, graph.pattern, graph.orders, graph.gb_per_s, graph.kind),
         False,
     )
@@ -54,7 +54,7 @@ def test_what_is_written_is_read_back(data, ranks, channels) -> None:
         (ChannelGraph(0, 4, ((0, 1),), 20, "NVL", across=True), "network cards"),
     ],
 )
-def test_what_nccl_would_misread_is_not_written(graph, reason) -> None:
+def test_graphs_that_nccl_would_misread_are_not_written(graph, reason) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         nccl_graph.write([graph])
 
@@ -62,11 +62,11 @@ def test_what_nccl_would_misread_is_not_written(graph, reason) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (file(channel(0, 1), n="2"), "nchannels=2 and has 1"),
-        (file(channel(0, 1) * 2, n="1"), "nchannels=1 and has 2"),
-        (file(channel(0, 0)), "twice"),
-        (file(channel()), "or none"),
-        (file(channel(0, 1) + channel(0, 2), n="2"), "other GPUs"),
+        (file(channel(0, 1), n="2"), "nchannels=2, but contains 1"),
+        (file(channel(0, 1) * 2, n="1"), "nchannels=1, but contains 2"),
+        (file(channel(0, 0)), "each once"),
+        (file(channel()), "must name GPUs"),
+        (file(channel(0, 1) + channel(0, 2), n="2"), "GPUs differ"),
         (file(channel(0, "-1")), "index of a GPU"),
         (file(channel(0, "9" * 5000)), "index of a GPU"),
         (file(channel(0, 1), number="x"), "id is 'x'"),
@@ -77,10 +77,10 @@ def test_what_nccl_would_misread_is_not_written(graph, reason) -> None:
         (file(channel(0, 1)).replace("<graphs", '<graphs x="1"').replace('"1">', '"2">', 1), "well-formed|version"),
         ('<!DOCTYPE graphs [<!ENTITY a "b">]>' + file(channel(0, 1)), "document type"),
         (file(channel(0, 1)).replace("</graphs>", HEAD.format(id=0, n=0, speed=1, kind="NVL") + "</graph></graphs>"),
-         "several graphs with id 0"),
+         "several graphs have the id 0"),
     ],
 )  # fmt: skip
-def test_what_nccl_cannot_have_written_is_refused(text, reason) -> None:
+def test_graphs_that_nccl_cannot_have_written_are_refused(text, reason) -> None:
     with pytest.raises(TopologyError, match=reason):
         nccl_graph.parse(text, "given")
 
@@ -93,7 +93,7 @@ def test_every_truncation_is_refused_with_a_line() -> None:
 
 
 def test_letters_make_a_graph_hexadecimal() -> None:
-    (found,) = nccl_graph.parse(file(channel(*"0123456789abcdef", "10")), "given")
-    assert found.orders == (tuple(range(17)),)
-    (found,) = nccl_graph.parse(file(channel(*range(16))), "given")
-    assert found.orders == (tuple(range(16)),)
+    (graph,) = nccl_graph.parse(file(channel(*"0123456789abcdef", "10")), "given")
+    assert graph.orders == (tuple(range(17)),)
+    (graph,) = nccl_graph.parse(file(channel(*range(16))), "given")
+    assert graph.orders == (tuple(range(16)),)

@@ -17,18 +17,18 @@ from blinkccl.topology.spec import parse_spec
 OURS = Path(nccl_xml.__file__).parent / "fixtures"
 
 
-def ours(name: str) -> Topology:
+def sample(name: str) -> Topology:
     return nccl_xml.parse((OURS / name).read_text(), name)
 
 
 def same(a: Topology, b: Topology) -> bool:
-    """Whether only the numbers of the transit vertices differ."""
+    """True if only the numbers of the transit vertices differ."""
 
     def graph(t: Topology) -> nx.DiGraph:
-        made = nx.DiGraph()
-        made.add_nodes_from((v.id, {"what": (v.kind, v.id if v.kind == "gpu" else None)}) for v in t.vertices)
-        made.add_edges_from((x.src, x.dst, {"what": (x.kind, x.gb_per_s)}) for x in t.links)
-        return made
+        digraph = nx.DiGraph()
+        digraph.add_nodes_from((v.id, {"what": (v.kind, v.id if v.kind == "gpu" else None)}) for v in t.vertices)
+        digraph.add_edges_from((x.src, x.dst, {"what": (x.kind, x.gb_per_s)}) for x in t.links)
+        return digraph
 
     return bool(
         nx.is_isomorphic(graph(a), graph(b), lambda x, y: x["what"] == y["what"], lambda x, y: x["what"] == y["what"])
@@ -54,7 +54,7 @@ def nvlink(target: int, count: int = 4) -> str:
     "name",
     ["dgx-1p", "dgx-1v", "dgx-2", "hgx-h100", "cedar", "pcie-8gpu", "pcie-4gpu-nvlink-pairs", "pcie-8gpu-nvlink-pairs"],
 )
-def test_what_we_write_we_read_back(name: str) -> None:
+def test_written_topologies_read_back(name: str) -> None:
     topology = machine(name)
     text = nccl_xml_write.write(topology)
     again = nccl_xml.parse(text, name)
@@ -66,7 +66,7 @@ def test_what_we_write_we_read_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dgx-a100", "mist"])
-def test_what_has_only_part_of_a_place_keeps_its_nvlinks(name: str) -> None:
+def test_partly_supported_topologies_keep_their_nvlinks(name: str) -> None:
     topology = parse_spec(name)
     again = nccl_xml.parse(nccl_xml_write.write(topology), name)
     assert sorted(x.gb_per_s for x in again.links if x.kind == "nvlink") == sorted(
@@ -87,7 +87,7 @@ def test_what_has_only_part_of_a_place_keeps_its_nvlinks(name: str) -> None:
         ("clique:4", "PCIe only"),
     ],
 )
-def test_what_has_no_place_is_refused(spec: str, reason: str) -> None:
+def test_unsupported_topologies_are_refused(spec: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         nccl_xml_write.write(parse_spec(spec))
 
@@ -103,7 +103,7 @@ def test_what_has_no_place_is_refused(spec: str, reason: str) -> None:
         (("gpu", "host", "host"), [(0, 1, "pcie"), (0, 2, "pcie")], "no tree"),
     ],
 )
-def test_other_shapes_without_a_place(kinds: tuple[str, ...], links: list[tuple[int, int, str]], reason: str) -> None:
+def test_other_unsupported_shapes(kinds: tuple[str, ...], links: list[tuple[int, int, str]], reason: str) -> None:
     vertices = tuple(Vertex(i, kind) for i, kind in enumerate(kinds))
     both = tuple(Link(s, d, 7, kind, 7.0, "declared") for a, b, kind in links for s, d in ((a, b), (b, a)))
     with pytest.raises(UnsupportedError, match=reason):
@@ -111,20 +111,20 @@ def test_other_shapes_without_a_place(kinds: tuple[str, ...], links: list[tuple[
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("dgx-a100", ["it has "]), ("mist", ["--links pcie gives", "--links all gives"])]
+    ("name", "expected"), [("dgx-a100", ["it has "]), ("mist", ["--links pcie gives", "--links all gives"])]
 )
-def test_what_is_not_kept_is_said(name: str, told: list[str]) -> None:
+def test_differences_name_the_changed_links(name: str, expected: list[str]) -> None:
     topology = machine(name)
-    found = nccl_xml_write.differences(topology, nccl_xml_write.write(topology))
-    assert [sentence[: len(start)] for sentence, start in zip(found, told, strict=True)] == told
+    sentences = nccl_xml_write.differences(topology, nccl_xml_write.write(topology))
+    assert [sentence[: len(start)] for sentence, start in zip(sentences, expected, strict=True)] == expected
 
 
-def test_an_allocation_is_numbered_anew() -> None:
+def test_an_allocation_is_renumbered() -> None:
     topology = network_for(machine("dgx-1v"), (1, 4, 5, 6), "all", stored=False)
     assert nccl_xml_write.differences(topology, nccl_xml_write.write(topology))[0] == "GPUs 1,4-6 become 0-3"
 
 
-def test_links_of_another_shape_are_told_apart() -> None:
+def test_links_of_another_shape_differ() -> None:
     one, other = machine("dgx-1v"), machine("dgx-1p")
     assert any(
         "--links fast gives 32 nvlink" in sentence
@@ -132,16 +132,16 @@ def test_links_of_another_shape_are_told_apart() -> None:
     )
 
 
-def test_a_virtual_machine_that_hides_its_nvswitch() -> None:
-    topology = ours("hgx-h100-vm.nccl.xml")
+def test_a_virtual_machine_with_a_hidden_nvswitch() -> None:
+    topology = sample("hgx-h100-vm.nccl.xml")
     network = network_for(topology, topology.ranks)
     assert {x.gb_per_s for x in network.links} == {450.0}
     assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {12.0}, "unknown speed is generation 3"
     assert {x.gb_per_s for x in topology.links if x.kind == "net"} == {12.5}
 
 
-def test_host_hash_tells_servers_apart() -> None:
-    topology = ours("two-grace-hopper.nccl.xml")
+def test_host_hash_distinguishes_servers() -> None:
+    topology = sample("two-grace-hopper.nccl.xml")
     assert [topology.vertex[g].server for g in topology.ranks] == [0, 1]
     assert sum(v.label == "NVSwitch" for v in topology.vertices) == 1
     assert {x.gb_per_s for x in topology.links if x.kind == "c2c"} == {450.0}
@@ -149,7 +149,7 @@ def test_host_hash_tells_servers_apart() -> None:
 
 
 def test_nvlinks_to_oneself_are_left_out_with_a_note() -> None:
-    topology = ours("self-nvlink.nccl.xml")
+    topology = sample("self-nvlink.nccl.xml")
     assert topology.notes[0] == "line 5: NVLink of GPU0 to itself left out"
     assert {x.kind for x in network_for(topology, topology.ranks).links} == {"pcie", "smp"}
 
@@ -185,8 +185,8 @@ BOMB = (
     [
         ((OURS / "rings.nccl-graph.xml").read_text(), r"line 1: this is a graph file .* not a topology"),
         ((OURS / "no-gpu-tags.nccl.xml").read_text(), NO_GPU_TAGS),
-        (BOMB, "line 1: a document type or entities"),
-        ('<!DOCTYPE s SYSTEM "file:///etc/passwd"><system/>', "a document type or entities"),
+        (BOMB, "line 1: document types and entities are refused"),
+        ('<!DOCTYPE s SYSTEM "file:///etc/passwd"><system/>', "document types and entities are refused"),
         ("<system version='1'>&undefined;</system>", "line 1: not well-formed XML: undefined entity"),
         ("<system version='1'>\n<cpu>", "line 2: not well-formed XML: no element found"),
         ("<system version='2'/>", "version '2', expected 1"),
@@ -194,12 +194,12 @@ BOMB = (
         ("<system version='1'/>", "none of the 0 PCI devices"),
         ("<a>" * 70 + "</a>" * 70, "nested deeper than 64"),
         ("<system>" + "<cpu/>" * 20_001 + "</system>", "more than 20000 elements"),
-        (system(gpu(1), gpu(1)), "line 4: busid 0001:00:00.0 stands twice, first in line 3"),
-        (system(gpu(1), gpu(2).replace('dev="2"', 'dev="1"')), "line 4: <gpu> dev 1 stands twice, first in line 3"),
+        (system(gpu(1), gpu(1)), "line 4: busid 0001:00:00.0 appears twice, first in line 3"),
+        (system(gpu(1), gpu(2).replace('dev="2"', 'dev="1"')), "line 4: <gpu> dev 1 appears twice, first in line 3"),
         (system(gpu(1).replace('dev="1"', 'dev="one"')), "<gpu> dev is 'one', expected a whole number"),
         (system(gpu(1).replace('dev="1"', "")), "<gpu> dev is nothing"),
         (system(gpu(1).replace('busid="0001:00:00.0"', "")), "<pci> without busid"),
-        (system(gpu(1, nvlink(2)), gpu(2)), "line 3: 4 NVLinks from GPU1 to GPU2, but none the other way"),
+        (system(gpu(1, nvlink(2)), gpu(2)), "line 3: 4 NVLinks from GPU1 to GPU2, but none in the other direction"),
         (system(gpu(1, nvlink(2)), gpu(2, nvlink(1, 3))), r"4 NVLinks from GPU1 to GPU2, but 3 \(line 4\)"),
         (system(gpu(1, nvlink(2, 0)), gpu(2)), "<nvlink> count 0, expected 1 … 64"),
         (system(gpu(1, nvlink(2, -4)), gpu(2)), "<nvlink> count is '-4'"),
@@ -232,7 +232,7 @@ def bridge(bus: int, *inside: str) -> str:
 def test_servers_whose_lanes_go_to_several_nvswitch_chips(
     sm: int, chips: int, lanes: tuple[int, ...], ports: tuple[int, ...], gb_per_s: float, net: float
 ) -> None:
-    """Each GPU behind three bridges, its card beside it: as complete dumps of whole servers are."""
+    """Each GPU is behind three bridges and beside its network card, as in complete dumps of whole servers."""
     to_chips = "".join(f'<nvlink target="00f{c}:00:00.0" count="{lanes[c]}" tclass="0x068000"/>' for c in range(chips))
 
     def slot(number: int) -> str:

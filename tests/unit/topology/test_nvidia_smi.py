@@ -1,4 +1,4 @@
-"""nvidia-smi topo -m of every vintage, ours and (where it is there) the shared folder's."""
+"""nvidia-smi topo -m of all versions: Blink's samples, and the shared folder's if it exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.topology_dumps import nvidia_smi as printed
 OURS = Path(nvidia_smi.__file__).parent / "fixtures"
 
 
-def ours(name: str) -> str:
+def sample(name: str) -> str:
     return (OURS / name).read_text()
 
 
@@ -31,36 +31,36 @@ def small(*rows: str, header: str = "\tGPU0\tGPU1\tCPU Affinity") -> str:
     return "\n".join([header, *rows]) + "\n"
 
 
-def test_the_newest_vintage_is_the_catalogs_dgx_1v() -> None:
-    topology = nvidia_smi.parse(ours("dgx-1v.nvidia-smi.txt"))
+def test_the_newest_version_gives_the_catalogs_dgx_1v() -> None:
+    topology = nvidia_smi.parse(sample("dgx-1v.nvidia-smi.txt"))
     assert nvlinks(topology) == nvlinks(machine("dgx-1v"))
     assert sorted(x.gb_per_s for x in topology.links) == sorted(x.gb_per_s for x in machine("dgx-1v").links)
     assert {x.provenance for x in topology.links} == {"nvidia-smi"}
     assert any("mlx5_0, mlx5_1, mlx5_2, mlx5_3" in note for note in topology.notes)
 
 
-def test_the_oldest_vintage_is_the_catalogs_dgx_1p() -> None:
-    """SOC, a header run together, and one affinity for all, which must not undo what SOC says."""
-    topology = nvidia_smi.parse(ours("dgx-1p-old-driver.nvidia-smi.txt"))
+def test_the_oldest_version_gives_the_catalogs_dgx_1p() -> None:
+    """SOC, a header without spaces, and one affinity for all GPUs, which must not override SOC."""
+    topology = nvidia_smi.parse(sample("dgx-1p-old-driver.nvidia-smi.txt"))
     assert nvlinks(topology) == nvlinks(machine("dgx-1p"))
     assert sum(v.kind == "host" for v in topology.vertices) == 2
     read, known = ([x.kind for x in t.links].count("pcie") for t in (topology, machine("dgx-1p")))
     assert read == known
 
 
-def test_all_pairs_alike_beyond_eighteen_lanes_are_an_nvswitch() -> None:
-    topology = nvidia_smi.parse(ours("dgx-2.nvidia-smi.txt"))
+def test_equal_cells_beyond_eighteen_lanes_are_an_nvswitch() -> None:
+    topology = nvidia_smi.parse(sample("dgx-2.nvidia-smi.txt"))
     switch = next(v.id for v in topology.vertices if v.label == "NVSwitch")
     assert nvlinks(topology) == {pair: 150.0 for g in range(16) for pair in ((g, switch), (switch, g))}
 
 
 def test_few_lanes_are_direct_links() -> None:
-    topology = nvidia_smi.parse(ours("hgx-a100-4gpu-terminal.nvidia-smi.txt"))
+    topology = nvidia_smi.parse(sample("hgx-a100-4gpu-terminal.nvidia-smi.txt"))
     assert nvlinks(topology) == {(a, b): 100.0 for a in range(4) for b in range(4) if a != b}
 
 
 def test_pcie_cells_become_switches_and_hosts() -> None:
-    topology = nvidia_smi.parse(ours("pcie-8gpu.nvidia-smi.txt"))
+    topology = nvidia_smi.parse(sample("pcie-8gpu.nvidia-smi.txt"))
     transit = [v.kind for v in topology.vertices if topology.is_transit(v.id)]
     assert transit == ["host", "switch", "switch"] * 2
     assert {x.kind for x in topology.links} == {"pcie", "smp"}
@@ -88,9 +88,9 @@ def test_bridges_in_a_row_become_two_levels() -> None:
         (small("GPU0\tX"), "line 2: row GPU0 has 1 cells, expected 2"),
         (small("GPU0\tX\tPHB"), r"line 2: .*1 of 2 GPU rows are missing \(GPU 1\)"),
         (small(), "line 1: .*2 of 2 GPU rows"),
-        (small("GPU0\tX\tPHB", "GPU0\tX\tPHB"), "line 3: row GPU0 stands twice, first in line 2"),
-        (small("GPU0\tX\tPHB", "GPU7\tPHB\tX"), "line 3: row 'GPU7' is none of the columns"),
-        (small("GPU0\tX\tPHB", "GPU1\tPHB\tX", header="\tGPU0\tGPU1\tGPU1"), "line 1: column GPU1 stands twice"),
+        (small("GPU0\tX\tPHB", "GPU0\tX\tPHB"), "line 3: row GPU0 appears twice, first in line 2"),
+        (small("GPU0\tX\tPHB", "GPU7\tPHB\tX"), "line 3: row 'GPU7' is not among the columns"),
+        (small("GPU0\tX\tPHB", "GPU1\tPHB\tX", header="\tGPU0\tGPU1\tGPU1"), "line 1: column GPU1 appears twice"),
         (small(header="\tGPU0\tGPU1\tGPU3"), "line 1: expected the columns GPU0 … GPU3"),
         (small(header="\tGPU0\tGPU1\tmlx5_0\tGPU2"), "line 1: expected the columns GPU0 … GPU2 in this order before"),
         (small("GPU0\tX\tPIX\tPIX", "GPU1\tPIX\tX\tPIX", header="\tGPU0\tGPU1\tNIC0"), "1 of 1 NIC rows are missing"),
@@ -103,9 +103,9 @@ def test_bridges_in_a_row_become_two_levels() -> None:
             "line 2: GPU0 × GPU1 is SYS, but other cells put both within PIX",
         ),
         ("nothing here", "no header line"),
-        (small("GPU0\tX\tPHB", *["SYS " * 999] * 99, "GPU1\tPHB\tX"), "line 8: row 'SYS' is none of the columns"),
+        (small("GPU0\tX\tPHB", *["SYS " * 999] * 99, "GPU1\tPHB\tX"), "line 8: row 'SYS' is not among the columns"),
         ("\t" + "\t".join(f"GPU{i}" for i in range(600)), "at most 512"),
-        (ours("dgx-2-truncated.nvidia-smi.txt"), r"line 6: .*11 of 16 GPU rows are missing \(GPU 5-15\)"),
+        (sample("dgx-2-truncated.nvidia-smi.txt"), r"line 6: .*11 of 16 GPU rows are missing \(GPU 5-15\)"),
     ],
 )
 def test_bad_matrices(text: str, message: str) -> None:
@@ -115,12 +115,12 @@ def test_bad_matrices(text: str, message: str) -> None:
 
 def test_more_lanes_than_a_gpu_has() -> None:
     rows = ["GPU0\tX\tNV12\tNV11", "GPU1\tNV12\tX\tNV12", "GPU2\tNV11\tNV12\tX"]
-    with pytest.raises(TopologyError, match="line 3: GPU1 shows 24 NVLinks; a GPU has at most 18"):
+    with pytest.raises(TopologyError, match="line 3: GPU1 shows 24 NVLinks, but a GPU has at most 18"):
         nvidia_smi.parse(small(*rows, header="\tGPU0\tGPU1\tGPU2"))
 
 
-def test_affinity_joins_what_nvlink_hides() -> None:
-    """All pairs by NVLink and no NICs: only the affinity tells the sockets apart."""
+def test_affinity_shows_the_sockets_that_nvlink_hides() -> None:
+    """All pairs have NVLink and there are no NICs, so only the affinity distinguishes the sockets."""
     cells = [["X" if i == j else "NV4" for j in range(4)] for i in range(4)]
     rows = ["\t".join([f"GPU{i}", *cells[i], "0-15" if i < 2 else "16-31"]) for i in range(4)]
     topology = nvidia_smi.parse(small(*rows, header="\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity"))
@@ -141,8 +141,8 @@ def test_one_gpu_alone() -> None:
 def test_an_allocation_of_a_dgx_1_has_the_links_of_its_cube_mesh(
     name: str, hidden: tuple[str, ...], lane: float
 ) -> None:
-    """A virtual machine shows its NVLinks, and PHB wherever there are none."""
-    text = ours(f"{name}.nvidia-smi.txt")
+    """A virtual machine shows its NVLinks, and PHB for all other pairs."""
+    text = sample(f"{name}.nvidia-smi.txt")
     for word in hidden:
         text = text.replace(f"\t{word}", "\tPHB")
     network = network_for(nvidia_smi.parse(text), (1, 4, 5, 6))
@@ -158,8 +158,8 @@ def test_an_hgx_a100_is_an_nvswitch_of_twelve_lanes() -> None:
     assert len(nvlinks(topology)) == 16
 
 
-def test_where_all_is_sys_every_gpu_has_a_host_of_its_own() -> None:
-    """Eight GPUs without NVLink, four of each affinity; a NIC below the root port of one of them."""
+def test_with_sys_everywhere_each_gpu_has_its_own_host() -> None:
+    """Eight GPUs without NVLink, four per affinity; a NIC below the root port of one of them."""
     names = [*(f"GPU{i}" for i in range(8)), "NIC0"]
     cells = [["X" if a == b else "PHB" if {a, b} == {6, 8} else "SYS" for b in range(9)] for a in range(9)]
     affinity = [*["0-55"] * 4, *["56-111"] * 4, ""]
@@ -171,14 +171,14 @@ def test_where_all_is_sys_every_gpu_has_a_host_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("label", ["0: ", " 3: ", "node7.cluster: ", "gpu-04: "])
-def test_labels_of_srun_and_pdsh_are_passed_over(label: str) -> None:
-    text = ours("dgx-1v.nvidia-smi.txt")
+def test_labels_of_srun_and_pdsh_are_ignored(label: str) -> None:
+    text = sample("dgx-1v.nvidia-smi.txt")
     labelled = "".join(label + line + "\n" for line in text.splitlines())
     assert nvidia_smi.parse(labelled, "x") == nvidia_smi.parse(text, "x")
 
 
 def test_a_prompt_before_the_matrix_may_begin_with_a_bracket(tmp_path: Path) -> None:
-    text = ours("dgx-1v.nvidia-smi.txt")
+    text = sample("dgx-1v.nvidia-smi.txt")
     (tmp_path / "x.txt").write_text("[me@node ~]$ nvidia-smi topo -m\n" + text)
     assert read_topology(tmp_path / "x.txt").links == nvidia_smi.parse(text).links
 
@@ -190,12 +190,18 @@ def of_two_nodes(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (ours("dgx-1v.nvidia-smi.txt") * 2, r"line \d+: a second matrix begins here, the first in line 1; give those"),
-        (of_two_nodes(ours("dgx-1v.nvidia-smi.txt")), "output of several nodes: n1, n2; give those of one; .*2x FILE"),
+        (
+            sample("dgx-1v.nvidia-smi.txt") * 2,
+            r"line \d+: a second matrix begins, the first is in line 1; give the output",
+        ),
+        (
+            of_two_nodes(sample("dgx-1v.nvidia-smi.txt")),
+            "output of several nodes: n1, n2; give the output of one node; .*2x FILE",
+        ),
     ],
     ids=["two matrices", "two nodes"],
 )
-def test_what_is_not_one_matrix_of_nvidia_smi(text: str, message: str) -> None:
+def test_text_without_exactly_one_matrix_is_refused(text: str, message: str) -> None:
     assert nvidia_smi.looks_like(text)
     with pytest.raises(TopologyError, match=message):
         nvidia_smi.parse(text, "x")
@@ -210,10 +216,12 @@ def test_two_gpus_that_share_memory_with_one_processor_are_blackwells() -> None:
     assert any("NVLink 5, as two GPUs share memory" in note for note in topology.notes)
     hopper = nvidia_smi.parse(printed(GB200))
     assert set(nvlinks(hopper).values()) == {450.0}
-    assert any("an NVLink lane is taken as 25 GB/s" in note and "FILE @ nvlink=" in note for note in hopper.notes)
+    assert any(
+        "an NVLink lane is assumed to have 25 GB/s" in note and "FILE @ nvlink=" in note for note in hopper.notes
+    )
 
 
-def test_what_is_stated_is_declared_and_said() -> None:
+def test_stated_rates_are_declared_and_noted() -> None:
     stated = parse_stated("nvlink=50GB/s, pcie=gen5, smp=22GB/s, nic=400Gbps", "x")
     topology = nvidia_smi.parse(printed(GB200), "x", stated)
     rates = {kind: {x.gb_per_s for x in topology.links if x.kind == kind} for kind in ("nvlink", "pcie", "smp", "net")}
@@ -238,26 +246,26 @@ def test_nics_that_are_far_from_all_gpus_serve_the_nearest() -> None:
     assert net(nvidia_smi.parse(near, "x", parse_stated("400Gbps", "x"))) == [("GPU0", "mlx5_0"), ("GPU1", "mlx5_0")]
 
 
-def test_nics_for_storage_are_left_out_where_others_are_nearer() -> None:
+def test_nics_for_storage_are_left_out_if_others_are_nearer() -> None:
     rows = ("GPU0\tX\tPIX\tSYS", "NIC0\tPIX\tX\tSYS", "NIC1\tSYS\tSYS\tX")
     topology = nvidia_smi.parse(small(*rows, header="\tGPU0\tNIC0\tNIC1"), "x", parse_stated("400Gbps", "x"))
     assert net(topology) == [("GPU0", "NIC0")]
     assert "NICs left out, as others are nearer to the GPUs: NIC1" in topology.notes
 
 
-def test_a_prompt_right_behind_the_matrix_is_passed_over() -> None:
+def test_a_prompt_right_after_the_matrix_is_ignored() -> None:
     text = small("GPU0\tX\tPHB\t0-7", "GPU1\tPHB\tX\t0-7")
     assert nvidia_smi.parse(text + "me@node:~$ exit\n").links == nvidia_smi.parse(text).links
 
 
-def test_a_matrix_as_a_narrow_terminal_breaks_it() -> None:
+def test_a_matrix_broken_by_a_narrow_terminal() -> None:
     stated = parse_stated("nvlink=50GB/s, nic=400Gbps", "x")
     text = printed(GB200, numa_of_memory=True)
     for width in range(24, 140):
         assert nvidia_smi.parse(wrapped(text, width), "x", stated).links == nvidia_smi.parse(text, "x", stated).links
 
 
-def test_all_of_an_nvl72_wide_and_broken() -> None:
+def test_a_whole_nvl72_wide_and_broken() -> None:
     pairs = {(a, b): 18 for a in range(72) for b in range(a + 1, 72)}
     text = printed(Machine(72, 36, links=pairs), numa_of_memory=True)
     topology = nvidia_smi.parse(wrapped(text, 200))
@@ -266,6 +274,6 @@ def test_all_of_an_nvl72_wide_and_broken() -> None:
     assert topology.links == nvidia_smi.parse(text).links
 
 
-def test_a_rate_of_what_is_not_there_is_said_to_be_idle() -> None:
-    topology = nvidia_smi.parse(ours("pcie-8gpu.nvidia-smi.txt"), "x", parse_stated("nvlink=50GB/s", "x"))
-    assert "the rate of nvlink is stated, but no link is one" in topology.notes
+def test_a_rate_without_links_is_noted() -> None:
+    topology = nvidia_smi.parse(sample("pcie-8gpu.nvidia-smi.txt"), "x", parse_stated("nvlink=50GB/s", "x"))
+    assert "a rate for nvlink is stated, but there is no nvlink link" in topology.notes

@@ -1,4 +1,4 @@
-"""The live machine, by an NVML that answers as we say."""
+"""The present machine, with a fake NVML."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_a_live_dgx_1v_is_the_catalogs() -> None:
     assert sum(v.kind == "switch" for v in topology.vertices) == 4
 
 
-def test_p2p_status_decides_not_the_state_of_a_link() -> None:
+def test_p2p_status_overrides_the_state_of_a_link() -> None:
     nvml = dgx_1v()
     nvml.p2p_off = {(0, 3), (3, 0), (1, 2)}
     topology = probe(nvml)
     nvlinks = {pair for pair, x in topology.link.items() if x.kind == "nvlink"}
     assert not {(0, 3), (3, 0), (1, 2), (2, 1)} & nvlinks
-    assert "GPU0 and GPU3 share 2 NVLinks, but P2P over them is off: left out" in topology.notes
+    assert "GPU0 and GPU3 share 2 NVLinks, but P2P over them is off, so they are left out" in topology.notes
 
 
 def test_links_to_switches_become_one_switch() -> None:
@@ -53,7 +53,7 @@ def test_hidden_nvlinks_count_as_one_lane() -> None:
     nvml.fails["nvmlDeviceGetNvLinkState"] = 3
     topology = probe(nvml)
     assert {x.gb_per_s for x in topology.links if x.kind == "nvlink"} == {25.0}
-    assert any("hidden: taken as one lane" in note for note in topology.notes)
+    assert any("hidden, so one lane is assumed" in note for note in topology.notes)
 
 
 def test_a_switch_that_joins_some_pairs_only_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_without_a_driver_the_host_is_the_machine(code: int) -> None:
     assert {x.kind for x in probe(FakeNvml(0)).links} == {"shm"}
 
 
-def test_failures_are_ours_and_nvml_is_closed() -> None:
+def test_failures_are_blink_errors_and_nvml_is_closed() -> None:
     nvml = dgx_1v()
     nvml.fails["nvmlDeviceGetHandleByIndex"] = 15
     with pytest.raises(TopologyError, match=r"NVML, opening GPU 0: a GPU has fallen off the bus \(code 15\); ask"):
@@ -111,7 +111,7 @@ def test_the_error_table_is_total() -> None:
     known = {value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
     assert known <= set(NVML_ERRORS)
     assert isinstance(nvml_error(3, "x"), UnsupportedError)
-    assert "a code that this program does not know (code 4711)" in str(nvml_error(4711, "x"))
+    assert "unknown to this version of Blink (code 4711)" in str(nvml_error(4711, "x"))
 
 
 def test_few_cpus_are_ranks_themselves() -> None:

@@ -1,4 +1,4 @@
-"""Files are recognised by their content, and refused by their name and line."""
+"""Files are recognised by their content; errors name the file and the line."""
 
 from __future__ import annotations
 

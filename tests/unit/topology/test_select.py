@@ -1,4 +1,4 @@
-"""The links to plan on."""
+"""Networks to plan on."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def test_fast_links_of_a_dgx_1v_are_lanes() -> None:
     assert network_for(topology, (0, 3)).link[0, 3].capacity == 2
 
 
-def test_gpus_without_nvlinks_fall_to_pcie() -> None:
+def test_gpus_without_nvlinks_use_pcie() -> None:
     network = network_for(parse_spec("dgx-1v"), (0, 5))
     assert kinds(network) == {"pcie", "smp"}
     assert network.unit_gb_per_s == 2.0
     assert [v.kind for v in network.vertices if v.id not in (0, 5)] == ["switch", "switch", "host", "host"]
 
 
-def test_pcie_and_all_are_taken_at_their_word() -> None:
+def test_pcie_and_all_select_exactly_their_links() -> None:
     topology = parse_spec("dgx-1v")
     assert kinds(network_for(topology, (0, 1, 2), "pcie")) == {"pcie"}
     assert kinds(network_for(topology, (0, 1, 4), "all")) == {"nvlink", "pcie", "smp"}
 
 
-def test_transit_that_leads_nowhere_is_dropped() -> None:
+def test_transit_without_a_path_between_ranks_is_dropped() -> None:
     network = network_for(parse_spec("dgx-a100"), (0, 1), "all", stored=False)
     labels = {v.label for v in network.vertices}
     assert labels == {"GPU0", "GPU1", "NVSwitch", "PCIe0"}
 
 
 def test_pcie_beside_fast_links_leads_through_the_hosts_memory() -> None:
-    """A switch has a way up and a way down there; links keep their rates, and a network of a network is the same."""
+    """Switches are split into a way up and a way down; links keep their rates, and selecting twice changes nothing."""
     for links in ("staged", "all"):
         network = network_for(parse_spec("dgx-a100"), (0, 1), links)
         named = {v.id: v.label for v in network.vertices}
@@ -68,7 +68,7 @@ def test_a_single_server_has_no_network() -> None:
     assert "net" in kinds(network_for(topology, (0, 8)))
 
 
-def test_servers_of_one_job_choose_for_themselves() -> None:
+def test_each_server_of_a_job_chooses_its_own_links() -> None:
     topology, ranks = load("2x dgx-1v @ 40Gbps", "0,1,2+0,5")
     network = network_for(topology, ranks)
     assert kinds(network) == {"nvlink", "pcie", "smp", "net"}
@@ -106,31 +106,31 @@ def test_disconnected_allocations_name_parts_and_remedies() -> None:
         ("pcie-4gpu-nvlink-pairs", (0, 1, 2, 3), "pcie", r"2 parts: \{0,1\} and \{2,3\}"),
     ],
 )
-def test_what_joins_ranks_is_the_first_choice(spec: str, ranks: tuple[int, ...], links: str, why: str) -> None:
-    chosen, said = joining_links(parse_spec(spec), ranks)
+def test_the_first_choice_that_joins_the_ranks_is_used(spec: str, ranks: tuple[int, ...], links: str, why: str) -> None:
+    chosen, reason = joining_links(parse_spec(spec), ranks)
     assert chosen == links
-    assert re.search(why, said) if why else said == ""
+    assert re.search(why, reason) if why else reason == ""
 
 
-def test_relays_join_what_links_do_not() -> None:
+def test_relays_join_ranks_that_links_do_not() -> None:
     assert joining_links(parse_spec("dgx-1v"), (1, 4, 6), relays=True) == ("fast", "")
 
 
-def test_where_nothing_joins_ranks_the_parts_are_named() -> None:
+def test_the_error_names_the_parts_if_nothing_joins_the_ranks() -> None:
     with pytest.raises(TopologyError, match=r"\{0\} and \{2\}"):
         joining_links(parse_spec("ring:4"), (0, 2))
     with pytest.raises(TopologyError, match="GPU 9 is not in ring:4"):
         joining_links(parse_spec("ring:4"), (0, 9))
 
 
-def test_links_one_way_are_told() -> None:
+def test_the_error_mentions_one_way_links() -> None:
     arcs = (Link(0, 1, 1, "nvlink", 25.0, "declared"),)
     topology = Topology("half", 25.0, (Vertex(0, "gpu"), Vertex(1, "gpu")), arcs)
     with pytest.raises(TopologyError, match=r"only one way\)\. No link of this topology joins them"):
         network_for(topology, (0, 1))
 
 
-def test_no_remedy_asks_for_a_network() -> None:
+def test_a_single_server_is_not_advised_to_add_a_network() -> None:
     vertices = (Vertex(0, "gpu", 0), Vertex(1, "gpu", 1))
     with pytest.raises(TopologyError, match="add PCIe or a network link"):
         network_for(Topology("islands", 1.0, vertices, ()), (0, 1))
@@ -150,13 +150,13 @@ def test_bad_ranks(ranks: tuple[int, ...], message: str) -> None:
         network_for(parse_spec("dgx-1v"), ranks)
 
 
-def test_one_rank_is_left_to_the_caller() -> None:
+def test_a_single_rank_is_allowed() -> None:
     assert network_for(parse_spec("dgx-1v"), (3,)).links == ()
     assert network_for(parse_spec("dgx-1v"), ()).vertices == ()
 
 
-def test_nvlink_across_servers_is_fast_too() -> None:
-    """An NVLink rack: one switch, GPUs of different servers on it."""
+def test_nvlink_across_servers_is_fast() -> None:
+    """An NVLink rack: one switch for GPUs of several servers."""
     vertices = (Vertex(0, "gpu", 0), Vertex(1, "gpu", 1), Vertex(2, "switch", 0))
     links = tuple(Link(a, b, 1, "nvlink", 450.0, "declared") for a, b in ((0, 2), (2, 0), (1, 2), (2, 1)))
     assert len(network_for(Topology("rack", 450.0, vertices, links), (0, 1)).links) == 4
@@ -167,6 +167,6 @@ def test_selection_is_cached() -> None:
     assert network_for(topology, topology.ranks) is network_for(topology, topology.ranks)
 
 
-def test_ids_text_folds_runs() -> None:
+def test_ids_text_abbreviates_runs() -> None:
     assert ids_text([0, 1, 2, 5]) == "0-2,5"
     assert ids_text([]) == "none"

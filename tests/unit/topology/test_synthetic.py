@@ -1,4 +1,4 @@
-"""Topologies by rule: their shapes, their limits, and that they never change."""
+"""Topologies by rule: their shapes, their limits, and their stability."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_sizes(spec: str, ranks: int, links: int) -> None:
 @pytest.mark.parametrize("sides", [(5,), (3, 4), (2, 5), (3, 2, 4), (4, 3, 3), (2, 3, 2, 3)])
 def test_a_torus_is_the_product_of_circles(sides: tuple[int, ...]) -> None:
     circles = [nx.cycle_graph(side) if side > 2 else nx.path_graph(side) for side in sides]
-    wanted = reduce(nx.cartesian_product, circles)
-    assert nx.is_isomorphic(graph(synthetic(f"torus:{'x'.join(map(str, sides))}")).to_undirected(), wanted)
+    product = reduce(nx.cartesian_product, circles)
+    assert nx.is_isomorphic(graph(synthetic(f"torus:{'x'.join(map(str, sides))}")).to_undirected(), product)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -65,7 +65,7 @@ def test_random_topologies_are_connected_symmetric_and_small(seed: int) -> None:
     assert nx.is_strongly_connected(graph(synthetic(f"random:6:seed={seed}:directed")))
 
 
-def test_the_same_text_gives_the_same_bytes_for_ever() -> None:
+def test_the_same_text_always_gives_the_same_bytes() -> None:
     specs = ("random:12:seed=3", "random:7:seed=5:directed")
     text = "".join(json_format.write(synthetic(spec)) for spec in specs)
     digest = hashlib.sha256(text.encode()).hexdigest()

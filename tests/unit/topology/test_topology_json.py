@@ -1,4 +1,4 @@
-"""Our JSON: exact round trips, and strictness."""
+"""Blink's JSON: exact round trips and strict checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_round_trip_is_exact(spec: str) -> None:
     assert json.loads(text) == json_format.to_document(topology)
 
 
-def test_people_may_leave_out_what_follows() -> None:
+def test_derived_fields_may_be_left_out() -> None:
     topology = json_format.parse(SMALL)
     assert topology.link[0, 1].gb_per_s == 50.0
     assert topology.link[0, 1].provenance == "declared"
@@ -55,14 +55,14 @@ def test_people_may_leave_out_what_follows() -> None:
         ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": -1', "unit_gb_per_s must be above 0"),
         ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 0', "unit_gb_per_s must be above 0"),
         ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 1e-300', "gb_per_s 50, but capacity 2"),
-        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 900000', "no rate of a link"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 900000', "no valid link rate"),
         (
             '"gb_per_s": 50.0',
             '"gb_per_s": 51.0',
             r"links\[1\], 1 → 0: gb_per_s 51, but capacity 2 × unit_gb_per_s 25 is 50",
         ),
         ('"gb_per_s": 50.0', '"gb_per_s": -50.0', "gb_per_s -50"),
-        ('"dst": 1', '"dst": 7', "names a vertex that is not there"),
+        ('"dst": 1', '"dst": 7', "names an unknown vertex"),
         ('"dst": 1', '"dst": 0', "joins a vertex to itself"),
         ('"src": 1, "dst": 0', '"src": 0, "dst": 1', "is given twice"),
         ('"id": 1', '"id": 0', "not unique"),

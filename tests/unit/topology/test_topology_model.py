@@ -1,4 +1,4 @@
-"""The model refuses what no machine is; the assembly chooses the unit."""
+"""Faults that the model refuses, and the unit chosen by the assembly."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_bad_vertices_and_doubled_links() -> None:
         Topology("x", 25.0, (PAIR[0], PAIR[0]), ())
     with pytest.raises(TopologyError, match="unknown kind 'tpu'"):
         Topology("x", 25.0, (Vertex(0, "tpu"),), ())
-    with pytest.raises(TopologyError, match="no id is negative"):
+    with pytest.raises(TopologyError, match="ids must not be negative"):
         Topology("x", 25.0, (Vertex(-1, "gpu"),), ())
 
 
@@ -68,7 +68,7 @@ def test_the_unit_divides_every_rate() -> None:
     assert (topology.unit_gb_per_s, topology.link[0, 1].capacity, topology.link[1, 2].capacity) == (25.0, 2, 3)
 
 
-def test_parallel_links_of_one_kind_add_up_and_kinds_do_not_mix() -> None:
+def test_rates_of_parallel_links_are_summed_and_kinds_do_not_mix() -> None:
     box = Assembly("box", "declared")
     a, b = box.add_many("gpu", 2, "GPU")
     box.join(a, b, 25, "nvlink")
@@ -91,11 +91,11 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         box.join(a, b, 1, "nvlink")
 
 
-def test_the_unit_is_the_decimal_that_was_meant() -> None:
+def test_the_unit_is_an_exact_decimal() -> None:
     assert exact_unit(Topology("x", 0.1, PAIR, ())) == Fraction(1, 10)
     assert exact_unit(Topology("x", 1e-7, PAIR, ())) == Fraction(1, 10**7)
 
 
-def test_notes_take_no_part_in_equality() -> None:
+def test_equality_ignores_notes() -> None:
     assert one_link().noted("a") == one_link()
     assert one_link().noted("a", "b").notes == ("a", "b")

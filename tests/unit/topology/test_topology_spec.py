@@ -1,4 +1,4 @@
-"""SPEC and --gpus, and several servers."""
+"""SPEC, --gpus and several servers."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def test_composition_numbers_gpus_first() -> None:
     assert {x.provenance for x in topology.links if x.kind == "net"} == {"declared"}
 
 
-def test_nics_of_a_machine_keep_their_rate_or_take_the_one_given() -> None:
-    own, given = parse_spec("2x dgx-a100"), parse_spec("2x dgx-a100 @ 400Gbps")
+def test_nics_keep_their_rate_or_get_the_stated_one() -> None:
+    own, stated = parse_spec("2x dgx-a100"), parse_spec("2x dgx-a100 @ 400Gbps")
     assert {x.gb_per_s for x in own.links if x.kind == "net"} == {25.0}
     assert {x.provenance for x in own.links if x.kind == "net"} == {"catalog"}
-    assert {x.gb_per_s for x in given.links if x.kind == "net"} == {50.0}
-    assert sum(v.kind == "nic" for v in given.vertices) == 16
+    assert {x.gb_per_s for x in stated.links if x.kind == "net"} == {50.0}
+    assert sum(v.kind == "nic" for v in stated.vertices) == 16
 
 
 def test_one_server_is_the_machine_without_a_network() -> None:
     assert len(parse_spec("1x dgx-1v").links) == len(parse_spec("dgx-1v").links)
 
 
-def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_name_may_look_like_several_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("8x4090.json").write_text(json_format.write(parse_spec("ring:4")))
     assert len(parse_spec("8x4090.json").ranks) == 4
@@ -58,29 +58,32 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
     [
         (
             "dgx1v",
-            r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file that is there, a machine, a rule",
+            r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected an existing file, a machine, a rule",
         ),
         ("DGX-1V", r"\(did you mean 'dgx-1v'\?\)"),
         ("2x DGX_A100", r"\(did you mean 'dgx-a100'\?\)"),
         ("NVL-72", r"\(did you mean 'nvl72'\?\).*blink topo --list"),
         ("no/such/file.xml", "there is no such file"),
         ("missing.json", "there is no such file"),
-        ("2x dgx-1v", r'dgx-1v has no NIC, so say how fast the network is: "2x dgx-1v @ 40Gbps"'),
-        ("dgx-1v @ 40Gbps", r'say how many servers: "2x dgx-1v @ 40Gbps"'),
+        ("2x dgx-1v", r'dgx-1v has no NIC; add the rate of the network: "2x dgx-1v @ 40Gbps"'),
+        ("dgx-1v @ 40Gbps", r'add their number: "2x dgx-1v @ 40Gbps"'),
         ("2x nothing @ 40Gbps", "unknown topology 'nothing'"),
         ("0x dgx-a100", "at least one server"),
         ("2x dgx-1v @ 40", "not a rate"),
-        ("2x dgx-1v @ 0Gbps", "no rate of a network"),
+        ("2x dgx-1v @ 0Gbps", "no valid rate for a network"),
         ("2x dgx-1v @ nanGbps", "not a rate"),
-        ("2x dgx-1v @ 99999999999999Gbps", "no rate of a network"),
+        ("2x dgx-1v @ 99999999999999Gbps", "no valid rate for a network"),
         ("99999x dgx-a100", "at most 4096"),
         ("999x dgx-a100", "at most 4096"),
-        ("dgx-1v @ nvlink=50GB/s", "dgx-1v has rates of its own; nvlink can be stated of files that have none"),
-        ("2x dgx-1v @ nic=40Gbps, pcie=gen4", "dgx-1v has rates of its own; pcie can be"),
+        ("dgx-1v @ nvlink=50GB/s", "dgx-1v already has rates; nvlink can be stated only for files without them"),
+        ("2x dgx-1v @ nic=40Gbps, pcie=gen4", "dgx-1v already has rates; pcie can be"),
         ("2x dgx-1v @ 40Gbps, nic=40Gbps", "nic is stated twice"),
-        ("2x dgx-1v @ lane=40Gbps", "'lane' is none of nvlink=50GB/s, xgmi=64GB/s, pcie=gen5, smp=22GB/s, nic="),
+        (
+            "2x dgx-1v @ lane=40Gbps",
+            "'lane' is no known rate; expected nvlink=50GB/s, xgmi=64GB/s, pcie=gen5, smp=22GB/s, nic=",
+        ),
         ("2x dgx-1v @ pcie=gen9", "not a rate: 'gen9' .*, or a generation: gen4, gen5x8"),
-        ("2x dgx-1v @ smp=0GB/s", "0GB/s is no rate of smp; expected more than 0"),
+        ("2x dgx-1v @ smp=0GB/s", "0GB/s is no valid rate for smp; expected more than 0"),
         ("2x ring:9999999", "too many GPUs: at most 1024"),
         ("ring:1", "1 is too few GPUs: at least 2"),
         ("hypercube:11", "too many dimensions: at most 10"),
@@ -94,14 +97,14 @@ def test_bad_specs(spec: str, message: str) -> None:
         parse_spec(spec)
 
 
-def test_servers_cannot_be_composed_twice(tmp_path: Path) -> None:
+def test_several_servers_cannot_be_multiplied_again(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json_format.write(parse_spec("2x dgx-a100")))
-    with pytest.raises(TopologyError, match="spans several servers already"):
+    with pytest.raises(TopologyError, match="already has several servers"):
         parse_spec(f"2x {path} @ 40Gbps")
 
 
-def test_gpus_keep_the_order_given() -> None:
+def test_gpus_keep_their_order() -> None:
     topology = parse_spec("dgx-1v")
     assert parse_gpus("6,1,5,4", topology) == (6, 1, 5, 4)
     assert parse_gpus(" 0-2, 5 ", topology) == (0, 1, 2, 5)
@@ -151,7 +154,7 @@ def test_bad_gpus_per_server() -> None:
 MATRIX = "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tPIX\tPIX\nGPU1\tPIX\tX\tPIX\nNIC0\tPIX\tPIX\tX\n"
 
 
-def test_what_a_file_does_not_say_is_stated_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_missing_in_a_file_are_stated_after_the_at_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("n7.txt").write_text(MATRIX)
     Path("ring.json").write_text(json_format.write(parse_spec("ring:4")))
@@ -166,13 +169,14 @@ def test_what_a_file_does_not_say_is_stated_behind_it(tmp_path: Path, monkeypatc
     nics = {v.id for v in two.vertices if v.kind == "nic"}
     assert len(nics) == 2, "the NICs of the file, not one more per server"
     assert {x.gb_per_s for x in two.links if {x.src, x.dst} & nics} == {50.0}
-    with pytest.raises(TopologyError, match=r"ring\.json: our JSON leaves no pcie rate open"):
+    with pytest.raises(TopologyError, match=r"ring\.json: Blink's JSON does not take a rate for pcie"):
         parse_spec("ring.json @ pcie=gen4")
     with pytest.raises(
-        TopologyError, match=r"n7\.txt: nvidia-smi topo -m leaves no xgmi rate open; nvlink, pcie, smp, nic"
+        TopologyError,
+        match=r"n7\.txt: nvidia-smi topo -m does not take a rate for xgmi; rates to state: nvlink, pcie, smp, nic",
     ):
         parse_spec("n7.txt @ xgmi=50GB/s")
-    with pytest.raises(TopologyError, match="say how many servers"):
+    with pytest.raises(TopologyError, match="needs several servers"):
         parse_spec("ring.json @ 400Gbps")
 
 
@@ -184,5 +188,5 @@ def test_machines_by_their_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "README.md", "my machine", "", "9999x dgx-1v", "ring:99999"])
-def test_names_that_are_of_no_machine_of_ours(name: str) -> None:
+def test_names_of_no_known_machine(name: str) -> None:
     assert machine_named(name) is None

@@ -169,7 +169,7 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
         {"kind": "dual", "prices": [[1, 5]], "value": "1", "cost": "1"},
         "certificate.prices[0]: expected `array` of length 3",
     ),
-    (("topology", "links", 0, "dst"), 99, "topology: dgx-1v: link 1 → 99 names a vertex that is not there"),
+    (("topology", "links", 0, "dst"), 99, "topology: dgx-1v: link 1 → 99 names an unknown vertex"),
     (("topology", "links", 0, "capacity"), 0, "topology: links[0], 1 → 5: capacity must be a positive"),
     (("topology", "unit_gb_per_s"), float("nan"), "topology: unit_gb_per_s must be above 0"),
     (("topology",), None, "topology: expected `object`, got `null`"),
