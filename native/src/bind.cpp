@@ -1,8 +1,8 @@
-// Binds a plan to a size, a type and an operation: the only place where the host engine's sizes come from. All ranks get
-// the same extents, chunks and places, for these are a function of numbers that all agree on.
+// Binds a plan to a size, a type and an operation. Only here the host engine computes sizes. All ranks get the same
+// extents, chunks and places, because these depend only on numbers that are equal on all ranks.
 //
-// No element is ever cut: a slice's boundary is rounded down to a multiple of 16 bytes (of one element where that is
-// larger), the end of the block stays where it is. Slices are cut as schedule/chunking.py says for all engines.
+// No element is ever cut: the boundary of a slice is rounded down to a multiple of 16 bytes (or of one element, if that
+// is larger); the end of the block is not rounded. schedule/chunking.py defines the same slices for all engines.
 #include <algorithm>
 #include <utility>
 
@@ -14,9 +14,9 @@
 namespace blink {
 namespace {
 
-constexpr std::int64_t kAlignment = 16;  // vector loads and stores are so wide on every CPU that we know
+constexpr std::int64_t kAlignment = 16;  // the width of vector loads and stores on every CPU supported so far
 constexpr std::int64_t kMostElements = std::int64_t{1} << 40;
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // of a rank's messages: sums stay there
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // limit of a rank's messages, so that sums do not overflow
 
 std::int64_t divided_up(std::int64_t number, std::int64_t by) { return (number + by - 1) / by; }
 std::int64_t rounded_up(std::int64_t number, std::int64_t to) { return divided_up(number, to) * to; }
@@ -43,8 +43,8 @@ struct Place {
 
 class Binder {
  public:
-  // With `blocks` places are those of the longest blocks that there may be: all ranks get the same ones, whatever they
-  // know.
+  // With `blocks` the places are those of the longest possible blocks, so that they are equal on all ranks, although no
+  // rank knows all lengths.
   Binder(const blink_plan& plan, const blink_shape& shape, const blink_binding& binding, const blink_blocks* blocks,
          std::int64_t item)
       : plan_(plan), shape_(shape), binding_(binding), blocks_(blocks), item_(item),
@@ -52,19 +52,19 @@ class Binder {
     const std::int64_t count = blocks == nullptr ? binding.count : kMostElements;
     for (const blink_plan_slice& slice : plan.slices) extents_.push_back(extent(slice, count));
     places_.resize(plan.rings.size());
-    // More than a block holds, whatever the group: all of a slice is one chunk.
+    // More than a block has for any group, so that the whole slice is one chunk.
     const std::int64_t whole = count * item + kAlignment;
     place(inline_ ? whole : std::min(binding.chunk_bytes, whole));
   }
 
-  // Smaller chunks until everything fits; false and `why` where it never does.
+  // Shrinks the chunks until everything fits; false and `why` if even the smallest chunks do not fit.
   bool fit(blink_error& why) {
     std::int64_t chunk_bytes = chunk_bytes_;
     while (needed_ > area()) {
       if (inline_) {
         refuse(why, BLINK_UNSUPPORTED,
-               "%lld elements of %lld bytes are too many for protocol 'll': a rank's messages need %lld bytes, there are "
-               "%lld; use protocol 'simple'",
+               "%lld elements of %lld bytes are too many for protocol 'll': a rank's messages need %lld bytes, the "
+               "segment has %lld; use protocol 'simple'",
                static_cast<long long>(binding_.count), static_cast<long long>(item_), static_cast<long long>(needed_),
                static_cast<long long>(area()));
         return false;
@@ -72,8 +72,8 @@ class Binder {
       const std::int64_t least = std::max(kAlignment, item_);
       if (chunk_bytes <= least) {
         refuse(why, BLINK_UNSUPPORTED,
-               "the program's rings need %lld bytes on one rank even in the smallest chunks; there are %lld: use a plan "
-               "with fewer trees",
+               "the program's rings need %lld bytes on one rank even in the smallest chunks; the segment has %lld: use "
+               "a plan with fewer trees",
                static_cast<long long>(needed_), static_cast<long long>(area()));
         return false;
       }
@@ -109,7 +109,7 @@ class Binder {
     return {offset, std::max<std::int64_t>(0, stop - offset)};
   }
 
-  // Of a role's slice. A role that has blocks contributes one or keeps one.
+  // The extent of a role's slice. A role with a block contributes it or keeps it.
   Extent extent(const blink_plan_role& role) const {
     if (blocks_ == nullptr) return at(extents_, role.slice);
     return extent(at(plan_.slices, role.slice), role.source_block != BLINK_NOWHERE
@@ -117,17 +117,18 @@ class Binder {
                                                     : blocks_->target_lengths[role.target_block]);
   }
 
-  // Where an element of a block is in a buffer, in bytes.
+  // The byte offset of an element of a block in a buffer.
   std::int64_t bytes(std::int64_t block, std::int64_t offset) const {
     return block == BLINK_NOWHERE ? BLINK_NOWHERE : (block * binding_.count + offset) * item_;
   }
-  // Of a role's own data. Where nothing is, the place may be anywhere.
+  // The byte offset of a role's own data. For an empty slice any offset is valid.
   std::int64_t bytes(std::int64_t block, const Extent& slice, const std::int64_t* blink_blocks::*places) const {
     if (blocks_ == nullptr || block == BLINK_NOWHERE) return bytes(block, slice.offset);
     return slice.length == 0 ? 0 : ((blocks_->*places)[block] + slice.offset) * item_;
   }
 
-  // Where every ring lies in its rank's area with chunks of so many bytes, and what the fullest rank needs.
+  // Computes the place of every ring in its rank's area for chunks of this size, and the bytes that the fullest rank
+  // needs.
   void place(std::int64_t chunk_bytes) {
     chunk_bytes_ = chunk_bytes;
     chunk_elements_ = std::max<std::int64_t>(1, chunk_bytes / item_);
@@ -207,11 +208,11 @@ class Binder {
     }
   }
 
-  // What goes directly is of one sender, and so of one slice.
+  // A direct message has one sender, and so one slice.
   std::int64_t offset_in(const blink_plan_ring& ring) const {
     return at(extents_, at(plan_.sources, ring.first_source)).offset;
   }
-  // Where others' blocks lie is not known: nothing goes directly.
+  // The places of other ranks' blocks are unknown, so no message is direct.
   std::int64_t direct_read(const blink_plan_ring& ring) const { return blocks_ == nullptr ? ring.direct_read : 0; }
   std::int64_t splits(const blink_plan_ring& ring) const { return blocks_ == nullptr ? ring.split : 0; }
   std::int64_t write_block(const blink_plan_reader& reader) const {
@@ -255,7 +256,7 @@ class Binder {
     return end;
   }
 
-  // Equal on all ranks that do the same, different otherwise; its low bits go into small messages.
+  // Equal on all ranks that make the same call, different otherwise. Small messages contain its low bits.
   std::uint64_t signature(std::uint64_t what) const {
     const std::int64_t words[] = {BLINK_PLAN_VERSION,    plan_.header.digest,          static_cast<std::int64_t>(what),
                                   plan_.header.dst,      blocks_ == nullptr ? binding_.count : known_lengths(), chunk_elements_,
@@ -264,7 +265,7 @@ class Binder {
     return checksum(reinterpret_cast<const unsigned char*>(words), sizeof words / sizeof words[0]);
   }
 
-  // Of blocks of several lengths those that all ranks know.
+  // The block lengths that all ranks know.
   std::int64_t known_lengths() const {
     const std::int64_t* const known = plan_.header.collective == BLINK_ALLGATHER        ? blocks_->target_lengths
                                       : plan_.header.collective == BLINK_REDUCE_SCATTER ? blocks_->source_lengths
@@ -283,22 +284,22 @@ class Binder {
   std::int64_t chunk_bytes_ = 0, chunk_elements_ = 0, needed_ = 0;
 };
 
-// What is wrong with a rank's blocks; nullptr: nothing.
+// The reason why a rank's blocks are invalid; nullptr: they are valid.
 const char* fault_of(const blink_plan& plan, const blink_plan_rank& own, const blink_blocks& blocks) {
   const auto is_far = [](const std::int64_t* numbers, std::int64_t count) {
     return std::any_of(numbers, numbers + count, [](std::int64_t n) { return n < 0 || n > kMostElements; });
   };
   if (is_far(blocks.source_lengths, own.input_blocks) || is_far(blocks.sources, own.input_blocks) ||
       is_far(blocks.target_lengths, own.output_blocks) || is_far(blocks.targets, own.output_blocks)) {
-    return "a length or place is outside 0 to 2^40";
+    return "a length or offset is outside 0 to 2^40";
   }
-  if (plan.header.inline_messages != 0) return "messages with flags inside are for blocks of one length";
+  if (plan.header.inline_messages != 0) return "protocol 'll' needs blocks of equal length";
   for (std::int64_t i = own.first_role; i < own.first_role + own.roles; ++i) {
     const blink_plan_role& role = plan.roles[static_cast<std::size_t>(i)];
     const bool gives = role.source_block != BLINK_NOWHERE, keeps = role.target_block != BLINK_NOWHERE;
-    if (!gives && !keeps) return "the plan passes on blocks whose lengths this rank does not know";
+    if (!gives && !keeps) return "the plan forwards blocks whose lengths this rank does not know";
     if (gives && keeps && blocks.source_lengths[role.source_block] != blocks.target_lengths[role.target_block]) {
-      return "this rank's own block is not as long where it goes to";
+      return "this rank's own block has different lengths in its input and output";
     }
   }
   return nullptr;
@@ -311,10 +312,10 @@ std::unique_ptr<const blink_bound> bind(const blink_plan& plan, const blink_shap
   constexpr std::uint32_t kBeside = BLINK_AVERAGES | BLINK_SCALES;
   const Kernel* kernel = find_kernel(binding.dtype, binding.op & ~kBeside);
   if (kernel == nullptr) {
-    return refuse(why, BLINK_INVALID, "type %u has no operation %u", binding.dtype, binding.op & ~kBeside);
+    return refuse(why, BLINK_INVALID, "element type %u does not support operation %u", binding.dtype, binding.op & ~kBeside);
   }
   if (plan.header.rank_count != shape.ranks || rank < 0 || rank >= shape.ranks) {
-    return refuse(why, BLINK_INVALID, "the plan is for %lld ranks, the segment of rank %d has %lld",
+    return refuse(why, BLINK_INVALID, "the plan is for %lld ranks, but the segment of rank %d has %lld",
                   static_cast<long long>(plan.header.rank_count), rank, static_cast<long long>(shape.ranks));
   }
   if (binding.count < 0 || binding.count > kMostElements || binding.chunk_bytes < 1) {
@@ -322,7 +323,7 @@ std::unique_ptr<const blink_bound> bind(const blink_plan& plan, const blink_shap
                   static_cast<long long>(binding.count), static_cast<long long>(binding.chunk_bytes));
   }
   const char* fault = blocks == nullptr ? nullptr : fault_of(plan, plan.ranks[static_cast<std::size_t>(rank)], *blocks);
-  if (fault != nullptr) return refuse(why, BLINK_INVALID, "blocks of several lengths: %s", fault);
+  if (fault != nullptr) return refuse(why, BLINK_INVALID, "blocks of different lengths: %s", fault);
   Binder binder(plan, shape, binding, blocks, static_cast<std::int64_t>(kernel->itemsize));
   return binder.fit(why) ? binder.rows(rank) : nullptr;
 }
@@ -332,7 +333,7 @@ blink_op* bind_op(blink_comm& comm, const blink_plan& plan, const blink_binding&
   const auto bound = bind(plan, comm.segment().shape(), comm.rank(), binding, blocks, why);
   if (bound == nullptr) return nullptr;
   blink_op* op = blink_op_create(&comm, &bound->tables);
-  if (op == nullptr) refuse(why, BLINK_INVALID, "the library refuses the program's tables on rank %d", comm.rank());
+  if (op == nullptr) refuse(why, BLINK_INVALID, "the program's tables are invalid on rank %d", comm.rank());
   return op;
 }
 

@@ -23,18 +23,18 @@ using blink::now_us;
 
 namespace {
 
-constexpr std::int64_t kSleepUs = 20'000;      // the longest sleep: how late a death may be noticed
-constexpr std::int64_t kLookAroundUs = 50'000; // how often a waiting rank looks for dead peers
-constexpr std::int64_t kSwitchUs = 1;           // a yield that takes less has given the core to nobody
-constexpr std::int64_t kSpreadUs = 1'000;       // at most so often does a rank look for a core of its own
-constexpr std::int64_t kIdleUs = 50;            // between two looks after others who must go on meanwhile, at first,
-constexpr std::int64_t kIdleMostUs = 1'000;    // and while there is nothing to do for them
-constexpr std::int64_t kIdleWorkUs = 3;        // a look that takes longer has done something
+constexpr std::int64_t kSleepUs = 20'000;       // longest sleep, and so the delay until a death is noticed;
+constexpr std::int64_t kLookAroundUs = 50'000;  // interval of a waiting rank's checks for dead peers;
+constexpr std::int64_t kSwitchUs = 1;           // a shorter yield did not give the core to another thread;
+constexpr std::int64_t kSpreadUs = 1'000;       // least interval between a rank's searches for a free core;
+constexpr std::int64_t kIdleUs = 50;            // first interval between calls of the idle function in a wait;
+constexpr std::int64_t kIdleMostUs = 1'000;     // longest interval, when the idle function has nothing to do;
+constexpr std::int64_t kIdleWorkUs = 3;         // an idle function that runs longer has done some work;
 constexpr int kSpins = 4'000;                   // some 100 µs
 constexpr int kSpinsCrowded = 16;
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
-constexpr std::int64_t kDyingUs = 1'000'000;    // in that time a process that dies has given its locks back
+constexpr std::int64_t kDyingUs = 1'000'000;    // within this time a dying process has released its locks
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t us) {
   timespec t{us / 1'000'000, (us % 1'000'000) * 1000};
@@ -58,17 +58,17 @@ struct flock rank_lock(int rank) {
   return lock;
 }
 
-// The number of a call as the rank's user counts.
+// The number of a call as the rank's user counts calls.
 std::uint64_t shown(const blink::RankBlock& block, std::uint64_t sequence) {
   return sequence - std::min(sequence, block.life.own.load(std::memory_order_relaxed));
 }
 
-// Of the calling thread: streams and collectives fail on threads of their own.
+// One per thread, because streams and collectives may fail on different threads.
 thread_local blink_error last_error{};
 
-// Copies between this process's memory and another's, made by the kernel in one go (Linux's cross-memory attach). A ring
-// copies twice, through memory that both map; this copies once, and costs a system call and a look at every page's table
-// entry. Which is faster depends on the machine and on the pages (variants.h), whether it is allowed on its settings.
+// Copies between this process's memory and another's by one system call (Linux's cross-memory attach). A ring copies
+// twice, through memory that both processes map. This copies once, but costs a system call and a walk through the page
+// table. The faster one depends on the machine and on the pages (variants.h); the system's settings may forbid it.
 using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
 bool copy_all(Copy copy, std::int64_t pid, std::uint64_t here, std::uint64_t there, std::size_t bytes) {
@@ -94,8 +94,8 @@ bool write_other(std::int64_t pid, std::uint64_t into, const void* from, std::si
 
 // The PID namespace of this process; 0: unknown.
 std::uint64_t own_processes() {
-  struct stat found {};
-  return stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
+  struct stat about {};
+  return stat("/proc/self/ns/pid", &about) == 0 ? static_cast<std::uint64_t>(about.st_ino) : 0;
 }
 
 void say(blink_error& error, const char* text) {
@@ -121,9 +121,9 @@ cpu_set_t blink::freer_cores(const std::vector<int>& cores, int rank, const cpu_
 blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
     : segment_(segment), rank_(rank), fd_(fd), begun_(static_cast<std::size_t>(segment.ranks()), 0),
       heaps_(static_cast<std::size_t>(segment.ranks())) {
-  // With a core for every rank a wait is short and worth spinning for: whoever yields where something else shares the
-  // core loses it for a whole slice of some milliseconds. With fewer, the rank waited for may be off its core: give it
-  // one at once, and sleep late, since a wake-up costs more than ten turns.
+  // With a core for every rank a wait is short and worth spinning for: a rank that yields to another program loses the
+  // core for a time slice of some milliseconds. With fewer cores the awaited rank may need this core. So yield it at
+  // once, and sleep late, because a wake-up costs more than ten yields.
   roomy_ = segment.ranks() <= segment.header().cores;
   usual_spins_ = spins_ = roomy_ ? kSpins : kSpinsCrowded;
   yield_us_ = roomy_ ? 200 : 2'000;
@@ -140,7 +140,7 @@ blink_comm::~blink_comm() {
   }
 }
 
-// What small calls use is mapped now: otherwise the first calls would take a page fault for every few kilobytes.
+// Maps the memory of small calls now; otherwise the first calls would take a page fault for every few kilobytes.
 void blink_comm::populate() const {
 #if defined(MADV_POPULATE_WRITE)
   const blink_shape& shape = segment_.shape();
@@ -155,7 +155,7 @@ void blink_comm::populate() const {
 #endif
 }
 
-// A POSIX lock lives exactly as long as the process that took it: no child inherits it, `kill -9` drops it.
+// A POSIX lock lives exactly as long as its process: children do not inherit it, and `kill -9` releases it.
 bool blink_comm::lock_rank() {
   if (fd_ < 0) return true;
   struct flock lock = rank_lock(rank_);
@@ -168,7 +168,8 @@ int blink_comm::begin(const blink::Call& call) {
   what_.store(call.what, std::memory_order_relaxed);
   count_.store(call.count, std::memory_order_relaxed);
   if (const int code = ended_elsewhere()) return code;
-  if (before + 1 >= blink::kMostCalls) return fail(BLINK_INVALID, blink::Site{}, -1, "no call numbers are left");
+  if (before + 1 >= blink::kMostCalls)
+    return fail(BLINK_INVALID, blink::Site{}, -1, "the communicator has no call numbers left; create a new one");
   const std::size_t old = static_cast<std::size_t>(before % blink::kBanks);
   for (int peer = 0; peer < size() && before != 0; ++peer) {
     auto& begun = begun_[static_cast<std::size_t>(peer)];
@@ -241,8 +242,8 @@ void blink_comm::show_stream(int peer, std::int64_t tag, std::int64_t since_us) 
   show(segment_.rank(rank_).streaming, site, since_us);
 }
 
-// Ranks on one core wait until the others give it up. As all are always about to run, the system may leave it for long at
-// two on one core while another is idle, or at three and one.
+// Ranks on one core wait until the others yield it. All of them are always runnable, so the system may leave two on one
+// core for long while another core is idle, or an uneven three and one.
 void blink_comm::spread(std::int64_t now) {
   const int cpu = sched_getcpu();
   std::atomic<std::int32_t>& mine = segment_.rank(rank_).bell.cpu;
@@ -258,13 +259,13 @@ void blink_comm::spread(std::int64_t now) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
   const cpu_set_t freer = blink::freer_cores(cores, rank_, allowed);
-  // Only the move is wanted: where the thread may run stays as it was.
+  // A temporary mask moves the thread; then the allowed cores are restored.
   if (CPU_COUNT(&freer) > 0 && sched_setaffinity(0, sizeof freer, &freer) == 0)
     sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
-// Whether a rank that is not asleep shares this one's core. Yielding to it may be in vain: Linux shares a core among
-// sessions first (autogroup), so that ranks which a launcher gave a session each only yield to themselves.
+// Whether another rank that is not asleep shares this rank's core. Yielding to it may have no effect: Linux first
+// divides a core among sessions (autogroup), so ranks with a session each yield only to themselves.
 bool blink_comm::crowded() const {
   if (roomy_) return false;
   const std::int32_t here = segment_.rank(rank_).bell.cpu.load(std::memory_order_relaxed);
@@ -310,7 +311,7 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
       looked = now;
       if ((code = look_around(ready, context, site)) != BLINK_OK || ready(context)) break;
       if (interrupted()) {
-        fail(BLINK_ABORTED, site, -1, "a signal interrupted it");
+        fail(BLINK_ABORTED, site, -1, "a signal interrupted the call");
         code = BLINK_INTERRUPTED;
         break;
       }
@@ -325,14 +326,14 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
   return code;
 }
 
-// For dead peers, and those that call something else.
+// Checks for dead peers and for peers that made a different call.
 int blink_comm::look_around(Condition ready, void* context, const blink::Site& site) {
   const int lost = lost_peer(site.peer);
   if (ready(context)) return BLINK_OK;
   return lost >= 0 ? fail(BLINK_PEER_LOST, site, lost, "") : check_signatures();
 }
 
-// What a wait does where nothing waits.
+// The polling form of a wait: it never blocks.
 int blink_comm::not_yet(Condition ready, void* context, const blink::Site& site) {
   if (const int code = ended_elsewhere()) return code;
   const std::int64_t now = now_us();
@@ -344,7 +345,7 @@ int blink_comm::not_yet(Condition ready, void* context, const blink::Site& site)
   return code == BLINK_OK && !ready(context) ? BLINK_AGAIN : code;
 }
 
-// A peer that made another call than this rank will never send what this rank waits for.
+// A peer that made a different call will never send the data that this rank waits for.
 int blink_comm::check_signatures() {
   for (int peer = 0; peer < size(); ++peer) {
     const blink::Entry& theirs = entry(peer);
@@ -357,7 +358,7 @@ int blink_comm::check_signatures() {
   return BLINK_OK;
 }
 
-// The rank of a process that has ended, or -1. One that left in order matters only to those who wait for it.
+// The rank of a process that has ended, or -1. A rank that left in order counts only if it is `awaited`.
 int blink_comm::lost_peer(int awaited) const {
   if (fd_ < 0) return -1;
   for (int peer = 0; peer < size(); ++peer) {
@@ -372,23 +373,23 @@ int blink_comm::lost_peer(int awaited) const {
   return -1;
 }
 
-// Whether its lock is free: the process has ended, or left.
+// Whether the peer's lock is free: its process has ended, or it has left.
 bool blink_comm::is_gone(int peer) const {
   if (fd_ < 0) return false;
   struct flock lock = rank_lock(peer);
   return fcntl(fd_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
 
-// Until ready, woken, or the time is up; at most kSleepUs, so that deaths are noticed.
+// Sleeps until ready, woken, or the timeout; at most kSleepUs, so that deaths are noticed.
 void blink_comm::sleep(Condition ready, void* context, int awaited, std::int64_t us) {
   blink::Bell& bell = segment_.rank(rank_).bell;
   const std::uint32_t seen = bell.rings.load(std::memory_order_acquire);
-  // Another thread of this rank may sleep on the same bell. Should both set this at once, one of them sleeps in vain,
-  // but not for longer than kSleepUs.
+  // Another thread of this rank may sleep on the same bell. If both set this at once, one of them misses its wake-up,
+  // but sleeps no longer than kSleepUs.
   const bool alone = bell.sleeping.load(std::memory_order_relaxed) == 0;
   bell.awaited.store(alone ? awaited + 1 : 0, std::memory_order_relaxed);
   bell.sleeping.fetch_add(1, std::memory_order_seq_cst);
-  // Against the fence in wake(): either the waker sees a sleeper, or the sleeper sees what was stored.
+  // Pairs with the fence in wake(): either the waker sees the sleeper, or the sleeper sees the store.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!ready(context)) futex_wait(bell.rings, seen, std::min(kSleepUs, us));
   bell.sleeping.fetch_sub(1, std::memory_order_relaxed);
@@ -417,7 +418,7 @@ int blink_comm::wait_stream_long(Condition ready, void* context, int peer, std::
 }
 
 int blink_comm::lost_to_stream(int peer) {
-  if (const int code = ended_elsewhere()) return code;  // that is why it left
+  if (const int code = ended_elsewhere()) return code;  // the reason why it left
   return keep(failure(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, peer, ""));
 }
 
@@ -426,8 +427,8 @@ int blink_comm::keep(const blink_error& error) {
   return error.code;
 }
 
-// The same of what ended the communicator. A root may be in its next call when others find that the last was none of
-// theirs: the first call that fails says what they say, and those behind it that the end came before.
+// Keeps the error that ended the communicator. A root may be in its next call when the others detect that the last one
+// failed. The first call that fails reports their error; later calls report that the communicator had ended before.
 int blink_comm::keep_end(blink_error error) {
   const std::uint64_t call = sequence() + 1;
   std::uint64_t first = 0;
@@ -437,7 +438,7 @@ int blink_comm::keep_end(blink_error error) {
   return keep(error);
 }
 
-// Lets signal handlers run, which only Python's main thread does, and tells whether one raised.
+// Runs pending signal handlers, which only Python's main thread does; true if one raised.
 bool blink_comm::interrupted() {
   if (python_.ensure == nullptr) return false;
   const int state = python_.ensure();
@@ -449,7 +450,7 @@ bool blink_comm::interrupted() {
   return raised;
 }
 
-// Returns how long this rank may sleep then: hardly while that gets on.
+// Calls the idle function. Returns the time that this rank may sleep then: very short while that function has work.
 std::int64_t blink_comm::let_others_go_on(std::int64_t pause_us) {
   const std::int64_t before = now_us();
   idle_.call(idle_.context);
@@ -468,7 +469,7 @@ int blink_comm::failed_elsewhere() {
   if (header.failed.load(std::memory_order_acquire) == 2) {
     return keep_end(header.failure);
   }
-  // 0: it has only just begun to say why, and not yet when.
+  // 0: the failing rank has begun to write its error, but not yet the time.
   const std::int64_t since = header.failed_at_us.load(std::memory_order_relaxed);
   if (since == 0 || now_us() - since < kHalfSaidUs) return BLINK_OK;
   blink_error error{};
@@ -476,7 +477,7 @@ int blink_comm::failed_elsewhere() {
   error.rank = rank_;
   error.peer = -1;
   error.sequence = shown(segment_.rank(rank_), sequence());
-  say(error, "a rank failed, and died while it said why");
+  say(error, "a rank failed and died before it could report the reason");
   return keep(error);
 }
 
@@ -521,7 +522,7 @@ int blink_comm::fail(int code, const blink::Site& site, int peer, const char* te
     for (int other = 0; other < size(); ++other) ring(other);
     return keep_end(error);
   }
-  // Another rank was first: its failure is the cause, ours a consequence.
+  // Another rank failed first: its failure is the cause, this one a consequence.
   const std::int64_t until = now_us() + kHalfSaidUs;
   while (header.failed.load(std::memory_order_acquire) != 2 && now_us() < until) sched_yield();
   return keep_end(header.failed.load(std::memory_order_acquire) == 2 ? header.failure : error);
@@ -548,8 +549,8 @@ std::uint64_t blink_comm::private_address(const blink::Lent& buffer, std::int64_
   return static_cast<std::uint64_t>(blink::kNowhere - at) + static_cast<std::uint64_t>(offset);
 }
 
-// A secret of the segment in this rank's own memory, changed by its rank: whoever reads it there reads the right
-// process.
+// A copy of the segment's token in this rank's own memory, changed by the rank: a peer that reads it there reads the
+// right process.
 void blink_comm::show_secret() {
   std::memcpy(secret_, segment_.header().token, sizeof secret_);
   secret_[0] = static_cast<std::uint8_t>(secret_[0] + rank_);
@@ -560,7 +561,7 @@ void blink_comm::show_secret() {
 bool blink_comm::can_cross() const {
   for (int peer = 0; peer < size(); ++peer) {
     const blink::Life& theirs = segment_.rank(peer).life;
-    // Elsewhere its number is another process's, which must not be looked into.
+    // In another PID namespace the number belongs to another process, which must not be read.
     if (theirs.processes.load(std::memory_order_relaxed) != life().processes.load(std::memory_order_relaxed)) return false;
     std::uint8_t seen[sizeof secret_] = {}, wanted[sizeof secret_];
     std::memcpy(wanted, segment_.header().token, sizeof wanted);
@@ -586,7 +587,7 @@ int blink_comm::write_private(int peer, std::uint64_t into, const void* from, st
   return write_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
 }
 
-// Of a process that dies the memory goes first, and then the lock by which the others see it.
+// A dying process loses its memory first, then the lock by which the others detect its death.
 int blink_comm::private_failure(int peer, const blink::Site& site) {
   const std::int64_t until = now_us() + kDyingUs;
   const bool polled = polling_;
@@ -595,15 +596,15 @@ int blink_comm::private_failure(int peer, const blink::Site& site) {
   polling_ = polled;
   if (code != BLINK_OK) return code;
   return fail(BLINK_SYSTEM, site, peer,
-              "the system does not let this rank copy from or to the peer's buffer; BLINK_CROSS_MEMORY=0 does without");
+              "the system denies this rank cross-memory copies with the peer; set BLINK_CROSS_MEMORY=0 to avoid them");
 }
 
-// First the word, then the look: a rank that fails a call does it the other way round.
+// Store first, then check: a rank that fails a call does it in the opposite order.
 int blink_comm::start_writing() {
   life().writing.store(1, std::memory_order_seq_cst);
   if (segment_.header().failed.load(std::memory_order_seq_cst) == 0) return BLINK_OK;
   stop_writing();
-  return fail(BLINK_ABORTED, blink::Site{}, -1, "another rank failed");  // which waits for what that one has to say
+  return fail(BLINK_ABORTED, blink::Site{}, -1, "another rank failed");  // fail() waits for that rank's own error
 }
 
 void blink_comm::await_writers() const {
@@ -650,7 +651,7 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
   std::uint32_t absent = blink::kAbsent;
   if (!life.joined.compare_exchange_strong(absent, blink::kJoining)) {
     error->code = BLINK_INVALID;
-    say(*error, "another process has joined with this rank");
+    say(*error, "another process has already joined as this rank");
     return nullptr;
   }
   auto* comm = new blink_comm(segment, rank, fd);

@@ -1,4 +1,4 @@
-// One rank's end of a communicator: how it begins calls, waits, notices who died, and tells the others.
+// One rank's end of a communicator: it begins calls, waits, detects dead peers, and reports failures to the others.
 #pragma once
 
 #include <sched.h>
@@ -14,7 +14,7 @@
 
 namespace blink {
 
-// What a wait is for: goes into errors and into the picture of a live job.
+// The reason for a wait, for errors and for monitoring a live job.
 struct Site {
   std::int32_t waits = BLINK_WAITS_NOT;
   std::int32_t peer = -1;
@@ -22,8 +22,9 @@ struct Site {
   std::int64_t chunk = -1;
 };
 
-// Where a rank had better be than on its core: none, but for the highest of the ranks on a core that has at least two more
-// than another which it may use. `cores`: of each rank; -1: it is on none, or unknown.
+// The cores to which this rank should move: empty, unless it is the highest rank on its core, and that core has at
+// least two ranks more than another allowed core. `cores`: the core of each rank, -1 if it sleeps or its core is
+// unknown.
 cpu_set_t freer_cores(const std::vector<int>& cores, int rank, const cpu_set_t& allowed);
 
 inline void relax() {
@@ -34,7 +35,7 @@ inline void relax() {
 #endif
 }
 
-// Counts on one thread; others may look.
+// A counter that one thread changes and others may read.
 class Counter {
  public:
   void operator+=(std::uint64_t more) { value_.store(count() + more, std::memory_order_relaxed); }
@@ -45,13 +46,13 @@ class Counter {
   std::atomic<std::uint64_t> value_{0};
 };
 
-// blink_stats in the making.
+// The counters behind blink_stats.
 struct Counters {
   Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_read_bytes, direct_write_bytes,
       crossed_bytes, stepwise, yields, sleeps;
 };
 
-// What a rank says of a call when it begins it.
+// The data that a rank publishes at the beginning of a call.
 struct Call {
   std::uint64_t signature = 0, what = 0;
   std::int64_t count = 0;
@@ -81,24 +82,24 @@ struct blink_comm {
   blink::Recorder& recorder() { return recorder_; }
   const blink::Recorder& recorder() const { return recorder_; }
 
-  // Begins the next call, whose clock was started: waits until the bank is free, and tells the others. 0 or a code.
+  // Begins the next call, whose clock is running: waits for a free bank, then publishes the call. Returns 0 or a code.
   int begin(const blink::Call& call);
   void finish();
-  // The calls until now were not the user's: what people are shown counts from here.
+  // The calls until now were not the user's: the numbers in errors and monitoring count from here.
   void count_from_here() { segment_.rank(rank_).life.own.store(sequence(), std::memory_order_relaxed); }
-  // Other threads of this process want the core: waits yield soon; and with fewer cores than ranks `long` ones, of what
-  // comes from elsewhere, sleep at once.
+  // Other threads of this process need the core: waits yield early. With fewer cores than ranks, `long` waits, for data
+  // from elsewhere, also sleep at once.
   void share_core(bool long_waits) {
     spins_ = usual_spins_ = std::min(usual_spins_, kSpinsShared);
     if (long_waits && !roomy_) yield_us_ = 0;
   }
-  // Waits until `peer` has begun this call too, and checks that it is the same. 0 or a code.
+  // Waits until `peer` has begun this call too, and checks that it is the same call. Returns 0 or a code.
   int await_entry(int peer);
-  // That a control word of this call, written by `peer`, was seen.
+  // Notes that this rank has read a control word of this call that `peer` wrote.
   void has_entered(int peer) { begun_[static_cast<std::size_t>(peer)] = sequence(); }
   const blink::Entry& entry(int peer) const { return segment_.rank(peer).entry[bank()]; }
 
-  // Waits until ready() is true. 0, or the code of what ended the call.
+  // Waits until ready() is true. Returns 0, or the code of the failure that ended the call.
   template <class Ready>
   int wait(Ready ready, const blink::Site& site) {
     std::int64_t since = 0;  // when it became worth an event
@@ -116,16 +117,16 @@ struct blink_comm {
     return code;
   }
 
-  // Waits at most `wait_us`, beside whatever other threads of this rank do. 0, also where the time is up, or a code.
+  // Waits at most `wait_us`, independently of this rank's other threads. Returns 0, also after the timeout, or a code.
   template <class Ready>
   int wait_stream(Ready ready, int peer, std::int64_t wait_us) {
     if (ready() || wait_us <= 0) return ended_elsewhere();
     return wait_stream_long([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready, peer, wait_us);
   }
 
-  // Wakes `peer` if it sleeps. Call after whatever it may wait for has been stored.
+  // Wakes `peer` if it sleeps. Call it after the store that the peer may wait for.
   void wake(int peer) {
-    // The store before must be visible before `sleeping` is read; the sleeper does it the other way round.
+    // The preceding store must be visible before `sleeping` is read; the sleeper uses the opposite order.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     wake_unfenced(peer);
   }
@@ -141,7 +142,7 @@ struct blink_comm {
   void take_raised(void* raised[3]);
   void set_idle(const blink_idle& idle) { idle_ = idle; }
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
-  // Where `bytes` at `offset` of a buffer that `peer` lends are in this process; nullptr if they are not wholly in it.
+  // The local address of `bytes` at `offset` of a buffer that `peer` lends; nullptr if they are not wholly inside it.
   unsigned char* borrowed(int peer, const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) const {
     const Heap& heap = heaps_[static_cast<std::size_t>(peer)];
     const auto inside = [](std::int64_t first, std::uint64_t length, std::uint64_t whole) {
@@ -152,27 +153,28 @@ struct blink_comm {
     return heap.base != nullptr && inside(at, size, heap.bytes) && inside(offset, bytes, size) ? heap.base + at + offset
                                                                                                : nullptr;
   }
-  // Where `bytes` at `offset` of a buffer of the peer's own memory are in its process; 0 if they are not wholly in it.
+  // The peer's address of `bytes` at `offset` of its private buffer; 0 if they are not wholly inside it.
   static std::uint64_t private_address(const blink::Lent& buffer, std::int64_t offset, std::size_t bytes);
-  // Whether this rank can read every peer's memory: each has something to show that no other process has.
+  // Checks that this rank can read every peer's memory, by reading a secret that only the right process has.
   bool can_cross() const;
-  // Cross-memory copies. 0, or the code of what ended the call.
+  // Cross-memory copies. Return 0, or the code of the failure that ended the call.
   int read_private(int peer, void* into, std::uint64_t from, std::size_t bytes, const blink::Site& site);
   int write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes, const blink::Site& site);
-  // Around writing into buffers of others. 0, or a code: they may not be written any more.
+  // Enclose every write into another rank's buffers. start_writing returns 0, or a code if writing is no longer
+  // allowed.
   int start_writing();
   void stop_writing() { life().writing.store(0, std::memory_order_release); }
-  // After a failed call: until nobody writes into this rank's buffers any more.
+  // After a failed call: waits until no rank writes into this rank's buffers any more.
   void await_writers() const;
   // The offset of `memory` in this rank's own heap, or kNowhere.
   std::int64_t heap_offset(const void* memory, std::int64_t bytes) const;
 
-  // Whether `peer` closed its communicator in an orderly way. That matters only to those who still want something of
+  // Checks whether `peer` closed its communicator in an orderly way. That affects only ranks that still need data from
   // it.
   bool has_left(int peer) const { return segment_.rank(peer).life.left.load(std::memory_order_acquire) != 0; }
-  // What ends a stream alone, and no collective: its other end has left; or why that left. Returns the code.
+  // Fails a stream without failing collectives: its other end has left, or the reason why it left. Returns the code.
   int lost_to_stream(int peer);
-  // A call that makes no sense, before it begins: nobody else hears of it. Returns the code.
+  // Rejects invalid arguments before the call begins: the other ranks are not affected. Returns the code.
   int refuse(const char* text);
   // Ends the communicator for all ranks. Returns the code, or that of an earlier failure.
   int fail(int code, const blink::Site& site, int peer, const char* text);
@@ -181,9 +183,9 @@ struct blink_comm {
     timeout_us_ = timeout_us < kForever ? timeout_us : kForever;
     started_us_.store(0, std::memory_order_relaxed);
   }
-  // Inside a wait's condition: that it has lasted so long that one should make do with less.
+  // Inside a wait's condition: the wait is so long that the caller should continue with the messages it has.
   bool impatient() const { return impatient_; }
-  // From here on nothing waits: what is not ready is BLINK_AGAIN. `impatient`: as above.
+  // From now on no wait blocks: it returns BLINK_AGAIN if the condition is false. `impatient`: as above.
   void start_polling(bool impatient) {
     polling_ = true;
     spins_ = 1;
@@ -232,24 +234,24 @@ struct blink_comm {
   std::int64_t spread_us_ = 0;
   static constexpr int kSpinsShared = 64;  // a microsecond
   static constexpr int kSpinsUnrecorded = 256;
-  int usual_spins_, spins_;  // looks before a wait is a long one; and now
+  int usual_spins_, spins_;  // polls before a wait counts as long: the usual number, and the current one
   std::int64_t yield_us_;
-  // Both only change on the thread of the collectives, but errors on others tell them too.
+  // Changed by the collectives' thread only, but read by other threads for their errors.
   std::atomic<std::uint64_t> sequence_{0};
-  std::atomic<std::int64_t> started_us_{0};  // when the first long wait of the call began; 0: there was none
-  std::atomic<std::uint64_t> what_{0};       // the call
+  std::atomic<std::int64_t> started_us_{0};  // begin of the call's first long wait; 0: none;
+  std::atomic<std::uint64_t> what_{0};       // collective, type, operation and root of the call
   std::atomic<std::int64_t> count_{0};
   std::uint64_t signatures_[blink::kBanks] = {};
-  std::vector<std::uint64_t> begun_;  // per peer, the last call that it is known to have begun
+  std::vector<std::uint64_t> begun_;  // per peer, the last call that it is known to have begun;
   std::int64_t timeout_us_ = 0;
-  std::uint64_t mismatched_ = 0;  // the call that was not the same
-  std::atomic<std::uint64_t> end_heard_in_{0};  // 1 + the number of the call that first said that this has ended; 0: none
+  std::uint64_t mismatched_ = 0;  // the call that differed;
+  std::atomic<std::uint64_t> end_heard_in_{0};  // 1 + number of the first call that reported the end; 0: none
   blink_python python_{};
   void* raised_[3] = {};
   blink_idle idle_{};
   bool impatient_ = false;
   bool polling_ = false;
-  std::int64_t polled_us_ = 0;  // when one that polls last looked for dead peers
+  std::int64_t polled_us_ = 0;  // last check for dead peers while polling
   struct Heap {
     unsigned char* base = nullptr;
     std::uint64_t bytes = 0;

@@ -1,9 +1,9 @@
-// How bytes are copied.
+// Copies of bytes by the faster of two methods.
 //
-// The C library's memcpy is not the fastest everywhere. On an AMD EPYC (Zen 5) glibc 2.36 took twice as long as the
-// processor's own string move where source and destination lie at the same place in their pages, as buffers do that begin
-// on pages: 4.3 and 2.2 µs for 256 KiB, 118 and 64 for 4 MiB; at other places both took as long. So each process finds out
-// once, for both cases, which is faster.
+// The C library's memcpy is not always the fastest. On an AMD EPYC (Zen 5) glibc 2.36 took twice as long as the
+// processor's own string move for equal offsets in pages, as page-aligned buffers have: 4.3 and 2.2 µs for 256 KiB,
+// 118 and 64 µs for 4 MiB. At other offsets both took equally long. So each process measures once,
+// for equal and for other offsets, which method is faster.
 #include <unistd.h>
 
 #include <chrono>
@@ -17,7 +17,7 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
-// Sanitizers see what memcpy touches, and not what assembly does.
+// Sanitizers check the accesses of memcpy, but not those of assembly.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define BLINK_STRING_MOVE 1
 #endif
@@ -27,7 +27,7 @@ namespace {
 
 #if defined(BLINK_STRING_MOVE)
 
-// Below, a call of memcpy is as fast, and starting a string move costs.
+// For smaller copies memcpy is as fast, because a string move has a start-up cost.
 constexpr std::size_t kLeastMoved = 32 << 10;
 constexpr std::size_t kTrialBytes = 256 << 10;
 constexpr std::size_t kPageBytes = 4096;
@@ -37,12 +37,12 @@ void string_move(void* dst, const void* src, std::size_t bytes) {
   __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(bytes) : : "memory");
 }
 
-// Whether string moves are faster, where both ends lie alike in their pages, and where they do not.
+// Whether string moves are faster for equal offsets in pages, and for other ones.
 struct Faster {
-  bool alike = false, otherwise = false;
+  bool same_offset = false, otherwise = false;
 };
 
-bool alike(const void* dst, const void* src) {
+bool have_same_offset(const void* dst, const void* src) {
   return (reinterpret_cast<std::uintptr_t>(dst) - reinterpret_cast<std::uintptr_t>(src)) % kPageBytes == 0;
 }
 
@@ -71,8 +71,8 @@ Faster measured() {
 }
 
 const Faster& faster() {
-  static const Faster found = measured();
-  return found;
+  static const Faster result = measured();
+  return result;
 }
 
 #endif
@@ -88,7 +88,7 @@ void prepare_copies() {
 void copy_bytes(void* dst, const void* src, std::size_t bytes) {
   if (dst == src || bytes == 0) return;
 #if defined(BLINK_STRING_MOVE)
-  if (bytes >= kLeastMoved && (alike(dst, src) ? faster().alike : faster().otherwise)) {
+  if (bytes >= kLeastMoved && (have_same_offset(dst, src) ? faster().same_offset : faster().otherwise)) {
     string_move(dst, src, bytes);
     return;
   }
@@ -97,10 +97,10 @@ void copy_bytes(void* dst, const void* src, std::size_t bytes) {
 }
 
 bool are_past_caches(std::int64_t bytes) {
-  constexpr std::int64_t kTimes = 2;  // as large as the cache
+  constexpr std::int64_t kTimes = 2;  // as a multiple of the cache's size
   static const std::int64_t cache = [] {
-    const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or less where the system does not say
-    return found > 0 ? std::int64_t{found} : std::int64_t{32} << 20;
+    const long reported = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or less if the system does not report it
+    return reported > 0 ? std::int64_t{reported} : std::int64_t{32} << 20;
   }();
   return bytes >= kTimes * cache;
 }
@@ -120,7 +120,7 @@ void copy_past_caches(void* dst, const void* src, std::size_t bytes) {
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + part)));
     }
   }
-  _mm_sfence();  // such stores are not in order with the flag that announces them
+  _mm_sfence();  // without it these stores could become visible after the flag that announces them
   copy_bytes(to + done, from + done, bytes - done);
 #else
   copy_bytes(dst, src, bytes);

@@ -1,10 +1,10 @@
-// Narrow floats: which float32 is this bit pattern, and which pattern is this float32? A vector of them at once.
+// Conversions between float32 and narrow floats, a vector at a time.
 //
-// Widening is exact. Narrowing rounds to nearest, ties to even; what is too large becomes infinity, or NaN in a format
-// without infinities; NaN stays NaN with its sign. The same bits as ml_dtypes and NumPy, on every instruction set:
-// where there are no instructions for a format it is 32-bit integer arithmetic.
+// Widening is exact. Narrowing rounds to nearest, ties to even. Values out of range become infinity, or NaN in a format
+// without infinities; NaN stays NaN with its sign. The results have the same bits as those of ml_dtypes and NumPy, on
+// every instruction set: formats without conversion instructions use 32-bit integer arithmetic.
 //
-// Each format is a struct: widen(codes) and narrow(floats) of one vector.
+// Each format is a struct with widen(codes) and narrow(floats) for one vector.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint32_t kFloatInfinity = 0x7f800000;
 constexpr std::uint32_t kFloatMagnitude = 0x7fffffff;
 
-// The upper half of a float32: the exponents are the same.
+// The upper half of a float32, with the same exponents.
 struct Bfloat16 {
   using Store = std::uint16_t;
   using Stored = Halves;
@@ -35,7 +35,7 @@ struct Bfloat16 {
   }
 };
 
-// IEEE 754's layout with fewer bits. Without infinities ("fn") only the last code, all ones, is special: NaN.
+// IEEE 754's layout with fewer bits. Without infinities ("fn") only the last code, all ones, is special: it is NaN.
 template <class StoreType, class StoredType, int kExponentBits, int kMantissaBits, bool kInfinities>
 struct SmallFloat {
   using Store = StoreType;
@@ -43,7 +43,7 @@ struct SmallFloat {
 
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   static constexpr int kUnit = 1 - kBias - kMantissaBits;  // 2^kUnit is the smallest positive value
-  static constexpr int kShift = 23 - kMantissaBits;        // from a float32's mantissa to ours
+  static constexpr int kShift = 23 - kMantissaBits;        // from a float32's mantissa to this format's
   static constexpr int kSignShift = 31 - kExponentBits - kMantissaBits;
   static constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - kBias) << 23;
   static constexpr std::uint32_t kMask = (1u << (kExponentBits + kMantissaBits)) - 1;
@@ -72,7 +72,7 @@ struct SmallFloat {
     const Words below_half = ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1);
     const Words normal = (magnitude + below_half - kRebias) >> kShift;
     const Words limited = if_below(normal, all(kFirstSpecial), normal, all(kFirstSpecial));
-    // Adding a float whose last place is 2^kUnit makes the hardware round at that place.
+    // Adding a float whose last place is 2^kUnit makes the hardware round to that place.
     const Floats ruler = power_of_two(kUnit + 23);
     const Words subnormal = bits_of(floats_of(magnitude) + ruler) - bits_of(ruler);
     const Words number = if_below(magnitude, all(kRebias + (1u << 23)), subnormal, limited);
@@ -85,7 +85,7 @@ struct SmallFloat {
 
 #if defined(__F16C__) || defined(__aarch64__)
 
-// By the processor's own conversions, which round as above.
+// Uses the processor's own conversions, which round in the same way.
 struct Float16 {
   using Store = std::uint16_t;
   using Stored = Halves;
@@ -116,12 +116,12 @@ using Float16 = SmallFloat<std::uint16_t, Halves, 5, 10, true>;
 
 #endif
 
-// The 8-bit floats are widened through float16. This one is its upper half.
+// The 8-bit floats are widened through float16. This format is the upper half of a float16.
 struct Float8E5M2 : SmallFloat<std::uint8_t, Bytes, 5, 2, true> {
   static Floats widen(Stored stored) { return Float16::widen(halves_of(stored) << 8); }
 };
 
-// This one, with its bits where float16 has its own, is 2^8 times as large as that float16: the biases are 7 and 15.
+// In float16's bit positions its codes mean values 2^8 times too small: the biases are 7 and 15.
 struct Float8E4M3 : SmallFloat<std::uint8_t, Bytes, 4, 3, false> {
   static Floats widen(Stored stored) {
     const Halves code = halves_of(stored);

@@ -1,8 +1,8 @@
-// Element types: how they are read, computed with and written. A format loads kElements elements as one Vector,
-// computes with it, and rounds it into a destination (store) or keeps it as accumulators (keep, recall).
+// Element types: reading, arithmetic and writing. A format loads kElements elements as one Vector, computes with it,
+// and rounds it into a destination (store) or keeps it as accumulators (keep, recall).
 //
-// Types that are computed with as they are stored go element by element, and the compiler vectorises the loops; narrow
-// floats go by vectors of float32. In an unnamed namespace: each kernel file compiles its own copy.
+// Types that are computed in their stored form are processed element by element, and the compiler vectorises the loops.
+// Narrow floats are processed as vectors of float32. In an unnamed namespace: each kernel file compiles its own copy.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct TwinOf<T, false> {
   using Type = T;
 };
 
-// A type that is computed with as it is stored. Where order does not matter a signed integer is its unsigned Twin.
+// A type that is computed in its stored form. A signed integer uses its unsigned Twin where the order does not matter.
 template <class T>
 struct Native {
   using Twin = Native<typename TwinOf<T>::Type>;
@@ -53,7 +53,7 @@ struct Native {
 
   static Acc scalar(double scale) {
     if constexpr (std::is_integral_v<T>) {
-      // Truncated toward zero and wrapped; what is not within 64 bits, NaN included, has no meaning and is 0.
+      // Truncated toward zero and wrapped. Values outside 64 bits, including NaN, have no defined result; it is 0.
       if (!(scale > -0x1p64 && scale < 0x1p64)) return 0;
       const std::uint64_t size = static_cast<std::uint64_t>(scale < 0 ? -scale : scale);
       return static_cast<T>(scale < 0 ? 0 - size : size);
@@ -64,8 +64,8 @@ struct Native {
 
   static Vector scaled(Vector value, Acc factor) { return Prod::apply(value, factor); }
 
-  // Up to 32 bits a quotient in double, truncated, is exact, and vectorises: it errs by less than 2^-21 / divisor,
-  // and a quotient that is no integer is at least 1 / divisor away from one.
+  // Up to 32 bits the truncated quotient in double is exact, and it vectorises: its error is below 2^-21 / divisor,
+  // and a quotient that is not an integer differs from one by at least 1 / divisor.
   static Vector quotient(Vector value, std::uint32_t divisor) {
     if constexpr (std::is_floating_point_v<T>) {
       return value / static_cast<T>(divisor);
@@ -77,7 +77,7 @@ struct Native {
   }
 };
 
-// A float that is computed with as float32. `count` is how many of a vector's elements there are: all but at the end.
+// A float that is computed as float32. `count` is the number of valid elements in a vector: fewer only at the end.
 template <class Format>
 struct Narrow {
   using Twin = Narrow;
@@ -109,7 +109,7 @@ struct Narrow {
   }
 
   static Acc scalar(double scale) { return static_cast<float>(scale); }
-  // As it would be if it were sent: the same bits whoever adds it.
+  // Rounded as it would be in a message: the same bits on whichever rank it is added.
   static Vector scaled(Vector value, Acc factor) { return Format::widen(Format::narrow(value * factor)); }
   static Vector quotient(Vector value, std::uint32_t divisor) { return value / static_cast<float>(divisor); }
 };

@@ -1,8 +1,8 @@
-// The memory of a heap of shared tensors: mapped where huge pages can begin, and taken in huge pages.
+// The memory of a heap of shared tensors: mapped at an address where huge pages can begin, and allocated in huge pages.
 //
-// Linux gives files of memory huge pages only where an administrator asked for it (shmem_enabled), but since 6.1 it makes
-// them out of small ones on request. A page of 2 MiB is one page fault instead of 512, in its owner and in every rank
-// that uses it, and one entry of the processor's tables instead of 512.
+// Linux uses huge pages for memory files only if an administrator enabled it (shmem_enabled). Since 6.1 it also merges
+// small pages into huge ones on request. A huge page of 2 MiB needs one page fault instead of 512, in each rank
+// that uses it, and one page table entry instead of 512.
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "segment.h"
 
 #if !defined(MADV_COLLAPSE)
-#define MADV_COLLAPSE 25  // newer than some C libraries
+#define MADV_COLLAPSE 25  // some C libraries do not define it yet
 #endif
 
 namespace {
@@ -47,7 +47,7 @@ extern "C" int blink_heap_take(void* memory, uint64_t bytes) {
   unsigned char* const end = static_cast<unsigned char*>(memory) + bytes;
   if (end < from + kHugePage) return 0;
   const std::uint64_t whole = static_cast<std::uint64_t>(end - from) / kHugePage * kHugePage;
-  // Where there is no page at all there is nothing to make a huge one of.
+  // Touches each huge page first, because the system cannot collapse a range without any page.
   for (std::uint64_t at = 0; at < whole; at += kHugePage) static_cast<void>(*static_cast<volatile unsigned char*>(from + at));
   return madvise(from, whole, MADV_COLLAPSE) == 0 ? 1 : 0;
 }

@@ -1,6 +1,6 @@
-// A bundle: the file with all plans of a host, of which only those that are used are read.
+// A bundle: the file with all plans of a host. Only the plans that are used are read.
 //
-// It is never mapped: who made it shorter meanwhile would end this process. A plan that is read is checked as any other.
+// The file is never mapped: a process that truncated it would kill this one. Each plan that is read is also checked.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -71,23 +71,23 @@ struct blink_bundle {
   blink_bundle_header header_{};
   std::vector<blink_bundle_choice> choices_;
   std::vector<blink_bundle_plan> rows_;
-  std::vector<std::unique_ptr<const blink_plan>> plans_;  // of those that were asked for
+  std::vector<std::unique_ptr<const blink_plan>> plans_;  // null for plans not read yet;
   std::mutex mutex_;                                      // of plans_
 };
 
 bool blink_bundle::read(std::int64_t bytes, std::int32_t ranks, blink_error& why) {
   blink_bundle_header& h = header_;
   const auto wrong = [&why](const char* what) {
-    refuse(why, BLINK_INVALID, "%s; have it made anew", what);
+    refuse(why, BLINK_INVALID, "%s; python -m blinkccl.runtime.host_bundle RANKS writes a new one", what);
     return false;
   };
   if (bytes < static_cast<std::int64_t>(sizeof h) || bytes % kWord != 0 || !read_all(file_, &h, sizeof h, 0)) {
-    return wrong("the file is no bundle, or cut off");
+    return wrong("the file is not a bundle, or is cut off");
   }
-  if (!is_this_version(h)) return wrong("the bundle is of another version of blink-ccl");
+  if (!is_this_version(h)) return wrong("the bundle was written by another version of blink-ccl");
   if (h.words != bytes / kWord || h.words > kMostWords) return wrong("the bundle is cut off");
   if (h.choice_count < 0 || h.choice_count > kMostRows || h.plan_count < 0 || h.plan_count > kMostRows) {
-    return wrong("the bundle is damaged: its header");
+    return wrong("the bundle is damaged: its header is invalid");
   }
   choices_.resize(static_cast<std::size_t>(h.choice_count));
   rows_.resize(static_cast<std::size_t>(h.plan_count));
@@ -96,12 +96,12 @@ bool blink_bundle::read(std::int64_t bytes, std::int32_t ranks, blink_error& why
   std::vector<unsigned char> summed(sizeof h - kSummed + choice_bytes + row_bytes);
   if (!read_all(file_, summed.data(), summed.size(), kSummed)) return wrong("the bundle is cut off");
   if (blink::checksum(summed.data(), summed.size() / kWord) != h.checksum) {
-    return wrong("the bundle is damaged: its checksum is another");
+    return wrong("the bundle is damaged: its checksum differs");
   }
   const unsigned char* rows = summed.data() + sizeof h - kSummed;
   if (choice_bytes > 0) std::memcpy(choices_.data(), rows, choice_bytes);
   if (row_bytes > 0) std::memcpy(rows_.data(), rows + choice_bytes, row_bytes);
-  if (!rows_are_right()) return wrong("the bundle makes no sense: its rows");
+  if (!rows_are_right()) return wrong("the bundle is damaged: its rows are invalid");
   blink_shape shape;
   blink_bundle_shape(this, &shape);
   if (h.ranks != ranks || blink_segment_bytes(&shape) == 0) return wrong("the bundle is for another number of ranks");
@@ -119,25 +119,25 @@ bool blink_bundle::rows_are_right() const {
   return std::all_of(rows_.begin(), rows_.end(), places) && std::all_of(choices_.begin(), choices_.end(), numbers);
 }
 
-// The row that serves a request, and its variants.
+// Returns the row that serves a request, and its variants.
 std::vector<const blink_bundle_choice*> blink_bundle::choice(const blink_request& request, std::int64_t item) const {
-  const bool crosses = request.crosses != 0 && (request.op & BLINK_SCALES) == 0;  // what is scaled is not in a buffer
-  std::vector<const blink_bundle_choice*> found;
+  const bool crosses = request.crosses != 0 && (request.op & BLINK_SCALES) == 0;  // scaled data is in no buffer
+  std::vector<const blink_bundle_choice*> serving;
   for (const blink_bundle_choice& row : choices_) {
     if (row.collective != request.collective) continue;
-    if (row.variant == 0 && !found.empty()) break;
-    const bool serves = row.variant == 0 ? request.count * item * row.blocks < row.below : !found.empty();
-    if (serves && (row.cross_memory == 0 || crosses)) found.push_back(&row);
+    if (row.variant == 0 && !serving.empty()) break;
+    const bool serves = row.variant == 0 ? request.count * item * row.blocks < row.below : !serving.empty();
+    if (serves && (row.cross_memory == 0 || crosses)) serving.push_back(&row);
   }
-  return found;
+  return serving;
 }
 
-// What serves the largest sizes; nullptr: nothing that is for blocks of several lengths.
+// The row for the largest sizes; nullptr if no row supports blocks of different lengths.
 const blink_bundle_choice* blink_bundle::choice_of_blocks(const blink_request& request) const {
-  const auto found = std::find_if(choices_.rbegin(), choices_.rend(), [&](const blink_bundle_choice& row) {
+  const auto last = std::find_if(choices_.rbegin(), choices_.rend(), [&](const blink_bundle_choice& row) {
     return row.collective == request.collective && row.inline_messages == 0 && row.variant == 0;
   });
-  return found == choices_.rend() ? nullptr : &*found;
+  return last == choices_.rend() ? nullptr : &*last;
 }
 
 const blink_plan* blink_bundle::plan(std::size_t number, blink_error& why) {
@@ -146,13 +146,14 @@ const blink_plan* blink_bundle::plan(std::size_t number, blink_error& why) {
     const blink_bundle_plan& row = rows_[number];
     std::vector<std::int64_t> words(static_cast<std::size_t>(row.words));
     if (!read_all(file_, words.data(), words.size() * kWord, row.first * kWord)) {
-      return refuse(why, BLINK_INVALID, "the bundle is cut off; have it made anew");
+      return refuse(why, BLINK_INVALID,
+                    "the bundle is cut off; python -m blinkccl.runtime.host_bundle RANKS writes a new one");
     }
     auto read = blink::read_plan(words.data(), words.size() * kWord, why);
     if (read == nullptr) return nullptr;
     const blink_plan_header& h = read->header;
     if (h.collective != row.collective || h.root != row.root || h.rank_count != header_.ranks) {
-      return refuse(why, BLINK_INVALID, "the bundle makes no sense: plan %zu is another", number);
+      return refuse(why, BLINK_INVALID, "the bundle is damaged: plan %zu is not the one that its row describes", number);
     }
     plans_[number] = std::move(read);
   }
@@ -163,7 +164,7 @@ blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, const
                            blink_error& why) {
   const blink::Kernel* kernel = blink::find_kernel(request.dtype, request.op & ~std::uint32_t{BLINK_AVERAGES | BLINK_SCALES});
   if (kernel == nullptr || request.count < 0 || request.count > kMostElements) {
-    return refuse(why, BLINK_INVALID, "type %u, operation %u, %lld elements: there is no such call", request.dtype,
+    return refuse(why, BLINK_INVALID, "no call has type %u, operation %u and %lld elements", request.dtype,
                   request.op, static_cast<long long>(request.count));
   }
   const auto item = static_cast<std::int64_t>(kernel->itemsize);
@@ -174,7 +175,7 @@ blink_op* blink_bundle::op(blink_comm& comm, const blink_request& request, const
     rows.push_back(row);
   }
   if (rows.empty()) {
-    return refuse(why, BLINK_UNSUPPORTED, "nothing in the bundle serves collective %d", request.collective);
+    return refuse(why, BLINK_UNSUPPORTED, "no plan in the bundle serves collective %d", request.collective);
   }
   std::unique_ptr<blink_op> made;
   for (const blink_bundle_choice* row : rows) {
@@ -228,7 +229,8 @@ blink_bundle* blink_bundle_open(const char* path, int32_t ranks, blink_error* er
   struct stat about {};
   if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode) || (about.st_uid != geteuid() && about.st_uid != 0) ||
       (about.st_mode & 022) != 0) {
-    return refuse(*error, BLINK_SYSTEM, "the bundle is no file of this user alone");
+    return refuse(*error, BLINK_SYSTEM,
+                  "the bundle must be a regular file of this user or root that no other user can write");
   }
   return made->read(about.st_size, ranks, *error) ? made.release() : nullptr;
 }

@@ -1,4 +1,4 @@
-// Which build of the kernels runs here, and how its pieces make one pass over memory.
+// Selection of the kernels for this CPU, and one pass over memory from a kernel's pieces.
 #include "kernels.h"
 
 #include <cstdio>
@@ -15,7 +15,7 @@
 namespace blink {
 namespace {
 
-// Bytes of accumulators in one block: small enough that a block of every stream stays in the first-level cache.
+// Bytes of accumulators in one block, small enough that a block of every stream stays in the first-level cache.
 constexpr std::size_t kBlockBytes = 4096;
 constexpr int kMostAtOnce = 4;
 
@@ -37,7 +37,7 @@ void copy_in_blocks(void* const* dst, int ndst, const void* src, std::size_t byt
   }
 }
 
-// One block through the accumulators: any number of sources, a scale, a divisor.
+// One block through the accumulators: any number of sources, a scale and a divisor.
 void combine_block(const Pieces& pieces, void* dst, const void* const* src, int nsrc, std::size_t offset,
                    std::size_t count, const Finish& finish) {
   alignas(64) char acc[kBlockBytes];
@@ -60,7 +60,7 @@ void combine_block(const Pieces& pieces, void* dst, const void* const* src, int 
 
 #if defined(BLINK_X86_LEVELS)
 
-// Not by __builtin_cpu_supports: older compilers do not know the name.
+// Without __builtin_cpu_supports, as older compilers do not know the name.
 bool has_f16c() {
   unsigned a = 0;
   unsigned b = 0;
@@ -100,7 +100,7 @@ const Levels& all_levels() {
   return found;
 }
 
-// How many levels BLINK_ISA allows; all where it is not set.
+// The number of levels that BLINK_ISA allows; all if it is not set.
 int allowed(const Levels& all) {
   static const char* const names[] = {"base", "avx2", "avx512"};
   const char* const wanted = std::getenv("BLINK_ISA");
@@ -108,7 +108,7 @@ int allowed(const Levels& all) {
   for (int n = 0; n < 3; ++n) {
     if (std::strcmp(wanted, names[n]) == 0) return n < all.count ? n + 1 : all.count;
   }
-  std::fprintf(stderr, "blink: BLINK_ISA is none of base, avx2, avx512 and is ignored\n");
+  std::fprintf(stderr, "blink: BLINK_ISA must be base, avx2 or avx512; its value is ignored\n");
   return all.count;
 }
 

@@ -1,9 +1,9 @@
-// Reduction kernels, which combine any number of sources in one pass over memory.
+// Reduction kernels, which reduce any number of sources in one pass over memory.
 //
-// The meaning is that of blinkccl/collectives/ops.py, bit for bit: sources are combined left to right; float16,
-// bfloat16 and the 8-bit floats are accumulated in float32 and rounded once, at the store; integers wrap; an average of
-// integers is truncated toward zero. The bits depend neither on the instruction set nor on how a buffer is cut; only
-// which NaN comes out of NaNs is open.
+// The results equal those of blinkccl/collectives/ops.py bit for bit. Sources are reduced left to right. float16,
+// bfloat16 and the 8-bit floats are accumulated in float32 and rounded once, at the store. Integers wrap; an average of
+// integers is truncated toward zero. The bits depend neither on the instruction set nor on the cuts of a buffer. Only
+// the choice between several NaN operands is undefined.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,20 @@
 
 namespace blink {
 
-// How the value is finished, and what happens to the rank's own contribution before it is combined.
+// The completion of a value, and the scale of the rank's own contribution before the reduction.
 struct Finish {
-  std::int32_t own = -1;      // index of the source that `scale` multiplies; -1: none
-  double scale = 1.0;         // converted to the accumulator type
-  std::uint32_t divisor = 1;  // > 1 ends an average
+  std::int32_t own = -1;      // index of the source that `scale` multiplies; -1: none;
+  double scale = 1.0;         // converted to the accumulator type;
+  std::uint32_t divisor = 1;  // > 1 completes an average
 };
 
 // dst[d][i] = round((src[0][i] ∘ src[1][i] ∘ …) / divisor) for i < count and every d < ndst.
-// nsrc ≥ 1, ndst ≥ 1, addresses aligned to the type. A destination may be the very memory of a source or of another
-// destination; partial overlap is not allowed. One source that is neither scaled nor divided keeps its bits.
+// nsrc ≥ 1, ndst ≥ 1, addresses aligned to the type. A destination may be the same memory as a source or another
+// destination, but must not overlap it partially. A single source without scale and divisor keeps its bits.
 using Combine = void (*)(void* const* dst, int ndst, const void* const* src, int nsrc, std::size_t count,
                          const Finish& finish);
 
-// The same in steps, for values that cannot wait until all sources are there. `acc` holds `count` accumulators
+// The same in steps, for values whose sources are not all available. `acc` holds `count` accumulators
 // (float32 for the narrow floats, else the type itself).
 struct Stepwise {
   // acc = src [· scale]
@@ -42,18 +42,20 @@ struct Kernel {
   std::size_t accumulator_size;
 };
 
-// The kernel of a blink_dtype and blink_operation for the best instruction set that this CPU has and BLINK_ISA (base,
-// avx2, avx512) allows; nullptr where the type has no such operation.
+// The kernel of a blink_dtype and blink_operation for the best instruction set of this CPU that BLINK_ISA (base, avx2,
+// avx512) allows; nullptr if the type has no such operation.
 const Kernel* find_kernel(std::uint32_t dtype, std::uint32_t op);
 
-// Finds out how this processor copies fastest, once per process, in about 0.1 ms; else the first large copy does.
+// Measures the fastest copy method of this processor, once per process, in about 0.1 ms. Without it the first large
+// copy does.
 void prepare_copies();
-// dst = src, or nothing if they are the same; no other overlap.
+// dst = src. The two may be the same, but must not overlap otherwise.
 void copy_bytes(void* dst, const void* src, std::size_t bytes);
-// The same by stores that bypass the caches, which then need not read what is overwritten; for more than they hold.
+// The same by stores that bypass the caches, which then do not read the overwritten data; for copies larger than the
+// caches.
 void copy_past_caches(void* dst, const void* src, std::size_t bytes);
-// Whether buffers of so many bytes, those of all ranks together, are too many for the cache that cores share, so that
-// copies of results would not stay there.
+// Whether the buffers of all ranks together, `bytes`, exceed the cache that cores share, so that copies of results
+// would not stay in it.
 bool are_past_caches(std::int64_t bytes);
 
 // "base", "avx2", "avx512" or "neon".

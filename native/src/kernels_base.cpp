@@ -1,4 +1,4 @@
-// The kernels for any CPU of this architecture: SSE2 on x86-64, NEON on AArch64. No extra compiler flags.
+// The kernels for any CPU of this architecture: SSE2 on x86-64, NEON on AArch64. No extra compiler flags are needed.
 #include "formats.h"
 #include "kernels_blocks.h"
 

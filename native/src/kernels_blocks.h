@@ -1,4 +1,4 @@
-// How the pieces of one kernel become one pass over memory. Shared by all levels; compiled once, for the baseline.
+// One pass over memory, made of the pieces of one kernel. All levels share it; it is compiled once, for the baseline.
 #pragma once
 
 #include "blink/types.h"
@@ -6,18 +6,18 @@
 
 namespace blink {
 
-// What a level compiles for one type and one operation. Index n - 2: n sources at once.
+// The functions that a level compiles for one type and one operation. Index n - 2: n sources at once.
 struct Pieces {
   void (*rounded[3])(void* dst, const void* const* src, std::size_t count);  // dst = round(a ∘ b ∘ …)
   void (*kept[3])(void* acc, const void* const* src, std::size_t count);     // acc = a ∘ b ∘ …
-  // dst = round((a ∘ b ∘ …) / divisor); nullptr: in steps
+  // dst = round((a ∘ b ∘ …) / divisor); nullptr: averaged in steps
   void (*averaged[3])(void* dst, const void* const* src, std::size_t count, std::uint32_t divisor);
   Stepwise stepwise;
   std::size_t itemsize;
   std::size_t accumulator_size;
 };
 
-// Combine, by these pieces, block after block: each source is read once from memory and each destination written once.
+// Reduces with these pieces, block by block: each source is read once from memory and each destination written once.
 void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const void* const* src, int nsrc,
                        std::size_t count, const Finish& finish);
 
@@ -30,7 +30,7 @@ struct Level {
   const Kernel* (*find)(std::uint32_t dtype, std::uint32_t op);
 };
 
-// The levels that this CPU can run, weakest first; at least one. BLINK_ISA does not cap this list.
+// The levels that this CPU supports, weakest first; at least one. BLINK_ISA does not limit this list.
 const Level* levels(int* count);
 
 namespace base {

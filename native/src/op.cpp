@@ -12,10 +12,10 @@ using blink::now_us;
 
 namespace {
 
-// What stays in a second-level cache between two copies.
+// A piece that stays in a second-level cache between two copies.
 constexpr std::size_t kPieceBytes = 256 << 10;
 
-// How long steps are in vain until an execution makes do with what is there, as in a wait.
+// The time without progress after which an execution switches to steps, as in a wait.
 constexpr std::int64_t kPatienceUs = 2'000;
 
 }  // namespace
@@ -55,14 +55,14 @@ int blink_op::start(const void* input, void* output, bool scaled, double scale, 
   return running_->prepare(input, output, scaled, scale, timeout_us);
 }
 
-// Before anything counts: whoever is refused may call anew.
+// Checked before the call changes any state: the caller may retry after a refusal.
 int blink_op::check(const void* input, const void* output) {
   const blink_tables& t = tables_.numbers;
   if ((input == nullptr && t.input_bytes > 0) || (output == nullptr && t.output_bytes > 0)) {
-    return comm_.refuse("a buffer that the call needs is missing");
+    return comm_.refuse("the call needs an input or output buffer that is null");
   }
   const bool misplaced = is_misplaced(input) || is_misplaced(output);
-  return misplaced ? comm_.refuse("a buffer does not begin at a multiple of its elements' size") : BLINK_OK;
+  return misplaced ? comm_.refuse("a buffer's address is not a multiple of the element size") : BLINK_OK;
 }
 
 int blink_op::finish() {
@@ -169,7 +169,7 @@ void blink_op::record(std::size_t number, std::int64_t chunk) {
   comm_.recorder().execution(comm_.sequence(), number, chunk, std::min(most, length - chunk * most) * item);
 }
 
-// A buffer that peers read directly is the caller's again only when they are done with it.
+// A buffer that peers read directly belongs to the caller again only after their last read.
 int blink_op::drain() {
   for (std::size_t number = 0; number < tables_.rings.size(); ++number) {
     const blink_ring& ring = tables_.rings[number];
@@ -214,7 +214,7 @@ int blink_op::holder_of_slots(const blink_role& role) const {
   return -1;
 }
 
-// Readers whose buffers may be written must have begun this call, or they could still be reading them.
+// A reader whose buffer will be written must have begun this call; otherwise it could still be reading that buffer.
 int blink_op::await_readers_entry(const blink_role& role) {
   for (const std::int64_t ring : tables_.sends_of(role)) {
     for (const blink_reader& reader : tables_.readers_of(tables_.ring(ring))) {
@@ -256,7 +256,7 @@ int blink_op::execute(const blink_role& role, std::int64_t index) {
   return BLINK_OK;
 }
 
-// After an execution: messages are given back (those after the first `acknowledged`), the new one is announced.
+// After an execution: releases messages (those after the first `acknowledged`) and announces the new one.
 void blink_op::publish(const blink_role& role, const Chunk& chunk, std::int64_t acknowledged) {
   for (const std::int64_t ring : tables_.sends_of(role)) {
     const std::uint64_t count = ++sent_[static_cast<std::size_t>(ring)];
@@ -270,7 +270,7 @@ void blink_op::publish(const blink_role& role, const Chunk& chunk, std::int64_t 
   }
 }
 
-// What was stored before is seen by readers that go to sleep now, or they are woken.
+// Readers that go to sleep from now on see the preceding stores; sleeping ones are woken.
 void blink_op::wake_readers(const blink_role& role) {
   if (role.sends == 0) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -294,8 +294,8 @@ void blink_op::acknowledge(const blink_receive& r, const Chunk& chunk) {
   line(r.rank, r.ack_line).value.store(stamp(count), std::memory_order_release);
 }
 
-// The execution exactly as the grammar has it: each message is combined and given back before the next is waited for,
-// and all of them before a slot is. Programs may need that to go on; the fused way only needs less memory traffic.
+// An execution exactly as the Program defines it: each message is reduced and released before the next wait, and all of
+// them before the wait for a slot. Some Programs progress only in this way; the fused way only saves memory traffic.
 int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
   if (!at_.stepwise) {
     ++comm_.stats().stepwise;
@@ -307,7 +307,7 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
   const std::size_t needed = chunk.elements * tables_.kernel->accumulator_size;
   unsigned char* value = scratch(needed + chunk.bytes);
   unsigned char* fetched = value + needed;
-  // A lone operand passes through as it is, as in combine().
+  // A single operand keeps its bits, as in combine().
   const bool contributes = role.source != kNowhere;
   const bool alone = role.receives + (contributes ? 1 : 0) == 1 && role.divisor <= 1 && !(scaled_ && contributes);
   bool& empty = at_.empty;
@@ -360,9 +360,9 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
   return BLINK_OK;
 }
 
-// ---- from where, and to where
+// ---- sources and targets
 
-// The operands in order; `own`: which of them are the own data, or -1.
+// Collects the operands in order; `own`: the index of the rank's own data, or -1.
 int blink_op::collect_sources(const blink_role& role, const Chunk& chunk, std::int32_t& own) {
   sources_.clear();
   private_sources_.clear();
@@ -385,7 +385,7 @@ int blink_op::collect_sources(const blink_role& role, const Chunk& chunk, std::i
   return BLINK_OK;
 }
 
-// Everywhere the value of an execution has to be written.
+// Collects all addresses to which the result of an execution is written.
 int blink_op::collect_targets(const blink_role& role, const Chunk& chunk) {
   private_targets_.clear();
   writes_others_ = false;
@@ -405,7 +405,7 @@ int blink_op::collect_targets(const blink_role& role, const Chunk& chunk) {
   return BLINK_OK;
 }
 
-// The first of the targets. A value that lies there already is not copied onto itself.
+// Collects the first target. A value that is at its target already is not copied onto itself.
 void blink_op::collect_own_target(const blink_role& role, std::size_t bytes_before) {
   targets_.clear();
   if (role.target == kNowhere) return;
@@ -413,7 +413,7 @@ void blink_op::collect_own_target(const blink_role& role, std::size_t bytes_befo
   if (sources_.size() != 1 || sources_[0] != place || role.divisor > 1 || scaled_) targets_.push_back(place);
 }
 
-// Where a message has to be written in its reader's output; false if that is outside.
+// Finds the address of a message in its reader's output; false if it is outside.
 bool blink_op::collect_write(const blink_reader& reader, const Chunk& chunk) {
   const int peer = static_cast<int>(reader.rank);
   const blink::Lent& theirs = comm_.entry(peer).output;
@@ -429,10 +429,10 @@ bool blink_op::collect_write(const blink_reader& reader, const Chunk& chunk) {
 
 int blink_op::not_lent(const blink_role& role, int peer, std::int64_t chunk) {
   return comm_.fail(BLINK_INVALID, site(BLINK_WAITS_NOT, role, peer, chunk), peer,
-                    "a message lies outside the buffer that the peer lends, or its shared memory is not mapped here");
+                    "a message lies outside the peer's buffer, or that shared buffer is not mapped in this process");
 }
 
-// From all sources to all targets.
+// Moves the data from all sources to all targets.
 int blink_op::move(const blink_role& role, const Chunk& chunk, std::int32_t own) {
   int code = BLINK_OK;
   if (writes_others_ && (code = comm_.start_writing()) != BLINK_OK) return code;
@@ -453,14 +453,14 @@ int blink_op::move(const blink_role& role, const Chunk& chunk, std::int32_t own)
   return code;
 }
 
-// The only source lies in its sender's own memory.
+// Copies where the only source is in its sender's own memory.
 int blink_op::copy_private(const blink_role& role, const Chunk& chunk) {
   const blink_receive& receive = *private_sources_[0].receive;
   auto* target = static_cast<unsigned char*>(targets_[0]);
   if (!past_caches_) {
     if (const int code = read_private(role, receive, chunk, 0, target, chunk.bytes)) return code;
   } else {
-    // The system's copy goes through the caches, so a piece of it is taken first to where it stays in them.
+    // The system's copy goes through the caches, so each piece is first copied to scratch memory that stays in them.
     unsigned char* piece = scratch(kPieceBytes);
     for (std::size_t from = 0; from < chunk.bytes; from += kPieceBytes) {
       const std::size_t bytes = std::min(kPieceBytes, chunk.bytes - from);
@@ -472,8 +472,8 @@ int blink_op::copy_private(const blink_role& role, const Chunk& chunk) {
   return BLINK_OK;
 }
 
-// Some of several sources lie in their senders' own memory: piece by piece they are taken to where they stay in a
-// cache.
+// Reduces where some of several sources are in their senders' own memory: each piece is first copied to scratch memory
+// that stays in a cache.
 int blink_op::combine_private(const blink_role& role, const Chunk& chunk, std::int32_t own) {
   const std::size_t sources = private_sources_.size();
   const std::size_t most = std::max<std::size_t>(1, kPieceBytes / sources / blink::kPage) * blink::kPage;
@@ -497,14 +497,14 @@ int blink_op::combine_private(const blink_role& role, const Chunk& chunk, std::i
   return BLINK_OK;
 }
 
-// `bytes` of scratch from the beginning of a page on: copies to odd places are slow.
+// `bytes` of scratch memory from the beginning of a page: copies to unaligned addresses are slow.
 unsigned char* blink_op::scratch(std::size_t bytes) {
   scratch_.resize(std::max(scratch_.size(), bytes + blink::kPage));
   const std::size_t beyond = reinterpret_cast<std::uintptr_t>(scratch_.data()) % blink::kPage;
   return scratch_.data() + (beyond == 0 ? 0 : blink::kPage - beyond);
 }
 
-// `bytes` of a message from `from` on, out of its sender's own memory.
+// Copies `bytes` of a message, starting at `from`, out of its sender's own memory.
 int blink_op::read_private(const blink_role& role, const blink_receive& receive, const Chunk& chunk, std::size_t from,
                            void* into, std::size_t bytes) {
   const int peer = static_cast<int>(receive.rank);
@@ -514,8 +514,8 @@ int blink_op::read_private(const blink_role& role, const blink_receive& receive,
   return comm_.read_private(peer, into, at, bytes, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index));
 }
 
-// A copy to wherever it has to be. Large results would only push other things out of the caches, unless they overwrite
-// what this call has read.
+// Copies a result to one target. Large results bypass the caches, because they would only evict other data, unless they
+// overwrite data that this call has read.
 void blink_op::copy_result(void* target, const void* source, std::size_t bytes) const {
   const auto* at = static_cast<const unsigned char*>(target);
   const bool was_read = input_ != nullptr && at < input_ + tables_.numbers.input_bytes && at + bytes > input_;
@@ -542,9 +542,9 @@ void blink_op::combine(const blink_role& role, const std::vector<const void*>& s
                           static_cast<int>(sources.size()), bytes / tables_.kernel->itemsize, finish);
 }
 
-// ---- small messages: the flag is inside
+// ---- small messages, with their flags inside
 
-// Where block `number` of a message lies, as soon as it is there; nullptr with `code` set otherwise.
+// Waits for block `number` of a message and returns its address; nullptr with `code` set on failure.
 const void* blink_op::await_block(const blink_role& role, const blink_receive& r, std::size_t number, int& code) {
   const int peer = static_cast<int>(r.rank);
   const std::size_t total = static_cast<std::size_t>(role.length) * tables_.kernel->itemsize;
@@ -560,7 +560,8 @@ const void* blink_op::await_block(const blink_role& role, const blink_receive& r
       site(BLINK_WAITS_MESSAGE, role, peer, static_cast<std::int64_t>(number)));
   if (code != BLINK_OK) return nullptr;
   if (seen == wanted) return block.data(total);
-  // The same call by number, another one by content. The entries say so too, unless the hashes' low halves agree.
+  // The peer made the same call by number but with other contents. The entries differ too, unless the hashes' low
+  // halves collide.
   code = comm_.await_entry(peer);
   if (code == BLINK_OK) code = comm_.fail(BLINK_MISMATCH, site(BLINK_WAITS_MESSAGE, role, peer, 0), peer, "");
   return nullptr;
@@ -622,7 +623,7 @@ void blink_op_destroy(blink_op* op) { delete op; }
 uint64_t blink_op_signature(const blink_op* op) { return op->signature(); }
 
 int blink_op_add_variant(blink_op* op, blink_op* variant) {
-  constexpr std::size_t kMost = 15;  // a decision has four bits for it
+  constexpr std::size_t kMost = 15;  // a decision stores it in four bits
   if (op == nullptr || variant == nullptr || !op->takes_variants(kMost)) return BLINK_INVALID;
   op->add_variant(std::unique_ptr<blink_op>(variant));
   return BLINK_OK;

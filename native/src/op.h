@@ -1,8 +1,8 @@
-// One rank's part of a Program, as it is run.
+// One rank's part of a Program, as it is executed.
 //
-// The loop is the one of blinkccl/schedule/program.py: ticks, and in each tick the rank's roles in order. What is
-// fused is only how an execution moves its bytes: all messages are combined in one pass straight from where they lie,
-// and the result is written once to everywhere it has to be.
+// The loop is the one of blinkccl/schedule/program.py: ticks, and in each tick the rank's roles in order. Only the data
+// movement of an execution is fused: one pass reduces all messages at their places, and writes the result once to each
+// of its destinations.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ struct blink_op {
  public:
   blink_op(blink_comm& comm, std::unique_ptr<const blink::Tables> tables);
   int run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
-  // The same by steps: start() sets it up, step() goes on as far as nothing has to be waited for, finish() to its end.
+  // The same in steps: start() prepares the call, step() progresses until it would have to wait, finish() completes it.
   int start(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
   int step();
   int finish();
-  // Another way to do the same; from the second one on the group finds out which is the fastest.
+  // Adds an alternative implementation. With two or more the group measures which is the fastest.
   void add_variant(std::unique_ptr<blink_op> variant);
   bool takes_variants(std::size_t most) const { return variants_.size() < most; }
   std::uint64_t signature() const { return tables_.numbers.signature; }
-  // Whether its input and its output are of at most `bytes` each.
+  // Whether its input and its output have at most `bytes` each.
   bool fits(std::size_t bytes) const {
     const auto most = static_cast<std::int64_t>(bytes);
     return tables_.numbers.input_bytes <= most && tables_.numbers.output_bytes <= most;
@@ -51,16 +51,16 @@ struct blink_op {
   int execute_inline(const blink_role& role);
   int drain();
 
-  // What an execution waits for.
+  // Conditions that an execution waits for.
   int await_readers_entry(const blink_role& role);
   bool available(const blink_receive& receive) const;
   int holder_of_slots(const blink_role& role) const;
   bool has_slots(const blink_role& role) const { return holder_of_slots(role) < 0; }
-  // Who has not yet read the message that lies where the next one goes; -1: there is room.
+  // A reader that has not read the message in the next slot; -1: the slot is free.
   int holder_of_slot(const blink_ring& ring, std::uint64_t sent) const;
   const void* await_block(const blink_role& role, const blink_receive& receive, std::size_t number, int& code);
 
-  // How it moves its bytes: from sources_ to targets_.
+  // The data movement of an execution: from sources_ to targets_.
   int collect_sources(const blink_role& role, const Chunk& chunk, std::int32_t& own);
   int collect_targets(const blink_role& role, const Chunk& chunk);
   void collect_own_target(const blink_role& role, std::size_t bytes_before);
@@ -75,14 +75,14 @@ struct blink_op {
   void combine(const blink_role& role, const std::vector<const void*>& sources, const std::vector<void*>& targets,
                std::size_t bytes, std::int32_t own);
 
-  // What it tells the others.
+  // Notifications to the other ranks.
   void publish(const blink_role& role, const Chunk& chunk, std::int64_t acknowledged);
   void acknowledge(const blink_receive& receive, const Chunk& chunk);
   void wake_readers(const blink_role& role);
   blink::Site site(std::int32_t waits, const blink_role& role, int peer, std::int64_t chunk) const;
   int not_lent(const blink_role& role, int peer, std::int64_t chunk);
 
-  // Whether it lies in this rank's heap of shared tensors.
+  // Whether the buffer is in this rank's heap of shared tensors.
   bool is_shared(const void* buffer) const { return buffer != nullptr && comm_.heap_offset(buffer, 0) != blink::kNowhere; }
   bool is_misplaced(const void* buffer) const {
     return reinterpret_cast<std::uintptr_t>(buffer) % tables_.kernel->itemsize != 0;
@@ -90,7 +90,7 @@ struct blink_op {
   blink::Line& line(std::int64_t rank, std::int64_t index) const {
     return comm_.segment().line(comm_.bank(), static_cast<int>(rank), index);
   }
-  // Control words: the call's number, and below it how many of its messages, or what it is.
+  // Control words: the call's number, and in the lower bits a message count or a part of the signature.
   std::uint64_t stamp(std::uint64_t count) const { return comm_.sequence() << blink::kCountBits | count; }
   std::uint64_t flag() const { return stamp(tables_.numbers.signature & static_cast<std::uint64_t>(blink::kMostMessages)); }
 
@@ -98,28 +98,28 @@ struct blink_op {
   const std::unique_ptr<const blink::Tables> owned_tables_;
   const blink::Tables& tables_;
   blink::Routes routes_;
-  bool drains_ = false;  // a call may have to wait for readers of its buffers in the end
+  bool drains_ = false;  // at its end a call may have to wait for readers of its buffers
 
-  std::vector<std::unique_ptr<blink_op>> variants_;  // beside this one
-  std::unique_ptr<blink::VariantChoice> choice_;     // where there are any
+  std::vector<std::unique_ptr<blink_op>> variants_;  // in addition to this operation;
+  std::unique_ptr<blink::VariantChoice> choice_;     // null without variants
 
-  // Of the call that runs.
+  // State of the current call.
   const unsigned char* input_ = nullptr;
   unsigned char* output_ = nullptr;
   bool scaled_ = false;
   double scale_ = 1.0;
-  bool past_caches_ = false;  // copies of results
-  std::vector<std::uint64_t> received_;  // per queue
-  std::vector<std::uint64_t> sent_;      // per ring
+  bool past_caches_ = false;  // copies of results bypass the caches;
+  std::vector<std::uint64_t> received_;  // per queue;
+  std::vector<std::uint64_t> sent_;      // per ring;
   blink_op* running_ = this;  // the variant
   blink::Call call_;
-  // How far it is: what began to wait is begun anew from there.
+  // Progress of the call; a step that would have to wait is retried from there.
   struct Position {
     bool begun = false;
     std::int64_t tick = 0;
-    std::size_t role = 0;      // in that tick
-    std::size_t block = 0;     // of an inline message
-    std::int64_t operand = 0;  // of an execution step by step
+    std::size_t role = 0;      // in that tick;
+    std::size_t block = 0;     // of an inline message;
+    std::int64_t operand = 0;  // of a stepwise execution
     bool stepwise = false, own_added = false, empty = true;
     bool operator==(const Position& other) const {
       return begun == other.begun && tick == other.tick && role == other.role && block == other.block &&
@@ -127,21 +127,21 @@ struct blink_op {
     }
   };
   Position at_;
-  std::int64_t stalled_us_ = 0;  // since when steps have been in vain; 0: they are not
+  std::int64_t stalled_us_ = 0;  // time of the first step without progress; 0: the last one made some
 
-  // Of the current execution.
+  // State of the current execution.
   std::vector<const void*> sources_, piece_sources_;
   std::vector<void*> targets_, piece_targets_;
   struct PrivateSource {
-    std::size_t source;  // index in sources_, where the address is missing: it is in the sender's own memory
+    std::size_t source;  // index in sources_, whose entry is null: the data is in the sender's own memory
     const blink_receive* receive;
   };
   std::vector<PrivateSource> private_sources_;
   struct PrivateTarget {
     int peer;
-    std::uint64_t into;  // in the peer's own memory
+    std::uint64_t into;  // address in the peer's own memory
   };
   std::vector<PrivateTarget> private_targets_;
-  bool writes_others_ = false;  // some of the targets are in buffers of others
+  bool writes_others_ = false;  // some targets are in other ranks' buffers
   std::vector<unsigned char> scratch_;
 };

@@ -10,7 +10,7 @@
 namespace blink {
 namespace {
 
-// Unsigned, so that integers wrap, and never shorter than `unsigned`: 65535 · 65535 in uint16_t would overflow an int.
+// Unsigned, so that integers wrap, and at least as long as `unsigned`: 65535 · 65535 in uint16_t would overflow an int.
 template <class A>
 using Wide = std::common_type_t<std::make_unsigned_t<A>, unsigned>;
 
@@ -36,7 +36,7 @@ struct Prod {
   }
 };
 
-// choice ? a : b, of one float on the bits without `?`: two of those in one loop body and GCC does not vectorise it.
+// choice ? a : b for one float, on its bits and without `?`: GCC does not vectorise a loop body with two of them.
 template <class A, class Choice>
 A choose(Choice choice, A a, A b) {
   if constexpr (std::is_floating_point_v<A>) {
@@ -53,7 +53,7 @@ A choose(Choice choice, A a, A b) {
   }
 }
 
-// A NaN wins, the first one of two; `|` and not `||`, for A may be a vector.
+// A NaN wins, and the first of two NaNs. `|` instead of `||`, because A may be a vector.
 struct Min {
   template <class A>
   static A apply(A a, A b) {

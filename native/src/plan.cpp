@@ -16,7 +16,7 @@ bool between(std::int64_t first, std::int64_t number, std::int64_t end) { return
 bool below(std::int64_t number, std::int64_t end) { return between(0, number, end); }
 bool is_flag(std::int64_t number) { return below(number, 2); }
 
-// Takes one table after the other out of a plan's bytes.
+// Reads one table after the other from a plan's bytes.
 class Reader {
  public:
   Reader(const unsigned char* bytes, std::uint64_t size) : at_(bytes), left_(size) {}
@@ -39,7 +39,7 @@ class Reader {
   std::uint64_t left_;
 };
 
-// Rows whose parts follow one another: whether the next part begins where the last one ended, and ends inside.
+// Checks that consecutive rows refer to consecutive parts: each begins at the end of the one before, and ends inside.
 class Running {
  public:
   explicit Running(std::size_t size) : size_(static_cast<std::int64_t>(size)) {}
@@ -58,7 +58,7 @@ class Check {
  public:
   explicit Check(const blink_plan& plan) : p_(plan) {}
 
-  // What is wrong; nullptr: nothing.
+  // The invalid part of the plan; nullptr: the plan is valid.
   const char* fault() const {
     const auto all = [this](const auto& rows) {
       return std::all_of(rows.begin(), rows.end(), [this](const auto& row) { return is_right(row); });
@@ -171,7 +171,7 @@ std::uint64_t checksum(const unsigned char* words, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     std::uint64_t word;
     std::memcpy(&word, words + i * sizeof word, sizeof word);
-    // A bijection of the word at each place (xorshift and odd multipliers), so that no single change is overlooked.
+    // A bijection of the word at each place (xorshift and odd multipliers), so that no single change is missed.
     word += (i + 1) * 0x9e3779b97f4a7c15ull;
     word = (word ^ word >> 32) * 0xd6e8feb86659fd93ull;
     sum += word ^ word >> 32;
@@ -195,19 +195,19 @@ std::unique_ptr<const blink_plan> read_plan(const void* bytes, std::uint64_t siz
   auto made = std::make_unique<blink_plan>();
   blink_plan_header& h = made->header;
   if (bytes == nullptr || size < sizeof h || size % sizeof(std::int64_t) != 0) {
-    return refuse(why, BLINK_INVALID, "%llu bytes are no plan", static_cast<unsigned long long>(size));
+    return refuse(why, BLINK_INVALID, "a plan cannot have %llu bytes", static_cast<unsigned long long>(size));
   }
   std::memcpy(&h, all, sizeof h);
   if (h.magic != BLINK_PLAN_MAGIC || h.version != BLINK_PLAN_VERSION) {
-    return refuse(why, BLINK_INVALID, "no plan of version %d of the layout", BLINK_PLAN_VERSION);
+    return refuse(why, BLINK_INVALID, "this is not a plan, or its layout is not version %d", BLINK_PLAN_VERSION);
   }
   if (h.words < 0 || static_cast<std::uint64_t>(h.words) != size / sizeof(std::int64_t)) {
-    return refuse(why, BLINK_INVALID, "the plan says that it has %lld words, there are %llu",
+    return refuse(why, BLINK_INVALID, "the plan's header gives its size as %lld words, but it has %llu",
                   static_cast<long long>(h.words), static_cast<unsigned long long>(size / sizeof(std::int64_t)));
   }
   constexpr std::size_t kSummed = offsetof(blink_plan_header, checksum) + sizeof h.checksum;
   if (h.checksum != checksum(all + kSummed, (size - kSummed) / sizeof(std::int64_t))) {
-    return refuse(why, BLINK_INVALID, "the plan is damaged: its checksum is another");
+    return refuse(why, BLINK_INVALID, "the plan is damaged: its checksum differs");
   }
   Reader reader(all + sizeof h, size - sizeof h);
   if (!reader.take(made->ranks, h.rank_count) || !reader.take(made->slices, h.slice_count) ||
@@ -215,10 +215,10 @@ std::unique_ptr<const blink_plan> read_plan(const void* bytes, std::uint64_t siz
       !reader.take(made->sends, h.send_count) || !reader.take(made->rings, h.ring_count) ||
       !reader.take(made->sources, h.source_count) || !reader.take(made->readers, h.reader_count) ||
       !reader.is_at_end()) {
-    return refuse(why, BLINK_INVALID, "the plan's tables do not have the sizes that its header says");
+    return refuse(why, BLINK_INVALID, "the sizes of the plan's tables differ from those in its header");
   }
   if (const char* fault = Check(*made).fault()) {
-    return refuse(why, BLINK_INVALID, "the plan makes no sense: %s is wrong", fault);
+    return refuse(why, BLINK_INVALID, "the plan is invalid: %s is wrong", fault);
   }
   return made;
 }

@@ -1,8 +1,7 @@
-// A plan: a Program laid out for all ranks of a host and any size, copied and checked; blink/host.h says what its rows
-// mean.
+// A plan: a Program laid out for all ranks of a host and any size, copied and checked. blink/host.h defines its rows.
 //
-// Wrong numbers must not become wild accesses: every index is looked at once, when a plan is read. What depends on a
-// size too is looked at in the tables that it is bound to (tables.h).
+// Wrong numbers must not cause invalid memory accesses: every index is checked once, when a plan is read. Numbers that
+// also depend on a size are checked in the bound tables (tables.h).
 #pragma once
 
 #include <cstddef>
@@ -24,7 +23,7 @@ struct blink_plan {
   std::vector<blink_plan_reader> readers;
 };
 
-// A plan's rows of one rank for one size.
+// One rank's rows of a plan for one size.
 struct blink_bound {
   blink_tables tables{};
   std::vector<blink_role> roles;
@@ -36,19 +35,20 @@ struct blink_bound {
 
 namespace blink {
 
-// The sum that plans and bundles carry of their words: for damage, not against forgers.
+// The checksum of the words of a plan or bundle. It detects damage, not forgery.
 std::uint64_t checksum(const unsigned char* words, std::size_t count);
 
-// nullptr and `why` for what is no plan.
+// Returns nullptr and sets `why` if the bytes are not a valid plan.
 std::unique_ptr<const blink_plan> read_plan(const void* bytes, std::uint64_t size, blink_error& why);
 
-// nullptr and `why` for what has no room or makes no sense. `blocks`, if there are any, instead of the binding's count.
+// Returns nullptr and sets `why` if the plan does not fit or is invalid. `blocks`, if not null, replaces the binding's
+// count.
 std::unique_ptr<const blink_bound> bind(const blink_plan& plan, const blink_shape& shape, int rank,
                                         const blink_binding& binding, const blink_blocks* blocks, blink_error& why);
 blink_op* bind_op(blink_comm& comm, const blink_plan& plan, const blink_binding& binding, const blink_blocks* blocks,
                   blink_error& why);
 
-// Says it in `why`, and returns nullptr.
+// Writes the error to `why`, and returns nullptr.
 std::nullptr_t refuse(blink_error& why, int code, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
 }  // namespace blink

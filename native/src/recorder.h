@@ -1,9 +1,9 @@
-// What a rank did, and when: a ring of events in its own memory.
+// Events of a rank with their times: a ring in the rank's own memory.
 //
-// Off, it costs a branch per call, execution and wait that outlasts its first looks. On, it looks at a clock once per
-// call and execution, and twice per recorded wait: an execution begins where the one before it ended. Small calls take a
-// microsecond and a look at CLOCK_MONOTONIC 30 ns, so the clock is the processor's own counter wherever Linux itself
-// tells the time by it; that is fitted to CLOCK_MONOTONIC when the events are read.
+// Disabled, it costs a branch per call, execution and long wait. Enabled, it reads a clock once per call and execution,
+// and twice per recorded wait: an execution begins at the end of the one before it. Small calls take a microsecond and
+// reading CLOCK_MONOTONIC 30 ns. So the clock is the processor's counter on systems where Linux itself uses that for
+// its time. Its values are converted to CLOCK_MONOTONIC when the events are read.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +22,12 @@ class Recorder {
  public:
   bool on() const { return room_ != 0; }
 
-  // Keeps the last `events` from here on, of executions those whose role has chunks of `least_bytes` or more; what was
-  // kept is gone. false: there is no memory.
+  // Records the last `events` events from now on, but only executions of roles with chunks of `least_bytes` or more.
+  // Earlier events are lost. false: out of memory.
   bool start(std::size_t events, std::int64_t least_bytes) {
     room_ = next_ = 0;
     recorded_ = 0;
-    events_.reset(events == 0 ? nullptr : new (std::nothrow) Slot[events]());  // written, so no page is missing
+    events_.reset(events == 0 ? nullptr : new (std::nothrow) Slot[events]());  // zeroed, so that all pages are present
     if (events != 0 && events_ == nullptr) return false;
     counts_ = events != 0 && has_counter();
     began_ = anchor();
@@ -36,22 +36,22 @@ class Recorder {
     return true;
   }
 
-  // The oldest first; returns how many of them there were room for.
+  // Copies the events, oldest first, at most `room`, and returns their number.
   std::size_t read(blink_event* into, std::size_t room, std::uint64_t& dropped) const {
-    const std::size_t kept = recorded_ < room_ ? static_cast<std::size_t>(recorded_) : room_;
-    const std::size_t given = kept < room ? kept : room;
-    dropped = recorded_ - kept;
-    const std::size_t first = kept < room_ ? 0 : next_;
+    const std::size_t recorded = recorded_ < room_ ? static_cast<std::size_t>(recorded_) : room_;
+    const std::size_t copied = recorded < room ? recorded : room;
+    dropped = recorded_ - recorded;
+    const std::size_t first = recorded < room_ ? 0 : next_;
     const Anchor until = anchor();
-    for (std::size_t i = 0; i < given; ++i) {
+    for (std::size_t i = 0; i < copied; ++i) {
       into[i] = events_[(first + i) % room_].event;
       into[i].begin_ns = monotonic_ns(into[i].begin_ns, until);
       into[i].end_ns = monotonic_ns(into[i].end_ns, until);
     }
-    return given;
+    return copied;
   }
 
-  // On the clock that events are kept on.
+  // The current time on the events' clock.
   std::int64_t now() const {
 #if defined(__x86_64__)
     if (counts_) return static_cast<std::int64_t>(__builtin_ia32_rdtsc());
@@ -59,14 +59,14 @@ class Recorder {
     return now_ns();
   }
 
-  // What follows begins now: a call, or more steps of one.
+  // The next event begins now: a call, or more steps of one.
   void begin_call() {
     call_began_ = mark_ = now();
     skipped_ = false;
   }
   void go_on() { mark_ = now(); }
 
-  // Whether an execution is kept, of a role whose largest chunk has so many bytes.
+  // Whether an execution is recorded; `bytes` is the largest chunk of its role.
   bool keeps(std::int64_t bytes) {
     skipped_ = skipped_ || bytes < least_bytes_;
     return bytes >= least_bytes_;
@@ -78,14 +78,15 @@ class Recorder {
     mark_ = ended;
   }
 
-  // One that is over. Where others are waited for before the first execution, that begins afterwards.
+  // Records a wait that has ended. If it was for entries, before the call's first execution, that begins after the
+  // wait.
   void wait(std::uint64_t sequence, std::int64_t began, std::int32_t waits, std::int32_t peer, std::int64_t chunk) {
     const std::int64_t ended = now();
     add({began, ended, sequence, 0, 0, chunk, -1, peer, BLINK_EVENT_WAIT, static_cast<std::int16_t>(waits), 0});
     if (waits == BLINK_WAITS_ENTRY && mark_ == call_began_) mark_ = ended;
   }
 
-  // `at_once`: with its last execution, for there was nothing to do afterwards.
+  // `at_once`: the call ended with its last execution, without further work.
   void call(std::uint64_t sequence, std::uint64_t signature, std::int64_t count, int code, bool at_once) {
     const std::int64_t ended = at_once && !skipped_ ? mark_ : now();
     add({call_began_, ended, sequence, signature, count, -1, -1, -1, BLINK_EVENT_CALL,
@@ -103,7 +104,7 @@ class Recorder {
     std::int64_t ns, count;
   };
 
-  // Whether all cores count alike, and always: then Linux goes by it.
+  // Whether the counters of all cores agree and never stop: Linux uses them for its time only then.
   static bool has_counter() {
     char name[16] = {};
     if (std::FILE* file = std::fopen("/sys/devices/system/clocksource/clocksource0/current_clocksource", "r")) {
@@ -113,7 +114,7 @@ class Recorder {
     return std::strcmp(name, "tsc\n") == 0;
   }
 
-  // Of some tries the one in which least time passed.
+  // The most precise of several attempts: the one that took the least time.
   Anchor anchor() const {
     Anchor best{};
     std::int64_t least = -1;

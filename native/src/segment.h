@@ -1,12 +1,11 @@
-// What lies where in the shared segment, and who may write it.
+// The layout of the shared segment, and the writer of each part.
 //
 //   Header · RankBlock × ranks · lines: [bank][rank][line] · staging: [bank][rank] · inline: [bank][rank] · streams
 //   · variants of operations: lines, and times: [line][rank]
 //
-// Everything is zero when fresh. Calls are numbered from 1 on every rank alike; call s uses bank s mod 2. A rank
-// begins call s only when every peer has begun call s − 1, and so has finished s − 2, the bank's last user: no other
-// clean-up between calls is needed, and what an earlier call left behind never looks new, since every control word
-// carries its call's number.
+// Fresh memory is all zeros. Calls are numbered from 1, equally on every rank; call s uses bank s mod 2. A rank begins
+// call s only after every peer has begun call s − 1, and so has finished s − 2, the bank's last user. No other clean-up
+// between calls is needed: every control word contains its call's number, so that old data never looks new.
 #pragma once
 
 #include <atomic>
@@ -23,19 +22,20 @@ constexpr std::size_t kPage = 4096;
 constexpr int kBanks = 2;
 constexpr std::int64_t kNowhere = BLINK_NOWHERE;
 
-// A control word is the call's number and, in the lower bits, how many of its messages. What a slot holds of an earlier
-// call must never look new, so the number must not come round: 2^40 calls are a month of nothing but the shortest ones.
+// A control word holds the call's number and, in the lower bits, a message count. Data of an earlier call must never
+// look new, so the number must not wrap around: 2^40 calls are a month of the shortest ones without a pause.
 constexpr int kCountBits = 24;
 constexpr std::int64_t kMostMessages = (std::int64_t{1} << kCountBits) - 1;
 constexpr std::uint64_t kMostCalls = std::uint64_t{1} << (64 - kCountBits);
 
-// A counter of its own cache line, written by one rank only.
+// A counter in its own cache line, written by one rank only.
 struct alignas(kLineBytes) Line {
   std::atomic<std::uint64_t> value;
 };
 
-// A small message travels in blocks; whoever sees a block's flag may read its payload. What fits shares the flag's
-// line, and is one cache line in all; longer payloads begin on the next, where vector loads want them.
+// A small message is sent in blocks; a rank that sees a block's flag may read its payload. A payload of at most
+// kTinyBytes shares the flag's line, so that the block is one cache line. Longer payloads begin on the next line, as
+// vector loads need.
 constexpr std::size_t kTinyBytes = kLineBytes - sizeof(std::uint64_t);
 constexpr std::size_t kPayloadBytes = BLINK_PAYLOAD_BYTES;
 struct alignas(kLineBytes) Block {
@@ -43,14 +43,14 @@ struct alignas(kLineBytes) Block {
   unsigned char tiny[kTinyBytes];
   unsigned char payload[kPayloadBytes];
 
-  // Where the bytes of a message of `total` bytes are.
+  // The address of the payload in a message of `total` bytes.
   unsigned char* data(std::size_t total) { return total <= kTinyBytes ? tiny : payload; }
   const unsigned char* data(std::size_t total) const { return total <= kTinyBytes ? tiny : payload; }
 };
 static_assert(sizeof(Block) == BLINK_BLOCK_BYTES, "blocks lie one after another");
 
-// A buffer of a rank: where in its heap; or kNowhere: not for others to touch; or below that, its address counted down
-// from there (kNowhere − address): in the rank's own memory, for cross-memory copies.
+// A buffer of a rank. `at` is its offset in the rank's heap; or kNowhere: other ranks must not access it; or a smaller
+// number, kNowhere − address: in the rank's own memory, for cross-memory copies.
 struct Lent {
   std::atomic<std::int64_t> at, bytes;
 };
@@ -61,7 +61,7 @@ inline std::int64_t private_place(const void* memory) {
 inline bool is_private(std::int64_t place) { return place < kNowhere; }
 inline bool is_shared(std::int64_t place) { return place > kNowhere; }
 
-// What a rank tells the others about a call, when it begins it. Written before `sequence`.
+// The data that a rank publishes when it begins a call. Written before `sequence`.
 struct alignas(kLineBytes) Entry {
   std::atomic<std::uint64_t> sequence;
   std::atomic<std::uint64_t> signature;
@@ -73,47 +73,47 @@ static_assert(sizeof(Entry) == kLineBytes, "one line");
 
 struct alignas(kLineBytes) Bell {
   std::atomic<std::uint32_t> sleeping;
-  std::atomic<std::uint32_t> rings;  // the futex
-  std::atomic<std::int32_t> awaited; // 1 + the only rank that need wake it; 0: any
-  std::atomic<std::int32_t> cpu;     // 1 + where the rank was when it last waited for long; 0: it never has
+  std::atomic<std::uint32_t> rings;  // the futex;
+  std::atomic<std::int32_t> awaited; // 1 + the only rank that must wake it; 0: any rank;
+  std::atomic<std::int32_t> cpu;     // 1 + the core of the rank's last long wait; 0: none
 };
 
-// For people: what the rank waits for. Read without a lock; a torn picture is only a torn picture.
+// The reason for a rank's wait, for monitoring. Read without a lock; readers may see a mixture of two states.
 struct alignas(kLineBytes) Waiting {
   std::atomic<std::int32_t> waits, peer, channel, share, stage;
   std::atomic<std::int64_t> chunk, since_us;
 };
 
-// A rank that is joining has not got its lock yet: the others must not take it for dead.
+// A joining rank does not hold its lock yet: the others must not consider it dead.
 constexpr std::uint32_t kAbsent = 0, kJoining = 1, kJoined = 2;
 
 struct alignas(kLineBytes) Life {
   std::atomic<std::int64_t> pid;
   std::atomic<std::uint32_t> joined, left;
   std::atomic<std::uint64_t> finished;
-  std::atomic<std::uint64_t> own;  // calls that the group made for itself, before its user's first
-  // 1 while the rank writes into buffers of others. Whoever's call has failed waits for that to end, up to a second,
-  // before it gives its buffers back to its caller.
+  std::atomic<std::uint64_t> own;  // calls that the group made for itself, before the user's first;
+  // 1 while the rank writes into other ranks' buffers. A rank whose call has failed waits for the end of such writes,
+  // up to a second, before it returns its buffers to its caller.
   std::atomic<std::uint32_t> writing;
-  std::atomic<std::uint64_t> secret_at;  // the address of what only this process can show; see can_cross()
-  std::atomic<std::uint64_t> processes;  // inode of the PID namespace in which `pid` is its number; 0: unknown
+  std::atomic<std::uint64_t> secret_at;  // address of a secret that only this process has; see can_cross();
+  std::atomic<std::uint64_t> processes;  // inode of the PID namespace of `pid`; 0: unknown
 };
 
 struct alignas(kLineBytes) RankBlock {
   Entry entry[kBanks];
   Bell bell;
-  Waiting waiting, streaming;  // in a call; for a message
+  Waiting waiting, streaming;  // in a collective; in point to point
   Life life;
 };
 
-// Which variant of one operation runs (variants.h). Both words are rank 0's.
+// The current variant of one operation (variants.h). Rank 0 writes both words.
 struct alignas(kLineBytes) VariantLine {
-  std::atomic<std::uint64_t> key;  // of the operation; 0: nobody's yet
+  std::atomic<std::uint64_t> key;  // of the operation; 0: the line is free
   std::atomic<std::uint64_t> decision;
 };
 constexpr std::size_t kVariantLines = 256;
 
-// When a rank began and ended some of its last calls of it.
+// The times at which a rank began and ended some of its last calls of the operation.
 struct VariantTime {
   std::atomic<std::uint64_t> sequence;  // 0: being written
   std::atomic<std::int64_t> began_ns, ended_ns;
@@ -123,7 +123,7 @@ struct alignas(kLineBytes) VariantTimes {
   VariantTime time[kVariantTimes];
 };
 
-// One byte stream: `written` belongs to the sender, `read` to the receiver.
+// One byte stream: the sender writes `written`, the receiver `read`.
 struct alignas(kLineBytes) Stream {
   Line written, read;
 };
@@ -135,17 +135,17 @@ struct alignas(kPage) Header {
   std::uint8_t token[16];
   blink_shape shape;
   std::uint64_t bytes;
-  // The first failure: 0 none, 1 being written, 2 there to read.
+  // The first failure: 0 none, 1 being written, 2 complete.
   alignas(kLineBytes) std::atomic<std::uint32_t> failed;
   std::atomic<std::int64_t> failed_at_us;
   blink_error failure;
 };
 
-// Addresses inside one rank's mapping of a segment.
+// Addresses in one rank's mapping of a segment.
 class Segment {
  public:
   Segment() = default;
-  // False if the memory is no segment of this version, token and size.
+  // False if the memory is not a segment of this version, token and size.
   bool open(void* memory, std::uint64_t bytes, const std::uint8_t* token);
   static std::uint64_t bytes_needed(const blink_shape& shape);
 

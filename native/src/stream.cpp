@@ -1,4 +1,4 @@
-// Point to point: one ring of bytes per ordered pair of ranks. Framing and matching are Python's business.
+// Point to point: one ring of bytes per ordered pair of ranks. Python does the framing and the matching.
 //
 // These calls may run on other threads than the collectives, one thread per direction and peer.
 #include <algorithm>
@@ -28,11 +28,11 @@ extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void
   const blink::Segment& segment = comm->segment();
   const auto size = static_cast<std::uint64_t>(segment.shape().stream_bytes);
   blink::Stream& stream = segment.stream(comm->rank(), peer);
-  if (comm->has_left(peer)) return -comm->lost_to_stream(peer);  // there may be room, but nobody will read it
+  if (comm->has_left(peer)) return -comm->lost_to_stream(peer);  // even if there is room, nobody will read the data
   const std::uint64_t written = stream.written.value.load(std::memory_order_relaxed);
   const auto room = [&] { return size - (written - stream.read.value.load(std::memory_order_acquire)); };
   if (const int code = comm->wait_stream([&] { return room() > 0; }, peer, wait_us)) return -code;
-  // A quarter at a time, so that the reader starts while the rest is written.
+  // Writes a quarter of the ring at a time, so that the reader starts while the rest is written.
   const std::uint64_t moved =
       std::min({static_cast<std::uint64_t>(bytes), room(), std::max<std::uint64_t>(1, size / 4)});
   if (moved == 0) return 0;

@@ -6,10 +6,10 @@
 namespace blink {
 namespace {
 
-// Sizes in tables are below these, so that no product or sum of theirs overflows.
+// Limits of the sizes in tables, so that no product or sum of them overflows.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 40;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 46;
-constexpr std::int64_t kMostTicks = std::int64_t{1} << 20;  // of look-ahead: the loop goes through all of them
+constexpr std::int64_t kMostTicks = std::int64_t{1} << 20;  // of look-ahead, because the loop runs through all of them
 constexpr std::int64_t kMostDivisor = std::int64_t{1} << 30;
 constexpr std::int64_t kMostRows = 1 << 24;
 
@@ -23,7 +23,7 @@ bool copy_rows(std::vector<Row>& rows, const Row* table, std::int64_t count) {
   return true;
 }
 
-// Whether `count` things from `first` on are among `size`.
+// Whether the `count` entries from `first` on exist among `size` entries.
 bool within(std::int64_t first, std::int64_t count, std::int64_t size) {
   return first >= 0 && count >= 0 && count <= size && first <= size - count;
 }
@@ -35,7 +35,7 @@ bool within(std::int64_t first, std::int64_t count, const std::vector<Row>& rows
 
 bool is_flag(std::int64_t value) { return value == 0 || value == 1; }
 
-// Whether `bytes` at `place` lie in a buffer of `size`, on a whole item; kNowhere: there are none.
+// Whether `bytes` at `place` are inside a buffer of `size`, at a whole item; kNowhere is valid too.
 bool placed(std::int64_t place, std::int64_t bytes, std::int64_t size, std::int64_t item) {
   return place == kNowhere || (within(place, bytes, size) && place % item == 0);
 }
@@ -92,7 +92,7 @@ class Check {
     return is_rank(r.rank) && (r.rank != rank_ || r.write_offset == kNowhere) && is_line(r.ack_line) && placed(r.write_offset, 0, kMostBytes, item_);
   }
 
-  // Messages of which the sender moves half are nothing but its input.
+  // Split messages, of which the sender writes half, must be the sender's own input.
   bool splits_its_input(const blink_role& role) const {
     const auto sends = t_.sends_of(role);
     return (role.receives == 0 && role.source != kNowhere) ||
@@ -110,7 +110,7 @@ class Check {
            std::all_of(sends.begin(), sends.end(), [=](std::int64_t ring) { return needed <= t_.ring(ring).stride; });
   }
 
-  // Whether every queue's messages of one call can be counted in a control word.
+  // Whether a control word can count every queue's messages of one call.
   bool is_countable() const {
     std::vector<std::int64_t> received(static_cast<std::size_t>(t_.numbers.queue_count), 0), sent(t_.rings.size(), 0);
     for (const blink_role& role : t_.roles) {
@@ -126,7 +126,7 @@ class Check {
 
   bool is_line(std::int64_t line) const { return within(line, 1, shape_.lines); }
   bool is_rank(std::int64_t rank) const { return within(rank, 1, shape_.ranks); }
-  // What a rank that does a relay's work sends itself lies in its ring and nowhere else.
+  // A rank that acts as a relay sends itself messages, which must be in its ring only.
   static bool is_ring_alone(const blink_receive& r) {
     return r.direct_read == BLINK_READ_NONE && r.direct_write == 0 && r.reply_to == 0;
   }
@@ -136,7 +136,7 @@ class Check {
            stride % unit() == 0 && stride <= (room - at) / slots;
   }
 
-  // What a rank and bank has for messages of this kind, and what it is cut into.
+  // The bytes per rank and bank for messages of this kind, and their granularity.
   std::int64_t area() const { return t_.numbers.inline_messages ? shape_.inline_bytes : shape_.staging_bytes; }
   std::int64_t unit() const { return t_.numbers.inline_messages ? BLINK_BLOCK_BYTES : static_cast<std::int64_t>(kLineBytes); }
 

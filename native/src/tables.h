@@ -1,7 +1,7 @@
-// One rank's tables of a Program for one size: copied from Python, and checked. blink/host.h says what the rows mean.
+// One rank's tables of a Program for one size, copied and checked. blink/host.h defines the rows.
 //
-// Wrong tables must not become wild accesses: every index and every place is looked at once, here. What peers say only
-// when they call, where their shared buffers are, is looked at then.
+// Wrong tables must not cause invalid memory accesses: every index and every place is checked once, here. The places of
+// peers' shared buffers, which are known only during a call, are checked then.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace blink {
 
-// Rows that follow one another.
+// Consecutive rows.
 template <class Row>
 struct Range {
   const Row* first;
@@ -24,9 +24,9 @@ struct Range {
 };
 
 struct Tables {
-  blink_tables numbers{};  // as given, but for the tables, which may be gone
+  blink_tables numbers{};  // as passed in, except for its pointers, which may be dangling
   const Kernel* kernel = nullptr;
-  bool lends_input = false, lends_output = false;  // also where it is private memory
+  bool lends_input = false, lends_output = false;  // true also for private memory
   std::int64_t first_tick = 0, last_tick = 0;
   std::vector<blink_role> roles;
   std::vector<blink_receive> receives;
@@ -40,7 +40,7 @@ struct Tables {
   const blink_receive& receive(const blink_role& role, std::int64_t i) const {
     return receives[static_cast<std::size_t>(role.first_receive + i)];
   }
-  // The numbers of the rings that the role's sends go into.
+  // The indexes of the rings into which the role sends.
   Range<std::int64_t> sends_of(const blink_role& role) const { return range(sends, role.first_send, role.sends); }
   const blink_ring& ring(std::int64_t number) const { return rings[static_cast<std::size_t>(number)]; }
   Range<blink_reader> readers_of(const blink_ring& ring) const {
@@ -54,7 +54,7 @@ struct Tables {
   }
 };
 
-// nullptr if they make no sense for `rank` of a segment of this shape.
+// Returns nullptr if the tables are invalid for `rank` of a segment of this shape.
 std::unique_ptr<const Tables> read_tables(const blink_tables& given, const blink_shape& shape, int rank);
 
 }  // namespace blink

@@ -7,22 +7,22 @@
 namespace blink {
 namespace {
 
-constexpr int kUncounted = 1;  // of a variant in a trial: the first, whose memory is cold
+constexpr int kUncounted = 1;  // calls of each variant in a trial that are not timed, because the memory is cold
 constexpr std::size_t kObserved = 4;
-// Between trials; fewer after the first ones, in which a program's memory was cold.
+// Calls between trials; fewer after the first trials, in which a program's memory was cold.
 constexpr std::int64_t kSettledCalls = 512;
 constexpr std::int64_t kSettledAtFirst = 32;
-constexpr double kHopeless = 1.5;    // so many times as slow as the fastest: tried in every eighth trial
+constexpr double kHopeless = 1.5;    // variants that many times slower than the fastest join only every eighth trial
 constexpr std::uint64_t kSeldom = 8;
-constexpr std::uint64_t kEarly = 2;  // trials of all of them, at first: in one, a program's memory may have been cold
-constexpr double kBetter = 0.97;     // by less than that nothing is changed
+constexpr std::uint64_t kEarly = 2;  // first trials with all variants, as the memory may have been cold in the first;
+constexpr double kBetter = 0.97;     // the best variant changes only for one below this part of its time
 constexpr std::int64_t kUnknown = INT64_MAX;
 
-// A decision as one word, so that nobody sees half of one.
+// A decision in one word, so that no rank reads half of one.
 struct Decision {
-  std::uint64_t from;  // the first call that it is for
+  std::uint64_t from;  // the first call with variant `now`;
   bool timed;
-  int now, before;  // the variant from then on, and until then
+  int now, before;     // the variant from that call on, and until then
 
   static Decision read(std::uint64_t word) {
     return {word >> 16, (word >> 8 & 1) != 0, static_cast<int>(word >> 4 & 15), static_cast<int>(word & 15)};
@@ -84,8 +84,8 @@ void VariantTrials::observe(int variant, std::int64_t ns) {
 VariantChoice::VariantChoice(blink_comm& comm, std::uint64_t key, int variants)
     : comm_(comm), key_(key == 0 ? 1 : key), trials_(4, VariantTrials(variants)) {}
 
-// The operation's line in shared memory. Rank 0 takes one and keeps it: lines are never given back, so that no rank sees
-// another operation's decisions. Where there are no more, the first variant is it.
+// Returns the operation's line in shared memory. Rank 0 allocates one and never frees it, so that no rank sees another
+// operation's decisions. Without a free line the first variant always runs.
 VariantLine* VariantChoice::find() {
   for (std::size_t step = 0; step < kVariantLines; ++step) {
     const std::size_t number = (key_ + step) % kVariantLines;
@@ -101,7 +101,7 @@ VariantLine* VariantChoice::find() {
   return nullptr;
 }
 
-// The times of calls that all ranks have ended.
+// Collects the times of calls that all ranks have finished.
 void VariantChoice::collect() {
   for (Pending& call : pending_) {
     if (call.sequence == 0) continue;
@@ -126,7 +126,7 @@ void VariantChoice::decide(std::uint64_t sequence, Placement placement) {
   collect();
   const VariantTrials::Order wanted = trials_[placement.number()].next();
   const Decision last = Decision::read(line_->decision.load(std::memory_order_relaxed));
-  // Others may still look for what the call before this one runs: the last decision must be for that already.
+  // Another rank may still read the decision for the call before this one: the last decision must apply to that call.
   if (sequence <= last.from || (wanted.variant == last.now && wanted.timed == last.timed)) return;
   const Decision next{sequence + 2, wanted.timed, wanted.variant, last.now};
   line_->decision.store(next.word(), std::memory_order_release);

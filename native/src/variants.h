@@ -1,13 +1,14 @@
-// Which variant of an operation runs: the group measures them while it works, and takes the fastest.
+// Selection of the variant of an operation that runs: the group measures all variants during its calls and uses the
+// fastest.
 //
-// Variants are the same plan in other chunks, or with the system's copies between private buffers instead of rings; the
-// bits are the same. Which is faster depends on the machine, on the pages that the program's buffers have (Linux copies
-// huge ones three times as fast), and on virtual machines on the moment. So there is no constant for it.
+// Variants are the same plan with other chunks, or with the system's copies between private buffers instead of rings.
+// The results have the same bits. Which variant is faster depends on the machine, on the pages of the program's buffers
+// (Linux copies huge ones three times as fast), and, on virtual machines, on the time. So no constant can select it.
 //
-// Rank 0 decides for all. A decision lies in shared memory with the number of the first call that it is for. That is two
-// calls ahead: a rank that begins call s knows what rank 0 stored before it began call s − 1, for it has seen that begin.
-// Of a decision for later calls no call takes notice. Times are of the whole collective: from the last rank's begin to
-// the last rank's end, on the clock that all processes of a host share.
+// Rank 0 decides for all ranks. It stores a decision in shared memory with the number of the first call that it applies
+// to, two calls ahead: a rank that begins call s has seen rank 0 begin call s − 1, and so sees all decisions stored
+// before. Calls before a decision's first call ignore it. A time is that of the whole collective, from the last rank's
+// begin to the last rank's end, on the clock that all processes of a host share.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +18,19 @@
 
 namespace blink {
 
-// Rank 0's policy, which knows no clock and no memory: tries each variant for a few calls, then keeps to the fastest for
-// many, then tries again. One that was far behind is tried less often.
+// Rank 0's policy, without a clock or shared memory: it tries each variant for a few calls, uses the fastest for many
+// calls, then tries again. A variant that was much slower is tried less often.
 class VariantTrials {
  public:
   explicit VariantTrials(int variants);
-  // What the next call should run, and whether ranks should note when.
+  // The variant for the next call, and whether the ranks should time it.
   struct Order {
     int variant;
     bool timed;
   };
-  // Of every call, before it.
+  // To be called once before every call.
   Order next();
-  // What a timed call took that ran `variant`.
+  // Reports the time of a timed call that ran `variant`.
   void observe(int variant, std::int64_t ns);
 
  private:
@@ -39,25 +40,25 @@ class VariantTrials {
 
   std::vector<std::int64_t> median_ns_;  // of the last trial
   std::size_t best_ = 0, tried_ = 0;
-  std::vector<std::int64_t> observed_;  // of the variant that is tried
+  std::vector<std::int64_t> observed_;  // times of the current trial's variant
   int uncounted_ = 0;
-  std::int64_t settled_calls_ = 0;  // left, until the next trial
+  std::int64_t settled_calls_ = 0;  // calls left until the next trial
   std::uint64_t trials_ = 0;
 };
 
-// One operation's end of it, on one rank.
+// The selection for one operation on one rank.
 class VariantChoice {
  public:
-  // `key`: a number that all ranks have for this operation, and for no other.
+  // `key`: a number that is equal on all ranks for this operation, and differs from those of other operations.
   VariantChoice(blink_comm& comm, std::uint64_t key, int variants);
-  // How this rank's buffers lie: what is fastest differs with that.
+  // The placement of this rank's buffers, on which the fastest variant depends.
   struct Placement {
     bool in_place, shared;
     std::size_t number() const { return static_cast<std::size_t>(shared) * 2 + static_cast<std::size_t>(in_place); }
   };
-  // The variant for the call that begins now.
+  // Returns the variant for the call that begins now.
   int begin(Placement placement);
-  // After it, if it did not fail.
+  // To be called after the call, unless it failed.
   void end();
 
  private:
@@ -75,12 +76,12 @@ class VariantChoice {
   std::uint64_t key_;
   VariantLine* line_ = nullptr;
   std::size_t number_ = 0;  // of the line
-  // Of the call that runs.
+  // State of the current call.
   std::uint64_t sequence_ = 0;
   std::int64_t began_ns_ = 0;
   bool timed_ = false;
   std::uint64_t calls_ = 0;
-  // Rank 0's.
+  // Used by rank 0 only.
   std::vector<VariantTrials> trials_;  // by the number of a placement
   Pending pending_[kVariantTimes];
 };

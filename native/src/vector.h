@@ -1,8 +1,7 @@
-// Vectors of 32-bit elements, and codes of 8 or 16 bits to and from them, by this file's instruction set.
+// Vectors of 32-bit elements, and conversions from and to codes of 8 or 16 bits, for this file's instruction set.
 //
 // The types are GCC's vector types (clang has them too): + - * / & | ^ << >> < ? : work on them element by element.
-// Only the changes of width are written by hand: what compilers make of __builtin_convertvector is up to ten times
-// slower.
+// Only the changes of width are written by hand: compilers' code for __builtin_convertvector is up to ten times slower.
 //
 // In an unnamed namespace: each kernel file compiles its own copy, and the linker cannot mix them up.
 #pragma once
@@ -36,7 +35,7 @@ using Bytes = std::uint8_t __attribute__((vector_size(kWidth)));
 
 #if defined(__AVX512F__)
 
-// The zero-masked forms with a full mask: the plain ones trip GCC's -Wmaybe-uninitialized.
+// The zero-masked forms with a full mask, because the plain ones cause GCC's -Wmaybe-uninitialized.
 inline Words words_of(Halves codes) {
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(codes)));
 }

@@ -1,4 +1,4 @@
-// What this library was built from, as CMake passes it in: the loader refuses one of other headers or another version.
+// The build's version and headers, as passed in by CMake: the loader refuses a library with other ones.
 #include "blink/host.h"
 
 uint32_t blink_abi_version(void) { return BLINK_ABI; }

@@ -175,7 +175,7 @@ def makes_no_sense(comm: Communicator) -> dict[str, str]:
 def test_what_makes_no_sense_is_refused_and_the_group_goes_on(start: Start) -> None:
     for texts in start(2, makes_no_sense).values():
         assert "root 2 is outside 0 … 1" in texts["root above"]
-        assert "the program is for 3 ranks, this group has 2" in texts["more ranks than there are"]
+        assert "the program is for 3 ranks, but this group has 2" in texts["more ranks than there are"]
         assert "read-only" in texts["read-only"]
 
 
@@ -224,7 +224,7 @@ def test_too_little_memory_is_said_on_all_ranks(tmp_path: Any, start: Start, lim
             assert isinstance(outcome.error, CommunicationError), outcome
             assert f"rank {who}" in str(outcome.error)
         assert "bytes of" in str(outcome.error)
-        assert "are needed" in str(outcome.error) or "needs" in str(outcome.error)
+        assert "need" in str(outcome.error)
     assert time.monotonic() - began < PATIENT_S
 
 

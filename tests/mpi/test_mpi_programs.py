@@ -136,7 +136,7 @@ def test_a_rank_whose_own_block_has_two_lengths_hears_of_it(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "own_block"))
     assert "rank 0: MPI_ERR_OTHER" in done.out
     assert "rank 1: MPI_ERR_OTHER" in done.out
-    assert "this rank's own block is not as long where it goes to" in done.err
+    assert "this rank's own block has different lengths in its input and output" in done.err
     assert "success" not in done.out
 
 

@@ -16,11 +16,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Pages and folders that are written plainly.
 PLAIN = (
+    "native/src",
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks", "docs", "examples", "reproduction"),
     *(
         "src/blinkccl/apps",
         "src/blinkccl/collectives",
         "src/blinkccl/errors.py",
+        "src/blinkccl/native",
         "src/blinkccl/private_files.py",
         "src/blinkccl/proof",
         "src/blinkccl/schedule",
@@ -42,6 +44,14 @@ PLAIN = (
         "tests/unit/topology",
         "tests/unit/torch_backend",
         "tests/unit/trees/forest",
+    ),
+    *(
+        f"src/blinkccl/runtime/{name}.py"
+        for name in (
+            *("__init__", "bootstrap", "communicator", "deterministic", "dump", "environment", "group", "heap"),
+            *("host_bundle", "host_group", "host_table", "monitor", "peer_info", "plans", "point_to_point", "process"),
+            *("python_line", "serial_executor", "timeline", "timeouts"),
+        )
     ),
 )
 #: The most of these words in a thousand, and of sentences with more than thirty words in a hundred.

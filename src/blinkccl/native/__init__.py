@@ -1,6 +1,6 @@
-"""The libraries of native code that were built with this package: where they are, and whether they fit it.
+"""Paths of the native libraries built with this package, and the check that a library matches its headers.
 
-``headers.py`` reads what they share with Python: the C headers in ``include/``.
+``headers.py`` reads the C headers in ``include/``, which Python and native code share.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from blinkccl.native.headers import Functions, abi
 
 
 def find_library(name: str, override: str) -> Path | None:
-    """The file of ``name``: what the environment variable ``override`` names, or what is installed with the package.
+    """Return the path in the environment variable ``override``, or else that of the file ``name`` in the package.
 
-    None where it is not built (:func:`absent`).
+    None if the package does not contain the file; :func:`absent` then gives the reason.
     """
     named = os.environ.get(override)
     if named:
@@ -28,24 +28,24 @@ def find_library(name: str, override: str) -> Path | None:
 
 
 def library_file(name: str, override: str) -> Path:
-    """The file of ``name`` as :func:`find_library` finds it; an UnsupportedError where there is none."""
+    """Return the path as :func:`find_library` does; raise UnsupportedError where it returns None."""
     path = find_library(name, override)
     if path is None:
         raise UnsupportedError(absent(name))
     return path
 
 
-#: Those that are built on every system but Windows; the others need Linux and the GNU C library.
+#: Libraries built on every system but Windows; the others need Linux and the GNU C library.
 _PORTABLE = ("libblink_packing.so", "libblink_simulate.so")
 
 
 def absent(name: str) -> str:
-    """Why this installation has no file ``name``, and what to do: a sentence without full stop."""
-    here = _system()
-    if here == _GLIBC or (name in _PORTABLE and here != "win32"):
-        return f"this installation has no {name}, which each on {here} has: reinstall blink-ccl"
+    """Reason why this installation has no file ``name``, and what to do: a sentence without full stop."""
+    system = _system()
+    if system == _GLIBC or (name in _PORTABLE and system != "win32"):
+        return f"this installation lacks {name}, which is part of blink-ccl on {system}: reinstall blink-ccl"
     where = "everywhere but on Windows" if name in _PORTABLE else f"on {_GLIBC}"
-    return f"this installation has no {name}: it is built {where}, and this is {here}"
+    return f"this installation lacks {name}: it is built {where}, and this is {system}"
 
 
 _GLIBC = "Linux with the GNU C library"
@@ -63,17 +63,17 @@ def _system() -> str:
 
 @cache
 def _installed(name: str) -> Path:
-    """Where it is, if it is there. Kept: a simulation asks, and there are thousands of them."""
-    from importlib.resources import files  # only here: it costs milliseconds that few commands need pay
+    """Path of a file of the package, present or not. Cached, because each of thousands of simulations needs it."""
+    from importlib.resources import files  # imported late: the import takes milliseconds, and few commands need it
 
     return Path(str(files("blinkccl").joinpath("_native").joinpath(name)))
 
 
 def open_library(path: Path, functions: Functions, version: str) -> c.CDLL:
-    """The library with the types of its functions declared; they release the GIL.
+    """Load the library and declare the types of its ``functions``, which release the GIL.
 
-    It must have all ``functions``, of which ``version`` tells the headers that it was compiled with: an
-    UnsupportedError if these are not this package's.
+    The function ``version`` returns the ABI number of the headers that the library was compiled with. Raises
+    UnsupportedError if a function is missing or the number differs from this package's.
     """
     try:
         library = c.CDLL(str(path))
@@ -82,12 +82,12 @@ def open_library(path: Path, functions: Functions, version: str) -> c.CDLL:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
-    tell = getattr(library, version)
-    tell.restype = c.c_uint32  # whether or not these functions are of the header that declares it
-    found: int = tell()
-    if found != abi():
+    library_abi = getattr(library, version)
+    library_abi.restype = c.c_uint32  # also where ``functions`` does not include it
+    compiled: int = library_abi()
+    if compiled != abi():
         raise UnsupportedError(
-            f"{path} was compiled with other headers than this package has (ABI {found:08x}, expected {abi():08x}); "
+            f"{path} was compiled with other headers than this package has (ABI {compiled:08x}, expected {abi():08x}); "
             "reinstall blink-ccl, or run make native"
         )
     return library

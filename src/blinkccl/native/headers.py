@@ -1,10 +1,10 @@
-"""C declarations as :mod:`ctypes` sees them, read from the headers that native code is compiled with.
+"""C declarations as :mod:`ctypes` types, read from the headers that native code is compiled with.
 
-The headers in ``include/blink/`` are the one definition of what Python and native code share: numbers, structs and
-functions. Read is the C that they use and no more: constant integers, ``enum``, ``struct`` of integers, floats,
-pointers and arrays, and prototypes. A struct member of any other kind is an error, so that nothing is overlooked.
+The headers in ``include/blink/`` are the only definition of the numbers, structs and functions that Python and native
+code share. The parser understands only the C that they use: constant integers, ``enum``, prototypes, and ``struct`` of
+integers, floats, pointers and arrays. Any other struct member is an error, so that none is skipped.
 
-Libraries know :func:`abi`, a number made of all headers, by which they are refused where these say something else.
+:func:`abi` is a number computed from all headers. Each library contains it, and a library with another one is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCALARS: dict[str, Any] = {
     "Word": c.c_uint64,
     **{f"{sign}int{bits}_t": getattr(c, f"c_{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-#: Of the module struct.
+#: Format characters of the module struct.
 _LETTERS: dict[type, str] = {c.c_uint32: "I", c.c_int32: "i", c.c_uint64: "Q", c.c_int64: "q", c.c_double: "d"}
 _ENUM = re.compile(r"\benum\s+(\w*)\s*(?::\s*\w+\s*)?\{([^}]*)\}\s*;")
 _CONSTANT = re.compile(r"(?:#define|constexpr \w+) (\w+) (?:= )?(-?\w+);? *$", re.MULTILINE)
@@ -43,7 +43,7 @@ _FUNCTION = re.compile(r"^(?:const )?(\w+)(\s*\*+\s*|\s+)(\w+)\(([^()]*)\);", re
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """The members of a struct, in order, and whether nothing lies between them."""
+    """The members of a struct in order; ``packed`` structs have no padding between them."""
 
     fields: tuple[tuple[str, type], ...]
     packed: bool
@@ -53,13 +53,13 @@ class Struct:
         return tuple(name for name, _ in self.fields)
 
     def wire(self) -> struct.Struct:
-        """The members as little-endian bytes without padding."""
+        """Return the format of the members as little-endian bytes without padding."""
         return struct.Struct("<" + "".join(_LETTERS.get(kind) or f"{c.sizeof(kind)}s" for _, kind in self.fields))
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a header declares: integers that are defined, all enumerators among them, enums by name, and the rest."""
+    """Declarations of a header. ``constants`` holds the defined integers and all enumerators."""
 
     constants: Mapping[str, int]
     enums: Mapping[str, Mapping[str, int]]
@@ -67,29 +67,29 @@ class Header:
     functions: Functions
 
     def numbers(self, enum: str, prefix: str = "BLINK_") -> dict[str, int]:
-        """The enumerators of ``enum`` in small letters, without ``prefix``."""
+        """Return the enumerators of ``enum``, in lower case and without ``prefix``."""
         return {name.removeprefix(prefix).lower(): number for name, number in self.enums[enum].items()}
 
     def layout(self, name: str) -> Callable[[type[S]], type[S]]:
-        """Decorates a ctypes structure, which gets the members of the struct ``name``."""
+        """Return a decorator that gives a ctypes structure the members of the struct ``name``."""
 
-        def laid_out(made: type[S]) -> type[S]:
+        def laid_out(structure: type[S]) -> type[S]:
             if self.structs[name].packed:
-                made._pack_ = 1
-            made._fields_ = list(self.structs[name].fields)
-            return made
+                structure._pack_ = 1
+            structure._fields_ = list(self.structs[name].fields)
+            return structure
 
         return laid_out
 
 
 @lru_cache
 def header(name: str) -> Header:
-    """The header ``blink/<name>``."""
+    """Return the declarations of the header ``blink/<name>``."""
     return parse((DIRECTORY / "blink" / name).read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> Header:
-    """What the text of a header declares; a ValueError if it has a kind of member or entry that is not understood."""
+    """Return the declarations in the text of a header; raise ValueError for a struct member that it cannot parse."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     constants = {name: int(value, 0) for name, value in _CONSTANT.findall(text)}
     enums = {}
@@ -112,17 +112,17 @@ def _listed(text: str) -> list[str]:
 
 
 def _enumerators(body: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    enumerators: dict[str, int] = {}
     following = 0
     for entry in _listed(body):
         name, _, value = (part.strip() for part in entry.partition("="))
-        found[name] = int(value, 0) if value else following
-        following = found[name] + 1
-    return found
+        enumerators[name] = int(value, 0) if value else following
+        following = enumerators[name] + 1
+    return enumerators
 
 
 def _members(body: str, constants: Mapping[str, int]) -> Iterator[tuple[str, type]]:
-    """One member after the other; function pointers are pointers."""
+    """Yield the name and type of each member; a function pointer is a plain pointer."""
     for declaration in filter(None, map(str.strip, body.split(";"))):
         pointer = re.fullmatch(r"[\w ]+\*? *\(\*(\w+)\)\(.*\)", declaration)
         if pointer:
@@ -134,10 +134,10 @@ def _members(body: str, constants: Mapping[str, int]) -> Iterator[tuple[str, typ
         for each in _listed(declared):
             member = re.fullmatch(r"(\**) ?(\w+)(?:\[(\w+)\])?", each)
             if member is None or not (member[1] or kind in _SCALARS):
-                raise ValueError(f"a struct's member is not understood: {declaration!r}")
-            made: Any = c.c_void_p if member[1] else _SCALARS[kind]
+                raise ValueError(f"cannot parse the struct member {declaration!r}")
+            scalar: Any = c.c_void_p if member[1] else _SCALARS[kind]
             size = member[3] and (constants[member[3]] if member[3] in constants else int(member[3]))
-            yield member[2], made * size if size else made
+            yield member[2], scalar * size if size else scalar
 
 
 def _type_of(name: str, pointer: bool) -> type | None:
@@ -147,15 +147,15 @@ def _type_of(name: str, pointer: bool) -> type | None:
 
 
 def _argument(declaration: str) -> type:
-    """Also of an array, which C passes as a pointer."""
+    """Return the type of an argument; C passes an array as a pointer."""
     name = declaration.replace("const ", "").replace("struct ", "").split()[0].rstrip("*")
     return _type_of(name, "*" in declaration or "[" in declaration) or c.c_void_p
 
 
 @lru_cache
 def abi() -> int:
-    """32 bits that differ for headers that differ in more than comments and layout; CMakeLists.txt makes the same."""
-    from hashlib import sha256  # only here: who asks for numbers alone need not pay for it
+    """Return 32 bits of a hash of all headers without comments and layout; CMakeLists.txt computes the same number."""
+    from hashlib import sha256  # imported late: callers that need only numbers do not use it
 
     digest = sha256()
     for path in sorted((DIRECTORY / "blink").glob("*.h")):

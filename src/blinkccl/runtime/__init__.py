@@ -1,7 +1,7 @@
-"""How do live ranks agree and go?
+"""Groups of live ranks: launch, meeting, collectives and failures.
 
-`environment` says who this process is, `store` is where rank 0 publishes its address, `bootstrap` makes all ranks meet
-and tells of failures, `host_group` runs collectives, `plans` knows what has been planned before.
+`environment` identifies this process, rank 0 publishes its address in `store`, `bootstrap` connects all ranks and
+reports failures, `host_group` runs collectives, and `plans` caches plans.
 
-Every wait has a deadline: a reading of ``time.monotonic()``, named ``deadline``, or seconds from now, named ``…_s``.
+Every wait has a timeout: a ``time.monotonic()`` value named ``deadline``, or seconds from now named ``…_s``.
 """

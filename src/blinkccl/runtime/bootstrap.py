@@ -1,10 +1,10 @@
-"""The bootstrap of a group: its ranks find each other, gather words and descriptors, and hear of each other's failures.
+"""The bootstrap of a group: its ranks find each other, exchange bytes and descriptors, and report failures.
 
-``native/include/blink/bootstrap.h`` has the contract and ``native/bootstrap/`` does it: rank 0 is the coordinator,
-every other rank has one connection to it, and a rank that dies hangs up. Here rank 0 publishes in a store where it
-listens and a token that nobody guesses, the others read it, and what the library says becomes our errors.
+``blink/bootstrap.h`` defines the protocol and ``native/bootstrap/`` implements it: rank 0 is the coordinator, every
+other rank has one connection to it, and a rank that dies closes its connection. This module publishes rank 0's address
+and a random token in a store, where the other ranks read them, and turns the library's errors into exceptions.
 
-A store may hold what earlier runs left. Nothing of it is taken for today's: nobody listens at their addresses.
+A store may contain addresses of earlier runs. They are harmless, because nobody listens there.
 """
 
 from __future__ import annotations
@@ -43,52 +43,53 @@ _STATUS = _HEADER.numbers("blink_bootstrap_status", "BLINK_BOOTSTRAP_")
 _OK, _AGAIN, _TIMEOUT = _STATUS["ok"], _STATUS["again"], _STATUS["timeout"]
 _LOST, _MISMATCH, _FAILED = _STATUS["lost"], _STATUS["mismatch"], _STATUS["failed"]
 _TEXT_BYTES = _HEADER.constants["BLINK_BOOTSTRAP_TEXT"] - 1
-#: Descriptors that all ranks of a group share in one round, at most.
+#: The most descriptors that all ranks of a group share in one round.
 MAX_DESCRIPTORS = _HEADER.constants["BLINK_BOOTSTRAP_DESCRIPTORS"]
 _MAX_RANKS = _HEADER.constants["BLINK_BOOTSTRAP_RANKS"]
-#: A rank whose process has ended before all had come may be started again so many seconds later.
+#: Seconds in which a rank whose process ended before all ranks had connected may be restarted.
 GRACE_S = 1.0
-#: How long a connection to rank 0 may take; who cannot reach it is told so long before the deadline.
+#: Timeout of a connection to rank 0. A rank without one is reported ``_REPORT_S`` before the deadline.
 REACH_S = 2.0
-_TOLD_S = 0.5
-#: So often the interpreter gets a chance to handle signals, and ranks look whether others still live.
+_REPORT_S = 0.5
+#: Interval at which the interpreter handles signals, and ranks check whether others are alive.
 _SLICE_MS = 100
 _Kind = TypeVar("_Kind")
 
 
 @_HEADER.layout("blink_bootstrap_reason")
 class _Reason(c.Structure):
-    """Why a group cannot be."""
+    """The reason why a group cannot form."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What rank 0 leaves in the store, which only ranks of the job read."""
+    """The entry of rank 0 in the store, which only ranks of the job read."""
 
     address: str
     token: str
     info: msgspec.Raw  # PeerInfo, perhaps of another version
-    since: float  # time.monotonic(), which a host's processes share
+    since: float  # time.monotonic(), the same clock for all processes of a host
 
     @property
     def leader(self) -> PeerInfo | None:
-        """Rank 0; None where it is of another version, which shows when all have met."""
+        """Rank 0; None if it has another version, which is reported when all ranks have connected."""
         with suppress(CommunicationError):
             return decode(self.info)
         return None
 
 
 class Presence(msgspec.Struct, frozen=True):
-    """That a rank came, and when it was last there (``time.monotonic()``); to say who is missing without rank 0."""
+    """The entry of a rank in the store, with its last ``time.monotonic()``; it reveals missing ranks without rank 0."""
 
     peer: PeerInfo
     seen: float
-    trouble: str = ""  # why it does not reach rank 0
+    trouble: str = ""  # the reason why it cannot connect to rank 0
 
 
 class Bootstrap:
-    """One rank's end of a bootstrap whose first round is over; made by :func:`join`.
+    """One rank's end of a bootstrap whose first round is complete; made by :func:`join`.
 
-    In a ``with`` whose body raises, all other ranks hear why, and this one raises the first cause of any rank.
+    If the body of its ``with`` raises, all other ranks get the reason, and this rank raises the first cause of any
+    rank.
     """
 
     def __init__(self, handle: int, rank: int, size: int, look: Callable[[], None]) -> None:
@@ -96,17 +97,17 @@ class Bootstrap:
         self._handle: int | None = handle
         self._rank, self._size = rank, size
         self._look = look
-        self._over = False  # all have been told
+        self._over = False  # the other ranks have been notified
         self._failing = "could not join the group"
         _ends.add(self)
 
     def all_gather(
         self, mine: bytes, deadline: float, descriptors: Sequence[int] = ()
     ) -> tuple[list[bytes], list[list[int]]]:
-        """Everybody's bytes (at most 64 KiB) and descriptors, by rank; all ranks call it.
+        """Return the bytes (at most 64 KiB) and descriptors of all ranks, by rank; all ranks call it.
 
-        ``descriptors`` stay the caller's; what is returned is the caller's too, one's own as duplicates, closed on
-        exec. Errors are those of :func:`join`; the ``deadline`` is for all ranks to call it.
+        The caller owns ``descriptors`` and the returned ones, which are close-on-exec; its own come back as duplicates.
+        Raises the errors of :func:`join`; by ``deadline`` all ranks must have called it.
         """
         files = (c.c_int * max(1, len(descriptors)))(*descriptors)
         library, left_s = _library(), max(0.0, deadline - time.monotonic())
@@ -120,13 +121,13 @@ class Bootstrap:
         return [self._bytes(rank) for rank in range(self._size)], [self._files(rank) for rank in range(self._size)]
 
     def stay(self, look: Callable[[], None]) -> None:
-        """The group is made, and its ranks stay connected: ``look`` is what is called from now on."""
+        """Keep the ranks connected after the group has formed, and call ``look`` from now on while waiting."""
         self._look, self._failing = look, "ended the group"
 
     def fail(self, error: BaseException) -> BaseException:
-        """Tells the others that this rank cannot go on; returns the first cause, which may be another's."""
+        """Report to the others that this rank fails; return the first cause, which may be another rank's."""
         if self._over or self._handle is None or isinstance(error, DeadlineError):
-            return error  # deadlines are everybody's own
+            return error  # every rank detects its own timeout
         self._over = True
         reason = _Reason(_FAILED, self._rank, os.getpid(), f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES])
         if isinstance(error, PlanMismatchError):
@@ -139,7 +140,7 @@ class Bootstrap:
         return self._cause()
 
     def close(self) -> None:
-        """Leaves in order, if nothing went wrong; may be called twice, also in a forked child."""
+        """Leave in order, unless there was an error; may be called twice, also in a forked child."""
         handle, self._handle = self._handle, None
         if handle is not None:
             _library().blink_bootstrap_leave(handle)
@@ -168,19 +169,19 @@ class Bootstrap:
         reason, missing = _Reason(), (c.c_int32 * _MAX_RANKS)()
         _library().blink_bootstrap_cause(self._handle, c.byref(reason))
         count = _library().blink_bootstrap_missing(self._handle, missing, _MAX_RANKS)
-        said = reason.text.decode(errors="replace")
+        text = reason.text.decode(errors="replace")
         if reason.status == _TIMEOUT:
             late = set(missing[:count])
             return RendezvousTimeout(
-                late, set(range(self._size)) - late, f"{said}; start them, or look at their output"
+                late, set(range(self._size)) - late, f"{text}; start them, or look at their output"
             )
         if reason.status == _LOST:
-            # Of another PID namespace the socket does not say it, but the rank has.
+            # From another PID namespace the socket has no process number, but the rank has sent its own.
             known = self.peers[reason.rank].pid if 0 <= reason.rank < len(self.peers) else None
-            return PeerLostError(reason.rank, said, reason.pid or known)
+            return PeerLostError(reason.rank, text, reason.pid or known)
         if reason.status == _MISMATCH:
-            return PlanMismatchError(said)
-        return CommunicationError(f"rank {reason.rank} (process {reason.pid}) {self._failing}: {said}")
+            return PlanMismatchError(text)
+        return CommunicationError(f"rank {reason.rank} (process {reason.pid}) {self._failing}: {text}")
 
 
 def join(
@@ -193,17 +194,17 @@ def join(
     look: Callable[[], None] = lambda: None,
     deterministic: str = "",
 ) -> Bootstrap:
-    """Meets the other ranks: once all ``size`` have come, each knows all of them as ``peers``.
+    """Connect to the other ranks; return when all ``size`` have connected, with their ``peers``.
 
-    ``store`` may hold what earlier groups left; ``prefix`` tells groups apart that are made at the same time.
-    ``payload`` and ``deterministic`` travel with this rank's :class:`PeerInfo`; ``look``, called often, raises where a
-    rank cannot come.
+    ``store`` may contain entries of earlier groups; ``prefix`` distinguishes groups that are made at the same time.
+    ``payload`` and ``deterministic`` are sent with this rank's :class:`PeerInfo`. ``look`` is called often, and raises
+    if a rank cannot come.
 
-    RendezvousTimeout, with who is missing, if not all have come at ``deadline`` (``time.monotonic()``);
-    PlanMismatchError, on all ranks, if two processes claim one rank or ranks disagree on size, version or order;
-    PeerLostError if a rank's process ended before all had come and was not started again at once; CommunicationError if
-    a rank cannot take part or the store is lost; UnsupportedError without the native library. Cost: a value of the
-    store per rank.
+    Raises RendezvousTimeout with the missing ranks if not all have connected by ``deadline`` (``time.monotonic()``);
+    PlanMismatchError, on all ranks, if two processes have the same rank or ranks differ in size, version or order;
+    PeerLostError if a rank's process ended before all had connected and was not restarted at once; CommunicationError
+    if a rank cannot take part or the store is lost; UnsupportedError without the native library. Costs one store entry
+    per rank.
     """
     mine = own_peer_info(rank, size, payload, deterministic)
     joining = _Joining(store, prefix, mine, deadline, look)
@@ -211,7 +212,7 @@ def join(
 
 
 class _Joining:
-    """One rank's way into a group."""
+    """The state of one rank until it has joined."""
 
     def __init__(self, store: Store, prefix: str, mine: PeerInfo, deadline: float, look: Callable[[], None]) -> None:
         self._store, self._mine, self._deadline, self._look = store, mine, deadline, look
@@ -219,16 +220,16 @@ class _Joining:
         self._key = f"{prefix}/bootstrap"
         self._here = f"{prefix}/here"
         self._began = time.monotonic()
-        #: Of this run's processes that were seen: until when they may be started again.
+        #: Per process of this run that was seen alive: the time until which it may be restarted.
         self._again_until: dict[str, float] = {}
         self._next_look = 0.0
-        self._note = "nobody has published where rank 0 listens"
-        #: Why this rank does not reach rank 0, and on rank 0, of ranks that came, why they do not.
+        self._note = "nobody has published the address of rank 0"
+        #: The reason why this rank cannot connect to rank 0; on rank 0, the reasons of all ranks.
         self._trouble = ""
         self._troubles: dict[int, str] = {}
 
     def lead(self) -> Bootstrap:
-        """Rank 0: listens, publishes where, and waits for the others."""
+        """Listen as rank 0, publish the address, and wait for the others."""
         try:
             end = self._lead()
         except CommunicationError as error:
@@ -247,44 +248,44 @@ class _Joining:
         if handle is None:
             raise CommunicationError(f"rank 0: {reason.text.decode(errors='replace')}")
         address = _library().blink_bootstrap_address(handle).decode()
-        ours = Published(address, token, msgspec.Raw(msgspec.msgpack.encode(self._mine)), time.monotonic())
+        published = Published(address, token, msgspec.Raw(msgspec.msgpack.encode(self._mine)), time.monotonic())
 
         def watch() -> None:
             self._look()
             self._store.check_callers()
-            self._challenge(self._published(), ours)
+            self._challenge(self._published(), published)
             self._look_at_others()
 
         end = Bootstrap(handle, 0, self._size, watch if self._size > 1 else self._look)
         with ExitStack() as undo:
             undo.push(end)
             if self._size > 1:
-                self._store.set(self._key, msgspec.msgpack.encode(ours))
+                self._store.set(self._key, msgspec.msgpack.encode(published))
             self._meet(end)
             undo.pop_all()
         return end
 
     def _look_at_others(self) -> None:
-        """Raises where a rank showed that it is here, and ended before it could connect; costs a look per rank.
+        """Raise if a rank published its presence but ended before it could connect; costs one lookup per rank.
 
-        Shortly before the deadline also where one is here and does not reach this rank.
+        Shortly before the deadline also raise if a present rank cannot connect to this one.
         """
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + max(_SLICE_MS / 1e3, 0.01 * self._size)
         for rank in range(1, self._size):
-            found = self._presence(rank)
-            if found is not None and (living := alive(found.peer)) is not None:
-                self._raise_if_ended(str(found.peer), rank, found.peer, living, found.seen > self._began)
-            if found is not None:
-                self._troubles[rank] = found.trouble
+            presence = self._presence(rank)
+            if presence is not None and (living := alive(presence.peer)) is not None:
+                self._raise_if_ended(str(presence.peer), rank, presence.peer, living, presence.seen > self._began)
+            if presence is not None:
+                self._troubles[rank] = presence.trouble
         troubles = [f"rank {rank} {text}" for rank, text in self._troubles.items() if text]
-        if troubles and now > self._deadline - _TOLD_S:
-            raise CommunicationError(f"{'; '.join(troubles)}; is there a firewall, or are they in no common network?")
+        if troubles and now > self._deadline - _REPORT_S:
+            raise CommunicationError(f"{'; '.join(troubles)}; is there a firewall, or do they share no network?")
 
     def _raise_if_ended(self, name: str, rank: int, peer: PeerInfo, living: bool | None, of_this_run: bool) -> None:
-        """PeerLostError if a process of this run has ended and is not started again; an earlier run's is nobody's."""
+        """Raise PeerLostError if a process of this run ended and was not restarted; ignore those of earlier runs."""
         again_until = time.monotonic() + GRACE_S
         if living:
             self._again_until[name] = again_until
@@ -294,16 +295,16 @@ class _Joining:
             raise PeerLostError(rank, "its process ended before all ranks had come", peer.pid)
 
     def follow(self) -> Bootstrap:
-        """Any other rank: goes where rank 0 says it listens, and to the next one where that has ended."""
+        """Connect as another rank to the published rank 0, or to its successor if that has ended."""
         pauses = Pauses(self._deadline)
-        told = False
+        announced = False
         while True:
             published = self._published()
             if published is not None and (leader := published.leader) is not None:
                 since = leader.host == self._mine.host and published.since > self._began
                 self._raise_if_ended(published.token, 0, leader, alive(leader), since)
-            if not told:  # only now: whoever sees us here knows that we have seen rank 0 if it was there
-                told = True
+            if not announced:  # not earlier: a rank in the store has looked for rank 0 at least once
+                announced = True
                 self._tell_presence()
             if published is not None and (end := self._enter(published)) is not None:
                 return end
@@ -312,7 +313,7 @@ class _Joining:
                 raise self._timeout()
 
     def _enter(self, published: Published) -> Bootstrap | None:
-        """Joins this rank 0; None where it is not there, or not any more."""
+        """Join this rank 0; None if it is not listening, or no longer."""
         leader, (unix, _, tcp) = published.leader, published.address.partition(" ")
         near = leader.host == self._mine.host if leader else not tcp
         if leader and not near and not tcp:
@@ -322,16 +323,17 @@ class _Joining:
             )
         trouble = "" if near else self._unreached(tcp)
         if trouble:
-            trouble = f"({self._mine}) does not reach rank 0 ({leader or 'of another version'}) at {tcp[4:]}: {trouble}"
+            rank_0 = leader or "of another version"
+            trouble = f"({self._mine}) cannot connect to rank 0 ({rank_0}) at {tcp[4:]}: {trouble}"
         if trouble != self._trouble:
             self._trouble = trouble
             self._tell_presence(trouble)
         if trouble:
-            self._note = f"it {trouble}; is there a firewall, or are they in no common network?"
+            self._note = f"it {trouble}; is there a firewall, or do they share no network?"
             return None
         end = self._connected(unix if near else tcp, published.token)
         if end is None:
-            crowded = os.strerror(errno.EAGAIN) in self._note  # it listens, and too many knock
+            crowded = os.strerror(errno.EAGAIN) in self._note  # it listens, but too many ranks connect at once
             if leader is not None and tcp and not crowded and not self._unreached(tcp):
                 self._refuse_one_host(leader, tcp, published.token)
             return None
@@ -359,7 +361,7 @@ class _Joining:
         return Bootstrap(handle, self._rank, self._size, self._look)
 
     def _unreached(self, place: str) -> str:
-        """Why nobody can be connected to at "tcp:HOST:PORT"; "": somebody is there."""
+        """Reason why no connection to "tcp:HOST:PORT" is possible; "" if it is."""
         host, _, port = place.removeprefix("tcp:").rpartition(":")
         left_s = max(0.05, min(REACH_S, self._deadline - time.monotonic()))
         try:
@@ -369,15 +371,15 @@ class _Joining:
         return ""
 
     def _refuse_one_host(self, leader: PeerInfo, tcp: str, token: str) -> None:
-        """PlanMismatchError, on all ranks: rank 0 says that it is on this host, and only the network leads to it."""
+        """Raise PlanMismatchError on all ranks: rank 0 claims to be on this host, but only TCP reaches it."""
         end = self._connected(tcp, token)
         if end is None:
             return
         with end:
             raise PlanMismatchError(
-                f"rank 0 ({leader}) and rank {self._rank} ({self._mine}) take themselves to be on one host (boot "
-                f"{leader.boot_id}), where rank {self._rank} does not find rank 0: {self._note}; if they are on two, "
-                "give each host a name of its own in BLINK_HOSTID, else run both as one user"
+                f"rank 0 ({leader}) and rank {self._rank} ({self._mine}) have the same host id (boot "
+                f"{leader.boot_id}), but rank {self._rank} cannot find rank 0: {self._note}; if they are on two hosts, "
+                "give each host a different BLINK_HOSTID, else run both as one user"
             )
 
     def _meet(self, end: Bootstrap) -> None:
@@ -386,7 +388,7 @@ class _Joining:
         end._look = self._look
 
     def _challenge(self, other: Published | None, ours: Published | None = None) -> None:
-        """If another rank 0 listens in our place, all ranks of both hear of it."""
+        """Notify all ranks of both jobs if another rank 0 listens under the same key."""
         if other is None or (ours is not None and other.token == ours.token):
             return
         if other.leader is None or other.leader.host != self._mine.host:
@@ -402,7 +404,7 @@ class _Joining:
         except PlanMismatchError:
             raise
         except CommunicationError:
-            return  # it has no time for us, or has ended
+            return  # it has another job, or has ended
         finally:
             end.close()
 
@@ -414,38 +416,38 @@ class _Joining:
         self._store.set(f"{self._here}/{self._rank}", msgspec.msgpack.encode(presence))
 
     def _presence(self, rank: int) -> Presence | None:
-        with suppress(CommunicationError):  # another version's is left to the meeting
+        with suppress(CommunicationError):  # another version is reported when all ranks have connected
             return _read(self._store, f"{self._here}/{rank}", _PRESENCE)
         return None
 
     def _timeout(self) -> RendezvousTimeout:
-        """The deadline has passed without a rank 0: those that came tell who else did not."""
+        """Error for a missing rank 0 after the deadline; the presence entries show the other missing ranks."""
         self._tell_presence()
         present = {rank for rank in range(1, self._size) if self._is_here(rank)} | {self._rank}
-        text = f"rank {self._rank} of {self._size} waited for rank 0 past the deadline: {self._note}"
+        text = f"rank {self._rank} of {self._size} timed out waiting for rank 0: {self._note}"
         return RendezvousTimeout(set(range(self._size)) - present, present, text)
 
     def _is_here(self, rank: int) -> bool:
-        found = self._presence(rank)
-        return found is not None and (alive(found.peer) is not False or found.seen > self._began)
+        presence = self._presence(rank)
+        return presence is not None and (alive(presence.peer) is not False or presence.seen > self._began)
 
 
 def own_address_towards(host: str) -> str:
-    """This host's address on the way to ``host``; its name where that cannot be found out.
+    """This host's address on the route to ``host``; its name if there is no route.
 
-    Where ``host`` is this one by a name that leads to a loopback here (127.0.1.1 in many hosts' files), the address
-    that leads elsewhere.
+    If ``host`` is this host under a name that resolves to a loopback address (127.0.1.1 in many hosts files), the
+    address of another route.
     """
-    found = _source_address(host)
-    if found is None or is_local(host) or not is_local(found):
-        return found or socket.gethostname()
-    elsewhere = _source_address("192.0.2.1")  # nobody's, so by the default route
+    source = _source_address(host)
+    if source is None or is_local(host) or not is_local(source):
+        return source or socket.gethostname()
+    elsewhere = _source_address("192.0.2.1")  # a reserved address, so the default route
     others = [address for address in (elsewhere, *own_addresses().values()) if address and not is_local(address)]
-    return next(iter(others), found)
+    return next(iter(others), source)
 
 
 def _source_address(host: str) -> str | None:
-    """The address that packets to ``host`` come from; of IPv4 where it has both."""
+    """The source address of packets to ``host``; IPv4 if it has both."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
@@ -453,7 +455,7 @@ def _source_address(host: str) -> str | None:
     return None
 
 
-#: Made with the module, as ranks may be threads: see :mod:`blinkccl.schedule.text`.
+#: Created at import, because ranks may be threads: see :mod:`blinkccl.schedule.text`.
 _PRESENCE, _PUBLISHED = msgspec.msgpack.Decoder(Presence), msgspec.msgpack.Decoder(Published)
 
 
@@ -463,13 +465,13 @@ def _read(store: Store, key: str, decoder: msgspec.msgpack.Decoder[_Kind]) -> _K
         return None if data is None else decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise CommunicationError(
-            f"key {key!r} of the store holds nothing of ours: {error}; give the job a store of its own in BLINK_STORE"
+            f"key {key!r} of the store has no entry of Blink: {error}; give the job a store of its own in BLINK_STORE"
         ) from None
 
 
 @lru_cache(maxsize=1)
 def _library() -> c.CDLL:
-    native_library.load()  # says best what is missing
+    native_library.load()  # has the best message for a missing library
     path = native_library.find()
     assert path is not None
     return open_library(path, _HEADER.functions, "blink_abi_version")
@@ -479,7 +481,7 @@ _ends: weakref.WeakSet[Bootstrap] = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """A forked child keeps no copies of connections, whose end tells that the rank has ended."""
+    """Close a forked child's copies of connections, whose closing shows that the rank has ended."""
     for end in list(_ends):
         end.close()
 

@@ -1,7 +1,7 @@
-"""What a program holds: a group of ranks, with the collectives on arrays.
+"""The user's communicator: a group of ranks, with collectives on arrays.
 
-Arrays are NumPy's, or anything that gives its memory as ``__array_interface__``, contiguous. Counts, roots and in
-place are as in nccl.h; ``recv=None`` means in place on ``send`` where a collective has that.
+Arrays are NumPy's, or objects with a contiguous ``__array_interface__``. Counts, roots and in-place use are those of
+nccl.h; ``recv=None`` means in place on ``send`` for collectives that support it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 
 Array = NDArray[Any]
-#: Buffers that were found to fit a call, by their forms: small calls spend no time on looking again.
+#: Number of cached buffer forms: small calls need not validate their buffers again.
 _KEPT_FORMS = 4096
-#: What a call says besides its buffers: collective, operation, root (or source) and destination.
-_Asked = tuple[str, str, int, int]
+#: The parameters of a call besides its buffers: collective, operation, root (or source) and destination.
+_Parameters = tuple[str, str, int, int]
 _Result = TypeVar("_Result")
 
 
@@ -75,9 +75,9 @@ class Communicator:
         deadline_s: float | None = None,
         deterministic: str | None = None,
     ) -> Communicator:
-        """A communicator among ``size`` ranks that meet in ``store``: ours, or one of torch's."""
-        ours = store if isinstance(store, Store) else TorchStore(store)
-        return cls(open_group(ours, rank, size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic))
+        """A communicator among ``size`` ranks that meet in ``store``, which is a Store or one of torch's."""
+        opened = store if isinstance(store, Store) else TorchStore(store)
+        return cls(open_group(opened, rank, size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic))
 
     # ---- collectives on arrays
 
@@ -91,14 +91,14 @@ class Communicator:
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        """Combines ``send`` of all ranks; every rank gets the result in ``recv`` (None: in place), the same bits.
+        """Reduce ``send`` over all ranks; every rank gets the same bits in ``recv`` (None: in place).
 
         ``op`` is sum, prod, min, max, avg, premul_sum (with ``scale``), band, bor or bxor.
         """
         return self._call(("allreduce", op, 0, 0), send, send if recv is None else recv, scale, deadline_s, wait)
 
     def broadcast(self, array: Array, root: int = 0, *, deadline_s: float | None = None, wait: bool = True) -> Any:
-        """Every rank's ``array`` becomes the root's."""
+        """Copy the root's ``array`` to every rank's ``array``."""
         return self._call(("broadcast", "sum", root, 0), array, array, None, deadline_s, wait)
 
     def reduce(
@@ -112,13 +112,13 @@ class Communicator:
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        """Combines ``send`` of all ranks into the root's ``recv`` (None: in place)."""
+        """Reduce ``send`` over all ranks into the root's ``recv`` (None: in place)."""
         return self._call(("reduce", op, root, 0), send, send if recv is None else recv, scale, deadline_s, wait)
 
     def allgather(
         self, send: Array, recv: Array | None = None, *, deadline_s: float | None = None, wait: bool = True
     ) -> Any:
-        """Every rank gets all ranks' ``send``, one after another: ``recv`` has ``size`` times its elements."""
+        """Concatenate the ``send`` of all ranks by rank on every rank: ``recv`` has ``size`` times its elements."""
         if recv is None:
             recv = np.empty(self.size * send.size, send.dtype)
         return self._call(("allgather", "sum", 0, 0), send, recv, None, deadline_s, wait)
@@ -133,7 +133,7 @@ class Communicator:
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        """Combines ``send`` of all ranks; rank r gets block r of the ``size`` blocks."""
+        """Reduce ``send`` over all ranks; rank r gets block r of the ``size`` blocks."""
         if recv is None:
             recv = np.empty(send.size // self.size, send.dtype)
         return self._call(("reduce_scatter", op, 0, 0), send, recv, scale, deadline_s, wait)
@@ -147,7 +147,7 @@ class Communicator:
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        """The root gets all ranks' ``send``, one after another."""
+        """Concatenate the ``send`` of all ranks by rank on the root."""
         if recv is None and self.rank == root:
             recv = np.empty(self.size * send.size, send.dtype)
         return self._call(("gather", "sum", root, 0), send, recv if self.rank == root else None, None, deadline_s, wait)
@@ -155,7 +155,7 @@ class Communicator:
     def scatter(
         self, send: Array | None, recv: Array, root: int = 0, *, deadline_s: float | None = None, wait: bool = True
     ) -> Any:
-        """Rank r gets block r of the root's ``send``."""
+        """Copy block r of the root's ``send`` to rank r."""
         return self._call(
             ("scatter", "sum", root, 0), send if self.rank == root else None, recv, None, deadline_s, wait
         )
@@ -163,7 +163,7 @@ class Communicator:
     def alltoall(
         self, send: Array, recv: Array | None = None, *, deadline_s: float | None = None, wait: bool = True
     ) -> Any:
-        """Block s of rank r's ``send`` becomes block r of rank s's ``recv``; not in place."""
+        """Copy block s of rank r's ``send`` to block r of rank s's ``recv``; not in place."""
         if recv is None:
             recv = np.empty_like(send)
         return self._call(("alltoall", "sum", 0, 0), send, recv, None, deadline_s, wait)
@@ -178,9 +178,9 @@ class Communicator:
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        """``recv`` of rank ``dst`` becomes ``send`` of rank ``src``.
+        """Copy ``send`` of rank ``src`` to ``recv`` of rank ``dst``.
 
-        All ranks call it; ranks between them pass their ``recv`` for its size and type.
+        All ranks call it; the ranks in between pass a ``recv`` of the same size and type.
         """
         return self._call(("sendrecv", "sum", src, dst), send, recv, None, deadline_s, wait)
 
@@ -194,7 +194,7 @@ class Communicator:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         scale: float | None = None,
     ) -> Array | None:
-        """Any Program for ``size`` ranks, as it is: its rank i is this communicator's."""
+        """Run any Program for ``size`` ranks without changes: its rank i is this communicator's rank i."""
         call = self._fitting(program.collective, op, send, recv)
         prepared = self.group.prepare(HostPlan(program), call.elements, call.dtype, op, chunk_bytes)
         try:
@@ -215,9 +215,9 @@ class Communicator:
         iterations: int = 1,
         with_barrier: bool = False,
     ) -> NDArray[np.float64]:
-        """Seconds of ``iterations`` calls; each follows a barrier; the loop is in C.
+        """Seconds of each of ``iterations`` calls, each after a barrier; the loop is in C.
 
-        ``with_barrier``: of the barrier and the call.
+        With ``with_barrier`` the times include the barrier.
         """
         call = self._fitting(CollectiveCall(name, "", 0, op, root, dst).among(self.size), op, send, recv)
         return self.group.time(call, _pointer(send), _pointer(recv), iterations, with_barrier)
@@ -225,7 +225,7 @@ class Communicator:
     # ---- point to point on arrays
 
     def send(self, array: Array, dst: int, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True) -> Any:
-        """Sends to rank ``dst``, which receives with the same tag."""
+        """Send to rank ``dst``, which receives with the same tag."""
         _check_memory("send", "the array", array)
         future = _keep(self.group.isend(_address(array), array.nbytes, dst, tag, deadline_s), array)
         return self.group.result(future) if wait else future
@@ -233,17 +233,17 @@ class Communicator:
     def recv(
         self, array: Array, src: int | None = None, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True
     ) -> Any:
-        """Receives from rank ``src``, or from any; returns the source, or a future of it."""
+        """Receive from rank ``src``, or from any rank (None); return the source, or a future of it."""
         _check_memory("recv", "the array", array, written=True)
         future = _keep(self.group.irecv(_address(array), array.nbytes, src, tag, deadline_s), array)
         return self.group.result(future) if wait else future
 
-    # ---- parts
+    # ---- subgroups
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """A communicator of the ranks that give the same ``color``, ordered by ``key`` and then by rank.
+        """A communicator of the ranks with the same ``color``, ordered by ``key`` and then by rank.
 
-        A rank that gives None gets None. All ranks of this communicator must call it.
+        A rank with the color None gets None. All ranks of this communicator must call it.
         """
         self._splits += 1
         mine = np.array([color is not None, 0 if color is None else color, key], np.int64)
@@ -266,19 +266,19 @@ class Communicator:
             )
         except PeerLostError as error:
             lost = ranks[error.rank]
-            if alive(self.group.peers[lost]) is False:  # it may have hung up and live
-                self.group.report_lost(lost)  # before this rank ends, too: others see who was the first
+            if alive(self.group.peers[lost]) is False:  # a living rank may also have closed its connection
+                self.group.report_lost(lost)  # before this rank ends too, so that others see the first cause
             raise
         return Communicator(part)
 
     # ---- the group itself
 
     def barrier(self, deadline_s: float | None = None) -> None:
-        """Returns when every rank has called it."""
+        """Return when every rank has called it."""
         self.group.barrier(deadline_s)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the group was made: calls, messages and their bytes by the way they took, waits."""
+        """Counters since the group was made: calls, waits, messages, and their bytes by transfer method."""
         return self.group.stats()
 
     def memory_bytes(self) -> dict[str, int]:
@@ -286,28 +286,28 @@ class Communicator:
         return self.group.memory_bytes()
 
     def abort(self, why: str = "abort() was called") -> None:
-        """Ends the group for all ranks: whatever they wait for raises CommunicationError with ``why``."""
+        """End the group for all ranks: their waits raise CommunicationError with ``why``."""
         self.group.abort(why)
 
     def close(self) -> None:
-        """Leaves the group, in order, when the calls under way have ended; see :meth:`Group.close`."""
+        """Leave the group in order, after the current calls; see :meth:`Group.close`."""
         self.group.close()
 
-    # ---- how arrays become addresses
+    # ---- from arrays to addresses
 
     def _call(
         self,
-        asked: _Asked,
+        parameters: _Parameters,
         send: Array | None,
         recv: Array | None,
         scale: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        form = (asked, _form(send), None if recv is send else _form(recv), recv is send)
+        form = (parameters, _form(send), None if recv is send else _form(recv), recv is send)
         call = self._calls.get(form)
         if call is None:
-            name, op, root, dst = asked
+            name, op, root, dst = parameters
             call = self._fitting(CollectiveCall(name, "", 0, op, root, dst).among(self.size), op, send, recv)
             if len(self._calls) >= _KEPT_FORMS:
                 self._calls.clear()
@@ -329,19 +329,19 @@ class Communicator:
         return done
 
     def _fitting(self, collective: Collective, op: str, send: Array | None, recv: Array | None) -> CollectiveCall:
-        """The call that these buffers fit; those that fit none are refused before anything happens."""
+        """The call that matches these buffers; UsageError before anything happens if none does."""
         name = collective.name
         count: int | None = None
         dtype: str | None = None
-        for what, array, blocks in (
+        for buffer, array, blocks in (
             ("send", send, collective.input_blocks(self.rank)),
             ("recv", recv, collective.output_blocks(self.rank)),
         ):
             if array is None:
                 if blocks:
-                    raise UsageError(f"{name}: rank {self.rank} needs {what}, got None")
+                    raise UsageError(f"{name}: rank {self.rank} needs {buffer}, got None")
                 continue
-            _check_memory(name, what, array, written=what == "recv" and blocks > 0)
+            _check_memory(name, buffer, array, written=buffer == "recv" and blocks > 0)
             row = element_type(array.dtype).name
             if dtype not in (None, row):
                 raise UsageError(f"{name}: send is {dtype}, recv is {row}; expected one type")
@@ -349,14 +349,14 @@ class Communicator:
             if not blocks:
                 continue
             if array.size % blocks:
-                raise UsageError(f"{name}: {what} has {array.size} elements, which are not {blocks} equal blocks")
+                raise UsageError(f"{name}: {buffer} has {array.size} elements, which are not {blocks} equal blocks")
             if count not in (None, array.size // blocks):
                 raise UsageError(
-                    f"{name}: {what} has {array.size} elements, {blocks} block(s) of {array.size // blocks}; the other "
-                    f"buffer has blocks of {count}"
+                    f"{name}: {buffer} has {array.size} elements, {blocks} block(s) of {array.size // blocks}; the "
+                    f"other buffer has blocks of {count}"
                 )
             count = array.size // blocks
-        if count is None:  # a rank that only looks on: it must still make the same call
+        if count is None:  # a rank without input and output must still make the same call
             count = 0 if recv is None else recv.size
         if dtype is None:
             raise UsageError(f"{name}: rank {self.rank} passes no buffer; pass its recv, for size and type")
@@ -371,29 +371,29 @@ def init(
     deadline_s: float | None = None,
     deterministic: str | None = None,
 ) -> Communicator:
-    """This process's communicator with all ranks of its job.
+    """Communicator of this process with all ranks of its job.
 
     Parameters
     ----------
     rank, world_size, store
-        As the launcher's environment says where None: BLINK_RANK, BLINK_WORLD_SIZE and BLINK_STORE, torchrun, mpirun
-        or srun (see :mod:`blinkccl.runtime.environment`). A store is a URL or a :class:`Store`; who is alone needs
+        None: from the launcher's environment, which is BLINK_RANK, BLINK_WORLD_SIZE and BLINK_STORE, torchrun, mpirun
+        or srun (see :mod:`blinkccl.runtime.environment`). A store is a URL or a :class:`Store`; a single rank needs
         none.
     deadline_s
-        Seconds until all ranks must have come, and of calls that name none; None: BLINK_TIMEOUT, or 300.
+        Timeout in seconds for all ranks to connect, and for calls without their own; None: BLINK_TIMEOUT, or 300.
     deterministic
         ``"order"``: every element is summed in one order, in calls of any size; None: BLINK_DETERMINISTIC, or not.
 
     Raises
     ------
     LaunchError
-        If nothing says which rank this is, or where the ranks meet.
+        If the rank, or the store in which the ranks meet, is unknown.
     RendezvousTimeout, PlanMismatchError, UnsupportedError
         As :class:`~blinkccl.runtime.host_group.HostGroup`.
 
     Examples
     --------
-    Under torchrun, mpirun or srun ``blinkccl.init()`` is all. By hand:
+    Under torchrun, mpirun or srun call ``blinkccl.init()`` without arguments. Without a launcher:
 
     >>> import blinkccl
     >>> comm = blinkccl.init(rank=0, world_size=1)
@@ -416,31 +416,31 @@ def init(
     else:
         opened = open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"
-    made = open_group(
+    group = open_group(
         opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic
     )
-    return Communicator(made)
+    return Communicator(group)
 
 
-def _check_memory(name: str, what: str, array: Array, *, written: bool = False) -> None:
-    """Refuses what cannot be taken as it lies there."""
+def _check_memory(name: str, buffer: str, array: Array, *, written: bool = False) -> None:
+    """Refuse an array that native code cannot use in place."""
     if not array.flags.c_contiguous:
-        raise UsageError(f"{name}: {what} is not contiguous; pass a contiguous copy")
+        raise UsageError(f"{name}: {buffer} is not contiguous; pass a contiguous copy")
     if not array.dtype.isnative:
-        raise UsageError(f"{name}: {what} is {array.dtype}, in the other byte order; pass array.astype(…) of it")
+        raise UsageError(f"{name}: {buffer} is {array.dtype}, in the other byte order; pass array.astype(…) of it")
     if written and not array.flags.writeable:
-        raise UsageError(f"{name}: {what} is read-only, and a result goes there; pass a copy")
+        raise UsageError(f"{name}: {buffer} is read-only, but receives the result; pass a copy")
 
 
 def _keep(future: Future[_Result], *arrays: Array | None) -> Future[_Result]:
-    """Holds arrays that native code still reads or writes, until the future is done."""
+    """Keep a reference to the arrays that native code still uses, until the future is done."""
     held = list(arrays)
     future.add_done_callback(lambda _: held.clear())
     return future
 
 
 def _form(array: Array | None) -> tuple[Any, ...] | None:
-    """All that decides whether an array fits a call."""
+    """The properties that decide whether an array fits a call."""
     return None if array is None else (array.size, array.dtype, array.flags.c_contiguous, array.flags.writeable)
 
 
@@ -450,8 +450,8 @@ def _pointer(array: Array | None) -> int | None:
 
 def _address(array: Any) -> int:
     try:
-        return c.addressof(c.c_char.from_buffer(array))  # a fifth of what the other way takes
-    except (TypeError, ValueError):  # it is read-only, empty, or of a type that buffers do not have
+        return c.addressof(c.c_char.from_buffer(array))  # takes a fifth of the time of the other way
+    except (TypeError, ValueError):  # read-only, empty, or of a type without buffer support
         return int(array.ctypes.data)
 
 

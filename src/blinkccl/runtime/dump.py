@@ -1,12 +1,13 @@
-"""What a live job waits for: the shared segments of a process's groups, read from outside.
+"""State of a live job: the shared segments of a process's groups, read from outside.
 
-Any process of the job will do: all ranks of a host have the segment open. It is found through /proc/PID/fd, mapped
-for reading, and says of every rank which call it is in, what it waits for and since when. Nothing is written or
-locked, so the job does not notice. Where a rank's Python program stands its process says itself, where it is asked
-(:func:`with_lines`). What is read is a picture of running processes: it may be torn. A rank's process is named by its
-number here, or where it cannot be seen from here, as in a container beside this one, by that of its own PID namespace.
+Any process of the job is enough, because all ranks of a host have the segment open. It is found through /proc/PID/fd
+and mapped for reading. It shows each rank's current call, the reason for its wait and the start of the wait. Reading
+writes and locks nothing, so the job is not affected. Each process reports its own line of Python on request
+(:func:`with_lines`). The state is that of running processes, so it may be inconsistent. A rank's process is given by
+its number on this system. If it is not visible here, as in a container beside this one, the number is that of its own
+PID namespace.
 
-A rank holds a lock on its byte of the segment as long as its process lives; that is asked for, not taken.
+A rank holds a lock on its byte of the segment until its process ends; this module queries that lock without taking it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from blinkccl.errors import CommunicationError, UnsupportedError
 from blinkccl.runtime import python_line
 from blinkccl.runtime.process import PROC, number_here, stat
 
-#: The name of a segment's memory file, as /proc shows it.
+#: Prefix of a segment's memory file in /proc.
 _SEGMENT = "/memfd:blink-segment"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, process
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank of a group; where it waits, ``awaits`` says what for and ``peer`` for whom.
+    """One rank of a group; while it waits, ``awaits`` is the reason and ``peer`` the rank waited for.
 
-    ``state`` is "absent" (has not come yet), "left" (closed its group), "gone" (its process ended), "stopped" (by a
-    signal or a debugger), "waiting", "running" (inside call number ``calls``) or "between calls". ``line`` is where its
-    Python program stands, where it says it. ``elsewhere``: ``pid`` is no number of a process that is seen from here.
+    ``state`` is "absent" (not connected yet), "left" (closed its group), "gone" (its process ended), "stopped" (by a
+    signal or a debugger), "waiting", "running" or "between calls". A running rank is inside call number ``calls``.
+    ``line`` is its current line of Python, if its process reports it. ``elsewhere``: ``pid`` is not visible from this
+    process.
     """
 
     rank: int
@@ -63,7 +65,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """One group: ``segment`` is the inode of its memory, ``failure`` what ended it, if anything has."""
+    """One group: ``segment`` is the inode of its memory, ``failure`` the error that ended it, if any."""
 
     segment: int
     size: int
@@ -71,12 +73,12 @@ class GroupState:
     ranks: tuple[RankState, ...]
 
     def awaited(self) -> dict[int, list[int]]:
-        """Whom the waiting ranks wait for in the end (of a circle, its lowest), each with those that wait for it."""
-        found: dict[int, list[int]] = {}
+        """The ranks at the end of each chain of waits (of a cycle, its lowest), each with the ranks waiting for it."""
+        waiting: dict[int, list[int]] = {}
         for rank in self.ranks:
             if rank.peer is not None:
-                found.setdefault(self._end(rank), []).append(rank.rank)
-        return found
+                waiting.setdefault(self._end(rank), []).append(rank.rank)
+        return waiting
 
     def _end(self, rank: RankState) -> int:
         passed: list[int] = []
@@ -86,7 +88,7 @@ class GroupState:
         return rank.rank if rank.peer is None else min(passed[passed.index(rank.rank) :])
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Content for JSON."""
         return {
             "segment": self.segment,
             "size": self.size,
@@ -97,24 +99,24 @@ class GroupState:
 
 
 def groups_of(pid: int) -> list[GroupState]:
-    """The groups that process ``pid`` is in, the largest first.
+    """The groups of process ``pid``, the largest first.
 
-    UnsupportedError if there is no such process, it belongs to somebody else, it is in no group, its groups are of
-    another version of this package, or this process is itself a rank of one of them.
+    Raises UnsupportedError if the process does not exist, belongs to another user, or is in no group; if its groups
+    have another version of this package; or if this process is itself a rank of one of them.
     """
-    return sorted((_group(found) for found in _segments(pid)), key=lambda group: -group.size)
+    return sorted((_group(path) for path in _segments(pid)), key=lambda group: -group.size)
 
 
 def with_lines(groups: list[GroupState]) -> list[GroupState]:
-    """The groups with the line of Python at which each living rank stands; each process is asked once."""
-    asked: dict[int, str] = {}
+    """The groups with each living rank's current line of Python; each process is queried once."""
+    lines: dict[int, str] = {}
     for rank in (rank for group in groups for rank in group.ranks):
-        if rank.state in ("waiting", "running", "between calls") and rank.pid not in asked and not rank.elsewhere:
-            asked[rank.pid] = python_line.ask(rank.pid)
+        if rank.state in ("waiting", "running", "between calls") and rank.pid not in lines and not rank.elsewhere:
+            lines[rank.pid] = python_line.ask(rank.pid)
     return [
         replace(
             group,
-            ranks=tuple(replace(rank, line="" if rank.elsewhere else asked.get(rank.pid, "")) for rank in group.ranks),
+            ranks=tuple(replace(rank, line="" if rank.elsewhere else lines.get(rank.pid, "")) for rank in group.ranks),
         )
         for group in groups
     ]
@@ -122,29 +124,29 @@ def with_lines(groups: list[GroupState]) -> list[GroupState]:
 
 def _segments(pid: int) -> list[Path]:
     """One path below /proc per segment."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     try:
         for path in sorted((PROC / str(pid) / "fd").iterdir(), key=lambda entry: int(entry.name)):
             inode = _segment_at(path)
             if inode is not None:
-                found.setdefault(inode, path)
+                paths.setdefault(inode, path)
     except FileNotFoundError:
         raise UnsupportedError(f"there is no process {pid} on this machine") from None
     except PermissionError:
-        who = "as the job's user, or as root" if os.geteuid() else "in the job's container: this root may not see it"
-        raise UnsupportedError(f"process {pid} belongs to another user, or has ended; run this {who}") from None
-    if not found:
+        reader = "as the job's user, or as root" if os.geteuid() else "in the job's container: this root may not see it"
+        raise UnsupportedError(f"process {pid} belongs to another user, or has ended; run this {reader}") from None
+    if not paths:
         raise UnsupportedError(
-            f"process {pid} is in no group of Blink: it is no rank, has not met the others yet, or has closed its group"
+            f"process {pid} is in no group of Blink: it is no rank, has not joined its group yet, or has closed it"
         )
-    if found.keys() & {_segment_at(path) for path in (PROC / "self/fd").iterdir()}:
-        # Whoever closes a second descriptor of a file gives up all its locks: the others would take this rank for dead.
+    if paths.keys() & {_segment_at(path) for path in (PROC / "self/fd").iterdir()}:
+        # Closing a second descriptor of a file releases all locks on it: the others would consider this rank dead.
         raise UnsupportedError(f"this process is a rank of a group of process {pid}; look at it from another process")
-    return list(found.values())
+    return list(paths.values())
 
 
 def _segment_at(path: Path) -> int | None:
-    """The inode of the segment that is open there; None: something else is, or nothing by now."""
+    """The inode of the segment at this descriptor; None for another file, or a closed one."""
     try:
         return path.stat().st_ino if os.readlink(path).startswith(_SEGMENT) else None
     except FileNotFoundError:
@@ -180,14 +182,14 @@ def _mapped(path: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _lives(fd: int, rank: int, rows: list[native.RankStatus]) -> bool:
-    """Whether the rank's process does."""
+    """True if the rank's process is alive."""
     joined = [(row.processes, row.pid) for row in rows if row.joined]
-    if len(set(joined)) < len(joined):  # threads of one process: they hold no locks
+    if len(set(joined)) < len(joined):  # threads of one process, which hold no locks
         pid = number_here(rows[rank].pid, rows[rank].processes)
         row = None if pid is None else stat(pid)
         return pid is None or (row is not None and not row.ends)
-    asked = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0))
-    kind, *_ = _FLOCK.unpack(asked)
+    lock = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0))
+    kind, *_ = _FLOCK.unpack(lock)
     return bool(kind != fcntl.F_UNLCK)
 
 
@@ -195,15 +197,15 @@ def _rank(rank: int, row: native.RankStatus, lives: bool) -> RankState:
     pid = number_here(row.pid, row.processes)
     state = _state(row, lives, pid)
     call = str(CollectiveCall.from_number(row.what, row.count)) if row.sequence else None
-    found = RankState(rank, row.pid if pid is None else pid, state, row.sequence, call, elsewhere=pid is None)
+    current = RankState(rank, row.pid if pid is None else pid, state, row.sequence, call, elsewhere=pid is None)
     if state != "waiting":
-        return found
-    found = replace(
-        found, awaits=awaited(row), peer=row.peer if row.peer >= 0 else None, waiting_s=row.waiting_us / 1e6
+        return current
+    current = replace(
+        current, awaits=awaited(row), peer=row.peer if row.peer >= 0 else None, waiting_s=row.waiting_us / 1e6
     )
     if native.WAITS[row.waits] not in ("message", "slot"):
-        return found
-    return replace(found, channel=row.channel, share=row.share, stage=STAGES[row.stage], chunk=row.chunk)
+        return current
+    return replace(current, channel=row.channel, share=row.share, stage=STAGES[row.stage], chunk=row.chunk)
 
 
 def _state(row: native.RankStatus, lives: bool, pid: int | None) -> str:

@@ -1,15 +1,15 @@
-"""Which rank of how many this process is, who started it, and where its ranks meet.
+"""Rank, size, launcher and meeting place of this process, from its environment.
 
-The first launcher in the table below whose variables are set decides: of "blink" and "torchrun" the rank's or the
-size's, of Slurm also those of a step.
+The first launcher in the table below whose variables are set is used. For "blink" and "torchrun" the rank or the size
+is enough; Slurm also needs the variables of a step.
 
-`mpich` stands for Intel MPI too. A job's own BLINK_STORE goes before everything else. Without it, torchrun's variables
-name a store; the ranks that an MPI launcher or srun started on one host meet in a directory named after the launcher's
-process (:func:`job_directory`). Those that mpirun started on several hosts ask MPI, and ranks of srun on several hosts
-meet at the step's first node, at a port made from the job's number. Otherwise there is no store, and :func:`store_of`
-says what to do.
+`mpich` also stands for Intel MPI. A job's own BLINK_STORE takes precedence. Otherwise torchrun's variables name a
+store. Ranks that an MPI launcher or srun started on one host meet in a directory named after the launcher's process
+(:func:`job_directory`). Ranks of mpirun on several hosts use MPI. Ranks of srun on several hosts meet at the step's
+first node, at a port computed from the job's number. Otherwise there is no store, and the error of :func:`store_of`
+says how to set one.
 
-PMIx tells a process its rank but not how many there are, so it cannot be a row of this table.
+PMIx gives a process its rank but not the number of ranks, so it cannot be a row of this table.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from blinkccl.private_files import private_directory
 from blinkccl.runtime.process import has_ended, mark, nearest_without
 
 _JOB = re.compile(r"job-[0-9]+-[0-9]+-[0-9]+-[0-9a-f]{16}")
-#: What finds a launcher's (process number, start time) by a variable that it sets; None: it cannot be found.
+#: Returns a launcher's (process number, start time), given a variable that it sets; None: unknown.
 FindLauncher = Callable[[str], tuple[int, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process's place in its job; ``store_url`` is None where none is given and none follows.
+    """A process's place in its job; without a set or derivable store ``store_url`` is absent (None).
 
-    ``job_id`` differs between jobs, and between restarts of one, that could meet in the same store; it may be "".
+    ``job_id`` differs between jobs, and restarts of a job, that could meet in the same store; it may be "".
     """
 
     rank: int
@@ -47,7 +47,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A launcher, and the variables it sets; the first that is set of each tuple counts."""
+    """A launcher and its variables; the first variable of a tuple that is set counts."""
 
     launcher: str
     rank: str
@@ -69,14 +69,14 @@ _MPICH = _Row("mpich", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALN
 _SLURM = _Row("slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID", "")
 _PMI = _Row("pmi", "PMI_RANK", ("PMI_SIZE",), "", "")
 
-#: What names the job within its launcher, beside the launcher's process.
+#: Variables that identify the job within its launcher, besides the launcher's process.
 _JOB_NAMES = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_without) -> Launch:
-    """This process's place in its job, from the environment alone; ``find_launcher`` is for tests.
+    """Return this process's place in its job, from the environment only; ``find_launcher`` is for tests.
 
-    LaunchError, which names the variable, if nothing says which rank this is, or not all that belongs to it.
+    Raises LaunchError, which names the variable, if no rank is set or a variable that belongs to it is missing.
     """
     row = _row(environ)
     size_variable = next((name for name in row.size if name in environ), row.size[0])
@@ -88,16 +88,16 @@ def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_wit
     return Launch(rank, size, row.launcher, store_url, _job_id(environ, row))
 
 
-def store_of(found: Launch) -> str:
-    """The URL of the store in which the ranks of ``found`` meet; LaunchError, which says how to give one, if none."""
-    if found.store_url is not None:
-        return found.store_url
+def store_of(place: Launch) -> str:
+    """Return the URL of the store in which the ranks of ``place`` meet; LaunchError with a remedy if it is unknown."""
+    if place.store_url is not None:
+        return place.store_url
     raise LaunchError(
-        f"rank {found.rank} of {found.world_size}, started by {found.launcher}, does not know where the ranks "
+        f"rank {place.rank} of {place.world_size}, started by {place.launcher}, does not know where the ranks "
         "meet: expected BLINK_STORE, got nothing. Set it to the same value for all ranks: "
         "BLINK_STORE=file:///a/directory/of/this/job if all are on one host, else "
         "BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free port there"
-        + (" (mpirun -x BLINK_STORE=… hands it on)" if found.launcher == "openmpi" else "")
+        + (" (mpirun -x BLINK_STORE=… forwards it)" if place.launcher == "openmpi" else "")
     )
 
 
@@ -110,12 +110,12 @@ def _row(environ: Mapping[str, str]) -> _Row:
         return _OPENMPI
     if _MPICH.rank in environ and _MPICH.local_rank in environ:
         return _MPICH
-    # In an sbatch script itself SLURM_PROCID is 0 and SLURM_NTASKS that of the job: only a step has ranks.
+    # In an sbatch script itself SLURM_PROCID is 0 and SLURM_NTASKS is the job's: only a step has ranks.
     if _SLURM.rank in environ and "SLURM_STEP_NODELIST" in environ:
         return _SLURM
     if _PMI.rank in environ:
         return _PMI
-    raise LaunchError("nothing says which rank this process is: " + _what_to_do(environ))
+    raise LaunchError("the rank of this process is unknown: " + _what_to_do(environ))
 
 
 def _what_to_do(environ: Mapping[str, str]) -> str:
@@ -136,7 +136,7 @@ def _what_to_do(environ: Mapping[str, str]) -> str:
 def _number(environ: Mapping[str, str], name: str, launcher: str) -> int:
     text = environ.get(name)
     if text is None:
-        raise LaunchError(f"{launcher}'s variables are half set: {name} is missing; set it, or unset the others")
+        raise LaunchError(f"{launcher}'s variables are incomplete: {name} is missing; set it, or unset the others")
     if not re.fullmatch("[0-9]{1,9}", text):
         raise LaunchError(f"{name}: expected a whole number from 0, got {text!r}")
     return int(text)
@@ -148,10 +148,10 @@ def _within(rank: int, rank_name: str, size: int, size_name: str) -> None:
 
 
 def _on_one_host(environ: Mapping[str, str], row: _Row, size: int) -> bool:
-    """Whether the launcher says that it started all ranks here."""
+    """True if the launcher's variables show that all ranks run on this host."""
     local_rank = _number(environ, row.local_rank, row.launcher) if row.local_rank in environ else None
     if row is _SLURM:
-        return environ.get("SLURM_STEP_TASKS_PER_NODE") == str(size)  # of several nodes it has several entries
+        return environ.get("SLURM_STEP_TASKS_PER_NODE") == str(size)  # several nodes have several entries
     local_size = _number(environ, row.local_size, row.launcher) if row.local_size in environ else None
     if local_size is not None and not 1 <= local_size <= size:
         raise LaunchError(f"{row.local_size}: expected 1 to {size}, the number of all ranks, got {local_size}")
@@ -181,13 +181,13 @@ def _derived_store(environ: Mapping[str, str], row: _Row, on_one_host: bool, fin
 
 
 def _torch_store(environ: Mapping[str, str]) -> str | None:
-    """torchrun's agent serves a store at MASTER_ADDR; where somebody set the variables by hand, rank 0 has to."""
+    """torchrun's agent serves a store at MASTER_ADDR; if a user set the variables, rank 0 must serve it."""
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if host is None and port is None:
         return None
     if not host or not port:
         raise LaunchError(
-            f"torchrun's variables are half set: {'MASTER_PORT' if host else 'MASTER_ADDR'} is missing; "
+            f"torchrun's variables are incomplete: {'MASTER_PORT' if host else 'MASTER_ADDR'} is missing; "
             "set it, or give Blink a store of its own in BLINK_STORE"
         )
     scheme = "torchrun" if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "torch"
@@ -203,33 +203,33 @@ def _slurm_store(environ: Mapping[str, str]) -> str | None:
 
 
 def first_host(nodelist: str) -> str | None:
-    """The first host of Slurm's compressed list: ``gpu[03-05,9],x`` begins with gpu03. None: it is no such list."""
+    """The first host of Slurm's compressed list: ``gpu[03-05,9],x`` begins with gpu03. None: not such a list."""
     match = re.match(r"([\w.-]+)(?:\[([0-9]+)[0-9,-]*\]([\w.-]*))?(?:,|$)", nodelist)
     return match[1] + (match[2] or "") + (match[3] or "") if match else None
 
 
 def base_directory(environ: Mapping[str, str]) -> Path:
-    """Where this user's jobs meet: in XDG_RUNTIME_DIR if that is this user's directory, else in /tmp."""
+    """The parent of this user's job directories: in XDG_RUNTIME_DIR if this user owns that, else in /tmp."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    # Slurm hands on the variable of the host that one logged in to; here that directory may be absent.
+    # Slurm forwards the variable of the login host; on this host that directory may not exist.
     if runtime.startswith("/") and _is_ours(runtime):
         return Path(runtime, "blink")
     return Path("/tmp", f"blink-{os.geteuid()}")
 
 
 def job_directory(base: Path, launcher: tuple[int, int], names: Iterable[str]) -> Path:
-    """The directory of the job that process ``launcher`` (number, start time) started and calls ``names``.
+    """The directory of the job that process ``launcher`` (number, start time) started and identifies by ``names``.
 
-    All ranks that one launcher started come to the same name, and nobody else does: a process number with its start
-    time belongs to one process only, within one boot and one namespace of process numbers. The directory stays
-    behind when its job ends; the next job's rank 0 sweeps it away once its launcher is gone.
+    All ranks of one launcher derive the same name, and no other process does: within one boot and one PID namespace a
+    process number with its start time is unique. The directory remains when its job ends. The next job's rank 0 removes
+    it once its launcher has ended.
     """
     digest = sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()[:16]
     return base / f"job-{mark(*launcher)}-{digest}"
 
 
 def prepare(path: Path, environ: Mapping[str, str], rank: int) -> None:
-    """Where ``path`` is a job's directory, sees to it that its parent is this user's alone; rank 0 sweeps there."""
+    """Make the parent of a job's directory ``path`` private to this user; rank 0 also removes old directories there."""
     base = base_directory(environ)
     if path.parent != base or not _JOB.fullmatch(path.name):
         return
@@ -239,7 +239,7 @@ def prepare(path: Path, environ: Mapping[str, str], rank: int) -> None:
 
 
 def _sweep(base: Path) -> None:
-    """Removes directories of jobs whose launcher has ended."""
+    """Remove the directories of jobs whose launcher has ended."""
     for path in sorted(base.iterdir()):
         if _JOB.fullmatch(path.name) and has_ended(path.name.removeprefix("job-")):
             shutil.rmtree(path, ignore_errors=True)

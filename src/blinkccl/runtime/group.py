@@ -1,7 +1,7 @@
-"""What a group of ranks is to its callers, on one host or on several.
+"""The interface of a group of ranks, on one host or on several.
 
-Calls are ordered: all ranks make the same ones in the same order. A call that is submitted runs on the group's own
-thread; one that follows it waits for its turn, so the order is that in which this process made them.
+Calls are ordered: all ranks make the same calls in the same order. A submitted call runs on the group's own thread, and
+later calls wait for it, so the order is that in which this process made them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import microseconds
 
-#: Prepared calls that are kept; the oldest goes first.
+#: Most prepared calls in the cache; the oldest is dropped first.
 _KEPT_CALLS = 1024
 
 _Result = TypeVar("_Result")
@@ -37,22 +37,22 @@ _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 class PreparedCall(Protocol):
-    """A call, as often as it is made; ``scales``: each rank gives a factor."""
+    """A call that can run repeatedly; ``scales``: each rank supplies a factor."""
 
     call: CollectiveCall
     scales: bool
 
     def run(self, send: int | None, recv: int | None, timeout_us: int, scale: float | None = None) -> None:
-        """Makes it, on raw addresses."""
+        """Execute the call on raw addresses."""
 
     def close(self) -> None:
-        """It is not made any more."""
+        """Release the call; it is not used afterwards."""
 
 
 class Group(ABC):
-    """One rank's end of a group that met in ``store``, which stays the caller's, under a ``prefix`` of its own.
+    """One rank's end of a group that met in ``store``, which the caller keeps, under its own ``prefix``.
 
-    ``deadline_s`` is for every call that names none.
+    ``deadline_s`` is the timeout of every call without its own.
     """
 
     peers: Sequence[PeerInfo]
@@ -69,7 +69,7 @@ class Group(ABC):
         self.deterministic = ""
 
     def _open(self) -> None:
-        """From here on a process that ends leaves this group in order."""
+        """Register the group, so that a process that exits normally leaves it in order."""
         _groups.add(self)
 
     # ---- collectives
@@ -82,11 +82,11 @@ class Group(ABC):
         scale: float | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """A collective on raw addresses, the same on all ranks; returns when the buffers are the caller's again.
+        """Run a collective on raw addresses, the same on all ranks; return when the caller may reuse the buffers.
 
-        ``send`` and ``recv`` are None where the collective gives this rank no such buffer; in place as in nccl.h.
-        CommunicationError, or a subclass, if a peer was lost, calls something else, or the deadline passed: the group
-        is then of no more use. UnsupportedError or UsageError, before anything happens, if the call makes no sense.
+        ``send`` and ``recv`` are None if the collective has no such buffer on this rank; in place as in nccl.h.
+        Raises CommunicationError, or a subclass, if a peer was lost, made a different call, or timed out: the group can
+        then no longer be used. Raises UnsupportedError or UsageError for an invalid call, before anything happens.
         """
         self._run(self._calls.get(call) or self._keep(call), send, recv, scale, deadline_s)
 
@@ -98,30 +98,30 @@ class Group(ABC):
         scale: float | None = None,
         deadline_s: float | None = None,
     ) -> Future[None]:
-        """As :meth:`run`, but returns at once; the future is done when the buffers are the caller's again."""
+        """Start :meth:`run` and return at once; the future is done when the caller may reuse the buffers."""
         prepared = self._calls.get(call) or self._keep(call)
         timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
         factor = _factor(prepared, scale)
         return self._executor.submit(lambda: prepared.run(send, recv, timeout_us, factor))
 
     def barrier(self, deadline_s: float | None = None) -> None:
-        """Returns when every rank has called it."""
+        """Return when every rank has called it."""
         self.run(BARRIER, _BARRIER_AT, _BARRIER_AT, deadline_s=deadline_s)
 
     def result(self, future: Future[_Result]) -> _Result:
-        """Waits for what was submitted; where a signal (Ctrl-C) ends the wait, the group ends too, on all ranks."""
+        """Wait for a submitted call; if a signal (Ctrl-C) ends the wait, the group ends too, on all ranks."""
         try:
             return future.result()
         except BaseException as error:
             if not future.done():
                 self.abort(f"rank {self.rank} was interrupted by {type(error).__name__}")
-                wait([future])  # its buffers may be the caller's, who does not wait any longer
+                wait([future])  # the call may use the caller's buffers, and the caller stops waiting
             raise
 
     @abstractmethod
     def share_core(self) -> None:
-        """Other threads of this process want the core that calls wait on: waits yield it soon. Otherwise they spin for
-        some 100 µs, since whoever yields where another program shares the core loses it for milliseconds."""
+        """Yield the core early in waits, because other threads of this process need it. By default waits spin for some
+        100 µs, since a rank that yields a core shared with another program loses it for milliseconds."""
 
     @abstractmethod
     def time(
@@ -132,19 +132,19 @@ class Group(ABC):
         iterations: int = 1,
         with_barrier: bool = False,
     ) -> NDArray[np.float64]:
-        """Seconds of each of ``iterations`` calls (or of what :meth:`prepare` returned), each after a barrier.
+        """Seconds of each of ``iterations`` calls (or operations of :meth:`prepare`), each after a barrier.
 
-        ``with_barrier``: of the barrier and the call.
+        With ``with_barrier`` the times include the barrier.
         """
 
     @abstractmethod
     def prepare(
         self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int, cross_memory: bool = False
     ) -> NativeOp:
-        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks."""
+        """Make an operation of any Program; run it with :meth:`run_prepared` on all ranks."""
 
     def run_prepared(self, prepared: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
-        """Runs what :meth:`prepare` returned."""
+        """Run an operation of :meth:`prepare`."""
         self._check_open()
         self._run(prepared, send, recv, scale, None)
 
@@ -171,39 +171,39 @@ class Group(ABC):
             raise UsageError(f"{call.collective}: count must be at least 0, got {call.elements}")
         prepared = self._prepare(call)
         while len(self._calls) >= _KEPT_CALLS:
-            self._calls.pop(next(iter(self._calls)), None)  # gone when the last that is under way has ended
+            self._calls.pop(next(iter(self._calls)), None)  # freed after its last run
         self._calls[call] = prepared
         return prepared
 
     @abstractmethod
     def _prepare(self, call: CollectiveCall) -> PreparedCall:
-        """UnsupportedError or UsageError if the call makes no sense."""
+        """Prepare a call; UnsupportedError or UsageError if it is invalid."""
 
     # ---- point to point
 
     @abstractmethod
     def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
-        """Sends bytes; the future is done when the buffer is the caller's again. FIFO per destination and tag."""
+        """Send bytes; the future is done when the caller may reuse the buffer. FIFO per destination and tag."""
 
     @abstractmethod
     def irecv(
         self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
     ) -> Future[int]:
-        """Receives at most ``nbytes`` from ``src``, or (None) from any rank; the future's result is the source."""
+        """Receive at most ``nbytes`` from ``src``, or (None) from any rank; the future's result is the source."""
 
     # ---- the group itself
 
     @abstractmethod
     def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
-        """For a group of these ranks that is being made: what raises PeerLostError where one of them has ended."""
+        """A function for use while a group of these ranks forms: it raises PeerLostError if one of them has ended."""
 
     @abstractmethod
     def report_lost(self, rank: int) -> None:
-        """Says to all ranks that this one's process has ended: their calls raise PeerLostError."""
+        """Report to all ranks that the process of ``rank`` has ended: their calls raise PeerLostError."""
 
     @abstractmethod
     def memory_bytes(self) -> dict[str, int]:
-        """Address space, mostly unused: of what ranks share, and of the process's ``heap``."""
+        """Address space, mostly unused, of the ranks' shared memory and of the process's ``heap``."""
 
     @abstractmethod
     def stats(self) -> dict[str, int]:
@@ -211,15 +211,15 @@ class Group(ABC):
 
     @abstractmethod
     def abort(self, why: str = "abort() was called") -> None:
-        """Ends the group for all ranks: whatever they wait for raises CommunicationError with ``why``."""
+        """End the group for all ranks: their waits raise CommunicationError with ``why``."""
 
     def close(self) -> None:
-        """Leaves the group, in order, when the calls under way have ended.
+        """Leave the group in order, after the current calls.
 
-        Others may finish calls without this rank. CommunicationError in a signal handler in the middle of a call.
+        Others may finish calls without this rank. Raises CommunicationError in a signal handler during a call.
         """
         if self._closed or os.getpid() != self._pid:
-            return  # a forked child's copy: the rank is its parent's
+            return  # a forked child's copy: the parent is the rank
         self._stop()
         self._closed = True
         self._executor.close()
@@ -230,12 +230,12 @@ class Group(ABC):
             self._leave()
 
     def _stop(self) -> None:
-        """Messages end, calls under way may still."""
+        """End point to point; current calls may still finish."""
         return
 
     @abstractmethod
     def _leave(self) -> None:
-        """Nothing is under way any more."""
+        """Release everything; no call is running any more."""
 
     def _forget(self) -> None:
         self._calls = {}
@@ -249,7 +249,7 @@ class Group(ABC):
             raise CommunicationError(f"rank {self.rank}'s group {self.prefix!r} is closed")
 
 
-#: A barrier is the least that no rank can finish before all have begun. Its word stays 0.
+#: A barrier is the smallest call that no rank can finish before all have begun. Its word stays 0.
 BARRIER = CollectiveCall("allreduce", "int32", 1, "bor")
 _BARRIER_WORD = np.zeros(1, np.int32)
 _BARRIER_AT = int(_BARRIER_WORD.ctypes.data)
@@ -267,7 +267,7 @@ def _factor(prepared: PreparedCall, scale: float | None) -> float | None:
 
 @atexit.register
 def _close_all() -> None:
-    """A process that ends in order leaves its groups in order; one that an error ends waits for nobody."""
+    """Leave all groups in order when the process exits; after an exception abort them, to wait for no rank."""
     error = getattr(sys, "last_type", None)
     for group in list(_groups):
         with suppress(CommunicationError):
@@ -277,7 +277,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    """A forked child has no rank: what it calls must not find prepared calls, nor locks that a thread held."""
+    """Discard prepared calls and locks in a forked child, which has no rank and lacks the parent's threads."""
     for group in list(_groups):
         group._forget()
     _groups.clear()

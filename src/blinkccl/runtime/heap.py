@@ -1,9 +1,9 @@
-"""Memory that all ranks of a host can reach: tensors made here travel without a copy.
+"""Memory that all ranks of a host can access: tensors allocated here are sent without a copy.
 
-Each process has one heap, a memory file of no name and of the size of the machine's memory, of which only used pages
-take any; blocks of 2 MiB and more take theirs at once, in huge pages, where Linux makes them (from 6.1 on). It is made
-at the first use, known to every communicator that is made afterwards, and gone with the last process that has it open,
-however that ends.
+Each process has one heap: an unnamed memory file of the size of the machine's memory, of which only used pages occupy
+memory. Blocks of 2 MiB and more are allocated at once, in huge pages if Linux supports them (from 6.1 on). The heap is
+created at the first use. Every communicator created afterwards shares it, and it exists until no process has it open
+any more, even after crashes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from blinkccl.engines import native_library as native
 from blinkccl.errors import CommunicationError, UnsupportedError, UsageError
 
 PAGE = mmap.PAGESIZE
-#: Large blocks begin where huge pages do.
+#: Alignment of large blocks: that of huge pages.
 HUGE = 2 << 20
 
 
 class Heap:
-    """A process's shared memory, ``size`` bytes of address space: blocks are cut from it first-fit, on whole pages."""
+    """A process's shared memory, ``size`` bytes of address space; blocks are allocated first-fit, in whole pages."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -43,53 +43,53 @@ class Heap:
         if not self.address:
             os.close(self.fd)
             raise UnsupportedError(
-                f"{size} bytes of address space are needed for shared tensors, the system gives no more; look at the "
+                f"shared tensors need {size} bytes of address space, but the system provides no more; look at the "
                 "limit on address space (ulimit -v)"
             )
         weakref.finalize(self, self._library.blink_heap_unmap, self.address, size).atexit = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._returned: deque[tuple[int, int]] = deque()  # blocks given back that are not in _free yet
-        self._free: list[tuple[int, int]] = [(0, size)]  # (offset, bytes), rising, never adjacent
+        self._returned: deque[tuple[int, int]] = deque()  # released blocks that are not in _free yet
+        self._free: list[tuple[int, int]] = [(0, size)]  # (offset, bytes), ascending, never adjacent
 
     @property
     def used(self) -> int:
-        """Bytes in blocks that are held."""
+        """Bytes of all allocated blocks."""
         with self._lock:
             self._take_back()
             return self.size - sum(length for _, length in self._free)
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a new block of at least ``nbytes`` zeros; CommunicationError if no gap is large enough."""
-        wanted = max(1, -(-nbytes // PAGE)) * PAGE
-        step = HUGE if wanted >= HUGE else PAGE
+        """Return the offset of a new block of at least ``nbytes`` zeros; CommunicationError if no gap is that large."""
+        needed = max(1, -(-nbytes // PAGE)) * PAGE
+        step = HUGE if needed >= HUGE else PAGE
         with self._lock:
             self._take_back()
             for index, (offset, length) in enumerate(self._free):
                 start = -(-offset // step) * step
-                if start + wanted <= offset + length:
-                    rest = [(offset, start - offset), (start + wanted, offset + length - start - wanted)]
+                if start + needed <= offset + length:
+                    rest = [(offset, start - offset), (start + needed, offset + length - start - needed)]
                     self._free[index : index + 1] = [gap for gap in rest if gap[1]]
                     break
             else:
                 raise self._no_gap(nbytes)
         if step == HUGE:
-            self._library.blink_heap_take(self.address + start, wanted)
+            self._library.blink_heap_take(self.address + start, needed)
         return start
 
     def _no_gap(self, nbytes: int) -> CommunicationError:
         left = max((length for _, length in self._free), default=0)
         return CommunicationError(
-            f"{nbytes} bytes of shared memory are wanted, the largest gap in this process's {self.size} is {left}; "
+            f"{nbytes} bytes of shared memory do not fit: the largest gap in this process's {self.size} is {left}; "
             "drop arrays that are not needed"
         )
 
     def holds(self, address: int) -> bool:
-        """Whether this address is in it."""
+        """True if this address is in the heap."""
         return self.address <= address < self.address + self.size
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Gives a block's pages back at once; takes no lock, as the garbage collector calls it at any time."""
+        """Return a block's pages to the system; takes no lock, because the garbage collector may call it any time."""
         if os.getpid() != self._pid:
             return  # a forked child's copy of an array: the block is the parent's
         length = max(1, -(-nbytes // PAGE)) * PAGE
@@ -97,7 +97,7 @@ class Heap:
         self._returned.append((offset, length))
 
     def _take_back(self) -> None:
-        """Joins what was given back with the gaps beside it; the caller holds the lock."""
+        """Merge released blocks with the gaps beside them; the caller holds the lock."""
         while self._returned:
             offset, length = self._returned.popleft()
             at = bisect.bisect(self._free, (offset, 0))
@@ -111,7 +111,7 @@ class Heap:
 
 
 class _HeapBlock:
-    """What arrays on a block hold on to; the last one gives it back."""
+    """The owner of a block: arrays refer to it, and the block is released with the last of them."""
 
     def __init__(self, heap: Heap, nbytes: int) -> None:
         offset = heap.allocate(nbytes)
@@ -129,7 +129,7 @@ _lock = threading.Lock()
 
 
 def process_heap() -> Heap:
-    """This process's heap, made on first use; UnsupportedError if this is not Linux or address space is short."""
+    """This process's heap, created on first use; UnsupportedError without Linux or enough address space."""
     global _heap
     with _lock:
         if _heap is None:
@@ -138,9 +138,9 @@ def process_heap() -> Heap:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
-    """An array of zeros in shared memory, or a tensor if ``dtype`` is torch's: collectives use it where it lies.
+    """Create an array of zeros in shared memory, or a tensor if ``dtype`` is torch's; collectives use it in place.
 
-    Views and slices of it are as good. A forked child sees the same memory, not a copy.
+    Its views and slices are shared too. A forked child sees the same memory, not a copy.
 
     Parameters
     ----------
@@ -150,9 +150,9 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
     Raises
     ------
     UnsupportedError
-        If there is no such element type, or no shared memory here.
+        If the element type does not exist, or this system has no shared memory.
     CommunicationError
-        If there is not enough.
+        If the shared memory is exhausted.
     UsageError
         If a dimension is negative.
 
@@ -177,9 +177,9 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
 
 
 def memory_file(name: str, size: int) -> int:
-    """The descriptor of a new memory file that only this user can open, and nobody can cut short.
+    """Return the descriptor of a new memory file that only this user can open and no process can truncate.
 
-    UnsupportedError if this is not Linux, or the system refuses that much; the message says how much is needed.
+    Raises UnsupportedError, with the size, if this is not Linux or the system provides less.
     """
     if not sys.platform.startswith("linux"):
         raise UnsupportedError(f"shared memory between ranks needs Linux's memfd_create, got {sys.platform}")
@@ -188,14 +188,14 @@ def memory_file(name: str, size: int) -> int:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, size)
-        # A file that shrank would kill whoever reads beyond its end.
+        # Truncating the file would kill any process that reads beyond its end.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return fd
     except OSError as error:
         if fd >= 0:
             os.close(fd)
         raise UnsupportedError(
-            f"{size} bytes of shared memory are needed for {name}, the system says: {error.strerror}; look at the "
+            f"{name} needs {size} bytes of shared memory, but the system reports: {error.strerror}; look at the "
             "limits on file size and open files (ulimit -a)"
         ) from None
 
@@ -205,7 +205,7 @@ def _physical_bytes() -> int:
 
 
 def _after_fork() -> None:
-    """A child's new arrays must not be the parent's: it gets a heap of its own when it wants one."""
+    """Give a child its own heap when it needs one, since its new arrays must not be the parent's."""
     global _heap, _lock
     _heap, _lock = None, threading.Lock()
 

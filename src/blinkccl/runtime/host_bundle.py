@@ -1,12 +1,12 @@
 """``python -m blinkccl.runtime.host_bundle RANKS``: all plans of a host in one file, for programs without Python.
 
-The file has, for every collective and root, the plans that the host's table can name among so many ranks
-(:mod:`blinkccl.runtime.host_table`), and the table's rows: native code (``native/src/host_bundle.cpp``) binds and
-runs what Python would. It lies in the directory of the plan cache, under a name of all that it depends on; it is
-written at once, and made anew where it is damaged. Of processes that come at the same time one plans, and the others
-wait for it.
+The file contains, for every collective and root, the plans that the host's table can select for that number of ranks
+(:mod:`blinkccl.runtime.host_table`), and the table's rows. Native code (``native/src/host_bundle.cpp``) binds and runs
+them as Python would. The file is in the directory of the plan cache, under a name made of everything that it depends
+on. It is written atomically, and again if it is damaged. Of several processes at the same time one plans and the others
+wait.
 
-On standard output comes one line: the path, or ``refused`` and why.
+The output is one line: the path, or ``refused`` and the reason.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from blinkccl.runtime.plans import laid_out, planned_anew
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.tables import Row, Way
 
-#: Planning takes 15 s for so many, and the file 20 MB.
+#: The largest number of ranks: planning takes 15 s, and the file 20 MB.
 MOST_RANKS = 64
-#: Of all bundles together.
+#: Size of all bundles together.
 MAX_BYTES = 256 << 20
-#: How long one process waits for another one's plans before it makes them itself.
+#: Seconds that a process waits for another one's plans before it makes them itself.
 PATIENCE_S = 30.0
 _SUFFIX = ".bundle"
 _NAMES = tuple(name for name in COLLECTIVES if name != "sendrecv")
@@ -65,38 +65,39 @@ class _Plan(c.Structure):
 
 
 def ensure(ranks: int, directory: Path | None = None) -> Path:
-    """The bundle for ``ranks``, made now if it is not there or cannot be used; ``directory`` None: the plan cache's.
+    """Return the path of the bundle for ``ranks``; write it first if it is missing or unusable.
 
-    UsageError for a number of ranks that is not served; LaunchError if there is no place for it.
+    ``directory`` None: the plan cache's. Raises UsageError for an unsupported number of ranks; LaunchError if there is
+    no directory for it.
     """
     if not 2 <= ranks <= MOST_RANKS:
         raise UsageError(f"a bundle is for 2 to {MOST_RANKS} ranks of a host, got {ranks}")
-    chosen = directory or cache_directory(os.environ, "plans")
-    if chosen is None:
+    place = directory or cache_directory(os.environ, "plans")
+    if place is None:
         raise LaunchError("plans of a host need a directory: set BLINK_CACHE to one, or HOME")
-    path = chosen / _name(ranks)
+    path = place / _name(ranks)
     if is_usable(path, ranks):
         return path
-    private_directory(chosen)
-    with _turn(chosen):
+    private_directory(place)
+    with _turn(place):
         if not is_usable(path, ranks):
             try:
                 write_at_once(path, contents(ranks, _progress()))
             except OSError as error:
                 raise LaunchError(f"{path} cannot be written ({error}): set BLINK_CACHE elsewhere") from error
-            throw_out(chosen, MAX_BYTES, lambda other: other.suffix == _SUFFIX)
+            throw_out(place, MAX_BYTES, lambda other: other.suffix == _SUFFIX)
     return path
 
 
 def existing() -> dict[int, Path]:
-    """The bundles of this version that are in the cache of plans, by ranks; whether they are whole is not looked at."""
+    """The bundles of this version in the plan cache, by number of ranks; their content is not checked."""
     directory = cache_directory(os.environ, "plans")
-    found = {}
+    bundles = {}
     for path in directory.glob(f"host-*{_SUFFIX}") if directory else ():
         ranks = path.name.split("-")[1]
         if ranks.isdecimal() and path.name == _name(int(ranks)):
-            found[int(ranks)] = path
-    return found
+            bundles[int(ranks)] = path
+    return bundles
 
 
 def _name(ranks: int) -> str:
@@ -104,7 +105,7 @@ def _name(ranks: int) -> str:
 
 
 def is_usable(path: Path, ranks: int) -> bool:
-    """Whether all of it can be read; if it is there and cannot, a line says why."""
+    """True if the whole bundle is valid; if it exists and is not, a warning gives the reason."""
     library, error = native.load(), native.Error()
     bundle = library.blink_bundle_open(os.fsencode(path), ranks, c.byref(error))
     wrong = not bundle or library.blink_bundle_check(bundle, c.byref(error)) != native.OK
@@ -115,8 +116,8 @@ def is_usable(path: Path, ranks: int) -> bool:
     return not wrong
 
 
-def contents(ranks: int, told: Callable[[int, int], None] = lambda done, of: None) -> bytes:
-    """A bundle's bytes; ``told`` hears how many of its plans are made, and of how many."""
+def contents(ranks: int, report: Callable[[int, int], None] = lambda done, of: None) -> bytes:
+    """Return a bundle's bytes; ``report`` gets the number of plans made and the number of all."""
     codes = header("types.h").numbers("blink_collective")
     table = table_for(ranks)
     rows = {name: table.rows[name] for name in _NAMES}
@@ -126,7 +127,7 @@ def contents(ranks: int, told: Callable[[int, int], None] = lambda done, of: Non
     placed: list[tuple[dict[str, int], bytes]] = []
     topology = parse_spec(f"clique:{ranks}")
     for done, (coll, name) in enumerate(wanted):
-        told(done, len(wanted))
+        report(done, len(wanted))
         program = planned_anew(topology, coll, topology.ranks, name)
         for inline in _variants(rows[coll.name], name):
             row = {"collective": codes[coll.name], "root": coll.root or 0, "algorithm": numbers[name]}
@@ -142,12 +143,12 @@ def _collectives(ranks: int) -> Iterator[Collective]:
 
 
 def _variants(table: tuple[Row[Way], ...], algorithm: str) -> list[bool]:
-    """Whether ``inline`` or not, as far as the table has it."""
+    """The values of ``inline`` that the table uses for this algorithm."""
     return sorted({way.inline for row in table for way in row.ways if way.algorithm == algorithm})
 
 
 def _choices(name: str, row: Row[Way], ranks: int, numbers: dict[str, int]) -> Iterator[_Choice]:
-    """A row's ways, the first without limits of its own."""
+    """Yield the entries of a row: its first way, then the others as variants of it."""
     for place, way in enumerate(row.ways):
         yield _Choice(
             collective=header("types.h").numbers("blink_collective")[name],
@@ -187,7 +188,7 @@ def _assembled(ranks: int, made: list[_Choice], placed: list[tuple[dict[str, int
 
 
 def _digest(ranks: int) -> str:
-    """Of all that a bundle's content depends on but planners' own code, which a version stands for."""
+    """Hash of everything that a bundle depends on; the package version stands for the planners' code."""
     table = table_for(ranks)
     tables = [table.rows[name] for name in _NAMES]
     return sha256(repr((package_version(), abi(), Area(), tables)).encode()).hexdigest()[:16]
@@ -195,13 +196,13 @@ def _digest(ranks: int) -> str:
 
 @contextmanager
 def _turn(directory: Path) -> Iterator[None]:
-    """Alone in ``directory``, or after a while with others: what is done twice does no harm."""
+    """Lock ``directory``; after PATIENCE_S continue without the lock, since planning twice does no harm."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + PATIENCE_S
         while not _locked(fd):
             if time.monotonic() > deadline:
-                _log.warning("%s: another process plans for longer than %.0f s; planning here", directory, PATIENCE_S)
+                _log.warning("%s: another process plans for over %.0f s; planning here too", directory, PATIENCE_S)
                 break
             time.sleep(0.02)
         yield
@@ -218,20 +219,20 @@ def _locked(fd: int) -> bool:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Says on standard error how far it is, once in a while after two seconds."""
-    said = time.monotonic() + 1
+    """Return a function that logs the progress about once a second, from the third second on."""
+    last = time.monotonic() + 1
 
-    def told(done: int, of: int) -> None:
-        nonlocal said
-        if time.monotonic() > said + 1:
-            said = time.monotonic()
-            _log.warning("%d of %d plans are made", done, of)
+    def report(done: int, of: int) -> None:
+        nonlocal last
+        if time.monotonic() > last + 1:
+            last = time.monotonic()
+            _log.warning("made %d of %d plans", done, of)
 
-    return told
+    return report
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the path of the bundle, or ``refused`` and why; the exit code."""
+    """Print the path of the bundle, or ``refused`` and the reason; return the exit code."""
     logging.basicConfig(format="blink: %(message)s", stream=sys.stderr)
     try:
         if len(arguments) != 1 or not arguments[0].isdecimal():

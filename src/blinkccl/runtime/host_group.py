@@ -1,4 +1,4 @@
-"""A group of ranks on one host that share memory: made, used on raw addresses, and closed."""
+"""A group of ranks on one host that share memory: its creation, its calls on raw addresses, and its end."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from blinkccl.trees.algorithms.tables import Way
 
 _TOKEN_BYTES = 16
 _log = logging.getLogger(__name__)
-#: A heap per rank and the segment are as many descriptors as go into one message.
+#: A heap per rank and the segment are as many descriptors as one message can carry.
 MAX_RANKS = 250
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What the ranks of a group share: the segment, mapped, with the descriptors that keep it and the heaps."""
+    """The memory that a group shares: the mapped segment, the descriptors that keep it, and the heaps."""
 
     mapped: mmap.mmap
     address: int
@@ -68,11 +68,11 @@ class _Memory:
 
 
 class HostGroup(Group):
-    """One rank's end of a group that meets in ``store``, which stays the caller's, under a ``prefix`` of its own.
+    """One rank's end of a group that meets in ``store``, which the caller keeps, under its own ``prefix``.
 
-    ``deadline_s`` (None: BLINK_TIMEOUT) is for all ranks to come, and for every later call that names none. ``look``
-    and errors are those of :func:`blinkccl.runtime.bootstrap.join`; UnsupportedError also on several hosts. Ranks that
-    have met already give their ``bootstrap``, made by :func:`meet`, which this ends.
+    ``deadline_s`` (None: BLINK_TIMEOUT) is the timeout for all ranks to connect, and for later calls without their own.
+    ``look`` and errors are those of :func:`blinkccl.runtime.bootstrap.join`; also UnsupportedError on several hosts.
+    Ranks that have met already pass their ``bootstrap``, made by :func:`meet`, which this closes.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class HostGroup(Group):
                 self._crossing, self._table = agreed(self, wanted, table)
                 self._endpoint.count_from_here()
         except BaseException as error:
-            cause = bootstrap.fail(error)  # before the others see that this rank has left
+            cause = bootstrap.fail(error)  # before the others detect that this rank has left
             self.close()
             if cause is not error:
                 raise cause from error
@@ -124,16 +124,16 @@ class HostGroup(Group):
         iterations: int = 1,
         with_barrier: bool = False,
     ) -> NDArray[np.float64]:
-        """As :meth:`Group.time` says; the loop is in C."""
+        """Time calls as :meth:`Group.time` does; the loop is in C."""
         prepared = call if isinstance(call, NativeOp) else self._calls.get(call) or self._keep(call)
         barrier = self._calls.get(BARRIER) or self._keep(BARRIER)
         if not isinstance(prepared, NativeOp) or not isinstance(barrier, NativeOp):
-            raise UnsupportedError("there is nothing to time in a group of one rank")
+            raise UnsupportedError("a group of one rank cannot be timed: its calls need no communication")
         with self._executor.lock:
             return prepared.time(barrier, send, recv, iterations, self._timeout_us, with_barrier)
 
     def native_op(self, call: CollectiveCall) -> NativeOp | None:
-        """What serves ``call``, for those who make it by steps, with no other call meanwhile; None: no native code."""
+        """The operation for ``call``, to be run in steps without other calls in between; None: it is not native."""
         prepared = self._calls.get(call) or self._keep(call)
         return prepared if isinstance(prepared, NativeOp) else None
 
@@ -143,45 +143,45 @@ class HostGroup(Group):
         return chosen_op(self._endpoint, call, self._table, self._crossing, self._area, bool(self.deterministic))
 
     def share_core(self, long_waits: bool = False) -> None:
-        """See :meth:`Group.share_core`; with ``long_waits``, such as for a network, it also sleeps soon."""
+        """Yield the core early, as :meth:`Group.share_core`; with ``long_waits``, for a network, also sleep early."""
         self._endpoint.share_core(long_waits)
 
     def can_cross(self) -> bool:
-        """Whether this rank may copy from every other rank's own memory; none of them may have left."""
+        """True if this rank may copy from every other rank's own memory; none of them may have left."""
         self._check_open()
         return self._endpoint.can_cross()
 
     def prepare(
         self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int, cross_memory: bool = False
     ) -> NativeOp:
-        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks."""
+        """Make an operation of any Program; run it with :meth:`run_prepared` on all ranks."""
         self._check_open()
         if len(plan.program.ranks) != self.size:
-            raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
+            raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, but this group has {self.size}")
         call = CollectiveCall.of(plan.program.collective, dtype, count, op)
         if self.deterministic:
             check_program(plan.program)
         return NativeOp(self._endpoint, plan, call, chunk_bytes, cross_memory)
 
     def prepare_choice(self, ways: Sequence[Way], count: int, dtype: str, op: str, like: Collective) -> NativeOp:
-        """What these ways would run, the first with the others as its variants; as :meth:`prepare`."""
+        """Make an operation of the first way, with the others as its variants; used as that of :meth:`prepare`."""
         self._check_open()
         allowed = [way for way in ways if self._crossing is not Crossing.NEVER or not way.copied]
         if not allowed:
-            raise UnsupportedError("the system does not let these ranks copy between their memories")
+            raise UnsupportedError("the system denies these ranks cross-memory copies")
         return _bound(self._endpoint, CollectiveCall.of(like, dtype, count, op), allowed, like, self._area)
 
     # ---- point to point
 
     def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
-        """Sends bytes; the future is done when the buffer is the caller's again. FIFO per destination and tag."""
+        """Send bytes; the future is done when the caller may reuse the buffer. FIFO per destination and tag."""
         self._check_open()
         return self._streams.send(address, nbytes, dst, tag, deadline_s)
 
     def irecv(
         self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
     ) -> Future[int]:
-        """Receives at most ``nbytes`` from ``src``, or (None) from any rank; the future's result is the source."""
+        """Receive at most ``nbytes`` from ``src``, or (None) from any rank; the future's result is the source."""
         self._check_open()
         return self._streams.receive(address, nbytes, src, tag, deadline_s)
 
@@ -194,24 +194,24 @@ class HostGroup(Group):
     # ---- the group itself
 
     def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
-        """For a group of these ranks that is being made: what raises PeerLostError where one of them has ended."""
+        """A function for use while a group of these ranks forms: it raises PeerLostError if one of them has ended."""
 
         def look() -> None:
             ended = [rank for rank in ranks if rank != self.rank and alive(self.peers[rank]) is False]
             if not ended:
                 return
-            # Whoever ended because of another's end has left this group in order, or has said so in its memory before.
+            # A rank that ended because of another rank's end has left this group in order, or has reported it before.
             address, size = self._memory.address, len(self._memory.mapped)
             cause, rows = failure_of(address, size), statuses(address, size)
             killed = [rank for rank in ended if not rows[rank].left] or ended
-            told = cause.rank if isinstance(cause, PeerLostError) and cause.rank in ended else None
-            lost = killed[0] if told is None else told
+            reported = cause.rank if isinstance(cause, PeerLostError) and cause.rank in ended else None
+            lost = killed[0] if reported is None else reported
             raise PeerLostError(ranks.index(lost), "its process ended while the group was made", self.peers[lost].pid)
 
         return look
 
     def report_lost(self, rank: int) -> None:
-        """Says to all ranks that this one's process has ended: their calls raise PeerLostError."""
+        """Report to all ranks that the process of ``rank`` has ended: their calls raise PeerLostError."""
         self._endpoint.report_lost(rank)
 
     def memory_bytes(self) -> dict[str, int]:
@@ -225,12 +225,12 @@ class HostGroup(Group):
         }
 
     def stats(self) -> dict[str, int]:
-        """Counters since the group was made: calls, messages and their bytes by the way they took, waits."""
+        """Counters since the group was made: calls, waits, messages, and their bytes by transfer method."""
         self._check_open()
         return {**self._endpoint.stats(), **self._streams.stats()}
 
     def abort(self, why: str = "abort() was called") -> None:
-        """Ends the group for all ranks: whatever they wait for raises CommunicationError with ``why``."""
+        """End the group for all ranks: their waits raise CommunicationError with ``why``."""
         if not self._closed:
             self._check_open()
             self._endpoint.abort(why)
@@ -257,10 +257,10 @@ def chosen_op(
     area: Area,
     in_rank_order: bool = False,
 ) -> NativeOp:
-    """What serves ``call`` among the ranks of a segment, with its variants; ``in_rank_order``: proved to sum so."""
+    """The operation for ``call``, with its variants; ``in_rank_order``: each program is proved to sum in that order."""
     collective = call.among(table.world_size)
     nbytes = call.elements * element_type(call.dtype).itemsize * collective.total_blocks()
-    # Scaled contributions are not what lies in a buffer.
+    # Scaled contributions are not in any buffer.
     allowed = Crossing.NEVER if operation(call.op).scales else crossing
     try:
         ways = table.choose(call.collective, nbytes, allowed)
@@ -268,8 +268,8 @@ def chosen_op(
     except (UnsupportedError, ScheduleError) as error:
         if not table.source:
             raise
-        # Every rank has the same rows, so every rank comes here.
-        _log.warning("%s: %s; what is built in serves this call: run blink tune --again", table.source, error)
+        # Every rank has the same rows, so every rank gets the same error.
+        _log.warning("%s: %s; the built-in table serves this call: run blink tune --again", table.source, error)
     ways = built_in(table.world_size).choose(call.collective, nbytes, allowed)
     return _bound(endpoint, call, ways, collective, area, in_rank_order)
 
@@ -307,7 +307,7 @@ def meet(
 
 
 def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) -> _Memory:
-    """Maps the memory that rank 0 makes, and everybody's heap."""
+    """Map rank 0's new segment, and the heaps of all ranks."""
     peers = bootstrap.peers
     _check_hosts(peers)
     token = peers[0].payload
@@ -321,7 +321,7 @@ def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) 
         _, files = bootstrap.all_gather(b"", deadline, own)
         undo.pop_all()
     with ExitStack() as undo:
-        # Before the segment is locked: who closes a second descriptor of a file gives up its locks.
+        # Before the segment is locked, because closing a second descriptor of a file releases its locks.
         _close_all_files(files[rank])
         files[rank] = own
         descriptors = [fd for of_rank in files for fd in of_rank if fd != own[0]]
@@ -332,10 +332,10 @@ def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) 
         address = c.addressof((c.c_char * 1).from_buffer(mapped))
         endpoint = Endpoint(address, length, rank, token, -1 if _share_process(peers) else segment)
         undo.callback(endpoint.close)
-        undo.push(bootstrap)  # says why before the others see that this rank has left
+        undo.push(bootstrap)  # reports the reason before the others detect that this rank has left
         for peer, of_rank in enumerate(files):
             _map_heap(endpoint, peer, rank, of_rank[0])
-        # Until here a rank shows by its connection that it lives, from here on by its lock on the segment.
+        # Until here the rank's connection shows that it is alive, from now on its lock on the segment.
         bootstrap.all_gather(b"", deadline)
         undo.pop_all()
         return _Memory(mapped, address, descriptors, endpoint)
@@ -359,17 +359,17 @@ def _close_all_files(descriptors: Iterable[int]) -> None:
 
 
 def _mapped(fd: int, length: int, rank: int) -> mmap.mmap:
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid() or found.st_size != length:
+    file = os.fstat(fd)
+    if file.st_uid != os.geteuid() or file.st_size != length:
         raise CommunicationError(
-            f"rank {rank} was given {found.st_size} bytes of user {found.st_uid}, "
+            f"rank {rank} was given {file.st_size} bytes of user {file.st_uid}, "
             f"expected {length} bytes of user {os.geteuid()}"
         )
     try:
         return mmap.mmap(fd, length)
     except OSError as error:
         raise UnsupportedError(
-            f"rank {rank} needs {length} bytes of address space for the memory of its group, the system says: "
+            f"rank {rank} needs {length} bytes of address space for its group's memory, but the system reports: "
             f"{error.strerror}; look at the limit on address space (ulimit -v)"
         ) from None
 
@@ -390,25 +390,25 @@ def _check_hosts(peers: Sequence[PeerInfo]) -> None:
             "on one: use the torch backend, which then sends plans over torch's own process group"
         )
     if len(peers) > MAX_RANKS:
-        raise UnsupportedError(f"one host's ranks share memory up to {MAX_RANKS} of them, got {len(peers)}")
+        raise UnsupportedError(f"at most {MAX_RANKS} ranks of one host can share memory, got {len(peers)}")
 
 
 def _share_process(peers: Sequence[PeerInfo]) -> bool:
-    """Whether ranks are threads of one process: then nobody can die alone, and locks would not tell."""
+    """True if ranks are threads of one process: then none can die alone, and locks would not show it."""
     return len({(peer.host, peer.processes, peer.pid, peer.start) for peer in peers}) < len(peers)
 
 
 class _SingleRankOp:
-    """A collective among one rank: its output is its input, scaled."""
+    """A collective of one rank: its output is its input, scaled."""
 
     def __init__(self, call: CollectiveCall) -> None:
-        self._row, self._chosen = element_type(call.dtype), operation(call.op)
-        self._row.combine(self._chosen)
+        self._row, self._operation = element_type(call.dtype), operation(call.op)
+        self._row.combine(self._operation)
         self.call = call
-        self.scales = self._chosen.scales and call.reduces
+        self.scales = self._operation.scales and call.reduces
 
     def run(self, send: int | None, recv: int | None, timeout_us: int, scale: float | None = None) -> None:
-        """Copies, and multiplies where asked to."""
+        """Copy the input, and multiply it by ``scale`` if one is given."""
         nbytes = self.call.elements * self._row.itemsize
         if send is None or recv is None or not nbytes:
             return
@@ -416,8 +416,8 @@ class _SingleRankOp:
             c.memmove(recv, send, nbytes)
             return
         values = np.frombuffer(c.string_at(send, nbytes), self._row.storage)
-        result = fold(self._row, self._chosen, [values], [self._row.scalar(scale)])
+        result = fold(self._row, self._operation, [values], [self._row.scalar(scale)])
         c.memmove(recv, np.ascontiguousarray(result).ctypes.data, nbytes)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; there are no resources."""

@@ -1,14 +1,13 @@
-"""What serves which size among the ranks of one host: a table, as built in or as ``blink tune -g`` measured it.
+"""The table that selects an algorithm by size among the ranks of one host: built in, or measured by ``blink tune -g``.
 
-It is a function of agreed numbers only, so that all ranks choose alike: choices must be the same on all ranks, so a
-group goes by a measured table only if every rank has read the same one. What differs between moments is left open: a
-row may have several ways, of which the group finds the fastest while it works. The built-in numbers were measured on
-small machines (benchmarks/README.md); no number changes a result.
+All ranks must select the same algorithm, so the table is a function of agreed numbers only. A group uses a measured
+table only if every rank has read the same one. A row may have several ways, because the fastest may change with time;
+the group measures them during its calls. The built-in numbers were measured on small machines (benchmarks/README.md);
+no number changes a result.
 
-One of the ways is that the system copies between the memories of the ranks' processes. A ring copies a message twice,
-and keeps the second core busy; the system copies it once, after a call and a look at every page. Which is faster
-depends on the machine, on the size and on the pages; whether it is possible depends on the system's settings, and is
-asked once per group.
+One of the ways uses the system's copies between the memories of the ranks' processes. A ring copies a message twice and
+keeps the second core busy; the system copies it once, after a call and a walk over every page. The faster one depends
+on the machine, on the size and on the pages. The system's settings may forbid it; each group checks that once.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Crossing(IntEnum):
-    """Whether the system may copy between ranks' own memories. Of the ranks' wishes the least holds for all."""
+    """Permission for the system's copies between ranks' own memories. The least of all ranks' wishes applies to all."""
 
     NEVER = 0
     MEASURED = 1
@@ -60,7 +59,7 @@ class Crossing(IntEnum):
 
 
 def label(way: Way) -> str:
-    """``one_hop in messages of 256K``."""
+    """The name of a way, such as ``one_hop in messages of 256K``."""
     if way.copied:
         return f"{way.algorithm} by the system's copies"
     return f"{way.algorithm} in messages of {size_text(way.chunk_bytes)}{' with their flags inside' * way.inline}"
@@ -68,7 +67,7 @@ def label(way: Way) -> str:
 
 @dataclass(frozen=True, eq=False)
 class HostTable:
-    """The rows of every collective among ``world_size`` ranks; ``source`` is who measured some of them, "" nobody."""
+    """The rows of every collective among ``world_size`` ranks; ``source`` is the file of measured rows, or ""."""
 
     world_size: int
     rows: Mapping[str, tuple[Row[Way], ...]]
@@ -87,12 +86,12 @@ class HostTable:
 
     @cached_property
     def digest(self) -> int:
-        """A number below 2^62 that tables with other rows do not have."""
+        """A number below 2^62 that differs for tables with different rows."""
         text = repr((self.world_size, sorted(self.rows.items())))
         return int.from_bytes(sha256(text.encode()).digest()[:8]) >> 2
 
     def measured(self, cells: Iterable[Cell], source: str) -> HostTable:
-        """The same, but where cells have something faster that is."""
+        """A table with the faster ways of ``cells`` in their ranges, and these rows elsewhere."""
         rows = dict(self.rows)
         for cell in (one for one in cells if one.confirmed and one.times[:1] and one.times[0].algorithm != BUILT_IN):
             own = rows[cell.collective]
@@ -102,7 +101,7 @@ class HostTable:
 
 
 def _within(rows: Sequence[Row[Way]], least: int, below: int) -> Iterator[Row[Way]]:
-    """What of the rows serves S in [least, below)."""
+    """Yield the parts of the rows for S in [least, below)."""
     for row in rows:
         part = replace(row, least=max(row.least, least), below=min(row.below, below))
         if part.least < part.below:
@@ -118,24 +117,24 @@ def _sized(way: Way, nbytes: int) -> Way:
 
 @cache
 def built_in(world_size: int) -> HostTable:
-    """The table that there is without measurements."""
+    """The table without measurements."""
     return HostTable(world_size, {name: _rows(*_built_in(name, world_size)) for name in COLLECTIVES})
 
 
 def _rows(*of: tuple[int, tuple[Way, ...]]) -> tuple[Row[Way], ...]:
-    """Rows by where they end, one after the other."""
+    """Consecutive rows, from their ends."""
     limits = [0, *(below for below, _ in of)]
     return tuple(Row(least, below, ways) for least, (below, ways) in zip(limits, of, strict=False))
 
 
 def _built_in(name: str, world_size: int) -> list[tuple[int, tuple[Way, ...]]]:
-    """One step while a step costs more than the bytes, then two."""
+    """Rows with one step for sizes at which a step costs more than the bytes, then with two."""
     if name == "allreduce":
         return _TWO_RANKS if world_size == 2 else _more_ranks(world_size)
     inline, ring, shorter = _one_hop(256 * KIB, INLINE), _one_hop(256 * KIB), _one_hop(64 * KIB)
-    if name == "reduce":  # goes one way: in a ring both ends work on it
+    if name == "reduce":  # data flows one way: with a ring both ends work
         return [(64 * KIB, (inline,)), (NO_LIMIT, (ring, shorter))]
-    # Of what goes one way each of two ranks moves every other chunk; of gathers that is half of S.
+    # In one-way collectives each of two ranks copies every other chunk; for gather and scatter that is half of S.
     parts = 4 if world_size == 2 and name in ("gather", "scatter") else 2
     copied = [_one_hop(chunk_bytes, COPIED, parts) for chunk_bytes in (512 * KIB, MIB)]
     return [
@@ -150,8 +149,8 @@ def _one_hop(chunk_bytes: int, protocol: str = "", parts: int = 0) -> Way:
     return Way("one_hop", protocol, chunk_bytes, parts)
 
 
-#: Two ranks write replies over questions. With cross-memory copies sums come back when all are made: what a core has
-#: just written is slow to read for another.
+#: Two ranks write replies in place of the messages. With cross-memory copies results return after all are complete,
+#: because data that a core has just written is slow to read for another.
 _TWO_RANKS = [
     (16 * KIB, (Way("one_shot", INLINE, 64 * KIB),)),
     (2 * MIB + 1, (_one_hop(512 * KIB),)),
@@ -172,12 +171,12 @@ def _more_ranks(world_size: int) -> list[tuple[int, tuple[Way, ...]]]:
     return rows
 
 
-# ---- what was measured, and what ranks agree on
+# ---- measured tables, and the agreement of the ranks
 
 
 @lru_cache(maxsize=1)
 def machine() -> str:
-    """This machine in words, for which a table holds: its processor, and how many CPUs it has."""
+    """Description of this machine, for which a table is valid: its processor and its number of CPUs."""
     model = "unknown processor"
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -190,21 +189,21 @@ def machine() -> str:
 
 
 def path_of_host(ranks: int, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where the table for so many ranks of a host lies; None where no cache is kept."""
+    """The path of the table for this number of ranks on a host; None without a cache."""
     return path_of(f"{HOST}-{ranks}", environ)
 
 
 def table_for(ranks: int, environ: Mapping[str, str] = os.environ) -> HostTable:
-    """The table for so many ranks of this host: the measured one where there is one, else what is built in."""
+    """The table for this number of ranks on this host: the measured one if it exists, else the built-in one."""
     path = path_of_host(ranks, environ)
-    found = read_or_ignore(path, machine(), environ)
-    if found is None or found.kind != HOST:
+    table = read_or_ignore(path, machine(), environ)
+    if table is None or table.kind != HOST:
         return built_in(ranks)
-    return built_in(ranks).measured(found.of(range(ranks)), str(path))
+    return built_in(ranks).measured(table.of(range(ranks)), str(path))
 
 
-class _AskedGroup(Protocol):
-    """What is needed of a :class:`~blinkccl.runtime.host_group.HostGroup`."""
+class _CrossingGroup(Protocol):
+    """The part of :class:`~blinkccl.runtime.host_group.HostGroup` that :func:`agreed` uses."""
 
     rank: int
 
@@ -213,7 +212,7 @@ class _AskedGroup(Protocol):
 
 
 def wished_crossing() -> Crossing:
-    """From ``BLINK_CROSS_MEMORY``: 0 never, 1 wherever possible, not set: measured; LaunchError for anything else."""
+    """Read ``BLINK_CROSS_MEMORY``: 0 never, 1 wherever possible, not set: measured; LaunchError for anything else."""
     text = os.environ.get(_VARIABLE, "")
     wishes = {"": Crossing.MEASURED, "0": Crossing.NEVER, "1": Crossing.WHEREVER_POSSIBLE}
     if text not in wishes:
@@ -221,10 +220,11 @@ def wished_crossing() -> Crossing:
     return wishes[text]
 
 
-def agreed(group: _AskedGroup, wanted: Crossing, own: HostTable) -> tuple[Crossing, HostTable]:
-    """What holds for the new group; all ranks call this, each with what it wants.
+def agreed(group: _CrossingGroup, wanted: Crossing, own: HostTable) -> tuple[Crossing, HostTable]:
+    """Agree on crossing and table for a new group; all ranks call this, each with its own values.
 
-    The least of all ranks' crossings, and ``own`` if every rank has the same rows, else what is built in.
+    The result is the least of all ranks' crossings, and ``own`` if every rank has the same rows, else the built-in
+    table.
     """
     least = np.array([wanted if group.can_cross() else Crossing.NEVER, own.digest, -own.digest], np.int64)
     group.run(CollectiveCall("allreduce", "int64", 3, "min"), least.ctypes.data, least.ctypes.data)
@@ -233,7 +233,7 @@ def agreed(group: _AskedGroup, wanted: Crossing, own: HostTable) -> tuple[Crossi
         return crossing, own
     if group.rank == 0:
         _log.warning(
-            "ranks have read different tables (rank 0: %s), so what is built in serves all; have they one BLINK_CACHE?",
+            "ranks have read different tables (rank 0: %s), so all use the built-in one; do they share a BLINK_CACHE?",
             own.source or "none",
         )
     return crossing, built_in(own.world_size)

@@ -1,12 +1,12 @@
-"""Failures among ranks on several hosts: every rank of a group learns the first cause, with the same words.
+"""Failures among ranks on several hosts: every rank of a group gets the same message with the first cause.
 
-*Before the network is made* the first rank of each host listens at the address that the network will take, and connects
-to those of all other hosts (:func:`check_paths`). A library would try that too, but would wait long and name nobody.
+*Before the network is made* the first rank of each host listens at the address that the network will use, and connects
+to those of all other hosts (:func:`check_paths`). A library would try that too, but would wait long and name no rank.
 
-*While the group lives* (:class:`Monitor`) a cause is known everywhere within half a second.
-The connections of the bootstrap stay open, and a thread of each rank goes on meeting the others there a few times a
-second. So rank 0 sees who hangs up and tells everybody, and everybody sees it if rank 0 does. With each word a rank
-says which call it is in: ranks that call different things are found out, and a deadline can say who has not come.
+*While the group lives* (:class:`Monitor`) every rank gets a cause within half a second. The connections of the
+bootstrap stay open, and a thread of each rank runs a round of it a few times a second. So rank 0 notices a closed
+connection and reports it, and every rank notices the loss of rank 0. In each round a rank also sends its current call.
+This detects ranks that make different calls, and names the missing ranks after a timeout.
 """
 
 from __future__ import annotations
@@ -35,33 +35,34 @@ from blinkccl.errors import (
 from blinkccl.runtime.bootstrap import Bootstrap
 from blinkccl.runtime.hierarchy import Hosts
 
-#: Between two meetings.
+#: Seconds between two rounds.
 INTERVAL_S = 0.2
-#: How long a rank whose call has failed waits to hear of a better cause, and one that leaves for the others to know.
+#: Seconds that a rank waits for a better cause after its call has failed, or for the others' confirmation when it
+#: leaves.
 VERDICT_S = 1.5
 _LATE = "the deadline passed: "
 
 
 class Word(msgspec.Struct, frozen=True):
-    """What a rank says of itself: how many calls it has begun, the last of them, and whether it leaves."""
+    """The state that a rank sends: the number of calls begun, the last call, and whether it leaves."""
 
     calls: int = 0
     call: str = ""
     leaves: bool = False
-    #: What it gave to :meth:`Monitor.agree`, and how often it has been called.
-    given: bytes = b""
+    #: Its argument of :meth:`Monitor.agree`, and the number of calls of that.
+    payload: bytes = b""
     agreements: int = 0
 
 
 class Monitor:
-    """One rank's watch over its group; ``on_failure`` is called once, in the monitor's thread, with the cause.
+    """One rank's monitor of its group; it calls ``on_failure`` once, in its own thread, with the cause.
 
-    The monitor closes ``bootstrap``, whose first round is over.
+    The monitor closes ``bootstrap``, whose first round is complete.
     """
 
     def __init__(self, bootstrap: Bootstrap, rank: int, on_failure: Callable[[BlinkError], None]) -> None:
         self.cause: BlinkError | None = None
-        #: Ranks that have left in order; from then on nobody is watched any more.
+        #: Ranks that have left in order; from then on the group is not monitored any more.
         self.left: frozenset[int] = frozenset()
         self._bootstrap, self._rank, self._on_failure = bootstrap, rank, on_failure
         self._word, self._call = Word(), (0, "")
@@ -75,18 +76,18 @@ class Monitor:
         self._thread.start()
 
     def begin(self, calls: int, call: str) -> None:
-        """This rank is in its ``calls``-th call."""
+        """Note that this rank is in its ``calls``-th call."""
         self._call = calls, call
 
     def check(self) -> None:
-        """Raises the cause if there is one."""
+        """Raise the cause if there is one."""
         if self.cause is not None:
             raise self.cause
 
     def agree(self, mine: bytes, deadline: float) -> list[bytes]:
-        """Everybody's bytes, by rank; all ranks call it. DeadlineError, with who did not, or the cause of a failure."""
+        """Return the bytes of all ranks, by rank; all ranks call it. DeadlineError names the missing ranks."""
         number = self._word.agreements + 1
-        self._word = msgspec.structs.replace(self._word, given=mine, agreements=number)
+        self._word = msgspec.structs.replace(self._word, payload=mine, agreements=number)
         self._hurry.set()
         with self._met:
             left_s = max(0.0, deadline - time.monotonic())
@@ -95,18 +96,18 @@ class Monitor:
         if agreed is not None:
             return agreed
         self.check()
-        here = {self._rank, *(rank for rank, word in enumerate(self._words) if word.agreements >= number)}
-        missing = set(range(len(self._words))) - here
-        raise RendezvousTimeout(missing, here, f"rank {self._rank} waited for them while the group was made")
+        present = {self._rank, *(rank for rank, word in enumerate(self._words) if word.agreements >= number)}
+        missing = set(range(len(self._words))) - present
+        raise RendezvousTimeout(missing, present, f"rank {self._rank} waited for them while the group was made")
 
     def behind(self) -> list[int]:
-        """The ranks that, by their last word, have not begun this rank's call."""
+        """The ranks that had not begun this rank's call when they last sent their state."""
         return [rank for rank, word in enumerate(self._words) if word.calls < self._call[0] and rank != self._rank]
 
     def settle(self, error: BlinkError, tell: bool) -> BlinkError:
-        """The first cause of a failure that this rank met as ``error``; with ``tell`` the others hear of it.
+        """Return the first cause of a failure that this rank met as ``error``; with ``tell`` report it to the others.
 
-        What a broken connection says may be what others' ends have caused: it waits for a better word.
+        A broken connection may be the consequence of another rank's end, so this waits for a better cause.
         """
         if tell:
             self._told = error
@@ -116,7 +117,7 @@ class Monitor:
         return error if self.cause is None else self.cause
 
     def close(self) -> None:
-        """Leaves in order: the others know it when this returns, unless they take too long."""
+        """Leave in order: on return the others know it, unless they take too long."""
         self._word = msgspec.structs.replace(self._word, leaves=True)
         self._hurry.set()
         self._thread.join(VERDICT_S)
@@ -125,7 +126,7 @@ class Monitor:
             self._bootstrap.close()
 
     def _look(self) -> None:
-        """Called while the bootstrap waits, in its thread."""
+        """Raise this rank's own failure; called while the bootstrap waits, in its thread."""
         if self._told is not None:
             raise self._told
 
@@ -137,10 +138,10 @@ class Monitor:
                 self._look()
                 self._meet()
         except BlinkError as error:
-            # A deadline is everybody's own, but here the others shall hear of it, too.
-            told = CommunicationError(f"{_LATE}{error}") if isinstance(error, DeadlineError) else error
-            first = self._bootstrap.fail(told)
-            cause = first if isinstance(first, BlinkError) and first is not told else error
+            # Every rank detects its own timeout, but here the others are to get the message too.
+            report = CommunicationError(f"{_LATE}{error}") if isinstance(error, DeadlineError) else error
+            first = self._bootstrap.fail(report)
+            cause = first if isinstance(first, BlinkError) and first is not report else error
             late = str(cause).partition(_LATE)[2]
             if isinstance(cause, PeerLostError):
                 pid = self._bootstrap.peers[cause.rank].pid
@@ -159,14 +160,14 @@ class Monitor:
         with self._met:
             self._words = [_WORDS.decode(word) for word in words]
             number = min(word.agreements for word in self._words)
-            if number > self._agreements:  # nobody can be further: this is the meeting that lets them go on
-                self._agreements, self._agreed[number] = number, [word.given for word in self._words]
+            if number > self._agreements:  # no rank can be ahead: it needs this round to continue
+                self._agreements, self._agreed[number] = number, [word.payload for word in self._words]
             self._met.notify_all()
         self.left = frozenset(rank for rank, word in enumerate(self._words) if word.leaves)
         self._check_calls()
 
     def _check_calls(self) -> None:
-        """PlanMismatchError, with the same words on all ranks, where two are in different calls of one number."""
+        """Raise PlanMismatchError, with the same text on all ranks, if two ranks differ in a call of one number."""
         first: dict[int, int] = {}
         for rank, word in enumerate(self._words):
             other = first.setdefault(word.calls, rank)
@@ -179,13 +180,13 @@ class Monitor:
 
 # ---- before the network is made
 
-#: So long a connection is waited for, but no longer than a third of the deadline.
+#: Timeout of a connection in seconds, but at most a third of the deadline.
 REACH_S = 5.0
 _SHOWN = 4
 
 
 class RankPlace(msgspec.Struct, frozen=True):
-    """Where a rank listens; ``problem`` is why it cannot."""
+    """The address at which a rank listens; ``problem`` is the reason if it cannot."""
 
     host: str
     address: str
@@ -194,9 +195,9 @@ class RankPlace(msgspec.Struct, frozen=True):
 
 
 def check_paths(hosts: Hosts, rank: int, own: str, timeout_s: float, exchange: Callable[[bytes], list[bytes]]) -> None:
-    """All ranks call it; ``own`` is this rank's address, and ``exchange`` gives everybody everybody's bytes.
+    """Check the paths between hosts; all ranks call it. ``own`` is this rank's address, ``exchange`` an all_gather.
 
-    CommunicationError, on all ranks, that names pairs of ranks between whose hosts there is no path.
+    Raises CommunicationError, on all ranks, that names pairs of ranks without a path between their hosts.
     """
     firsts = [members[0] for members in hosts.members]
     with ExitStack() as undo:
@@ -212,18 +213,19 @@ def check_paths(hosts: Hosts, rank: int, own: str, timeout_s: float, exchange: C
         places = [_PLACES.decode(word) for word in exchange(_ENCODER.encode(place))]
         others = {} if rank not in firsts else {r: places[r] for r in firsts if r != rank and not places[r].problem}
         problems = _unreached(others, min(REACH_S, timeout_s / 3))
-        found = [_PROBLEMS.decode(word) for word in exchange(_ENCODER.encode(problems))]  # nobody closes before
-    said = [f"{_who(r, places[r])} cannot listen there: {places[r].problem}" for r in firsts if places[r].problem]
-    for r, unreached in enumerate(found):
-        said += [
-            f"{_who(r, places[r])} does not reach {_who(peer, places[peer])}: {why}" for peer, why in unreached.items()
+        gathered = [_PROBLEMS.decode(word) for word in exchange(_ENCODER.encode(problems))]  # no socket closes before
+    faults = [f"{_who(r, places[r])} cannot listen there: {places[r].problem}" for r in firsts if places[r].problem]
+    for r, unreached in enumerate(gathered):
+        faults += [
+            f"{_who(r, places[r])} cannot connect to {_who(peer, places[peer])}: {reason}"
+            for peer, reason in unreached.items()
         ]
-    if not said:
+    if not faults:
         return
-    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
     raise CommunicationError(
-        f"{'; '.join(said[:_SHOWN])}{more}. Each two hosts need a path between these addresses, at all ports: open the "
-        "firewall, or name the interface that leads to all hosts, GLOO_SOCKET_IFNAME=… on each"
+        f"{'; '.join(faults[:_SHOWN])}{more}. Every two hosts need a path between these addresses, at all ports: open "
+        "the firewall, or set GLOO_SOCKET_IFNAME on each host to the interface that leads to all hosts"
     )
 
 
@@ -232,7 +234,7 @@ def _who(rank: int, place: RankPlace) -> str:
 
 
 def _unreached(places: Mapping[int, RankPlace], timeout_s: float) -> dict[int, str]:
-    """Which of these cannot be connected to, and why."""
+    """The ranks to which no connection is possible, and the reasons."""
     failed: dict[int, str] = {}
     end = time.monotonic() + timeout_s
     with ExitStack() as undo:

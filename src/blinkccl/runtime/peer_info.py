@@ -1,4 +1,4 @@
-"""Peer info: what a rank tells the others about its process and its host before they share anything."""
+"""Peer info: the description of its process and host that a rank sends to the others before they share memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Kind = TypeVar("_Kind")
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
-    """A rank, its process, and its host's present boot; ``payload`` is the caller's, ``deterministic`` what it wants.
+    """A rank, its process, and its host's boot; ``payload`` is the caller's, ``deterministic`` the rank's option.
 
-    ``network`` and ``processes`` are inodes of namespaces: with equal ``boot_id`` and ``network`` two processes can
-    share memory, with equal ``processes`` they know each other by number.
+    ``network`` and ``processes`` are inodes of namespaces. Two processes can share memory if ``boot_id`` and
+    ``network`` are equal; they see each other's process numbers if ``processes`` is equal.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
 
 
 def own_peer_info(rank: int, world_size: int, payload: bytes = b"", deterministic: str = "") -> PeerInfo:
-    """This process, as rank ``rank`` of ``world_size``."""
+    """Peer info of this process as rank ``rank`` of ``world_size``."""
     return PeerInfo(
         rank,
         world_size,
@@ -63,7 +63,7 @@ def own_peer_info(rank: int, world_size: int, payload: bytes = b"", deterministi
 
 
 def decode(data: bytes) -> PeerInfo:
-    """The peer info in ``data``, which is msgpack; CommunicationError if these bytes are none."""
+    """Decode msgpack ``data``; CommunicationError if it is not a peer info."""
     return _decoded(data, PeerInfo)
 
 
@@ -75,7 +75,7 @@ def _decoded(data: bytes, kind: type[_Kind]) -> _Kind:
 
 
 class _Outline(msgspec.Struct, frozen=True):
-    """What any version's peer info has, whatever else is in it."""
+    """The fields that every version's peer info has."""
 
     hostname: str = "an unknown host"
     pid: int = 0
@@ -86,10 +86,10 @@ class _Outline(msgspec.Struct, frozen=True):
 
 
 def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
-    """Everybody's peer info, by rank.
+    """Decode the peer info of all ranks, by rank.
 
-    With the same words on every rank: PlanMismatchError, which names rank 0 and the first that differs, if ranks have
-    different versions or only some promise an order, CommunicationError if a rank sent something else.
+    The errors have the same text on every rank: PlanMismatchError, which names rank 0 and the first that differs, if
+    ranks differ in version or in the promised order; CommunicationError if a rank sent something else.
     """
     outlines = [_decoded(word, _Outline) for word in words]
     for rank, other in enumerate(outlines):
@@ -102,31 +102,31 @@ def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
     for rank, peer in enumerate(peers):
         if (peer.rank, peer.world_size) != (rank, len(peers)):
             raise CommunicationError(
-                f"rank {rank} of {len(peers)} ({peer}) calls itself rank {peer.rank} of {peer.world_size}"
+                f"rank {rank} of {len(peers)} ({peer}) reports that it is rank {peer.rank} of {peer.world_size}"
             )
         if peer.deterministic != peers[0].deterministic:
-            ours, theirs = (f"{each.deterministic or 'nothing'}" for each in (peers[0], peer))
+            first, differing = (f"{each.deterministic or 'nothing'}" for each in (peers[0], peer))
             raise PlanMismatchError(
-                f"ranks disagree on BLINK_DETERMINISTIC: rank 0 ({peers[0]}) has {ours}, rank {rank} ({peer}) has "
-                f"{theirs}; give all ranks the same"
+                f"ranks disagree on BLINK_DETERMINISTIC: rank 0 ({peers[0]}) has {first}, rank {rank} ({peer}) has "
+                f"{differing}; set the same value on all ranks"
             )
     return peers
 
 
 def same_host(peers: Sequence[PeerInfo]) -> bool:
-    """Whether all these ranks can share memory: one kernel, one network namespace."""
+    """True if all these ranks can share memory: one kernel, one network namespace."""
     return len({peer.host for peer in peers}) <= 1
 
 
 def alive(peer: PeerInfo) -> bool | None:
-    """Whether the process of ``peer`` still runs; None where that cannot be seen from here."""
+    """True if the process of ``peer`` is alive; None if it is not visible from this one."""
     if not peer.processes or (peer.boot_id, peer.processes) != (_boot_id(), namespace("pid")):
         return None
     return lives(peer.pid, peer.start)
 
 
 def package_version() -> str:
-    """This package's version; "unknown" where it runs without having been installed."""
+    """This package's version; "unknown" if it runs without installation."""
     try:
         return version("blink-ccl")
     except PackageNotFoundError:
@@ -134,14 +134,14 @@ def package_version() -> str:
 
 
 def loopback_of_hosts() -> str | None:
-    """Where ranks meet that are told by BLINK_HOSTID to be on several hosts, and by no store where those are."""
+    """The meeting place of ranks that BLINK_HOSTID places on several hosts, for a store that has no address."""
     return "127.0.0.1" if os.environ.get(_HOST_ID) else None
 
 
 def _boot_id() -> str:
-    """BLINK_HOSTID, by which processes of one machine are taken to be on several; else the kernel's, or a name."""
-    if given := os.environ.get(_HOST_ID):
-        return given
+    """BLINK_HOSTID, which places processes of one machine on different hosts; else the boot id, or the name."""
+    if host_id := os.environ.get(_HOST_ID):
+        return host_id
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,13 +1,13 @@
-"""The Programs of one host: planned, verified, laid out, once per process, and kept on disk for the next job.
+"""The Programs of one host: each is planned, verified and laid out once per process, and cached on disk for later jobs.
 
-To Blink one host is a switch: every rank reaches every other in one hop at the same rate (Blink, MLSys 2020, §3.5).
-Which Program serves which size is :mod:`blinkccl.runtime.host_table`'s.
+For Blink one host is a switch: every rank reaches every other in one hop at the same rate (Blink, MLSys 2020, §3.5).
+:mod:`blinkccl.runtime.host_table` selects the Program for each size.
 
-The *plan cache* has programs that this version has planned before, so that the next job need not plan: a file per
-question, in a directory. Its name is a hash of all that the answer depends on, its text the program's JSON. Nothing
-that lies there is trusted: a program is taken only if it is for this collective and these ranks and is valid on this
-topology. That is checked at every reading: it costs one to two times as much as reading the JSON. A cache is a help
-and no duty: where its directory cannot be made, written or read, everything works without.
+The *plan cache* contains programs that this version has planned before: a file per request, in a directory. The file's
+name is a hash of everything that the answer depends on, its text the program's JSON. Its content is not trusted: a
+program is used only if it is for this collective and these ranks and is valid on this topology. Every reading checks
+that, which costs one to two times as much as reading the JSON. The cache is optional: without a directory that can be
+made, written or read, everything works without it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import topology_hash
 
 MAX_BYTES = 64 << 20
-#: A longer file is none of ours, and is not read.
+#: A longer file was not written by Blink, and is not read.
 MAX_FILE_BYTES = 16 << 20
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlanKey:
-    """A question to a planner: ``algorithm`` is never "auto", ``options`` are whatever else the answer depends on."""
+    """A request to a planner: ``algorithm`` is never "auto", ``options`` has all other inputs of the answer."""
 
     topology: Topology
     collective: Collective
@@ -57,7 +57,7 @@ class PlanKey:
 
     @cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits, the same in every process."""
+        """64 hexadecimal digits, equal in every process."""
         coll = self.collective
         canonical = [
             package_version(),
@@ -72,10 +72,10 @@ class PlanKey:
 
 
 class PlanCache:
-    """Programs that were planned before, in a directory of mode 0700, made when something is first written.
+    """Programs that were planned before, in a directory of mode 0700 that the first write creates.
 
-    ``directory`` None: BLINK_CACHE (empty: no cache at all), else ``blink`` in XDG_CACHE_HOME, else ``~/.cache/blink``.
-    Its files together take ``max_bytes`` at most: the ones not used for longest go first.
+    ``directory`` None: BLINK_CACHE (empty: no cache), else ``blink`` in XDG_CACHE_HOME, else ``~/.cache/blink``. Its
+    files together have at most ``max_bytes``; the least recently used ones are removed first.
     """
 
     def __init__(self, directory: str | Path | None = None, max_bytes: int = MAX_BYTES) -> None:
@@ -84,7 +84,7 @@ class PlanCache:
         self._warned: set[str] = set()
 
     def get(self, key: PlanKey) -> Program | None:
-        """The program that was put for ``key``; None if there is none that can be used."""
+        """Return the cached program for ``key``; None if there is no usable one."""
         path = self._path(key)
         if path is None:
             return None
@@ -99,14 +99,14 @@ class PlanCache:
         try:
             program = _usable(text, key)
         except BlinkError as error:
-            self._warn("is no plan for this job, and will be written anew", path, error)
+            self._warn("is not a plan for this job, and will be overwritten", path, error)
             return None
-        with suppress(OSError):  # it was used just now; in a cache that is read-only nothing is ever thrown out
+        with suppress(OSError):  # marks the file as used; a read-only cache removes no files
             os.utime(path)
         return program
 
     def put(self, key: PlanKey, program: Program) -> None:
-        """Keeps ``program`` as the answer to ``key``, where that is possible."""
+        """Store ``program`` for ``key``, if the cache can be written."""
         path = self._path(key)
         text = to_json(program).encode()
         if path is None or len(text) > min(MAX_FILE_BYTES, self._max_bytes):
@@ -121,33 +121,33 @@ class PlanCache:
     def _path(self, key: PlanKey) -> Path | None:
         return None if self.directory is None else self.directory / f"{key.digest}.json"
 
-    def _warn(self, what: str, path: Path, why: object) -> None:
-        """Once for each kind of trouble: a cache that does not work is no reason to fill a log."""
-        if what not in self._warned:
-            self._warned.add(what)
-            _log.warning("the plan cache's %s %s (%s); planning goes on without it", path, what, why)
+    def _warn(self, problem: str, path: Path, why: object) -> None:
+        """Warn once per kind of problem: a cache that does not work must not fill a log."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            _log.warning("the plan cache's %s %s (%s); planning continues without it", path, problem, why)
 
 
 def _usable(text: bytes, key: PlanKey) -> Program:
-    """The program in ``text``; a BlinkError says why it is no answer to ``key``."""
+    """Return the program in ``text``; a BlinkError gives the reason why it does not answer ``key``."""
     program = from_json(text)
     if (program.collective, program.ranks) != (key.collective, key.ranks):
         raise ScheduleError("it is for another collective or other ranks")
-    found = violations(program, key.topology)
-    if found:
-        raise ScheduleError(f"it is invalid: {found[0]}")
+    faults = violations(program, key.topology)
+    if faults:
+        raise ScheduleError(f"it is invalid: {faults[0]}")
     return program
 
 
 @cache
 def host_plan(collective: Collective, algorithm_name: str, inline: bool, area: Area) -> HostPlan:
-    """The plan of a collective among all ranks of one host."""
-    topology = parse_spec(f"clique:{collective.world_size}")  # all memory is equally near
+    """Return the plan of a collective among all ranks of one host."""
+    topology = parse_spec(f"clique:{collective.world_size}")  # every rank reaches all memory equally fast
     return laid_out(planned(topology, collective, topology.ranks, algorithm_name, PlanCache()), inline, area)
 
 
 def laid_out(program: Program, inline: bool, area: Area) -> HostPlan:
-    """The layout of a program; ``inline``: its messages carry their flags inside."""
+    """Lay out a program; ``inline``: its messages carry their flags inside."""
     if inline:
         program = replace(program, channels=tuple(replace(channel, protocol=INLINE) for channel in program.channels))
     return HostPlan(program, area)
@@ -156,9 +156,9 @@ def laid_out(program: Program, inline: bool, area: Area) -> HostPlan:
 def planned(
     topology: Topology, collective: Collective, ranks: tuple[int, ...], algorithm_name: str, plans: PlanCache
 ) -> Program:
-    """A verified Program, from the cache or planned now and put there.
+    """Return a verified Program from the cache, or plan it and store it there.
 
-    UnsupportedError if the algorithm does not serve this, VerificationError if it made a wrong program.
+    Raises UnsupportedError if the algorithm does not support the request, VerificationError if it made a wrong program.
     """
     key = PlanKey(topology, collective, ranks, algorithm_name)
     program = plans.get(key)
@@ -169,7 +169,7 @@ def planned(
 
 
 def planned_anew(topology: Topology, collective: Collective, ranks: tuple[int, ...], algorithm_name: str) -> Program:
-    """The same, planned now."""
+    """Plan and verify a Program without the cache."""
     forest = algorithm(algorithm_name).plan(Request(topology, collective, ranks))
     program = lower(forest)
     verify(program, forest.topology)

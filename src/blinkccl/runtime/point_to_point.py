@@ -1,7 +1,7 @@
-"""Messages between two ranks, with tags, beside the collectives: over the segment's byte streams.
+"""Tagged messages between two ranks over the segment's byte streams, independent of the collectives.
 
-A thread per peer and direction, started when it is first needed, moves the bytes in native code. A message is a
-header (tag and length) and its bytes. :class:`Matching` decides which receive it is for.
+A thread per peer and direction, started at the first use, moves the bytes in native code. A message is a header (tag
+and length) and its bytes. :class:`Matching` assigns it to a receive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blinkccl.runtime.timeouts import microseconds
 
 @dataclass(slots=True, eq=False)
 class Receive:
-    """What is wanted, ``source`` None: of any rank; and the buffer for it."""
+    """A posted receive from ``source`` (None: any rank), and its buffer."""
 
     source: int | None
     tag: int
@@ -34,24 +34,24 @@ class Receive:
     since: float = field(default_factory=time.monotonic)
 
     def fits(self, source: int, tag: int) -> bool:
-        """Whether a message from ``source`` with ``tag`` may go here."""
+        """True if this receive accepts a message from ``source`` with ``tag``."""
         return tag == self.tag and self.source in (None, source)
 
 
 @dataclass(slots=True)
 class Matching:
-    """Which message goes into which receive: a state machine without memory, threads or clocks.
+    """Assignment of messages to receives: a state machine without I/O, threads or clocks.
 
-    Messages from one source come in order. Each takes the first posted receive whose tag and source (or any) fit, and a
-    receive the first message. A message that nobody wants yet waits on its wire, and all after it from that source,
-    unless someone waits for one of those: then it is set aside.
+    Messages of one source stay in order. Each message takes the first posted receive that accepts its source and tag,
+    and each receive the first such message. A message without a receive stays in its stream and blocks the later ones
+    of that source. If a receive waits for one of those, the message is set aside instead.
     """
 
     posted: list[Receive] = field(default_factory=list)
     aside: dict[int, deque[tuple[int, bytes]]] = field(default_factory=dict)
 
     def post(self, receive: Receive) -> tuple[int, bytes] | None:
-        """Takes ``receive`` on, or returns the source and content of the message that was set aside for it."""
+        """Post ``receive``, or return the source and content of a message that was set aside for it."""
         for source, messages in self.aside.items():
             for place, (tag, content) in enumerate(messages):
                 if receive.fits(source, tag):
@@ -61,7 +61,7 @@ class Matching:
         return None
 
     def arrive(self, source: int, tag: int) -> Receive | None:
-        """The receive that a message takes, which is then no longer posted; None: nobody wants it yet."""
+        """Remove and return the posted receive that a message takes; None if no receive accepts it yet."""
         for receive in self.posted:
             if receive.fits(source, tag):
                 self.posted.remove(receive)
@@ -69,16 +69,16 @@ class Matching:
         return None
 
     def set_aside(self, source: int, tag: int, content: bytes) -> None:
-        """Keeps a message that nobody wants yet."""
+        """Store a message that no receive accepts yet."""
         self.aside.setdefault(source, deque()).append((tag, content))
 
     def waits_for(self, source: int) -> bool:
-        """Whether a receive could be served by a message from ``source``."""
+        """True if a posted receive accepts messages from ``source``."""
         return any(receive.source in (None, source) for receive in self.posted)
 
 
 _HEADER = struct.Struct("<qq")  # tag, bytes
-#: How long native code waits before Python looks whether it should go on.
+#: Wait in native code before Python checks for timeouts and closing.
 _SLICE_US = 50_000
 _SLICE_S = _SLICE_US / 1e6
 
@@ -93,7 +93,7 @@ class _Outgoing:
 
 
 class PointToPoint:
-    """One rank's sends and receives; ``timeout_s`` is for messages whose call names none."""
+    """One rank's sends and receives; ``timeout_s`` applies to messages without a timeout of their own."""
 
     def __init__(self, endpoint: Endpoint, rank: int, size: int, timeout_s: float) -> None:
         self._endpoint = endpoint
@@ -103,8 +103,8 @@ class PointToPoint:
         self._matching = Matching()
         self._changed = threading.Condition()
         self._threads: dict[tuple[str, int], threading.Thread] = {}
-        self._ended: dict[int, BaseException] = {}  # sources from which nothing more comes, and why
-        #: What threads are in the middle of: since when, whom with, and its tag. Shown to people who look: _show.
+        self._ended: dict[int, BaseException] = {}  # sources that can send nothing more, with the reason
+        #: Current message per thread: start, peer and tag, for monitoring (_show).
         self._under_way: dict[tuple[str, int], tuple[float, int, int]] = {}
         self._shown: tuple[float, int, int] | None = None
         self._counts = {"sends": 0, "sent_bytes": 0, "receives": 0, "received_bytes": 0}
@@ -128,14 +128,14 @@ class PointToPoint:
         posted = Receive(src, tag, address, nbytes, self._deadline(deadline_s))
         posted.future.set_running_or_notify_cancel()
         with self._changed:
-            there = self._matching.post(posted)
-            if there is None:
+            message = self._matching.post(posted)
+            if message is None:
                 for source in self._sources(posted):
                     self._start("receive", source)
                 lost = self._hopeless()
                 self._changed.notify_all()
-        if there is not None:
-            source, content = there
+        if message is not None:
+            source, content = message
             if self._fits(posted, source, len(content)):
                 c.memmove(posted.address, content, len(content))
                 posted.future.set_result(source)
@@ -144,12 +144,12 @@ class PointToPoint:
         return posted.future
 
     def stats(self) -> dict[str, int]:
-        """Messages and bytes, as this rank has sent and received them."""
+        """Numbers of messages and bytes that this rank has sent and received."""
         with self._changed:
             return dict(self._counts)
 
     def close(self) -> None:
-        """Lets sends end that can, and ends the threads; what is still wanted fails."""
+        """Finish the sends that can finish, end the threads, and fail the posted receives."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -164,13 +164,13 @@ class PointToPoint:
 
     # ---- threads
 
-    def _start(self, what: str, peer: int) -> None:
+    def _start(self, direction: str, peer: int) -> None:
         if self._closed:
             raise CommunicationError(f"rank {self._rank}'s group is closed")
-        if (what, peer) not in self._threads:
-            work = self._send_all if what == "send" else self._receive_all
-            thread = threading.Thread(target=work, args=(peer,), name=f"blink-{what}-{peer}", daemon=True)
-            self._threads[what, peer] = thread
+        if (direction, peer) not in self._threads:
+            work = self._send_all if direction == "send" else self._receive_all
+            thread = threading.Thread(target=work, args=(peer,), name=f"blink-{direction}-{peer}", daemon=True)
+            self._threads[direction, peer] = thread
             thread.start()
 
     def _send_all(self, dst: int) -> None:
@@ -190,20 +190,20 @@ class PointToPoint:
                     self._counts["sent_bytes"] += message.nbytes
                 message.future.set_result(None)
             self._finished("send", dst)
-            del message  # the next may be long in coming, and an array hangs on this one
+            del message  # it refers to an array, and the next message may come much later
 
     def _move(
         self, sends: bool, peer: int, address: int, size: int, deadline: float, nbytes: int, tag: int = 0
     ) -> None:
-        """``size`` bytes of a message of ``nbytes`` that has begun, to or from ``peer``."""
+        """Move ``size`` bytes of a message of ``nbytes`` that has begun, to or from ``peer``."""
         library = self._library
         stream = library.blink_stream_write if sends else library.blink_stream_read
-        verb, whom = ("send", f"to rank {peer}") if sends else ("receive", f"from rank {peer}")
+        verb, towards = ("send", f"to rank {peer}") if sends else ("receive", f"from rank {peer}")
         done = 0
         while done < size:
             moved = stream(self._endpoint.handle, peer, address + done, size - done, _SLICE_US)
             if moved < 0:
-                raise self._endpoint.failure(-moved, f"{verb} of {nbytes} bytes {whom}")
+                raise self._endpoint.failure(-moved, f"{verb} of {nbytes} bytes {towards}")
             done += moved
             if moved:
                 continue
@@ -211,15 +211,15 @@ class PointToPoint:
                 self._expire()
                 self._show()
             if self._closed:
-                raise CommunicationError(f"rank {self._rank} closed its group with a message {whom} under way")
+                raise CommunicationError(f"rank {self._rank} closed its group during a message {towards}")
             if time.monotonic() > deadline:
-                self._endpoint.abort(f"rank {self._rank} could not {verb} {whom} in time")
+                self._endpoint.abort(f"rank {self._rank} could not {verb} {towards} in time")
                 raise DeadlineError(
-                    f"rank {self._rank} waited past the deadline for rank {peer} to receive {nbytes} bytes with tag "
+                    f"rank {self._rank} timed out waiting for rank {peer} to receive {nbytes} bytes with tag "
                     f"{tag}; is its receive missing?"
                     if sends
-                    else f"rank {self._rank} waited past the deadline for the rest of a message from rank {peer}: "
-                    f"{done} of {size} bytes came; is rank {peer} stuck?"
+                    else f"rank {self._rank} timed out waiting for the rest of a message from rank {peer}: "
+                    f"got {done} of {size} bytes; is rank {peer} stuck?"
                 )
 
     def _receive_all(self, src: int) -> None:
@@ -240,7 +240,7 @@ class PointToPoint:
             _fail(lost)
 
     def _wanted(self, src: int) -> bool:
-        """Waits until a receive may want something of ``src``; False when the group is closed."""
+        """Wait until a receive accepts messages of ``src``; False when the group is closed."""
         with self._changed:
             while not self._closed:
                 self._expire()
@@ -251,7 +251,7 @@ class PointToPoint:
         return False
 
     def _take(self, src: int, tag: int, nbytes: int) -> None:
-        """A message has come: into the receive it fits, or aside if others must pass it."""
+        """Receive a message into the receive that accepts it, or set it aside if later messages must pass it."""
         with self._changed:
             receive = self._matching.arrive(src, tag)
             while receive is None and not self._closed and not self._matching.waits_for(src):
@@ -284,7 +284,7 @@ class PointToPoint:
             return True
         posted.future.set_exception(
             UsageError(
-                f"rank {self._rank} has room for {posted.nbytes} bytes, rank {src} sent {nbytes} "
+                f"rank {self._rank} has room for {posted.nbytes} bytes, but rank {src} sent {nbytes} "
                 f"with tag {posted.tag}: sizes must agree"
             )
         )
@@ -294,7 +294,7 @@ class PointToPoint:
         self._move(False, src, address, nbytes, deadline, nbytes)
 
     def _read_some(self, src: int, address: int, nbytes: int) -> bool:
-        """A whole header, or False if none has begun yet."""
+        """Read a whole header; False if none has begun."""
         moved = self._library.blink_stream_read(self._endpoint.handle, src, address, nbytes, _SLICE_US)
         if moved < 0:
             raise self._endpoint.failure(-moved, f"receive from rank {src}")
@@ -305,14 +305,14 @@ class PointToPoint:
                 self._show()
         return bool(moved)
 
-    def _finished(self, what: str, peer: int) -> None:
-        self._under_way.pop((what, peer), None)
+    def _finished(self, direction: str, peer: int) -> None:
+        self._under_way.pop((direction, peer), None)
         if self._shown is not None:
             with self._changed:
                 self._show()
 
     def _show(self) -> None:
-        """Lets people see the message that is waited for longest; the caller holds the lock."""
+        """Publish the message with the longest wait for monitoring; the caller holds the lock."""
         waits = [*self._under_way.values()]
         for receive in self._matching.posted:
             waits.append((receive.since, -1 if receive.source is None else receive.source, receive.tag))
@@ -323,41 +323,41 @@ class PointToPoint:
             self._library.blink_stream_show(self._endpoint.handle, peer, tag, int(1e6 * since))
 
     def _expire(self) -> None:
-        """Receives whose time is up; the caller holds the lock."""
+        """Fail the receives whose timeout has passed; the caller holds the lock."""
         now = time.monotonic()
         for receive in [receive for receive in self._matching.posted if now > receive.deadline]:
             self._matching.posted.remove(receive)
             source = "any rank" if receive.source is None else f"rank {receive.source}"
             receive.future.set_exception(
                 DeadlineError(
-                    f"rank {self._rank} waited past the deadline for a message of {receive.nbytes} bytes with tag "
-                    f"{receive.tag} from {source}; is its send missing, or its tag another?"
+                    f"rank {self._rank} timed out waiting for a message of {receive.nbytes} bytes with tag "
+                    f"{receive.tag} from {source}; is its send missing, or does it have another tag?"
                 )
             )
 
     def _sources(self, receive: Receive) -> tuple[int, ...]:
-        """The ranks that may serve a receive."""
-        everybody = tuple(rank for rank in range(self._size) if rank != self._rank)
-        return everybody if receive.source is None else (receive.source,)
+        """The ranks from which a receive accepts messages."""
+        others = tuple(rank for rank in range(self._size) if rank != self._rank)
+        return others if receive.source is None else (receive.source,)
 
     def _hopeless(self) -> list[tuple[Receive, BaseException]]:
-        """Takes out the receives that no rank can serve any more, each with the reason; the caller holds the lock."""
-        found = [
+        """Remove the receives that no rank can serve any more, each with the reason; the caller holds the lock."""
+        lost = [
             (receive, self._ended[self._sources(receive)[-1]])
             for receive in self._matching.posted
             if all(source in self._ended for source in self._sources(receive))
         ]
-        for receive, _ in found:
+        for receive, _ in lost:
             self._matching.posted.remove(receive)
-        return found
+        return lost
 
     def _deadline(self, deadline_s: float | None) -> float:
         return time.monotonic() + microseconds(self._timeout_s if deadline_s is None else deadline_s) / 1e6
 
-    def _check_peer(self, what: str, peer: int) -> None:
+    def _check_peer(self, action: str, peer: int) -> None:
         if not 0 <= peer < self._size or peer == self._rank:
             raise UsageError(
-                f"rank {self._rank} cannot {what} rank {peer}: expected another rank in 0 … {self._size - 1}"
+                f"rank {self._rank} cannot {action} rank {peer}: expected another rank in 0 … {self._size - 1}"
             )
 
 

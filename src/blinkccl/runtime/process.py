@@ -1,7 +1,7 @@
-"""Which process this is, and whether it still lives: read from Linux's /proc; elsewhere the answers are "unknown".
+"""Identity and life of processes, from Linux's /proc; on other systems the answers are "unknown".
 
-A process is told from later ones with the same number by its start time, in ticks since the host booted. Numbers are
-those of a PID namespace: where /proc is another's, as after ``unshare --pid`` alone, nothing is known by number.
+A process number with its start time, in ticks since the host booted, is unique. Numbers belong to a PID namespace: if
+/proc shows another one, as after ``unshare --pid`` alone, numbers give no information.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-#: In the flags of a process from before it closes its files and sockets until it is gone.
+#: Flag of an exiting process. The kernel sets it before it closes the files and sockets.
 _EXITING = 0x4
 
 
@@ -20,7 +20,7 @@ _EXITING = 0x4
 class Stat:
     """A process's row in /proc; ``start`` is in clock ticks.
 
-    ``ends``: it has ended, or is about to and may already have hung up.
+    ``ends``: it has ended, or is about to and may already have closed its connections.
     """
 
     state: str
@@ -30,12 +30,12 @@ class Stat:
 
 
 def stat(pid: int, proc: Path = PROC) -> Stat | None:
-    """The row of process ``pid``; None if there is no such process, or no /proc."""
+    """Return the row of process ``pid``; None if there is no such process, or no /proc."""
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name in parentheses may hold anything, also ")": the numbers begin behind the last one.
+    # The name in parentheses may contain anything, also ")": the numbers follow the last one.
     fields = text[text.rfind(")") + 1 :].split()
     if len(fields) <= 19:
         return None
@@ -44,13 +44,13 @@ def stat(pid: int, proc: Path = PROC) -> Stat | None:
 
 
 def start_time(pid: int) -> int:
-    """When process ``pid`` started, in ticks since boot; 0 where that is unknown."""
+    """Start time of process ``pid`` in ticks since boot; 0 if unknown."""
     row = stat(pid) if _numbers_are_ours() else None
     return row.start if row is not None else 0
 
 
 def lives(pid: int, start: int) -> bool | None:
-    """Whether the process that had number ``pid`` and started at ``start`` still runs; None: unknown here."""
+    """True if the process with number ``pid`` and start time ``start`` is alive; None: unknown on this system."""
     if not start or not _numbers_are_ours():
         return None
     row = stat(pid)
@@ -58,7 +58,7 @@ def lives(pid: int, start: int) -> bool | None:
 
 
 def namespace(kind: str) -> int:
-    """The inode of this process's namespace of ``kind`` ("net", "pid"); 0 where there are none."""
+    """Return the inode of this process's namespace of ``kind`` ("net", "pid"); 0 on systems without namespaces."""
     try:
         return os.stat(f"/proc/self/ns/{kind}").st_ino
     except OSError:
@@ -66,11 +66,11 @@ def namespace(kind: str) -> int:
 
 
 def number_here(pid: int, processes: int) -> int | None:
-    """The number here of the process that is ``pid`` in the PID namespace with inode ``processes``.
+    """Return the local number of process ``pid`` of the PID namespace with inode ``processes``.
 
-    None: it cannot be seen from here, as from a container beside its own.
+    None: it is not visible, as from a container beside its own.
     """
-    if not _numbers_are_ours():  # those in /proc are of other processes here, which a signal would then reach
+    if not _numbers_are_ours():  # here they belong to other processes, which a signal would reach
         return None
     if processes in (0, namespace("pid")):
         return pid
@@ -79,7 +79,7 @@ def number_here(pid: int, processes: int) -> int | None:
             if os.stat(folder / "ns/pid").st_ino != processes:
                 continue
             numbers = re.search(r"^NSpid:(.*)$", (folder / "status").read_text(), re.MULTILINE)
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
         if numbers is not None and int(numbers[1].split()[-1]) == pid:
             return int(folder.name)
@@ -95,14 +95,14 @@ def _numbers_are_ours() -> bool:
 
 
 def mark(pid: int, start: int | None = None) -> str:
-    """A name for process ``pid``, which started at ``start``, that no other process of this boot has."""
+    """Return a name for process ``pid``, which started at ``start``, that is unique in this boot."""
     return f"{namespace('pid')}-{pid}-{start_time(pid) if start is None else start}"
 
 
 def has_ended(marked: str) -> bool:
-    """Whether the process of which ``marked`` begins with the :func:`mark` is known to have ended.
+    """True if the process whose :func:`mark` begins ``marked`` is known to have ended.
 
-    Other namespaces' process numbers say nothing here.
+    For process numbers of other namespaces this is unknown.
     """
     match = re.match(r"([0-9]+)-([0-9]+)-([0-9]+)-", marked)
     return match is not None and int(match[1]) == namespace("pid") and lives(int(match[2]), int(match[3])) is False
@@ -112,9 +112,9 @@ def nearest_without(variable: str, proc: Path = PROC) -> tuple[int, int] | None:
     """Number and start time of the nearest ancestor that was started without ``variable``: the rank's launcher.
 
     None if every process up to the namespace's first one has it, as in a container that was made for one rank. An
-    ancestor whose environment is closed to us belongs to somebody else: it counts as the launcher.
+    ancestor with an unreadable environment belongs to another user: it counts as the launcher.
     """
-    wanted = variable.encode() + b"="
+    prefix = variable.encode() + b"="
     pid = os.getppid()
     while pid > 0:
         row = stat(pid, proc)
@@ -124,7 +124,7 @@ def nearest_without(variable: str, proc: Path = PROC) -> tuple[int, int] | None:
             environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:
             environment = []
-        if not any(entry.startswith(wanted) for entry in environment):
+        if not any(entry.startswith(prefix) for entry in environment):
             return pid, row.start
         pid = row.parent
     return None

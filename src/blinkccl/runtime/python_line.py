@@ -1,8 +1,8 @@
-"""Where a rank's Python program stands, told by the process itself when it is asked.
+"""The current line of a rank's Python program, reported by the process itself on request.
 
-A process that joins a group of a host makes a file of its memory, which /proc shows. At a signal Python's fault handler
-writes the stacks of the process's threads into it. That happens in the handler: no line of Python runs, system calls go
-on where they were, and a process that never made such a file is never signalled.
+A process that joins a group of a host creates a memory file, which /proc shows. On a signal Python's fault handler
+writes the stacks of the process's threads into it. The handler runs no line of Python and system calls resume. A
+process that never created such a file is never signalled.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 from blinkccl.runtime.process import PROC
 
 _NAME = "python-line"
-#: One that nobody uses: programs and their libraries begin at either end.
+#: A signal in the middle of the range: programs and their libraries take signals from either end.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 11
 _WAIT_S, _STEP_S = 2.0, 0.002
 _MOST_BYTES = 1 << 20
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
-#: Frames of these are ours or torch's; the program's own line is above them.
+#: Frames of Blink and torch; the program's own line is above them.
 _INSIDE = re.compile(r"/(?:blinkccl|torch)/")
 _offered = False
 
 
 def offer() -> None:
-    """Let others of this user ask, once per process; nothing where the signal is taken or this is not Linux."""
+    """Accept requests of this user's processes, once per process; no effect if the signal is taken or without Linux."""
     global _offered
     if _offered or not hasattr(os, "memfd_create"):
         return
@@ -42,7 +42,7 @@ def offer() -> None:
 
 
 def ask(pid: int) -> str:
-    """``train.py:17 in step`` where process ``pid`` stands; "" where it does not say."""
+    """Return the current line of process ``pid``, as ``train.py:17 in step``; "" if it does not report one."""
     file = _file_of(pid)
     if file is None or not _handles(pid) or pid == os.getpid():
         return ""
@@ -71,14 +71,14 @@ def _file_of(pid: int) -> Path | None:
 
 
 def _handles(pid: int) -> bool:
-    """True if the signal has a handler there: without one it would end the process."""
+    """True if the process handles the signal: without a handler the signal would end it."""
     with contextlib.suppress(OSError):
         return _in_set("SigCgt", PROC / str(pid))
     return False
 
 
 def _masking(pid: int) -> set[str]:
-    """The threads of ``pid`` that hold the signal back: the system has a thread do so while its handler runs."""
+    """The threads of ``pid`` that block the signal: the system blocks it in a thread while its handler runs."""
     masking = set()
     for thread in (PROC / str(pid) / "task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
@@ -88,13 +88,13 @@ def _masking(pid: int) -> set[str]:
 
 
 def _in_set(name: str, task: Path) -> bool:
-    """True if the set of signals ``name`` of a task below /proc has ours."""
+    """True if the set of signals ``name`` of a task below /proc contains the signal of this module."""
     bits = re.search(rf"^{name}:\s*([0-9a-f]+)$", (task / "status").read_text(), re.MULTILINE)
     return bits is not None and bool(int(bits[1], 16) >> (_SIGNAL - 1) & 1)
 
 
 def line_of(stacks: str) -> str:
-    """The program's own innermost line: of the thread that is inside of us, else of the one that was interrupted."""
+    """Return the program's innermost line in a thread that is inside Blink, else in the interrupted thread."""
     threads = [frames for block in stacks.split("\n\n") if (frames := _frames(block))]
     inside = [frames for frames in threads if any("/blinkccl/" in file for file, _, _ in frames)]
     current = [

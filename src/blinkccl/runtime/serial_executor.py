@@ -1,4 +1,4 @@
-"""A serial executor: calls in the order in which they were handed in, on one thread, started when first needed."""
+"""A serial executor: it runs calls in the order of submission, on one thread that the first call starts."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _Task = tuple[Callable[[], None], "Future[None]"]
 
 
 class Steps(Protocol):
-    """A call that is made by steps, in whatever thread; what goes wrong it keeps."""
+    """A call that runs in steps, in any thread, and stores its error."""
 
     ended: bool
 
     def go_on(self, wait: bool) -> None:
-        """As far as nothing has to be waited for, or (``wait``) to its end."""
+        """Continue until the call would have to wait, or (``wait``) to its end."""
 
 
 class SerialExecutor:
-    """A queue of calls and the thread, called ``name``, that makes them one after another.
+    """A queue of calls, and the thread ``name`` that runs them one after another.
 
-    A caller may make a call itself, holding :attr:`lock`, as long as the queue is :attr:`idle`. Calls by steps are made
-    by their callers as long as there are no others.
+    A caller that holds :attr:`lock` may run a call itself while the queue is :attr:`idle`. Calls in steps run in their
+    callers' threads as long as there are no others.
     """
 
     def __init__(self, name: str) -> None:
-        # Reentrant: a signal handler in the middle of a call is refused by the endpoint, and does not wait for itself.
+        # Reentrant: the endpoint refuses a call from a signal handler inside a call, which must not wait for itself.
         self.lock = threading.RLock()
-        self.idle = True  # nothing is queued or running here; read without the lock on the fast path
+        self.idle = True  # no call is queued or running; read without the lock on the fast path
         self._name = name
         self._count = 0
         self._counting = threading.Lock()
@@ -43,9 +43,9 @@ class SerialExecutor:
         self._closed = False
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Queues ``call``; its future is done when it has been made."""
+        """Queue ``call``; its future is done when the call has ended."""
         future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # a collective that others take part in cannot be taken back
+        future.set_running_or_notify_cancel()  # a collective cannot be cancelled, because other ranks take part
         with self._counting:
             if self._closed:
                 raise CommunicationError("the group is closed")
@@ -55,7 +55,7 @@ class SerialExecutor:
         return future
 
     def start(self, call: Steps) -> None:
-        """Queues ``call``, and goes on with what is queued by steps; with other calls before it, it is one of them."""
+        """Queue ``call`` and continue the queued calls in steps; behind other calls it runs as one of them."""
         with self._counting:
             by_steps = self._count == len(self._by_steps) and not self._closed
             if by_steps:
@@ -71,21 +71,21 @@ class SerialExecutor:
                 self.lock.release()
 
     def finish(self, call: Steps) -> None:
-        """Returns when ``call``, which was started here, has ended."""
+        """Return when ``call``, which was started here, has ended."""
         self._finish_steps()
         if not call.ended:
             self.submit(_nothing).result()
 
     @property
     def busy(self) -> bool:
-        """Whether a call is queued or being made, by whatever thread."""
+        """True if a call is queued or running, in any thread."""
         if not self.idle or not self.lock.acquire(blocking=False):
             return True
         self.lock.release()
         return False
 
     def close(self) -> None:
-        """Lets queued calls be made and ends the thread."""
+        """Run the queued calls, then end the thread."""
         self._finish_steps()
         with self._counting:
             self._closed = True
@@ -132,7 +132,7 @@ class SerialExecutor:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-            del task, call, future, error  # the next may be long in coming, and arrays hang on these
+            del task, call, future, error  # they refer to arrays, and the next call may come much later
 
 
 def _nothing() -> None:

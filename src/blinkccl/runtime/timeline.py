@@ -1,9 +1,9 @@
-"""BLINK_TIMELINE=FILE: every group of this process records, and adds to the file what it did when it is closed.
+"""BLINK_TIMELINE=FILE: every group of this process records its events, and appends them to the file when it is closed.
 
-All ranks of a host write the same file, one after the other, and it can be read at any time between. Their clock is
-one, and the numbers of arrows are made of what both ends know, so nobody has to hear of the others. A file that was
-last written before this process began is of an earlier job, and begun anew. What ends without closing its groups
-(``kill -9``, ``os._exit``) leaves nothing.
+All ranks of a host append to the same file, one after the other, and it can be read at any time in between. They share
+one clock, and both ends of an arrow compute its number from data that they know, so ranks need not communicate. A file
+that was last written before this process began belongs to an earlier job, and is overwritten. A process that ends
+without closing its groups (``kill -9``, ``os._exit``) writes nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from blinkccl.engines.recording import add_recording, recording_of
 from blinkccl.trace_events import TraceEvents
 
 VARIABLE = "BLINK_TIMELINE"
-#: The last so many events of a group: 4 MiB.
+#: Number of events that a group keeps, the last ones: 4 MiB.
 EVENTS = 65_536
-#: Of messages below this only calls are recorded: then it costs less than 2 % from calls of 64 KiB on.
+#: For smaller messages only calls are recorded, so that recording costs less than 2 % for calls of 64 KiB or more.
 LEAST_BYTES = 64 * 1024
 
 _HEAD, _TAIL = b'{"displayTimeUnit": "ns", "traceEvents": [\n', b"\n]}\n"
-#: Times of files lag behind the clock by a tick of the system.
+#: File times lag behind the clock by up to one tick of the system.
 _LAG_S = 0.1
 _log = logging.getLogger(__name__)
 _BEGAN_S = time.time()
@@ -35,7 +35,7 @@ _groups_written = 0
 
 
 def start(endpoint: Endpoint, environ: Mapping[str, str]) -> Path | None:
-    """Lets the endpoint record if the environment asks for it: the file to write at its end."""
+    """Start recording if the environment requests it; return the file to write at the end."""
     if not environ.get(VARIABLE):
         return None
     endpoint.record(EVENTS, LEAST_BYTES)
@@ -43,7 +43,7 @@ def start(endpoint: Endpoint, environ: Mapping[str, str]) -> Path | None:
 
 
 def write(path: Path, endpoint: Endpoint, group: str) -> None:
-    """Adds what the endpoint's rank did in this group; a file that cannot be written is a warning, not an error."""
+    """Append the events of the endpoint's rank in this group; warn, without an error, if the file is not writable."""
     global _groups_written
     _groups_written += 1
     events = TraceEvents()
@@ -53,7 +53,7 @@ def write(path: Path, endpoint: Endpoint, group: str) -> None:
     events.thread(process, ("calls", group), thread, _groups_written)
     add_recording(events, recording, process, 0, group)
     if events.left_out:
-        _log.warning("%s is without %s", path, events.left_out)
+        _log.warning("%s lacks %s", path, events.left_out)
     lines = [json.dumps(event).encode() for event in events.events(whole=False)]
     try:
         _append(path, lines, _BEGAN_S - _LAG_S)
@@ -62,15 +62,15 @@ def write(path: Path, endpoint: Endpoint, group: str) -> None:
 
 
 def _append(path: Path, lines: list[bytes], not_before_s: float) -> None:
-    """Adds events to a file that is one JSON object before and afterwards."""
+    """Append events to a file that is one JSON object before and afterwards."""
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        known = os.fstat(file.fileno())
-        end = known.st_size - len(_TAIL)
-        ours = known.st_mtime >= not_before_s and end >= len(_HEAD)
-        if ours:
+        status = os.fstat(file.fileno())
+        end = status.st_size - len(_TAIL)
+        extends = status.st_mtime >= not_before_s and end >= len(_HEAD)
+        if extends:
             file.seek(end)
-            ours = file.read() == _TAIL
-        file.truncate(end if ours else 0)
+            extends = file.read() == _TAIL
+        file.truncate(end if extends else 0)
         file.seek(0, os.SEEK_END)
-        file.write((b",\n" if ours else _HEAD) + b",\n".join(lines) + _TAIL)
+        file.write((b",\n" if extends else _HEAD) + b",\n".join(lines) + _TAIL)

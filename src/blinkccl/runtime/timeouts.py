@@ -1,4 +1,4 @@
-"""How long a wait may last: BLINK_TIMEOUT seconds, where a call does not say."""
+"""Timeouts: BLINK_TIMEOUT seconds for calls that have none of their own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _VARIABLE = "BLINK_TIMEOUT"
 
 
 def default_timeout_s() -> float:
-    """Seconds, from the environment, or 300; LaunchError if the environment's value is no positive number."""
+    """Timeout in seconds, from the environment, or 300; LaunchError if the environment's value is not positive."""
     return positive_number(_VARIABLE, "seconds") or DEFAULT_TIMEOUT_S
 
 
 def positive_number(variable: str, unit: str) -> float | None:
-    """What this variable of the environment says; None: it is not set; LaunchError if it says something else."""
+    """Read a positive number from this environment variable; None if it is not set; LaunchError for other values."""
     text = os.environ.get(variable, "")
     if not text:
         return None
@@ -31,7 +31,7 @@ def positive_number(variable: str, unit: str) -> float | None:
 
 
 def microseconds(seconds: float) -> int:
-    """For native code; UsageError if it is no positive number."""
+    """Convert to microseconds for native code; UsageError unless ``seconds`` is positive and finite."""
     if not 0 < seconds < math.inf:
-        raise UsageError(f"a deadline must be a positive number of seconds, got {seconds}")
+        raise UsageError(f"a timeout must be a positive number of seconds, got {seconds}")
     return max(1, int(min(seconds, 1e9) * 1e6))

@@ -176,7 +176,7 @@ def test_buffers_off_their_elements_are_refused(ends: list[Endpoint]) -> None:
     memory = np.ones(101, np.float32)
     op = op_on(ends[0])
     for place in (memory.ctypes.data + 1, None):
-        with pytest.raises(UsageError, match=r"buffer .* the group goes on"):
+        with pytest.raises(UsageError, match=r"buffer.* the group goes on"):
             op.run(place, memory.ctypes.data, 10**6)
     op.close()
 
@@ -196,7 +196,7 @@ def test_a_segment_lets_in_only_who_knows_it() -> None:
     with pytest.raises(CommunicationError, match="outside the segment's ranks"):
         Endpoint(at, size, 2, token)
     end = Endpoint(at, size, 0, token)
-    with pytest.raises(CommunicationError, match="another process has joined with this rank"):
+    with pytest.raises(CommunicationError, match="another process has already joined as this rank"):
         Endpoint(at, size, 0, token)
     end.close()
     end.close()
@@ -274,21 +274,21 @@ def test_after_a_failure_calls_name_it_and_not_themselves(code: int, kind: type[
 def test_an_installation_without_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "find", lambda: None)
     with pytest.raises(
-        UnsupportedError, match=r"no libblink_host.so, .* reinstall blink-ccl, or use the engine reference"
+        UnsupportedError, match=r"lacks libblink_host.so, .* reinstall blink-ccl, or use the engine reference"
     ):
         native_library.load.__wrapped__()
 
 
 def test_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "find", lambda: None)
-    on_linux = "no libblink_host.so: it is built on Linux with the GNU C library, and this is"
+    on_linux = "this installation lacks libblink_host.so: it is built on Linux with the GNU C library, and this is"
     monkeypatch.setattr("os.confstr", refuse)
     with pytest.raises(UnsupportedError, match=f"{on_linux} Linux with another C library, or use"):
         native_library.load.__wrapped__()
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(UnsupportedError, match=f"{on_linux} darwin, or use the engine reference"):
         native_library.load.__wrapped__()
-    assert absent("libblink_packing.so").endswith("which each on darwin has: reinstall blink-ccl")
+    assert absent("libblink_packing.so").endswith("which is part of blink-ccl on darwin: reinstall blink-ccl")
 
 
 def refuse(name: str) -> str:
@@ -309,15 +309,19 @@ def test_plans_that_make_no_sense_are_an_error_of_ours(ends: list[Endpoint], mon
     rows, of_three = HostPlan(allreduce(2)).rows, HostPlan(allreduce(3)).rows
     call = CollectiveCall("allreduce", "float32", 100)
     words = np.frombuffer(rows, np.int64).copy()
-    for wrong, message in ((rows[:-8], "words"), (rows[:100], "no plan"), (rows[:80] + b"x" + rows[81:], "checksum")):
+    for wrong, message in (
+        (rows[:-8], "words"),
+        (rows[:100], "cannot have"),
+        (rows[:80] + b"x" + rows[81:], "checksum"),
+    ):
         monkeypatch.setattr(HostPlan, "rows", wrong)
         with pytest.raises(ScheduleError, match=f"refuses the program's plan: .*{message}"):
             NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
     words[len(words) - 1] = 7  # the block in which a reader's output is written
     words[4 - 1] = np.array([checksum(words[4:])], np.uint64).view(np.int64)[0]
     monkeypatch.setattr(HostPlan, "rows", words.tobytes())
-    with pytest.raises(ScheduleError, match="makes no sense: a reader is wrong"):
+    with pytest.raises(ScheduleError, match="the plan is invalid: a reader is wrong"):
         NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
     monkeypatch.setattr(HostPlan, "rows", of_three)
-    with pytest.raises(ScheduleError, match="allreduce of 100 × float32, sum: the plan is for 3 ranks, the segment"):
+    with pytest.raises(ScheduleError, match="allreduce of 100 × float32, sum: the plan is for 3 ranks, but"):
         NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)

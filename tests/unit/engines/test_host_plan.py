@@ -210,7 +210,7 @@ def test_chunks_shrink_until_the_rings_fit() -> None:
 
 
 def test_rings_that_never_fit_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"rings need \d+ bytes .* there are 64: use a plan with fewer trees"):
+    with pytest.raises(UnsupportedError, match=r"rings need \d+ bytes .* segment has 64: use a plan with fewer trees"):
         all_ranks(planned("ring"), area=Area(staging_bytes=64))
 
 

@@ -216,5 +216,5 @@ def test_a_misspelt_instruction_set_is_said_to_be_ignored() -> None:
     assert run_capped("avx1024") == (
         best,
         digest,
-        "blink: BLINK_ISA is none of base, avx2, avx512 and is ignored\n",
+        "blink: BLINK_ISA must be base, avx2 or avx512; its value is ignored\n",
     )

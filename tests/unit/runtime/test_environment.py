@@ -242,5 +242,5 @@ def test_microseconds_are_at_least_one_and_fit_into_64_bits(seconds: float, expe
 
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
 def test_deadlines_that_are_none_are_refused(seconds: float) -> None:
-    with pytest.raises(UsageError, match="a deadline must be a positive number of seconds"):
+    with pytest.raises(UsageError, match="a timeout must be a positive number of seconds"):
         microseconds(seconds)

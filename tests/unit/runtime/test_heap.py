@@ -209,6 +209,6 @@ def test_a_system_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
 
     before = open_files()
     monkeypatch.setattr(os, "ftruncate", refuse)
-    with pytest.raises(UnsupportedError, match=r"12345 bytes .* for blink-test, the system says: File too large"):
+    with pytest.raises(UnsupportedError, match=r"12345 bytes .*, but the system reports: File too large"):
         memory_file("blink-test", 12345)
     assert open_files() <= before

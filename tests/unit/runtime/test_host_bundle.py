@@ -139,11 +139,11 @@ def test_a_bundle_knows_its_segment_and_what_it_lacks(opened: Callable[[int], in
     assert bytes(shape) == bytes(shape_of(2, Area()))
     with local_endpoints(2, Area()) as ends:
         for request, message in (
-            (Request(CODES["sendrecv"], 0, 1, 0, 0, 0), b"nothing in the bundle serves collective 8"),
+            (Request(CODES["sendrecv"], 0, 1, 0, 0, 0), b"no plan in the bundle serves collective 8"),
             (Request(CODES["broadcast"], 2, 1, 0, 0, 0), b"no plan of collective 0 with root 2"),
-            (Request(CODES["broadcast"], 0, -1, 0, 0, 0), b"-1 elements: there is no such call"),
-            (Request(CODES["broadcast"], 0, 1 << 50, 0, 0, 0), b"there is no such call"),
-            (Request(CODES["allreduce"], 0, 1, DTYPE_CODES["float32"], 6, 0), b"there is no such call"),
+            (Request(CODES["broadcast"], 0, -1, 0, 0, 0), b"no call has type 0, operation 0 and -1 elements"),
+            (Request(CODES["broadcast"], 0, 1 << 50, 0, 0, 0), b"no call has type 0"),
+            (Request(CODES["allreduce"], 0, 1, DTYPE_CODES["float32"], 6, 0), b"operation 6 and 1 elements"),
         ):
             assert not library.blink_bundle_op(bundle, ends[0].handle, c.byref(request), c.byref(error))
             assert message in error.text
@@ -227,7 +227,7 @@ def test_blocks_that_make_no_sense_are_refused(opened: Callable[[int], int]) -> 
     row = c.c_int64 * 2
     with local_endpoints(2, Area()) as ends:
         for lengths, places, message in (
-            ((3, 4), (0, 3), b"own block is not as long"),
+            ((3, 4), (0, 3), b"own block has different lengths"),
             ((-1, 4), (0, 3), b"outside 0 to 2^40"),
             ((4, 4), (0, 1 << 41), b"outside 0 to 2^40"),
         ):
@@ -256,9 +256,9 @@ def test_it_is_written_once_for_this_user(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda whole: b"", "no bundle, or cut off"),
+        (lambda whole: b"", "not a bundle, or is cut off"),
         (lambda whole: whole[:-8], "cut off"),
-        (lambda whole: whole[:333], "no bundle, or cut off"),
+        (lambda whole: whole[:333], "not a bundle, or is cut off"),
         (lambda whole: whole[:160] + b"x" + whole[161:], "damaged: its checksum"),
         (lambda whole: whole[:-16] + b"x" + whole[-15:], "the plan is damaged: its checksum"),
         (lambda whole: whole[:8] + b"\x07" + whole[9:], "another version"),
@@ -282,7 +282,7 @@ def test_what_others_could_write_is_made_anew(tmp_path: Path, caplog: pytest.Log
     whole = path.read_bytes()
     path.chmod(0o666)
     host_bundle.ensure(2, tmp_path / "cache")
-    assert "no file of this user alone" in caplog.text
+    assert "must be a regular file of this user or root" in caplog.text
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
     host_bundle.ensure(2, tmp_path / "cache")
@@ -314,7 +314,7 @@ def test_nobody_waits_for_ever(
     fcntl.flock(fd, fcntl.LOCK_EX)
     assert host_bundle.ensure(2, tmp_path / "cache").exists()
     os.close(fd)
-    assert "another process plans for longer" in caplog.text
+    assert "another process plans for over" in caplog.text
 
 
 def test_another_table_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_long_work_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: 
     told = host_bundle._progress()
     for done in range(6):
         told(done, 6)
-    assert "4 of 6 plans are made" in caplog.text
+    assert "made 4 of 6 plans" in caplog.text
 
 
 def test_there_must_be_a_place_and_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ def test_a_library_that_is_named_and_unusable_is_an_error(monkeypatch: pytest.Mo
     with pytest.raises(UnsupportedError, match=r"broken\.so cannot be used"):
         kernel.run(workload, "fifo")
     monkeypatch.setattr("blinkccl.native.find_library", lambda *_: None)
-    with pytest.raises(UnsupportedError, match=r"this installation has no libblink_simulate\.so"):
+    with pytest.raises(UnsupportedError, match=r"this installation lacks libblink_simulate\.so"):
         kernel.run(workload, "fifo")
 
 

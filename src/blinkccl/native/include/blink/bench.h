@@ -1,5 +1,5 @@
-// What the coordinator of a benchmark and its rank processes say to each other; blinkccl/bench/protocol.py says what it
-// means. All numbers are little-endian and unpadded.
+// Messages between the coordinator of a benchmark and its rank processes; blinkccl/bench/protocol.py defines their
+// meaning. All numbers are little-endian and unpadded.
 #ifndef BLINK_BENCH_H
 #define BLINK_BENCH_H
 
@@ -10,13 +10,13 @@
 #define PEER_MAGIC 0x4B4E4C42
 #define PEER_VERSION 1
 
-// PEER_PROGRAM, PEER_CHOICE and PEER_RECORD are for ranks of blink-ccl alone.
+// PEER_PROGRAM, PEER_CHOICE and PEER_RECORD are sent only to ranks of blink-ccl.
 enum peer_kind { PEER_RUN = 1, PEER_QUIT = 2, PEER_PROGRAM = 3, PEER_CHOICE = 4, PEER_RECORD = 5 };
 enum peer_flag { PEER_IN_PLACE = 1, PEER_SHARED = 2, PEER_CHECK = 4, PEER_KEEP = 8, PEER_WITH_BARRIER = 16 };
 enum peer_status { PEER_OK = 0, PEER_UNSUPPORTED = 1, PEER_FAILED = 2 };
-// Beside blink_collective: what only the probe does.
+// Tests of the probe, in addition to blink_collective.
 enum peer_probe { PEER_PROBE_ADD = 64, PEER_PROBE_COPY, PEER_PROBE_ROUND_TRIP };
-// Beside blink_operation: a sum with a divisor, and one with scales.
+// In addition to blink_operation: a sum with a divisor, and one with scales.
 enum peer_op { PEER_AVG = 7, PEER_PREMUL_SUM };
 
 struct __attribute__((packed)) peer_hello {

@@ -1,6 +1,6 @@
-// The simulator's kernel as a plain C interface: blinkccl/cost/simulate/workload.py says what everything here means.
+// The simulator's kernel as a plain C interface; blinkccl/cost/simulate/workload.py defines all fields.
 //
-// All arrays belong to the caller and must be valid: nothing is checked here. The Python side makes them from a valid
+// The caller owns all arrays, which must be valid: nothing is checked here. The Python side builds them from a valid
 // program.
 #ifndef BLINK_SIMULATE_H
 #define BLINK_SIMULATE_H
@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-// How a run ended: at its end; before that, see `stuck`; or for want of memory.
+// Result of a run: complete, stuck (see `stuck`), or out of memory.
 enum blink_simulated { BLINK_SIMULATED = 0, BLINK_SIMULATION_STUCK = 1, BLINK_SIMULATION_NO_MEMORY = 2 };
 
 typedef struct {
@@ -28,7 +28,7 @@ typedef struct {
   const int32_t *engines;
 } blink_workload;
 
-// Null, or arrays of as many entries as there are tasks.
+// Null, or arrays with one entry per task.
 typedef struct {
   int32_t *hop, *actor, *chunk;
   double *begin_s, *move_s, *end_s;
@@ -40,12 +40,13 @@ typedef struct {
   double seconds;
   int64_t transfers, executions, events;
   double *actor_s; // one per actor
-  int64_t stuck;   // the first actor that did not finish, -1 for none
+  int64_t stuck;   // the first actor that did not finish, -1: none
   int64_t stuck_chunk;
 } blink_outcome;
 
-// The search for a chunk size across iterations: multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1).
-// blinkccl/cost/simulate/chunk_search.py says what it does where the paper is silent; libblink.so asks it in live jobs.
+// The search for a chunk size across iterations: multiplicative increase, additive decrease (Blink, MLSys 2020,
+// §4.2.1). blinkccl/cost/simulate/chunk_search.py defines the cases that the paper leaves open; libblink.so uses it in
+// live jobs.
 enum blink_miad_phase { BLINK_MIAD_INCREASE = 0, BLINK_MIAD_DECREASE = 1, BLINK_MIAD_STEADY = 2 };
 
 typedef struct {
@@ -54,16 +55,16 @@ typedef struct {
   int32_t phase;
   uint64_t chunk_bytes; // to use in the next iteration
   uint64_t best_bytes;
-  double best_gb_per_s, last_gb_per_s; // below 0: nothing was observed
+  double best_gb_per_s, last_gb_per_s; // below 0: not observed
 } blink_miad;
 
-// An iteration with chunk_bytes reached so much; one that is steady stays so.
+// Reports the throughput of an iteration with chunk_bytes. A search in the phase STEADY stays there.
 void blink_miad_observe(blink_miad *miad, double throughput_gb_per_s);
 
-// A number made of the headers that the library was compiled with.
+// A hash of the headers that the library was compiled with.
 uint32_t blink_simulate_abi(void);
 
-// Runs the workload; `fair` chooses the sharing. One of blink_simulated.
+// Runs the workload; `fair` selects fair sharing. Returns one of blink_simulated.
 int blink_simulate(const blink_workload *workload, int fair, blink_outcome *outcome, const blink_trace *trace);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// The numbers of collectives, element types and operations: blinkccl/collectives says what they mean. They never
-// change.
+// The numbers of collectives, element types and operations; blinkccl/collectives defines their meaning. The numbers
+// never change.
 #ifndef BLINK_TYPES_H
 #define BLINK_TYPES_H
 
@@ -13,19 +13,19 @@ enum blink_dtype {
   BLINK_FLOAT16, BLINK_BFLOAT16, BLINK_FLOAT32, BLINK_FLOAT64, BLINK_FLOAT8_E4M3FN, BLINK_FLOAT8_E5M2, BLINK_BOOL,
 };
 
-// Operations that combine two elements.
+// Operations that reduce two elements to one.
 enum blink_operation { BLINK_SUM, BLINK_PROD, BLINK_MIN, BLINK_MAX, BLINK_BAND, BLINK_BOR, BLINK_BXOR };
-// Beside an operation: its result is divided by the number of contributions; or each is scaled before it is combined.
+// Flags on an operation: the result is divided by the number of contributions; or each contribution is scaled first.
 #define BLINK_AVERAGES 16
 #define BLINK_SCALES 32
 
-// What NCCL calls them (nccl.h), as far as it has them.
+// NCCL's numbers (nccl.h), for the types and operations that NCCL has.
 enum blink_nccl_dtype {
   BLINK_NCCL_INT8, BLINK_NCCL_UINT8, BLINK_NCCL_INT32, BLINK_NCCL_UINT32, BLINK_NCCL_INT64, BLINK_NCCL_UINT64,
   BLINK_NCCL_FLOAT16, BLINK_NCCL_FLOAT32, BLINK_NCCL_FLOAT64, BLINK_NCCL_BFLOAT16, BLINK_NCCL_FLOAT8_E4M3FN,
   BLINK_NCCL_FLOAT8_E5M2,
 };
-// Numbers from that of premul_sum on are such sums that the library was told of.
+// Numbers from premul_sum on are the operations that were created with a scale.
 enum blink_nccl_op {
   BLINK_NCCL_SUM, BLINK_NCCL_PROD, BLINK_NCCL_MAX, BLINK_NCCL_MIN, BLINK_NCCL_AVG, BLINK_NCCL_PREMUL_SUM,
 };
