@@ -1,8 +1,8 @@
-"""The build backend: scikit-build-core's, which takes PyPI's ziglang as C++ compiler where there is none.
+"""The build backend: scikit-build-core's, with PyPI's ziglang as C++ compiler on systems without one.
 
-A compiler is what CXX names, or one of c++, g++ and clang++ on PATH. Where there is none, pip fetches ziglang for the
-time of the build, as it fetches cmake and ninja, and its clang compiles everything for this machine's C library. So the
-native libraries are always built, and a build that fails is an error.
+The compiler is the one in CXX, or c++, g++ or clang++ on PATH. Without any, pip downloads ziglang for the build, as it
+downloads cmake and ninja, and its clang compiles everything for this machine's C library. So the native libraries are
+always built, and a failed build is an error.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
 ]
 
 ZIGLANG = "ziglang==0.17.1"
-#: Not this CPU's own instructions, nor the checks that zig adds where nothing is optimized: as other compilers do.
+#: Without this CPU's own instructions and zig's checks for unoptimized code, as other compilers do.
 FLAGS = "c++ -mcpu=baseline -fno-sanitize=undefined"
-#: Where an editable build's objects are too: cmake remembers the compiler's path, and pip's is another each time.
+#: Folder with an editable build's objects: cmake stores the compiler's path, and pip's differs in every build.
 KEPT = Path("build", "zig")
 
 
 def needs_zig() -> bool:
-    """True where no C++ compiler is. Where ziglang has no wheel for the platform, pip says so."""
+    """True if there is no C++ compiler. Without a ziglang wheel for the platform pip reports an error."""
     return not os.environ.get("CXX") and not any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
 @contextmanager
 def _compiler(kept: Path | None) -> Iterator[None]:
-    """CXX is zig, where it is needed; its cache and a link to it lie in ``kept``, or in a folder that goes away."""
+    """Set CXX to zig if needed; its cache and a link to it are in ``kept``, or in a temporary folder."""
     if not needs_zig():
         yield
         return
@@ -66,7 +66,7 @@ def _compiler(kept: Path | None) -> Iterator[None]:
         print(f"No C++ compiler on PATH: {ZIGLANG} compiles everything, which takes some minutes.", flush=True)
         zig = {"CXX": f"{link / 'zig'} {FLAGS}"}
         zig |= dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder))
-        # No symbols: its C++ library's are large, and there may be no program here that strips files.
+        # Without symbols: those of its C++ library are large, and this system may have no program to strip files.
         with patch.dict(os.environ, zig, LDFLAGS=f"{os.environ.get('LDFLAGS', '')} -s"):
             yield
 

@@ -44,10 +44,10 @@ bool CopyWatch::idle() {
   return all_ended();
 }
 
-// With the lock held, as the next two.
+// Called with the lock held, like the next two.
 bool CopyWatch::all_ended() const { return load(words_->ended) >= launched_; }
 
-// Time runs from when the launch's turn comes on the caller's stream.
+// The timeout starts when the launch begins on the caller's stream.
 bool CopyWatch::late() {
   const std::uint64_t ended = load(words_->ended);
   const std::uint64_t seen = ended * 2 + (load(words_->begun) > ended ? 1 : 0);
@@ -75,7 +75,7 @@ void CopyWatch::run() {
       const std::uint32_t code = trouble();
       if (code == kRunning) continue;
       __atomic_store_n(&code_, code, __ATOMIC_RELEASE);
-      __atomic_store_n(abort_, 1u, __ATOMIC_RELAXED);  // peers wait for this rank, as it does for one of them
+      __atomic_store_n(abort_, 1u, __ATOMIC_RELAXED);  // peers wait for this rank, as it waits for one of them
     }
     lock.unlock();
     free_();
@@ -85,11 +85,11 @@ void CopyWatch::run() {
 
 namespace {
 
-constexpr Word kFar = Word{1} << 62;  // a counter beyond all that is ever waited for
-// A reduce kernel keeps up with a link on a few multiprocessors; the rest are the program's that we serve.
+constexpr Word kFar = Word{1} << 62;  // exceeds every counter value that a stream waits for
+// A reduce kernel needs only a few multiprocessors to keep up with a link; the others are left to the user's program.
 constexpr std::uint32_t kPieceBytes = 32 * 1024;
 constexpr int kShareOfMultiprocessors = 4;
-// A slice of more chunks than this fills its streams with commands.
+// The most chunks of a slice; more would fill its streams with commands.
 constexpr Word kMostChunks = 64;
 constexpr Word kGroup = 16;
 
@@ -134,7 +134,8 @@ bool CopyEngineRun::prepare(std::string* why) {
     return false;
   }
   most_blocks_ = static_cast<std::uint32_t>(std::max(1, multiprocessors / kShareOfMultiprocessors));
-  // Streams of one priority may share a queue of the GPU. What frees those that wait must not wait behind them.
+  // Streams of one priority may share a queue of the GPU. The stream that frees waiting streams must not queue behind
+  // them.
   if (!ok(driver_.stream_create_with_priority(&side_, kStreamNonBlocking, greatest), "cuStreamCreateWithPriority") ||
       !ok(driver_.event_create(&begun_, kEventDisableTiming), "cuEventCreate") ||
       !ok(driver_.event_create(&forked_, kEventDisableTiming), "cuEventCreate")) {
@@ -161,7 +162,7 @@ CopyEngineRun::~CopyEngineRun() {
   }
 }
 
-// ---- preparing
+// ---- preparation
 
 bool CopyEngineRun::open_object(int program, Program* made, std::string* why) {
   const Bundle::Program& told = bundle_.programs[static_cast<std::size_t>(program)];
@@ -170,7 +171,7 @@ bool CopyEngineRun::open_object(int program, Program* made, std::string* why) {
     const Bundle::Image& image = bundle_.images[number];
     if (std::string("host") != bundle_.text(image.arch)) continue;
     std::string code;
-    if (!bundle_.read_image(image, &code, why)) return false;  // what is cut off would end this process
+    if (!bundle_.read_image(image, &code, why)) return false;  // loading a truncated object would kill this process
     const std::string file = bundle_.file_of(image);
     made->object = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (made->object == nullptr) {
@@ -183,7 +184,7 @@ bool CopyEngineRun::open_object(int program, Program* made, std::string* why) {
     made->rows = entry();
     return true;
   }
-  *why = "the plan has no code for copy engines of " + std::string(name_of(told.kind()));
+  *why = "the plan has no copy engine code for " + std::string(name_of(told.kind()));
   return false;
 }
 
@@ -253,14 +254,14 @@ void CopyEngineRun::describe(const Call& call) {
   state_.chunk_bytes = std::min<Word>(std::max(call.chunk_bytes, least), bundle_.copy_slot_bytes);
 }
 
-// The executions of a channel, tick by tick.
+// Lists the executions of a channel, tick by tick.
 void CopyEngineRun::list_steps(const device::Channel& of) {
   const device::ProgramRows& program = *program_->rows;
   const std::uint32_t first = program.channel[static_cast<std::uint32_t>(place_.rank) * program.channels].first_row;
   const Word rounds = of.den == 0 ? 0 : device::rounds_of(state_, of.num, of.den);
   std::vector<Slice> slices;
   for (std::uint32_t n = of.first_piece; n < of.first_piece + of.pieces; ++n) {
-    const device::Piece& piece = program.pieces[n];  // there is one part, so it is all the same where pieces begin
+    const device::Piece& piece = program.pieces[n];  // with one part all piece boundaries are equivalent
     slices.push_back(device::cut(state_, piece.source_block, piece.target_block, piece.start_num, piece.start_den,
                                  piece.stop_num, piece.stop_den, 0, rounds));
   }
@@ -302,7 +303,7 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
     if (result_ != kCudaSuccess) break;
     enqueue(step);
   }
-  // Also after an error: what is in the streams must end before anything else of the caller's begins.
+  // After an error too: the work in the streams must end before later work of the caller begins.
   join(stream);
   return result_;
 }
@@ -361,7 +362,7 @@ void CopyEngineRun::copy(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::
   }
 }
 
-// From here on the main stream has message i of the step, where received() says.
+// Makes the main stream wait for message i of the step, whose place is received().
 void CopyEngineRun::receive(const Step& step, std::size_t i) {
   const std::uint32_t id = step.role->role.receives[i];
   Stream& main = *step.role->main;
@@ -379,7 +380,7 @@ void CopyEngineRun::receive(const Step& step, std::size_t i) {
   follow(main, *fetch);
 }
 
-// `stream` was the last to read what was received.
+// Frees the slot of a received message, which `stream` was the last to read.
 void CopyEngineRun::give_back(Stream& stream, std::uint32_t id) {
   use(stream);
   if (!connection(id).staged()) {
@@ -390,7 +391,7 @@ void CopyEngineRun::give_back(Stream& stream, std::uint32_t id) {
   advance(id);
 }
 
-// Own operand and messages of a step, as one kernel in `stream`.
+// Reduces the own operand and the messages of a step with one kernel in `stream`.
 void CopyEngineRun::fold(Stream& stream, const Step& step, CUdeviceptr target) {
   use(stream);
   const std::vector<std::uint32_t>& receives = step.role->role.receives;
@@ -438,14 +439,14 @@ CopyEngineRun::Result CopyEngineRun::combine(const Step& step) {
   return {source, !receives.empty()};
 }
 
-// In place, the result goes to where the own data are: those who still read them come first.
+// In place, the result overwrites the rank's own data: the streams that still read these must finish first.
 void CopyEngineRun::follow_readers(const Step& step) {
-  const auto found = readers_.find(step.chunk.target);
-  if (!step.keeps || found == readers_.end()) return;
-  for (Stream* reader : found->second) {
+  const auto readers = readers_.find(step.chunk.target);
+  if (!step.keeps || readers == readers_.end()) return;
+  for (Stream* reader : readers->second) {
     if (reader != step.role->main) follow(*step.role->main, *reader);
   }
-  readers_.erase(found);
+  readers_.erase(readers);
 }
 
 void CopyEngineRun::send(const Step& step, std::size_t i, CUdeviceptr source) {
@@ -467,7 +468,7 @@ void CopyEngineRun::enqueue(const Step& step) {
   for (std::size_t i = 0; i < role.receives.size(); ++i) receive(step, i);
   follow_readers(step);
   const Result result = combine(step);
-  // What is sent from a slot is given back when that is done, everything else now.
+  // A slot that is the source of a send is freed after it, all others now.
   std::vector<std::uint32_t> held;
   for (const std::uint32_t id : role.receives) {
     if (!role.sends.empty() && result.at == received(id)) {
@@ -476,7 +477,7 @@ void CopyEngineRun::enqueue(const Step& step) {
       give_back(main, id);
     }
   }
-  // All that the main stream has so far, and none of its own sends.
+  // Waits for all work of the main stream so far, without its own sends.
   if (result.of_main) {
     for (Stream* stream : step.role->sends) {
       if (stream != &main) follow(*stream, main);
@@ -511,8 +512,8 @@ CUresult CopyEngineRun::launch(const std::vector<Message>& messages, std::uint64
   return result_;
 }
 
-// The same pieces at both ends: a function of the split and the size. All parts have as many as the longest, as far as
-// there are groups of bytes for them.
+// Cuts a message into pieces, equally at both ends: the cuts depend on the split and the size only. All parts have as
+// many pieces as the longest, if they have enough groups of bytes.
 void CopyEngineRun::cut(const Message& message, std::map<std::uint32_t, Word>* numbers,
                         std::vector<Piece>* pieces) const {
   const auto end_of = [&message](std::uint64_t stop) {
@@ -556,13 +557,12 @@ void CopyEngineRun::enqueue(const Piece& piece) {
   advance(id);
 }
 
-// ---- ending early
+// ---- early end
 
-// Counters of this rank, all of them, go beyond what anything waits for. What runs then moves data that are worth
-// nothing, and ends.
+// Raises all counters of this rank above every awaited value. The remaining work then moves invalid data, and ends.
 void CopyEngineRun::free_waits() {
   int mode = kCaptureModeRelaxed;
-  driver_.stream_capture_mode(&mode);  // somebody else's capture is not disturbed
+  driver_.stream_capture_mode(&mode);  // keeps other threads' captures valid
   InContext context(driver_, place_.context);
   if (!context) return;
   if (!fault_known_) find_fault();
@@ -574,7 +574,7 @@ void CopyEngineRun::free_waits() {
   driver_.stream_synchronize(side_);
 }
 
-// The first of this rank's ends that waits, for people.
+// Finds the first end of this rank that waits, for the error message.
 void CopyEngineRun::find_fault() {
   fault_known_ = true;
   for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {

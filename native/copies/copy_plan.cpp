@@ -37,7 +37,7 @@ CopyRole role_of(const device::ProgramRows& program, const device::Channel& of, 
   return role;
 }
 
-// Of all ranks, in the order of ranks and channels, and within these of ticks.
+// Lists the roles of all ranks, ordered by rank and channel, then by tick.
 std::vector<CopyRole> roles_of(const device::ProgramRows& program, int nranks) {
   std::vector<CopyRole> all;
   for (std::uint32_t number = 0; number < static_cast<std::uint32_t>(nranks) * program.channels; ++number) {
@@ -78,11 +78,11 @@ bool find_uses(const Bundle& bundle, const std::vector<CopyRole>& roles, Uses* u
   for (std::size_t id = 0; id < count; ++id) {
     good = good && (uses->sender[id] == kNobody) == (uses->receiver[id] == kNobody);
   }
-  if (!good) *why = "its code does not use the plan's connections, each by one role at each end";
+  if (!good) *why = "its code does not match the plan's connections, each with one role at each end";
   return good;
 }
 
-// Who comes after whom, by role: messages, and own data that are read before the result takes their place.
+// Lists the roles that must follow each role: receivers of its messages, and writers of data in place that it reads.
 std::vector<std::vector<std::size_t>> find_followers(const Uses& uses, const std::vector<CopyRole>& roles) {
   std::vector<std::vector<std::size_t>> followers(roles.size());
   std::map<std::size_t, std::vector<std::size_t>> readers;  // of the channel's slices
@@ -100,7 +100,7 @@ std::vector<std::vector<std::size_t>> find_followers(const Uses& uses, const std
   return followers;
 }
 
-// Level by level: a role's is known when those of all before it are.
+// Computes the levels: a role's level is known when those of all its predecessors are.
 bool find_levels(const Uses& uses, std::vector<CopyRole>* roles, std::string* why) {
   const std::vector<std::vector<std::size_t>> followers = find_followers(uses, *roles);
   std::vector<std::size_t> missing(roles->size()), ready;
@@ -118,7 +118,7 @@ bool find_levels(const Uses& uses, std::vector<CopyRole>* roles, std::string* wh
     }
   }
   if (ready.size() == roles->size()) return true;
-  *why = "its messages go in a circle";
+  *why = "its messages form a cycle";
   return false;
 }
 
@@ -132,7 +132,7 @@ bool survey(const Bundle& bundle, const device::ProgramRows& program, int rank, 
   roles->clear();
   for (CopyRole& role : all) {
     if (role.receives.size() > kMostOperands) {
-      *why = "rank " + std::to_string(role.rank) + " combines " + std::to_string(role.receives.size()) +
+      *why = "rank " + std::to_string(role.rank) + " reduces " + std::to_string(role.receives.size()) +
              " messages at once; a reduce kernel takes at most " + std::to_string(kMostOperands);
       return false;
     }

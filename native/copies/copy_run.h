@@ -1,4 +1,5 @@
-// How copy engines run: what is put into which stream (copy_engine.h), and who ends what waits for ever.
+// The implementation of copy engines (copy_engine.h): the commands of each stream, and the watch that ends endless
+// waits.
 #pragma once
 
 #include <atomic>
@@ -22,13 +23,13 @@
 
 namespace blink::shim {
 
-// Frees streams that wait for a rank that will never come. Waits in a stream know no deadline and no abort flag, as those
-// of kernels do. A thread looks at words that the streams write, and at the abort word, while something runs.
+// Frees streams that wait for a rank that will never come. Unlike kernels, waits in a stream have no timeout and no
+// abort flag. So a thread checks the words that the streams write, and the abort word, while launches run.
 class CopyWatch {
  public:
   typedef CopyEngines::Words Words;
-  // Frees what waits now. Called again and again: work of peers that was set free may still write counters of ours, as
-  // low as they should have been.
+  // Frees the current waits. Called repeatedly, because freed work of peers may still write its own, lower values to
+  // this rank's counters.
   typedef std::function<void()> Free;
 
   // `words` and `abort` outlive the watch.
@@ -37,12 +38,12 @@ class CopyWatch {
   CopyWatch(const CopyWatch&) = delete;
   CopyWatch& operator=(const CopyWatch&) = delete;
 
-  // Launch number `launch` (1, 2, …) is about to be enqueued. It may run for `timeout_ns`, 0: as long as it takes.
+  // Watches launch number `launch` (1, 2, …), which is about to be enqueued, for `timeout_ns`; 0: no timeout.
   void look_after(std::uint64_t launch, std::uint64_t timeout_ns);
-  // Whether all has ended; where a launch could not be enqueued, as far as anybody can know.
+  // Whether all launches have ended; after a failed enqueueing, as far as can be known.
   bool idle();
   void stop_counting();
-  // Why launches were ended early: a StatusCode.
+  // The reason why launches ended early: a StatusCode.
   std::uint32_t code() const { return __atomic_load_n(&code_, __ATOMIC_ACQUIRE); }
 
  private:
@@ -58,7 +59,7 @@ class CopyWatch {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t launched_ = 0, timeout_ns_ = 0;
-  std::uint64_t seen_ = 0;  // of the words, since then
+  std::uint64_t seen_ = 0;  // state of the words at `since_`
   std::chrono::steady_clock::time_point since_;
   bool stopping_ = false;
   std::thread thread_;
@@ -68,7 +69,7 @@ class CopyEngineRun final : public CopyEngines {
  public:
   CopyEngineRun(const Driver& driver, const Bundle& bundle, const Place& place);
   bool prepare(std::string* why);
-  ~CopyEngineRun();  // with the context current
+  ~CopyEngineRun();  // requires the context to be current
   CopyEngineRun(const CopyEngineRun&) = delete;
   CopyEngineRun& operator=(const CopyEngineRun&) = delete;
 
@@ -81,18 +82,18 @@ class CopyEngineRun final : public CopyEngines {
 
  private:
   enum class Use { kSend, kReceive, kOwn, kFetch, kPath };
-  typedef std::tuple<std::uint32_t, Use, int> Key;  // level, what for, peer
+  typedef std::tuple<std::uint32_t, Use, int> Key;  // level, use, peer
 
   struct Stream {
     CUstream handle = nullptr;
-    CUevent event = nullptr;   // of whatever came last when somebody had to follow
-    std::uint64_t launch = 0;  // the last that used it
+    CUevent event = nullptr;   // of the last command that another stream had to follow;
+    std::uint64_t launch = 0;  // the last that used the stream
   };
   struct Role {
     CopyRole role;
     Stream* main = nullptr;
     std::vector<Stream*> sends;
-    std::vector<Stream*> fetches;  // by message; nullptr: it comes into this GPU's memory
+    std::vector<Stream*> fetches;  // by message; nullptr: the message arrives in this GPU's memory
   };
   struct Program {
     void* object = nullptr;
@@ -100,7 +101,7 @@ class CopyEngineRun final : public CopyEngines {
     CUfunction fold = nullptr;
     std::vector<Role> roles;  // of this rank's rows
   };
-  // An execution, remembered until all are in order.
+  // An execution, stored until all are sorted.
   struct Step {
     Word chunk_number;
     Role* role;
@@ -118,7 +119,7 @@ class CopyEngineRun final : public CopyEngines {
     std::size_t bytes;
   };
 
-  // --- preparing
+  // --- preparation
   bool open_object(int program, Program* made, std::string* why);
   Stream* stream_for(std::uint32_t level, Use use, int peer, std::string* why);
   void describe(const Call& call);
@@ -126,8 +127,8 @@ class CopyEngineRun final : public CopyEngines {
 
   // --- enqueueing; the first error stops it
   struct Result {
-    CUdeviceptr at;  // 0: each send makes it where it goes
-    bool of_main;    // it is there when the main stream has got here; else from the start
+    CUdeviceptr at;  // 0: each send reduces it directly into its slot;
+    bool of_main;    // complete only after the main stream's work so far; otherwise from the start
   };
   void begin(std::uint64_t timeout_ns, CUstream stream, CUevent start);
   void cut(const Message& message, std::map<std::uint32_t, Word>* numbers, std::vector<Piece>* pieces) const;
@@ -152,7 +153,7 @@ class CopyEngineRun final : public CopyEngines {
 
   const Bundle::Connection& connection(std::uint32_t id) const { return bundle_.connections[id]; }
   bool make_events(std::uint32_t id, std::string* why);
-  // Of the next message: where its sender puts it, and where it is when it has been received.
+  // Places of the next message: where its sender writes it, and where it is after its receipt.
   CUdeviceptr slot(std::uint32_t id) const { return segment(connection(id).home) + connection(id).copy_ring + ring(id); }
   CUdeviceptr received(std::uint32_t id) const {
     return connection(id).staged() ? segment(connection(id).dst) + connection(id).copy_landing + ring(id) : slot(id);
@@ -165,14 +166,14 @@ class CopyEngineRun final : public CopyEngines {
   void advance(std::uint32_t id) { positions_[id].store(position(id) + 1, std::memory_order_relaxed); }
   CUdeviceptr tail(std::uint32_t id) const { return segment(connection(id).tail_at()) + connection(id).copy_tail; }
   CUdeviceptr head(std::uint32_t id) const { return segment(connection(id).head_at()) + connection(id).copy_head; }
-  // Where this process has what lies in memory of the host; nullptr: it lies on a GPU.
+  // The address in this process of a place in host memory; nullptr: it is on a GPU.
   char* on_host(CUdeviceptr at) const {
     const bool inside = at >= place_.staging_device && at - place_.staging_device < place_.staging_bytes;
     return inside ? place_.staging + (at - place_.staging_device) : nullptr;
   }
   CUdeviceptr segment(int rank) const { return place_.segments[static_cast<std::size_t>(rank)]; }
 
-  // --- ending early
+  // --- early end
   void free_waits();
   void find_fault();
 
@@ -182,26 +183,26 @@ class CopyEngineRun final : public CopyEngines {
   std::uint32_t most_blocks_ = 1;
   std::map<int, Program> programs_;
   std::map<Key, std::unique_ptr<Stream>> streams_;
-  std::vector<std::atomic<Word>> positions_;  // messages that this end of a connection has passed, by connection
-  std::map<std::uint32_t, std::vector<CUevent>> read_;  // by connection and slot: that what was fetched there was read
+  std::vector<std::atomic<Word>> positions_;  // by connection: messages that this end has processed;
+  std::map<std::uint32_t, std::vector<CUevent>> read_;  // by connection and slot: the end of reading a fetched message
   CUstream side_ = nullptr;
   CUevent begun_ = nullptr, forked_ = nullptr;
-  CUevent start_ = nullptr;  // of the launch at hand: one of the two
+  CUevent start_ = nullptr;  // of the current launch: one of the two
   std::uint64_t launches_ = 0;
-  Status fault_ = {};  // where it stuck
-  bool fault_known_ = false;  // the watch's thread alone
+  Status fault_ = {};  // the wait that did not end;
+  bool fault_known_ = false;  // used by the watch's thread only
   mutable std::mutex fault_mutex_;
 
-  // Of the launch at hand.
+  // State of the current launch.
   device::State state_ = {};
   Program* program_ = nullptr;
   const Call* call_ = nullptr;
   std::vector<Step> steps_;
   std::vector<Stream*> used_;
-  std::map<const char*, std::vector<Stream*>> readers_;  // of the own data, by their place
+  std::map<const char*, std::vector<Stream*>> readers_;  // by place of the own data that they read
   CUresult result_ = kCudaSuccess;
 
-  std::unique_ptr<CopyWatch> watch_;  // goes first: it uses the rest
+  std::unique_ptr<CopyWatch> watch_;  // last, so that it is destroyed before the members that it uses
 };
 
 }  // namespace blink::shim

@@ -1,7 +1,8 @@
-// Integral packing of arborescences, group by group and arc by arc: blinkccl/trees/packing/integral.py has the idea.
+// Integral packing of arborescences, group by group and arc by arc; blinkccl/trees/packing/integral.py has the idea.
 //
-// Without `few`, the first group is grown by the arc that takes most of it among those nearest its root, so trees stay
-// shallow; the whole group is enough. With `few`, the largest group by the arc that takes most of it, however deep.
+// Without `few`, the first group grows by the arc with the largest share of it among those nearest its root, so that
+// trees stay shallow; an arc that takes the whole group is enough. With `few`, the largest group grows by the arc with
+// the largest share, at any depth.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -26,8 +27,8 @@ template <class Units>
 struct Group {
   Vertex root;
   Units multiplicity;
-  std::int32_t number;          // in the flows
-  std::vector<Vertex> depth;    // by vertex, -1 where it has not come to
+  std::int32_t number;          // in the flows;
+  std::vector<Vertex> depth;    // by vertex, -1 if not reached;
   std::vector<Vertex> reached;  // by depth, then by number
   std::vector<Arc> arcs;
 };
@@ -99,7 +100,7 @@ class Packer final : public blink_packer {
 
   bool complete(const Trees& group) const { return static_cast<Vertex>(group.reached.size()) == n_; }
 
-  // One group put away that is complete, or grown by an arc; false where no arc can be given to it.
+  // Stores a complete group, or grows one by an arc; false if no arc can be added to it.
   bool step() {
     const auto chosen = open_.begin() + static_cast<std::ptrdiff_t>(few_ ? largest() : 0);
     std::unique_ptr<Trees> group = std::move(*chosen);
@@ -119,7 +120,7 @@ class Packer final : public blink_packer {
     return true;
   }
 
-  // As many trees of the group as a group of their own.
+  // Splits `units` trees off the group as a new group.
   std::unique_ptr<Trees> split_off(Trees& group, Units units) {
     auto rest = std::make_unique<Trees>(group);
     group.multiplicity -= units;

@@ -1,10 +1,10 @@
-// Trees of equal weight by rerouting: blinkccl/trees/packing/equal_trees.py says what is looked for.
+// Trees of equal weight by rerouting; blinkccl/trees/packing/equal_trees.py defines the problem.
 //
-// A tree is grown like Prim's: the cheapest hop from a terminal that it has to one that it lacks, where a hop may cross
-// transit. All terminals of a tree are sources of one search, each of distance 0 from when it has joined, and a transit
-// vertex is reached from the nearest: so a tree costs one look at each arc and not one search per terminal. An arc's
-// price grows exponentially with its load, as in packing by multiplicative weights (Garg and Könemann 1998), but trees
-// are whole, and rerouted one after the other.
+// A tree grows as in Prim's algorithm: by the cheapest hop from a terminal in the tree to one outside, where a hop may
+// cross transit vertices. All terminals of a tree are sources of one search, with distance 0 once they have joined, and
+// a transit vertex is reached from the nearest. So a tree costs one visit of each arc instead of one search per
+// terminal. An arc's price grows exponentially with its load, as in packing by multiplicative weights (Garg and
+// Könemann 1998), but trees are whole and rerouted one after the other.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -26,22 +26,22 @@ using Vertex = std::int32_t;
 using Arc = std::int32_t;
 using Seconds = std::chrono::duration<double>;
 
-// How steeply prices grow, pass by pass; the last stays.
+// Steepness of prices, by pass; the last value is used from then on.
 constexpr double steepness[] = {8, 12, 20, 30, 40};
 constexpr std::size_t passes_of_all = std::size(steepness);
-// What a level costs, in prices of an arc that is as full as it may be: among equals the shallower is taken.
+// The price of a level, relative to an arc with full load: of equal paths the shallower is selected.
 constexpr double level_price = 0.3;
 // The least price.
 constexpr double cheapest = 0.1;
-// The price of an arc that is full, when no arc may become fuller.
+// The price of a full arc when no arc may get more load.
 constexpr double shut = 1e6;
-// Looks at all trees, to take hops out and to make them shallower.
+// Passes over all trees that remove hops and make the trees shallower.
 constexpr int rounds_of_rerouting = 3, most_rounds = 20;
-// By how much a way may have become dearer while its tree grew.
+// Factor by which a path's price may rise while its tree grows.
 constexpr double dearer = 1.25;
 
-// e^x within a few parts of 10,000. Products and sums alone, which every machine rounds alike, so that all hosts of a job
-// find the same trees; std::exp differs by processor.
+// e^x within a few parts of 10,000. It uses only products and sums, which every machine rounds equally, so that all
+// hosts of a job find the same trees; std::exp differs by processor.
 double power(double x) {
   const double exponent = x * 1.4426950408889634, whole = std::floor(exponent), part = exponent - whole;
   return std::ldexp(1.0 + part * (0.695556 + part * (0.227411 + part * 0.077033)), static_cast<int>(whole));
@@ -49,15 +49,15 @@ double power(double x) {
 
 struct Tree {
   Vertex root = 0;
-  std::vector<Arc> arcs;            // of all hops, one after the other
-  std::vector<std::int32_t> first;  // where each hop begins, and the end
+  std::vector<Arc> arcs;            // of all hops, in order;
+  std::vector<std::int32_t> first;  // the start of each hop, and the end
 };
 
-// A tree by its vertices.
+// A tree as a parent per vertex.
 struct Hung {
   std::vector<Vertex> parent, order;  // parents come before children
   std::vector<std::int32_t> depth, height;
-  std::vector<std::vector<Arc>> way;  // into each vertex
+  std::vector<std::vector<Arc>> way;  // the hop into each vertex
 
   Hung(const Tree& tree, const blink_trees& of);
   void settle(Vertex u, Vertex v) {
@@ -156,8 +156,8 @@ struct blink_trees {
     for (Arc arc = 0; arc < static_cast<Arc>(edge_.size()); ++arc) set_price(arc);
   }
 
-  // 1 for an arc that is as full as it may be by now, in the first pass a part of what it may be at the end; never nothing,
-  // so that no tree takes more hops than it must.
+  // The price is 1 for an arc with its currently full load, which in the first pass is only part of the final one. It
+  // is never 0, so that no tree uses more hops than necessary.
   void set_price(Arc arc) {
     if (polishing_) {
       price_[edge_[arc]] = (room(arc) ? 1.0 : shut) * least_most_ / most_[edge_[arc]];
@@ -179,7 +179,7 @@ struct blink_trees {
                        [&](Arc arc) { return load_[edge_[arc]] > goal_ * most_[edge_[arc]]; });
   }
 
-  // Whether what there is is good enough.
+  // Stores the best trees so far; true if they are good enough.
   bool keep_best() {
     double fullest = 0.0;
     for (std::size_t edge = 0; edge < load_.size(); ++edge) fullest = std::max(fullest, load_[edge] / most_[edge]);
@@ -190,8 +190,8 @@ struct blink_trees {
     return fullest <= goal_;
   }
 
-  // The tree anew, and its load. Every hop makes its arcs dearer: where that has changed the way that is to be taken by
-  // much, the search begins again from all that have joined.
+  // Rebuilds the tree, and its load. Every hop raises the price of its arcs. If this changes the price of the next path
+  // substantially, the search restarts from all terminals that have joined.
   bool route(Tree& tree) {
     tree.arcs.clear();
     tree.first.assign(1, 0);
@@ -263,7 +263,8 @@ struct blink_trees {
 
   bool room(Arc arc) const { return load_[edge_[arc]] + 1.0 <= best_fullest_ * most_[edge_[arc]] * (1 + 1e-12); }
 
-  // As full as it has become, but with the fewest hops, and what is too deep hung nearer to the roots.
+  // Starts polishing: the load stays, but with the fewest hops, and vertices that are too deep move closer to the
+  // roots.
   void begin_polish() {
     polishing_ = true;
     trees_ = best_;
@@ -274,7 +275,7 @@ struct blink_trees {
     begin_pass();
   }
 
-  // The next tree; false where all rounds are over.
+  // Polishes the next tree; false after all rounds.
   bool polish_one() {
     if (next_ == trees_.size()) {
       ++round_;
@@ -288,7 +289,7 @@ struct blink_trees {
     return true;
   }
 
-  // Anew where that makes no arc fuller than the fullest.
+  // Rebuilds a tree, unless that would exceed the load of the fullest arc.
   void reroute(Tree& tree) {
     const Tree before = tree;
     remove(tree);
@@ -326,7 +327,7 @@ struct blink_trees {
     return moved;
   }
 
-  // The way to v from the terminal nearest to the root that has room for one more; none where none is nearer than now.
+  // The path to v from a terminal closer to the root with room for another child; empty if none is closer than now.
   std::vector<Arc> nearer(const Hung& hung, Vertex v) {
     std::fill(label_.begin(), label_.end(), Label{});
     std::vector<Vertex> queue{v};
@@ -358,7 +359,7 @@ struct blink_trees {
   std::vector<double> most_, load_, price_;  // by edge
   std::vector<std::vector<Arc>> leaving_, entering_;
   std::vector<Label> label_;
-  std::vector<std::int32_t> depth_;  // by terminal, of the tree that grows; -1 where it has not come to
+  std::vector<std::int32_t> depth_;  // by terminal, of the growing tree; -1 if not reached
   std::vector<Vertex> joined_;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> waiting_;
   std::vector<Tree> trees_, best_;

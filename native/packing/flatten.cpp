@@ -1,8 +1,8 @@
-// Packed trees made shallower by local search: who hangs below whom.
+// Shallower packed trees by local search over the parents of vertices.
 //
 // Two moves keep every capacity: a vertex gets another parent over an arc with room left, or two trees of equal
-// multiplicity exchange their parents at a vertex. A move is made where it lowers Σ n^depth over all trees and vertices,
-// so that the deepest levels empty first; the search ends because that sum only falls.
+// multiplicity exchange their parents at a vertex. A move is made if it lowers Σ n^depth over all trees and vertices,
+// so that the deepest levels empty first. The search ends because that sum only decreases.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 
 using Vertex = std::int32_t;
 
-// A tree that may be hung otherwise. Parents are the caller's.
+// A tree whose vertices can be moved. The caller owns the parents.
 class Tree {
  public:
   Tree(Vertex vertices, Vertex* parents)
@@ -42,7 +42,7 @@ class Tree {
     while (u != v && parent[u] >= 0) u = parent[u];
     return u == v;
   }
-  // How many levels v would sink under u.
+  // The number of levels that v would sink below u.
   std::int32_t shift(Vertex v, Vertex u) const { return depth[u] + 1 - depth[v]; }
 
   void hang(Vertex v, Vertex u) {
@@ -102,7 +102,7 @@ class Pass {
     return room_[std::lower_bound(entering_[v].begin(), entering_[v].end(), std::make_pair(u, -1))->second];
   }
 
-  // Of the same vertices: the higher the parent, the more is gained.
+  // Moves v to another parent; of several the highest gains most.
   bool raise(std::size_t t, Vertex v) {
     Tree& tree = trees_[t];
     if (tree.parent[v] < 0) return false;
@@ -135,8 +135,8 @@ class Pass {
     return moved;
   }
 
-  // Whether Σ n^depth falls where these sink by so many levels, or rise. Digits of the difference are below 2n: two of the
-  // highest outweigh all that come after.
+  // Whether Σ n^depth decreases if these vertices sink, or rise, by that number of levels. Digits of the difference are
+  // below 2n, so two of the highest outweigh all lower ones.
   bool gains(const std::vector<Vertex>& mine, const std::vector<std::int32_t>& my_depth, std::int32_t by,
              const std::vector<Vertex>& theirs, const std::vector<std::int32_t>& their_depth, std::int32_t by_theirs) {
     digits_.assign(2 * static_cast<std::size_t>(n_) + 1, 0);

@@ -13,7 +13,7 @@ namespace blink::packing {
 template <class Units>
 class FlowGraph {
  public:
-  // The arcs, without capacities where these are null, and room for more of them and more vertices.
+  // Adds the arcs, without capacities if those are null, and reserves room for more arcs and vertices.
   explicit FlowGraph(const blink_arcs& arcs, std::int32_t more_vertices = 0, std::int64_t more_arcs = 0)
       : vertices_(static_cast<std::int32_t>(arcs.vertices) + more_vertices) {
     head_.reserve(2 * static_cast<std::size_t>(arcs.arcs + more_arcs));
@@ -23,7 +23,7 @@ class FlowGraph {
     }
   }
 
-  // The edge's number.
+  // Adds an edge and returns its number.
   std::int32_t add(std::int32_t tail, std::int32_t head, Units units) {
     const auto number = static_cast<std::int32_t>(head_.size());
     head_.push_back(head);
@@ -32,7 +32,7 @@ class FlowGraph {
     capacity.push_back(0);
     return number;
   }
-  // After the last arc.
+  // To be called after the last arc.
   void finish() {
     first_.assign(static_cast<std::size_t>(vertices_) + 1, 0);
     const auto edges = static_cast<std::int32_t>(head_.size());
@@ -57,7 +57,7 @@ class FlowGraph {
     return total;
   }
 
-  // Marks what `source` still reaches.
+  // Marks the vertices that `source` still reaches.
   void source_side(std::int32_t source, std::uint8_t* side, std::int32_t count) {
     levels(source, -1);
     for (std::int32_t v = 0; v < count; ++v) side[v] = level_[v] >= 0;
@@ -86,7 +86,7 @@ class FlowGraph {
     return false;
   }
 
-  // One path down the levels; what it carries, 0 where there is none left.
+  // Augments one path along the levels; returns its flow, 0 if none is left.
   Units augment(std::int32_t source, std::int32_t sink, Units limit) {
     path_.clear();
     std::int32_t u = source;

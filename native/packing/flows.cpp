@@ -1,4 +1,4 @@
-// Single flows, those that test a rate, and those that a pair of arcs can be split off by.
+// Maximum flows: single ones, tests of a rate, and the units that can be split off at a pair of arcs.
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
@@ -10,7 +10,7 @@ using namespace blink::packing;
 
 namespace {
 
-// The network with a source of all that is joined, behind its vertices.
+// The network and a source behind its vertices, with arcs for all `joined` units.
 template <class Units>
 FlowGraph<Units> with_source(const blink_arcs& arcs, std::int64_t terminals, const blink_units* joined,
                              std::int32_t more_vertices = 0, std::int64_t more_arcs = 0) {
@@ -80,7 +80,7 @@ int least_flow(const blink_arcs& arcs, std::int64_t terminals, std::int32_t root
   return BLINK_PACKING_DONE;
 }
 
-// The network with a source of all that is joined, and a sink; any vertex may be merged with either.
+// The network with a source of all `joined` units, and a sink; any vertex may be merged with either.
 template <class Units>
 class Spare {
  public:
@@ -96,7 +96,7 @@ class Spare {
     empty_ = graph_.capacity;
   }
 
-  // What every cut with `here` on the side of the source, and `there` on the other, has beyond all that is joined.
+  // The excess over all joined units of every cut with `here` on the source's side and `there` on the other.
   Units of(std::initializer_list<std::int32_t> here, std::initializer_list<std::int32_t> there, Units wanted) {
     if (wanted == 0) return 0;
     graph_.capacity = empty_;

@@ -1,9 +1,9 @@
-// Cheap trees of at most so many hops: blinkccl/trees/algorithms/refine.py says what for.
+// Cheap trees with a limited number of hops; blinkccl/trees/algorithms/refine.py explains their use.
 //
-// The cheapest is NP-hard to find (with two levels it is a facility location). So two trees, Prim's as far as levels
-// allow and the one of fewest hops, are improved for as long as a move saves something: a vertex hung elsewhere, or it
-// and its new parent, where that is too deep as it hangs. More trees begin with shaken prices, by the same numbers each
-// time, and are then improved under the true ones.
+// Finding the cheapest is NP-hard (with two levels it is a facility location). So two trees are built, Prim's as far as
+// the levels allow and the one with the fewest hops, and improved while a move reduces the price. A move gives a vertex
+// another parent; if it would then be too deep, the parent moves too. Further trees start with shaken prices, the same
+// in every run, and are then improved with the true ones.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -19,12 +19,12 @@ namespace {
 using Vertex = std::int32_t;
 
 constexpr double none = std::numeric_limits<double>::infinity();
-// What a move must save, in prices of the tree: less is rounding.
+// The smallest gain of a move, relative to the tree's price; less is rounding.
 constexpr double least_gain = 1e-11;
-// By how much prices are shaken, at most.
+// The largest relative change of shaken prices.
 constexpr double shake = 0.5;
 
-// Prices of hops, and for each vertex those who may be its parent, the cheapest first.
+// Prices of hops, and the possible parents of each vertex, the cheapest first.
 struct Hops {
   Hops(Vertex vertices, std::vector<double> prices) : n(vertices), price(std::move(prices)), parents(vertices) {
     for (Vertex v = 0; v < n; ++v) {
@@ -46,7 +46,7 @@ class Tree {
  public:
   Tree(Vertex n, Vertex root, Vertex levels) : n_(n), root_(root), levels_(levels), depth_(n), height_(n), parent_(n) {}
 
-  // Prim's tree, no vertex deeper than it may be; false where that leaves some out.
+  // Builds Prim's tree within the depth limit; false if some vertices remain outside.
   bool grow_cheap(const Hops& hops) {
     std::vector<double> best(n_, none);
     std::vector<bool> joined(n_);
@@ -69,7 +69,7 @@ class Tree {
     return true;
   }
 
-  // A tree of fewest hops, each from the cheapest parent of the level above; false where that is too many.
+  // Builds a tree with the fewest hops, each from the cheapest parent of the level above; false if it is too deep.
   bool grow_shallow(const Hops& hops) {
     std::vector<Vertex> level{root_}, next;
     std::vector<bool> joined(n_);
@@ -92,7 +92,7 @@ class Tree {
     return count == n_;
   }
 
-  // Moves vertices while that saves something, or makes them shallower at the same price.
+  // Moves vertices while that reduces the price, or the depth at the same price.
   void improve(const Hops& hops) {
     double total = 0;
     for (Vertex v = 0; v < n_; ++v) total += v == root_ ? 0 : hops.of(parent_[v], v);
@@ -106,7 +106,7 @@ class Tree {
   void write(std::int32_t* out) const { std::copy(parent_.begin(), parent_.end(), out); }
 
  private:
-  // The first move of v to a cheaper parent that fits, perhaps with that parent moved too.
+  // Makes the first move of v to a cheaper parent within the depth limit, if necessary moving that parent too.
   bool hang(const Hops& hops, Vertex v, double least) {
     const double now = hops.of(parent_[v], v);
     for (const Vertex u : hops.parents[v]) {
@@ -123,7 +123,7 @@ class Tree {
     return false;
   }
 
-  // Hangs u nearer to the root, and v below it, if that costs less than `most`.
+  // Moves u closer to the root, and v below it, if that costs less than `most`.
   bool lift(const Hops& hops, Vertex u, Vertex v, double most) {
     if (u == root_) return false;
     const double now = hops.of(parent_[u], u);
@@ -140,13 +140,13 @@ class Tree {
     return false;
   }
 
-  // Whether u hangs below v, or is v.
+  // Whether u is v or below it.
   bool below(Vertex u, Vertex v) const {
     while (u >= 0 && u != v) u = parent_[u];
     return u == v;
   }
 
-  // Depths and heights, by as many looks as the tree is deep.
+  // Computes depths and heights, with one pass per level.
   void measure() {
     std::fill(height_.begin(), height_.end(), 0);
     for (Vertex v = 0; v < n_; ++v) {
@@ -160,7 +160,7 @@ class Tree {
   std::vector<Vertex> depth_, height_, parent_;
 };
 
-// Prices times 1 to 1 + shake, by a linear congruence (Knuth's MMIX) that begins with `state`.
+// Multiplies prices by 1 to 1 + shake, with a linear congruential generator (Knuth's MMIX) seeded with `state`.
 std::vector<double> shaken(std::vector<double> result, std::uint64_t state) {
   for (double& x : result) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -174,7 +174,7 @@ std::vector<double> shaken(std::vector<double> result, std::uint64_t state) {
 extern "C" int blink_hop_trees(std::int64_t vertices, const double* price, std::int64_t levels,
                                const std::int32_t* roots, std::int64_t count, std::int32_t* parent) try {
   const auto n = static_cast<Vertex>(vertices), deepest = static_cast<Vertex>(levels);
-  std::vector<Hops> hops;  // with the true prices, and shaken
+  std::vector<Hops> hops;  // with the true prices, then with shaken ones
   hops.emplace_back(n, std::vector<double>(price, price + vertices * vertices));
   for (std::uint64_t state = 2; state < BLINK_PACKING_HOP_TREES; state += 2) {
     hops.emplace_back(n, shaken(hops[0].price, state));

@@ -1,6 +1,7 @@
-// How many trees of a group may take an arc (μ in blinkccl/trees/packing/integral.py), by flows that are kept: one to each
-// vertex, of what all groups without it bring there. Arcs that are given away and groups that grow spoil a few units of a
-// flow; the next question about that vertex takes these out and finds them another way, instead of all from nothing.
+// The number of a group's trees that may use an arc (μ in blinkccl/trees/packing/integral.py), from stored flows: one
+// to each vertex, of the units that all groups without that vertex bring there. Arcs in use and growing groups
+// invalidate a few units of a flow. The next query for that vertex removes these and reroutes them, instead of starting
+// from zero.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class KeptFlows {
     for (std::size_t arc = 0; arc < tail.size(); ++arc) add(tail[arc], head[arc], capacity[arc]);
   }
 
-  // The number of a new group; it has no vertex yet.
+  // Adds a group without vertices, and returns its number.
   std::int32_t open(Units multiplicity) {
     const auto group = static_cast<std::int32_t>(supply_.size());
     supply_.push_back(add(n_, add_vertex(), 0));
@@ -47,7 +48,7 @@ class KeptFlows {
   void set_multiplicity(std::int32_t group, Units units) { multiplicity_[group] = units; }
   void give(Arc arc, Units units) { capacity_[arc] -= units; }
 
-  // μ, at most `wanted`; where that is the whole group the arc must be given to it.
+  // Returns μ, at most `wanted`; if that is the whole group the arc must be given to it.
   Units allowed(std::int32_t group, Arc arc, Units wanted) {
     const Vertex u = head_[2 * arc + 1], v = head_[2 * arc];
     const Arc own = supply_[group];
@@ -100,7 +101,7 @@ class KeptFlows {
     return edge & 1 ? used : capacity_[edge >> 1] - used;
   }
 
-  // The kept flow to v, made good where it was spoilt; `group` brings no more than it did. What groups cannot bring.
+  // Repairs the stored flow to v, while `group` brings no more than before. Returns the units that groups cannot bring.
   Units restore(std::int32_t group, Vertex v) {
     for (const Used& used : kept_[v]) {
       touch(used.arc);
@@ -143,7 +144,7 @@ class KeptFlows {
     used_.clear();
   }
 
-  // Takes units out of an arc, and with them what brings them there and what takes them on to v.
+  // Removes units from an arc, and from the paths that bring them there and on to v.
   void cancel(Arc arc, Units units, Vertex v) {
     flow_[arc] -= units;
     drop_onward(head_[2 * arc], units, v);
@@ -151,7 +152,7 @@ class KeptFlows {
   }
   void drop_onward(Vertex u, Units units, Vertex v) { drop(u, units, v, 0); }
 
-  // Along arcs that carry something, from u to `end`; `backward` is 1 where against them.
+  // Removes units along arcs with flow, from u to `end`; `backward` is 1 for the reverse direction.
   void drop(Vertex u, Units units, Vertex end, std::int32_t backward) {
     dropping_.assign(1, {u, units});
     while (!dropping_.empty()) {
@@ -169,7 +170,7 @@ class KeptFlows {
     }
   }
 
-  // Adds flow until it is maximal or `limit`, by shortest paths (Edmonds and Karp 1972): few are missing.
+  // Adds flow until it is maximal or `limit`, by shortest paths (Edmonds and Karp 1972), as few units are missing.
   Units push(Vertex source, Vertex sink, Units limit) {
     Units total = 0;
     while (total < limit && find_path(source, sink)) {
@@ -184,8 +185,8 @@ class KeptFlows {
     return total;
   }
 
-  // A shortest path with room, level by level from both ends: an arc that may not be given away is mostly full beside one
-  // of its two, and nothing else is looked at then.
+  // Finds a shortest path with room, level by level from both ends: an arc that may not be used is mostly full near one
+  // of its ends, so the search stops there early.
   bool find_path(Vertex source, Vertex sink) {
     for (const Vertex v : seen_) reached_from_[v] = nowhere;
     seen_.clear();
@@ -205,7 +206,7 @@ class KeptFlows {
   }
 
   enum End : std::uint8_t { nowhere, source_end, sink_end };
-  // What is as many arcs from one end, and how many there are to look at.
+  // The vertices at one distance from one end, and the number of edges to visit.
   struct Level {
     End end;
     std::vector<Vertex> vertices = {};
@@ -220,7 +221,7 @@ class KeptFlows {
     level.edges += leaving_[v].size();
   }
 
-  // The edge by which it meets what the other end has reached, or -1.
+  // Returns the edge to a vertex that the other end has reached, or -1.
   std::int32_t next_level(Level& level) {
     Level next{level.end};
     const std::int32_t turned = level.end == sink_end;
@@ -229,7 +230,7 @@ class KeptFlows {
         const Vertex w = head_[e];
         if (reached_from_[w] == level.end || room(e ^ turned) == 0) continue;
         if (reached_from_[w] != nowhere) return e ^ turned;
-        // A group that brings nothing has nothing that could go another way.
+        // A group without flow has nothing to reroute.
         if (w > n_ && capacity_[supply_[w - n_ - 1]] == 0) continue;
         reach(next, w, e ^ turned);
       }
@@ -238,7 +239,7 @@ class KeptFlows {
     return -1;
   }
 
-  Vertex n_;  // and the source of all that groups bring; the vertices of groups come after it
+  Vertex n_;  // also the source of all groups' units; the groups' vertices follow it
   std::vector<std::vector<std::int32_t>> leaving_;  // edge 2i is arc i, edge 2i + 1 its reverse
   std::vector<Vertex> head_;
   std::vector<Units> capacity_, flow_;
@@ -247,11 +248,11 @@ class KeptFlows {
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<std::int32_t> open_;
   std::vector<std::vector<Used>> kept_;
-  // Of the question that is asked.
+  // State of the current query.
   std::vector<std::uint8_t> touched_;
   std::vector<Arc> used_;
   std::vector<End> reached_from_;
-  std::vector<std::int32_t> by_, path_;  // the edge to a vertex from the source's end, or from it to the sink's
+  std::vector<std::int32_t> by_, path_;  // the edge to a vertex from the source's end, or from it to the sink's end
   std::vector<Vertex> seen_;
   std::vector<std::pair<Vertex, Units>> dropping_;
 };

@@ -1,4 +1,4 @@
-// Units of capacity: numbers of 64 bits where these hold the sum of all, else of 128 bits. The code for both is one.
+// Units of capacity: 64-bit numbers if these can hold the sum of all, otherwise 128-bit. One template serves both.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace blink::packing {
 using Narrow = std::int64_t;
 using Wide = __int128;
 
-// What an arc that is never full has; all others together have less than half of it.
+// The capacity of an arc that is never full; all others together have less than half of it.
 template <class Units>
 constexpr Units infinite = static_cast<Units>(1) << (8 * sizeof(Units) - 4);
 
@@ -21,7 +21,7 @@ inline blink_units written(Wide units) {
   return {static_cast<std::uint64_t>(units), static_cast<std::uint64_t>(units >> 64)};
 }
 
-// Also where some flows already, an infinite arc has more than half.
+  // Correct also during a flow: the residual of an infinite arc stays above half.
 inline bool finite(const blink_units& units) { return wide(units) < infinite<Wide> / 2; }
 
 template <class Units>
@@ -35,7 +35,7 @@ std::vector<Units> read(const blink_units* units, std::int64_t count) {
   return numbers;
 }
 
-// Whether numbers of 64 bits hold the sums of all of these but the infinite ones.
+// Checks whether 64-bit numbers can hold the sums of all finite values.
 class Sums {
  public:
   Sums& add(const blink_units* units, std::int64_t count) {
@@ -50,7 +50,7 @@ class Sums {
   Wide sum_ = 0;
 };
 
-// `work` with a number of the type that these sums need; how it ended.
+// Calls `work` with a number of the type that these sums need, and returns its result.
 template <class Work>
 int in_units(const Sums& sums, Work work) {
   try {

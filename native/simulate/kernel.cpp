@@ -1,5 +1,5 @@
-// The simulator's kernel: tests/support/reference_kernel.py step by step, with the same bits. What is decided where is
-// explained there; this file says only what differs.
+// The simulator's kernel: the steps of tests/support/reference_kernel.py, with the same bits. The decisions are
+// explained there; the comments here cover only the differences.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -42,7 +42,7 @@ struct Task {
   Id hop, actor, chunk;
 };
 
-// First in, first out, in one piece of memory that is used again.
+// A FIFO queue in one block of memory that is reused.
 class Line {
  public:
   bool empty() const { return first_ == items_.size(); }
@@ -157,7 +157,7 @@ class Run {
     return out.stuck < 0 ? 0 : 1;
   }
 
-  // What the links need of a run.
+  // The interface for the links.
   void schedule(double at_s, Kind kind, Id what) { events_.push({at_s, scheduled++, kind, what}); }
   double bytes_of(Id task) const {
     const Task& t = tasks_[task];
@@ -402,7 +402,7 @@ class Fifo {
   Run<Fifo>& run_;
   std::vector<double> free_s_;
   std::vector<Id> last_;
-  std::vector<Way> ways_;  // by hop: a stream has one transfer at a time
+  std::vector<Way> ways_;  // by hop, because a stream has one transfer at a time
 };
 
 class Fair {
@@ -472,8 +472,8 @@ class Fair {
  private:
   struct Flow {
     double left = 0.0, speed = 0.0, since = 0.0, next = 0.0;
-    std::int64_t number = -1;  // of the event that tells its end
-    std::int64_t round = -1;   // in which it was last looked at
+    std::int64_t number = -1;  // of the event for its end;
+    std::int64_t round = -1;   // of its last visit
     bool moves = false, set = false;
   };
 
@@ -566,7 +566,7 @@ class Fair {
   std::vector<double> left_, load_;
   std::vector<Id> open_;
   std::vector<Flow> flows_;
-  std::vector<Id> flow_of_;  // by task, -1 where it does not move
+  std::vector<Id> flow_of_;  // by task, -1 if it is not moving
   std::vector<Id> free_;
   std::vector<Id> dirty_, links_, tasks_;
   std::int64_t round_ = 0;

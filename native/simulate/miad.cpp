@@ -1,4 +1,4 @@
-// Which chunk to try in the next iteration, for the simulator and for libblink.so.
+// The next chunk size of the search across iterations, for the simulator and for libblink.so.
 #include <algorithm>
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 extern "C" void blink_miad_observe(blink_miad* miad, double throughput_gb_per_s) {
   blink_miad& m = *miad;
   if (m.phase == BLINK_MIAD_STEADY) return;
-  const double observed = throughput_gb_per_s > 0.0 ? throughput_gb_per_s : 0.0;  // no number is no throughput
+  const double observed = throughput_gb_per_s > 0.0 ? throughput_gb_per_s : 0.0;  // NaN counts as no throughput
   const bool rises = m.last_gb_per_s < 0.0 || observed > m.last_gb_per_s * (1.0 + m.tolerance);
   m.last_gb_per_s = observed;
   if (observed > m.best_gb_per_s) {

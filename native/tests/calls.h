@@ -1,4 +1,4 @@
-// A rank's end of one collective on uint32, with buffers of its own: for tests that are about something else than data.
+// A rank's end of one collective on uint32 with its own buffers, for tests whose subject is not the data.
 #pragma once
 
 #include <cstdint>
@@ -45,13 +45,13 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // Its code. The input is whatever is there.
+  // Returns the code. The input is undefined.
   int run(std::int64_t timeout_us = kPatience) { return blink_op_run(op_, in_, out_, 0, 1, timeout_us); }
 
-  // To go on by blink_op_step().
+  // Starts the call; blink_op_step() continues it.
   int start(std::int64_t timeout_us = kPatience) { return blink_op_start(op_, in_, out_, timeout_us); }
 
-  // An AllReduce of (rank + 1) · factor, checked.
+  // Runs and checks an AllReduce of (rank + 1) · factor.
   bool sum(std::uint32_t factor) {
     for (std::size_t i = 0; i < own_in_.size(); ++i) in_[i] = factor * static_cast<std::uint32_t>(rank_ + 1);
     const int code = run();
@@ -63,7 +63,7 @@ class Call {
     return true;
   }
 
-  // Why this thread's last call failed.
+  // The error of this thread's last call.
   blink_error error() const {
     blink_error found;
     blink_last_error(comm_, &found);

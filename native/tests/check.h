@@ -1,4 +1,4 @@
-// How tests say what is wrong: expect() counts and prints, verdict() is the program's exit code.
+// Checks of tests: expect() counts and prints failures, verdict() is the program's exit code.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ inline int verdict() {
   return failures == 0 && checks > 0 ? 0 : 1;
 }
 
-// How much of the work there is time for: sanitizers cost three to fifteen times as much.
+// The amount of work that fits into the time: sanitizers take three to fifteen times as long.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kThreadSanitizer = true;
 constexpr int kEffort = 2;

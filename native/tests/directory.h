@@ -1,4 +1,4 @@
-// A directory of its own for a test, gone when it ends.
+// A temporary directory for a test, removed at its end.
 #pragma once
 
 #include <ftw.h>

@@ -1,6 +1,6 @@
-// What one element of a reduction is: by the kernels for any CPU, and one element at a time. That these are right, bit for
-// bit, is shown by tests/unit/native/test_kernels.py, which compares kernels with NumPy and ml_dtypes. Here everything
-// else is compared with them: other instruction sets, blocks, places and steps, and what GPUs run.
+// The definition of one element of a reduction, with the kernels for any CPU, one element at a time.
+// tests/unit/native/test_kernels.py compares these kernels bit for bit with NumPy and ml_dtypes. Tests compare
+// everything else with them: other instruction sets, blocks, places and steps, and the device code of GPUs.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +75,7 @@ std::vector<unsigned char> bytes_of(const Elements& elements, const Type& type) 
 constexpr std::size_t kGuard = 64;
 constexpr char kGuardByte = 0x5a;
 
-// Bytes between others that nobody may write, `skew` off a multiple of 16.
+// Memory between guard bytes that must not change, `skew` off a multiple of 16.
 struct Buffer {
   std::vector<char> whole;
   std::size_t size, skew;
@@ -138,7 +138,7 @@ struct Definition {
   }
 };
 
-// Half of the floats are small numbers, so that sums and products stay finite, and zeros; the others are any bits.
+// Half of the floats are zeros and small numbers, so that sums and products stay finite; the others are any bits.
 std::uint64_t random_element(const Definition& of, std::mt19937_64& random) {
   const std::uint64_t bits = random();
   if (of.type.kind == Kind::kBool) return bits & 1;

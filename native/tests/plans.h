@@ -1,6 +1,6 @@
-// Plans for any size, made by hand out of the plans of tables.h: every node is a role with a ring of its own.
+// Plans for any size, made from the plans of tables.h: every node is a role with its own ring.
 //
-// Written apart from host_plan.py and simpler: nothing is written directly, replied in place or split.
+// Independent of host_plan.py and simpler: without direct writes, replies in place and split transfers.
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@ namespace blink_test {
 using Words = std::vector<std::int64_t>;
 constexpr std::size_t kSummed = offsetof(blink_plan_header, checksum) / sizeof(std::int64_t) + 1;
 
-// Puts the right sum into a plan's words.
+// Writes the correct checksum into a plan's words.
 inline void sum_up(Words& words) {
   const std::uint64_t sum = blink::checksum(reinterpret_cast<const unsigned char*>(words.data() + kSummed), words.size() - kSummed);
   std::memcpy(&words[kSummed - 1], &sum, sizeof sum);
@@ -26,9 +26,9 @@ void append(Words& words, const std::vector<Row>& rows) {
   words.insert(words.end(), first, first + rows.size() * sizeof(Row) / sizeof *first);
 }
 
-// An AllReduce, Broadcast or AllGather of `kind` in rings of so many slots.
+// An AllReduce, Broadcast or AllGather of `kind` in rings of `slots` slots.
 inline Words plan_words(Kind kind, int ranks, bool small, std::int64_t slots) {
-  const Plan graph = make_plan(kind, ranks, ranks);  // shares of a block are counted in elements of so many
+  const Plan graph = make_plan(kind, ranks, ranks);  // with blocks of one element per rank, in which shares are counted
   blink_plan plan;
   blink_plan_header& h = plan.header;
   const auto size = [](const auto& rows) { return static_cast<std::int64_t>(rows.size()); };

@@ -1,7 +1,7 @@
 // Ranks of one segment, as threads on one mapping or as forked processes.
 //
-// The thread sanitizer sees a race only between threads on one mapping; only processes die. Memory that others can
-// write lies between pages that nobody may touch.
+// The thread sanitizer detects races only between threads on one mapping; only processes can die. Memory that other
+// ranks can write lies between inaccessible pages.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,9 +23,9 @@
 namespace blink_test {
 
 constexpr std::uint8_t kToken[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-constexpr std::int64_t kPatience = 60'000'000;  // microseconds; whoever waits so long waits for ever
+constexpr std::int64_t kPatience = 60'000'000;  // microseconds; a longer wait is a deadlock
 
-// Ends a test that hangs, its children too.
+// Kills a test that hangs, with its children.
 inline void limit_seconds(unsigned seconds) { alarm(seconds); }
 
 [[noreturn]] inline void give_up(const char* what) {
@@ -33,7 +33,7 @@ inline void limit_seconds(unsigned seconds) { alarm(seconds); }
   std::exit(2);
 }
 
-// A file of zeroes without a name, mapped between two forbidden pages.
+// An unnamed file of zeros, mapped between two inaccessible pages.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) : bytes_((bytes + kPage - 1) / kPage * kPage) {
@@ -66,7 +66,7 @@ class Memory {
 // A formatted segment, and a heap for every rank.
 class Room {
  public:
-  // `cores`: what the ranks believe to have. Fewer than ranks: they give up their turn sooner and sleep later.
+  // `cores`: the number that the ranks assume. Fewer than ranks: they yield earlier and sleep later.
   Room(const blink_shape& shape, std::size_t heap_bytes, int cores)
       : shape_(shape), heap_bytes_((heap_bytes + 4095) / 4096 * 4096), segment_(blink_segment_bytes(&shape)),
         heaps_(heap_bytes_ * static_cast<std::size_t>(shape.ranks)) {
@@ -82,7 +82,7 @@ class Room {
   unsigned char* heap(int rank) const { return heaps_.base() + static_cast<std::size_t>(rank) * heap_bytes_; }
   std::size_t heap_bytes() const { return heap_bytes_; }
 
-  // Joins; with heaps, `rank` knows everybody's.
+  // Joins as `rank`, which then knows all heaps, if there are any.
   blink_comm* attach(int rank, bool as_process, bool with_heaps = true) const {
     blink_error error;
     blink_comm* comm =
@@ -114,8 +114,8 @@ inline bool may_cross() {
   return may;
 }
 
-// body(comm, rank) for all ranks at once, each attached as a thread. Communicators end together: a rank that left is no
-// error here.
+// Runs body(comm, rank) for all ranks in parallel, each as a thread. The communicators close together: the end of a
+// rank is no error here.
 template <class Body>
 void as_threads(const Room& room, Body body) {
   std::vector<blink_comm*> comms;
@@ -128,7 +128,7 @@ void as_threads(const Room& room, Body body) {
   for (blink_comm* comm : comms) blink_detach(comm);
 }
 
-// A forked child that runs body() and ends with 0 if it found nothing wrong. It dies with its parent.
+// A forked child that runs body() and exits with 0 if no check failed. It dies with its parent.
 template <class Body>
 pid_t forked(Body body) {
   std::fflush(nullptr);
@@ -138,19 +138,19 @@ pid_t forked(Body body) {
   if (child > 0) return child;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(3);
-  failures = 0;  // the parent's are the parent's
+  failures = 0;  // without those of the parent
   body();
   std::exit(failures == 0 ? 0 : 1);
 }
 
-// Waits for the child; its status as waitpid() gives it.
+// Waits for the child; returns its status as waitpid() does.
 inline int ended(pid_t child) {
   int status = -1;
   if (waitpid(child, &status, 0) != child) give_up("waitpid");
   return status;
 }
 
-// body(comm, rank) for all ranks at once, each a process of its own.
+// Runs body(comm, rank) for all ranks in parallel, each as a process.
 template <class Body>
 void as_processes(const Room& room, Body body) {
   std::vector<pid_t> children;

@@ -1,8 +1,8 @@
-// Tables for the host engine, made by hand: plans of a few collectives, and the rows of blink/host.h for each of their
+// Hand-made tables for the host engine: plans of a few collectives, and the rows of blink/host.h for each of their
 // ranks.
 //
-// Written apart from host_plan.py and simpler: every message has a queue of its own, and a plan is a graph of nodes,
-// which are executed once per chunk.
+// Independent of host_plan.py and simpler: every message has its own queue, and a plan is a graph of nodes that run
+// once per chunk.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ inline bool reduces(Kind kind) {
 inline std::int64_t input_blocks(Kind kind, int ranks) { return kind == Kind::kReduceScatter ? ranks : 1; }
 inline std::int64_t output_blocks(Kind kind, int ranks) { return kind == Kind::kAllGather ? ranks : 1; }
 
-// Where one part of the data lies: elements from the start of the rank's input and output.
+// The place of a part of the data, in elements from the start of the rank's input and output.
 struct Slice {
   std::int64_t source = 0, target = 0, length = 0;
 };
@@ -58,14 +58,14 @@ struct Plan {
     return found;
   }
 
-  // Whether an execution of `then` can only be after that of `first`.
+  // Whether `then` can run only after `first`.
   bool precedes(int first, int then) const {
     if (first == then) return true;
     const std::vector<int> next = readers(first);
     return std::any_of(next.begin(), next.end(), [&](int n) { return precedes(n, then); });
   }
 
-  // A rank's nodes as it walks through them: in one tick receivers before their senders.
+  // A rank's nodes in execution order: in one tick receivers before their senders.
   std::vector<int> body(int rank) const {
     std::vector<int> found;
     for (int n = 0; n < static_cast<int>(nodes.size()); ++n) {
@@ -78,7 +78,7 @@ struct Plan {
 
 namespace detail {
 
-// Up a chain that ends at `root`, or a star; returns the root's node.
+// Adds a chain that ends at `root`, or a star; returns the root's node.
 inline int up(Plan& plan, int root, int slice, bool chain, bool keeps) {
   std::vector<int> leaves;
   int last = -1;
@@ -105,7 +105,7 @@ inline void down(Plan& plan, int root, bool chain) {
 
 }  // namespace detail
 
-// `count` elements per block; broadcasts come from rank 0.
+// A plan with `count` elements per block; broadcasts start at rank 0.
 inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
   Plan plan;
   plan.ranks = ranks;
@@ -129,8 +129,8 @@ inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
     return plan;
   }
   if (kind == Kind::kTwoRoots) {
-    // Everybody's input goes to each of two roots in a message of its own; the other ranks get the sum from one of
-    // them, perhaps while they have not sent their input to the other.
+    // Every input is sent to each of two roots in its own message; the other ranks get the sum from one of them,
+    // perhaps before they have sent their input to the other.
     plan.slices = {{0, 0, count}};
     const int roots[] = {detail::up(plan, 0, 0, false, true), detail::up(plan, 1, 0, false, true)};
     for (int r = 2; r < ranks; ++r) plan.add({r, 0, 2, false, true, {roots[r % 2]}, 0});
@@ -153,20 +153,20 @@ inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
   return plan;
 }
 
-// What is chosen for a plan besides its size.
+// The parameters of a plan besides its size.
 struct Binding {
   std::uint32_t dtype = 0;  // of std::uint32_t
   std::int64_t item = 1;
   std::int64_t chunk = 1;   // elements
   std::int64_t slots = 1;
-  bool small = false;       // messages with their flags inside
-  bool replies = false;     // answers are written over what they answer
-  bool splits = false;      // a leaf that is a sender's only reader takes half and is given half
-  bool crosses = false;     // messages may be taken from, and splits given to, private buffers
+  bool small = false;       // messages with their flags inside;
+  bool replies = false;     // replies overwrite the messages that they answer;
+  bool splits = false;      // a leaf that is a sender's only reader reads half, and the sender writes half;
+  bool crosses = false;     // messages may be read in private buffers, and halves of them written there
   std::uint64_t signature = 1;
 };
 
-// One rank's tables, and the memory that `tables` points into.
+// One rank's tables, and the memory that `tables` points to.
 struct Rows {
   std::vector<blink_role> roles;
   std::vector<blink_receive> receives;
@@ -220,7 +220,7 @@ class Layout {
     bytes_needed = *std::max_element(bytes.begin(), bytes.end());
   }
 
-  std::int64_t lines_needed = 0, bytes_needed = 0;  // of the fullest rank
+  std::int64_t lines_needed = 0, bytes_needed = 0;  // of the rank with the most
 
   Rows rows(int rank) const {
     Rows made;
@@ -247,7 +247,7 @@ class Layout {
   struct Place {
     std::vector<int> readers;
     std::int64_t line, staging, stride, slots;
-    int answers;  // the node over whose messages these are written; -1: none
+    int answers;  // the node whose messages these overwrite; -1: none
   };
 
   const Node& node(int n) const { return plan_.nodes[static_cast<std::size_t>(n)]; }
@@ -262,7 +262,7 @@ class Layout {
                           : (bytes + 63) / 64 * 64;
   }
 
-  // Where a node's only reader is on the rank of one of its senders, which sends to nobody else.
+  // Places replies for nodes whose only reader is on the rank of one of its senders, which sends to no other node.
   void place_replies() {
     std::vector<bool> answered(places_.size(), false);
     for (int n = 0; n < static_cast<int>(places_.size()); ++n) {
@@ -295,7 +295,7 @@ class Layout {
     return leaf.keeps && !leaf.contributes && leaf.from.size() == 1 && place(reader).readers.empty();
   }
 
-  // A combined value for one who only keeps it, or half of an input.
+  // Whether the sender writes directly: a reduced value for a rank that only keeps it, or half of an input.
   bool direct_write(int sender, int reader) const {
     return is_leaf(reader) &&
            ((!binding_.small && node(sender).contributes && !node(sender).from.empty()) || split(sender));
@@ -314,7 +314,7 @@ class Layout {
     return true;
   }
 
-  // Nobody at `rank` keeps a slice before all who read it there as input have done so.
+  // Whether no rank keeps a slice at `rank` before all readers of it as input have finished.
   bool direct_read_in_place(int rank) const {
     return for_all_nodes([&](int sender) {
       if (node(sender).rank != rank || direct(sender) != BLINK_READ_INPUT) return true;
@@ -329,7 +329,7 @@ class Layout {
     });
   }
 
-  // Nobody writes a slice into the output of `rank` before it and all others have read it there as input.
+  // Whether no rank writes a slice into the output of `rank` before all readers of it as input have finished.
   bool direct_write_in_place(int rank) const {
     return for_all_nodes([&](int writer) {
       const auto& leaves = place(writer).readers;
@@ -346,7 +346,7 @@ class Layout {
     });
   }
 
-  // Whether only acknowledgements tell that all readers are done.
+  // Whether only acknowledgements show that all readers have finished.
   bool drains(int n) const {
     const auto& readers = place(n).readers;
     return std::any_of(readers.begin(), readers.end(), [&](int reader) {

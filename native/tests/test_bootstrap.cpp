@@ -1,6 +1,7 @@
-// The definition of the bootstrap: all ranks leave a round with the same answer. Ranks as threads, at announced names,
-// at an address of this host and over TCP; one of them missing, late, stalled, of another opinion, or a process that
-// dies; and strangers. Ranks that are all processes, and one that is there twice: tests/emulation/test_bootstrap.py.
+// The definition of the bootstrap: all ranks get the same result of a round. Ranks are threads, at announced names, at
+// an address of this host and over TCP. One of them is missing, late or stalled, has other arguments, or is a process
+// that dies. Strangers connect too. Ranks as processes, and duplicate ranks, are tested in
+// tests/emulation/test_bootstrap.py.
 // Sanitizers: address, thread.
 #include <fcntl.h>
 #include <signal.h>
@@ -93,7 +94,7 @@ Rank announced(const std::string& token, int rank, int size) {
   return Rank(handle, size);
 }
 
-// All ranks' ends but that of `but`, in one way or another.
+// The ends of all ranks except `but`, connected in the given way.
 std::vector<Rank> ends_of(Way way, const std::string& token, int size, int but = -1) {
   std::vector<Rank> ends;
   blink_bootstrap_reason reason{};
@@ -116,7 +117,7 @@ std::vector<Rank> ends_of(Way way, const std::string& token, int size, int but =
   return ends;
 }
 
-// Each rank in a thread of its own.
+// Runs each rank in its own thread.
 void on_threads(int nranks, const std::function<void(int)>& rank) {
   std::vector<std::thread> threads;
   for (int r = 0; r < nranks; ++r) threads.emplace_back(rank, r);
@@ -125,7 +126,7 @@ void on_threads(int nranks, const std::function<void(int)>& rank) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// All these ranks say the same: what, whose fault, and in which words.
+// Checks that all these ranks report the same status, rank and text.
 void expect_cause(const char* test, std::vector<Rank>& ends, const std::vector<int>& ranks, int status, int whose,
                   const std::string& words) {
   for (const int rank : ranks) {
@@ -159,7 +160,7 @@ int memory_of(int rank) {
   return file;
 }
 
-// Rounds of words; in the second every rank but 1 shares a file, rank 2 two of them.
+// Rounds of bytes; in the second every rank but 1 shares a descriptor, and rank 2 shares two.
 void take_part(Rank* end, int nranks, int rank, int rounds, bool descriptors = true) {
   for (int round = 0; round < rounds; ++round) {
     std::vector<int> mine;
@@ -195,20 +196,21 @@ void all_meet(Way way, int nranks) {
   });
 }
 
-// Several groups of the same threads at once, in different orders; who comes within the grace is not missing.
+// Several groups of the same threads in parallel, in different orders; ranks that come within the grace are not
+// missing.
 void several_at_once() {
   constexpr int kRanks = 3, kGroups = 4;
   std::vector<std::string> tokens;
   for (int g = 0; g < kGroups; ++g) tokens.push_back(fresh_token());
   on_threads(kRanks * kGroups, [&](int i) {
     const int group = i % kGroups, rank = i / kGroups;
-    if (group == rank) pause_ms(300);  // in one group nobody is late
+    if (group == rank) pause_ms(300);  // one group has no late rank
     Rank end = announced(tokens[static_cast<std::size_t>(group)], rank, kRanks);
     take_part(&end, kRanks, rank, 3);
   });
 }
 
-// All but `missing` come, some of them late; everybody hears who is missing, the late ones too.
+// All ranks but `missing` come, some of them late; every rank gets the missing one, also the late ranks.
 void one_is_missing(int missing, double grace_s) {
   constexpr int kRanks = 4;
   auto ends = ends_of(Way::kAnnounced, fresh_token(), kRanks, missing);
@@ -224,11 +226,11 @@ void one_is_missing(int missing, double grace_s) {
                contains(end.cause.text, "rank " + std::to_string(missing) + " is not here"),
            "missing: rank %d says %d '%s'", rank, end.status, end.cause.text);
   }
-  // And so it stays.
+  // The error is permanent.
   for (const int rank : here) expect(!ends[static_cast<std::size_t>(rank)].gather("again"), "still false");
 }
 
-// It is there, but never says anything: named at the deadline; a client with an earlier deadline ends it for all.
+// A rank that connects but never sends: it is named at the deadline. A client with an earlier deadline ends it for all.
 void one_is_stalled(Way way, int stalled, int hurried) {
   constexpr int kRanks = 4;
   auto ends = ends_of(way, fresh_token(), kRanks);
@@ -256,7 +258,7 @@ void ranks_disagree() {
   }
 }
 
-// Words that are too long, descriptors that are none, too many of them, or on the way to another host.
+// Too many bytes, invalid descriptors, too many of them, or descriptors for another host.
 void one_gives_too_much() {
   const std::string longest(BLINK_BOOTSTRAP_BYTES, 'x');
   for (const int culprit : {0, 2}) {
@@ -277,19 +279,19 @@ void one_gives_too_much() {
   }
 }
 
-// A rank as a process that is killed between rounds; the others are threads here. All name it and its process.
+// A rank as a process that is killed between rounds, with the others as threads. All report it and its process.
 void one_dies(int dying, int rounds_before) {
   constexpr int kRanks = 4;
   const std::string token = fresh_token();
   int ready[2];
   expect(pipe2(ready, O_CLOEXEC) == 0, "a pipe");
-  const pid_t pid = fork();  // before there are threads
+  const pid_t pid = fork();  // before any thread starts
   if (pid == 0) {
     Rank end = announced(token, dying, kRanks);
     if (write(ready[1], "x", 1) != 1) _exit(1);
     for (int round = 0; round < rounds_before; ++round) end.gather("words");
     if (write(ready[1], "x", 1) != 1) _exit(1);
-    pause();  // until it is killed
+    pause();  // until the kill
     _exit(0);
   }
   auto ends = ends_of(Way::kAnnounced, token, kRanks, dying);
@@ -311,7 +313,7 @@ void one_dies(int dying, int rounds_before) {
   waitpid(pid, nullptr, 0);
   for (const int file : ready) close(file);
   const std::vector<int> others = all_but(kRanks, dying);
-  if (rounds_before == 0) {  // it had not spoken: nobody knows its process
+  if (rounds_before == 0) {  // it had sent nothing, so its process is unknown
     for (const int rank : others) {
       const Rank& end = ends[static_cast<std::size_t>(rank)];
       expect(end.status == BLINK_BOOTSTRAP_TIMEOUT || end.status == BLINK_BOOTSTRAP_LOST, "rank %d: %d %s", rank,
@@ -326,7 +328,7 @@ void one_dies(int dying, int rounds_before) {
   }
 }
 
-// What one rank says between rounds reaches all, and only the first cause does.
+// The failure that one rank reports between rounds reaches all ranks, and only the first cause does.
 void one_gives_up() {
   for (const int culprit : {0, 1, 3}) {
     auto ends = ends_of(Way::kAddress, fresh_token(), 4);
@@ -341,7 +343,7 @@ void one_gives_up() {
     });
     expect_cause("gives up", ends, {0, 1, 2, 3}, BLINK_BOOTSTRAP_FAILED, culprit, "no memory");
   }
-  // Rank 2 has failed, and ranks 1 and 0 see that it is gone before they hear why.
+  // Rank 2 has failed, and ranks 1 and 0 detect its end before they get the reason.
   auto ends = ends_of(Way::kAddress, fresh_token(), 3);
   on_threads(3, [&](int rank) {
     Rank& end = ends[static_cast<std::size_t>(rank)];
@@ -352,7 +354,7 @@ void one_gives_up() {
     if (rank != 2) end.fail(BLINK_BOOTSTRAP_LOST, 2, "it hung up");
   });
   expect_cause("first cause", ends, {0, 1, 2}, BLINK_BOOTSTRAP_FAILED, 2, "a mistake of its own");
-  // Who left in order is not lost.
+  // A rank that left in order is not lost.
   auto left = ends_of(Way::kAddress, fresh_token(), 3);
   on_threads(3, [&](int rank) {
     Rank& end = left[static_cast<std::size_t>(rank)];
@@ -364,7 +366,7 @@ void one_gives_up() {
   expect(contains(left[0].cause.text, "interrupted"), "rank 1 left in order: %s", left[0].cause.text);
 }
 
-// A rank of our own making that speaks the protocol up to a point.
+// A rank of this test that follows the protocol up to a point.
 class Puppet {
  public:
   Puppet(const std::string& address, const std::string& token, int rank, int size) {
@@ -394,7 +396,7 @@ class Puppet {
   std::unique_ptr<Channel> channel_;
 };
 
-// Where in a round the rank goes: nobody has acted upon anything before the commit.
+// The moment in a round at which the rank ends: no rank has used the data before the commit.
 enum class Moment { kAfterHello, kAfterWords, kAgain, kAfterVerdict, kNever, kNoAck };
 
 void one_leaves_at(Moment moment) {
@@ -407,7 +409,7 @@ void one_leaves_at(Moment moment) {
       auto puppet = std::make_unique<Puppet>(address, token, rank, kRanks);
       if (moment == Moment::kAfterHello) return puppet->leave();
       puppet->words();
-      if (moment == Moment::kAgain) {  // it dies, and is started again within a second
+      if (moment == Moment::kAgain) {  // it dies, and is restarted within a second
         pause_ms(50);
         puppet->leave();
         pause_ms(50);
@@ -425,7 +427,7 @@ void one_leaves_at(Moment moment) {
       expect(puppet->await(Frame::kCommit), "the puppet hears that it counts");
       return;
     }
-    // So that the round cannot be over before.
+    // Keeps the round open until then.
     if ((moment == Moment::kAfterWords || moment == Moment::kAgain) && rank == 3) pause_ms(200);
     ends[static_cast<std::size_t>(rank)].gather("words", 1, moment == Moment::kNoAck ? kShortS : kLongS);
   });
@@ -441,8 +443,8 @@ void one_leaves_at(Moment moment) {
   }
 }
 
-// Strangers: silence, noise, half a frame, a frame of endless length, a hello with another token or none of our ranks'
-// numbers, descriptors, a crowd; and, where this is root, another user. None of them hurts, and none gets an answer.
+// Strangers: silence, noise, half a frame, an endless frame, a hello with another token or an invalid rank,
+// descriptors, a crowd; and, for root, another user. None of them harms the group, and none gets a reply.
 void strangers_come() {
   constexpr int kRanks = 3;
   const std::string token = fresh_token(), noise = std::string(1000, '\xff');
@@ -473,7 +475,7 @@ void strangers_come() {
     generous.send(Frame::kHello, 0, own_hello(other, 1, kRanks).packed(), std::vector<int>(200, 0));
     for (int i = 0; i < 200; ++i) strangers.push_back(connect_to_name(address.substr(5)));
   }
-  // One that comes and goes all the time.
+  // A stranger that connects and disconnects all the time.
   std::atomic<bool> over{false};
   std::thread visitor([&] {
     while (!over) {
@@ -500,7 +502,7 @@ void strangers_come() {
   }
 }
 
-// Before there are threads. Another user is sent away at once, and rank 0 says so when it has waited in vain.
+// Forks before any thread. Another user is disconnected at once, and rank 0 reports that after its timeout.
 void another_user_comes() {
   if (geteuid() != 0) return;
   const std::string token = fresh_token();
@@ -512,7 +514,7 @@ void another_user_comes() {
     blink_bootstrap_reason reason{};
     blink_bootstrap* const refused = blink_bootstrap_connect(address.c_str(), token.c_str(), 1, 2, &reason);
     if (refused != nullptr || !contains(reason.text, "another user listens there")) _exit(2);
-    // One that does not mind who listens.
+    // A client that ignores the identity of the listener.
     const int rude = socket(AF_UNIX, SOCK_STREAM, 0);
     sockaddr_storage place{};
     place.ss_family = AF_UNIX;
@@ -529,7 +531,7 @@ void another_user_comes() {
   expect(contains(ends[0].cause.text, "a process of user 54321, expected user 0"), "%s", ends[0].cause.text);
 }
 
-// What a forked child does with its copies disturbs nobody.
+// A forked child that closes its copies disturbs no rank.
 void a_child_lets_go() {
   auto ends = ends_of(Way::kAddress, fresh_token(), 2);
   const pid_t pid = fork();
@@ -564,7 +566,7 @@ void names_and_limits() {
            "nobody is at '%s'", address);
   }
   expect(blink_bootstrap_listen("127.0.0.1:99999", token.c_str(), 2, &reason) == nullptr, "no such port");
-  // A port that nobody serves is found out by the first round.
+  // The first round detects a port without a server.
   Rank nobody(blink_bootstrap_connect("tcp:127.0.0.1:1", token.c_str(), 1, 2, &reason), 2);
   if (nobody.handle() != nullptr) {
     expect(!nobody.gather("words", 0, 5) && nobody.status == BLINK_BOOTSTRAP_LOST, "%d", nobody.status);
@@ -575,7 +577,7 @@ void names_and_limits() {
 
 int main() {
   const int before = open_descriptors();
-  // Those that fork first.
+  // Tests that fork come first.
   another_user_comes();
   a_child_lets_go();
   for (const int rank : {0, 1, 3}) {

@@ -1,6 +1,7 @@
-// Chains of three ranks by hand, each block a thread: positions and flags that come round, lines that others have left
-// behind, messages that are there by half, and how launches end that cannot go on. Whole programs of other shapes are
-// run by tests/property/test_generated_programs.py, and under sanitizers by tests/conformance.
+// Hand-made chains of three ranks, each block a thread: positions and flags that wrap around, old lines of other
+// launches, half-written messages, and the end of launches that cannot complete.
+// tests/property/test_generated_programs.py runs whole programs of other shapes, and tests/conformance runs them under
+// sanitizers.
 // Sanitizers: address, thread.
 #include <chrono>
 #include <cinttypes>
@@ -21,11 +22,11 @@ using blink_test::expect;
 constexpr std::uint32_t kNobody = 0xffffffff;
 constexpr std::uint32_t kRanks = 3;
 
-// The connections from a rank to the one before it, and back.
+// The connections between a rank and its predecessor.
 constexpr std::uint32_t up(std::uint32_t child) { return 2 * (child - 1); }
 constexpr std::uint32_t down(std::uint32_t child) { return up(child) + 1; }
 
-// An AllReduce: up the chain to rank 0 and down again; else a broadcast from rank 0.
+// An AllReduce: up the chain to rank 0 and down again; otherwise a broadcast from rank 0.
 template <bool kReduces, class Wire>
 BLINK_DEVICE void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t) {
   context.program(kRanks, 1);
@@ -73,7 +74,8 @@ BLINK_ENTRY(chain_ll128, LL128, run<false>, run<true>)
 
 namespace {
 
-// A star: rank 0 combines what all others send with its own and sends it back, more ends than fit into an order's words.
+// A star: rank 0 reduces all messages with its own data and sends the result back, over more ends than an order's words
+// fit.
 constexpr std::uint32_t kLeaves = 11;
 
 template <class Wire>
@@ -108,10 +110,10 @@ namespace {
 using Values = std::vector<std::uint32_t>;
 using Entry = void (*)(const Call*, std::uint32_t);
 
-// The launch at hand; entries get a call and a block only.
+// Parameters of the current launch; entries get only a call and a block.
 bool in_place = false;
 bool reduces = false;
-std::uint32_t delay_ms[kRanks] = {};  // kNobody: does not come at all
+std::uint32_t delay_ms[kRanks] = {};  // kNobody: the rank does not launch
 
 template <Entry kEntry>
 void in_time(const Call* call, std::uint32_t block) {
@@ -130,7 +132,7 @@ struct Run {
   explicit Run(const Geometry& geometry)
       : mesh(kRanks, {{1, 0}, {0, 1}, {2, 1}, {1, 2}}, geometry), parts(geometry.parts) {}
 
-  // What blink_launch returned. Of as many parts as `parts` says.
+  // Returns the result of blink_launch, with `parts` parts.
   int launch(std::uint32_t wire, Word chunk_bytes, Word timeout_ns) {
     std::vector<Call> calls;
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -160,7 +162,7 @@ struct Run {
   }
 };
 
-// A launch of any kind and as many parts as there may be, with data that look like flags of any of them.
+// A launch of any kind with any number of parts, and data that look like flags.
 void test_any(Run& run, std::mt19937& random, const std::string& what) {
   const Geometry& geometry = run.mesh.geometry;
   const std::uint32_t wire = random() % 3;
@@ -184,7 +186,7 @@ void test_any(Run& run, std::mt19937& random, const std::string& what) {
   reduces = in_place = false;
 }
 
-// Flags come round: all the way from far below to far above every boundary, all wires by turns on the same connections.
+// Flags wrap around: from far below to far above every boundary, with all wires alternating on the same connections.
 void test_wrap(std::mt19937& random) {
   for (const Word boundary : {Word{1} << 30, Word{1} << 31, Word{1} << 32, Word{3} << 31, Word{1} << 63}) {
     for (std::uint32_t slots = 2; slots <= 3; ++slots) {
@@ -228,8 +230,8 @@ void test_star(std::uint32_t wire) {
   }
 }
 
-// Lines that were last written one round of flags ago do not pass for new: whatever the wire was meanwhile, the slots
-// have been wiped.
+// Lines that were written one round of flags ago do not look new: for any wires used since, the slots have been
+// cleared.
 void test_stale_flags() {
   constexpr std::uint32_t kSlots = 3;
   for (std::uint32_t wire = 0; wire < 3; ++wire) {
@@ -242,7 +244,7 @@ void test_stale_flags() {
       for (std::size_t i = 0; i < 384 / 8; ++i) words[i] = (message << 32) | Word{1} << 63 | 0xbad;
     });
     run.inputs[0].assign(64, 7);
-    run.expect_right(wire, 16, "sweeps");  // at least as many chunks as slots
+    run.expect_right(wire, 16, "sweeps");  // at least one chunk per slot
     run.mesh.pretend(later);
     delay_ms[0] = 20;
     run.expect_right(1, 192, "after a round of flags");
@@ -250,7 +252,8 @@ void test_stale_flags() {
   }
 }
 
-// LL128 has data where LL has flags. Here they are the flags that LL waits for next, and LL's sender is late.
+// LL128 has data at the places of LL's flags. Here they equal the flags that LL waits for next, and LL's sender is
+// late.
 void test_left_behind() {
   constexpr Word kPosition = 50;
   constexpr Word kChunk = 352;
@@ -266,8 +269,8 @@ void test_left_behind() {
   delay_ms[0] = 0;
 }
 
-// A launch of LL128 with one part leaves data that are the flags that the other part's LL waits for next, whose sender
-// is late: no part's lines lie where another number of parts has another part's.
+// A launch of LL128 with one part leaves data that equal the flags that LL's second part waits for next, whose sender
+// is late: parts use the same lines for every number of parts.
 void test_fewer_parts() {
   constexpr Word kPosition = 50;
   constexpr Word kChunk = 352;
@@ -285,7 +288,7 @@ void test_fewer_parts() {
   delay_ms[0] = 0;
 }
 
-// Only the last rank comes, and finds some of its message.
+// Only the last rank launches, and finds a part of its message.
 void test_half_messages() {
   constexpr Word kPosition = 90;
   const Word ll = (kPosition << 32) | Word{1} << 63;
@@ -316,7 +319,7 @@ void test_half_messages() {
   delay_ms[0] = delay_ms[1] = 0;
 }
 
-// Of the chain `missing` does not come: what do the others say, and what have they passed?
+// Rank `missing` of the chain does not launch: checks the others' status and their positions.
 void test_missing(std::uint32_t wire, std::uint32_t missing, bool by_abort) {
   constexpr Word kSlots = 2;
   constexpr Word kPassed = 77;
@@ -338,8 +341,8 @@ void test_missing(std::uint32_t wire, std::uint32_t missing, bool by_abort) {
       expect(status.code == 0, "who does not come says nothing");
       continue;
     }
-    // Without rank 0 nobody has anything; without 1 rank 0 fills its slots; without 2 rank 1 does, and rank 0 too,
-    // which waits for the slots that rank 1 could not leave.
+    // Without rank 0 no rank has data; without 1 rank 0 fills its slots; without 2 rank 1 does, and so does rank 0,
+    // which waits for the slots that rank 1 could not free.
     const bool sending = rank < missing;
     const std::uint32_t connection = sending ? down(rank + 1) : down(rank);
     const Word passed = kPassed + (sending ? kSlots * (missing - rank) : 0);
@@ -356,7 +359,7 @@ void test_missing(std::uint32_t wire, std::uint32_t missing, bool by_abort) {
   }
 }
 
-// Several blocks give up at once: one of them is heard, whole.
+// Several blocks give up at once: the status is that of one of them, complete.
 void test_one_status() {
   Run run({6, 2, 256, 512});
   run.inputs[0].assign(16384, 0);

@@ -1,6 +1,6 @@
-// One execution against the definition, bit for bit: every type and operation, every wire, one to four sources with the
-// own data at every place among the operands, scaled and divided, at every alignment, for ragged lengths, in place and
-// apart. The peers are played in turn by the same thread: some send, one folds, one receives.
+// One execution compared bit for bit with the definition: every type and operation, every wire, one to four sources
+// with the own data at every place among the operands, scales and divisors, every alignment, odd lengths, in place and
+// apart. One thread plays all peers in turn: some send, one reduces, one receives.
 // Sanitizers: address.
 #include <algorithm>
 #include <cinttypes>
@@ -24,15 +24,15 @@ constexpr std::uint32_t kSink = 4;
 struct Case {
   const Definition& of;
   std::uint32_t op;
-  std::uint32_t messages;  // from the senders
-  std::uint32_t own_operand;      // of the own data, or kNoOwnOperand
+  std::uint32_t messages;  // from the senders;
+  std::uint32_t own_operand;      // index of the own data, or kNoOwnOperand
   std::size_t count;
   std::size_t skew;        // elements
   std::uint32_t scale_kind;
   double scale;
   std::uint32_t divisor;
   bool in_place;
-  bool passes_on;          // also into a message
+  bool passes_on;          // also sends the result
 };
 
 std::string describe(const Case& at, std::uint32_t wire) {
@@ -99,14 +99,14 @@ class Bench {
     call.chunk_bytes = kSlotBytes;
     call.dtype = static_cast<std::uint32_t>(at.of.type.code);
     call.op = static_cast<std::uint32_t>(at.op);
-    call.timeout_ns = 2u * 1000000000ull;  // everything is there: nothing waits
+    call.timeout_ns = 2u * 1000000000ull;  // all messages are present, so nothing waits
     return call;
   }
 
   Mesh mesh_;
 };
 
-// `inputs`: of the operands in order.
+// `inputs`: the operands in order.
 template <class Wire>
 void Bench::run(const Case& at, const std::vector<Elements>& inputs) {
   const Type& type = at.of.type;
@@ -167,7 +167,7 @@ void run_everywhere(Bench& bench, const Case& at, std::mt19937_64& random) {
   bench.run<blink::LL128>(at, inputs);
 }
 
-// Every place of the own data, with what an operation of ops.py can ask for besides: nothing, a scale, a divisor.
+// Every place of the own data, with each option of an operation in ops.py: none, a scale, a divisor.
 void test_operation(Bench& bench, const Definition& of, std::uint32_t op, std::mt19937_64& random) {
   const Type& type = of.type;
   const std::size_t most = Bench::kSlotBytes / type.size * 15 / 16;
@@ -180,7 +180,7 @@ void test_operation(Bench& bench, const Definition& of, std::uint32_t op, std::m
       for (int extra = 0; extra < (type.kind == Kind::kBool ? 1 : 4); ++extra) {
         for (int effort = 0; effort < blink_test::kEffort / 2; ++effort) {
           const std::uint64_t dice = random();
-          if (kEmulated && (dice >> 32) % 40 != 0) continue;  // a block has so many threads
+          if (kEmulated && (dice >> 32) % 40 != 0) continue;  // emulated blocks have many threads, so a sample
           const std::size_t count = counts[dice % 7];
           if (count == 0) continue;
           const std::uint32_t kind = joins ? static_cast<std::uint32_t>(extra % 3) : 0;
@@ -205,7 +205,7 @@ void test_operation(Bench& bench, const Definition& of, std::uint32_t op, std::m
   }
 }
 
-// Every narrow value, widened and rounded again: as it is, scaled by 1, and between two neighbours.
+// Every narrow value, widened and rounded again: unchanged, scaled by 1, and between two neighbours.
 void test_all_values(Bench& bench, const Definition& of) {
   const std::size_t all = std::size_t{1} << (8 * of.type.size);
   const std::size_t batch = std::min(all, Bench::kSlotBytes / of.type.size * 7 / 8);

@@ -1,5 +1,5 @@
-// Ranks of a generated program in one process: connections with all their memory, and a call for each rank; and how
-// blocks are run, with a thread each or, with BLINK_EMULATED, with 32 to 128 emulated ones and a schedule of their own.
+// Ranks of a generated program in one process: connections with all their memory, and a call for each rank. Blocks run
+// with one thread each or, with BLINK_EMULATED, with 32 to 128 emulated threads and a schedule of their own.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ namespace {
 constexpr bool kEmulated = true;
 std::uint64_t schedule = 1;  // the next seed
 
-// One warp publishes for itself; of more the last one does.
+// A single warp publishes its own messages; of several warps the last one does.
 inline std::uint32_t block_threads() { return schedule % 5 == 0 ? 32 : schedule % 2 == 0 ? 64 : 128; }
 
-// What blink_launch returns; 2: a finding, which is printed. Time is none of the schedule's: where nobody gets anywhere
-// it is over.
+// Returns the result of blink_launch; 2 means a finding, which is printed. The schedule has no clock: a launch times
+// out when no thread makes progress.
 inline int launch_blocks(void (*entry)(const blink::Call*, std::uint32_t), const blink::Call* calls,
                          std::uint32_t ranks, std::uint32_t blocks, double) {
   blink::emulate::Options options;
@@ -92,7 +92,7 @@ inline void linger(std::uint32_t ms) { std::this_thread::sleep_for(std::chrono::
 
 #endif
 
-// One execution as the only block of the only rank: of all elements, in one chunk.
+// One execution as the only block of the only rank, with all elements in one chunk.
 template <class Wire>
 void run_row(blink::Call call, const blink::device::Row& row, const std::vector<std::uint32_t>& connections,
              std::uint32_t contributors = 1) {
@@ -116,7 +116,7 @@ struct Geometry {
   Word slot_bytes, line_bytes;
 };
 
-// Zeroed, at a multiple of 128, and not a byte too long.
+// Zeroed memory, aligned to 128 bytes, without a spare byte.
 struct Memory {
   std::unique_ptr<char, void (*)(void*)> bytes;
   std::size_t size;
@@ -165,7 +165,7 @@ class Mesh {
 
   const Connection& end(std::uint32_t rank, std::size_t id) const { return tables_[rank][id]; }
 
-  // As if every connection had passed `position` messages.
+  // Sets all connections to the state after `position` messages.
   void pretend(Word position) {
     for (auto& table : tables_) {
       for (const Connection& end : table) {

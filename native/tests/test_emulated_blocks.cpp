@@ -1,5 +1,5 @@
-// The tests of the device layer on emulated blocks with threads: what GPUs run, under a schedule and a memory that differ
-// from launch to launch. And the reduce kernel of copy engines, which has no other test of its threads.
+// The tests of the device layer on emulated blocks with threads: the code of GPUs, under a schedule and a memory order
+// that differ in each launch. Also the reduce kernel of copy engines, whose threads have no other test.
 // Sanitizers: address.
 #define BLINK_EMULATED 1
 
@@ -14,7 +14,7 @@ BLINK_FOLD_ENTRY(reduce_kernel)
 
 namespace {
 
-// Sums of messages that lie anywhere, with the own data among them or without, in place or into one of the messages.
+// Sums of messages at any place, with or without own data, in place or into one of the messages.
 void test_reduce(std::mt19937& random) {
   constexpr std::size_t kCount = 3000;
   const std::uint32_t receives = 1 + random() % 5;

@@ -1,5 +1,5 @@
-// The kernel context on emulated blocks whose threads are real ones: no thread touches what another one has written
-// without a barrier, a release and an acquire, or an atomic access between them.
+// The kernel context on emulated blocks with real threads: between a write of one thread and an access of another there
+// is a barrier, a release and an acquire, or the access is atomic.
 // Sanitizers: thread.
 #define BLINK_EMULATED 1
 

@@ -1,9 +1,8 @@
 // Collectives on the host engine: random sequences of calls, ranks as threads and as processes, each result checked.
 //
-// What varies from call to call: collective, size, chunk, slots, large or small messages, the type, whether a factor
-// scales the rank's input, where in the segment messages lie, and between how many variants the group chooses. What varies from rank to rank besides: buffers of its own
-// or in its heap, in place or not, and how late it comes. Inputs are written anew for every call, so whoever reads one
-// too late reads wrong.
+// Each call varies collective, size, chunk, slots, large or small messages, type, scale, the place of messages in the
+// segment, and the number of variants. Each rank also varies its buffers (its own or in its heap), in-place use, and
+// its delay. Inputs are rewritten for every call, so a late reader reads wrong data.
 // Sanitizers: address, thread.
 #include <unistd.h>
 
@@ -19,17 +18,17 @@ namespace {
 
 using namespace blink_test;
 
-// Whether the system lets ranks copy from and to each other's memory.
+// Whether the system lets ranks copy between their memories.
 const bool crossing = may_cross();
 
-// The same on all ranks.
+// The parameters that are equal on all ranks.
 struct Setting {
   Kind kind;
   std::int64_t count;
   Binding binding;
   bool scaled;
-  bool moves;  // successive calls lie side by side
-  std::vector<Binding> variants;  // beside `binding`
+  bool moves;  // successive calls use successive places
+  std::vector<Binding> variants;  // in addition to `binding`
 };
 
 Setting random_setting(std::mt19937& random, int index) {
@@ -38,7 +37,7 @@ Setting random_setting(std::mt19937& random, int index) {
   s.binding.signature = 1000003u * static_cast<unsigned>(index + 1);
   s.binding.item = draw(3) == 0 ? 1 : 4;
   s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? BLINK_UINT8 : BLINK_UINT32);
-  s.binding.small = draw(3) == 0 && index != 0;  // the first is called most, and has variants
+  s.binding.small = draw(3) == 0 && index != 0;  // setting 0 is called most often, and has variants
   const std::int64_t counts[] = {draw(2), 2 + draw(40), 100 + draw(700), 1000 + draw(2000)};
   s.count = counts[draw(4)];
   s.binding.chunk = s.binding.small ? std::max<std::int64_t>(1, s.count) : 1 + draw(draw(2) == 0 ? 20 : 500);
@@ -66,7 +65,7 @@ std::uint32_t value(int call, int rank, std::int64_t index) {
 
 std::uint32_t factor(const Setting& s, int rank) { return s.scaled ? static_cast<std::uint32_t>(rank) + 2 : 1; }
 
-// What element `index` of `rank`'s output must be, from the meaning of the collective alone.
+// The expected element `index` of `rank`'s output, computed from the definition of the collective.
 std::uint32_t expected(const Setting& s, int ranks, int call, int rank, std::int64_t index) {
   if (s.kind == Kind::kBroadcast || s.kind == Kind::kChain) return value(call, 0, index);
   if (s.kind == Kind::kAllGather) return value(call, static_cast<int>(index / s.count), index % s.count);
@@ -84,7 +83,7 @@ bool holds(const unsigned char* memory, std::int64_t item, std::int64_t index, s
   return std::memcmp(memory + index * item, &bits, static_cast<std::size_t>(item)) == 0;
 }
 
-// A rank's side of a setting: its operation and its buffers.
+// A rank's part of a setting: its operation and its buffers.
 class Prepared {
  public:
   Prepared(const Room& room, blink_comm* comm, int rank, const Setting& setting, std::mt19937& random,
@@ -103,7 +102,7 @@ class Prepared {
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
 
-  // The sum of what all ranks give, by an allreduce of one uint32.
+  // The sum over all ranks, by an allreduce of one uint32.
   std::uint32_t sum(std::uint32_t mine) {
     put(input_at_, 4, 0, mine);
     expect(blink_op_run(op_, input_at_, output_at_, 0, 1, kPatience) == BLINK_OK, "rank %d: no sum", rank_);
@@ -130,7 +129,7 @@ class Prepared {
   }
 
  private:
-  // Of some calls to their end, of others as many as there are before it waits; by two threads in turns.
+  // Runs some calls to their end, others step by step until they wait, with two threads in turns.
   int run_by_steps(int call) {
     int code = blink_op_start(op_, input_at_, output_at_, kPatience);
     for (int steps = 0; code == BLINK_OK && steps < 1 + call % 50; ++steps) {
@@ -160,7 +159,7 @@ class Prepared {
     return op;
   }
 
-  // In the heap or in exactly as much memory of its own; in place as in nccl.h.
+  // Places the buffers in the heap or in own memory without a spare byte; in place as in nccl.h.
   void place(const Room& room, std::mt19937& random, std::size_t& used) {
     in_place_ = random() % 2 == 0;
     const std::int64_t item = setting_.binding.item;
@@ -202,7 +201,7 @@ class Prepared {
   std::unique_ptr<unsigned char[]> own_[2];
 };
 
-// Bytes that threads got each way: that none of them went untested.
+// Bytes per transfer method, to check that each was tested.
 std::atomic<std::uint64_t> ways[5];
 
 void come_late(std::mt19937& random) {
@@ -213,10 +212,10 @@ void come_late(std::mt19937& random) {
   }
 }
 
-// What a group waits for where others keep the cores busy and every hand-over takes a time slice.
+// Time limit of a group on busy cores, where every hand-over takes a time slice.
 constexpr std::chrono::seconds kEnough(8);
 
-// The same calls on every rank, drawn from `seed`; fewer where they take long.
+// The same calls on every rank, drawn from `seed`; fewer if they take long.
 void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int calls) {
   std::mt19937 together(seed), alone(seed * 131 + static_cast<unsigned>(rank));
   std::vector<std::unique_ptr<Prepared>> prepared;
@@ -239,7 +238,7 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
       if (call == calls) break;
     }
     come_late(alone);
-    // Mostly the same one some times in a row: the case in which calls run into each other most.
+    // Mostly the same setting several times in a row, because then calls overlap most.
     const std::size_t which = call % 5 == 0 ? 0 : together() % prepared.size();
     if (!prepared[which]->run(call)) return;
   }
@@ -264,7 +263,7 @@ cpu_set_t cores_of(std::initializer_list<std::size_t> cores) {
   return set;
 }
 
-// Only the highest rank of a core moves, to one that has at least two ranks less.
+// Only the highest rank on a core moves, to a core with at least two ranks less.
 void spreads_over_cores() {
   const cpu_set_t two = cores_of({0, 1}), four = cores_of({0, 1, 2, 3});
   const auto moves = [](std::vector<int> cores, int rank, const cpu_set_t& allowed, cpu_set_t expected) {

@@ -1,5 +1,5 @@
-// Bundles: right ones serve calls by their rows, cut off or altered ones are refused with a reason, and those with forged
-// numbers and right sums serve something or nothing, without touching memory that is not theirs.
+// Bundles: valid ones serve calls by their rows. Truncated or altered ones are rejected with a reason. Those with
+// forged numbers and correct checksums may serve calls, but without invalid memory accesses.
 // Sanitizers: address.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21,7 +21,7 @@ constexpr int kRanks = 3;
 constexpr std::size_t kHeaderWords = sizeof(blink_bundle_header) / 8;
 constexpr std::size_t kHeaderSummed = offsetof(blink_bundle_header, checksum) / 8 + 1;
 constexpr std::size_t kRowsEnd = kHeaderWords + (3 * sizeof(blink_bundle_choice) + 2 * sizeof(blink_bundle_plan)) / 8;
-constexpr std::int64_t kSmallest = 64;  // bytes, of what is for the second plan
+constexpr std::int64_t kSmallest = 64;  // bytes from which the second plan serves
 
 struct Free {
   void operator()(blink_bundle* bundle) const { blink_bundle_close(bundle); }
@@ -29,7 +29,7 @@ struct Free {
 };
 using Held = std::unique_ptr<blink_bundle, Free>;
 
-// An AllReduce in one step for small sizes, and in rings.
+// An AllReduce in one step for small sizes, otherwise in rings.
 Words bundle_words() {
   const Words plans[] = {plan_words(Kind::kOneShot, kRanks, true, 2), plan_words(Kind::kRing, kRanks, false, 2)};
   blink_bundle_header h{};

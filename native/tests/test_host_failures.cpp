@@ -1,4 +1,4 @@
-// What ends a call, and what the ranks are told: deadlines, aborts, ranks that differ, ranks that die, bad arguments.
+// The ends of calls and the errors on all ranks: deadlines, aborts, ranks that differ or die, invalid arguments.
 // Sanitizers: address, thread.
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ constexpr std::int64_t kShort = 50'000;
 
 blink_shape shape_for(int ranks) { return {ranks, 64, 64 << 10, 16 * 4160, 4096}; }
 
-// Until test(status of `rank`).
+// Waits until test(status of `rank`).
 template <class Test>
 void await(const Room& room, int rank, Test test) {
   std::vector<blink_status> found(static_cast<std::size_t>(room.ranks()));
@@ -47,7 +47,7 @@ CallOptions with(Kind kind, bool small, bool in_heap) {
   return options;
 }
 
-// One rank does not call. The one with the short deadline comes last of the others, and says what it waits for.
+// One rank does not call. The rank with the short deadline calls last of the others, and reports its wait.
 void deadlines() {
   const Stuck cases[] = {
       {"entry", with(Kind::kOneHop, false, false), 2, 0, 1, 1, BLINK_WAITS_ENTRY, -1},
@@ -81,7 +81,7 @@ void deadlines() {
 
 // ---- aborts
 
-// Another thread of the waiting rank, or of a rank that does not even call.
+// An abort by another thread of the waiting rank, or by a rank that does not call.
 void aborts() {
   for (const bool by_peer : {false, true}) {
     const Room room(shape_for(3), 4096, 64);
@@ -112,7 +112,7 @@ void aborts() {
   }
 }
 
-// While calls are being made, at any moment, by a thread that looks at the counters meanwhile.
+// Aborts at any moment during calls, by a thread that also reads the counters.
 void aborts_at_any_moment() {
   for (unsigned seed = 0; seed < 10; ++seed) {
     const Room room(shape_for(3), 4096, 64);
@@ -139,9 +139,9 @@ void aborts_at_any_moment() {
   }
 }
 
-// ---- ranks that differ: what they are told is tested by tests/emulation/test_disagreement.py
+// ---- ranks that differ: tests/emulation/test_disagreement.py tests the messages
 
-// Small messages tell by the lower bits of the signature, which may agree.
+// Small messages contain only the lower bits of the signature, which may be equal.
 void hidden_mismatch() {
   const Room room(shape_for(2), 4096, 64);
   as_threads(room, [&](blink_comm* comm, int rank) {
@@ -179,7 +179,7 @@ void a_stream_notices_a_death() {
   blink_detach(comm);
 }
 
-// Rank 0 has heard that rank 2 is lost, and closes: of that rank 1 is told, not of rank 0.
+// Rank 0 knows that rank 2 is lost, and closes: rank 1 gets rank 2 as the cause, not rank 0.
 void who_left_because_of_another_is_not_named() {
   const Room room(shape_for(3), 4096, 64);
   blink_comm* const first = room.attach(0, false);
@@ -200,7 +200,7 @@ void who_left_because_of_another_is_not_named() {
 
 // ---- bad arguments
 
-// Whoever is refused has harmed nobody: the same call with its buffers is right.
+// A refused call harms no rank: the same call with its buffers is correct.
 void missing_memory() {
   const Room room(shape_for(2), 1 << 16, 64);
   as_threads(room, [&](blink_comm* comm, int rank) {
@@ -213,7 +213,7 @@ void missing_memory() {
   });
 }
 
-// Rank 0 lends its buffers; rank 1 was never told where its heap is.
+// Rank 0 lends its buffers; rank 1 does not know the place of rank 0's heap.
 void unknown_heap() {
   const Room room(shape_for(2), 1 << 16, 64);
   blink_comm* comms[] = {room.attach(0, false), room.attach(1, false, false)};
@@ -268,7 +268,7 @@ void wrong_shapes() {
   expect(format(small, 0) == BLINK_OK, "a small shape");
 }
 
-// What it shows of ranks: tests/emulation/test_dump.py.
+// tests/emulation/test_dump.py tests the content of descriptions.
 void wrong_descriptions() {
   const Room room(shape_for(2), 4096, 64);
   blink_status found[1];

@@ -1,5 +1,5 @@
-// Plans for any size: right ones are bound and run, cut off or altered ones are refused with a reason, and whatever is
-// accepted is bound without touching memory that is not its own.
+// Plans for any size: valid ones are bound and run, truncated or altered ones are rejected with a reason. Any accepted
+// one is bound without invalid memory accesses.
 // Sanitizers: address.
 #include <cstring>
 #include <memory>
@@ -31,7 +31,7 @@ PlanHeld read(const Words& words, blink_error& error) {
   return PlanHeld(blink_plan_read(words.data(), words.size() * sizeof(std::int64_t), &error));
 }
 
-// Sums of counts from none to more than fit at once, in every kind of plan.
+// Sums with counts from none to more than fit at once, in every kind of plan.
 void sums() {
   for (const Kind kind : kSums) {
     for (const bool small : {false, true}) {
@@ -69,7 +69,7 @@ void cut_off() {
   const Words words = plan_words(Kind::kOneHop, kRanks, false, 2);
   const auto* bytes = reinterpret_cast<const unsigned char*>(words.data());
   for (std::size_t size = 0; size < words.size() * 8; ++size) {
-    const std::unique_ptr<unsigned char[]> part(new unsigned char[size]);  // exactly so large, for the sanitizer
+    const std::unique_ptr<unsigned char[]> part(new unsigned char[size]);  // without a spare byte, for the sanitizer
     std::memcpy(part.get(), bytes, size);
     blink_error error{};
     const PlanHeld plan(blink_plan_read(part.get(), size, &error));
@@ -79,7 +79,7 @@ void cut_off() {
   expect(blink_plan_read(nullptr, 0, &error) == nullptr, "nothing is a plan");
 }
 
-// Any bit that is another one.
+// Plans with one flipped bit.
 void altered() {
   Words words = plan_words(Kind::kOneHop, kRanks, false, 2);
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -102,7 +102,7 @@ std::int64_t odd_value(std::mt19937_64& random, std::int64_t was) {
   return choices[random() % (sizeof choices / sizeof choices[0])];
 }
 
-// Plans with wrong numbers and a right sum.
+// Plans with wrong numbers and a correct checksum.
 void forged() {
   std::mt19937_64 random(5);
   const Room room(shape(), 4096, 64);
@@ -133,7 +133,7 @@ void forged() {
       const std::unique_ptr<blink_bound, Free> bound(blink_bind(plan.get(), &around, rank, &binding, &error));
       expect(bound != nullptr || error.text[0] != 0, "not bound, without a reason");
     }
-    std::vector<std::int64_t> numbers[4];  // of the blocks of either buffer, exactly as many as there may be
+    std::vector<std::int64_t> numbers[4];  // of the blocks of both buffers, without a spare entry
     for (auto& row : numbers) {
       for (int block = 0; block < kRanks; ++block) row.push_back(random() % 8 == 0 ? odd_value(random, 9) : 9);
       row.shrink_to_fit();

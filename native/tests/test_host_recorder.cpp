@@ -1,4 +1,5 @@
-// The recorder of the host engine: what it keeps of calls, executions and waits, what it drops, and that it is off.
+// The recorder of the host engine: the events of calls, executions and waits, dropped events, and no events when
+// disabled.
 // Sanitizers: address, thread.
 #include <algorithm>
 #include <vector>
@@ -29,11 +30,11 @@ Recorded recorded(const blink_comm* comm, std::int64_t room = kPlenty) {
   return found;
 }
 
-// 300 elements in chunks of 16: three slices of 100, of 7 chunks. A rank has a role for the slice that it combines, and
-// for each of the two others one that sends and one that takes.
+// 300 elements in chunks of 16: three slices of 100, of 7 chunks. A rank has a role for the slice that it reduces, and
+// for each of the two others one that sends and one that receives.
 constexpr long kExecutions = 7 * (1 + 2 * 2);
 
-// Of one call: everything within it, nothing before its time, and all bytes once.
+// Checks one call: all events are within it, none is before its time, and each byte occurs once.
 void check_call(const std::vector<blink_event>& events, std::uint64_t sequence, long executions) {
   const auto call = std::find_if(events.begin(), events.end(), [&](const blink_event& event) {
     return event.kind == BLINK_EVENT_CALL && event.sequence == sequence;
@@ -95,7 +96,7 @@ void test_the_oldest_are_dropped() {
   });
 }
 
-// Chunks have 64 bytes.
+// The test's chunks have 64 bytes.
 void test_small_executions_are_left_out() {
   const Room room(kShape, 4096, 4);
   as_threads(room, [&](blink_comm* comm, int rank) {
@@ -111,7 +112,7 @@ void test_small_executions_are_left_out() {
   });
 }
 
-// Rank 0 comes last, and only when the segment shows that the others wait for it.
+// Rank 0 calls last, after the segment shows that the others wait for it.
 void test_a_long_wait_names_whom_it_is_for() {
   const Room room(kShape, 4096, 4);
   as_threads(room, [&](blink_comm* comm, int rank) {

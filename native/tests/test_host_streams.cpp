@@ -1,5 +1,5 @@
-// Point to point: every byte arrives once and in order, in both directions of all pairs, whatever the sizes of the
-// pieces, while the ranks' other threads run collectives.
+// Point to point: every byte arrives once and in order, in both directions of all pairs and in pieces of any size,
+// while the ranks' other threads run collectives.
 // Sanitizers: thread.
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ unsigned char byte_of(int from, int to, std::int64_t index) {
   return static_cast<unsigned char>(bits >> 16 ^ bits >> 5);
 }
 
-// Zero is the usual answer to a wait of 0, and says nothing of the next try.
+// Zero is the usual result of a wait of 0, and does not predict the next try.
 std::int64_t random_wait(std::mt19937& random) {
   constexpr std::int64_t waits[] = {0, 1, 100, 3000, 50'000};
   return waits[random() % 5];
@@ -61,7 +61,7 @@ void receive_all(blink_comm* comm, int from, int to, std::int64_t total) {
   expect(blink_stream_read(comm, from, &more, 1, 0) == 0, "%d to %d: bytes that nobody sent", from, to);
 }
 
-// Two streams with each peer, on threads of their own, and AllReduces on this one.
+// Two streams with each peer, on their own threads, and AllReduces on this one.
 void everything_at_once(const Room& room, blink_comm* comm, int rank, std::int64_t total) {
   std::vector<std::thread> threads;
   for (int peer = 0; peer < room.ranks(); ++peer) {
@@ -76,7 +76,7 @@ void everything_at_once(const Room& room, blink_comm* comm, int rank, std::int64
 
 void refusals(blink_comm* comm) {
   unsigned char byte = 0;
-  for (const int peer : {-1, 0, 3, 1 << 30}) {  // rank 0 asks: of itself, and outside of 0 … 2
+  for (const int peer : {-1, 0, 3, 1 << 30}) {  // rank 0 addresses itself, and ranks outside of 0 … 2
     expect(blink_stream_write(comm, peer, &byte, 1, 0) == -BLINK_INVALID, "a write to rank %d", peer);
     expect(blink_stream_read(comm, peer, &byte, 1, 0) == -BLINK_INVALID, "a read from rank %d", peer);
   }

@@ -1,7 +1,7 @@
-// Wrong tables are refused, or run without touching memory outside the buffers: random damage to right ones.
+// Wrong tables, made by random damage to valid ones, are rejected, or run without accesses outside the buffers.
 //
-// What runs may give any bytes and any code, but it ends, its buffers' surroundings and the others' inputs stay as they
-// were, and the sanitizers find nothing.
+// An accepted table may give any bytes and any code. But it ends, the memory around its buffers and the others' inputs
+// stay unchanged, and the sanitizers find nothing.
 // Sanitizers: address.
 #include <cstring>
 #include <memory>
@@ -17,7 +17,7 @@ namespace {
 using namespace blink_test;
 
 constexpr int kRanks = 3;
-constexpr std::int64_t kMoment = 2'000;   // microseconds: damaged tables mostly end with a deadline
+constexpr std::int64_t kMoment = 2'000;   // microseconds, because damaged tables mostly end with a timeout
 constexpr std::size_t kAround = 256;      // bytes before and after each buffer in a heap
 constexpr unsigned char kUntouched = 0x5e;
 
@@ -45,7 +45,7 @@ void damage_one(std::vector<Row>& rows, std::mt19937_64& random) {
   std::memcpy(static_cast<void*>(&row), words, sizeof row);
 }
 
-// The numbers beside the rows. Sizes of buffers only shrink: larger ones would be a lie about the caller's memory.
+// Damages the numbers beside the rows. Buffer sizes only shrink, because larger ones would exceed the caller's memory.
 void damage_numbers(blink_tables& t, std::mt19937_64& random) {
   switch (random() % 12) {
     case 0: t.chunk_elements = odd_value(random, t.chunk_elements); break;
@@ -105,7 +105,7 @@ Case random_case(std::mt19937_64& random) {
   return made;
 }
 
-// Tables that are created one after the other, on one communicator.
+// Creates tables one after the other on one communicator.
 void creation() {
   std::mt19937_64 random(7);
   const Room room(shape(), 4096, 64);
@@ -127,7 +127,7 @@ void creation() {
   blink_detach(comm);
 }
 
-// A rank's buffers: in its heap with guards, or of its own, exactly as large as they are said to be.
+// A rank's buffers: in its heap with guards, or own memory without a spare byte.
 class Buffers {
  public:
   Buffers(const Room& room, int rank, const Case& made, bool in_heap)
@@ -142,7 +142,7 @@ class Buffers {
     std::memset(out, kUntouched, output_);
   }
 
-  // Whether all but the output is as it was; around memory of its own a sanitizer looks.
+  // Whether everything except the output is unchanged; a sanitizer checks the surroundings of own memory.
   bool untouched() const {
     const unsigned char* hole = out == own_out_.get() ? end_ : out;
     return same(in, in + input_) && same(heap_, hole) && same(hole == end_ ? end_ : out + output_, end_);
@@ -162,7 +162,7 @@ class Buffers {
   std::size_t input_, output_;
 };
 
-// Up to three calls of one rank. Its code; BLINK_ABORTED where its tables are refused.
+// Runs up to three calls of one rank. Returns its code; BLINK_ABORTED if its tables are rejected.
 int run_rank(blink_comm* comm, const Rows& rows, const Buffers& buffers, bool scaled) {
   const blink_tables tables = rows.tables();
   blink_op* op = blink_op_create(comm, &tables);
@@ -178,7 +178,7 @@ int run_rank(blink_comm* comm, const Rows& rows, const Buffers& buffers, bool sc
   return code;
 }
 
-// Some ranks' tables are damaged, and all ranks run what is accepted.
+// Damages some ranks' tables, and runs the accepted ones on all ranks.
 void running() {
   std::mt19937_64 random(11);
   std::atomic<long> codes[BLINK_INTERRUPTED + 1] = {};
@@ -201,7 +201,7 @@ void running() {
              r);
     }
   }
-  // Whether a deadline or another rank's end comes first is a matter of luck: some of the former there must be.
+  // Either a timeout or another rank's end comes first, by chance: both must occur.
   expect(codes[BLINK_OK] > 100 && codes[BLINK_DEADLINE] > 0 && codes[BLINK_ABORTED] > 100,
          "%ld ended well, %ld with a deadline, %ld were refused", codes[BLINK_OK].load(), codes[BLINK_DEADLINE].load(),
          codes[BLINK_ABORTED].load());
@@ -213,6 +213,6 @@ void running() {
 int main() {
   limit_seconds(290);
   creation();
-  if (!kThreadSanitizer) running();  // ranks that disagree about who writes where do race
+  if (!kThreadSanitizer) running();  // ranks that disagree about the writer of a place do race
   return verdict();
 }

@@ -1,4 +1,4 @@
-// Which variant runs: rank 0's policy on made-up times, and that all ranks run the same one whatever they do besides.
+// The selection of variants: rank 0's policy on artificial times, and the same variant on all ranks in every situation.
 // Sanitizers: address, thread.
 #include <random>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 using namespace blink_test;
 using blink::VariantTrials;
 
-// How often each variant ran in `calls` calls of which variant v takes ns[v], give or take a tenth.
+// Counts the runs of each variant in `calls` calls, where variant v takes ns[v] ± 10 %.
 std::vector<int> ran(VariantTrials& trials, const std::vector<std::int64_t>& ns, int calls, std::mt19937& random) {
   std::vector<int> count(ns.size(), 0);
   for (int call = 0; call < calls; ++call) {
@@ -42,7 +42,7 @@ void test_the_fastest_runs() {
 void test_slow_ones_are_tried_seldom_but_not_never() {
   std::mt19937 random(6);
   VariantTrials trials(3);
-  ran(trials, {1000, 1200, 9000}, 1100, random);  // the first trials come sooner
+  ran(trials, {1000, 1200, 9000}, 1100, random);  // the first trials have shorter intervals
   const std::vector<int> count = ran(trials, {1000, 1200, 9000}, 16 * 522, random);
   expect(count[0] > 15 * 512, "the fastest runs %d times", count[0]);
   expect(count[1] >= 75 && count[1] <= 85, "one that is not far behind is tried %d times", count[1]);
@@ -93,7 +93,7 @@ blink_op* with_variants(blink_comm* comm, const blink_plan* plan, std::int64_t c
   return op;
 }
 
-// What was measured of private buffers, until that was settled, says nothing of shared ones: they are timed at once.
+// Measurements of private buffers do not apply to shared ones, which are timed at once.
 void shared_after_private(blink_comm* comm, int rank, const blink_plan* plan, float* in_heap) {
   std::vector<float> output(500, 1.0f);
   blink_op* const op = with_variants(comm, plan, 500);
@@ -112,7 +112,7 @@ void shared_after_private(blink_comm* comm, int rank, const blink_plan* plan, fl
   blink_op_destroy(op);
 }
 
-// A program that calls in place and out of place by turns: every variant has its turn all the same.
+// A program that alternates between in-place and other calls: every variant is tried nevertheless.
 void turns(blink_comm* comm, int rank, const blink_plan* plan) {
   std::vector<float> input(500, 1.0f), output(500, 1.0f);
   blink_op* const op = with_variants(comm, plan, 500);
@@ -129,8 +129,8 @@ void turns(blink_comm* comm, int rank, const blink_plan* plan) {
   blink_op_destroy(op);
 }
 
-// Different signatures end the calls, so a rank that runs another variant than the others does not go unnoticed. The
-// operation is made anew on single ranks, and comes to an end of the lines in shared memory.
+// Different signatures end the calls, so a rank with another variant is detected. Single ranks recreate the operation,
+// until the lines in shared memory are used up.
 void many_calls(blink_comm* comm, int rank, const blink_plan* plan) {
   std::mt19937 alone(static_cast<unsigned>(rank) + 40);
   std::vector<float> input(600, static_cast<float>(rank + 1)), output(600);

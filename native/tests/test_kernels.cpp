@@ -1,5 +1,5 @@
-// Every kernel of every level against the one for any CPU, bit for bit: any number of sources and destinations, in place,
-// scaled and divided; all conversions; nothing outside is written.
+// Every kernel of every level compared bit for bit with the one for any CPU: any number of sources and destinations, in
+// place, scaled and divided; all conversions; no write outside the destinations.
 // Sanitizers: address.
 #include <algorithm>
 #include <cinttypes>
@@ -22,12 +22,12 @@ using blink::Kernel;
 using blink::Level;
 using blink_test::expect;
 
-// ---- combine
+// ---- reductions
 
-// Apart; the last destination in the first source; destinations in the last and first sources, crossed.
+// Separate memory; the last destination in the first source; destinations in the last and first sources, crossed.
 enum class Place { kApart, kFirst, kCrossed };
 
-// One reduction with its answer. `twice`: the last source is the memory of the first.
+// One reduction with its expected result. `twice`: the last source is the memory of the first.
 struct Case {
   const Definition& definition;
   std::uint32_t op;
@@ -150,7 +150,7 @@ std::vector<float> sweep(const Definition& definition) {
   for (std::uint64_t code = 0; code + 1 < positive; ++code) {
     const double value = definition.widen(code), next = definition.widen(code + 1);
     const double step = value - definition.widen(code == 0 ? 0 : code - 1);
-    // Beyond the largest value: half a step, and more.
+    // Beyond the largest value: by half a step, and by more.
     for (const double tie : {(value + next) / 2, std::isfinite(next) ? value : value + step / 2}) {
       const auto single = static_cast<float>(tie);
       for (const float near : {single, std::nextafterf(single, 0.0f), std::nextafterf(single, INFINITY)}) {
@@ -260,7 +260,7 @@ void test_missing(const Level& level) {
   expect(blink_combine(BLINK_FLOAT32, BLINK_BAND, nullptr, 1, nullptr, 1, 3, -1, 1.0, 1) == -1, "no band on float32");
 }
 
-// Whole lines and what is before and after them, at every place in a line.
+// Whole lines with their surroundings, at every offset in a line.
 void test_copy_past_caches() {
   std::vector<char> from(512), to(512);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + 1);

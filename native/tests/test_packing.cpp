@@ -1,5 +1,5 @@
 // Sanitizers: address.
-// Flows and packings of small networks, whose values are known, with all memory checked, in numbers of 64 and of 128 bits.
+// Flows and packings of small networks with known values, with all memory checked, in numbers of 64 and of 128 bits.
 #include <cassert>
 #include <cstdint>
 #include <limits>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// In whichever units capacities are: large ones need 128 bits.
+// The high half of one unit of capacity: large ones need 128 bits.
 std::uint64_t unit_high = 0;
 
 blink_units units_of(std::int64_t number) {
@@ -86,7 +86,7 @@ void rates() {
   assert(side[0] + side[2] + side[3] == 0 && side[1] == 1);
 }
 
-// Terminals 0, 1 and 2 around switch 3, a unit each way: all of a pair may go, or none if it goes back to where it is from.
+// Terminals 0, 1 and 2 around switch 3, a unit each way: a pair can be split off whole, but not back to its own tail.
 void pairs() {
   Network net{4, {}, {}, {}};
   for (std::int32_t v = 0; v < 3; ++v) {
@@ -146,7 +146,7 @@ void refusals() {
   blink_packer_free(packer);
 }
 
-// Two chains, 0 → 1 → 2 → 3 and 1 → 0 → 3 → 2: arcs that no tree has let all rise.
+// Two chains, 0 → 1 → 2 → 3 and 1 → 0 → 3 → 2: unused arcs allow all vertices to rise.
 void shallower() {
   Network net = clique(4, 1);
   const blink_arcs arcs = net.arcs();
@@ -158,7 +158,7 @@ void shallower() {
   assert((parents == std::vector<std::int32_t>{-1, 0, 0, 0, 1, -1, 1, 1}));
 }
 
-// Two servers of two behind a switch each, joined by a third; every tree spans, whatever the search has done to it.
+// Two servers of two ranks, each behind a switch, joined by a third switch: every tree spans throughout the search.
 void equal_trees(bool both_ways) {
   Network net{7, {}, {}, {}};
   for (const auto& [u, v, units] : {std::tuple{0, 4, 8}, {1, 4, 8}, {2, 5, 8}, {3, 5, 8}, {0, 6, 1}, {2, 6, 1}, {3, 6, 1}}) {
@@ -206,7 +206,7 @@ void unreached() {
   blink_trees_free(trees);
 }
 
-// A ring of five, prices ascending: two hops reach all each way, one does not, and no tree is deeper than it may be.
+// A ring of five with ascending prices: two hops reach all each way, one does not, and no tree exceeds its depth.
 void hop_trees() {
   constexpr int n = 5;
   std::vector<double> price(n * n, std::numeric_limits<double>::infinity());

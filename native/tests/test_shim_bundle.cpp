@@ -1,5 +1,5 @@
-// A plan's file is read as it was written; one that is cut off, damaged, of another version, or whose numbers lead
-// astray is refused with the file, the row, what was expected and what it has.
+// A plan's file is read unchanged. Truncated or damaged files, and those of another version or with invalid references,
+// are rejected with the file, the row, the expected value and the actual one.
 // Sanitizers: address.
 #include <unistd.h>
 
@@ -19,13 +19,13 @@ namespace {
 using namespace blink_test;
 using namespace blink::shim;
 
-// The digest as the header has it.
+// Writes the digest in the header's form.
 void digest_into(std::uint8_t* digest, const std::string& bytes) {
   const std::string digits = sha256(bytes.data(), bytes.size());
   for (std::size_t i = 0; i < 32; ++i) digest[i] = static_cast<std::uint8_t>(std::stoul(digits.substr(2 * i, 2), nullptr, 16));
 }
 
-// What a planner might write.
+// A file that a planner might write.
 struct File {
   blink_gpu_bundle head{};
   std::vector<blink_gpu_segment> segments;
@@ -64,8 +64,8 @@ struct File {
   }
 };
 
-// Three ranks and a memory: a connection that is pushed, one pulled, one staged; two paths of messages, over a third
-// rank's GPU and over the memory; a program for the kernels and one for copy engines too.
+// Three ranks and a memory: one connection pushed, one pulled, one staged; two paths of messages, over a third rank's
+// GPU and over the memory; a program for the kernels, and one for copy engines too.
 File good_one(const std::string& code) {
   File file;
   blink_gpu_bundle& head = file.head;
@@ -149,7 +149,7 @@ struct Wrong {
   const char* said;
 };
 
-// The digest is right in all of them but the first ones.
+// All but the first ones have a correct digest.
 const Wrong kWrong[] = {
     {[](File& f) { f.spoil = [](std::string* all) { all->clear(); }; }, "and more, got 0"},
     {[](File& f) { f.spoil = [](std::string* all) { all->pop_back(); }; }, "as many bytes as it says"},
@@ -250,7 +250,8 @@ void wrong_is_refused(const Written& written) {
   expect(!read_bundle(empty.at("nowhere"), &bundle, &why), "no directory");
 }
 
-// Cut off anywhere, and any bit turned: refused. With a digest of the spoilt bytes: refused, or all rows lead somewhere.
+// Truncated anywhere, or with any bit flipped: rejected. With a recomputed digest: rejected, or all references are
+// valid.
 void noise_is_survived(const Written& written) {
   const std::string whole = good_one(kCode).bytes();
   constexpr std::size_t kDigested = offsetof(blink_gpu_bundle, digest) + 32;

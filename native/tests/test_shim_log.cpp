@@ -1,4 +1,4 @@
-// What is told to the user, where, and in which form? Each case in a process of its own, since levels are read once.
+// The user's messages: levels, targets and form. Each case is a process of its own, because levels are read once.
 // Sanitizers: address.
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -28,7 +28,7 @@ using namespace blink;
 using namespace blink::shim;
 using Variables = std::vector<std::pair<const char*, std::string>>;
 
-// What `body` writes to stderr under these variables.
+// Returns the stderr output of `body` under these variables.
 std::string stderr_of(const Variables& variables, const std::function<void()>& body) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) std::abort();
@@ -118,7 +118,7 @@ void host_is_left_alone() {
     if (pipe2(ends, O_CLOEXEC) != 0) _exit(1);
     close(ends[0]);
     const int before = dup(2);
-    dup2(ends[1], 2);  // a pipe that nobody reads
+    dup2(ends[1], 2);  // a pipe without a reader
     errno = 77;
     all_levels();
     if (errno != 77) _exit(2);
@@ -127,7 +127,7 @@ void host_is_left_alone() {
     sigprocmask(SIG_BLOCK, nullptr, &mask);
     if (sigismember(&pending, SIGPIPE) != 0 || sigismember(&mask, SIGPIPE) != 0) _exit(3);
     close(2);
-    all_levels();  // no stderr at all
+    all_levels();  // without stderr
     dup2(before, 2);
     info("still here");
   });

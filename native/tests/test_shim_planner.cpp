@@ -1,5 +1,4 @@
-// Does the planner's process get what it needs and nothing else, and does it end when it must? Shell scripts play
-// Python.
+// The planner's process: its input and environment, and its end in all situations. Shell scripts play Python.
 // Sanitizers: address.
 #include <fcntl.h>
 #include <pthread.h>
@@ -96,7 +95,7 @@ void answers() {
   unsetenv("BLINK_PYTHON");
 }
 
-// A child that does not read what it is given: more than fits anywhere.
+// A child that does not read its input, which exceeds every buffer.
 void input_is_not_wanted() {
   const std::vector<std::string> cards(100, std::string(60000, ' '));
   expect_bundle("not read", Script("exec < /dev/null; sleep 0.1; echo 'bundle some where/x'").run(cards));
@@ -113,13 +112,13 @@ bool runs(const std::string& pid) {
   return known && state != 'Z' && state != 'X';
 }
 
-// A signal has been sent, but what it is sent to dies in its own time.
+// Waits for the end of a process that has received a signal.
 bool ends_soon(const std::string& pid) {
   for (int i = 0; i < 1000 && runs(pid); ++i) usleep(10000);
   return !runs(pid);
 }
 
-// Killed at the end are all that it has started, in time or not.
+// Killing ends all processes that the planner has started, also after a timeout.
 void all_are_killed() {
   const auto first_line = [](const std::string& text) { return text.substr(0, text.find('\n')); };
   {
@@ -134,7 +133,7 @@ void all_are_killed() {
     expect_refused("stubborn", script.run({"{}"}, 0.5), "deadline");
   }
   {
-    // The one in the background holds stdout open.
+    // The background process keeps stdout open.
     const Script script("sleep 100 & echo $! > started; echo 'bundle some where/x'");
     expect_bundle("background", script.run());
     const std::string started = first_line(script.directory.read("started"));
@@ -148,7 +147,7 @@ void all_are_killed() {
 void environment_is_ours_less_us() {
   const Script script("echo \"$LD_PRELOAD|${LD_PRELOAD-none}|$BLINK_REPORT\" > seen; echo 'bundle some where/x'");
   setenv("BLINK_REPORT", "kept", 1);
-  // Libraries that do not exist: the loader of the child complains of those it sees, and goes on.
+  // Libraries that do not exist: the child's loader reports those that it is given, and continues.
   const char* const lists[][2] = {{"/a/libblink.so", "|none|kept\n"},
                                   {"libblink.so", "|none|kept\n"},
                                   {":/x/libblink.so: ", "|none|kept\n"},
@@ -179,7 +178,7 @@ void descriptors_are_not_inherited() {
   close(high);
 }
 
-// Runs `body` in a process of its own, whose state it may spoil.
+// Runs `body` in its own process, whose state it may change.
 void apart(const char* test, const std::function<void()>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -232,7 +231,7 @@ void odd_hosts() {
     pthread_sigmask(SIG_BLOCK, &some, nullptr);
     const Script script("grep -E '^Sig(Blk|Ign)' /proc/self/status | cut -f 2 > seen; echo 'bundle some where/x'");
     expect_bundle("signals", script.run(std::vector<std::string>(100, std::string(60000, ' '))));
-    // In hexadecimal; above signal 31 are those that the C library keeps for itself.
+    // In hexadecimal; the signals above 31 are the C library's own.
     const std::string seen = script.directory.read("seen");
     char* at = nullptr;
     const unsigned long long blocked = std::strtoull(seen.c_str(), &at, 16), ignored = std::strtoull(at, nullptr, 16);

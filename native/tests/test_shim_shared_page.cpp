@@ -1,8 +1,7 @@
-// All ranks use the same chunk for the same call, however far apart they run; and what else the page tells.
+// All ranks use the same chunk for the same call at any speed; and the other data of the page.
 //
-// Ranks are threads that run apart at random while rank 0 decides again and again. What each rank was told for each
-// call is compared with the list of decisions afterwards. tests/models searches every execution of a short run, and
-// with each step left out.
+// Ranks are threads at random speeds, while rank 0 keeps deciding. The chunks of each rank and call are compared with
+// the list of decisions afterwards. tests/models searches every execution of a short run, and with each step left out.
 // Sanitizers: thread.
 #include <fcntl.h>
 #include <sched.h>
@@ -28,7 +27,7 @@ using namespace blink_test;
 using namespace blink::shim;
 
 constexpr std::uint64_t kInitial = 7;
-using Decisions = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // from which call on, which chunk
+using Decisions = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // first call, and chunk from there
 
 void dawdle(std::mt19937* random) {
   const unsigned kind = (*random)() % 64;
@@ -42,7 +41,7 @@ void dawdle(std::mt19937* random) {
   }
 }
 
-// The ranks' memory, all in one process, so that the thread sanitizer sees it.
+// The ranks' memory, all in one process for the thread sanitizer.
 struct Memory {
   explicit Memory(int nranks) : measured(static_cast<std::size_t>(nranks)), ranks(nranks) {
     for (auto& decision : decisions) decision.word = decision.value = 0;
@@ -54,7 +53,7 @@ struct Memory {
   int ranks;
 };
 
-// How many decisions counted for some call, and at how many calls ranks were told different things.
+// The number of decisions that applied to a call, and of calls in which ranks used different chunks.
 struct Told {
   std::size_t decisions = 0;
   long wrong = 0;
@@ -71,7 +70,7 @@ Told run_apart(unsigned seed) {
     threads.emplace_back([&, rank] {
       std::mt19937 random(seed * 1000 + static_cast<unsigned>(rank));
       for (std::uint64_t call = 0; call < kCalls; ++call) {
-        // Now and then a rank falls far behind.
+        // Sometimes a rank falls far behind.
         if (random() % 1024 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 4));
         dawdle(&random);
         told[static_cast<std::size_t>(rank)][call] = memory.agreement().value_for(call, kInitial).value;
@@ -127,7 +126,7 @@ void one_after_the_other() {
   expect(agreement.value_for(5, kInitial).value == 101 && agreement.value_for(0, kInitial).value == kInitial, "as before");
 }
 
-// The slowest rank's word counts, and it counts for the decision that it was given under.
+// The slowest rank's time counts, for the decision under which it was measured.
 void measurements_are_gathered() {
   constexpr int kRanks = 3;
   Memory memory(kRanks);
@@ -193,7 +192,7 @@ void pages_tell() {
   second->done();
   expect(first->all_done() && second->all_done(), "all are done");
 
-  // Searches do not touch each other.
+  // Searches are independent of each other.
   first->agreement(kSearches - 1).say(0, 0, 4.0f);
   second->agreement(kSearches - 1).say(1, 0, 3.0f);
   expect(first->agreement(kSearches - 1).least_said(0) == 0, "the third has said nothing");
@@ -215,7 +214,7 @@ void bad_descriptors() {
     expect(descriptor < 0 || fcntl(descriptor, F_GETFD) < 0, "the descriptor is taken all the same");
   };
   expect(SharedPage::create(0, 0, &why) < 0 && SharedPage::create(5000, 0, &why) < 0, "from 1 to 4096 ranks");
-  const int page = SharedPage::create(4, 1 << 20, &why);  // with room for the page of five
+  const int page = SharedPage::create(4, 1 << 20, &why);  // large enough for the page of five
   refused(dup(page), 400, 0, "expected");
   refused(dup(page), 4, 4, "rank 4");
   refused(-1, 4, 0, "fstat");
@@ -232,7 +231,7 @@ void bad_descriptors() {
 }  // namespace
 
 int main() {
-  pages_tell();  // forks, so it comes before the threads
+  pages_tell();  // forks, so it runs before the threads
   bad_descriptors();
   one_after_the_other();
   measurements_are_gathered();

@@ -1,5 +1,5 @@
-// Which of NCCL's configurations say that calls do not block, whatever their size, and what the environment overrules;
-// and what a driver lacks.
+// NCCL's configurations that make calls nonblocking, of any size, and the environment's overrides; and functions that a
+// driver lacks.
 // Sanitizers: address.
 
 #include <cstdlib>
@@ -24,7 +24,7 @@ static std::string only_nccl(const ConfigHead& head) {
   return wishes_of(reinterpret_cast<const ncclConfig_t*>(&head), {}).only_nccl;
 }
 
-// A communicator on a few multiprocessors lets others have little beside it, and nothing less once it is gone.
+// A communicator on a few multiprocessors leaves little room beside it, and all of it after its end.
 static void room_of_a_share_that_is_gone() {
   std::string why;
   const ResidentBlocks::Gpu whole{0, 64, 2, 1}, share{0, 8, 2, 1};
@@ -37,7 +37,8 @@ static void room_of_a_share_that_is_gone() {
   expect(alone.reserve(whole, 1, 64, &why) == 16, "an eighth of a whole GPU");
 }
 
-// What a configuration says of blocks: what we cannot do is NCCL's, by name, and what is newer than its header is not read.
+// Blocking in configurations: unsupported fields make NCCL serve the call, by name; fields of newer headers are not
+// read.
 static void blocks_of_configurations() {
   ConfigHead head{};
   head.size = sizeof head;

@@ -1,6 +1,6 @@
-// The simulator's kernel on random workloads, both ways of sharing, with and without a trace: under the sanitizers
-// nothing outside the arrays, and runs know nothing of each other. What times and traces are right is tested from
-// Python, where the kernel that defines them gives the same bits.
+// The simulator's kernel on random workloads, with both ways of sharing, with and without a trace. The sanitizers check
+// accesses outside the arrays and shared state between runs. Python tests check times and traces, with the same bits as
+// the kernel that defines them.
 // Sanitizers: address, thread.
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ namespace {
 
 using blink_test::expect;
 
-// A workload that owns its arrays. Each is a piece of memory of its own, without an entry to spare.
+// A workload that owns its arrays. Each is a separate allocation without a spare entry.
 struct Workload {
   std::vector<std::int32_t> chunks, actor_stream, receives_of{0}, receives, sends_of{0}, sends;
   std::vector<double> bytes, last_bytes, launch_s, pace_s_per_byte, start_s;
@@ -53,7 +53,7 @@ struct Workload {
     weight.push_back(part);
   }
 
-  // Gives every actor its hops, in any order. Some of what leaves an actor reads what came there, and frees its slots.
+  // Gives every actor its hops, in any order. Some outgoing hops read incoming ones, and free their slots.
   void connect(std::mt19937_64& random) {
     for (std::size_t from = 0; from < tail.size(); ++from) {
       for (std::size_t into = 0; into < head.size() && frees[from] < 0; ++into) {
@@ -103,7 +103,7 @@ struct Workload {
   }
 };
 
-// What a run said, all of it.
+// The complete result of a run.
 struct Said {
   int code = -1;
   blink_outcome outcome{};
@@ -141,8 +141,8 @@ Said run(const Workload& workload, bool fair, bool traced) {
   return said;
 }
 
-// Layers of actors; hops lead from a layer to a later one, so that any number of slots from 1 on is live. With
-// `coarse` costs have few values, and much happens at the same time.
+// Layers of actors; hops lead to later layers, so that one slot is enough for progress. With `coarse` costs have few
+// values, so that many events coincide.
 Workload random_workload(std::mt19937_64& random, bool coarse) {
   const auto upto = [&](int least, int most) { return least + static_cast<int>(random() % (most - least + 1)); };
   const auto cost = [&](double most) {
@@ -179,12 +179,12 @@ Workload random_workload(std::mt19937_64& random, bool coarse) {
   return w;
 }
 
-// What must hold of a run that came to its end.
+// Checks the invariants of a complete run.
 void check_outcome(const Workload& w, const Said& said, const char* what) {
   expect(said.code == 0 && said.outcome.stuck == -1, "%s: came to its end", what);
   expect(said.outcome.transfers == w.transfers(), "%s: %" PRId64 " transfers", what, said.outcome.transfers);
   expect(said.outcome.executions == w.executions(), "%s: %" PRId64 " executions", what, said.outcome.executions);
-  // Each transfer lands and arrives, begins to move if links are fair, and comes to each link after its first if not.
+  // Each transfer lands and arrives, begins to move if links are fair, otherwise reaches each link after its first.
   std::int64_t longest = 1;
   for (std::size_t h = 0; h < w.tail.size(); ++h)
     longest = std::max<std::int64_t>(longest, w.path_of[h + 1] - w.path_of[h]);
@@ -216,7 +216,7 @@ void nothing_to_do() {
   }
 }
 
-// Runs that stop before their end say where, and write no further than the tasks there could be.
+// Runs that get stuck report the place, and write no more entries than there can be tasks.
 void not_live() {
   for (const bool fair : {false, true}) {
     std::mt19937_64 random(21);
@@ -235,7 +235,7 @@ void not_live() {
   }
 }
 
-// Runs know nothing of each other: threads may simulate at the same time.
+// Runs are independent: threads may simulate at the same time.
 void side_by_side() {
   std::mt19937_64 random(22);
   std::vector<Workload> workloads;

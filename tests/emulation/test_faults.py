@@ -331,7 +331,7 @@ def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
     time.sleep(0.2)
     job.signal(1, signal.SIGSTOP)
     (found,) = job.values(0)
-    assert "rank 0 waited past the deadline for" in found
+    assert "rank 0 timed out waiting for" in found
     assert "rank 1" in found
 
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Pages and folders that are written plainly.
 PLAIN = (
-    "native/src",
+    *("native/backend", "native/copies", "native/packing", "native/simulate", "native/src", "native/tests"),
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks", "docs", "examples", "reproduction"),
     *(
         "src/blinkccl/apps",
