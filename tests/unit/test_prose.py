@@ -21,6 +21,7 @@ PLAIN = (
     *(
         "src/blinkccl/apps",
         "src/blinkccl/collectives",
+        "src/blinkccl/cost",
         "src/blinkccl/errors.py",
         "src/blinkccl/native",
         "src/blinkccl/private_files.py",

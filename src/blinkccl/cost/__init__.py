@@ -1,1 +1,1 @@
-"""The simulator (``simulate``), what others do with the same job (``baselines``), and which plan runs (``choice``)."""
+"""The simulator (``simulate``), other libraries on the same job (``baselines``), and the plan to run (``choice``)."""

@@ -38,4 +38,4 @@ def test_rings_through_a_gpu_are_checked_and_timed_by_copies(blink, tmp_path) ->
     timed = json.loads(blink("sim", file, "--topo", "dgx-1v", "--json").out)
     assert timed["code"] == "copies"
     refused = blink("sim", file, "--topo", "dgx-1v", "--code", "kernels")
-    refused.assert_refused("NCCL goes through a GPU of the job (NVB), and no kernel of ours does")
+    refused.assert_refused("NCCL relays through a GPU of the job (NVB), which kernels do not")

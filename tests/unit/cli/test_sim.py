@@ -88,12 +88,12 @@ def test_a_calibration_without_the_links_class_says_so(blink, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("asked", "code", "why"),
     [
-        (["allreduce", "--topo", "dgx-1p"], "kernels", "our kernels on pascal GPUs, 14 blocks each"),
+        (["allreduce", "--topo", "dgx-1p"], "kernels", "Blink's kernels on pascal GPUs, 14 blocks each"),
         (["allreduce", "--topo", "dgx-1p", "--code", "copies"], "copies", "calibration p100-copy-engine"),
         (["allreduce", "--topo", "dgx-1p", "--chunk", "1M"], "copies", "copy engines (--chunk)"),
-        (["sendrecv", "--topo", "dgx-1p"], "copies", "messages go by copy engines"),
-        (["allreduce", "--topo", "mi250"], "copies", "no NVIDIA GPUs"),
-        (["allreduce", "--topo", "2x dgx-1p @ 100Gbps"], "copies", "no kernel of ours stores between servers"),
+        (["sendrecv", "--topo", "dgx-1p"], "copies", "copy engines move messages"),
+        (["allreduce", "--topo", "mi250"], "copies", "kernels need NVIDIA GPUs"),
+        (["allreduce", "--topo", "2x dgx-1p @ 100Gbps"], "copies", "kernels do not store between servers"),
     ],
 )
 def test_what_runs_our_plans_is_said(blink, asked: list[str], code: str, why: str) -> None:
@@ -163,10 +163,10 @@ def test_beyond_gigabytes_there_are_units_too(blink, monkeypatch) -> None:
         (["p.json"], "a plan brings its own collective, links and ranks: leave --topo out"),
         (["p.json", "--links", "all"], "leave --links, --topo out"),
         (["p.json", "--relays"], "leave --relays, --topo out"),
-        (["allreduce", "--algo", "hybrid"], "nobody has measured with kernels"),
+        (["allreduce", "--algo", "hybrid"], "hybrid has no predicted time with kernels"),
         (["allreduce", "--code", "threads"], "unknown code 'threads'; expected one of kernels, copies"),
         (["allreduce", "--code", "kernels", "--chunk", "1M"], "--code kernels: --chunk is for copies; leave one out"),
-        (["sendrecv", "--code", "kernels"], "kernels serve no sendrecv: messages go by copy engines"),
+        (["sendrecv", "--code", "kernels"], "kernels do not run sendrecv: copy engines move messages"),
         (["broadcast", "--algo", "optimal", "--model", "vgg16"], "reduces gradients by allreduce, not by broadcast"),
         (["allreduce", "--model", "transformer:7B:0:1"], "expected transformer:PARAMETERS:BLOCKS:TOKENS, like"),
         (

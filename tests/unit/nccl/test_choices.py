@@ -562,8 +562,8 @@ def test_algorithm_and_protocol_are_forced_together():
 @pytest.mark.parametrize(
     ("spec", "capability", "said"),
     [
-        ("pcie-8gpu", 80, "LL128 needs links that keep stores of 128 bytes whole, as NVLink does; there is pcie"),
-        ("hgx-h100", 60, "stores of 128 bytes that arrive whole, as GPUs of compute capability 7.0 make them, got 6.0"),
+        ("pcie-8gpu", 80, "LL128 needs NVLink alone, which keeps stores of 128 bytes whole; the plan also uses pcie"),
+        ("hgx-h100", 60, "compute capability 7.0 or later, whose stores of 128 bytes arrive whole; got 6.0"),
     ],
 )
 def test_ll128_is_not_forced_where_lines_may_be_torn(spec, capability, said):

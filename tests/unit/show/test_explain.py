@@ -75,16 +75,16 @@ def test_the_fastest_is_said_with_the_runner_up_nccl_and_the_bound():
         (
             "mi250",
             "allreduce",
-            "kernels are CUDA's, and these are no NVIDIA GPUs",
+            "kernels need NVIDIA GPUs",
             "no model: NCCL runs on NVIDIA GPUs, but mi250 joins its GPUs by xGMI\n",
         ),
         (
             "dgx-1v",
             "sendrecv",
-            "kernels serve no sendrecv: messages go by copy engines",
-            "no model: NCCL does sendrecv by sends and receives, whose channels per peer its model does not count\n",
+            "kernels do not run sendrecv: copy engines move messages",
+            "no model: NCCL runs sendrecv as sends and receives, which its cost model does not cover\n",
         ),
-        ("2x ring:2 @ 40Gbps", "allreduce", "no kernel of ours stores between servers", "NCCL ring Simple: "),
+        ("2x ring:2 @ 40Gbps", "allreduce", "kernels do not store between servers", "NCCL ring Simple: "),
     ],
 )
 def test_where_the_library_has_no_say_that_is_said(spec, name, why, nccl):

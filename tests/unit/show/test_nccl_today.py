@@ -62,7 +62,7 @@ def test_the_paper_has_its_name_and_year_and_nominal_rates() -> None:
     assert line.endswith("nominal rates")
 
 
-_SENDS = "sends and receives, whose channels per peer its model does not count"
+_SENDS = "sends and receives, which its cost model does not cover"
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ _SENDS = "sends and receives, whose channels per peer its model does not count"
     [
         (asked("mi250"), "NCCL runs on NVIDIA GPUs, but mi250 joins its GPUs by xGMI"),
         *(
-            (asked(spec, name=name), f"NCCL does {name} by {_SENDS}")
+            (asked(spec, name=name), f"NCCL runs {name} as {_SENDS}")
             for spec, name in (("dgx-1v", "gather"), ("torus:6x6", "alltoall"))
         ),
-        (asked("dgx-1v", (0, 1), links="pcie"), "NCCL chooses its links itself, whatever --links pcie says"),
+        (asked("dgx-1v", (0, 1), links="pcie"), "NCCL selects its links itself and cannot follow --links pcie"),
     ],
 )
 def test_where_the_model_knows_nothing_there_is_no_number(request_: Request, why: str) -> None:

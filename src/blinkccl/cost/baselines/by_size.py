@@ -1,16 +1,17 @@
-"""Algorithms whose split of the data depends on the size, which their forests do not know: ``hybrid``, ``multi_path``.
+"""Algorithms that split the data by its size, which a forest does not know: ``hybrid`` and ``multi_path``.
 
-- ``hybrid``: Eq 8's split for each size, at the rates that both sets of trees reach with their parts. PCIe begins T_dpa
-  later (Blink, MLSys 2020, §3.4). Each set is timed by itself, as if the other were not there, and the job ends with
-  the later one: they share no link, but for the bus between sockets of an AC922.
-- ``multi_path``: for each size the split that a table says, or else the fastest that is found here. The table of a pair
-  is filled by the simulator. Each path costs what the calibration says of its links, beside the other paths on them: a
-  copy is issued and then waits for the links' latency once per leg, and n chunks that are stored L − 1 times on their
-  way take (n + L − 1) / n as long as the links need. That gives a split by water filling for each number of streams and
-  chunks; the simulator then says which of them is the fastest, and whether any is faster than one copy on one path.
+- ``hybrid``: Eq 8 splits each size at the rates that both sets of trees reach with their parts. PCIe begins T_dpa later
+  (Blink, MLSys 2020, §3.4). The sets share no link except the bus between the sockets of an AC922, so each is timed
+  alone. The job ends with the later set.
+- ``multi_path``: a table gives the split for each size. Without a table, the simulator fills the row of the pair. The
+  calibration gives the cost of each path beside the other paths on its links. A copy is issued, then waits for the
+  latency of the links once per leg. A path that stores n chunks L − 1 times takes (n + L − 1) / n of the time that its
+  links need. Water filling gives a split for each number of streams and chunks. The simulator selects the fastest, or
+  one copy on one path where no split is faster.
 
-Copies of different streams are issued at the same time here, as calibrations say what one costs and not who issues it:
-where one thread issues all, many streams pay later than a table filled here says, and one filled by measurements knows.
+Copies of different streams are issued at the same time here, because a calibration gives the cost of a copy, not the
+thread that issues it. Where one thread issues all copies, many streams pay later than a simulated table says; a
+measured table includes this cost.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest, Path
 from blinkccl.units import GB
 
-#: How often the split is found anew with the rates that the parts before reached.
+#: Rounds of Eq 8, each with the rates that the parts of the previous round reach.
 _ROUNDS = 4
-#: What is tried: streams of a path that is stored on its way, and chunks of a stream.
+#: Candidates: streams of a path with intermediate memories, and chunks of a stream.
 STREAMS = (1, 2, 4, MOST_STREAMS)
 CHUNKS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
 class HybridJob:
-    """Both sets of trees; ``t_dpa_s`` is what switching peer access takes before PCIe can begin."""
+    """Both sets of trees; ``t_dpa_s`` is the time to switch peer access before PCIe can begin."""
 
     request: Request
     nvlink: TimedPlan
@@ -65,20 +66,20 @@ class HybridJob:
 
     @property
     def forest(self) -> Forest:
-        """The NVLink trees: all there is for small sizes."""
+        """The NVLink trees, which carry small sizes alone."""
         return self.nvlink.forest
 
     def split(self, size_bytes: int, over_pcie: int) -> LinkClassSplit | None:
-        """Eq 8 at the rates that each set reaches with its part of a split; None where nothing moves."""
+        """Eq 8 at the rates that both sets reach with ``over_pcie`` bytes over PCIe; None if no data moves."""
         pcie, nvlink = self.pcie.at(over_pcie), self.nvlink.at(size_bytes - over_pcie)
         if not pcie.algbw_gb_per_s or not nvlink.algbw_gb_per_s:
             return None
         return hybrid_split(size_bytes, pcie.algbw_gb_per_s, nvlink.algbw_gb_per_s, self.t_dpa_s)
 
     def at(self, size_bytes: int) -> Estimate:
-        """The later end of both sets at the best of a few splits: rates depend on parts, and parts on rates."""
+        """The later end of both sets at the best of a few splits, because rates and parts depend on each other."""
         alone = self.nvlink.at(size_bytes)
-        best = replace(alone, name=self.name, detail=f"NVLink alone: PCIe does not pay with {self._wait()}")
+        best = replace(alone, name=self.name, detail=f"NVLink alone: PCIe would be slower with {self._wait()}")
         over_pcie = size_bytes // 2
         for _ in range(_ROUNDS):
             split = self.split(size_bytes, over_pcie)
@@ -108,13 +109,13 @@ def timed_split(flow: Forest, conditions: Conditions, split: Split, window: int 
     """A split of the message that ``flow`` plans, ready to be timed; raises as
     :func:`~blinkccl.trees.algorithms.multi_path.forest_of`.
     """
-    found = planned(MULTI_PATH, forest_of(flow, split), conditions)
-    return ChunkedPlan(found.name, found.forest, found.program, conditions, split.text(), split.chunks, window)
+    base = planned(MULTI_PATH, forest_of(flow, split), conditions)
+    return ChunkedPlan(base.name, base.forest, base.program, conditions, split.text(), split.chunks, window)
 
 
 @dataclass(frozen=True)
 class MultiPath:
-    """A message between two GPUs over all paths; ``row`` is what its table says, filled where there was none."""
+    """A message between two GPUs over all paths; ``row`` holds the split by size."""
 
     flow: Forest
     conditions: Conditions
@@ -128,16 +129,16 @@ class MultiPath:
 
     def at(self, size_bytes: int) -> Estimate:
         split = self.row.at(size_bytes)
-        if any(part.streams > 1 for part in split.parts):  # beyond all classes chunks grow no more
+        if any(part.streams > 1 for part in split.parts):  # longer messages have more chunks, not longer ones
             chunks = split.chunks * max(1, -(-size_bytes // BEYOND_BYTES))
             split = msgspec.structs.replace(split, chunks=chunks)
         return timed_split(self.flow, self.conditions, split).at(size_bytes)
 
 
 def prepare_multi_path(request: Request, conditions: Conditions) -> MultiPath:
-    """The message of a request, with the row of the conditions' table for its two ends, or one that is filled here.
+    """The message of a request, with the table's row for its two ends, or a simulated row.
 
-    UnsupportedError where the table's paths are not there.
+    UnsupportedError if the topology lacks a path of the table.
     """
     flow = plan(request)
     first = ways(flow)[0].path
@@ -150,8 +151,8 @@ def prepare_multi_path(request: Request, conditions: Conditions) -> MultiPath:
 def simulated_row(flow: Forest, conditions: Conditions) -> PairSplits:
     """The row of a table for a message, filled by the simulator.
 
-    Never slower than one copy on any one of its paths, at any size. Cost: some 20 simulations per class of sizes, half
-    a second for two paths and a few for eight.
+    At no size is it slower than one copy on any single path. Cost: some 20 simulations per size class, half a second
+    for two paths and a few seconds for eight.
     """
     timed: dict[tuple[tuple[Part, ...], int], ChunkedPlan] = {}
 
@@ -164,26 +165,26 @@ def simulated_row(flow: Forest, conditions: Conditions) -> PairSplits:
     try:
         direct = direct_path(flow)
         return fill(direct[0], direct[-1], on_one_path(direct), _options(flow, conditions), timer)
-    except TopologyError as error:  # a calibration that does not know a link only rules this candidate out
+    except TopologyError as error:  # a link without a class in the calibration excludes this candidate alone
         raise UnsupportedError(str(error)) from None
 
 
 def _options(flow: Forest, conditions: Conditions) -> Callable[[int], Iterator[Split]]:
-    """Splits to try for a size."""
+    """A function from a size to the splits to try."""
     calibration, most_memories = conditions.calibration, conditions.most_memories
-    found = [way for way in ways(flow) if most_memories is None or way.legs <= most_memories + 1]
+    usable = [way for way in ways(flow) if most_memories is None or way.legs <= most_memories + 1]
     part = portions(flow)
-    rates = [path_rate(flow, calibration, way, part) for way in found]
-    starts = [_start_s(flow, calibration, way) for way in found]
+    rates = [path_rate(flow, calibration, way, part) for way in usable]
+    starts = [_start_s(flow, calibration, way) for way in usable]
 
     def options(size_bytes: int) -> Iterator[Split]:
-        yield from (on_one_path(way.path) for way in found)
-        # Those that are moved most often are the first to do without.
-        most_legs = [sum(way.legs <= legs for way in found) for legs in sorted({way.legs for way in found})]
+        yield from (on_one_path(way.path) for way in usable)
+        # Paths with the most legs are the first to be left out.
+        most_legs = [sum(way.legs <= legs for way in usable) for legs in sorted({way.legs for way in usable})]
         tried = [
-            filled(found[:most], size_bytes, starts, rates, streams, chunks)
+            filled(usable[:most], size_bytes, starts, rates, streams, chunks)
             for streams, chunks in sorted(product(STREAMS, CHUNKS), key=prod)
-            for most in dict.fromkeys((min(1, len(found)), *most_legs))
+            for most in dict.fromkeys((min(1, len(usable)), *most_legs))
             if most
         ]
         yield from dict.fromkeys(tried)
@@ -192,22 +193,22 @@ def _options(flow: Forest, conditions: Conditions) -> Callable[[int], Iterator[S
 
 
 def filled(
-    found: Sequence[WeightedPath],
+    paths: Sequence[WeightedPath],
     size_bytes: int,
     starts: Sequence[float],
     rates: Sequence[float],
     streams: int,
     chunks: int,
 ) -> Split:
-    """The split of a size by water filling; what is stored on its way goes in so many streams, the rest in one."""
+    """The split of a size by water filling: ``streams`` on paths with intermediate memories, one on direct paths."""
     costs = []
-    for way, start_s, rate in zip(found, starts, rates, strict=False):
-        pieces = chunks * streams  # of what is stored on its way
+    for way, start_s, rate in zip(paths, starts, rates, strict=False):
+        pieces = chunks * streams
         costs.append(PathCost(start_s, rate * pieces / (pieces + way.legs - 1)))
     weights = water_filling(size_bytes, costs)
     parts = [
         Part(way.path, weight, streams if way.legs > 1 else 1)
-        for way, weight in zip(found, weights, strict=True)
+        for way, weight in zip(paths, weights, strict=True)
         if weight
     ]
     return Split(parts=tuple(parts), chunks=chunks)
@@ -216,7 +217,7 @@ def filled(
 def path_rate(
     flow: Forest, calibration: Calibration, way: WeightedPath, part: dict[tuple[Path, tuple[int, int]], Fraction]
 ) -> float:
-    """Bytes per second of a path beside the others; a host's memory is written and read."""
+    """Bytes per second of a path beside the others; host memory counts twice, as it is written and read."""
     pairs = list(pairwise(way.path))
     memory = calibration.engine.memory_gb_per_s.value
     hosts = any(flow.topology.vertex[at].kind in HOST_KINDS for at in memories_on(flow.topology, way.path))
@@ -225,7 +226,7 @@ def path_rate(
 
 
 def _start_s(flow: Forest, calibration: Calibration, way: WeightedPath) -> float:
-    """What a chunk that is there at once would take."""
+    """Seconds of a chunk of 0 bytes: issue and signal per leg, and the latency of all links."""
     latency_s = fsum(link_cost(calibration, flow.topology.link[pair]).latency_s for pair in pairwise(way.path))
     engine = calibration.engine
     return way.legs * (engine.issue_us.value + engine.signal_us.value) * 1e-6 + latency_s

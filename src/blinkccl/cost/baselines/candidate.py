@@ -1,4 +1,4 @@
-"""A candidate: what is prepared once for a job (planned, verified) and then timed for as many sizes as wanted."""
+"""A candidate: a plan or formula that is prepared once for a job (planned, verified) and then timed for any sizes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
-#: How a chunk is chosen where none is given.
+#: Ways to select a chunk where the caller gives none.
 CHUNK_CHOICES = ("near", "model", "best", "miad")
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a job is timed; without ``chunk_bytes`` a plan's chunk for a size is what ``chunk_choice`` says.
+    """The conditions of timing; without ``chunk_bytes``, ``chunk_choice`` selects the chunk of a plan for each size.
 
-    ``calibration`` is for the algorithms, and for baselines that bring none of their own, which they find by ``named``.
-    ``paths``: how ``multi_path`` splits messages; None, or a pair that it does not have: as the simulator finds best,
-    over paths that cross at most ``most_memories`` (None: any number).
+    ``calibration`` times the algorithms, and baselines without a calibration of their own; the others look theirs up by
+    ``named``. ``paths`` is the table of splits for ``multi_path``. Without a table, or for a pair that it lacks, the
+    simulator selects the split, over paths that cross at most ``most_memories`` (None: any number).
     """
 
     calibration: Calibration
@@ -47,10 +47,10 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One candidate's time for one size, and in ``detail`` how; a model's has no ``simulation`` and no chunks.
+    """One candidate's time for one size; ``detail`` explains it. A formula has no ``simulation`` and no chunks.
 
-    ``protocol`` is that of our kernels, "" where none run. ``simulation`` is what links and hops take; ``seconds`` may
-    be longer, where something else decides.
+    ``protocol`` is the protocol of the library's kernels, "" where none run. ``simulation`` covers links and hops;
+    ``seconds`` is longer where another cost limits the call.
     """
 
     name: str
@@ -72,11 +72,11 @@ class Prepared(Protocol):
 
     @property
     def forest(self) -> Forest | None:
-        """Its plan; None where it is a model without one."""
+        """The plan; None for a formula."""
         ...
 
     def at(self, size_bytes: int) -> Estimate:
-        """What it takes for S bytes."""
+        """The estimate for S bytes."""
         ...
 
 
@@ -98,11 +98,11 @@ class TimedPlan:
 
     def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
         """The kernel's answer for S bytes; raises as :func:`~blinkccl.cost.simulate.run.simulate`."""
-        found = self._run(size_bytes)
-        return found.traced() if traced else found
+        simulation = self._run(size_bytes)
+        return simulation.traced() if traced else simulation
 
     def _run(self, size_bytes: int) -> Simulation:
-        """A run with the chunk that the conditions ask for."""
+        """A run with the chunk of the conditions."""
         conditions = self.conditions
         if conditions.chunk_bytes is not None or conditions.chunk_choice == "model":
             return simulate_frame(self.frame, size_bytes, conditions.chunk_bytes)
@@ -116,7 +116,7 @@ class TimedPlan:
         return simulate_frame(self.frame, size_bytes, chunk_bytes)
 
     def at(self, size_bytes: int) -> Estimate:
-        """What the plan takes for S bytes; raises as :meth:`simulate`."""
+        """The plan's estimate for S bytes; raises as :meth:`simulate`."""
         simulation = self.simulate(size_bytes)
         together = f", {simulation.aggregated} chunks timed as one" if simulation.aggregated > 1 else ""
         return Estimate(
@@ -133,9 +133,9 @@ class TimedPlan:
 
 @dataclass(frozen=True)
 class ChunkedPlan(TimedPlan):
-    """A plan whose longest slice has ``chunks`` chunks whatever the size; ``window`` messages of it under way at once.
+    """A plan whose longest slice has ``chunks`` chunks at every size.
 
-    They go one behind another, as in OMB's bandwidth test.
+    ``window`` messages are in flight, one behind another, as in OMB's bandwidth test.
     """
 
     chunks: int = 1
@@ -144,14 +144,14 @@ class ChunkedPlan(TimedPlan):
     def _run(self, size_bytes: int) -> Simulation:
         """All messages of the window together."""
         longest = max((part.stop - part.start for part in self.program.slices), default=Fraction(1))
-        # Slices begin on whole groups of bytes, so the last may be that much longer.
+        # Slices begin at multiples of the alignment, so the last slice may be longer by one alignment.
         chunk_bytes = ceil(longest * size_bytes / self.chunks / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES
         return simulate_frame(self.frame, size_bytes * self.window, chunk_bytes)
 
     def at(self, size_bytes: int) -> Estimate:
-        """What a message of the window takes."""
-        found = super().at(size_bytes)
-        return replace(found, seconds=found.seconds / self.window)
+        """The estimate of one message of the window."""
+        estimate = super().at(size_bytes)
+        return replace(estimate, seconds=estimate.seconds / self.window)
 
 
 def modelled(name: str, request: Request, size_bytes: int, seconds: float, detail: str) -> Estimate:
@@ -163,7 +163,7 @@ def modelled(name: str, request: Request, size_bytes: int, seconds: float, detai
 
 @dataclass(frozen=True)
 class Formula:
-    """A candidate that is a formula: seconds, and how, for S bytes."""
+    """A candidate that is a formula: the seconds for S bytes, and a text that explains them."""
 
     name: str
     request: Request

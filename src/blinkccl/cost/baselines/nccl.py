@@ -1,13 +1,14 @@
-"""NCCL as a baseline: version 2.4, whose rings and trees are timed as plans, and 2.30 as it sees itself.
+"""NCCL as a baseline: version 2.4, whose rings and trees are timed as plans, and version 2.30 by its own cost model.
 
-``nccl-2.4`` is the paper's: its rings, with the fall-back to PCIe, timed by the kernel as a plan on the links they use;
-between servers the faster of rings and double binary trees. (Its own threshold takes trees on two servers whatever the
-size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
-of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server (v2.4.2, src/init.cu).
-``nccl-2.30`` is today's NCCL: its channel search and its cost model with NVLS, no plan and no kernel.
+``nccl-2.4`` is the baseline of Blink's paper. Its rings, with the fall-back to PCIe, are timed by the kernel as a plan
+on their links. Between servers it is the faster of rings and double binary trees. (NCCL's own threshold selects trees
+on two servers at every size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` follows Blink
+(MLSys 2020, §3.5) on a DGX-2: double binary trees below 16 KB. NCCL 2.4.2 itself never uses trees inside a server
+(v2.4.2, src/init.cu). ``nccl-2.30`` is today's NCCL: its channel search and its cost model with NVLS, without a plan
+and without the kernel.
 
-Beside every plan stand two answers to what NCCL gets: :func:`nccl_today`, the time of 2.30 at what links reach, and
-:func:`ring_baseline`, the nominal rate of a ring by the rule of 2.4, with which Blink's paper compares.
+Two figures for NCCL stand beside every plan: :func:`nccl_today`, the time of 2.30 at the rates that links reach, and
+:func:`ring_baseline`, the nominal rate of a ring by the rule of 2.4, as in Blink's paper.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from blinkccl.trees.algorithms.ring import in_channels
 from blinkccl.trees.algorithms.shapes import by_server
 from blinkccl.trees.forest.model import Forest
 
-#: NCCL 2.4 hands data on in slices: a buffer of 4 MiB has 8 steps. Rings of AllReduce, AllGather and ReduceScatter take
-#: two steps at once, and cut each rank's part in at least two (v2.4.2, src/include/collectives.h, primitives.h).
+#: NCCL 2.4 forwards data in slices: a buffer of 4 MiB has 8 steps. Rings of AllReduce, AllGather and ReduceScatter use
+#: two steps at once, and cut each rank's part into at least two (v2.4.2, src/include/collectives.h, primitives.h).
 NCCL_SLICE_BYTES = 512 * 1024
 STEPS_PER_SLICE = {"allreduce": 2, "allgather": 2, "reduce_scatter": 2}
 #: A slice of LL: 8 bytes of data for each of 256 threads, 8 times (core.h).
 LL_SLICE_BYTES = 16 * 1024
-#: Threads of a channel by LL (core.h).
+#: Threads of a channel with LL (core.h).
 LL_THREADS = 256
-#: Channels on each lane of a ring, and in all (p2p.cu, "Duplicate the rings for direct NVLink"; core.h).
+#: Channels on each lane of a ring, and the maximum (p2p.cu, "Duplicate the rings for direct NVLink"; core.h).
 CHANNELS_PER_LANE, MOST_CHANNELS = 2, 16
-#: Below this NCCL 2.4 takes double binary trees on a DGX-2, as Blink has it.
+#: NCCL 2.4 uses double binary trees on a DGX-2 below this size, according to Blink.
 AS_WRITTEN_BYTES = 16 * 1024
-#: NCCL 2.4's protocols by machine, with the calibration of each; elsewhere it is timed on the job's own.
+#: Calibrations of NCCL 2.4 by machine and protocol; other machines use the calibration of the job.
 NCCL_24_PROTOCOLS = {
     "dgx-1v": {"Simple": "nccl-2.4-v100", "LL": "nccl-2.4-v100-ll"},
     "dgx-1p": {"Simple": "nccl-2.4-p100", "LL": "nccl-2.4-p100-ll"},
@@ -74,7 +75,7 @@ class SlicedPlan(TimedPlan):
 
 @dataclass(frozen=True)
 class ByProtocol:
-    """An algorithm of NCCL 2.4: by ``ll`` up to ``ll_bytes``, by ``simple`` above."""
+    """An algorithm of NCCL 2.4: LL up to ``ll_bytes``, Simple above."""
 
     simple: TimedPlan
     ll: TimedPlan | None = None
@@ -87,7 +88,7 @@ class ByProtocol:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Algorithms of one library by name; for each size it takes what ``choose`` names, or the fastest."""
+    """Algorithms of one library by name; ``choose`` selects one for each size, or else the fastest is selected."""
 
     name: str
     algorithms: Mapping[str, ByProtocol]
@@ -98,7 +99,7 @@ class Alternatives:
         return self.algorithms["ring"].simple.forest
 
     def at(self, size_bytes: int) -> Estimate:
-        """The estimate of the plan for this size; its ``detail`` says which it is."""
+        """The estimate of the plan for this size; ``detail`` names the plan."""
         names = list(self.algorithms) if self.choose is None else [self.choose(size_bytes)]
         return min((self.algorithms[name].at(size_bytes) for name in names), key=lambda estimate: estimate.seconds)
 
@@ -114,13 +115,13 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
     """NCCL 2.4 as Blink describes it on a DGX-2: double binary trees below 16 KB, rings above."""
     name = "nccl-2.4-as-written"
     if request.collective.name != "allreduce":
-        raise UnsupportedError(f"{name} differs from nccl-2.4 for allreduce only")
+        raise UnsupportedError(f"{name} differs from nccl-2.4 for allreduce only; use nccl-2.4")
     plans = {how: _nccl_24(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
     return Alternatives(name, plans, lambda size: "double_binary_tree" if size < AS_WRITTEN_BYTES else "ring")
 
 
 def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> ByProtocol:
-    """One algorithm in each protocol, with NCCL's calibrations and slices in place of the job's."""
+    """One algorithm in each protocol, with the calibrations and slices of NCCL instead of the job's."""
     check_nvidia(request.topology, request.ranks)
     rings = algorithm == "ring"
     if rings:
@@ -128,13 +129,13 @@ def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str
         forest = in_channels(request, lane_gb_per_s, CHANNELS_PER_LANE, MOST_CHANNELS)
     else:
         forest = ALGORITHMS[algorithm].plan(request)
-    what = ("rings" if rings else "double binary trees") + f" over {_kinds(forest)}"
+    name_on_links = ("rings" if rings else "double binary trees") + f" over {_kinds(forest)}"
     settings = replace(conditions.settings, even_chunks=False)
     base = planned(name, forest, replace(conditions, settings=settings))
 
     def sliced(calibration: Calibration, slice_bytes: int, protocol: str) -> SlicedPlan:
         own = replace(base.conditions, calibration=calibration)
-        return SlicedPlan(name, forest, base.program, own, f"{what}, {protocol}", slice_bytes)
+        return SlicedPlan(name, forest, base.program, own, f"{name_on_links}, {protocol}", slice_bytes)
 
     slice_bytes = NCCL_SLICE_BYTES * (STEPS_PER_SLICE.get(request.collective.name, 1) if rings else 1)
     named = NCCL_24_PROTOCOLS.get(machine_name(request.topology))
@@ -148,9 +149,9 @@ def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str
 
 
 def _ll_bytes(request: Request, forest: Forest, rings: bool) -> int:
-    """Up to which size NCCL 2.4 takes LL, by the bytes of each thread (v2.4.2, src/enqueue.cu, getKernelInfo).
+    """The largest size for which NCCL 2.4 uses LL, by the bytes of each thread (v2.4.2, src/enqueue.cu, getKernelInfo).
 
-    Where we differ: from there down it takes LL at every size, and always with all channels and threads.
+    One simplification: all smaller sizes use LL, always with all channels and threads.
     """
     name, ranks = request.collective.name, len(request.ranks)
     chunks = ranks if rings and name not in ("broadcast", "reduce") else 1
@@ -167,21 +168,21 @@ def _kinds(forest: Forest) -> str:
 
 
 def nccl_230_fault(request: Request) -> str | None:
-    """Why NCCL 2.30's model has no number for the job, but for what its search finds; a sentence without full stop."""
+    """The reason that NCCL 2.30's model cannot time the job, before its search runs; a sentence without full stop."""
     try:
         check_nvidia(request.topology, request.ranks)
     except UnsupportedError as error:
         return str(error)
     name = request.collective.name
     if name not in SERVED:
-        return f"NCCL does {name} by sends and receives, whose channels per peer its model does not count"
+        return f"NCCL runs {name} as sends and receives, which its cost model does not cover"
     if request.links in PCIE_CHOICES and request.links != joining_links(request.topology, request.ranks)[0]:
-        return f"NCCL chooses its links itself, whatever --links {request.links} says"
+        return f"NCCL selects its links itself and cannot follow --links {request.links}"
     return None
 
 
 def nccl_230(request: Request, calibration: Calibration | None = None) -> NcclServer:
-    """NCCL 2.30 on the job; UnsupportedError as :func:`nccl_230_fault` says, and where its search finds no channels."""
+    """NCCL 2.30 on the job; UnsupportedError for a :func:`nccl_230_fault`, or if the search finds no channels."""
     fault = nccl_230_fault(request)
     if fault is not None:
         raise UnsupportedError(fault)
@@ -189,7 +190,7 @@ def nccl_230(request: Request, calibration: Calibration | None = None) -> NcclSe
 
 
 def nccl_today(request: Request, size_bytes: int) -> NcclPrediction | str:
-    """NCCL's time for S bytes; where its model knows none, why, in a sentence without full stop.
+    """NCCL's time for S bytes, or the reason that its model has none, as a sentence without full stop.
 
     Cost: NCCL's search for channels, some 10 ms for 8 GPUs and a quarter of a second for 128.
     """
@@ -203,23 +204,23 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
     """NCCL 2.30's channel search, and its cost model for each size."""
     nccl = nccl_230(request, conditions.calibration)
     channels = nccl.channels
-    found = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"
+    on_channels = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"
 
     def seconds(size_bytes: int) -> tuple[float, str]:
         chosen = nccl.at(request.collective.name, size_bytes)
         if chosen.algorithm == "NVLS":
-            return chosen.seconds, "NVLS: the switch combines and multicasts"
-        return chosen.seconds, f"{chosen.algorithm}, {chosen.protocol}; {found}"
+            return chosen.seconds, "NVLS: the switch reduces and multicasts"
+        return chosen.seconds, f"{chosen.algorithm}, {chosen.protocol}; {on_channels}"
 
     return Formula("nccl-2.30", request, seconds)
 
 
 @dataclass(frozen=True)
 class RingBaseline:
-    """What NCCL 2.4's rings reach: algbw in GB/s, None where there is no ring, for ``reason``.
+    """The algbw of NCCL 2.4's rings in GB/s; None without a ring, with the ``reason``.
 
-    ``rings`` are the distinct ones, in lanes if ``fast`` (NVLink or its kin); else NCCL has fallen back to PCIe, or
-    takes ``cables``.
+    ``rings`` counts the distinct rings. With ``fast`` (NVLink or its kin) it counts lanes. Otherwise NCCL has fallen
+    back to PCIe, or uses ``cables``.
     """
 
     gb_per_s: float | None
@@ -231,7 +232,7 @@ class RingBaseline:
 
     @cached_property
     def forest(self) -> Forest | None:
-        """The rings' plan, drawn when it is asked for: on 1,024 GPUs 8 rings have 8 million hops."""
+        """The rings' plan, built on first use because 8 rings on 1,024 GPUs have 8 million hops."""
         return None if self.draw is None else self.draw()
 
 
@@ -240,7 +241,7 @@ def ring_baseline(request: Request) -> RingBaseline:
     request = replace(request, relays=False)
     try:
         ring.require_served(request)
-        network, found = ring.rings_for(request)
+        network, rings = ring.rings_for(request)
     except (UnsupportedError, TopologyError) as error:
         if request.collective.name not in ring.SERVED:
             return RingBaseline(None, reason=str(error))
@@ -248,17 +249,17 @@ def ring_baseline(request: Request) -> RingBaseline:
             return RingBaseline(None, reason=str(error).removeprefix("ring: ").removesuffix("; use --algo optimal"))
         if cables_of(request.topology):
             return RingBaseline(None, reason="NCCL 2.4's rule closes none over NVLink and these cables")
-        # What ring says of itself is advice for somebody who asked for it, not for a baseline.
+        # The messages of ring advise users of --algo ring, so a baseline needs its own.
         if len({request.topology.vertex[rank].server for rank in request.ranks}) > 1:
             return RingBaseline(None, reason="the network joins no ends of the servers' lines of GPUs")
         where = "" if request.links in PCIE_CHOICES else "no NVLink ring through all ranks, and "
         return RingBaseline(None, reason=f"{where}no PCIe that would close one")
 
     def draw() -> Forest:
-        return ring.on_rings(request, "ring", network, found)
+        return ring.on_rings(request, "ring", network, rings)
 
     fast = any(link.kind in FAST_KINDS for link in network.links)
-    rate = ring.rate(request, found) if request.collective.root is None else draw().rate
-    rings = ring.counted(request.topology, network, found) if fast else 1
+    rate = ring.rate(request, rings) if request.collective.root is None else draw().rate
+    lanes = ring.counted(request.topology, network, rings) if fast else 1
     cables = ring.over_cables(network, request.ranks)
-    return RingBaseline(float(rate) * network.unit_gb_per_s, rings, fast, draw=draw, cables=cables)
+    return RingBaseline(float(rate) * network.unit_gb_per_s, lanes, fast, draw=draw, cables=cables)

@@ -1,17 +1,17 @@
-"""The rings that NCCL can be given for a job by a graph file: a plan's, or the best by NCCL's own count of links.
+"""Rings for a graph file, which NCCL reads in place of its own search: a plan's, or the best by NCCL's count of links.
 
-The file holds the rings alone: NCCL looks for the chains of its trees itself, as many as there are rings. Their speed
-is what NCCL's constants for links let each have; rings faster than NCCL's own channels become several, as a channel is
-one thread block. Remarks say how to use it, what the rings have of what a cut allows any rings, and what NCCL 2.30's
-cost model says of them beside its own.
+The file holds rings alone; NCCL searches as many chains for its trees itself. The speed of the rings is the rate that
+NCCL's constants for links allow each ring. A channel is one thread block, so rings that are faster than NCCL's own
+channels become several channels. Remarks explain the use of the file, compare the rings with the bound of a cut, and
+give their time by NCCL 2.30's cost model beside the time of NCCL's own rings.
 
-NCCL's search goes down a ladder of speeds, and looks at farther paths only while nearer ones have given nothing: so
-where some rings fit on NVLink alone, it never adds others that go through a GPU on their way (NVB). For the best rings
-both kinds of paths are tried at all speeds at which some link is full with whole channels. A graph file has one speed
-for all channels, so the best may stay below the bound.
+NCCL's search goes down a ladder of speeds, and looks at farther paths only while nearer ones give no ring. Where some
+rings fit on NVLink alone, it never adds rings that relay through a GPU (NVB). The best rings are searched over both
+kinds of paths, at all speeds at which whole channels fill some link. A graph file has one speed for all channels, so
+the best rings may stay below the bound.
 
-The bound is that of rings of any speeds: prices on links, of which the cheapest ring through all GPUs costs at least
-one unit; then all rings together have no more than all links cost.
+The bound covers rings of any speeds. It is a price for each link, such that every ring through all GPUs costs at least
+one unit. All rings together then have no more bandwidth than all links cost.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from blinkccl.trees.forest.model import Cut, Forest, Share
 from blinkccl.trees.packing.solver import Model, solve_with_duals
 from blinkccl.units import bus_factor
 
-#: S at which the two are compared.
+#: Sizes at which both sets of rings are compared.
 COMPARED_BYTES = (2**20, 2**26, 2**30)
-#: A link is tried as full with so many channels at most.
+#: Channels that fill a link, at most, in the speeds to try.
 MOST_PER_LINK = 4
-#: Duals are taken for fractions with such denominators; a proof is exact whatever they are.
+#: The largest denominator of duals as fractions. The proof is exact with any duals.
 _DENOMINATOR = 10**6
 
 
@@ -52,12 +52,12 @@ Order = tuple[int, ...]
 
 
 def rings_of_plan(forest: Forest, machine: Topology | None) -> RingChannels:
-    """The plan's rings on the whole ``machine``, if that is known; refuses no rings, and what NCCL would misread."""
+    """The plan's rings on the whole ``machine``, if known; refuses plans without rings and files that NCCL misreads."""
     rings = rings_of(forest)
     nccl = NcclServer.of(machine or forest.topology, forest.ranks)
     before = nccl.channels
     if before.servers > 1:
-        raise UnsupportedError(f"a graph file is one server's, and these GPUs are of {before.servers}")
+        raise UnsupportedError(f"an NCCL graph file covers one server, but these GPUs are on {before.servers}")
     after = channels_of(rings, nccl.server, before)
     return _in_file(forest.topology, after, _remarks(forest, nccl, after, machine is None))
 
@@ -75,21 +75,21 @@ def _in_file(topology: Topology, channels: Channels, remarks: Sequence[str]) -> 
 
 
 def rings_of(forest: Forest) -> dict[Order, Fraction]:
-    """The plan's rings, each from its lowest GPU on, and what part of the data goes round each."""
-    found: dict[Order, Fraction] = {}
+    """The plan's rings, each from its lowest GPU on, with their parts of the data."""
+    weights: dict[Order, Fraction] = {}
     for number, share in enumerate(forest.shares):
         order = _ring(share, forest.ranks)
         if order is None:
             raise UnsupportedError(
-                f"share {number} is no ring through all GPUs, and NCCL's graph file takes nothing else inside a "
-                "server: plan with --algo ring, or give --topo and --gpus in place of a plan for the best rings"
+                f"share {number} is no ring through all GPUs, which NCCL's graph file requires inside a server: plan "
+                "with --algo ring, or give --topo and --gpus instead of a plan for the best rings"
             )
-        found[order] = found.get(order, Fraction(0)) + share.weight
-    return dict(sorted(found.items()))
+        weights[order] = weights.get(order, Fraction(0)) + share.weight
+    return dict(sorted(weights.items()))
 
 
 def _ring(share: Share, ranks: tuple[int, ...]) -> Order | None:
-    """The one ring on which all trees of a share lie as chains that leave out one hop; None where there is none."""
+    """The ring that all trees of a share follow as chains without one hop; None if the trees form no such ring."""
     orders = set()
     for tree in share.trees():
         onward = {path[0]: path[-1] for path in tree.edges}
@@ -104,9 +104,9 @@ def _ring(share: Share, ranks: tuple[int, ...]) -> Order | None:
 
 
 def channels_of(rings: Mapping[Order, Fraction], server: NcclMachine, before: Channels) -> Channels:
-    """The rings as NCCL's channels of one speed, the highest that fits all links as NCCL counts these.
+    """The rings as NCCL's channels of one speed: the highest that fits all links by NCCL's count.
 
-    ``before`` is what NCCL would set up: its channels are as fast as one thread block is taken to be.
+    ``before`` holds the channels that NCCL would set up, whose speed stands for one thread block.
     """
     parts = _whole(rings)
     used: Counter[tuple[int, int]] = Counter()
@@ -116,8 +116,8 @@ def channels_of(rings: Mapping[Order, Fraction], server: NcclMachine, before: Ch
                 raise UnsupportedError(f"NCCL has no path from GPU {pair[0]} to {pair[1]} on the plan's links")
             if server.hops[pair].kind == NVB:
                 raise UnsupportedError(
-                    f"from GPU {pair[0]} to {pair[1]} NCCL goes over NVLink through another GPU of the job, and the "
-                    "plan over PCIe: it would not run this plan"
+                    f"NCCL cannot run this plan: from GPU {pair[0]} to {pair[1]} it uses NVLink through another GPU of "
+                    "the job, but the plan uses PCIe"
                 )
             used[pair] += times
     load: dict[tuple[int, int], Fraction] = {}
@@ -142,7 +142,7 @@ def channels_of(rings: Mapping[Order, Fraction], server: NcclMachine, before: Ch
 
 
 def _whole(rings: Mapping[Order, Fraction]) -> dict[Order, int]:
-    """The least whole numbers in the proportion of the rings."""
+    """The smallest integers in the proportion of the rings."""
     common = lcm(*(part.denominator for part in rings.values()))
     wholes = {ring: int(part * common) for ring, part in rings.items()}
     shared = gcd(*wholes.values())
@@ -150,7 +150,7 @@ def _whole(rings: Mapping[Order, Fraction]) -> dict[Order, int]:
 
 
 def _remarks(forest: Forest, nccl: NcclServer, after: Channels, alone: bool) -> list[str]:
-    """What people read, in comments."""
+    """The remarks for the comments of the file."""
     before = nccl.channels
     room = before.count * before.gb_per_s_per_channel * nccl.spare
     gpus = ",".join(map(str, forest.ranks))
@@ -160,13 +160,14 @@ def _remarks(forest: Forest, nccl: NcclServer, after: Channels, alone: bool) -> 
     limit, side = _limit(forest)
     worse = after.count * after.gb_per_s_per_channel < room * 0.999
     return [
-        *(["NCCL's own rings are faster than these by its model: leave it to itself."] if worse else []),
+        *(["NCCL's own rings are faster than these by its model: do not use this file."] if worse else []),
         f"Rings of {forest.topology.name}, GPUs {gpus}, as planned for {forest.collective.name} by {forest.algorithm}.",
         *_HOW_TO,
         f"Nominal: {float(total) * unit:g} GB/s. No set of rings on the plan's links has more than "
-        f"{float(limit) * unit:g}: all cross the cut between GPUs {','.join(map(str, side))} and the rest, both ways.",
-        f"As NCCL 2.30 counts links: {_told(after)}. Its own search{' on these links alone' if alone else ''} finds "
-        f"{_told(before)}, on which data moves at up to {room:g}."
+        f"{float(limit) * unit:g}: each crosses the cut between GPUs {','.join(map(str, side))} and the rest, both "
+        f"ways.",
+        f"By NCCL 2.30's count of links: {_words(after)}. Its own search{' on these links alone' if alone else ''} "
+        f"finds {_words(before)}, on which data moves at up to {room:g}."
         + (" Export with --topo for its search on the whole machine." if alone else ""),
         *_compared(after, before, name),
     ]
@@ -174,20 +175,21 @@ def _remarks(forest: Forest, nccl: NcclServer, after: Channels, alone: bool) -> 
 
 _HOW_TO = (
     "On every rank of a job on just these GPUs: export NCCL_GRAPH_FILE=nccl-graph.xml",
-    "To see that NCCL took it: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH. For rings at all sizes: NCCL_ALGO=Ring",
+    "To check that NCCL uses it: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH. For rings at all sizes: NCCL_ALGO=Ring",
 )
 
 
 def _remarks_of_best(nccl: NcclServer, best: Channels) -> list[str]:
     own, gpus = nccl.channels, ",".join(map(str, nccl.ranks))
     remarks = [
-        f"The best rings for NCCL among GPUs {gpus} of {nccl.topology.name}, as NCCL 2.30 counts links: {_told(best)}.",
-        f"Its own search finds {_told(own)}.",
+        f"The best rings for NCCL among GPUs {gpus} of {nccl.topology.name}, by NCCL 2.30's count of links: "
+        f"{_words(best)}.",
+        f"Its own search finds {_words(own)}.",
         *_HOW_TO,
         *_compared(best, own, "allreduce"),
     ]
     if best is own:
-        remarks.insert(0, "NCCL's own rings: nothing better was found, so leave it to itself.")
+        remarks.insert(0, "NCCL's own rings: the search found none better, so do not use this file.")
     try:
         bound = float(ring_bound(nccl.server).gb_per_s)
     except UnsupportedError:
@@ -203,7 +205,7 @@ def _compared(after: Channels, before: Channels, name: str) -> list[str]:
     ]
 
 
-def _told(channels: Channels) -> str:
+def _words(channels: Channels) -> str:
     each = channels.gb_per_s_per_channel
     return f"{channels.count} x {each:g} = {channels.count * each:g} GB/s over {channels.kind}"
 
@@ -213,7 +215,7 @@ def _ring_us(channels: Channels, name: str, size_bytes: int) -> float:
 
 
 def _limit(forest: Forest) -> tuple[Fraction, Order]:
-    """The least cut between GPUs, in either direction: every ring crosses every cut at least once each way."""
+    """The smallest cut between GPUs, in either direction: every ring crosses every cut at least once each way."""
     size, ranks = len(forest.ranks), forest.ranks
     cuts = [certificate_for(Collective(name, size, 0), ranks, forest.topology) for name in ("broadcast", "reduce")]
     best = min((cut for cut in cuts if isinstance(cut, Cut)), key=lambda cut: cut.bound)
@@ -223,20 +225,22 @@ def _limit(forest: Forest) -> tuple[Fraction, Order]:
 # The best rings.
 @dataclass(frozen=True, slots=True)
 class RingBound:
-    """``gb_per_s``: no rings have more together. ``prices``: of a GB/s of links; no ring costs less than 1."""
+    """``gb_per_s`` is the most that rings have together; ``prices`` are per GB/s of a link, and every ring costs 1 or
+    more.
+    """
 
     gb_per_s: Fraction
     prices: Mapping[Arc, Fraction]
 
 
 def best_rings(nccl: NcclServer) -> Channels:
-    """The rings of the most bandwidth at one speed; NCCL's own where nothing is better, or where it has no search.
+    """The rings with the most bandwidth at one speed; NCCL's own where none are better or no search is possible.
 
-    UnsupportedError where there are several servers. Cost: up to a second for 8 GPUs of a DGX-1.
+    UnsupportedError for several servers. Cost: up to a second for 8 GPUs of a DGX-1.
     """
     own, server = nccl.channels, nccl.server
     if own.servers > 1:
-        raise UnsupportedError(f"a graph file is one server's, and these GPUs are of {own.servers}")
+        raise UnsupportedError(f"an NCCL graph file covers one server, but these GPUs are on {own.servers}")
     best, most = own, Fraction(own.gb_per_s_per_channel) * own.count * Fraction(nccl.spare).limit_denominator()
     if server.switched or len(server.gpus) > EXACT_GPUS:
         return best
@@ -249,13 +253,13 @@ def best_rings(nccl: NcclServer) -> Channels:
 
 
 def _speeds(server: NcclMachine) -> list[Fraction]:
-    """Those at which some link is full with whole channels, fastest first."""
+    """The speeds at which whole channels fill some link, fastest first."""
     full = {gb_per_s / count for gb_per_s in server.capacity.values() for count in range(1, MOST_PER_LINK + 1)}
     return sorted(full, reverse=True)
 
 
 def _channels(own: Channels, ways: Sequence[ServerChannel], gb_per_s: Fraction) -> Channels:
-    """The ways as channels, none faster than NCCL takes one thread block for."""
+    """The ways as channels, none faster than one of NCCL's own channels."""
     copies = min(MOST_CHANNELS // len(ways), ceil(gb_per_s / Fraction(own.gb_per_s_per_channel))) or 1
     each = float(gb_per_s / copies)
     return replace(
@@ -272,7 +276,7 @@ def _channels(own: Channels, ways: Sequence[ServerChannel], gb_per_s: Fraction) 
 def ring_bound(server: NcclMachine, kind: int = NVB) -> RingBound:
     """The bound for rings on paths of up to this ``kind``; UnsupportedError where no such ring joins all GPUs."""
     if len(server.gpus) > EXACT_GPUS:
-        raise UnsupportedError(f"the bound of rings looks at all of them, for at most {EXACT_GPUS} GPUs")
+        raise UnsupportedError(f"the bound of rings enumerates all of them, for at most {EXACT_GPUS} GPUs")
     loads = [_load(server, order) for order in _orders(server, kind)]
     if not loads:
         raise UnsupportedError("no ring on these paths joins all GPUs")
@@ -291,7 +295,7 @@ def ring_bound(server: NcclMachine, kind: int = NVB) -> RingBound:
 
 
 def _orders(server: NcclMachine, kind: int) -> Iterator[tuple[int, ...]]:
-    """Every ring, from the first GPU on."""
+    """All rings, each from the first GPU on."""
     near = {pair for pair, hop in server.hops.items() if hop.kind <= kind}
 
     def extend(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -307,7 +311,7 @@ def _orders(server: NcclMachine, kind: int) -> Iterator[tuple[int, ...]]:
 
 
 def _load(server: NcclMachine, order: tuple[int, ...]) -> dict[Arc, Fraction]:
-    """GB/s that a ring of 1 GB/s takes of every link."""
+    """The load in GB/s of a ring of 1 GB/s on every link."""
     load: dict[Arc, Fraction] = {}
     for pair in zip(order, (*order[1:], order[0]), strict=True):
         for arc, share in server.hops[pair].load:

@@ -1,9 +1,9 @@
-"""A machine's links in NCCL's constants: what they carry, and what a path over them takes of each.
+"""A machine's links in NCCL's constants: their rates, and the load of a path on each.
 
-NCCL 2.30 (src/graph/topo.cc, topo.h, paths.cc, search.cc) counts what a link reaches in practice instead of its nominal
-rate. What it sends from GPU to GPU over PCIe through an Intel processor takes a fifth more of that PCIe, as the
-processor splits packets. NCCL's model and the one of our own kernels (:mod:`blinkccl.cost.choice.costs`) take both from
-here, so that the same links cost the same, whoever sends over them.
+NCCL 2.30 (src/graph/topo.cc, topo.h, paths.cc, search.cc) counts the rate that a link reaches in practice instead of
+its nominal rate. Data from GPU to GPU over PCIe through an Intel processor loads that PCIe by a fifth more, because the
+processor splits packets. NCCL's model and the model of the library's own kernels (:mod:`blinkccl.cost.choice.costs`)
+both use these constants, so the same links cost the same for both.
 
 Paths have kinds, near to far, :data:`KINDS`: NVL over NVLink or an NVSwitch, NVB over NVLink through another GPU of the
 job, C2C over a Grace processor, PIX and PXB over one and over several PCIe switches, PHB through a processor, SYS
@@ -24,21 +24,22 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.nccl_constants import PROCESSORS
 from blinkccl.topology.spec import machine_named
 
-#: Kinds of path in NCCL's order. P2C, which only Grace servers with network cards know, is not modelled.
+#: Kinds of path in NCCL's order. P2C exists only on Grace servers with network cards and is not modelled.
 KINDS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 LOC, NVL, NVB, C2C, PIX, PXB, _P2C, PXN, PHB, SYS = range(len(KINDS))
 
-#: GB/s that NCCL counts between Broadwell processors. The catalogue gives all Xeons the 10 of the later ones.
+#: GB/s that NCCL counts between Broadwell processors. The catalogue gives all Xeons the 10 GB/s of the later ones.
 BROADWELL_GB_PER_S = 6
 #: Machines of the catalogue whose processors are Broadwells (NVIDIA DGX-1 User Guide).
 BROADWELLS = ("dgx-1p", "dgx-1v")
-#: GB/s between AMD's processors: up to NCCL 2.30 for all of them. From 2.32 on that is for the older ones alone, and
-#: those of families 25 (Zen 3 and 4) and 26 (Zen 5) have the others. Its source was not public when this was written:
-#: it is what the wheel of 2.32.3 prints for each family. A topology does not say which it has: family 25 is taken.
+#: GB/s between AMD's processors. NCCL up to 2.30 counts the first for all of them. From 2.32 on it counts that for the
+#: older ones alone, and the others for families 25 (Zen 3 and 4) and 26 (Zen 5). The source of 2.32 was not public at
+#: the time of writing, so the numbers are those that its wheel 2.32.3 prints for each family. A topology does not name
+#: the family, so family 25 is assumed.
 AMD_GB_PER_S, AMD_BY_FAMILY, BY_FAMILY_FROM = 16, {25: 24, 26: 32}, (2, 32)
 #: Machines of the catalogue whose processors are AMD's of family 23 (NVIDIA DGX A100 User Guide).
 OLDER_AMD = ("dgx-a100",)
-#: The version of NCCL where nobody says.
+#: The default version of NCCL.
 VERSION = (2, 30)
 
 
@@ -51,7 +52,7 @@ class Arch:
     nominal_gb_per_s: Fraction
 
 
-#: By the names that :mod:`blinkccl.cost.baselines.nccl_model` takes too.
+#: Architectures by the names that :mod:`blinkccl.cost.baselines.nccl_model` uses too.
 ARCHS = {
     "pascal": Arch(60, Fraction(18), Fraction(20)),
     "volta": Arch(70, Fraction(20), Fraction(25)),
@@ -62,18 +63,18 @@ ARCHS = {
 
 
 def arch_named(name: str) -> Arch:
-    """The row of :data:`ARCHS`."""
+    """The row of :data:`ARCHS`; UnsupportedError for an unknown name."""
     if name not in ARCHS:
         raise UnsupportedError(f"unknown GPU architecture {name!r}; expected one of {', '.join(ARCHS)}")
     return ARCHS[name]
 
 
 def guess_arch(topology: Topology) -> str:
-    """The architecture that a GPU's links tell, over the whole machine.
+    """The architecture of the machine's GPUs, inferred from its links.
 
-    By the NVLinks of one GPU together: 6, 12 and 18 of 25 GB/s are a V100, an A100 and an H100, up to 4 of 20 GB/s a
-    P100, more a B200. Without NVLink, as in a plan over PCIe, by that of the machine so named; else by PCIe: generation
-    3 is taken for volta, 4 for ampere, 5 for hopper.
+    The NVLinks of one GPU decide: 6, 12 and 18 of 25 GB/s are a V100, an A100 and an H100, up to 4 of 20 GB/s a P100,
+    more a B200. Without NVLink, as in a plan over PCIe, the machine of that name in the catalogue decides. Otherwise
+    PCIe decides: generation 3 means volta, 4 ampere, 5 hopper.
     """
     unit = exact_unit(topology)
     lanes = [unit * x.capacity for x in topology.links if x.kind == "nvlink"]
@@ -93,13 +94,13 @@ def guess_arch(topology: Topology) -> str:
     return next((name for name, gb_per_s in upto if most <= gb_per_s), "blackwell")
 
 
-#: What a GB/s from GPU to GPU takes of PCIe through an Intel processor.
+#: The load on PCIe of a GB/s from GPU to GPU through an Intel processor.
 INTEL_SHARE = Fraction(6, 5)
 
 
 @dataclass(frozen=True)
 class CountedLinks:
-    """A whole machine, as NCCL of a version counts its links."""
+    """The links of a whole machine in the constants of a version of NCCL."""
 
     machine: Topology
     version: tuple[int, int] = VERSION
@@ -121,22 +122,22 @@ class CountedLinks:
         return INTEL_SHARE if intel else Fraction(1)
 
     def vendor(self, vertex: int) -> str:
-        """``AuthenticAMD`` or ``IBM``, by the bus between the processors of its server; else ``GenuineIntel``."""
+        """``AuthenticAMD`` or ``IBM``, inferred from the bus between the server's processors; else ``GenuineIntel``."""
         server = self.machine.vertex[vertex].server
         return PROCESSORS.get(int(self._smp.get(server, 10)), PROCESSORS[10])[1]
 
     def _knows_processors(self, vertex: int) -> bool:
-        """True if the bus or the machine's name tells the maker of a server's processors."""
+        """True if the bus or the machine's name identifies the vendor of a server's processors."""
         return self.machine.vertex[vertex].server in self._smp or self._named is not None
 
     @cached_property
     def _named(self) -> Topology | None:
-        """The whole machine of that name: the topology of a plan has no more than the plan's links."""
+        """The catalogue's machine of that name, since the topology of a plan has the plan's links alone."""
         return machine_named(self.machine.name)
 
     @cached_property
     def _smp(self) -> dict[int, Fraction]:
-        """The slowest bus between processors by server, that of the topology before that of the machine so named."""
+        """The slowest bus between processors by server, from the topology or else from the machine of that name."""
         named = {} if self._named is None else _buses(self._named)
         return named | _buses(self.machine)
 
@@ -145,7 +146,7 @@ class CountedLinks:
 
 
 def _buses(machine: Topology) -> dict[int, Fraction]:
-    """GB/s of the slowest bus between processors as a machine says it, by server: that tells who made them."""
+    """GB/s of the slowest bus between processors by server, which identifies their vendor."""
     unit, slowest = exact_unit(machine), dict[int, Fraction]()
     for x in machine.links:
         if x.kind == "smp":
@@ -155,7 +156,7 @@ def _buses(machine: Topology) -> dict[int, Fraction]:
 
 
 def step_kind(topology: Topology, src: int, dst: int) -> int:
-    """The kind of a path that is this link alone."""
+    """The kind of a path with this link alone."""
     kind = topology.link[src, dst].kind
     if kind != "pcie":
         return {"nvlink": NVL, "c2c": C2C}.get(kind, SYS)

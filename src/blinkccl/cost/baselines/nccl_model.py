@@ -1,20 +1,19 @@
-"""NCCL's cost model: what it would choose for a size, and how long it takes that to be.
+"""NCCL's cost model: the algorithm and protocol that NCCL selects for a size, and its estimate of their time.
 
-NCCL 2.30 (src/graph/tuning.cc) gives every pair of algorithm and protocol a latency and a bandwidth when a communicator
-is set up, and takes for each call the pair with the least ``latency + bytes / bandwidth``. Here are its tables and
+When a communicator is set up, NCCL 2.30 (src/graph/tuning.cc) gives every pair of algorithm and protocol a latency and
+a bandwidth. Each call uses the pair with the least ``latency + bytes / bandwidth``. This module has the tables and
 rules for rings and trees; the channels come from :mod:`~blinkccl.cost.baselines.nccl_search`.
 
 - *Latency*: a base, and per step one that depends on the link. A ring has 2(n−1) steps for AllReduce, n−1 for AllGather
   and ReduceScatter. A tree is a chain inside a server, and 2·((n/servers − 1)·inside + ⌊log₂ servers⌋·between).
-- *Bandwidth*: that of the channels, times what the protocol leaves of it. LL carries 4 bytes of data in 8, LL128 120 in
-  128; LL is capped by architecture on one server, and by the maker of the processors on several.
+- *Bandwidth*: that of the channels, times the efficiency of the protocol. LL carries 4 bytes of data in 8, LL128 120 in
+  128. LL has a limit by architecture on one server, and by the vendor of the processors on several.
 
-Where we differ: CollNet and PAT are left out, and NVLS is in :mod:`~blinkccl.cost.baselines.nccl_server`. Network cards
-are taken to state no latency of their own, as InfiniBand's do. Numbers are exact fractions, where NCCL has single
-floats.
+Differences: CollNet and PAT are left out, and NVLS is in :mod:`~blinkccl.cost.baselines.nccl_server`. Network cards are
+assumed to state no latency of their own, as InfiniBand's. Numbers are exact fractions, where NCCL has single floats.
 
-All of it is NCCL's estimate, not a measurement. Trees are corrected by a table per power of two, so that the estimate
-of a tree may fall where the size doubles.
+All times are NCCL's estimates, not measurements. A table corrects trees per power of two, so the estimate of a tree may
+fall where the size doubles.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from blinkccl.cost.baselines.nccl_search import Channels
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 PROTOCOLS = ("LL", "LL128", "Simple")
-#: In NCCL's order, which decides between equal times: the first wins.
+#: Algorithms in NCCL's order: of equal times the first wins.
 ALGORITHMS = ("tree", "ring")
 SERVED = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter")
 
@@ -47,29 +46,30 @@ STEP_US = {
     ("net", "tree"): _row("5.0 8.5 14"),
     ("net", "ring"): _row("2.7 4.0 14"),
 }
-#: Least compute capability of each row of the tables below: volta (and older), ampere, hopper, blackwell.
+#: Minimum compute capability of each row of the tables below: volta (and older), ampere, hopper, blackwell.
 ROWS = (0, 80, 90, 100)
-#: GB/s of LL at most, on one server by architecture, on 2 and on more by the maker: row 0 for Intel, row 1 for AMD.
+#: Maximum GB/s of LL: on one server by architecture, on 2 and on more by vendor (row 0 Intel, row 1 AMD).
 LL_GB_PER_S = (_row("39 39 20.4"), _row("87.7 22.5 19"), _row("141 45 35"), _row("282 90 70"))
-#: GB/s of one channel at most, on 1, 2 and more servers.
+#: Maximum GB/s of one channel, on 1, 2 and more servers.
 RING_LL128_GB_PER_S = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 36.7"), _row("40 40 40"))
 TREE_LL128_GB_PER_S = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 29"), _row("55.6 31.67 20"))
 TREE_GB_PER_S = (_row("26.5 18.5 10"), _row("24 23.6 17.8"), _row("38.7 41.4 36"), _row("70 42.8 24"))
-#: By what trees fall short of the model at 64 B, 128 B, … 256 MiB, up to the next of these.
+#: Factors on the bandwidth of trees from 64 B, 128 B, … 256 MiB on.
 TREE_CORRECTION = {
     "LL": _row("1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1"),
     "LL128": _row("1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1"),
     "Simple": _row(".9 .9 .9 .9 .9 .9 .9 .8 .7 .6 .6 .5 .5 .5 .5 .6 .7 .8 .7 .7 .8 .9 .9"),
 }
 CORRECTED_FROM_BYTES = 64
-#: What a ring's AllReduce between servers loses once each rank has 64 bytes per channel: before Ampere, and from it on.
+#: Factors on the latency of a ring's AllReduce between servers from 64 bytes per rank and channel on: before Ampere,
+#: and from it on.
 PLATEAU = (Fraction("1.9"), Fraction("1.4"))
 MOST_CHANNELS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NcclEstimate:
-    """NCCL's estimate for one of :data:`ALGORITHMS` and of :data:`PROTOCOLS`, with algbw and busbw as of nccl-tests."""
+    """NCCL's estimate for one of :data:`ALGORITHMS` and :data:`PROTOCOLS`, with algbw and busbw of nccl-tests."""
 
     algorithm: str
     protocol: str
@@ -79,7 +79,7 @@ class NcclEstimate:
 
     @property
     def words(self) -> str:
-        """Like "ring LL"; what the switch combines has one protocol only."""
+        """Algorithm and protocol, like "ring LL"; NVLS has one protocol only."""
         return self.algorithm if self.algorithm == "NVLS" else f"{self.algorithm} {self.protocol}"
 
 
@@ -87,7 +87,7 @@ class NcclEstimate:
 class CostLine:
     """The time of one algorithm and protocol: ``latency_us + bytes / (1000 · gb_per_s)`` with two corrections.
 
-    ``gb_per_s`` is algbw at large sizes; ``correction`` is what is left of it per power of two from 64 bytes on. From
+    ``gb_per_s`` is algbw at large sizes; ``correction`` has factors on it per power of two from 64 bytes on. From
     ``plateau_bytes`` on the latency is ``plateau`` times as long.
     """
 
@@ -100,7 +100,7 @@ class CostLine:
     plateau_bytes: int = 0
 
     def at(self, size_bytes: int) -> tuple[Fraction, Fraction]:
-        """Latency in µs and µs per byte that hold at this size."""
+        """Latency in µs, and µs per byte, at this size."""
         latency = self.latency_us * (self.plateau if size_bytes >= self.plateau_bytes else 1)
         octave = (size_bytes // CORRECTED_FROM_BYTES).bit_length() - 1
         factor = self.correction[octave] if 0 <= octave < len(self.correction) else Fraction(1)
@@ -115,21 +115,21 @@ def predict(channels: Channels, collective: str, size_bytes: int) -> tuple[NcclE
     """NCCL's estimates, fastest first, for S = ``size_bytes`` of one of :data:`SERVED`."""
     lines = sorted(cost_lines(channels, collective), key=lambda line: line.time_us(size_bytes))
     factor = float(bus_factor(collective, channels.ranks))
-    found = []
+    estimates = []
     for line in lines:
         seconds = float(line.time_us(size_bytes) / 1_000_000)
         algbw = algbw_gb_per_s(size_bytes, seconds)
-        found.append(NcclEstimate(line.algorithm, line.protocol, seconds, algbw, algbw * factor))
-    return tuple(found)
+        estimates.append(NcclEstimate(line.algorithm, line.protocol, seconds, algbw, algbw * factor))
+    return tuple(estimates)
 
 
 def choose(channels: Channels, collective: str, size_bytes: int) -> NcclEstimate:
-    """What NCCL chooses: the first of :func:`predict`."""
+    """NCCL's choice: the first of :func:`predict`."""
     return predict(channels, collective, size_bytes)[0]
 
 
 def cost_lines(channels: Channels, collective: str) -> tuple[CostLine, ...]:
-    """The times of all algorithms and protocols that NCCL would consider, in its order."""
+    """The times of all algorithms and protocols that NCCL considers, in its order."""
     job = _Job(channels, collective, channels.ranks, channels.servers, arch_named(channels.arch).sm)
     algorithms = ALGORITHMS if collective == "allreduce" and channels.tree is not None else ("ring",)
     return tuple(
@@ -142,7 +142,7 @@ def cost_lines(channels: Channels, collective: str) -> tuple[CostLine, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One collective on one job, as the cost model sees it."""
+    """The inputs of the cost model: one collective on one job."""
 
     channels: Channels
     name: str
@@ -170,33 +170,33 @@ class _Job:
         return LL_GB_PER_S[row][self._column]
 
     def has_ll128(self, algorithm: str) -> bool:
-        """Whether LL128 may be used: it needs stores of 128 bytes in one piece all the way."""
-        found = self.channels.tree if algorithm == "tree" else self.channels
-        assert found is not None
+        """True if LL128 is allowed: every link of the path must keep stores of 128 bytes in one piece."""
+        paths = self.channels.tree if algorithm == "tree" else self.channels
+        assert paths is not None
         farthest = PXN if self.sm >= 90 else PXB
-        near = not found.net_kind or KINDS.index(found.net_kind) <= farthest
-        return self.sm >= 70 and near and KINDS.index(found.kind) <= NVB
+        near = not paths.net_kind or KINDS.index(paths.net_kind) <= farthest
+        return self.sm >= 70 and near and KINDS.index(paths.kind) <= NVB
 
     def ring(self, protocol: str) -> CostLine:
-        """A ring: every rank sends to the next, ``ranks`` / steps of the channels' rate."""
-        found, p = self.channels, PROTOCOLS.index(protocol)
-        each = Fraction(str(found.gb_per_s_per_channel if self.servers <= 2 else found.net_gb_per_s_per_channel))
-        busbw = each * found.count
+        """A ring: every rank sends to the next, at ``ranks`` / steps of the channels' rate."""
+        channels, p = self.channels, PROTOCOLS.index(protocol)
+        each = Fraction(str(channels.gb_per_s_per_channel if self.servers <= 2 else channels.net_gb_per_s_per_channel))
+        busbw = each * channels.count
         if protocol == "LL":
             busbw = min(self._ll_gb_per_s, busbw / 2)
         elif protocol == "LL128":
-            busbw = min(busbw * Fraction(92, 100), found.count * RING_LL128_GB_PER_S[self._row][self._column])
+            busbw = min(busbw * Fraction(92, 100), channels.count * RING_LL128_GB_PER_S[self._row][self._column])
         gb_per_s = busbw * self.ranks / self._ring_steps
         latency = BASE_US["ring"][p] + self._ring_us(p)
         if self.servers == 1 or self.name != "allreduce" or protocol != "Simple":
             return CostLine("ring", protocol, latency, gb_per_s)
-        plateau_bytes = 64 * _all_channels(found, self.sm) * self.ranks
+        plateau_bytes = 64 * _all_channels(channels, self.sm) * self.ranks
         return CostLine("ring", protocol, latency, gb_per_s, (), PLATEAU[self.sm >= 80], plateau_bytes)
 
     def _ring_us(self, p: int) -> Fraction:
         inside = "nvlink" if self.channels.kind == "NVL" else "pcie"
         if self.name in ("broadcast", "reduce"):
-            # A pipeline: with one order for all channels its fill is not counted, with several it is.
+            # A pipeline. NCCL counts its fill only where the channels have several orders.
             link = inside if self.servers == 1 else "net"
             if self.channels.same:
                 return STEP_US[link, "ring"][p]
@@ -204,21 +204,21 @@ class _Job:
         each = STEP_US[inside, "ring"][p]
         if self.servers == 1:
             return self._ring_steps * each
-        # Posting to the network takes its time on every step.
+        # Every step includes the time to post to the network.
         posting = (2 if self.channels.vendor == "AuthenticAMD" else 1) * (3 if PROTOCOLS[p] == "Simple" else 1)
         between = (2 if self.name == "allreduce" else 1) * (self.servers - 1)
         return (self._ring_steps - between) * max(each, Fraction(posting)) + between * self._net_us("ring", p)
 
     def _net_us(self, algorithm: str, p: int) -> Fraction:
-        """A step between servers; with one rank per server nothing hides it, so that a tree's holds."""
+        """µs of a step between servers; with one rank per server no other step hides it, so a tree's time applies."""
         return STEP_US["net", "tree" if self.ranks == self.servers else algorithm][p]
 
     def tree(self, protocol: str) -> CostLine:
-        """Up and down a chain in each server, and a double binary tree of the servers."""
-        found, p = self.channels.tree, PROTOCOLS.index(protocol)
-        assert found is not None
-        count = min(len(found.orders), self.channels.count)
-        each = Fraction(str(found.gb_per_s_per_channel if self.servers <= 2 else found.net_gb_per_s_per_channel))
+        """A tree: up and down a chain in each server, and a double binary tree of the servers."""
+        chains, p = self.channels.tree, PROTOCOLS.index(protocol)
+        assert chains is not None
+        count = min(len(chains.orders), self.channels.count)
+        each = Fraction(str(chains.gb_per_s_per_channel if self.servers <= 2 else chains.net_gb_per_s_per_channel))
         busbw = min(each * count * Fraction(92, 100), count * TREE_GB_PER_S[self._row][self._column])
         if protocol == "LL":
             busbw = min(busbw * Fraction(10, 38), self._ll_gb_per_s)
@@ -226,10 +226,10 @@ class _Job:
             left = Fraction(7, 9) if self.servers == 1 else Fraction(120, 128)
             busbw = min(busbw * left, count * TREE_LL128_GB_PER_S[self._row][self._column])
         if self.servers > 1 and self.sm >= 90:
-            # There the first GPU of a chain alone speaks to the network, which costs it something.
+            # From Hopper on, only the first GPU of a chain uses the network, which costs bandwidth.
             busbw *= Fraction(85, 100)
-        inside = "nvlink" if found.kind == "NVL" else "pcie"
-        # On POWER, NCCL prefers trees: a step over PCIe counts no more than a ring's.
+        inside = "nvlink" if chains.kind == "NVL" else "pcie"
+        # On POWER NCCL favours trees: a step over PCIe costs as much as a ring's.
         power = self.channels.vendor == "IBM" and inside == "pcie" and protocol == "Simple"
         step = STEP_US[inside, "ring" if power else "tree"][p]
         levels = self.servers.bit_length() - 1
@@ -238,7 +238,7 @@ class _Job:
 
 
 def _all_channels(channels: Channels, sm: int) -> int:
-    """How many channels a communicator has: two on each that was found, and more for fast networks of Hopper."""
+    """The channels of a communicator: two for each of the search, and more for fast networks of Hopper."""
     count = min(MOST_CHANNELS, 2 * channels.count)
     return (
         2 * count if sm >= 90 and channels.servers > 1 and channels.gb_per_s_per_channel > 45 and count < 16 else count

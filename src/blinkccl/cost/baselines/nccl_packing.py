@@ -1,13 +1,13 @@
-"""The most channels that fit into a server at one speed, which NCCL's search asks for over and over.
+"""The maximum number of channels that fit into a server at one speed, for each step of NCCL's search.
 
-A channel is an order of the server's GPUs: a ring or a chain, inside one server or between two network cards. It takes
-its speed from every link that it crosses. What is asked is the largest number of channels at once:
+A channel is an order of the server's GPUs: a ring or a chain, inside one server or between two network cards. It loads
+every link that it crosses with its speed. The largest number of channels at once has two cases:
 
-- copies of one order: the first, in the order of the GPUs, that fits as often as any other;
-- different orders: all that fit are listed, and an integer program packs as many as possible. What it says is checked
-  exactly; that no more fit is HiGHS's word.
+- *Copies of one order*: the first order, by the numbers of the GPUs, that fits as often as any other.
+- *Different orders*: an integer program packs as many as possible of all orders that fit. Its solution is checked
+  exactly; the claim that no more fit rests on HiGHS.
 
-On an NVSwitch no search is needed: any order will do, and each GPU's own links are all that counts.
+An NVSwitch needs no search: any order fits equally, and only each GPU's own links limit the channels.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from blinkccl.cost.baselines.nccl_system import Arc, NcclHop, NcclMachine, NcclN
 from blinkccl.errors import InternalError
 from blinkccl.trees.packing.solver import Model, solve, whole
 
-#: Channels at most: half of those that NCCL can run, as it runs two on each that it finds (device.h, init.cc).
+#: Maximum channels: half of those that NCCL can run, as it runs two for each of its search (device.h, init.cc).
 MOST_CHANNELS = 32
-#: Orders that an integer program chooses from: all rings of 8 GPUs; of chains, where there may be more, the first.
+#: Maximum orders in the integer program: all rings of 8 GPUs, but only the first of more chains.
 MOST_ORDERS = 5040
 #: Above this many GPUs only their own order and its reverse are tried, unless they share an NVSwitch.
 EXACT_GPUS = 8
-#: Copies of its first chain that NCCL's search can take back on an NVSwitch; the last one only if links are to spare.
+#: Copies of its first chain that NCCL's search can undo on an NVSwitch; the last one only with spare links.
 MOST_TAKEN_BACK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SearchStep:
-    """What the search tries in turn: the farthest ``kind`` of path between GPUs, ``net_kind`` to a network card.
+    """A step of the search: the farthest ``kind`` of path between GPUs, and ``net_kind`` to a network card.
 
-    ``same``: all channels have the same order. ``crossing``: a ring may leave a server by another card than it came in
-    by, if its neighbour does it the other way.
+    ``same``: all channels have the same order. ``crossing``: a ring may enter and leave a server by different cards, if
+    its neighbour uses the two cards the other way.
     """
 
     kind: int
@@ -50,7 +50,7 @@ class SearchStep:
 
 @dataclass(frozen=True, slots=True)
 class ServerChannel:
-    """One channel in a server: its order, its hops between GPUs, and those from and to the network with shares."""
+    """One channel in a server: its order, its hops between GPUs, and its hops from and to the network with shares."""
 
     order: tuple[int, ...]
     hops: tuple[NcclHop, ...]
@@ -61,8 +61,8 @@ class ServerChannel:
 class Packing:
     """Channels of one kind on one server at one speed, inside the server and towards the network.
 
-    ``tree``: chains rather than rings. Across servers a chain leaves by the card that it came in by: half of its data
-    each from its first two GPUs; from Hopper on, all from the first.
+    ``tree``: chains rather than rings. Across servers a chain enters and leaves by the same card. Half of its data
+    leaves from each of its first two GPUs; from Hopper on, all from the first.
     """
 
     server: NcclMachine
@@ -72,7 +72,7 @@ class Packing:
     net_gb_per_s: Fraction = field(default=Fraction(0))
 
     def most(self, least: int, most: int = MOST_CHANNELS) -> tuple[ServerChannel, ...]:
-        """As many channels as fit, at most ``most``; none where fewer than ``least`` ≥ 1 do.
+        """The channels that fit, at most ``most``; an empty tuple if fewer than ``least`` ≥ 1 fit.
 
         Cost: up to (n−1)! orders for a ring of n ≤ 8 GPUs and n! for a chain; on the NVLinks of a DGX-1 10 ms.
         """
@@ -87,7 +87,7 @@ class Packing:
 
     @cached_property
     def question(self) -> tuple[object, ...]:
-        """Equal for stages that ask the same thing of a server at one speed, which farther kinds often do."""
+        """A key that is equal for stages with the same result at one speed, as farther kinds often have."""
         everywhere = all(set(nic.gpus) == set(self.server.gpus) for nic in self.server.nics)
         reach = self.stage.net_kind if self._across and not everywhere else None
         return tuple(self._hops), len(self._cards), reach, self.stage.same, self.stage.crossing
@@ -98,7 +98,7 @@ class Packing:
 
     @cached_property
     def _cards(self) -> tuple[NcclNic, ...]:
-        """The network cards that are near enough to some GPU."""
+        """The network cards that the stage's kind of path reaches."""
         return tuple(nic for nic in self.server.nics if nic.kind <= (self.stage.net_kind or 0))
 
     @cached_property
@@ -110,7 +110,7 @@ class Packing:
         }
 
     def _bound(self) -> int:
-        """No more channels than the network cards take, nor than the links at the GPUs carry.
+        """An upper bound on channels by the network cards and by the links at the GPUs.
 
         A channel needs a link out of every GPU and one into it, except where a chain begins and ends.
         """
@@ -138,7 +138,7 @@ class Packing:
         return () if counts is None else tuple(w for w, count in zip(ways, counts, strict=True) for _ in range(count))
 
     def _solved(self, ways: Sequence[ServerChannel], least: int, most: int) -> list[int] | None:
-        """How often to take each way, in all as many as fit; None where fewer than ``least`` do."""
+        """The copies of each way, in all as many as fit; None if fewer than ``least`` fit."""
         loads = [self._load(way) for way in ways]
         arcs = sorted({arc for load in loads for arc in load})
         row = {arc: 1 + i for i, arc in enumerate(arcs)}
@@ -156,7 +156,7 @@ class Packing:
 
     @cached_property
     def _scale(self) -> int:
-        """Units of load per GB/s, so that all loads and links are whole numbers of them."""
+        """Units of load per GB/s that make all loads and capacities integers."""
         cards = [hop for nic in self.server.nics for way in (nic.enter, nic.leave) for hop in way.values()]
         hops = [*self.server.hops.values(), *cards]
         of_shares = 2 * lcm(1, *(share.denominator for hop in hops for _, share in hop.load))
@@ -169,14 +169,14 @@ class Packing:
 
     @cached_property
     def _taken(self) -> dict[Arc, tuple[tuple[Arc, int], ...]]:
-        """Units that one channel takes by each hop between two GPUs."""
+        """Units of load of one channel on the links of each hop between two GPUs."""
         return {
             pair: tuple((arc, int(share * self.gb_per_s * self._scale)) for arc, share in hop.load)
             for pair, hop in self._hops.items()
         }
 
     def _load(self, way: ServerChannel) -> dict[Arc, int]:
-        """Units that one channel takes of every link."""
+        """Units of load of one channel on every link."""
         load: dict[Arc, int] = {}
         for hop in way.hops:
             for arc, units in self._taken[hop.path[0], hop.path[-1]]:
@@ -187,7 +187,7 @@ class Packing:
         return load
 
     def _fits(self, ways: Sequence[ServerChannel], count: int) -> bool:
-        """Whether ``count`` copies of all of ``ways`` fit together."""
+        """True if ``count`` copies of all of ``ways`` fit together."""
         total: dict[Arc, int] = {}
         for way in ways:
             for arc, units in self._load(way).items():
@@ -195,7 +195,7 @@ class Packing:
         return all(units <= self._room[arc] for arc, units in total.items())
 
     def _few_orders(self, least: int, most: int) -> tuple[ServerChannel, ...]:
-        """Copies of the GPUs' own order; where orders may differ, of its reverse too."""
+        """Copies of the GPUs' own order, and of its reverse where orders may differ."""
         orders = (self.server.gpus,) if self.stage.same else (self.server.gpus, self.server.gpus[::-1])
         ways = []
         for order in orders:
@@ -229,7 +229,7 @@ class Packing:
             yield from extend((start,), ())
 
     def _finished(self, order: tuple[int, ...], hops: tuple[NcclHop, ...]) -> Iterator[ServerChannel]:
-        """The ways that go through the GPUs in this order: closed, open, or from and to the network."""
+        """The channels through the GPUs in this order: closed, open, or from and to the network."""
         if self._across:
             for nic in self._cards:
                 net = self._net(nic, order)
@@ -241,7 +241,7 @@ class Packing:
             yield ServerChannel(order, (*hops, self._hops[order[-1], order[0]]))
 
     def _net(self, nic: NcclNic, order: tuple[int, ...]) -> tuple[tuple[NcclHop, Fraction], ...] | None:
-        """From ``nic`` into the first GPU and back out; None where that is farther than allowed."""
+        """The hops from ``nic`` into the first GPU and back out; None if they are farther than allowed."""
         if order[0] not in nic.gpus:
             return None
         whole_of_it = Fraction(1)
@@ -261,12 +261,12 @@ class Packing:
         return tuple(hops)
 
     def _towards(self, gpu: int, beside: int) -> NcclHop | None:
-        """How ``gpu`` reaches a card that hangs beside another GPU.
+        """The hop from ``gpu`` to a card beside another GPU.
 
-        Over NVLink that GPU passes the data on (PXN); over PCIe it turns off to the card before that GPU's own link.
+        Over NVLink that GPU forwards the data (PXN). Over PCIe the data reaches the card without that GPU's own link.
         """
         hop = self.server.hops.get((gpu, beside))
-        # What a tree sends to the card it also gets from there, and that never comes over NVLink.
+        # A tree also receives from the card, and never over NVLink.
         least = PHB if self.tree else PXN
         if hop is None or max(hop.kind, least) > (self.stage.net_kind or 0):
             return None
@@ -275,7 +275,7 @@ class Packing:
         return NcclHop(hop.path, hop.kind, hop.gb_per_s, tuple(x for x in hop.load if x[0] != (hop.path[-2], beside)))
 
     def _on_nvswitch(self, least: int, most: int) -> tuple[ServerChannel, ...]:
-        """Turns of the GPUs' own order. A chain spares its last GPU a link out: that is the one more that may fit."""
+        """Rotations of the GPUs' own order. The last GPU of a chain needs no link out, so one more chain may fit."""
         lanes = int(min(hop.gb_per_s for hop in self.server.hops.values()) / self.gb_per_s)
         for count in range(min(most, lanes + lanes // (len(self.server.gpus) - 1) + 1), least - 1, -1):
             ways = self._turns(count)
@@ -284,11 +284,11 @@ class Packing:
         return ()
 
     def _in_reach(self, count: int, lanes: int) -> bool:
-        """Whether NCCL's search gets to the turns of the GPUs' order before its steps run out.
+        """True if NCCL's search reaches the rotations of the GPUs' order within its number of steps.
 
-        It begins with as many copies of one order as fit, ``lanes``, and takes the last ones back one by one. More
-        chains than that need other GPUs at their ends: all but ``lanes - back`` of the copies have to go. How far it
-        gets is what NCCL's wheels were seen to find.
+        It begins with as many copies of one order as fit, ``lanes``, and undoes the last ones one by one. More chains
+        than that end at other GPUs, so only ``lanes - back`` of the copies may stay. The limit follows from the
+        channels that NCCL's wheels print.
         """
         gpus = len(self.server.gpus)
         back = (gpus - 2) * (count - lanes)
@@ -307,35 +307,40 @@ class Packing:
         return tuple(self.server.hops[pair] for pair in pairwise(order))
 
     def _entries(self, count: int) -> list[tuple[NcclNic, NcclNic, int, int | None]]:
-        """For each channel the cards that it comes in and leaves by, its first GPU, and its last if that matters.
+        """For each channel: the cards by which it enters and leaves, its first GPU, and its last GPU if that matters.
 
-        All cards in turn, as often as they can; the GPUs beside a card in turn too.
+        Cards take turns up to their capacity, and so do the GPUs beside a card.
         """
         rounds = [int(nic.gb_per_s / self.net_gb_per_s) for nic in self._cards]
         cards = [nic for r in range(max(rounds)) for nic, n in zip(self._cards, rounds, strict=True) if n > r]
         if self.stage.same:
             cards = [nic for nic in cards if cards[0].gpus[0] in nic.gpus]
         entered = dict.fromkeys(self.server.gpus, 0)
-        found: list[tuple[NcclNic, NcclNic, int, int | None]] = []
+        entries: list[tuple[NcclNic, NcclNic, int, int | None]] = []
         for nic in cards[:count]:
             start = min(nic.gpus, key=lambda g: (entered[g], nic.gpus.index(g)))
             if self.stage.same:
                 start = cards[0].gpus[0]
             entered[start] += 1
-            found.append((nic, nic, start, next((g for g in nic.gpus if g != start), None)))
-        return self._crossed(found) if self.stage.crossing else found
+            entries.append((nic, nic, start, next((g for g in nic.gpus if g != start), None)))
+        return self._crossed(entries) if self.stage.crossing else entries
 
     def _crossed(
-        self, found: list[tuple[NcclNic, NcclNic, int, int | None]]
+        self, entries: list[tuple[NcclNic, NcclNic, int, int | None]]
     ) -> list[tuple[NcclNic, NcclNic, int, int | None]]:
-        """Each two neighbours leave by the other's card; an odd one by the next card."""
-        partner = [c ^ 1 if c ^ 1 < len(found) else 0 for c in range(len(found))]
-        return [(nic, found[p][0], start, found[p][2]) for (nic, _, start, _), p in zip(found, partner, strict=True)]
+        """The entries with the leaving cards of each two neighbours exchanged; the last of an odd count takes the
+        first's.
+        """
+        partner = [c ^ 1 if c ^ 1 < len(entries) else 0 for c in range(len(entries))]
+        return [
+            (nic, entries[p][0], start, entries[p][2]) for (nic, _, start, _), p in zip(entries, partner, strict=True)
+        ]
 
     def _through(self, enter: NcclNic, leave: NcclNic, start: int, end: int | None) -> Iterator[ServerChannel]:
-        """From ``start`` in turn through all GPUs; to ``end`` at last, or for a tree, which leaves there, at once.
+        """The channel from ``start`` in turn through all GPUs. A ring ends at ``end``; a tree leaves there, so it is
+        second.
 
-        A tree that begins with two GPUs in falling order goes on so: then chains end at different GPUs.
+        A tree whose first two GPUs are in descending order stays descending, so that chains end at different GPUs.
         """
         gpus = self.server.gpus
         at = gpus.index(start)

@@ -1,18 +1,21 @@
-"""The channels that NCCL 2.30 would set up for a job, and how fast it takes them to be.
+"""The channels that NCCL 2.30 would set up for a job, with the speed that it assigns to them.
 
-NCCL looks for rings, and for chains that its trees hang on, from a ladder of speeds downward (src/graph/search.cc). At
-each speed it tries copies of one order and then different orders, over NVLink alone and then over ever farther paths,
-NVLink through another GPU of the job (NVB) and PCIe among them, and keeps what gives the most bandwidth. It goes on to
-slower channels down to half the speed of the best, as two halves may fit where a whole does not. In the end it makes
-two of each fast channel, and tries whether as many would run faster.
+NCCL searches rings, and chains for its trees, on a ladder of speeds from the top down (src/graph/search.cc). At each
+speed it tries copies of one order and then different orders. It begins with NVLink alone and continues with farther
+paths, among them NVLink through another GPU of the job (NVB) and PCIe. It keeps the channels with the most bandwidth,
+and tries slower ones down to half the speed of the best, because two halves may fit where a whole does not. In the end
+it doubles each fast channel, and tries whether as many would run faster.
 
-Where we differ: NCCL's search stops after a number of steps, ours tries all orders of up to 8 GPUs. Beside the search
-of NCCL 2.27 to 2.32, called in its wheels (``benchmarks/nccl_channels.py``) on 1,545 sets of GPUs of ten machines, ours
-finds the same number, speed and kind of rings and chains everywhere but for 7 GPUs of a DGX-1P: 54 GB/s, where NCCL
-finds 36, 45 or 54 as these are numbered. On NVSwitches that nobody builds, chains may differ by a step of the ladder.
-Across two servers of 8 A100s chains differ for 5 GPUs each where these are all of one processor's and one more: 30 GB/s
-inside a server, where NCCL finds 48 (before 2.29 for 4 to 6 GPUs, and slower ones). More than 8 GPUs without an
-NVSwitch get their own order and its reverse. NVLS, CollNet and PAT are left out.
+NCCL's search stops after a number of steps; this one tries all orders of up to 8 GPUs. Compared with the search of NCCL
+2.27 to 2.32, called in its wheels (``benchmarks/nccl_channels.py``) on 1,545 sets of GPUs of ten machines:
+
+- Number, speed and kind of rings and chains agree except for 7 GPUs of a DGX-1P: 54 GB/s, where NCCL finds 36, 45 or
+  54, depending on the numbers of the GPUs.
+- On NVSwitches that no machine has, chains may differ by a step of the ladder.
+- Across two servers of 8 A100s, chains differ for 5 GPUs each, all of one processor and one more: 30 GB/s inside a
+  server, where NCCL finds 48 (before 2.29 for 4 to 6 GPUs, and slower ones).
+- More than 8 GPUs without an NVSwitch get their own order and its reverse.
+- NVLS, CollNet and PAT are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def _ladder(speeds: str) -> tuple[Fraction, ...]:
     return tuple(map(Fraction, speeds.split()))
 
 
-#: GB/s of a channel that NCCL tries, by the least compute capability: inside one server, and across servers.
+#: GB/s of a channel that NCCL tries, by the minimum compute capability: inside one server, and across servers.
 LADDERS = (
     (100, _ladder("90 80 70 60 50 45 40 30 24 20 19 18"),
      _ladder("96 86 80 48 45.1 42 40 30 24 22 20 17.5 15 12 6 3 2.4 1.2 0.24 0.12")),
@@ -42,16 +45,17 @@ LADDERS = (
     (0, _ladder("40 30 20 18 15 12 10 9 7 6 5 4 3"),
      _ladder("48 30 28 24 20 18 15 12 10 9 7 6 5 4 3 2.4 1.2 0.24 0.12")),
 )  # fmt: skip
-#: What NCCL takes a ring in the order of the ranks to do where it finds no channel at any speed.
+#: GB/s that NCCL assigns to the ring in the order of the ranks if no channel fits at any speed.
 LAST_RESORT_GB_PER_S = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """What NCCL's tree is made of: on each server one chain per channel, and between servers a double binary tree.
+    """The parts of NCCL's tree: on each server one chain per channel, and between servers a double binary tree.
 
-    ``orders``: by channel, by server the ranks, beginning with the one that speaks to other servers. ``kind`` and
-    ``net_kind`` ("" on one server) are the farthest path of :data:`~blinkccl.cost.baselines.nccl_system.KINDS`.
+    ``orders``: by channel and by server the ranks, beginning with the one that exchanges data with other servers.
+    ``kind`` and ``net_kind`` ("" on one server): the farthest path of
+    :data:`~blinkccl.cost.baselines.nccl_links.KINDS`.
     """
 
     orders: tuple[tuple[tuple[int, ...], ...], ...]
@@ -63,11 +67,11 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What NCCL's search finds; speeds and kinds are as of :class:`Chains`.
+    """The result of NCCL's search, with speeds and kinds as in :class:`Chains`.
 
-    ``rings``: by channel the ranks in the direction of the data, equal ones as often as they are used; ``same``: all
-    are. ``tree`` has as many chains; it is None where no speed has room for so many. ``servers``: NVLink domains that
-    the job spans. ``arch`` and ``vendor`` (of the processors) are for NCCL's cost model.
+    ``rings``: by channel the ranks in the direction of the data, with repetitions; ``same``: all rings are equal.
+    ``tree`` has as many chains; it is ``None`` if no speed has room for them. ``servers``: NVLink domains of the job.
+    ``arch`` and ``vendor`` (of the processors) are inputs of NCCL's cost model.
     """
 
     rings: tuple[tuple[int, ...], ...]
@@ -83,12 +87,12 @@ class Channels:
 
     @property
     def count(self) -> int:
-        """Channels found; NCCL runs two on each."""
+        """The channels of the search; NCCL runs two for each."""
         return len(self.rings)
 
     @property
     def ranks(self) -> int:
-        """How many GPUs the job has."""
+        """The number of GPUs of the job."""
         return len(self.rings[0])
 
 
@@ -97,10 +101,10 @@ def search(
 ) -> Channels:
     """The channels that NCCL of this version would set up for a job of at least two GPUs.
 
-    ``arch`` is pascal, volta, ampere, hopper or blackwell; None takes what the machine's links tell. Across servers
-    every server is searched by itself, and the slowest says the speed, as in NCCL. Of the network cards only those
-    joined to GPUs of the job are known here. Cost: 10 ms for most sets of GPUs of a DGX-1, 0.1 s at most; up to 1 s for
-    8 GPUs on PCIe alone, and some seconds where 8 GPUs are joined directly with no order in it.
+    ``arch`` is pascal, volta, ampere, hopper or blackwell; None infers it from the machine's links. Each server is
+    searched by itself, and the slowest server decides the speed, as in NCCL. Only network cards that are joined to GPUs
+    of the job count. Cost: 10 ms for most sets of GPUs of a DGX-1, 0.1 s at most; up to 1 s for 8 GPUs on PCIe alone,
+    and some seconds for 8 GPUs with irregular direct links.
     """
     if len(ranks) < 2:
         raise UnsupportedError(f"NCCL needs no channels for {len(ranks)} rank; give at least two GPUs")
@@ -108,22 +112,22 @@ def search(
     servers = see(topology, ranks, arch, version)
     for server in servers:
         if len(servers) > 1 and not server.nics:
-            at = topology.vertex[server.gpus[0]].server
-            raise UnsupportedError(f"{topology.name}: no network card is joined to the job's GPUs of server {at}")
+            number = topology.vertex[server.gpus[0]].server
+            raise UnsupportedError(f"{topology.name}: no network card is joined to the job's GPUs of server {number}")
     rings = [_best_rings(server, len(servers) > 1) for server in servers]
-    count = min(len(found.ways) for found in rings)
+    count = min(len(each.ways) for each in rings)
     joined = [_ring(rings, channel, count) for channel in range(count)]
     if len(servers) > 1:
         _check_joined(topology, joined)
     trees = [_best_chains(server, len(servers) > 1, count) for server in servers]
     return Channels(
         tuple(tuple(gpu for way in ways for gpu in way.order) for ways in joined),
-        float(min(found.gb_per_s for found in rings)),
-        float(min(found.net_gb_per_s for found in rings)),
-        KINDS[max(found.stage.kind for found in rings)],
+        float(min(each.gb_per_s for each in rings)),
+        float(min(each.net_gb_per_s for each in rings)),
+        KINDS[max(each.stage.kind for each in rings)],
         _net_kind(rings),
-        all(found.stage.same for found in rings),
-        _joined_chains([found for found in trees if found is not None], count) if None not in trees else None,
+        all(each.stage.same for each in rings),
+        _joined_chains([tree for tree in trees if tree is not None], count) if None not in trees else None,
         len(servers),
         arch,
         servers[0].vendor,
@@ -145,7 +149,7 @@ class _Found:
 
 
 def _ladder_of(server: NcclMachine, across: bool) -> tuple[Fraction, ...]:
-    """The speeds to try, without those above what any path of the server carries."""
+    """The speeds to try, up to that of the server's widest path."""
     inside, between = next(row[1:] for row in LADDERS if server.arch.sm >= row[0])
     if across:
         widest = max((nic.gb_per_s for nic in server.nics), default=Fraction(0))
@@ -154,7 +158,7 @@ def _ladder_of(server: NcclMachine, across: bool) -> tuple[Fraction, ...]:
 
 
 def _stages(server: NcclMachine, across: bool, tree: bool) -> Iterator[SearchStep]:
-    """What to try at one speed, in NCCL's order: near before far, one order before several."""
+    """The stages to try at one speed, in NCCL's order: near before far, one order before several."""
     nearest, farthest = server.kinds
     if not across:
         yield from _kinds(server, nearest, farthest, None, False)
@@ -169,7 +173,7 @@ def _kinds(
 ) -> Iterator[SearchStep]:
     for kind in range(nearest, farthest + 1):
         yield SearchStep(kind, True, net_kind, crossing)
-        # Between AMD's processors NCCL asks for one order.
+        # Between AMD's processors NCCL tries one order only.
         if not (server.vendor == "AuthenticAMD" and kind == SYS):
             yield SearchStep(kind, False, net_kind, crossing)
 
@@ -195,13 +199,13 @@ def _best_rings(server: NcclMachine, across: bool) -> _Found:
     return best
 
 
-def _enough(server: NcclMachine, found: _Found) -> bool:
-    return found.total_gb_per_s >= server.total_gb_per_s or len(found.ways) == MOST_CHANNELS
+def _enough(server: NcclMachine, channels: _Found) -> bool:
+    return channels.total_gb_per_s >= server.total_gb_per_s or len(channels.ways) == MOST_CHANNELS
 
 
 def _tried(server: NcclMachine, across: bool, gb_per_s: Fraction, least: int, best: _Found | None) -> _Found | None:
-    """The best after all stages at one speed; farther paths are tried only while nearer ones have given nothing."""
-    for packing in _asked_once(server, across, False, gb_per_s):
+    """The best channels after all stages at one speed; farther paths are tried only while nearer ones give none."""
+    for packing in _distinct(server, across, False, gb_per_s):
         stage = packing.stage
         if best is not None and (stage.kind > best.stage.kind or _too_far(stage, best.stage)):
             continue
@@ -214,32 +218,32 @@ def _tried(server: NcclMachine, across: bool, gb_per_s: Fraction, least: int, be
     return best
 
 
-def _asked_once(server: NcclMachine, across: bool, tree: bool, gb_per_s: Fraction) -> Iterator[Packing]:
-    """The stages at one speed, without those that ask what an earlier one has asked."""
-    asked: set[tuple[object, ...]] = set()
+def _distinct(server: NcclMachine, across: bool, tree: bool, gb_per_s: Fraction) -> Iterator[Packing]:
+    """The packings of the stages at one speed, without repeated questions."""
+    questions: set[tuple[object, ...]] = set()
     for stage in _stages(server, across, tree):
         packing = Packing(server, stage, tree, gb_per_s, gb_per_s)
-        if packing.question not in asked:
-            asked.add(packing.question)
+        if packing.question not in questions:
+            questions.add(packing.question)
             yield packing
 
 
 def _too_far(stage: SearchStep, best: SearchStep) -> bool:
-    """Whether a network card is farther than need be; up to PXN it always may be."""
+    """True if a network card is farther than the best stage's, and farther than PXN."""
     return stage.net_kind is not None and stage.net_kind > max(PXN, best.net_kind or 0)
 
 
-def _doubled(server: NcclMachine, found: _Found) -> _Found:
-    """Two of each channel at half its speed, where one is fast enough to keep two busy."""
-    if found.gb_per_s < 25 or (server.arch.sm > 80 and found.gb_per_s < 50 and len(found.ways) > 4):
-        return found
-    ways = (found.ways * 2)[:MOST_CHANNELS]
-    share = -(-len(ways) // len(found.ways))
-    return _Found(ways, found.stage, found.gb_per_s / share, found.net_gb_per_s / share)
+def _doubled(server: NcclMachine, channels: _Found) -> _Found:
+    """Two of each channel at half its speed, if a channel is fast enough for two."""
+    if channels.gb_per_s < 25 or (server.arch.sm > 80 and channels.gb_per_s < 50 and len(channels.ways) > 4):
+        return channels
+    ways = (channels.ways * 2)[:MOST_CHANNELS]
+    share = -(-len(ways) // len(channels.ways))
+    return _Found(ways, channels.stage, channels.gb_per_s / share, channels.net_gb_per_s / share)
 
 
 def _last_resort(server: NcclMachine, across: bool) -> _Found:
-    """The ring in the order of the GPUs that NCCL takes where it finds none."""
+    """The ring in the order of the GPUs, which NCCL uses if its search gives none."""
     order = server.gpus
     if across:
         first = server.nics[0].gpus[0]
@@ -250,7 +254,7 @@ def _last_resort(server: NcclMachine, across: bool) -> _Found:
     if apart is not None:
         raise UnsupportedError(
             f"NCCL's search finds no ring, and no link, switch or processor joins GPUs {apart[0]} and {apart[1]}; add "
-            "the PCIe links of the machine"
+            "the machine's PCIe links to the topology"
         )
     hops = [server.hops[pair] for pair in pairs]
     net: list[NcclHop] = []
@@ -264,49 +268,51 @@ def _last_resort(server: NcclMachine, across: bool) -> _Found:
 
 
 def _best_chains(server: NcclMachine, across: bool, count: int) -> _Found | None:
-    """As many chains as there are rings, as fast as may be; None where none fit."""
+    """The fastest ``count`` chains; None if they fit at no speed."""
     if len(server.gpus) > 1 or across:
         size = Fraction(len(server.gpus))
-        # A chain leaves one GPU of a ring's out, so that it may be faster by as much.
+        # A chain has one hop less than a ring, so it may be faster by as much.
         total = server.total_gb_per_s * (size / (size - 1) if size > 1 else 1)
         ladder = _ladder_of(server, across)
         for gb_per_s in (*(x for x in ladder[:-1] if x * count <= total), ladder[-1]):
-            for packing in _asked_once(server, across, True, gb_per_s):
+            for packing in _distinct(server, across, True, gb_per_s):
                 ways = packing.most(count, count)
                 if ways:
-                    found = _Found(ways, packing.stage, gb_per_s, gb_per_s)
-                    return _faster_inside(server, found) if across else found
+                    chains = _Found(ways, packing.stage, gb_per_s, gb_per_s)
+                    return _faster_inside(server, chains) if across else chains
     return None
 
 
-def _faster_inside(server: NcclMachine, found: _Found) -> _Found:
-    """Chains that run up to twice as fast inside the server as towards the network."""
+def _faster_inside(server: NcclMachine, chains: _Found) -> _Found:
+    """The chains, up to twice as fast inside the server as towards the network."""
     ladder = next(row[2] for row in LADDERS if server.arch.sm >= row[0])
-    for gb_per_s in (x for x in reversed(ladder) if x > found.gb_per_s):
-        if found.gb_per_s >= 2 * found.net_gb_per_s:
+    for gb_per_s in (x for x in reversed(ladder) if x > chains.gb_per_s):
+        if chains.gb_per_s >= 2 * chains.net_gb_per_s:
             break
-        ways = Packing(server, found.stage, True, gb_per_s, found.net_gb_per_s).most(len(found.ways), len(found.ways))
+        ways = Packing(server, chains.stage, True, gb_per_s, chains.net_gb_per_s).most(
+            len(chains.ways), len(chains.ways)
+        )
         if not ways:
             break
-        found = _Found(ways, found.stage, gb_per_s, found.net_gb_per_s)
-    return found
+        chains = _Found(ways, chains.stage, gb_per_s, chains.net_gb_per_s)
+    return chains
 
 
-def _net_kind(found: Sequence[_Found]) -> str:
-    return "" if found[0].stage.net_kind is None else KINDS[max(x.stage.net_kind or 0 for x in found)]
+def _net_kind(servers: Sequence[_Found]) -> str:
+    return "" if servers[0].stage.net_kind is None else KINDS[max(x.stage.net_kind or 0 for x in servers)]
 
 
-def _ring(found: Sequence[_Found], channel: int, count: int) -> list[ServerChannel]:
-    """Through the servers in turn; every other one takes crossing rings backwards: a card speaks to its like."""
+def _ring(servers: Sequence[_Found], channel: int, count: int) -> list[ServerChannel]:
+    """The ring through the servers in turn; every second server swaps crossing rings, so that like cards are joined."""
     ways = []
-    for server, one in enumerate(found):
+    for server, one in enumerate(servers):
         crossed = one.stage.crossing and count % 2 == 0 and server % 2
         ways.append(one.ways[channel ^ 1 if crossed else channel])
     return ways
 
 
 def _check_joined(topology: Topology, rings: Sequence[Sequence[ServerChannel]]) -> None:
-    """Refuses rings that lead from a network card to one that no network joins to it."""
+    """Refuse rings between network cards that no network joins."""
     beside: dict[int, list[int]] = {}
     for link in topology.links:
         if link.kind == "net" and topology.is_transit(link.src) and topology.is_transit(link.dst):
@@ -322,11 +328,11 @@ def _check_joined(topology: Topology, rings: Sequence[Sequence[ServerChannel]]) 
                 raise UnsupportedError(f"{topology.name}: no network joins {names[0]} and {names[1]}")
 
 
-def _joined_chains(found: Sequence[_Found], count: int) -> Chains:
+def _joined_chains(servers: Sequence[_Found], count: int) -> Chains:
     return Chains(
-        tuple(tuple(x.ways[channel].order for x in found) for channel in range(count)),
-        float(min(x.gb_per_s for x in found)),
-        float(min(x.net_gb_per_s for x in found)),
-        KINDS[max(x.stage.kind for x in found)],
-        _net_kind(found),
+        tuple(tuple(x.ways[channel].order for x in servers) for channel in range(count)),
+        float(min(x.gb_per_s for x in servers)),
+        float(min(x.net_gb_per_s for x in servers)),
+        KINDS[max(x.stage.kind for x in servers)],
+        _net_kind(servers),
     )

@@ -1,14 +1,15 @@
-"""NCCL 2.30 on a job's GPUs: its model, and what public runs reach beyond it on one server.
+"""NCCL 2.30 on a job's GPUs: its model, corrected on one server by the rates of public runs.
 
 - *Rings and trees*: :mod:`blinkccl.cost.baselines.nccl_model`. NCCL rounds the speed of channels down to a step of its
-  ladder (360 GB/s for the 370.8 that it counts of an H100), but moves data as fast as links do. So by Simple rings get
-  what links have left, and nowhere more than rings were measured to reach: 20 GB/s over PCIe, where it counts 24.
-- *NVLS*: what the NVSwitch of Hopper and later combines and multicasts, for 3 GPUs or more. For AllReduce the rate is
-  that of published nccl-tests runs on 4 to 8 H100s, which is more than NCCL's own model says, and the latency that of
-  two hops, which is less. AllGather and ReduceScatter are NCCL's model (0.85 of the channels' rate on Hopper, 0.74 on
-  Blackwell, 25 us), without what it takes off for its last channel: never slower than that.
+  ladder (360 GB/s for the 370.8 that it counts of an H100), but its data moves at the rate of the links. With Simple,
+  rings therefore use the remaining rate of the links, up to the rate measured for rings: 20 GB/s over PCIe, where NCCL
+  counts 24.
+- *NVLS*: in-network reduction and multicast in the NVSwitch of Hopper and later, for 3 GPUs or more. The rate of
+  AllReduce comes from published nccl-tests runs on 4 to 8 H100s and exceeds NCCL's own model. Its latency is that of
+  two hops, below NCCL's model. AllGather and ReduceScatter follow NCCL's model (0.85 of the channels' rate on Hopper,
+  0.74 on Blackwell, 25 us) without its deduction for the last channel, so they are never slower than that.
 
-Both ``blink sim`` and what ``libblink.so`` must beat take NCCL's times from here.
+``blink sim`` and the choice of plans for ``libblink.so`` use these times of NCCL.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.topology.model import Topology
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
-#: busbw of an AllReduce in the switch by GPUs, as a part of what a GPU's NVLinks have together; of 8 for more.
-#: Public nccl-tests logs of H100 servers, whose GPUs have 450 GB/s; nobody published 3, which are taken to be as 4.
+#: busbw of NVLS AllReduce by number of GPUs, as a part of a GPU's NVLink rate; more than 8 GPUs count as 8. Source:
+#: public nccl-tests logs of H100 servers, whose GPUs have 450 GB/s. None covers 3 GPUs, which are assumed to equal 4.
 NVLS_RATE = {
     ranks: Fraction(gb_per_s, 450) for ranks, gb_per_s in ((3, 370), (4, 370), (5, 420), (6, 440), (7, 460), (8, 480))
 }
-#: What NCCL counts of its channels for AllGather and ReduceScatter in the switch, and the latency.
+#: NCCL's efficiency of NVLS channels for AllGather and ReduceScatter, and their latency.
 NVLS_EFFICIENCY, NVLS_US = {"hopper": Fraction("0.85"), "blackwell": Fraction("0.74")}, Fraction(25)
-#: GPUs that reduce in the switch at least.
+#: The minimum number of GPUs for NVLS.
 _LEAST_NVLS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class NcclPrediction:
-    """``words``: who takes that long, like "NCCL ring LL"; ``over``: the farthest path of its rings or trees, or ""."""
+    """NCCL's time: ``words`` like "NCCL ring LL", and in ``over`` the farthest path of its rings or trees, or ""."""
 
     seconds: float
     words: str
@@ -52,7 +53,7 @@ class NcclPrediction:
 
 @dataclass(frozen=True)
 class NcclServer:
-    """NCCL of a version on these GPUs; ``arch`` is that of the oldest, ``calibration`` by default the machine's."""
+    """A version of NCCL on GPUs; ``arch`` is that of the oldest GPU, ``calibration`` by default the machine's."""
 
     topology: Topology
     ranks: tuple[int, ...]
@@ -62,24 +63,24 @@ class NcclServer:
 
     @classmethod
     def of(cls, topology: Topology, ranks: Sequence[int], calibration: Calibration | None = None) -> NcclServer:
-        """Today's, on GPUs whose architecture follows from their links."""
+        """Today's NCCL, on GPUs whose architecture follows from their links."""
         return cls(topology, tuple(ranks), guess_arch(topology), calibration=calibration)
 
     @cached_property
     def channels(self) -> Channels:
-        """What its search finds; raises as :func:`~blinkccl.cost.baselines.nccl_search.search`."""
+        """The channels of NCCL's search; raises as :func:`~blinkccl.cost.baselines.nccl_search.search`."""
         return search(self.topology, self.ranks, self.arch, self.version)
 
     @cached_property
     def server(self) -> NcclMachine:
-        """The one server that NCCL sees; UnsupportedError where there are several."""
+        """The one server that NCCL sees; UnsupportedError for several."""
         servers = see(self.topology, self.ranks, self.arch, self.version)
         if len(servers) != 1:
-            raise UnsupportedError("the ranks are of several NVLink domains")
+            raise UnsupportedError(f"the GPUs are in {len(servers)} NVLink domains; give GPUs of one server")
         return servers[0]
 
     def at(self, collective: str, size_bytes: int) -> NcclEstimate:
-        """The fastest that it has for S bytes; of equal ones its own model's choice."""
+        """NCCL's fastest algorithm and protocol for S bytes; of equal ones its own model's choice."""
         best = choose(self.channels, collective, size_bytes)
         if best.protocol == "Simple":
             reach = self._ring_reach if best.algorithm == "ring" else self._tree_reach
@@ -97,7 +98,7 @@ class NcclServer:
 
     @cached_property
     def spare(self) -> float:
-        """By how much all rings could be faster before the first link is full; 1 where there are several servers."""
+        """The factor by which all rings could be faster before the first link is full; 1 for several servers."""
         if self.channels.servers > 1:
             return 1.0
         used: dict[tuple[int, int], Fraction] = {}
@@ -109,7 +110,7 @@ class NcclServer:
 
     @cached_property
     def _ring_reach(self) -> float:
-        """By how much all rings are faster than NCCL's channels, with links as measured; 1 over several servers."""
+        """The factor by which rings on measured links are faster than NCCL's channels; 1 for several servers."""
         if self.channels.servers > 1:
             return 1.0
         crossings = Counter(arc for hop in self._ring_hops() for arc in pairwise(hop.path))
@@ -123,7 +124,7 @@ class NcclServer:
 
     @cached_property
     def _tree_reach(self) -> float:
-        """What part of NCCL's estimate a tree reaches; 1 over several servers."""
+        """The part of NCCL's estimated rate that a tree reaches; 1 for several servers."""
         tree = self.channels.tree
         if tree is None or self.channels.servers > 1:
             return 1.0
@@ -133,17 +134,17 @@ class NcclServer:
         return min(1.0, *(self._reached(arc) * float(share / self.server.capacity[arc]) for arc, share in loads))
 
     def _load(self, pair: tuple[int, int]) -> Iterator[tuple[tuple[int, int], Fraction]]:
-        """What both directions between two GPUs take of links."""
+        """The load on links of both directions between two GPUs."""
         yield from self.server.hops[pair].load
         yield from self.server.hops[pair[::-1]].load
 
     def _reached(self, arc: tuple[int, int]) -> float:
-        """GB/s that kernels were measured to reach on a link; infinite where nobody did."""
+        """Measured GB/s of kernels on a link; infinite without a measurement."""
         costs, link = self.calibration or calibration_for(self.topology), self.topology.link[arc]
         return link_cost(costs, link).rate / 1e9 if costs.link_class(link).kernels else inf
 
     def in_switch(self, collective: str) -> CostLine | None:
-        """The time in the switch, by size; None where it combines nothing."""
+        """The time of NVLS by size; None if the job cannot use NVLS."""
         ranks, channels = len(self.ranks), self.channels
         if self.arch not in NVLS_EFFICIENCY or ranks < _LEAST_NVLS or channels.servers > 1 or not self.server.switched:
             return None
@@ -158,12 +159,12 @@ class NcclServer:
         return None
 
     def predicted(self, collective: str, size_bytes: int) -> NcclPrediction:
-        """What it takes for S bytes, in words."""
-        found = self.at(collective, size_bytes)
-        return NcclPrediction(found.seconds, f"NCCL {found.words}", self._over(found.algorithm))
+        """NCCL's time for S bytes, with its algorithm and protocol in words."""
+        estimate = self.at(collective, size_bytes)
+        return NcclPrediction(estimate.seconds, f"NCCL {estimate.words}", self._over(estimate.algorithm))
 
     def _over(self, algorithm: str) -> str:
-        """The kind of the farthest path of a server, "" for what a switch combines and for several servers."""
+        """The kind of the farthest path of a server, "" for NVLS and for several servers."""
         if self.channels.servers > 1:
             return ""
         if algorithm == "tree" and self.channels.tree is not None:
@@ -175,6 +176,6 @@ class NcclServer:
 
 
 def latency_us(protocol: str, nvlink: bool, hops: int) -> Fraction:
-    """Of a call with so many hops, by NCCL's table."""
+    """The latency of a call with ``hops`` hops, by NCCL's table."""
     column = PROTOCOLS.index(protocol)
     return BASE_US["ring"][column] + hops * STEP_US["nvlink" if nvlink else "pcie", "tree"][column]

@@ -1,9 +1,9 @@
-"""A server as NCCL sees it: the one path that it takes between two GPUs, and what that takes of links.
+"""A server as NCCL sees it: one path between each two GPUs, and the load of that path on links.
 
-NCCL 2.30 (src/graph/paths.cc) fixes one path for every ordered pair of GPUs: the one of the nearest *kind*, then the
-widest, then the shortest, by what it counts of links (:mod:`~blinkccl.cost.baselines.nccl_links`).
+NCCL 2.30 (src/graph/paths.cc) fixes one path for every ordered pair of GPUs: the nearest *kind*, then the widest, then
+the shortest, by its own count of links (:mod:`~blinkccl.cost.baselines.nccl_links`).
 
-Every NVLink domain is one server here, as it is for NCCL, even where it spans several hosts.
+Every NVLink domain is one server here, as in NCCL, even if it spans several hosts.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from blinkccl.topology.select import check_ranks
 from blinkccl.trees.forest.model import Path
 
 Arc = tuple[int, int]
-#: Stands for the network in the arcs ``(card, NETWORK)`` and ``(NETWORK, card)``, which are all of a card's traffic.
+#: The network's end of the arcs ``(card, NETWORK)`` and ``(NETWORK, card)``, which carry all of a card's traffic.
 NETWORK = -1
 
 
 @dataclass(frozen=True, slots=True)
 class NcclHop:
-    """NCCL's path between GPUs or to a network card; ``load`` is what a channel of 1 GB/s takes of each link."""
+    """NCCL's path between GPUs or to a network card; ``load`` is the load in GB/s of a 1 GB/s channel on each link."""
 
     path: Path
     kind: int
@@ -53,7 +53,7 @@ class NcclHop:
 class NcclNic:
     """A network card of a server, and the job's ``gpus`` beside it; ``enter`` and ``leave`` hold a hop for each.
 
-    ``kind`` is PIX where it shares a PCIe switch with them, PXB where a switch further up, PHB where none.
+    ``kind`` is PIX if it shares a PCIe switch with them, PXB for a switch further up, PHB for none.
     """
 
     vertex: int
@@ -66,11 +66,11 @@ class NcclNic:
 
 @dataclass(frozen=True)
 class NcclMachine:
-    """One server as NCCL sees it; ``gpus`` are the job's by id, which is taken for their order on PCIe.
+    """One server as NCCL sees it; ``gpus`` are the job's by id, which is assumed to be their order on PCIe.
 
-    ``capacity``: GB/s of each link that a hop crosses, by NCCL's constants. ``hops``: one per ordered pair of GPUs that
-    is joined at all. ``pcie_gb_per_s``, ``nvlink_gb_per_s``: each GPU's PCIe link (if any), and all its NVLinks
-    together. ``vendor`` is the processors'; ``nics`` are joined to these GPUs.
+    ``capacity``: GB/s of each link that a hop crosses, by NCCL's constants. ``hops``: one per ordered pair of joined
+    GPUs. ``pcie_gb_per_s``, ``nvlink_gb_per_s``: each GPU's PCIe link (if any), and all its NVLinks together.
+    ``vendor`` is the processors'; ``nics`` are joined to these GPUs.
     """
 
     gpus: tuple[int, ...]
@@ -89,12 +89,12 @@ class NcclMachine:
 
     @cached_property
     def total_gb_per_s(self) -> Fraction:
-        """What the best-linked GPU can send by its PCIe link or by all its NVLinks: the channels need no more."""
+        """The rate of the best-linked GPU by its PCIe link or all its NVLinks, the most that channels need."""
         return max(max(self.pcie_gb_per_s.get(g, Fraction(0)), self.nvlink_gb_per_s[g]) for g in self.gpus)
 
     @cached_property
     def switched(self) -> bool:
-        """Whether all GPUs hang on one NVSwitch, so that any order of them is as good as another."""
+        """True if all GPUs are on one NVSwitch, so that all orders of them are equal."""
         middles = {hop.path[1:-1] for hop in self.hops.values()}
         return len(self.gpus) > 1 and len(middles) == 1 and self._one_nvswitch(next(iter(middles)))
 
@@ -104,9 +104,10 @@ class NcclMachine:
 
     @cached_property
     def split(self) -> bool:
-        """Whether NVLink leaves exactly two groups of GPUs; NCCL then asks for two rings at least.
+        """True if NVLink forms exactly two groups of GPUs; NCCL then requires at least two rings.
 
-        Found in one pass, as by NCCL: a chain whose links do not follow the order of the GPUs may count as two.
+        One pass finds the groups, as in NCCL, so a chain whose links do not follow the order of the GPUs may count as
+        two.
         """
         group = list(range(len(self.gpus)))
         for i, a in enumerate(self.gpus):
@@ -119,14 +120,14 @@ class NcclMachine:
     @cached_property
     def kinds(self) -> tuple[int, int]:
         """The nearest and the farthest kind of path between two GPUs; LOC for a single GPU."""
-        found = [hop.kind for hop in self.hops.values()]
-        return (min(found), max(found)) if found else (LOC, LOC)
+        kinds = [hop.kind for hop in self.hops.values()]
+        return (min(kinds), max(kinds)) if kinds else (LOC, LOC)
 
 
 def see(
     topology: Topology, ranks: Sequence[int], arch: str, version: tuple[int, int] = VERSION
 ) -> tuple[NcclMachine, ...]:
-    """The servers of a job as NCCL sees them: other GPUs are gone, with the links that end in them."""
+    """The servers of a job as NCCL sees them, without other GPUs and their links."""
     check_ranks(topology, ranks)
     check_nvidia(topology, ranks)
     sight = _Sight(topology, frozenset(ranks), arch_named(arch), version)
@@ -134,6 +135,7 @@ def see(
 
 
 def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
+    """Raise UnsupportedError unless all ranks are NVIDIA GPUs."""
     foreign = [topology.vertex[rank].label for rank in ranks if topology.vertex[rank].kind != "gpu"]
     if foreign:
         raise UnsupportedError(f"NCCL runs on GPUs, but {foreign[0]} of {topology.name} is a processor")
@@ -146,25 +148,25 @@ def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
 
 
 class _Sight:
-    """A topology cut down to a job, in NCCL's constants."""
+    """The part of a topology that a job uses, in NCCL's constants."""
 
     def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch, version: tuple[int, int]) -> None:
         self.topology, self.ranks, self.arch = topology, ranks, arch
         self.counted = CountedLinks(topology, version)
         unit = exact_unit(topology)
-        here = {v.id for v in topology.vertices if v.id in ranks or topology.is_transit(v.id)}
-        links = [x for x in topology.links if x.src in here and x.dst in here]
+        visible = {v.id for v in topology.vertices if v.id in ranks or topology.is_transit(v.id)}
+        links = [x for x in topology.links if x.src in visible and x.dst in visible]
         self.kind = {(x.src, x.dst): x.kind for x in links}
         self.rate = {(x.src, x.dst): self.counted.gb_per_s(x.kind, x.capacity * unit, arch) for x in links}
         self.ahead: dict[int, list[int]] = {}
         self.behind: dict[int, list[int]] = {}
-        # Widest first, as NCCL keeps its links: the order decides between paths that are equally good.
+        # Widest first, in NCCL's order of links, which decides between equal paths.
         for src, dst in sorted(self.rate, key=lambda arc: (-self.rate[arc], arc)):
             self.ahead.setdefault(src, []).append(dst)
             self.behind.setdefault(dst, []).append(src)
 
     def domains(self) -> list[tuple[int, ...]]:
-        """The job's GPUs by server, where NVLink does not join the servers."""
+        """The job's GPUs by NVLink domain: by server, or by servers that NVLink joins."""
         first = {self.topology.vertex[v].server: self.topology.vertex[v].server for v in sorted(self.ranks)}
 
         def home(server: int) -> int:
@@ -177,10 +179,10 @@ class _Sight:
                 other = self.topology.vertex[dst].server if dst in self.ranks else fabric.setdefault(dst, server)
                 low, high = sorted((home(server), home(other)))
                 first[high] = low
-        found: dict[int, list[int]] = {}
+        domains: dict[int, list[int]] = {}
         for gpu in sorted(self.ranks, key=lambda v: (self.topology.vertex[v].server, v)):
-            found.setdefault(home(self.topology.vertex[gpu].server), []).append(gpu)
-        return [tuple(gpus) for gpus in found.values()]
+            domains.setdefault(home(self.topology.vertex[gpu].server), []).append(gpu)
+        return [tuple(gpus) for gpus in domains.values()]
 
     def server(self, gpus: tuple[int, ...]) -> NcclMachine:
         hops = {(src, dst): hop for dst in gpus for src, hop in self._paths_to(dst, gpus).items()}
@@ -198,16 +200,16 @@ class _Sight:
         return NcclMachine(gpus, self.arch, self.counted.vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
 
     def _paths_to(self, target: int, gpus: tuple[int, ...]) -> dict[int, NcclHop]:
-        """NCCL's path from every GPU of ``gpus`` to ``target``: rounds of improvement outward from the target."""
+        """NCCL's path from every GPU of ``gpus`` to ``target``, improved in rounds outward from the target."""
         best: dict[int, tuple[int, Fraction, Path]] = {target: (LOC, Fraction(5000), (target,))}
         layer = [target]
         while layer:
             further: dict[int, None] = {}
             for node in layer:
                 for above in self.behind.get(node, ()):
-                    found = self._extended(best[node], above)
-                    if found is not None and (above not in best or _distance(found) < _distance(best[above])):
-                        best[above] = found
+                    longer = self._extended(best[node], above)
+                    if longer is not None and (above not in best or _distance(longer) < _distance(best[above])):
+                        best[above] = longer
                         further[above] = None
             layer = list(further)
         return {gpu: self._hop(*best[gpu]) for gpu in gpus if gpu in best and gpu != target}
@@ -219,7 +221,7 @@ class _Sight:
             return None
         step = step_kind(self.topology, *arc)
         if path[0] in self.ranks and len(path) > 1:
-            # Through a GPU goes only NVLink, from a GPU that it is joined to directly to another such.
+            # Only NVLink relays through a GPU, and only between two GPUs that are directly joined to it.
             if len(path) > 2 or kind != NVL or step != NVL or above not in self.ranks:
                 return None
             step = NVB
@@ -243,9 +245,9 @@ class _Sight:
         return [self._nic(vertex, joined, gpus, pcie) for vertex, joined in sorted(beside.items())]
 
     def _nic(self, vertex: int, joined: list[int], gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> NcclNic:
-        """The card hangs on the lowest switch above all GPUs it is joined to, and is as near to all GPUs below that.
+        """The card, on the lowest switch above all GPUs joined to it and equally near to all GPUs below that switch.
 
-        Where there is no such switch, it hangs on the processor of each.
+        Without such a switch, the card is on the processor of each GPU.
         """
         above = [self._switches(gpu) for gpu in joined]
         at = next((v for v in above[0] if all(v in others for others in above)), None)
@@ -254,7 +256,7 @@ class _Sight:
         else:
             kind = PIX if all(switches[0] == at for switches in above) else PXB
             siblings = [g for g in gpus if g not in joined and at in self._switches(g)]
-        # Its own PCIe link is taken to be as wide as a GPU's, and to carry the small packets of an Intel processor too.
+        # Assumption: the card's own PCIe link is as wide as a GPU's, and an Intel processor splits its packets too.
         more = self.counted.share(kind, gpus[0])
         gb_per_s = min([self.rate[vertex, joined[0]], *(pcie[g] / more for g in joined if g in pcie)])
         hops = {gpu: self._net_hops((vertex, joined[0]), gpu, kind, gb_per_s, at) for gpu in (*joined, *siblings)}
@@ -266,7 +268,7 @@ class _Sight:
         return tuple(arc[1] for arc in self._way_up(gpu) if self.topology.vertex[arc[1]].kind == "switch")
 
     def _net_hops(self, card: Arc, gpu: int, kind: int, gb_per_s: Fraction, at: int | None) -> tuple[NcclHop, NcclHop]:
-        """From the card (with a GPU it is joined to) to ``gpu`` and back, over the PCIe links between them."""
+        """The hops from the card (with a GPU joined to it) to ``gpu`` and back, over the PCIe links between them."""
         vertex, joined = card
         way = self._way_up(gpu)
         switches = self._switches(gpu)
@@ -274,12 +276,12 @@ class _Sight:
         leave = {(vertex, NETWORK): Fraction(1), **dict.fromkeys(up, self.counted.share(kind, gpu))}
         enter = {(NETWORK, vertex): Fraction(1), **{(b, a): Fraction(1) for a, b in up}}
         if up and self.arch.sm < 80:
-            # Before Ampere, what a GPU receives from a card costs an eighth of it the other way.
+            # Before Ampere, data from a card to a GPU loads the GPU's other direction by an eighth.
             enter[up[0]] = Fraction(1, 8)
         path: Path = (gpu, vertex)
         if path not in self.rate and at is not None:
-            theirs = self._switches(joined)
-            down = theirs[: theirs.index(at)]
+            switches_beside = self._switches(joined)
+            down = switches_beside[: switches_beside.index(at)]
             path = (*(arc[0] for arc in up), at, *reversed(down), joined, vertex)
         return (
             NcclHop(path[::-1], kind, gb_per_s, tuple(sorted(enter.items()))),
@@ -287,17 +289,17 @@ class _Sight:
         )
 
     def _way_up(self, gpu: int) -> list[Arc]:
-        """The PCIe links from ``gpu`` to its processor; empty where it has none."""
+        """The PCIe links from ``gpu`` to its processor; empty without such links."""
         way: list[Arc] = []
-        at, seen = gpu, {gpu}
+        at, visited = gpu, {gpu}
         while self.topology.vertex[at].kind != "host":
             beside = [b for b in self.ahead.get(at, ()) if self.kind[at, b] == "pcie"]
-            above = [b for b in beside if b not in seen and b not in self.ranks]
+            above = [b for b in beside if b not in visited and b not in self.ranks]
             if not above:
                 break
             nearest = min(above, key=lambda b: (self.topology.vertex[b].kind != "host", b))
             way.append((at, nearest))
-            seen.add(nearest)
+            visited.add(nearest)
             at = nearest
         return way
 

@@ -1,7 +1,7 @@
-"""The candidates that are timed: every algorithm of the registry on one calibration, and the baselines, each named.
+"""Candidates for timing: every algorithm of the registry on one calibration, and the baselines, by name.
 
-A candidate is prepared once for a job (planned, verified) and then asked for as many sizes as wanted. To add one is to
-add a row: algorithms come from their own registry, baselines from :data:`BASELINES`.
+A candidate is prepared once for a job (planned, verified) and then timed for any sizes. A new candidate is a new row:
+of the registry of algorithms, or of :data:`BASELINES`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blinkccl.trees.algorithms.path_table import PairSplits
 from blinkccl.trees.algorithms.registry import ALGORITHMS, NOT_RUN, Algorithm, algorithm
 from blinkccl.trees.algorithms.request import Request
 
-#: The registry.
+#: Rows of the baselines by name.
 BASELINES: dict[str, Baseline] = {
     "nccl-2.4": Baseline("NCCL 2.4: rings, PCIe fall-back", "NCCL 2.4; Blink, MLSys 2020, §2.1", prepare_nccl_24),
     "nccl-2.4-as-written": Baseline(
@@ -46,19 +46,19 @@ BASELINES: dict[str, Baseline] = {
 
 
 def candidates() -> dict[str, Baseline]:
-    """All there are, algorithms first."""
-    found = _rows(ALGORITHMS)
-    # How much goes which way depends on the size, which these algorithms' forests do not know.
+    """All candidates by name, algorithms first."""
+    rows = _rows(ALGORITHMS)
+    # These algorithms split the data by its size, which a forest does not know.
     by_size: dict[str, Callable[[Request, Conditions], Prepared]] = {
         "hybrid": prepare_hybrid,
         "multi_path": prepare_multi_path,
     }
-    split = {name: replace(found[name], prepare=prepare) for name, prepare in by_size.items()}
-    return found | split | BASELINES
+    split = {name: replace(rows[name], prepare=prepare) for name, prepare in by_size.items()}
+    return rows | split | BASELINES
 
 
 def candidates_not_run() -> dict[str, Baseline]:
-    """What is timed only for who names it, since no engine runs it."""
+    """Candidates that no engine runs, which are timed only by name."""
     return _rows(NOT_RUN)
 
 
@@ -75,9 +75,10 @@ def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:
 
 @dataclass(frozen=True)
 class JobCandidates:
-    """The candidates of one job that could be prepared, and why the others could not.
+    """The prepared candidates of one job, and in ``absent`` the reasons of the others.
 
-    ``named``: somebody asked for just these. ``of_plan``: it is a plan from a file, whose links are all that is known.
+    ``named``: the caller named these candidates. ``of_plan``: the candidate is a plan from a file, so only its links
+    are known.
     """
 
     request: Request
@@ -88,12 +89,12 @@ class JobCandidates:
 
     @cached_property
     def path_row(self) -> PairSplits | None:
-        """How ``multi_path`` splits the message, where it is one of these."""
+        """The splits of ``multi_path`` by size; None if it is no candidate."""
         return next((one.row for one in self.prepared if isinstance(one, MultiPath)), None)
 
     @cached_property
     def bound_gb_per_s(self) -> float:
-        """The proved bound on algbw at nominal rates of the links asked for; plans that add other links may pass it."""
+        """The proved bound on algbw at nominal rates of the request's links; a plan with other links may exceed it."""
         stated = "optimal" if not self.of_plan else self.prepared[0].name
         optimal = next((one.forest for one in self.prepared if one.name == stated), None)
         if optimal is not None:
@@ -110,37 +111,38 @@ def enter(
     tick: Callable[[int, int], None] = lambda done, total: None,
     known: Mapping[str, Baseline] | None = None,
 ) -> JobCandidates:
-    """Prepares all of ``known`` (None: of :func:`candidates`) that serve the job, or ``names``, which must.
+    """Prepare ``names``, or else all of ``known`` that serve the job; ``known`` defaults to :func:`candidates`.
 
-    ``tick`` gets (done, total) after each.
+    A named candidate that does not serve the job raises UnsupportedError. ``tick`` gets (done, total) after each.
     """
     known = known or candidates()
     for name in names:
         if name not in known:
             near = did_you_mean(name, known)
             raise UsageError(f"unknown algorithm {name!r}{near}; expected one of {', '.join(known)}")
-    wanted = list(dict.fromkeys(names)) or list(known)
+    selected = list(dict.fromkeys(names)) or list(known)
     ready: list[Prepared] = []
     absent: dict[str, str] = {}
-    for done, name in enumerate(wanted):
+    for done, name in enumerate(selected):
         try:
             ready.append(known[name].prepare(request, conditions))
         except UnsupportedError as error:
             if names:
                 raise
             absent[name] = str(error)
-        tick(done + 1, len(wanted))
+        tick(done + 1, len(selected))
     if not ready:
-        raise UsageError(f"nothing can serve this job: {next(iter(absent.values()))}")
+        raise UsageError(f"no algorithm can serve this job: {next(iter(absent.values()))}")
     return JobCandidates(request, tuple(ready), absent, named=bool(names))
 
 
 def time_all(
     field: JobCandidates, sizes: Sequence[int], tick: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[JobCandidates, list[list[Estimate]]]:
-    """Every candidate's estimates, a row per size, and the field of those that have them.
+    """Estimates of every candidate, a row per size, and the candidates that have them.
 
-    One whose links have no class in the calibration is left out with the reason, if others can and nobody named it.
+    If the calibration lacks a class for a candidate's links, the candidate moves to ``absent`` with the reason. The
+    error is raised if the caller named the candidate or no other remains.
     """
     columns: list[list[Estimate]] = []
     able: list[Prepared] = []
@@ -171,23 +173,23 @@ class Win:
 
 
 def moves_nothing(row: Sequence[Estimate]) -> bool:
-    """Whether all plans of a size have blocks without elements: there is nothing to win."""
+    """True if all plans of a size have blocks without elements, so that none is faster than another."""
     plans = [estimate.simulation for estimate in row if estimate.simulation is not None]
     return bool(plans) and all(plan.translation.bound.count == 0 for plan in plans)
 
 
 def wins(rows: Sequence[Sequence[Estimate]]) -> list[Win]:
-    """Who wins from which size: one entry per run of sizes; ``rows`` by size, ascending. Ties go to the first.
+    """The fastest candidate by range of sizes; ``rows`` are ascending by size, and of equal times the first wins.
 
     Sizes at which plans move nothing have no winner.
     """
-    found: list[Win] = []
+    ranges: list[Win] = []
     for row in rows:
         if moves_nothing(row):
             continue
         best = min(row, key=lambda estimate: estimate.seconds)
-        if found and found[-1].name == best.name:
-            found[-1] = Win(best.name, found[-1].first_bytes, best.size_bytes)
+        if ranges and ranges[-1].name == best.name:
+            ranges[-1] = Win(best.name, ranges[-1].first_bytes, best.size_bytes)
         else:
-            found.append(Win(best.name, best.size_bytes, best.size_bytes))
-    return found
+            ranges.append(Win(best.name, best.size_bytes, best.size_bytes))
+    return ranges

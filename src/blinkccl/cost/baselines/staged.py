@@ -1,11 +1,11 @@
-"""Transfers that stop on the way: in the host's memory, or after each step of a script.
+"""Baselines without pipelining: transfers that stop in host memory, or after each step of a script.
 
-Two baselines of the documents, neither of which is NCCL or Blink:
+The papers compare with both; neither is NCCL or Blink:
 
-- ``mpi-host-staged``: AllReduce as MPI libraries do it that reduce on the processor even what lies in GPUs (the
-  multi-path UCX article on Open MPI + UCX, Spectrum MPI and MVAPICH2): copy down, reduce, copy up. A formula.
-- ``plain-ring``: one ring whose every step is a batch of a send and a receive that the script waits for ("NCCL ring vs
-  tree"). A plan, timed by the kernel.
+- ``mpi-host-staged``: AllReduce of MPI libraries that reduce data of GPUs on the processor (the multi-path UCX article
+  on Open MPI + UCX, Spectrum MPI and MVAPICH2): copy down, reduce, copy up. A formula.
+- ``plain-ring``: one ring whose script waits for a batch of a send and a receive in each step ("NCCL ring vs tree"). A
+  plan, timed by the kernel.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from blinkccl.trees.algorithms.shapes import (
 from blinkccl.trees.forest.model import Forest, Path, Share
 from blinkccl.units import GB
 
-#: A copy between a GPU and memory that malloc gave, by one process: the driver copies once more, into locked memory.
+#: A copy between a GPU and memory from malloc by one process: the driver copies once more, into locked memory.
 PAGEABLE_GB_PER_S = Number(5.5, "5 to 6 GB/s on servers with V100s: pull request 98 of dask-cuda")
-#: What one core reads of what another wrote.
+#: The rate at which one core reads data that another wrote.
 HOST_COPY_GB_PER_S = Number(10.0, "measured: 10 to 16 GB/s on a Xeon host (benchmarks/README.md)")
-#: Adding one float32 message into another, by one core. Nobody published what MPI reaches on Mist or Cedar.
+#: The rate at which one core adds a float32 message to another. No rates of MPI on Mist or Cedar are published.
 HOST_COMBINE_GB_PER_S = Number(8.0, "assumed: a third of the 24 GB/s at which a core moves its own memory there")
 
-#: One step of the script: a batch of a send and a receive, the wait for it, and the kernel that adds or copies.
+#: One step of the script: a batch of a send and a receive, the wait for it, and the kernel that reduces or copies.
 HOST_STEP_US = Number(1.0, "assumed: a hand-over between two processes of a host, ours takes 0.3 to 1 us")
 PLAIN_STEP_US = Number(60.3, "fitted: NCCL ring vs tree, 4 KB: 1.81 ms, and the code's 2 * 15 steps")
-#: What a step moves to the next rank on another server, at most.
+#: The maximum rate of a step to the next rank on another server.
 PLAIN_NET_GB_PER_S = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 512 MiB in 806 ms")
 
 
 def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
-    """AllReduce in the memory of the host: all ranks copy down, their processes reduce, all copy up.
+    """AllReduce in host memory: all ranks copy down, their processes reduce, all copy up.
 
-    The processes exchange 2(N−1)/N·S each through shared memory and combine (N−1)/N·S, as a ring does; so works Open
-    MPI's component coll/cuda. The rates are not those of Mist or Cedar, which nobody published. Left out: page faults
-    of the buffer that each call allocates, and that four processes share their socket's memory.
+    As in Open MPI's component coll/cuda, each process exchanges 2(N−1)/N·S through shared memory and reduces (N−1)/N·S,
+    like a ring. The rates of Mist and Cedar are not published, so these are others. Two costs are left out: page faults
+    of the buffer that each call allocates, and the memory of a socket that four processes share.
     """
-    require_collective(request, "mpi-host-staged", ("allreduce",), "take another algorithm")
+    require_collective(request, "mpi-host-staged", ("allreduce",), "use another algorithm")
     if len(by_server(request.topology, request.ranks)) > 1:
         raise UnsupportedError("mpi-host-staged is a model of one server, but the ranks are on several")
     ways = [_way_to_host(request.topology, rank) for rank in request.ranks]
@@ -78,31 +78,33 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
 
 
 def _before_first_byte_s(topology: Topology, calibration: Calibration, ways: Sequence[Path]) -> float:
-    """What a copy to the host costs before it moves, at most."""
+    """Maximum seconds of a copy to the host before its first byte."""
     latency_s = [fsum(link_cost(calibration, topology.link[pair]).latency_s for pair in pairwise(way)) for way in ways]
     return calibration.engine.issue_us.value * 1e-6 + max(latency_s)
 
 
 def _way_to_host(topology: Topology, rank: int) -> Path:
-    """The fewest links from a GPU to a host, both ways there, not through other GPUs or a NIC."""
+    """The shortest path of two-way links from a GPU to a host, not through other GPUs or a NIC."""
     onward: dict[int, list[int]] = {}
     for src, dst in sorted(topology.link):
         if topology.vertex[dst].kind not in (*RANK_KINDS, "nic") and (dst, src) in topology.link:
             onward.setdefault(src, []).append(dst)
     ways: list[Path] = [(rank,)]
-    seen = {rank}
+    visited = {rank}
     for way in ways:
         if topology.vertex[way[-1]].kind == "host":
             return way
         for vertex in onward.get(way[-1], ()):
-            if vertex not in seen:
-                seen.add(vertex)
+            if vertex not in visited:
+                visited.add(vertex)
                 ways.append((*way, vertex))
-    raise UnsupportedError(f"no links lead from GPU {rank} of {topology.name} to a host: nothing can be staged there")
+    raise UnsupportedError(
+        f"mpi-host-staged needs a path to host memory, but no links join GPU {rank} of {topology.name} to a host"
+    )
 
 
 def _rate(calibration: Calibration, link: Link) -> float:
-    """Bytes per second of a link; a calibration that does not know it only rules this baseline out."""
+    """Bytes per second of a link; a link without a class in the calibration excludes this baseline alone."""
     try:
         return link_cost(calibration, link).rate
     except TopologyError as error:
@@ -110,21 +112,21 @@ def _rate(calibration: Calibration, link: Link) -> float:
 
 
 def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:
-    """One ring in the order of the ranks: a chunk of S/N per step, and no step before the last one is over.
+    """One ring in the order of the ranks: a chunk of S/N per step, each after the end of the previous step.
 
     AllReduce takes 2(N−1) steps of :data:`PLAIN_STEP_US` + S/N at the slowest hop's rate ("NCCL ring vs tree", its
-    ``ring_allreduce``). Timed as a plan: share r goes up the chain that ends at rank r and down the chain that starts
-    there, so that in every step each hop carries one chunk.
+    ``ring_allreduce``). As a plan, share r goes up the chain that ends at rank r and down the chain that starts there,
+    so that in every step each hop carries one chunk.
 
-    The job's calibration gives the rates, but between servers at most :data:`PLAIN_NET_GB_PER_S`. Both constants are
+    The job's calibration gives the rates, limited between servers to :data:`PLAIN_NET_GB_PER_S`. Both constants are
     fitted to the first and the last row of that document's table; only the rows between are predictions.
     """
     require_collective(request, "plain-ring", ("allreduce",), "use --algo ring")
     forest = plain_ring(request)
     own = replace(conditions, calibration=step_by_step(conditions.calibration, forest.topology))
-    found = planned("plain-ring", forest, own)
+    base = planned("plain-ring", forest, own)
     detail = f"{2 * len(request.ranks) - 2} steps of {PLAIN_STEP_US.value:g} µs, one channel"
-    return ChunkedPlan(found.name, forest, found.program, own, detail)
+    return ChunkedPlan(base.name, forest, base.program, own, detail)
 
 
 def plain_ring(request: Request) -> Forest:
@@ -169,7 +171,7 @@ def step_by_step(calibration: Calibration, network: Topology) -> Calibration:
         for gb_per_s in rates
     ]
     others = [msgspec.structs.replace(row, latency_us=contained) for row in calibration.link if row.kind != "net"]
-    # One send at a time, so that a step begins when the one before it is over.
+    # One send at a time, so that a step begins at the end of the previous one.
     engine = EngineCosts(issue_us=PLAIN_STEP_US, copy_engines=Number(1.0, "the script waits for each send"))
     name = f"{calibration.name}, step by step"
     return msgspec.structs.replace(calibration, name=name, engine=engine, link=(*net, *others))

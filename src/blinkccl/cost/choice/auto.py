@@ -1,14 +1,14 @@
-"""``auto``: for a job and a size, the fastest of all algorithms as our code runs them.
+"""``auto``: the fastest of all algorithms for a job and a size, in the code that runs them.
 
-Every algorithm that serves the job is planned once, and ``optimal`` also for what its default lacks of the rate, and
-with fewer trees where these are shallower (:func:`beside`). For a size they are simulated by rising
-floor, until what is left cannot win: a plan takes at least as long as its fullest link takes for its bytes, at the
-highest rate that any protocol leaves of that link. So large sizes cost few simulations, small ones one of each plan.
+Every algorithm that serves the job is planned once. ``optimal`` is also planned for the full rate that its default
+lacks, and with fewer trees if these are shallower (:func:`beside`). For a size the plans are simulated by ascending
+floor, until no remaining plan can be faster. The floor is the time of the fullest link for its bytes, at the highest
+rate that any protocol leaves of that link. Large sizes therefore cost few simulations, small sizes one of each plan.
 
-Where the job's size was measured (:mod:`blinkccl.trees.algorithms.tables`), what was measured is compared instead,
-taken from the cell's size to the asked one as the prediction goes from the one to the other.
+Measured times (:mod:`blinkccl.trees.algorithms.tables`) replace the simulations for a size class that has them. A
+measured time is scaled from the cell's size to the given size in proportion to the predictions for both.
 
-Equal times go to the plan with fewer shares, then to the shallower one, then to the one that is named first.
+Of equal times the plan with fewer shares wins, then the shallower one, then the first by name.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ from blinkccl.trees.packing.symmetry import symmetry_of
 from blinkccl.units import size_text
 
 NAME = "auto"
-#: The algorithm that has other trees for a job beside its default's.
+#: The algorithm with other trees for a job beside its default trees.
 OPTIMAL = "optimal"
-#: The most trees for each block that are tried for being shallower.
+#: Maximum numbers of trees per block to try, since fewer trees may be shallower.
 FEW_TREES = (4, 2, 1)
-#: Trees of all blocks that are looked for at once: more take minutes.
+#: Maximum trees of all blocks in one search, since more take minutes.
 MOST_IN_ALL = 1024
-#: Times that differ by less, relatively, are equal: a simulation adds floats.
+#: Relative difference below which times are equal, because a simulation adds floats.
 _EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A candidate and what it takes."""
+    """A candidate with its estimate."""
 
     plan: Prepared
     estimate: Estimate
 
     @property
     def forest(self) -> Forest:
-        assert self.plan.forest is not None, "every algorithm of ours has a plan"
+        assert self.plan.forest is not None, "every algorithm has a plan"
         return self.plan.forest
 
     @property
     def size_of_plan(self) -> tuple[int, int]:
-        """What decides between equal times."""
+        """The key that decides between equal times: shares, then depth."""
         return len(self.forest.shares), self.forest.depth
 
 
 @dataclass(frozen=True)
 class Choice:
-    """All that were simulated, best first, and the least time of each that was not since it is no less.
+    """The simulated candidates, best first, and the lower bounds of the others, which cannot be faster.
 
-    With ``measured``, a cell, all times go back to what it has, and nothing else is compared.
+    With ``measured``, a cell of a table, only its candidates are compared, at times derived from it.
     """
 
     timed: tuple[Timed, ...]
@@ -86,16 +86,17 @@ class Choice:
 
     @property
     def lead(self) -> float:
-        """What part longer the runner-up takes; 0 where nothing moves or there is none."""
+        """The relative extra time of the runner-up; 0 if no data moves or no second candidate exists."""
         second, first_s = self.runner_up, self.best.estimate.seconds
         return second.estimate.seconds / first_s - 1 if second is not None and first_s else 0.0
 
 
 @dataclass(frozen=True)
 class Auto:
-    """A candidate that is another one for each size; ``absent`` says who could not be planned, and why.
+    """A candidate that selects another candidate for each size; ``absent`` has the reasons of algorithms without a
+    plan.
 
-    ``measured`` are the cells of the job's ranks.
+    ``measured`` holds the cells of the job's ranks.
     """
 
     plans: tuple[Prepared, ...]
@@ -105,7 +106,7 @@ class Auto:
 
     @property
     def forest(self) -> Forest:
-        """The plan of the highest rate, which large sizes tend to."""
+        """The plan with the highest rate, the usual choice for large sizes."""
         forests = [one.forest for one in self.plans if one.forest is not None]
         return max(forests, key=lambda forest: forest.algbw_gb_per_s)
 
@@ -114,28 +115,28 @@ class Auto:
         return {one.name: floor_of(one) for one in self.plans}
 
     def choose(self, size_bytes: int, places: int = 1) -> Choice:
-        """The ``places`` fastest for S bytes, exactly; more were simulated only where they might have been."""
+        """The exact ``places`` fastest for S bytes, with other candidates that might have been among them."""
         cell = cell_at(self.measured, self.forest.collective, size_bytes) if self.measured else None
         if cell is not None:
-            known = [found for one in self.plans if (found := _measured(one, cell, size_bytes)) is not None]
+            known = [timed for one in self.plans if (timed := _measured(one, cell, size_bytes)) is not None]
             if known:
                 return Choice(tuple(self._ranked(known)), {}, cell)
         floors_s = {one.name: self._floors[one.name](size_bytes) for one in self.plans}
-        timed: list[Timed] = []
+        simulated: list[Timed] = []
         first: BlinkError | None = None
         for one in sorted(self.plans, key=lambda one: floors_s[one.name]):
-            seconds = sorted(each.estimate.seconds for each in timed)
+            seconds = sorted(each.estimate.seconds for each in simulated)
             if len(seconds) >= places and floors_s[one.name] > seconds[places - 1]:
                 break
             try:
-                timed.append(Timed(one, one.at(size_bytes)))
+                simulated.append(Timed(one, one.at(size_bytes)))
             except (TopologyError, UnsupportedError) as error:
                 first = first or error
             del floors_s[one.name]
-        if not timed:
+        if not simulated:
             assert first is not None
             raise first
-        return Choice(tuple(self._ranked(timed)), floors_s)
+        return Choice(tuple(self._ranked(simulated)), floors_s)
 
     def _ranked(self, timed: Sequence[Timed]) -> list[Timed]:
         named = [one.name for one in self.plans]
@@ -149,30 +150,30 @@ class Auto:
         return ranked
 
     def at(self, size_bytes: int) -> Estimate:
-        """What the fastest takes."""
+        """The estimate of the fastest candidate."""
         best = self.choose(size_bytes).best
         return replace(best.estimate, name=self.name, detail=f"{best.plan.name}: {best.estimate.detail}")
 
 
 def _measured(plan: Prepared, cell: Cell, size_bytes: int) -> Timed | None:
-    """A plan with what was measured of it; None where nothing was."""
+    """A plan with its measured time; None without a measurement."""
     time = cell.best(plan.name)
     if time is None:
         return None
-    found = plan.at(size_bytes)
-    there = found if size_bytes == cell.size_bytes else plan.at(cell.size_bytes)
-    ratio = time.seconds / there.seconds if there.seconds else 1.0
-    at = "" if there is found else f" at {size_text(cell.size_bytes)}"
-    # A laboratory has links and no kernels, so it is not held against what kernels are predicted to take.
+    predicted = plan.at(size_bytes)
+    at_cell = predicted if size_bytes == cell.size_bytes else plan.at(cell.size_bytes)
+    ratio = time.seconds / at_cell.seconds if at_cell.seconds else 1.0
+    at = "" if at_cell is predicted else f" at {size_text(cell.size_bytes)}"
+    # A laboratory has links and no kernels, so its time is not compared with the prediction for kernels.
     how = f"chunks of {size_text(time.chunk_bytes)}" if time.chunk_bytes else f"{ratio:.3g} times the prediction"
     detail = f"measured{at}, {time.protocol}; {how}"
-    algbw, busbw = (rate / ratio for rate in (found.algbw_gb_per_s, found.busbw_gb_per_s))
-    seconds = found.seconds * ratio
-    return Timed(plan, replace(found, seconds=seconds, detail=detail, algbw_gb_per_s=algbw, busbw_gb_per_s=busbw))
+    algbw, busbw = (rate / ratio for rate in (predicted.algbw_gb_per_s, predicted.busbw_gb_per_s))
+    seconds = predicted.seconds * ratio
+    return Timed(plan, replace(predicted, seconds=seconds, detail=detail, algbw_gb_per_s=algbw, busbw_gb_per_s=busbw))
 
 
 def prepare(request: Request, conditions: Conditions, code: Code, measured: tuple[Cell, ...] = ()) -> Auto:
-    """Plans all algorithms that serve the job; UnsupportedError where none does."""
+    """Plan all algorithms that serve the job; UnsupportedError if no algorithm does."""
     known = candidates(code)
     plans: list[Prepared] = []
     absent: dict[str, str] = {}
@@ -193,14 +194,14 @@ def prepare(request: Request, conditions: Conditions, code: Code, measured: tupl
 
 
 def beside(request: Request, conditions: Conditions, code: Code, default: Forest) -> Iterator[Prepared]:
-    """Candidates beside a default: what it lacks of the rate for large sizes, fewer trees for small ones.
+    """Candidates beside the default of ``optimal``: the full rate for large sizes, fewer trees for small sizes.
 
-    A hop costs as much as thousands of bytes, a tree nothing: where fewer are not shallower they do not win.
+    A hop costs as much as thousands of bytes and a tree costs nothing, so fewer trees win only if they are shallower.
     """
     job = request if code.gpu is None else on_stores(request)
-    for option, wanted in (*_whole_rate(job, default), *fewer_trees(job, default)):
+    for option, variant in (*_whole_rate(job, default), *fewer_trees(job, default)):
         try:
-            forest = plan(wanted)
+            forest = plan(variant)
             if forest.rate > default.rate or forest.depth < default.depth:
                 yield of_forest(replace(forest, algorithm=f"{OPTIMAL} {option}"), code, conditions)
         except UnsupportedError:
@@ -208,7 +209,7 @@ def beside(request: Request, conditions: Conditions, code: Code, default: Forest
 
 
 def fewer_trees(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
-    """The options of ``blink plan`` that ask for fewer trees than a default has."""
+    """The options of ``blink plan`` for fewer trees than the default, with their requests."""
     if request.collective.name not in FLOWS:
         blocks = len({share.block for share in default.shares})
         for most in FEW_TREES:
@@ -217,9 +218,9 @@ def fewer_trees(request: Request, default: Forest) -> Iterator[tuple[str, Reques
 
 
 def _whole_rate(request: Request, default: Forest) -> Iterator[tuple[str, Request]]:
-    """The option that asks for what a default lacks of the rate, where that is a matter of seconds.
+    """The option for the full rate if the default lacks it and the search takes seconds.
 
-    Columns of all trees take seconds, and not hours, for few ranks or for ranks that are alike.
+    Column generation over all trees takes seconds, not hours, for few ranks or for symmetric ranks.
     """
     if default.optimal or request.collective.name in FLOWS:
         return
@@ -231,16 +232,16 @@ def _whole_rate(request: Request, default: Forest) -> Iterator[tuple[str, Reques
 def as_candidate(code: Code) -> Baseline:
     """The registry row."""
     return Baseline(
-        "for each size the fastest algorithm",
+        "the fastest algorithm for each size",
         "simulation of all algorithms",
         lambda request, conditions: prepare(request, conditions, code),
     )
 
 
 def floor_of(plan: Prepared) -> Callable[[int], float]:
-    """The seconds that a plan's fullest link takes at least for S bytes; 0 where only a simulation tells."""
+    """A lower bound in seconds on a plan's time for S bytes, by its fullest link; 0 if only a simulation gives one."""
     if isinstance(plan, KernelPlan):
-        # Of all protocols Simple leaves most of a link, whatever its hops take.
+        # Simple leaves the most of a link's rate, and hops are not part of the bound.
         simple = calibration_of("simple", fast=True, arch=plan.gpu.arch)
         return floor_of_links(plan.forest, simple, pcie_gb_per_s(plan.candidate, "simple", plan.gpu.capability))
     if type(plan) is TimedPlan and plan.conditions.calibration.serves(plan.forest.topology):
@@ -251,15 +252,15 @@ def floor_of(plan: Prepared) -> Callable[[int], float]:
 def floor_of_links(
     forest: Forest, calibration: Calibration, gb_per_s: Mapping[tuple[int, int], float] = MappingProxyType({})
 ) -> Callable[[int], float]:
-    """The seconds that the fullest link takes at least for its bytes of S; ``gb_per_s``: rates of some of the links."""
+    """A lower bound in seconds on the fullest link's time for its bytes of S; ``gb_per_s`` overrides rates of links."""
     per_byte_s = _busiest_link_s(forest, calibration, gb_per_s)
-    # A slice begins on a whole group of bytes, so that each may be shorter by one.
+    # A slice begins at a multiple of the alignment, so each may be shorter by one alignment.
     slack = sum(len(list(share.trees())) for share in forest.shares) * ALIGNMENT_BYTES
     return lambda size_bytes: max(0, size_bytes - slack) * per_byte_s
 
 
 def _busiest_link_s(forest: Forest, calibration: Calibration, gb_per_s: Mapping[tuple[int, int], float]) -> float:
-    """Of each byte of S."""
+    """Seconds of the fullest link per byte of S."""
     links = forest.topology.link
 
     def rate(arc: tuple[int, int]) -> float:

@@ -1,7 +1,7 @@
-"""Every algorithm as our own code runs it, and the baselines beside them.
+"""Every algorithm in the code that runs it, and the baselines beside them.
 
-Kernels run what the GPUs of one server do. Copy engines are for messages, for machines without our kernels, and for
-who asks for them: they are what the papers measured.
+Kernels run collectives on the GPUs of one server. Copy engines move messages, serve machines without these kernels, and
+can be selected because the papers measured them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CODES = (KERNELS, COPY_ENGINES)
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What runs our plans: kernels on ``gpu``, or where that is None copy engines, and why they do."""
+    """The code that runs plans: kernels on ``gpu``, or copy engines without a ``gpu``, for the reason ``why``."""
 
     gpu: Gpu | None
     why: str = ""
@@ -35,46 +35,46 @@ class Code:
         return COPY_ENGINES if self.gpu is None else KERNELS
 
     def about(self, conditions: Conditions) -> str:
-        """In words, with where its costs are from."""
+        """The code in words, with the source of its costs."""
         if self.gpu is not None:
             return (
-                f"our kernels on {self.gpu.arch} GPUs, {self.gpu.blocks} blocks each, by the fastest protocol, at the "
-                "costs that NCCL 2.30 counts its own for"
+                f"Blink's kernels on {self.gpu.arch} GPUs, {self.gpu.blocks} blocks each, by the fastest protocol, at "
+                "NCCL 2.30's costs for its own kernels"
             )
         costs = conditions.calibration
         return f"copy engines{f' ({self.why})' if self.why else ''}, calibration {costs.name}: {costs.about}"
 
 
-def code_of(request: Request, wanted: str | None = None, why: str = "") -> Code:
-    """What runs the job: ``wanted``, or if that is None kernels where they can; ``why`` somebody wants it."""
-    if wanted is not None and wanted not in CODES:
-        raise UsageError(f"unknown code {wanted!r}; expected one of {', '.join(CODES)}")
-    if wanted == COPY_ENGINES:
+def code_of(request: Request, name: str | None = None, why: str = "") -> Code:
+    """The code for a job: ``name`` for the reason ``why``, or by default kernels if they can run it."""
+    if name is not None and name not in CODES:
+        raise UsageError(f"unknown code {name!r}; expected one of {', '.join(CODES)}")
+    if name == COPY_ENGINES:
         return Code(None, why)
     fault = kernels_fault(request)
     if fault is None:
         return Code(gpu_of(request.topology))
-    if wanted is not None:
+    if name is not None:
         raise UnsupportedError(f"{fault}; leave --code {KERNELS} out")
     return Code(None, fault)
 
 
 def candidates(code: Code) -> dict[str, Baseline]:
-    """All there are, algorithms first."""
-    found = registry.candidates()
+    """All candidates by name, algorithms first."""
+    rows = registry.candidates()
     if code.gpu is None:
-        return found
+        return rows
     gpu = code.gpu
-    ours = {name: Baseline(row.about, row.source, _by_kernels(name, gpu)) for name, row in ALGORITHMS.items()}
-    return found | ours
+    by_kernels = {name: Baseline(row.about, row.source, _by_kernels(name, gpu)) for name, row in ALGORITHMS.items()}
+    return rows | by_kernels
 
 
 def _by_kernels(name: str, gpu: Gpu) -> Callable[[Request, Conditions], Prepared]:
     def prepare(request: Request, conditions: Conditions) -> Prepared:
         if name == HYBRID:
             raise UnsupportedError(
-                "when hybrid's part over PCIe begins nobody has measured with kernels, so libblink.so tries it "
-                f"(BLINK_ALGO=hybrid); --code {COPY_ENGINES} has the paper's"
+                "hybrid has no predicted time with kernels, because the start of its PCIe part is not measured; use "
+                f"--code {COPY_ENGINES} for the paper's start, or try BLINK_ALGO=hybrid with libblink.so"
             )
         return of_forest(ALGORITHMS[name].plan(on_stores(request)), Code(gpu), conditions)
 
@@ -82,7 +82,7 @@ def _by_kernels(name: str, gpu: Gpu) -> Callable[[Request, Conditions], Prepared
 
 
 def shared_fairly(plan: Prepared) -> Prepared | None:
-    """The same plan, its links shared fairly; None for what is no plan of one run."""
+    """The same plan with fair sharing of links; None for candidates other than one plan in one run."""
     if isinstance(plan, KernelPlan):
         return replace(plan, settings=replace(plan.settings, sharing="fair"))
     if type(plan) is TimedPlan:
@@ -92,7 +92,7 @@ def shared_fairly(plan: Prepared) -> Prepared | None:
 
 
 def of_forest(forest: Forest, code: Code, conditions: Conditions) -> Prepared:
-    """A forest as a candidate; no kernels combine in switches."""
+    """A forest as a candidate; forests with in-network reduction have no kernels."""
     if code.gpu is None or forest.combining:
         return planned(forest.algorithm, forest, conditions)
     return KernelPlan(

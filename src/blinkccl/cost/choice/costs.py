@@ -1,35 +1,34 @@
 """Predicted times of a program on GPUs, in the kernels that are generated from it.
 
-The simulator times it, on a calibration that gives our kernels the costs that NCCL's own model gives NCCL's trees
-(NCCL 2.30, src/graph/tuning.cc; the tables are those of :mod:`blinkccl.cost.baselines.nccl_model`):
+The simulator times the program. Its calibration gives the generated kernels the costs of NCCL's trees in NCCL's own
+model (NCCL 2.30, src/graph/tuning.cc; tables from :mod:`blinkccl.cost.baselines.nccl_model`):
 
 =============================  ======  ======  ======  ================================================================
-µs                             LL      LL128   Simple
-=============================  ======  ======  ======  ================================================================
-a call                         6.8     14      8.4     ``BASE_US["tree"]``
-a hop over NVLink              0.6     1.25    4.0     ``STEP_US["nvlink", "tree"]``
-a hop over anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]``
-what is left of a link's rate  1/2     0.86    1       4 of 8 bytes; 120 of 128, of which NCCL counts 0.92
-=============================  ======  ======  ======  ================================================================
+µs                             LL      LL128   Simple =============================  ======  ======  ======
+================================================================ a call                         6.8     14      8.4
+``BASE_US["tree"]`` a hop over NVLink              0.6     1.25    4.0     ``STEP_US["nvlink", "tree"]`` a hop over
+anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]`` part of a link's rate          1/2     0.86    1
+4 of 8 bytes; 120 of 128, of which NCCL counts 0.92 =============================  ======  ======  ======
+================================================================
 
-A call of ours takes 2.5 us more (:data:`PROLOGUE_US`): a kernel of ours goes by rows that it must first load and turn
-into numbers, and NCCL's has them when it begins.
+A generated kernel takes 2.5 us more per call (:data:`PROLOGUE_US`): it first loads the rows of its program and decodes
+them, while NCCL's kernel has its numbers at the start.
 
-The simulator knows links and hops; the blocks that must move all that have a rate of their own, and a call takes as
-long as its busiest block at least (:mod:`~blinkccl.cost.choice.block_costs`).
+The simulator covers links and hops. Blocks have a rate of their own, and a call takes at least as long as its busiest
+block (:mod:`~blinkccl.cost.choice.block_costs`).
 
-An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So is PCIe (:func:`counted_gb_per_s`), of
-which messages through an Intel processor take a fifth more. So a plan is found faster than NCCL where its trees are
-better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
+An NVLink lane has NCCL's count of its rate: 20 GB/s of a V100's 25. PCIe has NCCL's count too
+(:func:`counted_gb_per_s`), and messages through an Intel processor load it by a fifth more. A plan is therefore
+predicted to beat NCCL by better trees, not by better kernels. NCCL's limit on LL applies as well.
 
-Copy engines are timed on the calibration that Blink's own figures fit (``v100-copy-engine``): 10 µs per chunk, in which
-the host issues three commands at least (Blink, MLSys 2020, §4.2.1), and what reducing leaves of a link. To compare like
-with like their links have the same part of what NCCL counts as they have there of what NCCL reached, 22.0 of 22.75
-GB/s. One thread issues all commands of a rank, which takes 10 µs for each message too. So kernels are mostly found
-faster, as they were in practice.
+Copy engines are timed on the calibration of Blink's own figures (``v100-copy-engine``). It has 10 µs per chunk, in
+which the host issues at least three commands (Blink, MLSys 2020, §4.2.1), and the rate that reduction leaves of a link.
+For a fair comparison, links with copies get the part of NCCL's count that copies reach of NCCL's rate there, 22.0 of
+22.75 GB/s. One thread issues all commands of a rank, which takes 10 µs for each message too. Kernels are therefore
+mostly predicted to be faster, as they were in practice.
 
-Where the slices of a program differ, generated code cuts each into as many chunks as the largest, so that trees share
-links by their weights; it is timed like that (``even_chunks`` of :func:`~blinkccl.schedule.chunking.bind`).
+If the slices of a program differ, generated code cuts each into as many chunks as the largest, so that trees share
+links by their weights. The timing follows (``even_chunks`` of :func:`~blinkccl.schedule.chunking.bind`).
 """
 
 from __future__ import annotations
@@ -68,21 +67,21 @@ from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.topology.select import PCIE_KINDS
 from blinkccl.units import bus_factor
 
-#: An estimate, the middle of 2 to 3: 17 64-bit divisions one after the other by one thread, and four loads of global
-#: memory that each wait for the one before (``native/device/blink/rows.h``). No GPU has timed an empty call yet.
+#: An estimate, the middle of 2 to 3 us: 17 sequential 64-bit divisions by one thread, and four dependent loads of
+#: global memory (``native/device/blink/rows.h``). An empty call has not been timed on a GPU yet.
 PROLOGUE_US = 2.5
-#: Ours → NCCL's.
+#: NCCL's names of the protocols.
 NCCL_NAMES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
-#: What is left of a link's rate.
+#: The part of a link's rate that each protocol leaves for data.
 RATE = {"simple": 1.0, "ll": 4 / 8, "ll128": 0.92 * 120 / 128}
-#: LL is for small sizes, LL128 for those in between: beyond, they have never been faster.
+#: Maximum size of each protocol: above, LL and LL128 have never been faster.
 MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": (1 << 63) - 1, COPIES: (1 << 63) - 1}
 #: The calibrations of a DGX-1V's copy engines, and of NCCL's kernels there.
 _COPY_ENGINES, _THEIR_KERNELS = "v100-copy-engine", "nccl-2.4-v100"
-#: Tasks of a simulation where a communicator waits for it; above, several chunks are timed as one.
+#: Tasks of a simulation while a communicator waits; above, several chunks are timed as one.
 BUDGET = 20_000
 _SETTINGS = Settings(budget=BUDGET)
-#: What decides a time, of :class:`PredictedTime`.
+#: Limits of :class:`PredictedTime`.
 LINKS, BLOCKS, LL_CAP, ISSUING = "links", "the busiest block", "NCCL's cap on LL", "the thread that issues copies"
 _GROUP = 16
 _IN_SIGNAL = Number(0.0, "contained in signal_us")
@@ -90,9 +89,9 @@ _IN_SIGNAL = Number(0.0, "contained in signal_us")
 
 @dataclass(frozen=True, slots=True)
 class PredictedTime:
-    """``chunk_bytes`` is that of one part's message; ``limit`` is what decides: links, blocks, or something in words.
+    """A predicted time; ``chunk_bytes`` is that of one part's message, and ``limit`` names the limiting cost.
 
-    ``simulation`` is what links and hops take.
+    ``simulation`` covers links and hops.
     """
 
     seconds: float
@@ -102,31 +101,31 @@ class PredictedTime:
 
 
 def architecture(capability: int) -> str:
-    """The name that NCCL's model has for GPUs of this compute capability (90 for 9.0)."""
+    """The name of GPUs of this compute capability (90 for 9.0) in NCCL's model."""
     return "pascal" if capability < 70 else ("volta", "ampere", "hopper", "blackwell")[_row(capability)]
 
 
 def protocols_of(candidate: CandidateProgram, capability: int) -> tuple[str, ...]:
     """The kernels' protocols that are safe for the program.
 
-    LL128 needs stores of 128 bytes that arrive in one piece: from compute capability 7.0 on, and where every link of
-    the plan is NVLink, with or without switches (as NCCL decides, src/graph/tuning.cc).
+    LL128 needs stores of 128 bytes that arrive in one piece. By NCCL's rule (src/graph/tuning.cc), compute capability
+    7.0 or later and a plan on NVLink alone, with or without switches, guarantee this.
     """
     return ("ll", "simple") if ll128_fault(candidate, capability) else ("ll", "ll128", "simple")
 
 
 def ll128_fault(candidate: CandidateProgram, capability: int) -> str | None:
-    """Why LL128 is not safe for the program; a sentence without full stop. None: it is."""
+    """The reason that LL128 is not safe for the program, as a sentence without full stop; None if it is safe."""
     if capability < 70:
         return (
-            "LL128 needs stores of 128 bytes that arrive whole, as GPUs of compute capability 7.0 make them, got "
+            "LL128 needs compute capability 7.0 or later, whose stores of 128 bytes arrive whole; got "
             f"{capability // 10}.{capability % 10}"
         )
     if any(queue.home != queue.path[-1] for queue in candidate.program.queues):
-        return "LL128 needs stores of 128 bytes that arrive whole, which only those into a GPU's memory promise"
+        return "LL128 needs stores of 128 bytes that arrive whole, which only stores into a GPU's memory guarantee"
     other = sorted(_kinds(candidate.program, candidate.network) - {"nvlink"})
     if other:
-        return f"LL128 needs links that keep stores of 128 bytes whole, as NVLink does; there is {', '.join(other)} too"
+        return f"LL128 needs NVLink alone, which keeps stores of 128 bytes whole; the plan also uses {', '.join(other)}"
     return None
 
 
@@ -141,9 +140,9 @@ def timing(
 ) -> PredictedTime:
     """The predicted time of one call of S bytes.
 
-    ``parts`` are the blocks of a channel, ``capacity_bytes`` the most data that the message of one of them carries.
-    Of ``settings`` slices are cut as the program's code cuts them. Cost: three to four simulations of half a
-    millisecond or two each with the default; several times that for copies, whose chunk must leave time to issue.
+    ``parts`` is the number of blocks of a channel, ``capacity_bytes`` the maximum data in a message of one block. The
+    program's code overrides ``even_chunks`` of ``settings``. Cost: three to four simulations of half a millisecond or
+    two each with the default; several times that for copies, whose chunk must leave time to issue.
     """
     of = _frame(candidate, protocol, capability, settings)
     program, costs, most = of.program, of.calibration, parts * capacity_bytes
@@ -159,14 +158,14 @@ def timing(
         collective = program.collective
         busbw = float(LL_GB_PER_S[_row(capability)][0]) * 1e9
         times[LL_CAP] = size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw
-    limit = max(times, key=lambda what: times[what])
+    limit = max(times, key=lambda name: times[name])
     part_chunk = _of_part(candidate, size_bytes, run.chunk_bytes, parts, capacity_bytes)
     return PredictedTime(times[limit], part_chunk, limit, run)
 
 
 @lru_cache(maxsize=512)
 def _frame(candidate: CandidateProgram, protocol: str, capability: int, settings: Settings) -> Frame:
-    """The program on what its protocol costs; its slices are cut as its code cuts them."""
+    """The program at the costs of its protocol, with slices cut as in its code."""
     program, network = candidate.program, candidate.network
     fast = _kinds(program, network) <= {"nvlink"}
     costs = calibration_of(protocol, fast, architecture(capability), calibration_for(network))
@@ -175,7 +174,7 @@ def _frame(candidate: CandidateProgram, protocol: str, capability: int, settings
 
 
 def pcie_gb_per_s(candidate: CandidateProgram, protocol: str, capability: int) -> dict[tuple[int, int], float]:
-    """The rate of each PCIe link and bus for a program: as NCCL counts them, or as its rings were measured."""
+    """The rate of each PCIe link and bus for a program: NCCL's count, or the lower measured rate of its rings."""
     left = _copies_reach() if protocol == COPIES else RATE[protocol]
     measured, links, rates = calibration_for(candidate.network), candidate.network.link, {}
     for arc, counted in counted_gb_per_s(candidate, arch_named(architecture(capability))).items():
@@ -187,9 +186,9 @@ def pcie_gb_per_s(candidate: CandidateProgram, protocol: str, capability: int) -
 def _by_copies(
     candidate: CandidateProgram, of: Frame, run: Simulation, most_bytes: int
 ) -> tuple[Simulation, dict[str, float]]:
-    """The run whose chunk lets a rank's thread issue all commands in time; larger chunks than what links want.
+    """The best run whose chunk lets a rank's thread issue all commands in time, and its times.
 
-    Given is the run with the chunk that is best for the links.
+    ``run`` has the best chunk for the links, so only larger chunks are tried.
     """
 
     def times(run: Simulation) -> dict[str, float]:
@@ -203,7 +202,7 @@ def _by_copies(
 
 
 def _issuing_s(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:
-    """How long the busiest rank's thread takes to issue all commands."""
+    """Seconds of the busiest rank's thread to issue all commands."""
     program = candidate.program
     extents = bind_bytes(program, size_bytes, chunk_bytes, candidate.evenly).extents
     messages = dict.fromkeys(range(len(program.ranks)), 0)
@@ -213,7 +212,7 @@ def _issuing_s(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, c
 
 
 def _of_part(candidate: CandidateProgram, size_bytes: int, chunk_bytes: int, parts: int, capacity_bytes: int) -> int:
-    """The chunk of one part; where everything is one chunk, the largest there is."""
+    """The chunk of one part; the maximum if every slice is one chunk."""
     bound = bind_bytes(candidate.program, size_bytes, chunk_bytes, candidate.evenly)
     if all(extent.chunks <= 1 for extent in bound.extents):
         chunk_bytes = parts * capacity_bytes
@@ -229,15 +228,15 @@ def _kinds(program: Program, network: Topology) -> set[str]:
 
 
 def _row(capability: int) -> int:
-    """Of NCCL's tables."""
+    """The row of NCCL's tables."""
     return sum(capability >= least for least in ROWS[1:])
 
 
 @lru_cache(maxsize=64)
 def calibration_of(protocol: str, fast: bool, arch: str, measured: Calibration | None = None) -> Calibration:
-    """What our code costs; ``fast``: its links are NVLink alone.
+    """The costs of generated code; ``fast``: its links are NVLink alone.
 
-    Links reach what NCCL counts of them, or what its rings were ``measured`` to reach where that is less.
+    Links have NCCL's count of their rate, or the lower rate ``measured`` for NCCL's rings.
     """
     if protocol == COPIES:
         return _copies_calibration(arch)
@@ -248,7 +247,7 @@ def calibration_of(protocol: str, fast: bool, arch: str, measured: Calibration |
 
     def rate(kind: str) -> Number:
         left = RATE[protocol] * (lane if kind == "nvlink" else 1.0)
-        return Number(left, "NCCL 2.30: what it counts of a link, and what the protocol leaves")
+        return Number(left, "NCCL 2.30: its count of a link, and the protocol's part of it")
 
     slower = []
     for row in (row for row in measured.link if row.kernels) if measured else ():
@@ -264,7 +263,8 @@ def calibration_of(protocol: str, fast: bool, arch: str, measured: Calibration |
         "generated kernels, at the costs of NCCL's own",
         EngineCosts(
             launch_us=Number(
-                float(BASE_US["tree"][column]) + PROLOGUE_US, "NCCL 2.30: a call of a tree; estimated: our prologue"
+                float(BASE_US["tree"][column]) + PROLOGUE_US,
+                "NCCL 2.30: a call of a tree; estimated: the kernel's prologue",
             ),
             signal_us=Number(float(hop_us), "NCCL 2.30: a step of a tree"),
         ),
@@ -273,9 +273,9 @@ def calibration_of(protocol: str, fast: bool, arch: str, measured: Calibration |
 
 
 def _copies_reach() -> float:
-    """What copies leave of what kernels reach on a link."""
-    ours, kernels = (_nvlink(name) for name in (_COPY_ENGINES, _THEIR_KERNELS))
-    return ours.gb_per_s.value / kernels.gb_per_s.value
+    """The rate of copies on a link as a part of the rate of kernels."""
+    copies, kernels = (_nvlink(name) for name in (_COPY_ENGINES, _THEIR_KERNELS))
+    return copies.gb_per_s.value / kernels.gb_per_s.value
 
 
 def _nvlink(name: str) -> LinkClass:
@@ -287,11 +287,11 @@ def _copies_calibration(arch: str) -> Calibration:
     counted = arch_named(arch)
     lane = float(counted.lane_gb_per_s / counted.nominal_gb_per_s)
     call_us = float(BASE_US["tree"][PROTOCOLS.index("Simple")])
-    where = f"{_COPY_ENGINES}, and what NCCL counts of a link"
+    where = f"{_COPY_ENGINES}, and NCCL's count of a link"
     return Calibration(
         1,
         "by-copies",
-        "copy engines, at the costs that Blink's figures imply",
+        "copy engines, at the costs of Blink's figures",
         replace(fitted.engine, launch_us=Number(call_us, "as a kernel's call")),
         tuple(
             LinkClass(
@@ -307,11 +307,11 @@ def _copies_calibration(arch: str) -> Calibration:
 
 
 def counted_gb_per_s(one: CandidateProgram, arch: Arch) -> dict[tuple[int, int], float]:
-    """GB/s of data that the program's messages get of each link of PCIe and each bus that they cross.
+    """GB/s of data that the program's messages reach on each PCIe link and each bus between processors.
 
-    NCCL's numbers of these depend on the machine and on the paths (:mod:`blinkccl.cost.baselines.nccl_links`): a
-    message from GPU to GPU through an Intel processor takes more of PCIe than its bytes. What ends in a processor's
-    memory is no such message. Where messages on a link differ, it is as slow for all as it is on average.
+    NCCL's numbers depend on the machine and on the paths (:mod:`blinkccl.cost.baselines.nccl_links`): a message from
+    GPU to GPU through an Intel processor loads PCIe by more than its bytes, unless it stops in the processor's memory.
+    If messages on a link differ, all get the average rate.
     """
     network, unit = one.network, exact_unit(one.network)
     bytes_of, taken = defaultdict[tuple[int, int], Fraction](Fraction), defaultdict[tuple[int, int], Fraction](Fraction)
@@ -331,7 +331,7 @@ def counted_gb_per_s(one: CandidateProgram, arch: Arch) -> dict[tuple[int, int],
 
 
 def _parts(program: Program) -> Mapping[Queue, Fraction]:
-    """The part of S that goes through each queue."""
+    """The part of S in each queue."""
     weight = {item.block: item.weight for item in program.collective.items()}
     parts = dict.fromkeys(program.queues, Fraction(0))
     for role in program.roles:
@@ -342,7 +342,7 @@ def _parts(program: Program) -> Mapping[Queue, Fraction]:
 
 
 def _share(one: CandidateProgram, queue: Queue) -> Fraction:
-    """The load of one GB/s of its messages on PCIe."""
+    """The load on PCIe of one GB/s of the queue's messages."""
     if queue.is_staged or not _through_processor(one.network, queue.path):
         return Fraction(1)
     return one.counted.share(kind_of(one.network, queue.path), queue.path[0])

@@ -22,15 +22,15 @@ from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 
-#: The collectives that NCCL has; those without a root first.
+#: NCCL's collectives; those without a root first.
 SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter")
-#: Messages of a connection under way at once. NCCL has 8 of half a MiB per channel.
+#: Messages in flight on a connection. NCCL has 8 of half a MiB per channel.
 SLOTS = 4
-#: A rank's blocks, where nobody says: a quarter of the multiprocessors, and not more than these.
+#: Maximum default blocks of a rank, which are a quarter of its multiprocessors.
 MOST_BLOCKS = 32
-#: Of one part's message.
+#: Maximum bytes of one part's message.
 MOST_SLOT_BYTES, MOST_LINE_BYTES = 128 << 10, 32 << 10
-#: Of a message that copy engines carry: each costs them 10 us, so it is large.
+#: Maximum bytes of a message by copy engines, large because each message costs 10 us.
 MOST_COPY_BYTES = 8 << 20
 
 
@@ -38,7 +38,7 @@ MOST_COPY_BYTES = 8 << 20
 class CandidateProgram:
     """A program that the verifier accepts and GPU blocks can run. Compared by identity.
 
-    ``counted``: the links of its machine, as NCCL counts them.
+    ``counted``: the links of its machine in NCCL's constants.
     """
 
     algorithm: str
@@ -56,7 +56,7 @@ class CandidateProgram:
 
     @property
     def name(self) -> str:
-        """Of its kernels: ``broadcast_root3_optimal``."""
+        """The name of its kernels: ``broadcast_root3_optimal``."""
         root = self.collective.root
         return f"{self.collective.name}{'' if root is None else f'_root{root}'}_{self.algorithm}"
 
@@ -65,23 +65,23 @@ class CandidateProgram:
         return len(self.program.channels)
 
     def parts(self, blocks: int) -> int:
-        """Blocks of each channel on a rank that has so many."""
+        """Blocks of each channel on a rank with ``blocks`` in all."""
         return max(1, blocks // max(1, self.channels))
 
     @cached_property
     def evenly(self) -> bool:
-        """Whether its code cuts all slices into as many chunks."""
+        """True if its code cuts all slices into the same number of chunks."""
         return largest_share(self.program) is not None
 
     @cached_property
     def work(self) -> BlockWork:
-        """What its blocks do."""
+        """The work of its blocks."""
         return work_of(self.program)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What kernels run on: a compute capability (90 for 9.0), how many blocks a rank has, and the machine's links."""
+    """The GPUs of kernels: compute capability (90 for 9.0), blocks of a rank, and the machine's links."""
 
     arch: str
     capability: int
@@ -89,45 +89,45 @@ class Gpu:
     counted: CountedLinks
 
 
-#: Compute capability and multiprocessors of the GPUs that a topology tells.
+#: Compute capability and multiprocessors by the architecture that a topology implies.
 _GPUS = {"pascal": (60, 56), "volta": (70, 80), "ampere": (80, 108), "hopper": (90, 132), "blackwell": (100, 148)}
 
 
 def default_blocks(multiprocessors: int) -> int:
-    """Of a rank that has so many multiprocessors."""
+    """The default blocks of a rank with ``multiprocessors``."""
     return min(MOST_BLOCKS, max(1, multiprocessors // 4))
 
 
 def gpu_of(topology: Topology) -> Gpu:
-    """The GPUs of a machine, as far as its links tell."""
+    """The GPUs of a machine, inferred from its links."""
     arch = guess_arch(topology)
     capability, multiprocessors = _GPUS[arch]
     return Gpu(arch, capability, default_blocks(multiprocessors), CountedLinks(topology))
 
 
 def largest(parts: int) -> Geometry:
-    """Messages as large as they may get: what choices are made with before memory is dealt out."""
+    """The geometry with the largest messages, for choices before memory is allocated."""
     return Geometry(parts, SLOTS, MOST_SLOT_BYTES, MOST_LINE_BYTES, SLOTS, MOST_COPY_BYTES)
 
 
 def kernels_fault(request: Request) -> str | None:
-    """Why no kernels of ours run this job; a sentence without full stop. None: they do."""
+    """The reason that kernels cannot run this job, as a sentence without full stop; None if they can."""
     name = request.collective.name
     if name not in SERVED:
-        return f"kernels serve no {name}: messages go by copy engines"
+        return f"kernels do not run {name}: copy engines move messages"
     try:
         check_nvidia(request.topology, request.ranks)
     except UnsupportedError:
-        return "kernels are CUDA's, and these are no NVIDIA GPUs"
+        return "kernels need NVIDIA GPUs"
     if len({request.topology.vertex[rank].server for rank in request.ranks}) > 1:
-        return "no kernel of ours stores between servers"
+        return "kernels do not store between servers"
     if any(vertex.kind == "gpu" and vertex.part_of is not None for vertex in request.topology.vertices):
-        return "NCCL goes through a GPU of the job (NVB), and no kernel of ours does"
+        return "NCCL relays through a GPU of the job (NVB), which kernels do not"
     return None
 
 
 def on_stores(request: Request) -> Request:
-    """The job on those links that stores between its GPUs can take, where these join them; else as it is."""
+    """The job on links that allow stores between GPUs, if these join its ranks; else the unchanged job."""
     direct = replace(request, topology=without_memory_links(request.topology))
     try:
         _ = direct.network
@@ -137,9 +137,9 @@ def on_stores(request: Request) -> Request:
 
 
 def compiled(name: str, forest: Forest, blocks: int, counted: CountedLinks) -> CandidateProgram:
-    """The program of a forest on a machine's links, dealt to at most so many blocks per rank.
+    """The program of a forest on a machine's links, dealt to at most ``blocks`` blocks per rank.
 
-    UnsupportedError says why stores cannot take its paths, or code for GPUs cannot run it.
+    UnsupportedError if stores cannot follow its paths or GPU code cannot run it.
     """
     program = dealt(lower(forest, slots=SLOTS), blocks)
     require_direct_stores(program, forest.topology)

@@ -1,1 +1,1 @@
-"""How long would it take: event kernel, link model, calibration, NCCL as a model, timeline."""
+"""The simulator: event kernel, link model, calibrations, chunk search, fits and timeline."""

@@ -1,4 +1,4 @@
-"""Calibrations: what links and GPUs of a machine reach, in data files with a source for each number.
+"""Calibrations: rates and costs of a machine's links and GPUs, in data files with a source for each number.
 
 A calibration is a TOML file. Every number is a table ``{ value = …, source = "…" }``::
 
@@ -17,8 +17,8 @@ A calibration is a TOML file. Every number is a table ``{ value = …, source = 
     gb_per_s = { value = 22.0, source = "…" }
     latency_us = { value = 0.0, source = "…" }
 
-A link class serves all links of its kind whose nominal rate is a multiple of ``nominal_gb_per_s`` (its lanes), and
-scales with it: two lanes reach twice ``gb_per_s``.
+A link class serves all links of its kind whose nominal rate is a multiple of ``nominal_gb_per_s``, the rate of a lane.
+Its rate is proportional to the lanes: two lanes reach twice ``gb_per_s``.
 """
 
 from __future__ import annotations
@@ -36,28 +36,31 @@ from blinkccl.schema import upgraded, version_fault
 from blinkccl.topology.limits import MAX_FILE_BYTES, check_labels
 from blinkccl.topology.model import LINK_KINDS, Link, Topology
 
-#: What is used where no calibration knows the machine: links as they are sold.
+#: The calibration of machines without their own: links at their nominal rates.
 FALLBACK = "nominal"
-#: GB/s that a file may say: below, times overflow; above, there is no hardware.
+#: Limits of GB/s in a file: below, times overflow; above, no hardware exists.
 LEAST_NOMINAL_GB_PER_S, LEAST_GB_PER_S, MOST_GB_PER_S = 1e-3, 1e-6, 1e6
 
 
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number and where it is from: a document and place, "measured: …", "fitted: …" or "assumed: …"."""
+    """A number and its source: a document and place, "measured: …", "fitted: …" or "assumed: …"."""
 
     value: float
     source: str
 
 
 class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How links of one kind behave.
+    """Rates and latency of links of one kind.
 
-    ``nominal_gb_per_s`` is that of one lane, GB/s per direction: what the topology says of a link is a multiple of it.
-    0 takes any rate, and ``gb_per_s`` is then what part of it a link reaches; else what one lane reaches with nothing
-    in the other direction. ``latency_us`` is what each such link adds to the latency of a transfer. ``duplex`` is what
-    part of ``gb_per_s`` remains where the plan uses both directions and one of the two GPUs combines messages; copies
-    alone pass each other at full rate. ``kernels``: measured on NCCL's rings, so that no kernel is taken to reach more;
-    else kernels reach what NCCL counts, whatever copies do.
+    - ``nominal_gb_per_s``: GB/s per direction of one lane, of which a link's rate in the topology is a multiple. 0
+      serves links of any rate.
+    - ``gb_per_s``: the rate of one lane without data in the other direction. With a ``nominal_gb_per_s`` of 0 it is the
+      part of a link's nominal rate that is reached.
+    - ``latency_us``: the latency that each such link adds to a transfer.
+    - ``duplex``: the part of ``gb_per_s`` that remains if the plan uses both directions and one of the two GPUs
+      reduces. Copies alone reach the full rate in both directions.
+    - ``kernels``: the rate was measured on NCCL's rings and limits kernels too. Otherwise kernels reach NCCL's count,
+      independently of the rate of copies.
     """
 
     kind: str
@@ -70,22 +73,22 @@ class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _NOTHING = Number(0.0, "not modelled")
 _WHOLE = Number(1.0, "not modelled")
-_PEER_ACCESS = Number(310.0, "assumed: what Blink, MLSys 2020, Fig 21 implies for V100s")
+_PEER_ACCESS = Number(310.0, "assumed: implied by Blink, MLSys 2020, Fig 21, for V100s")
 
 
 class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU's side of each operation costs.
+    """Costs of operations on a GPU.
 
-    - ``launch_us``: from a rank's call until it begins, the launch of a kernel;
-    - ``issue_us``: before each transfer, in its stream, issuing the copy and waiting for what it depends on;
-    - ``signal_us``: from the end of a transfer until the receiver knows;
-    - ``reduce_us``, ``reduce_gb_per_s``: per execution that combines messages, and the rate of combining two operands
-      (0: no limit). A kernel reads every operand and writes once, so that n of them take (n + 1) / 3 as long;
-    - ``combining``: what part of a link's rate remains at a GPU that combines messages of several other GPUs;
-    - ``peer_access_us``: T_dpa per GPU, switching peer access off and on, so that copies take PCIe instead of NVLink;
-    - ``copy_engines``: transfers that a GPU can have under way at once, a whole number; 0 for no limit;
-    - ``memory_gb_per_s``: what a host's memory takes and gives, added up, of what is staged there; 0 for no limit;
-    - ``gpu_gb_per_s``: what a GPU sends and receives, added up, over all its NVLinks at once; 0 for no limit.
+    - ``launch_us``: from a rank's call to its start, the launch of a kernel;
+    - ``issue_us``: before each transfer in its stream, to issue the copy and to wait for its dependencies;
+    - ``signal_us``: from the end of a transfer to its notice at the receiver;
+    - ``reduce_us``, ``reduce_gb_per_s``: the fixed cost of each reduction, and its rate for two operands (0: no limit).
+      A kernel reads every operand and writes once, so n operands take (n + 1) / 3 as long;
+    - ``combining``: the part of a link's rate that remains at a GPU that reduces messages of several other GPUs;
+    - ``peer_access_us``: T_dpa per GPU, to switch peer access off and on so that copies use PCIe instead of NVLink;
+    - ``copy_engines``: concurrent transfers of a GPU, an integer; 0 for no limit;
+    - ``memory_gb_per_s``: the sum of reads and writes of staged data in a host's memory; 0 for no limit;
+    - ``gpu_gb_per_s``: the sum of sends and receives of a GPU over all its NVLinks; 0 for no limit.
     """
 
     launch_us: Number = _NOTHING
@@ -101,7 +104,7 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A calibration file; ``machines`` are the catalog names that it is for."""
+    """A calibration file; ``machines`` are the catalog's names of the machines that it serves."""
 
     schema_version: int
     name: str
@@ -111,7 +114,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machines: tuple[str, ...] = ()
 
     def link_class(self, link: Link) -> LinkClass:
-        """The class that serves ``link``."""
+        """The class that serves ``link``; TopologyError if no class does."""
         of_kind = [row for row in self.link if row.kind == link.kind]
         for row in of_kind:
             if _is_multiple(link.gb_per_s, row.nominal_gb_per_s):
@@ -121,16 +124,16 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             has = ", ".join(dict.fromkeys(row.kind for row in self.link)) or "none"
             raise TopologyError(
                 f"{where} has no link class for {link.kind} (link {link.src} → {link.dst}, {link.gb_per_s:g} GB/s); it "
-                f'has {has}. Add a [[link]] with kind = "{link.kind}", or take --calibration {FALLBACK}'
+                f'has {has}. Add a [[link]] with kind = "{link.kind}", or use --calibration {FALLBACK}'
             )
         lanes = ", ".join(f"{row.nominal_gb_per_s:g}" for row in of_kind)
         raise TopologyError(
-            f"{where}: the {link.kind} link {link.src} → {link.dst} has {link.gb_per_s:g} GB/s, no multiple of the "
-            f"lanes that it knows ({lanes} GB/s); add a [[link]] for that rate, or take --calibration {FALLBACK}"
+            f"{where}: the {link.kind} link {link.src} → {link.dst} has {link.gb_per_s:g} GB/s, no multiple of its "
+            f"lanes ({lanes} GB/s); add a [[link]] for that rate, or use --calibration {FALLBACK}"
         )
 
     def serves(self, topology: Topology) -> bool:
-        """Whether every link of ``topology`` has a class."""
+        """True if every link of ``topology`` has a class."""
         try:
             for link in topology.links:
                 self.link_class(link)
@@ -141,7 +144,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What a class says of one link: bytes per second alone and where ``duplex`` applies, and latency."""
+    """The cost of one link: latency, and bytes per second without and with the factor ``duplex``."""
 
     rate: float
     duplex_rate: float
@@ -173,20 +176,20 @@ def calibration_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def calibration(name: str) -> Calibration:
-    """The calibration ``name`` of the package, or that of the file ``name``."""
+    """The calibration ``name`` of the package, or else of the file ``name``."""
     if name in calibration_names():
         text = files("blinkccl.cost.simulate").joinpath("calibrations").joinpath(f"{name}.toml").read_text("utf-8")
         return parse_calibration(text, name)
     path = Path(name)
     try:
-        # Not by the size that the system tells: a device has 0 and never ends.
+        # The limit cannot rely on the file's size, which is 0 for an endless device.
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise TopologyError(f"{name}: larger than {MAX_FILE_BYTES >> 20} MiB; a calibration is a short TOML file")
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise TopologyError(
             f"no calibration {name!r}: expected one of {', '.join(calibration_names())}, or a TOML file ({reason})"
         ) from None
@@ -194,7 +197,7 @@ def calibration(name: str) -> Calibration:
 
 
 def parse_calibration(text: str, name: str) -> Calibration:
-    """The calibration that ``text`` holds; ``name`` is what messages call it."""
+    """The calibration in ``text``; messages begin with ``name``."""
     try:
         read = msgspec.convert(upgraded(tomllib.loads(text)), Calibration)
     except tomllib.TOMLDecodeError as error:
@@ -202,7 +205,7 @@ def parse_calibration(text: str, name: str) -> Calibration:
     except msgspec.ValidationError as error:
         raise TopologyError(f"{name}: {error}; see blinkccl/cost/simulate/calibrations for examples") from None
     except (RecursionError, ValueError):
-        raise TopologyError(f"{name}: not a calibration: nested too deeply, or a number of too many digits") from None
+        raise TopologyError(f"{name}: not a calibration: nested too deeply, or a number with too many digits") from None
     fault = version_fault(read.schema_version)
     if fault is not None:
         raise TopologyError(f"{name}: {fault}")
@@ -213,43 +216,43 @@ def parse_calibration(text: str, name: str) -> Calibration:
 
 
 def _faults(read: Calibration) -> list[str]:
-    """What is out of range."""
-    found = []
+    """Messages about values out of range."""
+    faults = []
     for number, row in enumerate(read.link):
         where = f"link {number} ({row.kind})"
         nominal, rate = row.nominal_gb_per_s, row.gb_per_s.value
         if row.kind not in LINK_KINDS:
-            found.append(f"{where}: unknown kind; expected one of {', '.join(LINK_KINDS)}")
+            faults.append(f"{where}: unknown kind; expected one of {', '.join(LINK_KINDS)}")
         if nominal != 0 and not LEAST_NOMINAL_GB_PER_S <= nominal < MOST_GB_PER_S:
             within = f"0 (any rate), or from {LEAST_NOMINAL_GB_PER_S:g} to below {MOST_GB_PER_S:g} GB/s"
-            found.append(f"{where}: nominal_gb_per_s must be {within}, got {nominal:g}")
+            faults.append(f"{where}: nominal_gb_per_s must be {within}, got {nominal:g}")
         if not LEAST_GB_PER_S <= rate < MOST_GB_PER_S:
             within = f"from {LEAST_GB_PER_S:g} to below {MOST_GB_PER_S:g} GB/s"
-            found.append(f"{where}: gb_per_s must be {within}, got {rate:g}")
+            faults.append(f"{where}: gb_per_s must be {within}, got {rate:g}")
         if not 0 <= row.latency_us.value < 1e9:
-            found.append(f"{where}: latency_us must not be negative, got {row.latency_us.value:g}")
+            faults.append(f"{where}: latency_us must not be negative, got {row.latency_us.value:g}")
         if not 0 < row.duplex.value <= 1:
-            found.append(f"{where}: duplex must be in (0, 1], got {row.duplex.value:g}")
+            faults.append(f"{where}: duplex must be in (0, 1], got {row.duplex.value:g}")
     engine = {field: getattr(read.engine, field).value for field in EngineCosts.__struct_fields__}
     combining = engine.pop("combining")
     for field, value in engine.items():
         if not 0 <= value < 1e9:
-            found.append(f"engine: {field} must not be negative, got {value:g}")
+            faults.append(f"engine: {field} must not be negative, got {value:g}")
     for field in ("reduce_gb_per_s", "memory_gb_per_s", "gpu_gb_per_s"):
         if 0 < engine[field] < LEAST_GB_PER_S:
             within = f"0 (no limit), or at least {LEAST_GB_PER_S:g} GB/s"
-            found.append(f"engine: {field} must be {within}, got {engine[field]:g}")
+            faults.append(f"engine: {field} must be {within}, got {engine[field]:g}")
     if not engine["copy_engines"].is_integer():
-        found.append(f"engine: copy_engines must be a whole number (0: no limit), got {engine['copy_engines']:g}")
+        faults.append(f"engine: copy_engines must be an integer (0: no limit), got {engine['copy_engines']:g}")
     if not 0 < combining <= 1:
-        found.append(f"engine: combining must be in (0, 1], got {combining:g}")
+        faults.append(f"engine: combining must be in (0, 1], got {combining:g}")
     if not read.link:
-        found.append("it has no [[link]]")
-    return found
+        faults.append("it has no [[link]]")
+    return faults
 
 
 def machine_name(topology: Topology) -> str:
-    """The catalog's name of the server that a topology is made of: ``dgx-1v`` for ``2x dgx-1v @ 40Gbps``."""
+    """The catalog's name of a topology's servers: ``dgx-1v`` for ``2x dgx-1v @ 40Gbps``."""
     return topology.name.split("@")[0].split("x ", 1)[-1].strip()
 
 
@@ -257,7 +260,7 @@ def calibration_for(topology: Topology) -> Calibration:
     """The calibration of a topology's machine: the first that names it and has all its links, else ``nominal``."""
     machine = machine_name(topology)
     for name in calibration_names():
-        found = calibration(name)
-        if machine in found.machines and found.serves(topology):
-            return found
+        candidate = calibration(name)
+        if machine in candidate.machines and candidate.serves(topology):
+            return candidate
     return calibration(FALLBACK)

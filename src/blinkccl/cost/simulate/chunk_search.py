@@ -1,26 +1,28 @@
-"""The fastest chunk for a program and a size, found by trying.
+"""The fastest chunk for a program and a size, by simulated trials.
 
-The closed form of :func:`~blinkccl.cost.simulate.run.best_chunk_bytes` knows one tree on links of its own. Where trees
-share links it may be wrong by a third: a ring's links are busy from the first chunk on, so that smaller ones fill
-nothing. :func:`near_best` therefore looks at its doubles and halves, which every choice does; :func:`best_chunk` is for
-who may simulate as often as they like. :func:`search` is what a job does that has nothing but its own iterations:
-multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1). :class:`Miad` is that search as a pure state
-machine: it is told a throughput and says the next chunk, without a clock or I/O. Its moves are native code
-(``native/simulate/miad.cpp``), which ``libblink.so`` asks in live jobs.
+The closed form of :func:`~blinkccl.cost.simulate.run.best_chunk_bytes` covers one tree on its own links. For trees that
+share links its time may be a third too long: the links of a ring are busy from the first chunk on, so smaller chunks
+fill no gap. :func:`near_best` therefore tries doubles and halves of it in every choice. :func:`best_chunk` is for
+callers without a limit on simulations.
 
-What Blink says: start small, multiply the chunk "as long as the measured throughput is increasing", and "if the
+:func:`search` uses only iterations of the job, as a running job does: multiplicative increase, additive decrease
+(Blink, MLSys 2020, §4.2.1). :class:`Miad` is this search as a pure state machine. It gets a throughput and returns the
+next chunk, without a clock or I/O. Its steps are native code (``native/simulate/miad.cpp``), which ``libblink.so`` uses
+in live jobs.
+
+Blink's rule is: start small, multiply the chunk "as long as the measured throughput is increasing", and "if the
 throughput decreases we additively decrease the chunk size until we reach a steady state". Fig 12 starts at 1 MB,
-doubles, and is steady after four iterations. Where it is silent we chose:
+doubles, and is steady after four iterations. The details that Blink leaves open are decided here:
 
-- *Increasing* means more than the observation before, by more than the part ``tolerance`` of it. The default of 0 is
-  for simulated times, which have no noise; who measures should give the noise of one measurement.
-- What does not increase counts as a decrease: a plateau is not climbed.
+- *Increasing* means more than the previous observation by more than the part ``tolerance`` of it. The default of 0
+  suits simulated times, which have no noise; for measurements it should be the noise of one measurement.
+- A throughput that does not increase counts as a decrease, so the search does not cross a plateau.
 - *The step* of the decrease is 1 MiB, as large as the first chunk. Blink gives none.
-- *The decrease* starts from the first chunk that was too large and goes on while every step raises the throughput.
-  It may pass the largest chunk that was still good: the best may lie below it.
+- *The decrease* starts from the first chunk that was too large and continues while every step raises the throughput. It
+  may pass the largest good chunk, because the best may be smaller.
 - *The steady state* is the best chunk of all observed, not the last one.
-- Nothing is tried again later. A job whose links change starts a new search.
-- Where throughput still rises at ``most_bytes``, that chunk is taken.
+- Chunks are not tried again later. A job whose links change starts a new search.
+- If throughput still rises at ``most_bytes``, that chunk is selected.
 """
 
 from __future__ import annotations
@@ -49,27 +51,29 @@ from blinkccl.topology.model import Topology
 
 KIB, MIB = 1024, 1024 * 1024
 
-#: Chunks that would make a run of more tasks than this are not tried: a trial takes less than half a second.
+#: Maximum tasks of a trial, so that it takes less than half a second.
 TRIAL_BUDGET = 1_000_000
-#: Half the chunk costs twice the simulation, and must be faster by this.
+#: Factor by which half the chunk must be faster, because its simulation costs twice as much.
 _WORTH = 1.01
-#: How far the climb goes at a time, from coarse to fine.
+#: Factors of the climb's steps, from coarse to fine.
 _STRIDES = (2.0, 2.0**0.5, 2.0**0.25)
 
 
 @dataclass(frozen=True, slots=True)
 class Miad:
-    """A chunk-size search at one point; :meth:`observe` gives the next, which differs in what follows ``tolerance``.
+    """The state of a chunk-size search; :meth:`observe` returns the next state. Fields up to ``tolerance`` are
+    constant.
 
-    It starts with ``first_bytes``, multiplies by ``factor`` (1.1 to 16) and lowers by ``step_bytes``; no chunk lies
-    outside of least to most. ``tolerance`` (0 ≤ tolerance < 1): by which part throughput must rise to count as rising.
-    ``chunk_bytes`` is the chunk to use in the next iteration, ``phase`` "increase", "decrease" or "steady".
+    The search starts with ``first_bytes``, multiplies by ``factor`` (1.1 to 16) and decreases by ``step_bytes``. Chunks
+    stay between ``least_bytes`` and ``most_bytes``. ``tolerance`` (0 ≤ tolerance < 1) is the part by which throughput
+    must rise to count as increasing. ``chunk_bytes`` is the chunk of the next iteration, ``phase`` is "increase",
+    "decrease" or "steady".
 
     Let tolerance be 0, and let throughput first rise and then fall with the chunk, never by more than the chunk changes
-    (r times the chunk is at most r times as fast or as slow). Then the chunk found reaches at least 1/√factor of the
-    best throughput in [first, most], since one of the multiples is within √factor of the best chunk. Where time is
-    A/s + B·s + C in the chunk s, as in the chunk pipeline model, it takes at most (√factor + 1/√factor)/2 times as
-    long, 1.061 for 2.
+    (r times the chunk is at most r times as fast or as slow). Then the result reaches at least 1/√factor of the best
+    throughput in [first, most], because one of the multiples is within √factor of the best chunk. If time is A/s + B·s
+    + C in the chunk s, as in the chunk pipeline model, it is at most (√factor + 1/√factor)/2 times as long, 1.061 for a
+    factor of 2.
     """
 
     first_bytes: int = MIB
@@ -90,12 +94,12 @@ class Miad:
 
     @property
     def steady(self) -> bool:
-        """Whether the search is over; then ``chunk_bytes`` is the best chunk observed and stays."""
+        """True after the search; ``chunk_bytes`` is then the best chunk observed and stays."""
         return self.phase == "steady"
 
     @property
     def most_observations(self) -> int:
-        """A new search is steady after so many observations at the latest."""
+        """The maximum observations of a new search until it is steady."""
         increases, chunk = 1, self.first_bytes
         while chunk < self.most_bytes:
             chunk = self._larger(chunk)
@@ -105,7 +109,7 @@ class Miad:
     def observe(self, throughput_gb_per_s: float) -> Miad:
         """The search after an iteration with ``chunk_bytes`` reached ``throughput_gb_per_s``.
 
-        A number below zero or no number counts as no throughput. Observations of a steady search change nothing.
+        A negative number or NaN counts as no throughput. Observations of a steady search change nothing.
         """
         state = _State(phase=_PHASES.index(self.phase), **{name: getattr(self, name) for name in _STATE})
         kernel.load().blink_miad_observe(byref(state), throughput_gb_per_s)
@@ -127,7 +131,7 @@ _CHANGING = ("chunk_bytes", "best_bytes", "best_gb_per_s", "last_gb_per_s")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One iteration: the chunk and the throughput that it gave, which is algbw where nothing else is said."""
+    """One iteration: the chunk and its throughput, by default algbw."""
 
     chunk_bytes: int
     gb_per_s: float
@@ -143,7 +147,7 @@ def search(
 ) -> tuple[Trial, ...]:
     """Blink's chunk-size search, an iteration of the collective per trial (MLSys 2020, §4.2.1, Fig 12).
 
-    ``start`` is the search before its first iteration. All iterations are returned in order; the last is the first of
+    ``start`` is the search before its first iteration. The result has all iterations in order; the last is the first of
     the steady state, with the best chunk of all. Cost: a simulation per trial, at most ``most_observations`` + 1.
     """
     state = start or Miad()
@@ -157,11 +161,11 @@ def search(
 
 
 def near_best(of: Frame, size_bytes: int, most_bytes: int = MOST_CHUNK_BYTES) -> Simulation:
-    """The run with the closed form's chunk, doubled while that is faster, else cut in half while it is so by 1 %.
+    """The run with the closed form's chunk, doubled while that is faster, else cut in half while that is faster by 1 %.
 
-    Or with one chunk of at most ``most_bytes``, where that is. Never slower than the closed form; over 1,620 programs
-    and sizes of ten machines 0.5 % from the best in the mean and 12 % at worst, where the closed form is 1.8 % and
-    37 %. Cost: three to four simulations.
+    One chunk of at most ``most_bytes`` is tried last. The result is never slower than the closed form. Over 1,620
+    programs and sizes of ten machines it is 0.5 % from the best in the mean and 12 % at worst; the closed form is 1.8 %
+    and 37 %. Cost: three to four simulations.
     """
     first_bytes = best_chunk_bytes(of.program, of.network, of.calibration, size_bytes)
     first = best = simulate_frame(of, size_bytes, min(first_bytes, most_bytes))
@@ -170,7 +174,7 @@ def near_best(of: Frame, size_bytes: int, most_bytes: int = MOST_CHUNK_BYTES) ->
         if larger.seconds >= best.seconds:
             break
         best = larger
-    # Where several chunks are timed as one, half of them cannot be told from all.
+    # If several chunks are timed as one, half a chunk gives the same simulation.
     while best.chunk_bytes <= first.chunk_bytes and best.aggregated == 1 and best.chunk_bytes >= 2 * LEAST_CHUNK_BYTES:
         half_bytes = _aligned(best.chunk_bytes / 2)
         if _tasks(of, size_bytes, half_bytes) > min(TRIAL_BUDGET, of.settings.budget or TRIAL_BUDGET):
@@ -181,7 +185,7 @@ def near_best(of: Frame, size_bytes: int, most_bytes: int = MOST_CHUNK_BYTES) ->
         best = smaller
     if not best.in_chunks:
         return best
-    # Two chunks may be as slow as ten, and one faster by what a chunk costs.
+    # Two chunks may be as slow as ten, and one chunk faster by the cost of a chunk.
     bound = best.translation.bound
     longest_bytes = max(extent.length for extent in bound.extents) * bound.itemsize
     whole = simulate_frame(of, size_bytes, min(most_bytes, _aligned(longest_bytes)))
@@ -196,15 +200,15 @@ def best_chunk(
     settings: Settings | None = None,
     budget: int = TRIAL_BUDGET,
 ) -> int:
-    """The fastest chunk found, in bytes.
+    """The fastest chunk of a hill climb, in bytes.
 
-    From the closed form √(S·α·β / (d − 1)) it climbs by factors of 2, √2 and ⁴√2 while that is faster. Time is not
-    smooth in the chunk: it has a step wherever the number of chunks changes. So it ends with chunks that cut the
-    largest slice into equal parts, a few parts more or fewer. Chunks that make more tasks than ``budget`` are not
-    tried; where the closed form already does, it is the answer.
+    From the closed form √(S·α·β / (d − 1)) the search climbs by factors of 2, √2 and ⁴√2 while that is faster. Time has
+    a step wherever the number of chunks changes. The search therefore ends with chunks that cut the largest slice into
+    equal parts, a few parts more or fewer. Chunks with more tasks than ``budget`` are not tried; if the closed form has
+    more, it is the result.
 
-    Never slower than the closed form. Cost: 10 to 20 simulations. Over the 46 allocations of a DGX-1V it saves about
-    1 % of the closed form's time up to 16 MB and less above, and up to a tenth in single cases.
+    The result is never slower than the closed form. Cost: 10 to 20 simulations. Over the 46 allocations of a DGX-1V it
+    saves about 1 % of the closed form's time up to 16 MB and less above, and up to a tenth in single cases.
     """
     of = frame(program, network, calibration, settings)
     seconds_of: dict[int, float] = {}
@@ -216,20 +220,20 @@ def best_chunk(
                 seconds_of[chunk_bytes] = simulate_frame(of, size_bytes, chunk_bytes).seconds
         return seconds_of[chunk_bytes]
 
-    found = _climb(seconds, best_chunk_bytes(program, network, calibration, size_bytes))
-    for chunk_bytes in _equal_parts(program, size_bytes, found):
-        if seconds(chunk_bytes) < seconds(found):
-            found = chunk_bytes
-    return found
+    best = _climb(seconds, best_chunk_bytes(program, network, calibration, size_bytes))
+    for chunk_bytes in _equal_parts(program, size_bytes, best):
+        if seconds(chunk_bytes) < seconds(best):
+            best = chunk_bytes
+    return best
 
 
 def _tasks(of: Frame, size_bytes: int, chunk_bytes: int) -> int:
-    """Of a run with that chunk."""
+    """The tasks of a run with that chunk."""
     return bind_bytes(of.program, size_bytes, chunk_bytes, of.settings.even_chunks).tasks
 
 
 def _climb(seconds: Callable[[int], float], start: int) -> int:
-    """The chunk where no stride up or down is faster."""
+    """The chunk at which no step up or down is faster."""
     best = start
     for stride in _STRIDES:
         while True:
@@ -252,7 +256,7 @@ def _equal_parts(program: Program, size_bytes: int, near_bytes: int) -> list[int
 
 
 def _aligned(chunk_bytes: float) -> int:
-    """Whole groups of bytes, as many as hold so many."""
+    """``chunk_bytes`` rounded up to the alignment."""
     return ceil(chunk_bytes / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

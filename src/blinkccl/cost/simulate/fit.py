@@ -1,8 +1,9 @@
-"""The latency and the bandwidth that explain measured times best, and the calibration that says so.
+"""The latency and bandwidth that fit measured times best, and the calibration with these numbers.
 
-A line is quickly fitted (:func:`fit`), and tells what the sizes determine. But a simulated ring is no line: its chunks
-pipeline, so that on the line's numbers a chain of 8 is up to 76 % faster than the line. :func:`as_simulated` moves both
-numbers until the simulator comes closest to what was measured, and its error is the simulator's.
+:func:`fit` fits a line, which is fast and shows the numbers that the sizes determine. A simulated ring is no line,
+because its chunks pipeline: with the line's numbers a chain of 8 is up to 76 % faster than the line.
+:func:`as_simulated` therefore adjusts both numbers until the simulator comes closest to the measurements, and reports
+the simulator's error.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.units import bus_factor
 
-#: Through fewer sizes any line goes, whether there is one or not.
+#: Minimum sizes of a fit, because fewer points always fit a line.
 LEAST_SIZES = 3
-#: Beyond this one line is no model of what was measured.
+#: Relative error above which one line is no model of the measurements.
 POOR = 0.25
 
-#: The least error that a time is taken to have, and the largest standard error, of a number and as a part of it.
+#: The minimum assumed error of a time, and the maximum standard error of a number as a part of it.
 NOISE, MOST_UNSURE = 0.01, 0.25
 
-#: Steps of a ring of n ranks: how often a byte waits for the one before it to have crossed a link.
+#: Steps of a ring of n ranks: the links that a byte crosses one after the other.
 _RING_STEPS: dict[str, Callable[[int], int]] = {
     "allreduce": lambda n: 2 * (n - 1),
     "allgather": lambda n: n - 1,
@@ -46,24 +47,24 @@ _RING_STEPS: dict[str, Callable[[int], int]] = {
     "broadcast": lambda n: n - 1,
     "reduce": lambda n: n - 1,
 }
-#: Larger rings are not simulated, and of more sizes only so many, evenly chosen.
+#: Maximum ranks of a simulated ring, and maximum number of sizes, evenly selected.
 MOST_SIMULATED_RANKS, MOST_SIMULATED_POINTS = 16, 8
-#: How far from the line's α·β that of the simulated ring may be, as a factor, and in how many steps it is found.
+#: Maximum factor between α·β of the line and of the simulated ring, and steps of the search for it.
 _FARTHEST, _STEPS = 16.0, 12
 
 _CONTAINED = Number(0.0, "contained in the engine's numbers")
-#: As what a collective is taken.
+#: Models of a collective.
 MODELS = ("ring", "whole")
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """α and β that come closest, by one of :data:`MODELS`: of the line t = α · steps + bytes / β, or simulated.
+    """The best α and β of one of :data:`MODELS`, for the line t = α · steps + bytes / β or for the simulator.
 
-    ``alpha_us`` or ``beta_gb_per_s`` is None where the measurements do not determine it; ``warnings`` says why, and
-    what to measure. The line, or after :func:`as_simulated` the simulator, is wrong by |t_model − t| / t =
-    ``max_relative_error`` at most, at ``worst_size_bytes``. It was fitted to ``points`` times of so many different
-    ``sizes``.
+    ``alpha_us`` or ``beta_gb_per_s`` is ``None`` if the measurements do not determine it; ``warnings`` has the reason
+    and the sizes to measure. The maximum error |t_model − t| / t of the line, or after :func:`as_simulated` of the
+    simulator, is ``max_relative_error`` at ``worst_size_bytes``. The fit covers ``points`` times of ``sizes`` different
+    sizes.
     """
 
     model: str
@@ -77,7 +78,7 @@ class Fit:
 
 
 def cost(model: str, collective: str, ranks: int) -> tuple[int, float]:
-    """Steps, and bytes per byte of S that the fullest link carries.
+    """Steps of a collective, and bytes on the fullest link per byte of S.
 
     ``ring``: 2(n−1) steps for AllReduce, n−1 for AllGather, ReduceScatter, Broadcast and Reduce, and nccl-tests' bus
     factor: β is then the rate of the ring's links. ``whole``: one step and the same factor: α is the latency of the
@@ -88,22 +89,22 @@ def cost(model: str, collective: str, ranks: int) -> tuple[int, float]:
     if ranks < 2:
         raise UnsupportedError(f"{collective} on {ranks} rank moves nothing over links; expected two ranks or more")
     if model == "ring" and collective not in _RING_STEPS:
-        raise UnsupportedError(f"{collective} has no ring; take --algo whole, which fits the collective as a whole")
+        raise UnsupportedError(f"{collective} has no ring; use --algo whole, which fits the collective as a whole")
     steps = _RING_STEPS[collective](ranks) if model == "ring" else 1
     return steps, float(bus_factor(collective, ranks))
 
 
 def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
-    """α and β by least squares of the relative error: Σ ((α · steps + bytes / β − t) / t)² is least, with α, 1/β ≥ 0.
+    """α and β by least squares of the relative error: Σ ((α · steps + bytes / β − t) / t)² is minimal, with α, 1/β ≥ 0.
 
-    Absolute errors would let the largest sizes decide alone, and α would be noise. Collectives and numbers of ranks may
-    be mixed: each has its own steps and bytes.
+    With absolute errors the largest sizes would decide alone, and α would be noise. Collectives and numbers of ranks
+    may be mixed: each has its own steps and bytes.
 
-    α and β are determined if their standard errors are at most :data:`MOST_UNSURE` of them, from three sizes on; the
-    times' own error is what is left of them, or :data:`NOISE` where that is more. Cost: O(measurements).
+    From three sizes on, α and β are determined if their standard errors are at most :data:`MOST_UNSURE` of them. The
+    error of the times is the residual of the fit, but at least :data:`NOISE`. Cost: O(measurements).
     """
     if not measurements:
-        raise UnsupportedError("nothing to fit: no measurement is left")
+        raise UnsupportedError("nothing to fit: no measurement remains")
     costs = [cost(model, one.collective, one.ranks) for one in measurements]
     seconds = np.asarray([one.seconds for one in measurements])
     steps = np.asarray([float(count) for count, _ in costs])
@@ -116,7 +117,7 @@ def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
     alpha_known, beta_known, warnings = _determined(sizes, *unsure)
     if alpha_known and beta_known and error[worst] > POOR:
         warnings.append(
-            f"one line is right to {error[worst]:.0%} only, worst at {measurements[worst].size_bytes:,} bytes: the "
+            f"one line fits to {error[worst]:.0%} only, worst at {measurements[worst].size_bytes:,} bytes: the "
             "algorithm or protocol may change between these sizes; fit fewer of them (-b, -e)"
         )
     return Fit(
@@ -131,19 +132,19 @@ def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
     )
 
 
-def as_simulated(found: Fit, measurements: Sequence[Measurement]) -> Fit:
-    """``found`` with those α and β of which simulated rings come closest to the times; least squares as in :func:`fit`.
+def as_simulated(line: Fit, measurements: Sequence[Measurement]) -> Fit:
+    """``line`` with α and β for which simulated rings come closest to the times; least squares as in :func:`fit`.
 
-    A ring is simulated as ``blink sim`` does it, α before each transfer and links of β one way. ``found`` comes back as
-    it is if it is of no ring, lacks a number, or is of more ranks than :data:`MOST_SIMULATED_RANKS`; a warning says the
-    last. Cost: 400 simulations of a ring, half a second for 8 ranks.
+    Rings are simulated as in ``blink sim``, with α before each transfer and one-way links of β. ``line`` is returned
+    unchanged if its model is no ring, if it lacks a number, or, with a warning, for more ranks than
+    :data:`MOST_SIMULATED_RANKS`. Cost: 400 simulations of a ring, half a second for 8 ranks.
     """
-    if found.model != "ring" or found.alpha_us is None or found.beta_gb_per_s is None:
-        return found
+    if line.model != "ring" or line.alpha_us is None or line.beta_gb_per_s is None:
+        return line
     if max(one.ranks for one in measurements) > MOST_SIMULATED_RANKS:
-        many = f"rings of more than {MOST_SIMULATED_RANKS} ranks are fitted as lines, blink sim may differ from them"
-        return replace(found, warnings=(*found.warnings, many))
-    alpha_us, beta_gb_per_s = found.alpha_us, found.beta_gb_per_s
+        many = f"rings of more than {MOST_SIMULATED_RANKS} ranks are fitted as lines; times of blink sim may differ"
+        return replace(line, warnings=(*line.warnings, many))
+    alpha_us, beta_gb_per_s = line.alpha_us, line.beta_gb_per_s
     rings = {key: _ring(*key) for key in dict.fromkeys((one.collective, one.ranks) for one in measurements)}
 
     def ratios(factor: float, of: Sequence[Measurement]) -> np.ndarray:
@@ -155,7 +156,7 @@ def as_simulated(found: Fit, measurements: Sequence[Measurement]) -> Fit:
         return np.asarray([near_best(timed[x.collective, x.ranks], x.size_bytes).seconds / x.seconds for x in of])
 
     def scale(ratio: np.ndarray) -> float:
-        # α · c and β / c take c times as long, so that for each α · β the best c is known.
+        # α · c and β / c take c times as long, so the best c follows from each α · β.
         return float(ratio.sum() / (ratio @ ratio))
 
     def distance(factor: float) -> float:
@@ -170,7 +171,7 @@ def as_simulated(found: Fit, measurements: Sequence[Measurement]) -> Fit:
     error = np.abs(times * ratio - 1.0)
     worst = int(np.argmax(error))
     return replace(
-        found,
+        line,
         alpha_us=alpha_us * factor * times,
         beta_gb_per_s=beta_gb_per_s / times,
         max_relative_error=float(error[worst]),
@@ -179,7 +180,7 @@ def as_simulated(found: Fit, measurements: Sequence[Measurement]) -> Fit:
 
 
 def _least(distance: Callable[[float], float]) -> float:
-    """The factor of :data:`_FARTHEST` at most, up or down, at which a distance is least: golden sections of its log."""
+    """The factor within :data:`_FARTHEST` up or down with the least distance, by golden sections of its log."""
     golden = (sqrt(5.0) - 1.0) / 2.0
     low, high = -log(_FARTHEST), log(_FARTHEST)
     inner, outer = high - golden * (high - low), low + golden * (high - low)
@@ -197,7 +198,7 @@ def _least(distance: Callable[[float], float]) -> float:
 
 
 def _ring(collective: str, ranks: int) -> tuple[Program, Topology]:
-    """One ring of links one way."""
+    """One ring of one-way links."""
     topology = synthetic(f"oneway:{ranks}")
     root = {"root": 0} if COLLECTIVES[collective].parameters else {}
     forest = ALGORITHMS["ring"].plan(Request(topology, Collective(collective, ranks, **root), tuple(topology.ranks)))
@@ -205,9 +206,9 @@ def _ring(collective: str, ranks: int) -> tuple[Program, Topology]:
 
 
 def _least_squares(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """x, y ≥ 0 that bring a·x + b·y closest to 1, for positive a and b.
+    """x, y ≥ 0 with a·x + b·y closest to 1, for positive a and b.
 
-    Where the best of all has a negative part, the best without has a zero in its place: one of two lines.
+    If the unconstrained best has a negative part, one of x and y is 0, so two lines remain to compare.
     """
     # Columns of size 1, so that the rank does not depend on units.
     scale_a, scale_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
@@ -223,7 +224,7 @@ def _least_squares(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
 
 
 def _standard_errors(a: np.ndarray, b: np.ndarray, x: float, y: float) -> tuple[float, float]:
-    """Of x and of y, as parts of them; infinite for what is 0. Times are taken to be no better than :data:`NOISE`."""
+    """Standard errors of x and y as parts of them, infinite for 0; the error of times is at least :data:`NOISE`."""
     off = a * x + b * y - 1.0
     sigma = max(NOISE, float(np.sqrt(off @ off / max(1, len(off) - 2))))
     if x == 0.0 or y == 0.0:
@@ -231,20 +232,20 @@ def _standard_errors(a: np.ndarray, b: np.ndarray, x: float, y: float) -> tuple[
     u, v = a * x, b * y  # so that both numbers are 1
     alone = float(u @ u), float(v @ v)
     both = alone[0] * alone[1] - float(u @ v) ** 2
-    if both <= 1e-14 * alone[0] * alone[1]:  # one is the other many times over, to all digits
+    if both <= 1e-14 * alone[0] * alone[1]:  # one is a multiple of the other, to all digits
         return (inf, 0.0) if alone[0] < alone[1] else (0.0, inf)
     return sigma * float(np.sqrt(alone[1] / both)), sigma * float(np.sqrt(alone[0] / both))
 
 
 def _determined(sizes: Sequence[int], alpha_part: float, beta_part: float) -> tuple[bool, bool, list[str]]:
-    """Whether α and β are determined, and why not."""
+    """Two flags that are true for determined α and β, and warnings with the reasons otherwise."""
     if len(sizes) < LEAST_SIZES:
         few = f"{len(sizes)} size{'s' if len(sizes) > 1 else ''}: neither α nor β is determined; measure at least "
         return False, False, [f"{few}{LEAST_SIZES}, from some KiB to some hundred MiB"]
     warnings = []
     for name, part, which in (("α", alpha_part, "smaller"), ("β", beta_part, "larger")):
         if part > MOST_UNSURE:
-            of_it = "it may as well be 0" if part == inf else f"its standard error is {part:.0%} of it"
+            of_it = "it may be 0" if part == inf else f"its standard error is {part:.0%} of it"
             warnings.append(
                 f"{name} is not determined by {sizes[0]:,} to {sizes[-1]:,} bytes: {of_it}; measure {which} sizes too"
             )
@@ -252,21 +253,21 @@ def _determined(sizes: Sequence[int], alpha_part: float, beta_part: float) -> tu
 
 
 def fits(measurements: Sequence[Measurement], model: str = "ring") -> dict[str, Fit]:
-    """A fit for each collective, in the order in which they come first; raises as :func:`fit`."""
+    """A fit for each collective in the order of first appearance; raises as :func:`fit`."""
     names = dict.fromkeys(one.collective for one in measurements)
     return {name: fit([one for one in measurements if one.collective == name], model) for name in names}
 
 
 def fitted_calibration(
-    found: Fit, name: str, kind: str, nominal_gb_per_s: float, source: str, lanes: int = 1
+    fit: Fit, name: str, kind: str, nominal_gb_per_s: float, source: str, lanes: int = 1
 ) -> Calibration:
-    """The calibration that a fit amounts to: β for the links of one kind, α before each transfer, or once for a whole.
+    """The calibration of a fit: β for the links of one kind, and α before each transfer, or once for model ``whole``.
 
-    A simulated ring then takes the times of :func:`as_simulated` again. ``nominal_gb_per_s`` is that of
-    one lane, ``source`` where the measurements are from, e.g. ``"out.log"``, and β was measured over so many ``lanes``.
+    A simulated ring then takes the times of :func:`as_simulated` again. ``nominal_gb_per_s`` is that of one lane,
+    ``source`` names the measurements, e.g. ``"out.log"``, and β was measured over ``lanes`` lanes.
     """
-    if found.alpha_us is None or found.beta_gb_per_s is None:
-        raise UnsupportedError(f"no calibration can be written: {'; '.join(found.warnings)}")
+    if fit.alpha_us is None or fit.beta_gb_per_s is None:
+        raise UnsupportedError(f"no calibration can be written: {'; '.join(fit.warnings)}")
     fault = label_fault(name)
     if fault is not None or not name:
         raise UnsupportedError(f"the calibration's name {fault or 'is empty'}")
@@ -275,21 +276,21 @@ def fitted_calibration(
     if not 0 < nominal_gb_per_s < 1e6:
         raise UnsupportedError(f"the nominal rate of a lane must be above 0 GB/s, got {nominal_gb_per_s:g}")
     if not 0 < lanes <= 1000:
-        raise UnsupportedError(f"expected β to be that of 1 to 1000 lanes, got {lanes}")
+        raise UnsupportedError(f"expected β of 1 to 1000 lanes, got {lanes}")
     shown = "".join(c if c.isprintable() else "?" for c in source)
-    where = f"measured: {shown}, {found.sizes} sizes"
+    where = f"measured: {shown}, {fit.sizes} sizes"
     over = "" if lanes == 1 else f", over {lanes} lanes"
-    alpha = Number(_rounded(found.alpha_us), where)
+    alpha = Number(_rounded(fit.alpha_us), where)
     return Calibration(
         SCHEMA_VERSION,
         name,
-        f"fitted to {found.points} timings, right to {found.max_relative_error:.1%}",
-        EngineCosts(issue_us=alpha) if found.model == "ring" else EngineCosts(launch_us=alpha),
+        f"fitted to {fit.points} timings, within {fit.max_relative_error:.1%}",
+        EngineCosts(issue_us=alpha) if fit.model == "ring" else EngineCosts(launch_us=alpha),
         (
             LinkClass(
                 kind,
                 nominal_gb_per_s,
-                Number(_rounded(found.beta_gb_per_s / lanes), where + over),
+                Number(_rounded(fit.beta_gb_per_s / lanes), where + over),
                 _CONTAINED,
                 kernels=True,
             ),
@@ -298,7 +299,7 @@ def fitted_calibration(
 
 
 def calibration_text(written: Calibration) -> str:
-    """``written`` as TOML, which :func:`~blinkccl.cost.simulate.calibration.parse_calibration` reads back as it was."""
+    """``written`` as TOML; :func:`~blinkccl.cost.simulate.calibration.parse_calibration` reads it back unchanged."""
     lines = [
         f"schema_version = {written.schema_version}",
         f"name = {_quoted(written.name)}",
@@ -323,17 +324,17 @@ def calibration_text(written: Calibration) -> str:
 def _numbers(table: EngineCosts | LinkClass) -> list[str]:
     fields = [(name, getattr(table, name)) for name in table.__struct_fields__]
     return [
-        f"{name} = {{ value = {found.value!r}, source = {_quoted(found.source)} }}"
-        for name, found in fields
-        if isinstance(found, Number)
+        f"{name} = {{ value = {number.value!r}, source = {_quoted(number.source)} }}"
+        for name, number in fields
+        if isinstance(number, Number)
     ]
 
 
 def _quoted(text: str) -> str:
-    """A TOML string. JSON's escapes are TOML's, except that TOML wants one for DEL too."""
+    """A TOML string with JSON's escapes, and the one for DEL that TOML also requires."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _rounded(number: float) -> float:
-    """Six digits: more than any measurement has."""
+    """``number`` with six digits, more than any measurement has."""
     return float(f"{number:.6g}")

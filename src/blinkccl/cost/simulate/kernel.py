@@ -1,6 +1,6 @@
 """The kernel: discrete events over a :class:`~blinkccl.cost.simulate.workload.Workload`, in native code.
 
-There is no closed form in it: every transfer ends in an event. Tests compare it bit by bit with a kernel in Python.
+It uses no closed form: every transfer ends in an event. Tests compare it bit by bit with a kernel in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blinkccl.native import library_file, open_library
 from blinkccl.native.headers import header
 
 LIBRARY = "libblink_simulate.so"
-#: Names another library file; for people who work on it.
+#: Environment variable with another library file, for development of the library.
 OVERRIDE = "BLINK_SIMULATE_LIBRARY"
 
 HEADER = header("simulate.h")
@@ -47,26 +47,26 @@ def load() -> c.CDLL:
 
 
 def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
-    """Times ``workload`` with links of ``sharing``; ``traced`` also says what was done when.
+    """Simulate ``workload`` with links of ``sharing``; ``traced`` adds a trace of all tasks.
 
-    UnsupportedError where the library is not built. Cost: fifo O(tasks · log tasks); fair also, per begin or end of a
-    transfer, the sharing of all links that its own are joined to by other transfers.
+    UnsupportedError if the library is not built. Cost: O(tasks · log tasks) with fifo. With fair, each begin or end of
+    a transfer also recomputes the rates on all links that other transfers connect to its own.
     """
     if sharing not in SHARINGS:
         raise InternalError(f"unknown sharing {sharing!r}; expected one of {', '.join(SHARINGS)}")
     library = load()
     actors, hops = workload.actors, workload.hops
-    # In the order of the header's fields, which is that of ours.
+    # The order of the header's fields, which equals the order of the dataclasses.
     held = [*_columns(actors), *_columns(hops)]
     held += [np.ascontiguousarray(workload.rates, np.float64), np.ascontiguousarray(workload.pools, np.int32)]
     counts = (len(actors.chunks), len(hops.tail), workload.streams, len(workload.pools), len(workload.rates))
-    given = _Workload(*counts, *(array.ctypes.data for array in held))
+    native = _Workload(*counts, *(array.ctypes.data for array in held))
     actor_s = np.zeros(len(actors.chunks))
     outcome = _Outcome(actor_s=actor_s.ctypes.data)
     trace = Trace(*(np.zeros(workload.tasks, dtype_of(column)) for column in fields(Trace))) if traced else None
     written = _Trace(*(array.ctypes.data for array in _columns(trace))) if trace is not None else None
     code = library.blink_simulate(
-        c.byref(given), SHARINGS.index(sharing), c.byref(outcome), None if written is None else c.byref(written)
+        c.byref(native), SHARINGS.index(sharing), c.byref(outcome), None if written is None else c.byref(written)
     )
     if code == _STUCK:
         chunks = int(actors.chunks[outcome.stuck])

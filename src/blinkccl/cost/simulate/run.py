@@ -1,4 +1,4 @@
-"""A program timed for a size: its chunks chosen, its tasks counted against the budget, its workload run."""
+"""Simulation of a program for a size: select chunks, count tasks against the budget, run the workload."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
 from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes, size_text
 
-#: Elements are floats of this size where only bytes matter.
+#: Bytes of an element, a float where only bytes matter.
 ITEMSIZE = 4
-#: Tasks of a run where nobody says: with a timeline 90 bytes each, and a second or two per million on a busy core.
+#: Default maximum tasks of a run. With a timeline a task takes 90 bytes, and a million take 1 to 2 s on a busy core.
 EVENT_BUDGET = 20_000_000
 MAX_SIZE_BYTES = 2**63 - 1
-#: No chunk is chosen below or above these.
+#: Limits of selected chunks.
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 16 * 1024, 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A program timed for S = ``size_bytes``; ``aggregated`` of the wanted chunks were timed as one."""
+    """A program timed for S = ``size_bytes``; ``aggregated`` chunks of ``chunk_bytes`` were timed as one."""
 
     translation: Translation
     outcome: Outcome
@@ -42,12 +42,12 @@ class Simulation:
 
     @property
     def in_chunks(self) -> bool:
-        """Whether any slice is cut into several."""
+        """True if some slice has several chunks."""
         return any(extent.chunks > 1 for extent in self.translation.bound.extents)
 
     @property
     def algbw_gb_per_s(self) -> float:
-        """S / t in GB/s; 0 where nothing moves."""
+        """S / t in GB/s; 0 if no data moves."""
         return algbw_gb_per_s(self.size_bytes, self.seconds) if self.seconds else 0.0
 
     @cached_property
@@ -57,7 +57,7 @@ class Simulation:
         return self.algbw_gb_per_s * float(bus_factor(collective.name, collective.world_size))
 
     def traced(self) -> Simulation:
-        """The same run once more, with its trace."""
+        """The same run repeated with a trace."""
         translation = self.translation
         outcome = run(translation.workload, translation.settings.kernel_sharing, traced=True)
         return replace(self, outcome=outcome)
@@ -73,18 +73,17 @@ def simulate(
     settings: Settings | None = None,
     traced: bool = False,
 ) -> Simulation:
-    """Times ``program`` for S = ``size_bytes``, as nccl-tests counts it; 0 to 2^63 − 1.
+    """Time ``program`` for S = ``size_bytes`` as defined by nccl-tests, 0 to 2^63 − 1.
 
-    Without ``chunk_bytes`` a chunk is that of :func:`best_chunk_bytes`. ``traced`` keeps what was done when. Tasks are
-    counted against the budget of ``settings`` before anything is made of them. Where that does not suffice, the answer
-    is an estimate: bandwidth terms and the cost of every chunk stay, but a pipeline fills more slowly, by at most the
-    depth times the larger chunk.
+    The default chunk is :func:`best_chunk_bytes`. ``traced`` keeps a trace. Tasks are counted against the budget of
+    ``settings`` before they are created. If the budget is too small, the result is an estimate. It keeps bandwidth
+    terms and the cost of every chunk, but its pipeline fills more slowly, by at most the depth times the larger chunk.
     """
     return simulate_frame(frame(program, network, calibration, settings), size_bytes, chunk_bytes, traced)
 
 
 def simulate_frame(of: Frame, size_bytes: int, chunk_bytes: int | None = None, traced: bool = False) -> Simulation:
-    """As :func:`simulate`, for who asks for more than one size or chunk of a program."""
+    """Time a program as :func:`simulate`, from a frame that serves several sizes and chunks."""
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
     program, settings = of.program, of.settings
@@ -103,7 +102,7 @@ def simulate_frame(of: Frame, size_bytes: int, chunk_bytes: int | None = None, t
 
 
 def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tuple[int, Bound]:
-    """How many chunks, as bound, to time as one so that a run keeps to its budget, and the program bound that way."""
+    """The number of chunks to time as one so that a run keeps its budget, and the program bound to such chunks."""
     chunk_bytes, tasks, times, bound = fine.chunk_elements * fine.itemsize, fine.tasks, 1, fine
     while tasks > budget:
         times = max(times + 1, -(-times * tasks // budget))
@@ -111,19 +110,19 @@ def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tu
         tasks = bound.tasks
         if tasks > budget and all(extent.chunks <= 1 for extent in bound.extents):
             raise UsageError(
-                f"one chunk per share is {tasks:,} transfers and reductions already, more than the {budget:,} "
-                "that are timed; time another algorithm"
+                f"one chunk per share already makes {tasks:,} transfers and reductions, more than the budget of "
+                f"{budget:,}; use another algorithm"
             )
     return max(1, round(_largest_chunk(bound) / _largest_chunk(fine))), bound
 
 
 def _largest_chunk(bound: Bound) -> int:
-    """Elements of the largest chunk that there is."""
+    """Elements of the largest chunk."""
     return max(min(extent.length, extent.chunk_elements) for extent in bound.extents)
 
 
 def parse_size(option: str, text: str, most: int = MAX_SIZE_BYTES) -> int:
-    """Bytes from what was typed for ``option``: ``64M``, ``1G``, ``4096``; at most ``most``."""
+    """Bytes of the text for ``option``: ``64M``, ``1G``, ``4096``; at most ``most``."""
     try:
         size = parse_bytes(text)
     except ValueError as error:
@@ -141,11 +140,11 @@ def bind_bytes(program: Program, size_bytes: int, chunk_bytes: int, even_chunks:
 
 
 def best_chunk_bytes(program: Program, network: Topology, calibration: Calibration, size_bytes: int) -> int:
-    """The chunk that makes the chunk pipeline model's time least: √(S·α·β / (d − 1)) for a path of d stages.
+    """The chunk with the least time in the chunk pipeline model: √(S·α·β / (d − 1)) for a path of d stages.
 
-    S is the largest slice's part, β the rate at which the plan moves it, α the cost of a chunk in a stream. T = Σt +
-    (k − 1)·t for k = S/s chunks of t = α + s/β gives it by differentiation. The slice is then cut into whole chunks of
-    equal size, since the last one costs as much as the others.
+    S is the largest slice's part, β the plan's rate for it, α the cost of a chunk in a stream. The formula is the
+    minimum of T = Σt + (k − 1)·t for k = S/s chunks of t = α + s/β. The slice is then cut into chunks of equal size,
+    because the last one costs as much as the others.
     """
     slices = [float(part.stop - part.start) / program.collective.total_blocks() for part in program.slices]
     if not slices or not program.queues:
@@ -155,26 +154,26 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
     used = [network.link[pair] for pair in dict.fromkeys(pair for q in program.queues for pair in pairwise(q.path))]
     costs = [link_cost(calibration, link) for link in used]
     slowest_s = max((cost.latency_s for cost in costs), default=0.0)
-    # What the calibration leaves of the rate that the plan was made for.
+    # The part of the plan's rate that the calibration leaves.
     left = min((cost.rate / (link.gb_per_s * 1e9) for cost, link in zip(costs, used, strict=True)), default=1.0)
     beta = max(slices) * left * float(program.rate) * network.unit_gb_per_s * 1e9 if program.rate else 1e9
-    # A message that is signalled late holds its slot: every so many chunks wait for one signal.
+    # A message holds its slot until its signal arrives, so one in ``slots`` chunks waits for a signal.
     slots = min(channel.slots for channel in program.channels)
     engine = calibration.engine
     alpha_s = (engine.issue_us.value + engine.signal_us.value / slots) * 1e-6 + slowest_s
     if depth > 1:
-        wanted = sqrt(largest * alpha_s * beta / (depth - 1))
+        chunk_bytes = sqrt(largest * alpha_s * beta / (depth - 1))
     else:
-        # Nothing to fill, but whole messages would hold a switch's ports for as long as they take.
+        # No pipeline has to fill, but whole messages would block the ports of a switch.
         through = any(len(queue.path) > 2 for queue in program.queues)
-        wanted = max(largest / 8, sqrt(largest * alpha_s * beta)) if through else largest
-    wanted = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, wanted))
-    whole = ceil(largest / max(1, round(largest / wanted), ceil(largest / MOST_CHUNK_BYTES)))
+        chunk_bytes = max(largest / 8, sqrt(largest * alpha_s * beta)) if through else largest
+    chunk_bytes = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, chunk_bytes))
+    whole = ceil(largest / max(1, round(largest / chunk_bytes), ceil(largest / MOST_CHUNK_BYTES)))
     return max(LEAST_CHUNK_BYTES, -(-whole // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
 
 
 def _times(translation: Translation, together: int) -> Translation:
-    """The workload with each chunk's fixed costs ``together`` times."""
+    """The workload with the fixed costs of each chunk multiplied by ``together``."""
     workload = translation.workload
     hops = replace(workload.hops, latency_s=workload.hops.latency_s * together)
     actors = replace(workload.actors, launch_s=workload.actors.launch_s * together)

@@ -1,8 +1,8 @@
-"""What happened when: spans per rank and link, busy shares, and the hops that decided the time.
+"""The timeline of a simulation: spans per rank and link, busy shares, and the critical path.
 
-As a file (:mod:`blinkccl.trace_events`): one process per rank, in it a thread per stream that sends and one per sender
-from which messages come, with an arrow from each message's sending to its arrival; and one process with a counter per
-link, how much it carries. On no thread do spans overlap: a stream does one thing after the other.
+The file (:mod:`blinkccl.trace_events`) has one process per rank, with a thread per sending stream and a thread per peer
+that sends to it. An arrow leads from each message's sending to its arrival. One more process has a counter per link
+with its load. Spans of a thread never overlap, because a stream runs its tasks one after the other.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from blinkccl.errors import InternalError
 from blinkccl.trace_events import TraceEvents, TracePlace
 
 _NS = 1e9
-#: The order in which parts of a critical path are listed.
+#: Parts of a critical path in the order of output.
 PARTS = ("move", "issue", "reduce", "signal", "start")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """How full a link was: bytes, their time at its full rate as a part of the whole, and how fast it can go."""
+    """The use of a link: its bytes, its rate, and the time of the bytes at full rate as a part of the whole."""
 
     src: int
     dst: int
@@ -37,10 +37,10 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """A piece of the critical path: from ``begin_s`` to ``end_s`` everything waited for this.
+    """A piece of the critical path, which decides the time from ``begin_s`` to ``end_s``.
 
-    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (until a rank began:
-    the launch of a kernel).
+    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (the launch of a kernel,
+    until a rank begins).
     """
 
     begin_s: float
@@ -53,7 +53,7 @@ class Decider:
 
 
 def link_use(simulation: Simulation) -> list[LinkUse]:
-    """How full each link was, the fullest first."""
+    """The use of each link, the fullest first."""
     workload, seconds = simulation.translation.workload, simulation.seconds
     rows = [
         LinkUse(src, dst, carried, rate / 1e9, busy_s / seconds if seconds else 0.0)
@@ -69,66 +69,66 @@ def link_use(simulation: Simulation) -> list[LinkUse]:
 
 
 def critical_path(simulation: Simulation) -> list[Decider]:
-    """The chain of waits that ends with the last thing done, in the order of time.
+    """The chain of waits up to the last event, in the order of time.
 
-    Every piece begins when the one before it ends, so their lengths add up to the whole time. Where a transfer waited
-    for a link, the chain goes on with the transfer that had it, up to the time when the link was free.
+    Every piece begins at the end of the previous one, so the sum of their lengths is the whole time. If a transfer
+    waited for a link, the chain continues with the transfer that used the link, until the link was free.
     """
     trace, translation = _trace(simulation), simulation.translation
     hops = translation.workload.hops
     if len(trace.end_s) == 0:
         return []
-    there_s = trace.end_s.copy()
+    arrived_s = trace.end_s.copy()
     sent = trace.hop >= 0
-    there_s[sent] += hops.signal_s[trace.hop[sent]]
-    task = int(there_s.argmax())
-    until = float(there_s[task])
+    arrived_s[sent] += hops.signal_s[trace.hop[sent]]
+    task = int(arrived_s.argmax())
+    until = float(arrived_s[task])
     if simulation.seconds > until:
-        # A rank came so late that all was there: it decides everything.
+        # A rank started after all data had arrived, so its start decides the time.
         vertex, share = translation.actors[int(simulation.outcome.actor_s.argmax())]
         return [Decider(0.0, simulation.seconds, "start", vertex, vertex, share, 0)]
-    found: list[Decider] = []
+    path: list[Decider] = []
     while True:
         pieces, until, task = _pieces(translation, trace, task, until)
-        found += pieces
+        path += pieces
         if task < 0:
-            return found[::-1]
+            return path[::-1]
 
 
 def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> tuple[list[Decider], float, int]:
-    """What a task adds to the chain up to ``until``, latest first; when that began; the task before it, -1 for none."""
+    """A task's pieces of the chain up to ``until``, latest first; their begin; and the task before it, -1 for none."""
     begin, move, end = float(trace.begin_s[task]), float(trace.move_s[task]), float(trace.end_s[task])
     _, share = translation.actors[int(trace.actor[task])]
     of = (*_ends(translation, trace, task), share, int(trace.chunk[task]))
-    found: list[Decider] = []
+    pieces: list[Decider] = []
     if until > end:
-        found.append(Decider(end, until, "signal", *of))
+        pieces.append(Decider(end, until, "signal", *of))
         until = end
     holder, held = int(trace.holder[task]), float(trace.held_s[task])
     if holder >= 0 and held < until:
-        found.append(Decider(held, until, "move", *of))
-        return found, held, holder
+        pieces.append(Decider(held, until, "move", *of))
+        return pieces, held, holder
     if trace.hop[task] < 0:
-        found.append(Decider(begin, until, "reduce", *of))
+        pieces.append(Decider(begin, until, "reduce", *of))
     else:
-        # A later task may have waited for a link that this one left before it began to wait for another itself.
+        # A later task may have waited for a link that this task left before it waited for another link itself.
         move = min(move, until)
-        found.append(Decider(move, until, "move", *of))
+        pieces.append(Decider(move, until, "move", *of))
         if move > begin:
-            found.append(Decider(begin, move, "issue", *of))
+            pieces.append(Decider(begin, move, "issue", *of))
     cause = int(trace.cause[task])
     if cause < 0 and begin > 0.0:
-        found.append(Decider(0.0, begin, "start", *of))
-    return found, begin, cause
+        pieces.append(Decider(0.0, begin, "start", *of))
+    return pieces, begin, cause
 
 
 def add_simulation(events: TraceEvents, simulation: Simulation, label: str = "", began_ns: int = 0) -> None:
-    """Adds a run that begins at ``began_ns``; ``label`` stands before the names of its processes."""
+    """Add a run that begins at ``began_ns``; ``label`` is the prefix of its processes' names."""
     _Writer(events, simulation, f"{label}: " if label else "", began_ns).write()
 
 
 class _Writer:
-    """A simulation on its way into a timeline."""
+    """The writer of one simulation into a timeline."""
 
     def __init__(self, events: TraceEvents, simulation: Simulation, label: str, began_ns: int) -> None:
         self._events, self._trace, self._translation = events, _trace(simulation), simulation.translation
@@ -155,29 +155,29 @@ class _Writer:
         self._loads(shown)
 
     def _shown(self) -> Ints:
-        """The tasks that there is room for, which begin first."""
+        """The earliest tasks that fit into the file."""
         trace, hops = self._trace, self._workload.hops
         lengths = np.diff(hops.path_of)
-        # A transfer is two spans, an arrow, and a change of every link's load when it begins and when it ends.
+        # A transfer has two spans, an arrow, and two changes of every link's load, at its begin and at its end.
         needed = np.where(trace.hop < 0, 1, 4 + 2 * lengths[trace.hop] if len(lengths) else 4)
         order = np.argsort(trace.begin_s, kind="stable")
         fit = int(np.searchsorted(np.cumsum(needed[order]), self._events.most_events, side="right"))
         if fit < len(order):
             self._events.leave_out(
-                f"what begins after {trace.begin_s[order[fit]] * 1e3:.3f} ms: {len(order) - fit:,} of {len(order):,} "
-                "transfers and reductions"
+                f"{len(order) - fit:,} of {len(order):,} transfers and reductions, from "
+                f"{trace.begin_s[order[fit]] * 1e3:.3f} ms on"
             )
         return np.sort(order[:fit]).astype(np.int32)
 
     def _reduction(self, actor: int, chunk: int, begin: int, end: int) -> None:
         vertex, share = self._translation.actors[actor]
         process, stream = self._processes[vertex], int(self._workload.actors.stream[actor])
-        name = self._stream_names.get(stream, f"combines, share {share}")
+        name = self._stream_names.get(stream, f"reduces, share {share}")
         thread = self._events.thread(process, (stream, name), name)
-        self._events.span(process, thread, f"combine chunk {chunk}", "reduce", begin, end, share=share, chunk=chunk)
+        self._events.span(process, thread, f"reduce chunk {chunk}", "reduce", begin, end, share=share, chunk=chunk)
 
     def _transfer(self, hop: int, actor: int, chunk: int, begin: int, move: int, end: int) -> None:
-        """A span where it is sent, from when its stream takes it up, one where it arrives, and the arrow between."""
+        """Write a span at the sender from the start in its stream, a span at the receiver, and an arrow between."""
         leg, stream = self._translation.legs[hop], int(self._workload.hops.stream[hop])
         vertex, share = self._translation.actors[actor]
         process, peer = self._processes[vertex], self._processes[leg.path[-1]]
@@ -186,30 +186,30 @@ class _Writer:
         details = {"share": share, "chunk": chunk, "issue_us": (move - begin) / 1000}
         self._events.span(process, thread, f"send chunk {chunk}", "copy", begin, end, **details)
         name = f"from {self._network.vertex[vertex].label}, share {share}"
-        there = self._events.thread(peer, (hop, name), name)
-        self._events.span(peer, there, f"receive chunk {chunk}", "arrival", move, end, share=share, chunk=chunk)
+        at_peer = self._events.thread(peer, (hop, name), name)
+        self._events.span(peer, at_peer, f"receive chunk {chunk}", "arrival", move, end, share=share, chunk=chunk)
         message = self._run, hop, chunk
         self._events.leaves(message, TracePlace(process, thread, begin))
-        self._events.arrives(message, TracePlace(peer, there, move))
+        self._events.arrives(message, TracePlace(peer, at_peer, move))
 
     @cached_property
     def _stream_names(self) -> dict[int, str]:
-        """What each stream sends: where to, and of which share, or shares."""
-        hops, found = self._workload.hops, dict[int, tuple[dict[str, None], dict[int, None]]]()
+        """The name of each stream, from the peers and the shares of its sends."""
+        hops, sends = self._workload.hops, dict[int, tuple[dict[str, None], dict[int, None]]]()
         for number, leg in enumerate(self._translation.legs):
-            ends, shares = found.setdefault(int(hops.stream[number]), ({}, {}))
+            ends, shares = sends.setdefault(int(hops.stream[number]), ({}, {}))
             ends[self._network.vertex[leg.path[-1]].label] = None
             shares[self._translation.actors[int(hops.tail[number])][1]] = None
         return {
             stream: f"to {', '.join(ends)}, share{'s' if len(shares) > 1 else ''} {', '.join(map(str, shares))}"
-            for stream, (ends, shares) in found.items()
+            for stream, (ends, shares) in sends.items()
         }
 
     def _loads(self, shown: Ints) -> None:
-        """How much each link carries: of every transfer the mean over the time in which it moves.
+        """Write the load of each link, with the mean rate of every transfer while it moves.
 
-        Its rate may change meanwhile: shared links are another's too, and on a path of several a transfer waits for one
-        of them. So for moments two can add up to more than there is; their bytes are right.
+        The true rate may vary, because other transfers share its links and a path of several links may wait for one of
+        them. The sum of two transfers may therefore exceed a link's rate for moments; their bytes are correct.
         """
         hops, trace = self._workload.hops, self._trace
         changes: dict[int, dict[int, float]] = {}
@@ -243,7 +243,7 @@ class _Writer:
 
 
 def _ends(translation: Translation, trace: Trace, task: int) -> tuple[int, int]:
-    """The vertices from and to which a transfer goes; of a reduction twice the one at which it is."""
+    """The source and destination vertices of a transfer, or twice the vertex of a reduction."""
     hop = int(trace.hop[task])
     if hop < 0:
         vertex, _ = translation.actors[int(trace.actor[task])]
@@ -253,13 +253,13 @@ def _ends(translation: Translation, trace: Trace, task: int) -> tuple[int, int]:
 
 def _trace(simulation: Simulation) -> Trace:
     if simulation.outcome.trace is None:
-        raise InternalError("this simulation kept no trace; simulate with traced=True")
+        raise InternalError("this simulation has no trace; simulate with traced=True")
     return simulation.outcome.trace
 
 
 @dataclass(frozen=True)
 class HopTime:
-    """What one ordered pair of vertices adds to the critical path."""
+    """Seconds of the critical path on one ordered pair of vertices."""
 
     src: int
     dst: int
@@ -268,9 +268,9 @@ class HopTime:
 
 @dataclass(frozen=True)
 class Summary:
-    """``links``: the fullest first. ``parts``, ``hops``: seconds of the critical path, by what and by where.
+    """A summary: ``links``, the fullest first, and seconds of the critical path by part and by hop.
 
-    ``labels`` names their vertices, which are those of the plan's own links: parts of a machine's, where it is staged.
+    ``labels`` names the vertices of the plan's own links, which are parts of the machine's vertices in a staged plan.
     """
 
     links: tuple[LinkUse, ...]
@@ -280,7 +280,7 @@ class Summary:
 
 
 def summarise(simulation: Simulation) -> Summary:
-    """The summary of a simulation that kept its trace."""
+    """The summary of a traced simulation."""
     path = critical_path(simulation)
     parts = {name: sum(piece.end_s - piece.begin_s for piece in path if piece.what == name) for name in PARTS}
     seconds: dict[tuple[int, int], float] = {}

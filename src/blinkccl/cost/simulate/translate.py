@@ -1,19 +1,20 @@
-"""Program → Workload: what a program's roles and queues cost on these links.
+"""Translation of a Program to a Workload: the costs of its roles and queues on a topology's links.
 
 The simulator takes the Program that engines run. A role becomes an actor, a message from role to role a hop. As in
-Blink's generated code (MLSys 2020, §4.1) there is a stream per link and tree: each queue has its own, and a role that
-combines messages does so in the stream of its first send, before the copy. So a stage of a chain costs
-``issue + bytes/rate (+ reduce + bytes/reduce rate)``, and a pipeline of k chunks the sum of its stages and (k − 1)
-times the longest (the chunk pipeline model). A queue that is staged is two hops with streams of their own: its slots
-lie in the memory between them, and the receiver reads from there, one message ahead. Where the calibration limits a
-host's memory, that is one more link of both, from the host to itself.
+Blink's generated code (MLSys 2020, §4.1), each link and tree has a stream: each queue has its own, and a role reduces
+in the stream of its first send, before the copy. A stage of a chain therefore costs
+``issue + bytes/rate (+ reduce + bytes/reduce rate)``. A pipeline of k chunks costs the sum of its stages and (k − 1)
+times the longest (the chunk pipeline model).
 
-A switch that combines is an actor too, which costs nothing: it adds up at the rate of its links, as packets come, and
-sends on at once what is there. It issues no copies, nobody signals to it, and of a link's rate nothing is lost to
-reduction there. A chunk is passed on when it has come from all below.
+A staged queue has two hops with their own streams. Its slots are in the memory between them, from which the receiver
+reads one message ahead. A calibration's limit on host memory is one more link of both hops, from the host to itself.
 
-Ranks are not serial: roles of one rank run side by side, as streams of a GPU do, and messages of queues that several
-roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots of their own per pair of roles.
+A switch with in-network reduction is an actor without cost. It reduces packets at the rate of its links and forwards a
+chunk after it has arrived from all inputs. It issues no copies, needs no signal, and reduction leaves its links their
+full rate.
+
+Ranks are not serial: roles of one rank run concurrently, like streams of a GPU. If several roles share a queue (never
+in programs of :func:`~blinkccl.schedule.lower.lower`), each pair of roles keeps its own slots.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ from blinkccl.schedule.wiring import Arc, connect
 from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import Topology
 
-#: How streams and shares of links are dealt out.
+#: Ways to assign streams to queues.
 STREAMS = ("per-tree", "reused")
-#: fifo, fair: see the workload. unfair: the first tree first.
+#: Ways to share links. fifo, fair: see the workload. unfair: the first tree first.
 SHARINGS = ("fifo", "fair", "unfair")
-#: Kernels number tasks in 32 bits.
+#: The largest budget, because kernels number tasks in 32 bits.
 MAX_BUDGET = 2**31 - 1
-#: How much more of a link the stream that came first gets than the next, where sharing is unfair.
+#: Ratio between the weights of a stream and the next one under unfair sharing.
 UNFAIRNESS = 64.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to simulate.
+    """Settings of a simulation.
 
     - ``sharing``: one of :data:`SHARINGS`;
     - ``streams``: one of :data:`STREAMS`, a stream per link and tree, or one for trees that use a link at the same
       depth (Blink §4.2.2);
-    - ``even_chunks``: as of :func:`~blinkccl.schedule.chunking.bind`: trees share links by their weights;
-    - ``budget``: the most tasks (transfers and reductions) that a run may have, 1 to :data:`MAX_BUDGET`; None for what
-      the kernel does in half a minute and two gigabytes (:data:`~blinkccl.cost.simulate.run.EVENT_BUDGET`). Where it
-      does not suffice, several chunks are timed as one that costs as much as all of them.
+    - ``even_chunks``: as in :func:`~blinkccl.schedule.chunking.bind`, so that trees share links by their weights;
+    - ``budget``: the maximum tasks (transfers and reductions) of a run, 1 to :data:`MAX_BUDGET`. None allows half a
+      minute and two gigabytes of the kernel (:data:`~blinkccl.cost.simulate.run.EVENT_BUDGET`). Above the budget,
+      several chunks are timed as one chunk with the cost of all.
     """
 
     sharing: str = "fifo"
@@ -66,7 +67,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.budget is not None and not 1 <= self.budget <= MAX_BUDGET:
             raise UsageError(
-                f"a budget of {self.budget:,} tasks; expected 1 to {MAX_BUDGET:,}, what a kernel can number"
+                f"a budget of {self.budget:,} tasks; expected 1 to {MAX_BUDGET:,}, the numbers of a kernel's tasks"
             )
         for name, value, known in (("sharing", self.sharing, SHARINGS), ("streams", self.streams, STREAMS)):
             if value not in known:
@@ -74,13 +75,13 @@ class Settings:
 
     @property
     def kernel_sharing(self) -> str:
-        """The kernel's sharing; the others are fair sharing with weights."""
+        """The kernel's sharing: fifo, or else fair with weights."""
         return "fifo" if self.sharing == "fifo" else "fair"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueHop:
-    """A hop to be: the way of a queue's messages from one memory to the next.
+    """A hop before the workload exists: the path of a queue's messages from one memory to the next.
 
     ``mover`` is the rank whose copy engine moves them; the other fields are those of a workload's hops.
     """
@@ -97,11 +98,10 @@ class QueueHop:
 
 @dataclass(frozen=True)
 class Translation:
-    """A workload, and what its numbers stand for.
+    """A workload with the meaning of its numbers.
 
-    ``links[i]``: the ordered pair of vertices of link i, twice a host where that is its memory. ``actors[i]``: the
-    vertex and the share of actor i; actor i is role i, and after the roles come the memories of queues that are staged.
-    Hop i is ``legs[i]``.
+    ``links[i]``: the ordered pair of vertices of link i; for a host's memory, the host twice. ``actors[i]``: the vertex
+    and the share of actor i. Roles are the first actors, the memories of staged queues follow. Hop i is ``legs[i]``.
     """
 
     workload: Workload
@@ -116,9 +116,9 @@ class Translation:
 
 @dataclass(frozen=True)
 class Frame:
-    """All of a program's workload that no size changes; fields as those of :class:`Translation`.
+    """The part of a program's workload that does not depend on the size, with fields as in :class:`Translation`.
 
-    ``actors`` have no chunks yet. ``slices``: that of each actor.
+    ``actors`` have no chunks yet. ``slices``: the slice of each actor.
     """
 
     program: Program
@@ -135,7 +135,7 @@ class Frame:
     legs: tuple[QueueHop, ...]
 
     def at(self, bound: Bound) -> Translation:
-        """The workload of the program as it is bound. Cost: O(actors)."""
+        """The workload of the bound program. Cost: O(actors)."""
         extents = [bound.extents[index] for index in self.slices]
         whole = [x.chunk_elements * bound.itemsize for x in extents]
         last = [(x.length - (x.chunks - 1) * x.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
@@ -160,9 +160,9 @@ def frame(
     settings: Settings | None = None,
     gb_per_s: Mapping[tuple[int, int], float] = MappingProxyType({}),
 ) -> Frame:
-    """What a program whose paths lie on ``network`` is to the simulator. Cost: O(roles + links on paths of queues).
+    """The frame of a program whose paths are on ``network``. Cost: O(roles + links on paths of queues).
 
-    ``gb_per_s``: what some of the links carry, whatever the calibration says of their rates.
+    ``gb_per_s``: rates of some of the links that replace the calibration's.
     """
     settings = settings or Settings()
     wiring = connect(program)
@@ -194,12 +194,12 @@ def frame(
 def translate(
     bound: Bound, network: Topology, calibration: Calibration, settings: Settings | None = None
 ) -> Translation:
-    """The workload of a bound program, of which nobody asks for another size."""
+    """The workload of a bound program, for one size."""
     return frame(bound.program, network, calibration, settings).at(bound)
 
 
 def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[list[QueueHop], list[int]]:
-    """All hops, and those of them that end in a memory: the actors after the roles, in this order."""
+    """All hops, and the numbers of those that end in a memory, in the order of the actors after the roles."""
     legs: list[QueueHop] = []
     staged: list[int] = []
     for arc in arcs:
@@ -220,7 +220,7 @@ def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[lis
 
 @dataclass
 class _Streams:
-    """Which stream each hop and each combining role works in."""
+    """The streams of hops and of roles that reduce."""
 
     program: Program
     arcs: Sequence[Arc]
@@ -247,7 +247,7 @@ class _Streams:
                 self.of_second_leg[number] = self.count
                 self.count += 1
         for role in program.roles:
-            if not adds_up(program, role):
+            if not reduces(program, role):
                 self.of_actor.append(-1)
             elif role.sends:
                 self.of_actor.append(self.of_queue[role.sends[0]])
@@ -256,15 +256,15 @@ class _Streams:
                 self.count += 1
 
 
-def adds_up(program: Program, role: Role) -> bool:
-    """Whether an execution combines on a processor, which takes time, and not in a switch."""
+def reduces(program: Program, role: Role) -> bool:
+    """True if a role reduces on a processor, which takes time, and not in a switch."""
     return role.operands > 1 and role.rank < len(program.ranks)
 
 
 class _LinkTable:
-    """The links on a program's paths, in the order of first use, with the rates that they are left.
+    """The links on a program's paths in the order of first use, with their effective rates.
 
-    ``gb_per_s`` as of :func:`frame`. TopologyError for a link that ``network`` does not have.
+    ``gb_per_s`` as in :func:`frame`. TopologyError for a link that ``network`` does not have.
     """
 
     def __init__(
@@ -274,8 +274,8 @@ class _LinkTable:
         calibration: Calibration,
         gb_per_s: Mapping[tuple[int, int], float],
     ) -> None:
-        #: Vertices that combine anything, and those that combine what several others send.
-        reducing = {program.vertices[role.rank] for role in program.roles if adds_up(program, role)}
+        #: Vertices that reduce, and those that reduce messages of several others.
+        reducing = {program.vertices[role.rank] for role in program.roles if reduces(program, role)}
         combining = _combining(program)
         self.index: dict[tuple[int, int], int] = {}
         memory_gb_per_s = calibration.engine.memory_gb_per_s.value
@@ -309,21 +309,21 @@ class _LinkTable:
             self.latency_s.append(cost.latency_s)
 
     def of_path(self, path: tuple[int, ...]) -> list[int]:
-        """The links of a leg, with the memories, of hosts or GPUs, that it reads at its begin and writes at its end."""
+        """The links of a leg, with the memories of hosts or GPUs that it reads at its begin and writes at its end."""
         steps = ((path[0], path[0]), *pairwise(path), (path[-1], path[-1]))
         return [self.index[step] for step in steps if step[0] != step[1] or step in self.index]
 
 
 def _all_nvlink(path: tuple[int, ...], network: Topology) -> bool:
-    """Whether a path is of NVLinks alone."""
+    """True if all links of a path are NVLinks."""
     return all(pair in network.link and network.link[pair].kind == "nvlink" for pair in pairwise(path))
 
 
 def _combining(program: Program) -> frozenset[int]:
-    """The vertices of ranks that combine messages from more than one neighbour."""
+    """The vertices of ranks that reduce messages from more than one neighbour."""
     neighbours: dict[int, set[int]] = {}
     for role in program.roles:
-        if adds_up(program, role):
+        if reduces(program, role):
             neighbours.setdefault(role.rank, set()).update(program.queues[q].src for q in role.receives)
     return frozenset(program.vertices[rank] for rank, those in neighbours.items() if len(those) > 1)
 
@@ -343,12 +343,12 @@ def _actors(
     sends = [[starts[number, queue] for queue in role.sends] for number, role in enumerate(program.roles)]
     receives += [[hop] for hop in staged]
     sends += [[hop + 1] for hop in staged]
-    # A kernel reads every operand once and writes once: the rate is that of two operands.
-    combined = [(role.operands + 1) / 3 if adds_up(program, role) else 0.0 for role in program.roles]
+    # A kernel reads every operand once and writes once; the rate is defined for two operands.
+    combined = [(role.operands + 1) / 3 if reduces(program, role) else 0.0 for role in program.roles]
     pace = 1e-9 / engine.reduce_gb_per_s.value if engine.reduce_gb_per_s.value else 0.0
     stream = np.asarray([*streams.of_actor, *[-1] * len(staged)], np.int32)
     if pace == 0.0 and engine.reduce_us.value == 0.0:
-        stream = np.full_like(stream, -1)  # what costs nothing needs no turn
+        stream = np.full_like(stream, -1)  # a reduction without cost needs no stream
     begin_s = [engine.launch_us.value * 1e-6] * len(program.roles)
     count = len(program.roles) + len(staged)
     return Actors(
@@ -374,7 +374,7 @@ def _hops(
     engine = calibration.engine
     issue_s = [0.0 if hop.path[0] in switches else engine.issue_us.value * 1e-6 for hop in hops]
     paths = [table.of_path(hop.path) for hop in hops]
-    # fsum: the same bits in every Python, which sum() does not promise.
+    # fsum gives the same bits in every Python, sum() may not.
     latency_s = [fsum([s, *(table.latency_s[link] for link in path)]) for s, path in zip(issue_s, paths, strict=True)]
     limited, signal_s = engine.copy_engines.value > 0, engine.signal_us.value * 1e-6
     return Hops(
@@ -385,7 +385,7 @@ def _hops(
         np.asarray([hop.slots for hop in hops], np.int32),
         np.asarray([hop.frees for hop in hops], np.int32),
         np.asarray(latency_s, np.float64),
-        # Who reads knows by itself that it has, and a switch takes packets as they come.
+        # A reader needs no signal for its own read, and a switch processes packets as they arrive.
         np.asarray([0.0 if hop.frees >= 0 or hop.path[-1] in switches else signal_s for hop in hops]),
         np.asarray(_weights(settings.sharing, paths), np.float64),
         *_compressed(paths),
@@ -393,22 +393,22 @@ def _hops(
 
 
 def _weights(sharing: str, paths: Sequence[Sequence[int]]) -> list[float]:
-    """Each hop's part of the links that it shares."""
+    """The weight of each hop on its links."""
     if sharing == "unfair":
-        # The later a queue comes on its most crowded link, the longer it waits there.
-        seen: dict[int, int] = {}
+        # The weight of a queue falls with its place on its most crowded link.
+        queues_on: dict[int, int] = {}
         weights = []
         for path in paths:
-            place = max((seen.get(link, 0) for link in path), default=0)
+            place = max((queues_on.get(link, 0) for link in path), default=0)
             for link in path:
-                seen[link] = seen.get(link, 0) + 1
+                queues_on[link] = queues_on.get(link, 0) + 1
             weights.append(UNFAIRNESS ** -min(place, 8))
         return weights
     return [1.0] * len(paths)
 
 
 def _compressed(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Rows as starts and values."""
+    """Rows in compressed form: starts and values."""
     starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=starts[1:])
     return starts, np.asarray([value for row in rows for value in row], np.int32)

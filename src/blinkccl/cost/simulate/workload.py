@@ -1,29 +1,29 @@
-"""What the kernel times: the grammar of a simulation, without collectives, topologies or units of people.
+"""The input of the kernel: a program's dataflow with costs, without collectives, topologies or human-readable units.
 
 A workload is a set of **actors** that fire once per chunk, and of **hops** that carry one message per chunk from one
-actor to another over a path of links. It is the program's dataflow with costs, and its meaning is this. Where messages
-are stored on their way, the memory is an actor of its own, between the hop that writes there and the hop that reads.
+actor to another over a path of links. A memory that stores messages is an actor between the hop that writes to it and
+the hop that reads from it.
 
-An actor works on chunks 0, 1, 2, … in turn. For each::
+An actor processes chunks 0, 1, 2, … in turn. For each::
 
-    for hop in receives: wait for its next message, and give its slot back (unless another hop frees it)
-    if the actor has a cost: append the execution to the actor's stream, and wait until it is done
-    for hop in sends:    wait until the hop holds fewer messages than it has slots, append a transfer to its stream
+    for hop in receives: wait for its next message, and free its slot (unless another hop frees it) if the actor has a
+    cost: append the execution to the actor's stream, and wait for its end for hop in sends:    wait until the hop holds
+    fewer messages than it has slots, append a transfer to its stream
 
-A **stream** does what was appended to it, one after the other. An execution takes ``launch_s`` + bytes ·
-``pace_s_per_byte``. A transfer takes an engine of its pool (if it has one, in the order of asking), waits
-``latency_s``, moves its bytes over its path, frees engine and stream, and ``signal_s`` later its message is there. What
-it read from a memory's slot is gone from there when its last byte has moved.
+A **stream** runs its tasks in the order in which they were appended. An execution takes ``launch_s`` + bytes ·
+``pace_s_per_byte``. A transfer acquires an engine of its pool, if it has one, in the order of requests. It waits
+``latency_s``, moves its bytes over its path, and frees engine and stream. Its message arrives ``signal_s`` later. A
+transfer from a memory's slot frees the slot when its last byte has moved.
 
-A **link** moves ``rates[link]`` bytes per second, all transfers on it together:
+A **link** moves ``rates[link]`` bytes per second in all:
 
-- ``fifo``: each link serves one transfer after the other at its full rate, the first of a path in the order in which
-  transfers were begun, the others in the order in which they come. A transfer cuts through: it comes to a link as soon
-  as the one before begins to serve it.
+- ``fifo``: each link serves one transfer after the other at its full rate. The first link of a path serves transfers in
+  the order of their start, the others in the order of arrival. A transfer cuts through: it arrives at a link as soon as
+  the previous link begins to serve it.
 - ``fair``: max-min fair sharing by weight (Bertsekas and Gallager 1992, §6.5.2): all rates grow in proportion to the
-  transfers' weights until a link of theirs is full. With equal weights this is plain max-min fairness.
+  transfers' weights until one of their links is full. With equal weights this is plain max-min fairness.
 
-Things at the same time happen in the order in which they were scheduled, so that every run is the same.
+Events at the same time run in the order in which they were scheduled, so every run is the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 def dtype_of(column: Field[Any]) -> Any:
-    """The type of the numbers in a column of the tables below."""
+    """The number type of a column of the tables below."""
     return np.int32 if column.type == "Ints" else np.float64
 
 
@@ -54,9 +54,9 @@ SHARINGS = ("fifo", "fair")
 class Actors:
     """One entry per actor.
 
-    ``bytes`` are those of each chunk but the last, ``last_bytes`` those of the last. ``stream`` is -1 where executions
-    cost nothing. ``start_s``: when its rank enters the collective. ``receives`` and ``sends`` hold hops;
-    those of actor ``a`` are ``receives[receives_of[a] : receives_of[a + 1]]``.
+    ``bytes`` is the size of each chunk but the last, ``last_bytes`` of the last. ``stream`` is -1 if executions cost
+    nothing. ``start_s``: the time at which its rank enters the collective. ``receives`` and ``sends`` hold hops; those
+    of actor ``a`` are ``receives[receives_of[a] : receives_of[a + 1]]``.
     """
 
     chunks: Ints
@@ -76,9 +76,9 @@ class Actors:
 class Hops:
     """One entry per hop, from actor ``tail`` to actor ``head``, which have the same chunks.
 
-    ``pool`` is that of its copy engines, -1 for none. ``frees``: the hop that wrote what a transfer of this one reads,
-    and whose slot is free when that has ended; -1 for none. ``weight`` > 0 is its part where links are shared by
-    weight. The links of hop ``h`` are ``path[path_of[h] : path_of[h + 1]]``, in the direction of the data.
+    ``pool``: its pool of copy engines, -1 for none. ``frees``: the hop whose messages this hop reads from a memory, and
+    whose slot is free after the transfer; -1 for none. ``weight`` > 0: its weight for fair sharing of links. The links
+    of hop ``h`` are ``path[path_of[h] : path_of[h + 1]]``, in the direction of the data.
     """
 
     tail: Ints
@@ -96,7 +96,7 @@ class Hops:
 
 @dataclass(frozen=True)
 class Workload:
-    """``rates``: bytes per second of each link; ``pools``: copy engines in each pool; ``streams``: how many."""
+    """Actors and hops, with ``rates`` in bytes per second of each link, copy engines in ``pools``, and ``streams``."""
 
     actors: Actors
     hops: Hops
@@ -106,29 +106,29 @@ class Workload:
 
     @cached_property
     def transfers(self) -> int:
-        """How many messages cross a hop: the chunk hops of a run."""
+        """The number of messages over all hops of a run."""
         return int(self.actors.chunks[self.hops.tail].sum(dtype=np.int64)) if len(self.hops.tail) else 0
 
     @cached_property
     def executions(self) -> int:
-        """How many executions cost time."""
+        """The number of executions with a cost."""
         return int(self.actors.chunks[self.actors.stream >= 0].sum(dtype=np.int64))
 
     @property
     def tasks(self) -> int:
-        """Transfers and executions: what is appended to streams in a run, known before it."""
+        """The number of transfers and executions of a run, known before the run."""
         return self.transfers + self.executions
 
     @cached_property
     def hop_bytes(self) -> Floats:
-        """Bytes that cross each hop in a run."""
+        """Bytes over each hop in a run."""
         actors, tail = self.actors, self.hops.tail
         whole = np.maximum(actors.chunks - 1, 0) * actors.bytes + (actors.chunks > 0) * actors.last_bytes
         return np.asarray(whole[tail], dtype=np.float64)
 
     @cached_property
     def link_bytes(self) -> Floats:
-        """Bytes that cross each link in a run."""
+        """Bytes over each link in a run."""
         counts = np.diff(self.hops.path_of)
         carried = np.repeat(self.hop_bytes, counts)
         return np.bincount(self.hops.path, carried, len(self.rates)).astype(np.float64)
@@ -136,12 +136,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Trace:
-    """What was done when: one entry per task, in the order in which tasks were appended to streams.
+    """The times of all tasks: one entry per task, in the order in which tasks were appended to streams.
 
-    ``hop`` is -1 for executions; ``actor`` is who appended it. ``begin_s``: the stream took it up; ``move_s``: the
-    first byte moved (``begin_s`` for executions); ``end_s``: done. ``cause`` is the task whose end let it begin, -1 for
-    none; ``holder`` the transfer whose link it waited for before the part of its way that decided its end (fifo only),
-    else -1, and ``held_s`` when that link was free.
+    - ``hop``: the hop of a transfer, -1 for executions; ``actor``: the actor that appended the task.
+    - ``begin_s``: its start in the stream; ``move_s``: its first byte (``begin_s`` for executions); ``end_s``: its end.
+    - ``cause``: the task whose end allowed it to begin, -1 for none.
+    - ``holder``, ``held_s``: with fifo, the transfer that used a link before the part of its path that decided its end,
+      and the time at which that link became free; else -1.
     """
 
     hop: Ints
@@ -157,10 +158,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The result of a run.
 
-    ``seconds``: the last end of anything. ``transfers``: chunk hops completed, counted as they ended. ``busy_s``: per
-    link, the time that its bytes take at its full rate. ``actor_s``: when each actor was through its last chunk.
+    ``seconds``: the end of the last event. ``transfers``: completed transfers, counted at their ends. ``busy_s``: per
+    link, the time of its bytes at its full rate. ``actor_s``: the time at which each actor finished its last chunk.
     """
 
     seconds: float

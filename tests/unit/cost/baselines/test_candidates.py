@@ -155,7 +155,7 @@ def test_hybrid_is_nvlink_alone_until_pcie_pays() -> None:
     assert job.t_dpa_s == pytest.approx(0.93e-3)
     small = job.at(16 * MIB)
     assert small.seconds == job.nvlink.at(16 * MIB).seconds
-    assert "does not pay" in small.detail
+    assert "PCIe would be slower" in small.detail
     large = job.at(500 * MIB)
     assert large.seconds < job.nvlink.at(500 * MIB).seconds
     assert large.simulation is None

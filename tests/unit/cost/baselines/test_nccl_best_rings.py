@@ -86,7 +86,7 @@ def test_the_file_is_read_back_and_says_what_it_is():
     assert "Its own search finds 2 x 20 = 40 GB/s over NVL." in file.text
     assert "No rings over NVLink through all GPUs have more than 60 GB/s together." in file.text
     (own,) = packed(machine, machine.ranks, "nccl-graph")
-    assert "NCCL's own rings: nothing better was found, so leave it to itself." in own.text
+    assert "NCCL's own rings: the search found none better, so do not use this file." in own.text
 
 
 def test_the_command_needs_no_plan(blink, tmp_path):
@@ -97,7 +97,7 @@ def test_the_command_needs_no_plan(blink, tmp_path):
     blink("export", "--to", "cuda", "--topo", "dgx-1v").assert_refused(
         "is made of a plan: give what blink plan -o wrote"
     )
-    blink("export", "--to", "nccl-graph", "--topo", "2x dgx-1v @ 40Gbps").assert_refused("of several NVLink domains")
+    blink("export", "--to", "nccl-graph", "--topo", "2x dgx-1v @ 40Gbps").assert_refused("in 2 NVLink domains")
     blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "ring", "-o", tmp_path / "p.json")
     blink("export", tmp_path / "p.json", "--to", "nccl-graph", "--gpus", "0-3").assert_refused("brings its own ranks")
     assert blink("export", "--topo", "dgx-1v").code == 2

@@ -92,7 +92,7 @@ def test_a_plain_ring_is_one_ring_in_the_order_of_the_ranks() -> None:
     [
         (prepare_host_staged, asked("mist", "broadcast"), MIST, "does not serve broadcast"),
         (prepare_host_staged, asked("2x hgx-h100"), H100, "several"),
-        (prepare_host_staged, asked("clique:4"), MIST, "no links lead from GPU 0"),
+        (prepare_host_staged, asked("clique:4"), MIST, "no links join GPU 0"),
         (prepare_host_staged, asked("dgx-1v"), MIST, "no link class for pcie"),
         (prepare_plain_ring, asked("mist", "reduce"), MIST, "does not serve reduce"),
         (prepare_plain_ring, asked("dgx-1v", gpus="0,1,2,4"), MIST, "a hop from 2 to 4"),

@@ -177,7 +177,7 @@ def test_copies_of_a_p100_take_what_was_measured():
         ),
         (("nominal_gb_per_s = 25.0", "nominal_gb_per_s = nan"), "nominal_gb_per_s must be 0 (any rate), or from 0.001"),
         (("nominal_gb_per_s = 25.0", "nominal_gb_per_s = 1e6"), "to below 1e+06 GB/s, got 1e+06"),
-        (("issue_us = { value = 5", "copy_engines = { value = 0.5"), "copy_engines must be a whole number"),
+        (("issue_us = { value = 5", "copy_engines = { value = 0.5"), "copy_engines must be an integer"),
         (("issue_us = { value = 5", "copy_engines = { value = -1"), "copy_engines must not be negative, got -1"),
         (
             ("issue_us = { value = 5", "reduce_gb_per_s = { value = 1e-7"),
@@ -188,7 +188,7 @@ def test_copies_of_a_p100_take_what_was_measured():
         (('about = "a test"', f'about = "{"a" * 201}"'), "about has 201 characters, expected at most 200"),
         (('about = "a test"', r'about = "a"' + "\n" + r'machines = ["dgx\u009b"]'), "machines: has the control"),
         (('about = "a test"', "about = " + "[" * 100_000), "nested too deeply"),
-        (("nominal_gb_per_s = 25.0", "nominal_gb_per_s = " + "9" * 5000), "a number of too many digits"),
+        (("nominal_gb_per_s = 25.0", "nominal_gb_per_s = " + "9" * 5000), "a number with too many digits"),
         (("value = 0.0", "value = -0.5"), "latency_us must not be negative, got -0.5"),
         (("value = 5", "value = -5"), "issue_us must not be negative, got -5"),
         (('kind = "nvlink"', 'kind = "nvlinc"'), "link 0 (nvlinc): unknown kind; expected one of nvlink"),
@@ -232,7 +232,7 @@ def test_a_missing_class_names_the_link_and_what_there_is():
     pcie = next(link for link in machine("dgx-1v").links if link.kind == "pcie")
     with pytest.raises(TopologyError, match=r"no link class for pcie .* it has nvlink"):
         good.link_class(pcie)
-    with pytest.raises(TopologyError, match=r"20 GB/s, no multiple of the lanes that it knows \(25 GB/s\)"):
+    with pytest.raises(TopologyError, match=r"20 GB/s, no multiple of its lanes \(25 GB/s\)"):
         good.link_class(machine("dgx-1p").links[0])
 
 
@@ -252,5 +252,5 @@ def test_a_file_without_end_is_refused():
 def test_a_file_of_bytes_is_refused(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(TopologyError, match="it is no text in UTF-8"):
+    with pytest.raises(TopologyError, match="it is not UTF-8 text"):
         calibration(str(path))

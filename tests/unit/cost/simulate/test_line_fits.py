@@ -72,7 +72,7 @@ def test_the_worst_size_is_named():
     found = fit(times)
     assert found.worst_size_bytes == times[2].size_bytes
     assert found.max_relative_error > 0.25
-    assert "one line is right to" in found.warnings[0]
+    assert "one line fits to" in found.warnings[0]
     assert f"worst at {times[2].size_bytes:,} bytes" in found.warnings[0]
 
 
@@ -146,7 +146,7 @@ def test_no_other_line_is_closer(seed):
 def test_what_cannot_be_fitted_is_refused():
     with pytest.raises(UnsupportedError, match="nothing to fit"):
         fit([])
-    with pytest.raises(UnsupportedError, match="alltoall has no ring; take --algo whole"):
+    with pytest.raises(UnsupportedError, match="alltoall has no ring; use --algo whole"):
         fit([Measurement("alltoall", 4, 64, 1e-6)])
     with pytest.raises(UnsupportedError, match="unknown model 'tree'; expected one of ring, whole"):
         fit([Measurement("allreduce", 4, 64, 1e-6)], "tree")
@@ -190,7 +190,7 @@ def test_a_simulated_ring_takes_the_fitted_times_again(model):
         (("mine", "nvlinc", 25.0, "x"), "unknown kind of links 'nvlinc'; expected one of nvlink"),
         (("mine", "nvlink", 0.0, "x"), "the nominal rate of a lane must be above 0 GB/s, got 0"),
         (("mine", "nvlink", math.nan, "x"), "got nan"),
-        (("mine", "nvlink", 25.0, "x", 0), "expected β to be that of 1 to 1000 lanes, got 0"),
+        (("mine", "nvlink", 25.0, "x", 0), "expected β of 1 to 1000 lanes, got 0"),
         (("", "nvlink", 25.0, "x"), "the calibration's name is empty"),
         (("a\nb", "nvlink", 25.0, "x"), r"name has the control character U\+000A"),
     ],
@@ -271,4 +271,4 @@ def test_large_rings_stay_lines_and_that_is_said():
     times = made("allreduce", 17, 10.0, 20.0)
     found = as_simulated(fit(times), times)
     assert found.alpha_us == fit(times).alpha_us
-    assert found.warnings == ("rings of more than 16 ranks are fitted as lines, blink sim may differ from them",)
+    assert found.warnings == ("rings of more than 16 ranks are fitted as lines; times of blink sim may differ",)

@@ -198,7 +198,9 @@ def test_budgets_out_of_range_are_refused(budget: int) -> None:
 
 
 def test_a_budget_below_a_chunk_per_share_is_refused() -> None:
-    with pytest.raises(UsageError, match="one chunk per share is 6 transfers and reductions already, more than the 5 "):
+    with pytest.raises(
+        UsageError, match="one chunk per share already makes 6 transfers and reductions, more than the budget of 5"
+    ):
         coarsely(5)
 
 
